@@ -1,0 +1,41 @@
+# Each target does its own set-up, in a private virtual environment; nothing global is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint exhaustive engines gpu-check bench clean
+
+demo: $(READY)
+	$(BIN)/roundscope trace --sample --out demo
+
+test: $(READY) lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp
+	$(BIN)/python -m tests.exhaustive
+	$(BIN)/python -m tests.exhaustive_exp
+
+engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and without injections
+	$(BIN)/python -m tests.engines
+
+gpu-check:  ## on a machine with a GPU and jax: digests of every preset against the stored ones
+	$(PYTHON) -m tests.gpu_check
+
+bench: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/roundscope bench round
+	$(BIN)/roundscope bench attention
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info

@@ -1,0 +1,150 @@
+"""FlashAttention, forward and backward, one tile at a time: the equations, once, for every engine.
+
+Letters are those of arXiv 2307.08691 and 2510.04212: S scores, m running maximum, l running row sum, O the
+unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is one rounding event,
+`at.product(site, a, b)` the event of a sum of products. Arrays are binary64; shapes: q (bq, H), k (bk, H), v (bk, H).
+"""
+
+import math
+from typing import Any
+
+from attention.events import Events
+from attention.plan import Plan, Stabiliser
+from attention.sites import Site
+from emu.functions import exp64, log64
+from emu.ops import Array, Ops
+
+State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
+
+
+def start(xp: Any, rows: int, features: int) -> State:
+    """The state before the first tile."""
+    return xp.full((rows,), -math.inf), xp.zeros((rows,)), xp.zeros((rows, features))
+
+
+def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: Array) -> State:
+    """One key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10 (with the rescaling of line 10 as alpha, not its inverse)."""
+    ops, plan = at.ops, at.plan
+    xp, mul = ops.xp, ops.multiply
+    m_old, l, o = state  # noqa: E741
+
+    s = at.product(Site.S, q, k.T)
+    s = masked(at, at(Site.SCALED, mul(s, scale)))
+    m = at(Site.M, xp.maximum(m_old, row_maximum(ops, plan, s)))
+    x = at(Site.X, s - finite(xp, m)[:, None])
+    e = at(Site.EXP, exp64(ops, x))
+
+    dm = at(Site.DM, m_old - finite(xp, m))
+    alpha = at(Site.ALPHA, exp64(ops, dm))
+    al = at(Site.AL, mul(alpha, l))
+    ao = at(Site.AO, mul(alpha[:, None], o))
+
+    if plan.normalise_first:
+        return _unfused(at, m, al, e, v)
+    p = at(Site.P, e)
+    l = at(Site.L, al + row_sum(at, p if plan.row_sum_of is Site.P else e))  # noqa: E741
+    if plan.pv_into_o:
+        o = at(Site.O, *at.sum(Site.PV, p, v, init=ao, event=Site.O))
+    else:
+        o = at(Site.O, ao + at.product(Site.PV, p, v))
+    return m, l, o
+
+
+def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
+    """Softmax first, then P V: the whole row is one tile, and O leaves normalised."""
+    l = at(Site.L, al + row_sum(at, e))  # noqa: E741
+    inverse = at(Site.INV, reciprocal(at.ops.xp, l))
+    p = at(Site.P, at.ops.multiply(e, inverse[:, None]))
+    return m, l, at(Site.O, at.product(Site.PV, p, v))
+
+
+def row_sum(at: Events, e: Array) -> Array:
+    """sum_s e, an event and a sum of products with ones."""
+    ones = at.ops.xp.ones((e.shape[1], 1))
+    total, exact = at.sum(Site.ROWSUM, e, ones)
+    return at(Site.ROWSUM, total[:, 0], None if exact is None else exact[:, 0])
+
+
+def finish(at: Events, state: State) -> tuple[Array, Array, Array]:
+    """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf."""
+    ops = at.ops
+    m, l, o = state  # noqa: E741
+    if at.plan.normalise_first:
+        wide = o
+    else:
+        wide = ops.multiply(o, at(Site.INV, reciprocal(ops.xp, l))[:, None])
+    out = at(Site.OUT, wide)
+    lse = at(Site.LSE, finite(ops.xp, m) + log64(ops, l))
+    return out, wide, lse
+
+
+def delta(at: Events, do: Array, o: Array) -> Array:
+    """delta = rowsum(dO O), products exact."""
+    ones = at.ops.xp.ones((o.shape[1], 1))
+    total, exact = at.sum(Site.DELTA, at.ops.multiply(do, o), ones)
+    return at(Site.DELTA, total[:, 0], None if exact is None else exact[:, 0])
+
+
+def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Array:
+    """exp(S - L), recomputed."""
+    ops = at.ops
+    total, exact = at.sum(Site.S_B, q, k.T)
+    exact = None if exact is None else ops.multiply(exact, scale)
+    s = masked(at, at(Site.S_B, ops.multiply(total, scale), exact))
+    x = at(Site.X_B, s - finite(ops.xp, lse)[:, None])
+    return at(Site.EXP_B, exp64(ops, x))
+
+
+def backward_tile(
+    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array,
+    dq: Array, dk: Array, dv: Array,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
+    e = probabilities(at, scale, q, k, lse)
+    p = at(Site.P_B, e)
+    dv = at.product(Site.DV, p.T, do, init=dv)
+    dp = at.product(Site.DP, do, v.T)
+    dpd = at(Site.DPD, dp - delta[:, None])
+    ds = at(Site.DS, at.ops.multiply(e, dpd))
+    dq = at.product(Site.DQ, ds, k, init=dq)
+    dk = at.product(Site.DK, ds.T, q, init=dk)
+    return dq, dk, dv
+
+
+def delta_tile(at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, total: Array) -> Array:
+    """delta += rowsum(P dP) over one tile; `at` records nothing here, the events are the backward's own."""
+    e = probabilities(at, scale, q, k, lse)
+    dp = at.product(Site.DP, do, v.T)
+    ones = at.ops.xp.ones((e.shape[1], 1))
+    return at.sum(Site.DELTA, at.ops.multiply(e, dp), ones, init=total[:, None])[0][:, 0]
+
+
+def masked(at: Events, s: Array) -> Array:
+    """Scores that do not exist are -inf: their exp is 0, and no event counts them."""
+    return at.ops.xp.where(at.tile.mask, s, -math.inf)
+
+
+def finite(xp: Any, m: Array) -> Array:
+    """m, or 0 for rows that have no key: -inf - -inf would be NaN."""
+    return xp.where(m == -math.inf, 0.0, m)
+
+
+def reciprocal(xp: Any, l: Array) -> Array:  # noqa: E741
+    """1 / l, or 0 for rows that have no key."""
+    return xp.where(l == 0.0, 0.0, 1.0 / xp.where(l == 0.0, 1.0, l))
+
+
+def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
+    """rowmax(S), moved by the stabiliser where several scores share it."""
+    r = ops.xp.max(s, axis=1)
+    return r if plan.stabiliser is None else _stabilised(ops, plan, plan.stabiliser, s, r)
+
+
+def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array) -> Array:
+    """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither rounds to 1 nor vanishes."""
+    xp, p = ops.xp, plan[Site.P].format
+    window = p.tie_window if stabiliser.window is None else stabiliser.window
+    repeated = xp.sum(r[:, None] - s <= window, axis=1) > 1
+    shift = xp.where(r > 0.0, ops.multiply(r, stabiliser.beta - 1.0), -r)
+    shift = xp.clip(shift, 2.0 * max(window, p.tie_window), -0.5 * math.log(2.0) * max(p.emin, -126))
+    return xp.where(repeated & (r > -math.inf), r + shift, r)

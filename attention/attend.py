@@ -1,0 +1,207 @@
+"""`attend` and `examine`: emulated attention as a user calls it.
+
+Layout and signature follow `jax.nn.dot_product_attention`: q (B, T, N, H), k and v (B, S, G, H), N a multiple of G.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from attention.events import Record
+from attention.head import Setup
+from attention.injection import Exact, FlipBit, Injection
+from attention.plan import Plan
+from attention.sites import Site
+from attention.trace import Trace, trace_of_tiles, trace_of_whole
+
+Engine = Literal["numpy", "xla"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What `examine` returns: results (B, T, N, H), lse and delta (B, T, N), gradients None without do."""
+
+    out: Any
+    lse: Any
+    dq: Any
+    dk: Any
+    dv: Any
+    delta: Any
+    trace: Trace
+
+
+def attend(
+    q: Any, k: Any, v: Any, *,
+    plan: Plan, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
+    mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record | None = None,
+    engine: Engine | None = None,
+) -> Any:  # fmt: skip
+    """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
+
+    q          (B, T, N, H), k, v (B, S, G, H): float arrays; NumPy or JAX. Narrower types than float32 enter exactly.
+    plan       a `Plan`; `Plan.preset(name)`
+    block_q, block_k   tile sizes; sizes that they do not divide are padded with entries that no event counts
+    scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
+    is_causal  query t sees keys s <= t (as in jax.nn: both counted from the start)
+    mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0
+    inject     injections; each touches what it names and what depends on it
+    record     if given, returns (out, Trace); a trace never changes an output bit
+    engine     "numpy" or "xla"; by default xla for JAX arrays. Both give the same bits, unless the plan
+               has a native accumulator
+
+    Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v:
+    the backward is the emulated one. Raises ValueError naming the argument, its value and the repair.
+    """
+    setup, engine = _setup(q, k, v, plan, block_q, block_k, scale, is_causal, mask, inject, record, engine)
+    if record is None and engine == "xla":
+        from attention.differentiable import attend_xla
+
+        return attend_xla(setup, q, k, v, mask)
+    examined = _examine(setup, engine, q, k, v, None, mask)
+    return examined.out if record is None else (examined.out, examined.trace)
+
+
+def examine(
+    q: Any, k: Any, v: Any, do: Any = None, *,
+    plan: Plan, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
+    mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record = Record(),
+    engine: Engine | None = None,
+) -> Examined:  # fmt: skip
+    """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`."""
+    setup, engine = _setup(q, k, v, plan, block_q, block_k, scale, is_causal, mask, inject, record, engine)
+    if do is not None and tuple(do.shape) != (*q.shape[:3], v.shape[3]):
+        raise ValueError(f"do: shape {tuple(do.shape)}, must be that of the output, {(*q.shape[:3], v.shape[3])}")
+    return _examine(setup, engine, q, k, v, do, mask)
+
+
+def _setup(
+    q: Any, k: Any, v: Any, plan: Plan, block_q: int, block_k: int, scale: float | None, is_causal: bool,
+    mask: Any, inject: Any, record: Record | None, engine: Engine | None,
+) -> tuple[Setup, Engine]:  # fmt: skip
+    _check_shapes(q, k, v)
+    for name, block in (("block_q", block_q), ("block_k", block_k)):
+        if block < 1:
+            raise ValueError(f"{name}={block}: a tile has at least one row; 128 is usual")
+    if plan.normalise_first:
+        block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
+    inject = tuple(inject)
+    for injection in inject:
+        _check_injection(injection, plan)
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+    if plan[Site.SCALED].format.precision <= 24:
+        scale = float(np.float32(scale))
+    is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
+    setup = Setup(
+        plan=plan, queries=q.shape[1], keys=k.shape[1], block_q=min(block_q, q.shape[1]), block_k=min(block_k, k.shape[1]),
+        heads=q.shape[2], scale=scale, is_causal=is_causal, inject=inject, record=record,
+    )  # fmt: skip
+    if engine not in (None, "numpy", "xla"):
+        raise ValueError(f"engine={engine!r}: the engines are 'numpy' and 'xla'")
+    return setup, engine or ("xla" if is_jax else "numpy")
+
+
+def _check_shapes(q: Any, k: Any, v: Any) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if getattr(x, "ndim", 0) != 4 or 0 in x.shape:
+            raise ValueError(f"{name}: shape {getattr(x, 'shape', None)}, must be (batch, tokens, heads, features), none 0")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"v: shape {tuple(v.shape)}, must agree with k {tuple(k.shape)} in batch, keys and heads")
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(f"k: shape {tuple(k.shape)}, must agree with q {tuple(q.shape)} in batch and features")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k")
+
+
+def _check_injection(injection: Injection, plan: Plan) -> None:
+    f = plan[injection.site].format
+    if isinstance(injection.what, FlipBit) and not 0 <= injection.what.bit < f.bits:
+        raise ValueError(f"bit={injection.what.bit}: a code of {f.name} at {injection.site} has bits 0 to {f.bits - 1}")
+    if isinstance(injection.what, FlipBit) and f.precision > 24:
+        raise ValueError(f"FlipBit at {injection.site}: its format {f.name} is the carrier; round the site first")
+    if isinstance(injection.what, Exact) and injection.site is Site.PV and plan.pv_into_o:
+        raise ValueError("site=PV: this plan accumulates P V into O; inject at O")
+
+
+def _examine(setup: Setup, engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:
+    if engine == "numpy":
+        from attention import numpy_engine as run
+    else:
+        from attention import xla_engine as run  # type: ignore[no-redef]
+    dtype = result_type(q, k, v)
+    b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])
+    inputs = {Site.Q: q, Site.K: k, Site.V: v} | ({} if do is None else {Site.DO: do})
+    rounded, trace = {}, Trace(stats={}, rows={}, events={})
+    for site, x in inputs.items():
+        heads = to_heads(run.enter(x), setup.block_k if site in (Site.K, Site.V) else setup.block_q)
+        rounded[site], seen = run.round_inputs(setup, site, heads)
+        trace += trace_of_whole(setup, seen, (b, x.shape[2]))
+    heads_mask = mask_to_heads(setup, mask, b, n)
+    qkv = rounded[Site.Q], rounded[Site.K], rounded[Site.V]
+    (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask)
+    width = v.shape[3]
+    trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=False)
+    trace += trace_of_whole(setup, seen["whole"], (b, n))
+    gradients = (None, None, None, None)
+    if do is not None:
+        (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO])
+        trace += trace_of_whole(setup, seen["whole"], (b, n))
+        trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=True)
+        trace += trace_of_whole(setup, seen["keys"], (b, g))
+        leave = lambda x, h, size: run.leave(from_heads(x, b, h, size), dtype)  # noqa: E731
+        gradients = (leave(dq, n, setup.queries), leave(dk, g, setup.keys), leave(dv, g, setup.keys),
+                     leave(delta[..., None], n, setup.queries)[..., 0])  # fmt: skip
+    ordered = {str(s): None for s in Site}
+    order = sorted(trace.stats, key=lambda name: (list(ordered).index(name.partition(".")[0]), name))
+    trace = Trace(stats={k: trace.stats[k] for k in order}, rows=trace.rows, events=trace.events)
+    result = [run.leave(from_heads(x, b, n, setup.queries), dtype) for x in (out, lse[..., None])]
+    dq, dk, dv, delta = gradients
+    return Examined(out=result[0], lse=result[1][..., 0], dq=dq, dk=dk, dv=dv, delta=delta, trace=trace)
+
+
+def result_type(q: Any, k: Any, v: Any) -> Any:
+    """float64 if any input is, else float32."""
+    return np.float64 if any(x.dtype == np.float64 for x in (q, k, v)) else np.float32
+
+
+def to_heads(x: Any, block: int) -> Any:
+    """(B, T, N, H) -> (B N, T padded to whole tiles, H)."""
+    b, t, n, h = x.shape
+    padded = -(-t // block) * block
+    heads = x.transpose(0, 2, 1, 3).reshape(b * n, t, h)
+    return _pad(heads, padded - t)
+
+
+def _pad(x: Any, rows: int) -> Any:
+    if rows == 0:
+        return x
+    if isinstance(x, np.ndarray):
+        return np.pad(x, ((0, 0), (0, rows), (0, 0)))
+    import jax
+    import jax.numpy as jnp
+
+    with jax.enable_x64(True):
+        return jnp.concatenate([x, jnp.zeros((x.shape[0], rows, x.shape[2]), x.dtype)], axis=1)
+
+
+def from_heads(x: Any, batch: int, heads: int, rows: int) -> Any:
+    """(B N, T padded, H) -> (B, T, N, H)."""
+    return x.reshape(batch, heads, *x.shape[1:])[:, :, :rows].transpose(0, 2, 1, 3)
+
+
+def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> np.ndarray | None:
+    """A mask broadcastable to (B, N, T, S) -> (B N, T, S), padded to whole tiles with False."""
+    if mask is None:
+        return None
+    mask = np.asarray(mask)
+    shape = (batch, heads, setup.queries, setup.keys)
+    if mask.dtype != bool:
+        raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
+    try:
+        full = np.broadcast_to(mask, shape).reshape(-1, *shape[2:])
+    except ValueError:
+        raise ValueError(f"mask: shape {mask.shape}, must broadcast to (batch, heads, queries, keys) = {shape}") from None
+    rows, keys = setup.query_tiles * setup.block_q, setup.key_tiles * setup.block_k
+    return np.pad(full, ((0, 0), (0, rows - setup.queries), (0, keys - setup.keys)))

@@ -1,0 +1,50 @@
+"""`attend` under JAX transformations: the emulated backward as the derivative, by `jax.custom_vjp`."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from attention import xla_engine as run
+from attention.attend import from_heads, mask_to_heads, result_type, to_heads
+from attention.head import Setup
+from attention.sites import Site
+
+
+def attend_xla(setup: Setup, q: Any, k: Any, v: Any, mask: Any) -> Array:
+    """The output (B, T, N, H). Inputs narrower than float32 are cast outside, so their gradients are cast back by JAX."""
+    dtype = result_type(q, k, v)
+    with jax.enable_x64(dtype == jnp.float64 or jax.config.jax_enable_x64):
+        q, k, v = (jnp.asarray(x).astype(dtype) for x in (q, k, v))
+    return _attend(setup, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+    return _forward(setup, q, k, v, mask)[0]
+
+
+def _forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Any]:
+    rounded = [
+        run.round_inputs(setup, site, to_heads(run.enter(x), block))[0]
+        for site, x, block in ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
+    ]
+    (out, wide, lse), _ = run.forward(setup, *rounded, mask)
+    result = run.leave(from_heads(out, q.shape[0], q.shape[2], setup.queries), q.dtype)
+    return result, (*rounded, mask, out, wide, lse)
+
+
+def _backward(setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
+    q, k, v, mask, out, wide, lse = residuals
+    b, n = do.shape[0], do.shape[2]
+    g = k.shape[0] // b
+    do_heads, _ = run.round_inputs(setup, Site.DO, to_heads(run.enter(do), setup.block_q))
+    (dq, dk, dv, _), _ = run.backward(setup, q, k, v, mask, out, wide, lse, do_heads)
+    sizes = (n, setup.queries), (g, setup.keys), (g, setup.keys)
+    gradients = (run.leave(from_heads(x, b, *size), do.dtype) for x, size in zip((dq, dk, dv), sizes, strict=True))
+    return (*gradients, None)  # type: ignore[return-value]
+
+
+_attend.defvjp(_forward, _backward)

@@ -1,0 +1,207 @@
+"""The hook `at`: rounds, perturbs if asked, records if asked. One `Events` per tile; the algorithm only calls it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, Where
+from attention.plan import Plan, ordinal
+from attention.sites import Axes, Site
+from emu.accumulate import Order, accumulate
+from emu.codes import decode, encode
+from emu.formats import Format
+from emu.ops import Array, Ops
+from emu.random import event_bits
+from emu.rounding import BINARY64, Rounding, RoundingMode
+
+RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})  # events that a row's first tile does not have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a trace keeps beside the summary of every site.
+
+    events  sites whose every (before, after) is kept
+    steps   sums of products whose single additions are summarised, as site "<SITE>.step"
+    """
+
+    events: tuple[Site, ...] = ()
+    steps: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Where a tile stands, and which of its entries exist.
+
+    head       flat index batch * heads + head;  heads: per batch entry
+    i, j       index of the query tile and key tile;  row0, key0: their first query and key
+    mask       (queries, keys): the scores that exist
+    rows       (queries,): rows that have had a key by now;  rescaled: rows that had one before this tile
+    keys       (keys,): keys that some query of this tile sees
+    """
+
+    head: Any
+    heads: int
+    i: Any
+    j: Any
+    row0: Any
+    key0: Any
+    mask: Array
+    rows: Array
+    rescaled: Array
+    keys: Array
+
+    def valid(self, site: Site) -> Array:
+        """Which entries of an event exist, as a (rows, columns or 1) array."""
+        if site.axes is Axes.TS:
+            return self.mask
+        if site.axes is Axes.SH:
+            return self.keys[:, None]
+        return (self.rescaled if site in RESCALES else self.rows)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """`at(site, value)`: the event of one site over one tile. Collects what was recorded in `seen`."""
+
+    ops: Ops
+    plan: Plan
+    tile: Tile
+    inject: tuple[Injection, ...]
+    record: Record | None
+    seen: dict[str, Any]
+
+    def __call__(self, site: Site, value: Array, exact: Array | None = None) -> Array:
+        """The value rounded by the plan, perturbed by the injections at this site, recorded if asked.
+
+        exact  what Exact() puts in its place, if that is not the value itself
+        """
+        r = self.plan[site]
+        random = self._random(site, r, value) if r.mode is RoundingMode.STOCHASTIC else None
+        after = self.ops.round(value, r, random)
+        for injection in self.inject:
+            if injection.site is site:
+                hit = self._inject(injection, value if exact is None else exact, after, r.format)
+                after = self.ops.xp.where(self._selected(injection, after), hit, after)
+        valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site)[:, 0]
+        after = self.ops.xp.where(valid, after, value)
+        self._keep(str(site), site, value, after, r.format)
+        return after
+
+    def sum(
+        self, site: Site, a: Array, b: Array, init: Array | None = None, event: Site | None = None
+    ) -> tuple[Array, Array | None]:
+        """init + a @ b by the site's accumulator, and the binary64 sum if an injection at `event` wants it.
+
+        a: (T, K), b: (K, N); event: the site at which the sum rounds, if not this one.
+        """
+        xp = self.ops.xp
+        acc = self.plan.accumulator(site)
+        start = xp.zeros((a.shape[0], b.shape[1])) if init is None else init
+        keep_steps = self.record is not None and site in self.record.steps and acc.order is not Order.NATIVE
+        steps: list[Any] | None = [] if keep_steps else None
+        step = self._stochastic_step(site, acc.step) if acc.step.mode is RoundingMode.STOCHASTIC else None
+        total = accumulate(self.ops, acc, a.T, b, start, step, steps)
+        for before, after in steps or ():
+            self._keep_steps(site, before, after, acc.step.format)
+        wants_exact = any(i.site is (event or site) and isinstance(i.what, Exact) for i in self.inject)
+        return total, self.ops.ascending(a.T, b, start, BINARY64) if wants_exact else None
+
+    def product(self, site: Site, a: Array, b: Array, init: Array | None = None) -> Array:
+        """The event of a sum of products: init + a @ b, added up and then rounded."""
+        return self(site, *self.sum(site, a, b, init))
+
+    def _coordinates(self, site: Site, value: Array) -> tuple[Array, Array, Any]:
+        """Global row and second index of every entry (broadcastable), and the index of the repeating tile."""
+        xp, tile, axes = self.ops.xp, self.tile, site.axes
+        first = (tile.key0 if axes is Axes.SH else tile.row0) + xp.arange(value.shape[0])
+        second = xp.arange(value.shape[1] if value.ndim == 2 else 1)
+        if axes is Axes.TS:
+            second = tile.key0 + second
+        first = first[:, None] if value.ndim == 2 else first
+        return first, second, tile.i if axes is Axes.SH else tile.j
+
+    def _random(self, site: Site, r: Rounding, value: Array, step: Any = 0) -> Array:
+        rows, columns, tile = self._coordinates(site, value)
+        if site.axes is not Axes.TS:
+            columns = columns + tile * 65536
+        stream = self.tile.head * 64 + ordinal(site)
+        return event_bits(self.ops.xp, r.seed, stream, rows, columns, step).reshape(value.shape)
+
+    def _stochastic_step(self, site: Site, r: Rounding) -> Any:
+        return lambda k, total: self.ops.round(total, r, self._random(site, r, total, k + 1))
+
+    def _selected(self, injection: Injection, value: Array) -> Array:
+        rows, second, tile = self._coordinates(injection.site, value)
+        is_score = injection.site.axes is Axes.TS
+        chosen = [
+            (injection.batch, self.tile.head // self.tile.heads),
+            (injection.heads, self.tile.head % self.tile.heads),
+            (injection.rows, rows),
+            (injection.columns if is_score else injection.features, second),
+            (injection.tiles, tile),
+        ]
+        selected = self.ops.xp.ones(value.shape, dtype=bool)
+        for where, index in chosen:
+            if where is not None:
+                selected = selected & _among(index, where)
+        return selected
+
+    def _inject(self, injection: Injection, exact: Array, after: Array, f: Format) -> Array:
+        xp, what = self.ops.xp, injection.what
+        match what:
+            case AddUlps():
+                return after + what.ulps * _ulp(self.ops, after, f)
+            case Noise():
+                rows, columns, tile = self._coordinates(injection.site, after)
+                bits = event_bits(xp, what.seed, self.tile.head * 64 + 63, rows, columns + tile * 65536)
+                sign = (bits.reshape(after.shape) & 1) * 2 - 1
+                return after + sign.astype("float64") * what.ulps * _ulp(self.ops, after, f)
+            case Bias():
+                return after + what.value
+            case SetTo():
+                return xp.full_like(after, what.value)
+            case FlipBit():
+                return decode(self.ops, encode(self.ops, after, f) ^ (1 << what.bit), f)
+            case Exact():
+                return exact
+        raise TypeError(f"what={what!r}: not an injection")
+
+    def _keep(self, name: str, site: Site, before: Array, after: Array, f: Format) -> None:
+        if self.record is None:
+            return
+        x, y = (v if v.ndim == 2 else v[:, None] for v in (before, after))
+        valid = self.ops.xp.broadcast_to(self.tile.valid(site), x.shape)
+        self.seen[name] = self.ops.stats(x, y, f, valid)
+        if site in self.record.events:
+            self.seen[f"{name}.events"] = (before, after)
+
+    def _keep_steps(self, site: Site, before: Array, after: Array, f: Format) -> None:
+        shape = before.shape[1:]
+        valid = self.tile.valid(site)
+        valid = self.ops.xp.broadcast_to(valid[None], (before.shape[0], *shape))
+        flat = [v.reshape(-1, shape[1]) for v in (before, after, valid)]
+        counts, sums, peak, place, rows = self.ops.stats(flat[0], flat[1], f, flat[2])
+        rows = rows.reshape(-1, shape[0]).sum(axis=0)
+        new = (counts, sums, peak, place, rows)
+        name = f"{site}.step"
+        self.seen[name] = _merged(self.ops.xp, self.seen[name], new) if name in self.seen else new
+
+
+def _merged(xp: Any, a: Any, b: Any) -> Any:
+    return a[0] + b[0], a[1] + b[1], xp.maximum(a[2], b[2]), xp.where(a[2] >= b[2], a[3], b[3]), a[4] + b[4]
+
+
+def _among(index: Any, where: Where) -> Any:
+    """Whether each index is in the selection."""
+    if isinstance(where, range):
+        return (index >= where.start) & (index < where.stop) & ((index - where.start) % where.step == 0)
+    found = index == -1
+    for i in where or ():  # type: ignore[union-attr]
+        found = found | (index == i)
+    return found
+
+
+def _ulp(ops: Ops, x: Array, f: Format) -> Array:
+    """Distance of neighbours of the format in the binade of x."""
+    e = ops.xp.maximum((ops.bits(x) & 0x7FF0_0000_0000_0000) >> 52, f.emin + 1023)
+    return ops.from_bits((e - (f.precision - 1)) << 52)

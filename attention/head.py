@@ -1,0 +1,220 @@
+"""One attention head, forward and backward: the loops over tiles, for every engine.
+
+Arrays are padded to whole tiles; entries beyond T queries or S keys are masked, and no event counts them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from attention import algorithm
+from attention.events import Events, Record, Tile
+from attention.injection import Injection
+from attention.plan import DeltaFrom, Plan
+from attention.sites import Site
+from emu.formats import Format
+from emu.ops import Array, Ops
+from emu.rounding import BINARY32, BINARY64, Rounding
+
+Seen = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is fixed for a whole call: sizes, tiles, plan, and what is asked beside the result."""
+
+    plan: Plan
+    queries: int
+    keys: int
+    block_q: int
+    block_k: int
+    heads: int
+    scale: float
+    is_causal: bool
+    inject: tuple[Injection, ...] = ()
+    record: Record | None = None
+
+    @property
+    def query_tiles(self) -> int:
+        return -(-self.queries // self.block_q)
+
+    @property
+    def key_tiles(self) -> int:
+        return -(-self.keys // self.block_k)
+
+
+def _events(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
+    return Events(ops, setup.plan, tile, setup.inject, None if silent else setup.record, {})
+
+
+def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Tile:
+    """The head as one tile, for events that are not repeated: inputs, normalisation, outputs."""
+    xp = ops.xp
+    t = xp.arange(setup.query_tiles * setup.block_q)
+    s = xp.arange(setup.key_tiles * setup.block_k)
+    rows, keys = t < setup.queries, s < setup.keys
+    seeing = rows if mask is None else rows & mask.any(axis=1)
+    nothing = xp.zeros((1, 1), dtype=bool)
+    return Tile(
+        head=head, heads=setup.heads, i=0, j=0, row0=0, key0=0, mask=nothing, rows=seeing, rescaled=rows, keys=keys
+    )
+
+
+def _tile(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | None, before: Array | None) -> Tile:
+    """Tile (i, j); mask: its part of the caller's mask; before: rows that had a key earlier (None: all, as in the backward)."""
+    xp = ops.xp
+    row0, key0 = i * setup.block_q, j * setup.block_k
+    t, s = row0 + xp.arange(setup.block_q), key0 + xp.arange(setup.block_k)
+    exists = (t < setup.queries)[:, None] & (s < setup.keys)[None, :]
+    if setup.is_causal:
+        exists = exists & (s[None, :] <= t[:, None])
+    if mask is not None:
+        exists = exists & mask
+    here = exists.any(axis=1)
+    before = here if before is None else before
+    active = here.any()
+    return Tile(
+        head=head, heads=setup.heads, i=i, j=j, row0=row0, key0=key0, mask=exists,
+        rows=(before | here) & active, rescaled=before & active, keys=exists.any(axis=0),
+    )  # fmt: skip
+
+
+def _tiles(x: Array, block: int) -> Array:
+    return x.reshape(-1, block, *x.shape[1:])
+
+
+def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
+    """(query tiles, key tiles, block_q, block_k)."""
+    if mask is None:
+        return None
+    parts = mask.reshape(setup.query_tiles, setup.block_q, setup.key_tiles, setup.block_k)
+    return parts.transpose(0, 2, 1, 3)
+
+
+def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tuple[Array, Seen]:
+    """The event of one input tensor: (rows, features), padded."""
+    at = _events(ops, setup, _whole(ops, setup, head, None))
+    return at(site, x), at.seen
+
+
+def forward(
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None
+) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
+    """(output, output before its last rounding, L) of one head, and what was seen, by tile and whole."""
+    xp = ops.xp
+    q_tiles, k_tiles, v_tiles = _tiles(q, setup.block_q), _tiles(k, setup.block_k), _tiles(v, setup.block_k)
+    masks = _mask_tiles(setup, mask)
+
+    def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
+        def key_tile(state: Any, j: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
+            tile = _tile(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
+
+            def compute() -> tuple[Any, Seen]:
+                at = _events(ops, setup, tile)
+                new = algorithm.forward_tile(at, setup.scale, state, x[0], y[0], y[1])
+                return new, at.seen
+
+            return ops.when(tile.mask.any(), compute, state)
+
+        state = algorithm.start(xp, setup.block_q, v.shape[1])
+        keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
+        state, seen = ops.scan(key_tile, state, keys)
+        return None, (state, seen)
+
+    rows = (q_tiles,) if masks is None else (q_tiles, masks)
+    _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)  # noqa: E741
+    at = _events(ops, setup, _whole(ops, setup, head, mask))
+    state = m.reshape(-1), l.reshape(-1), o.reshape(-1, o.shape[-1])
+    return algorithm.finish(at, state), {"tiles": seen, "whole": at.seen}
+
+
+def backward(
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None,
+    out: Array, wide: Array, lse: Array, do: Array,
+) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:  # fmt: skip
+    """(dQ rounded, dK and dV before the rounding of the outputs, delta) of one head, and what was seen."""
+    xp = ops.xp
+    at = _events(ops, setup, _whole(ops, setup, head, mask))
+    delta = _delta(ops, setup, head, at, q, k, v, mask, out, wide, lse, do)
+    q_tiles, do_tiles, lse_tiles, delta_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse, delta))
+    k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
+    masks = _mask_tiles(setup, mask)
+
+    def key_tile(dq_tiles: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
+        def query_tile(carry: Any, i: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
+            tile = _tile(ops, setup, head, i, j, x[5] if masks is not None else None, None)
+
+            def compute() -> tuple[Any, Seen]:
+                at = _events(ops, setup, tile)
+                dq, dk, dv = algorithm.backward_tile(
+                    at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
+                )  # fmt: skip
+                return (dq, dk, dv), at.seen
+
+            (dq, dk, dv), seen = ops.when(tile.mask.any(), compute, (x[4], *carry))
+            return (dk, dv), (dq, seen)
+
+        rows = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
+        carry = xp.zeros_like(y[0]), xp.zeros_like(y[1])
+        (dk, dv), (dq_tiles, seen) = ops.scan(query_tile, carry, rows if masks is None else (*rows, y[2]))
+        return dq_tiles, (dk, dv, seen)
+
+    columns = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, masks.swapaxes(0, 1))
+    dq, (dk, dv, seen) = ops.scan(key_tile, xp.zeros_like(q_tiles), columns)
+    dq = at(Site.DQ_OUT, ops.multiply(dq.reshape(q.shape), setup.scale))
+    return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen}
+
+
+def _delta(
+    ops: Ops, setup: Setup, head: Any, at: Events, q: Array, k: Array, v: Array, mask: Array | None,
+    out: Array, wide: Array, lse: Array, do: Array,
+) -> Array:  # fmt: skip
+    if setup.plan.delta_from is DeltaFrom.OUT:
+        return algorithm.delta(at, do, out)
+    if setup.plan.delta_from is DeltaFrom.WIDE_O:
+        r = BINARY64 if setup.plan[Site.DELTA].is_identity else BINARY32
+        return algorithm.delta(at, do, ops.round(wide, r, None))
+    return at(Site.DELTA, _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do))
+
+
+def _delta_from_p_dp(
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None, lse: Array, do: Array
+) -> Array:
+    q_tiles, do_tiles, lse_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse))
+    k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
+    masks = _mask_tiles(setup, mask)
+
+    def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Array]:
+        def key_tile(total: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, None]:
+            tile = _tile(ops, setup, head, i, j, y[2] if masks is not None else None, None)
+
+            def compute() -> tuple[Array, None]:
+                at = _events(ops, setup, tile, silent=True)
+                return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], total), None
+
+            return ops.when(tile.mask.any(), compute, total)
+
+        keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[3])
+        return None, ops.scan(key_tile, ops.xp.zeros_like(x[2]), keys)[0]
+
+    rows = (q_tiles, do_tiles, lse_tiles)
+    return ops.scan(query_tile, None, rows if masks is None else (*rows, masks))[1].reshape(-1)
+
+
+def round_key_gradients(
+    ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array
+) -> tuple[tuple[Array, Array], Seen]:
+    """dK and dV of one key head from those of its query heads: (group, keys, features), added in ascending order.
+
+    Each addition of the group rounds to nearest in the step format of DK and DV; then the outputs round.
+    """
+    at = _events(ops, setup, _whole(ops, setup, head, None))
+    dk = _group_sum(ops, dk, setup.plan.accumulator(Site.DK).step.format)
+    dv = _group_sum(ops, dv, setup.plan.accumulator(Site.DV).step.format)
+    return (at(Site.DK_OUT, ops.multiply(dk, setup.scale)), at(Site.DV_OUT, dv)), at.seen
+
+
+def _group_sum(ops: Ops, parts: Array, f: Format) -> Array:
+    total = parts[0]
+    for part in parts[1:]:
+        total = ops.round(total + part, Rounding(format=f), None)
+    return total

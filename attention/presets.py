@@ -1,0 +1,102 @@
+"""The presets: published attention kernels as plans, each with its source."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from attention.plan import DeltaFrom, Plan
+from attention.sites import PRODUCTS, Site
+from emu.accumulate import Accumulator
+from emu.formats import format_named, unknown
+from emu.rounding import BF16, BINARY32, BINARY64, E4M3, Overflow, Rounding, rounding
+
+INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
+GRADIENTS = (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
+
+
+def everywhere(name: str, r: Rounding) -> Plan:
+    """Every event, steps of sums included, in one format."""
+    return Plan(
+        name=name,
+        roundings=(r,) * len(Site),
+        accumulators=(Accumulator(step=r),) * len(PRODUCTS),
+    )
+
+
+def _with(plan: Plan, name: str, r: Rounding, *sites: Site) -> Plan:
+    changed = tuple(r if site in sites else plan[site] for site in Site)
+    return replace(plan, name=name, roundings=changed)
+
+
+def exact() -> Plan:
+    """binary64 throughout: the golden value. delta from the unrounded output."""
+    return everywhere("exact", BINARY64)
+
+
+def fp32() -> Plan:
+    """Every event rounds to binary32."""
+    return everywhere("fp32", BINARY32)
+
+
+def qiu_yao() -> Plan:
+    """The released reference of arXiv 2510.04212 (attention.py, commit 30ef021, under autocast): scores, running
+    maximum, row sum and O are kept in BF16 and O is rounded per tile, before normalisation, by mul_, einsum and add_
+    in turn; exp and the row sum of a tile are FP32. div_ divides, so INV stays in binary64 and the quotient rounds
+    once. Backward in FP32 from the BF16 output; gradients leave in BF16.
+    """
+    plan = _with(
+        fp32(), "qiu-yao", BF16, *INPUTS, *GRADIENTS,
+        Site.S, Site.SCALED, Site.M, Site.X, Site.P, Site.DM, Site.L, Site.AO, Site.PV, Site.O, Site.OUT,
+    )  # fmt: skip
+    return _with(plan, "qiu-yao", BINARY64, Site.INV)
+
+
+def fa2_bf16() -> Plan:
+    """FlashAttention-2 and -3 in BF16 (arXiv 2307.08691; flash-attention at 0251105a): S, m, l and O in FP32, the row
+    sum over FP32 P, P and dS cast to BF16, P V accumulating into O, one rounding of the normalised O, delta the FP32
+    row sum of dO times the BF16 output.
+    """
+    plan = _with(fp32(), "fa2-bf16", BF16, *INPUTS, *GRADIENTS, Site.P, Site.OUT, Site.P_B, Site.DS)
+    return replace(plan, pv_into_o=True)
+
+
+def fa3_fp8() -> Plan:
+    """FlashAttention-3 in FP8 (arXiv 2407.08608), plain E4M3 casts of Q, K, V and P, saturating; block scales are
+    not modelled yet. The backward is that of fa2-bf16 on the same operands: FA3 has none in FP8.
+    """
+    return _with(fa2_bf16(), "fa3-fp8", E4M3, Site.Q, Site.K, Site.V, Site.P)
+
+
+def baseline_bf16() -> Plan:
+    """Unfused attention in BF16 with an FP32 softmax: matrix products return BF16, P is normalised and cast before
+    P V, delta is the FP32 row sum of P dP inside the softmax backward (PyTorch's math path under autocast).
+    """
+    plan = _with(
+        fp32(), "baseline-bf16", BF16, *INPUTS, *GRADIENTS,
+        Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT, Site.S_B, Site.P_B, Site.DP, Site.DS,
+    )  # fmt: skip
+    return replace(plan, normalise_first=True, delta_from=DeltaFrom.P_DP)
+
+
+PRESETS: dict[str, Callable[[], Plan]] = {
+    "exact": exact,
+    "fp32": fp32,
+    "qiu-yao": qiu_yao,
+    "fa2-bf16": fa2_bf16,
+    "fa3-fp8": fa3_fp8,
+    "baseline-bf16": baseline_bf16,
+}
+
+
+def preset(name: str) -> Plan:
+    """The preset of that name, or all:<format>: every event in one format (saturating where it has no infinity).
+
+    Raises ValueError with the nearest name.
+    """
+    if name.startswith("all:"):
+        f = format_named(name.removeprefix("all:"))
+        if not (f.zero and f.signed):
+            raise ValueError(f"preset '{name}': {f.name} is a scale format without zero or sign; no event fits it")
+        return everywhere(name, rounding(f, overflow=None if f.inf else Overflow.SATURATE))
+    if name not in PRESETS:
+        raise ValueError(unknown("preset", name, PRESETS, "or all:<format>"))
+    return PRESETS[name]()

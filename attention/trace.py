@@ -1,0 +1,105 @@
+"""`Trace`: what was seen of a call's rounding events, per site, per head and per row."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention.head import Setup
+from attention.sites import Axes, Site
+from emu.stats import Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What was seen.
+
+    stats   per site (and per "<SITE>.step" asked for): `Stats` of shape (batch, heads)
+    rows    per site: signed error in ulps, summed over each row's events, (batch, heads, queries or keys)
+    events  per site asked for: (before, after), float64. One per score: (B, N, T, S). Repeated events keep the other
+            tile index in front: one per row (B, N, tiles, T), per feature (B, N, tiles, T or S, H)
+    """
+
+    stats: dict[str, Stats]
+    rows: dict[str, np.ndarray]
+    events: dict[str, tuple[np.ndarray, np.ndarray]]
+
+    def __add__(self, other: "Trace") -> "Trace":
+        """The events of two different stages of one call, in one trace."""
+        return Trace(
+            stats=self.stats | other.stats, rows=self.rows | other.rows, events=self.events | other.events
+        )
+
+
+def site_of(name: str) -> Site:
+    """The site that a trace's key speaks of: "PV" and "PV.step" are both PV."""
+    return Site(name.partition(".")[0])
+
+
+def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
+    """From events that are not repeated: arrays with the heads along the first axis; lead: (batch, heads)."""
+    stats, rows, events = {}, {}, {}
+    for name, value in (seen or {}).items():
+        if name.endswith(".events"):
+            size = _size(setup, name)
+            events[name.removesuffix(".events")] = tuple(
+                np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value
+            )
+            continue
+        counts, sums, peak, place, row = (np.asarray(v) for v in value)
+        stats[name] = Stats.of(*(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place)))
+        rows[name] = row.reshape(*lead, -1)[..., : _size(setup, name)]
+    return Trace(stats=stats, rows=rows, events=events)  # type: ignore[arg-type]
+
+
+def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: int, *, backward: bool) -> Trace:
+    """From events of tiles: axes (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...)."""
+    stats, rows, events = {}, {}, {}
+    for name, value in (seen or {}).items():
+        value = tuple(np.asarray(v).swapaxes(1, 2) if backward else np.asarray(v) for v in value)
+        if name.endswith(".events"):
+            bare = name.removesuffix(".events")
+            before, after = (_gather(setup, site_of(bare), v, lead) for v in value)
+            events[bare] = (before, after)
+            continue
+        counts, sums, peak, place, row = value
+        worst, where = _worst(setup, site_of(name), peak, place, features)
+        merged = Stats.of(counts.sum((1, 2)), sums.sum((1, 2)), worst, where)
+        stats[name] = Stats(**{f: getattr(merged, f).reshape(lead) for f in merged.__dataclass_fields__})
+        repeated = 1 if site_of(name).axes is Axes.SH else 2
+        rows[name] = row.sum(repeated).reshape(*lead, -1)[..., : _size(setup, name)]
+    return Trace(stats=stats, rows=rows, events=events)
+
+
+def _size(setup: Setup, name: str) -> int:
+    return setup.keys if site_of(name).axes is Axes.SH else setup.queries
+
+
+def _worst(setup: Setup, site: Site, peak: np.ndarray, place: np.ndarray, features: int) -> tuple[Any, Any]:
+    """The largest error of each head and the flat (row, column) index of its event in the whole head."""
+    heads, nq, nk = peak.shape
+    tile = np.where(place < 0, -1.0, peak).reshape(heads, -1).argmax(1)
+    i, j = np.divmod(tile, nk)
+    here = np.arange(heads)
+    local = place.reshape(heads, -1)[here, tile]
+    if site.axes is Axes.TS:
+        row, column = np.divmod(local, setup.block_k)
+        flat = (i * setup.block_q + row) * setup.keys + j * setup.block_k + column
+    else:
+        width = 1 if site.axes is Axes.T else features
+        first = j * setup.block_k if site.axes is Axes.SH else i * setup.block_q
+        flat = first * width + local
+    return peak.reshape(heads, -1)[here, tile], np.where(local < 0, -1, flat)
+
+
+def _gather(setup: Setup, site: Site, v: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
+    """(heads, query tile, key tile, ...) of one site as whole arrays."""
+    heads, nq, nk = v.shape[:3]
+    if site.axes is Axes.TS:
+        whole = v.transpose(0, 1, 3, 2, 4).reshape(*lead, nq * setup.block_q, nk * setup.block_k)
+        return whole[:, :, : setup.queries, : setup.keys]
+    if site.axes is Axes.SH:
+        whole = v.reshape(*lead, nq, nk * setup.block_k, *v.shape[4:])
+        return whole[:, :, :, : setup.keys]
+    whole = v.swapaxes(1, 2).reshape(*lead, nk, nq * setup.block_q, *v.shape[4:])
+    return whole[:, :, :, : setup.queries]

@@ -1,0 +1,40 @@
+"""`Ops`: what an algorithm needs from an array library, so that it is written once.
+
+Two records exist: `numpy_ops()` (NumPy with Numba kernels) and `xla_ops(zero)` (JAX). Every value is
+binary64, the carrier: a product of two numbers of up to 26 bits is exact in it, and rounding such a sum,
+product, quotient or root once to p <= 24 bits gives the correctly rounded result (53 >= 2p + 2, Figueroa 1995).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from emu.rounding import Rounding
+
+Array = Any  # numpy.ndarray or jax.Array, float64 unless said otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """An array library, seen by an algorithm.
+
+    xp         the namespace: numpy or jax.numpy
+    round      (x, rounding, random) -> x rounded once; random: int32 in [0, 2^31) or None
+    multiply   a * b that no compiler fuses with a following addition
+    bits       float64 -> its int64 bits;  from_bits: back
+    scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
+               tuple xs; y is None, an array, or tuples and dicts of them, stacked in ys
+    when       (active, compute, state) -> compute() = (new state, seen), or state and zeros where not active
+    ascending  (a, b, init, rounding) -> fold of a_k b_k, k ascending, each step rounded
+    stats      (before, after, format, valid) -> counts, sums, peak, place, row sums (emu.stats)
+    """
+
+    xp: Any
+    round: Callable[[Array, Rounding, Array | None], Array]
+    multiply: Callable[[Array, Array], Array]
+    bits: Callable[[Array], Array]
+    from_bits: Callable[[Array], Array]
+    scan: Callable[..., Any]
+    when: Callable[..., Any]
+    ascending: Callable[[Array, Array, Array, Rounding], Array]
+    stats: Callable[..., Any]

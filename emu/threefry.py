@@ -1,0 +1,37 @@
+"""Counter-based random bits: Threefry-2x32 with 20 rounds (Salmon et al., SC'11), written once.
+
+The same (key, counter) gives the same bits on every engine, device and chunking. Only + ^ << >> on
+unsigned 32-bit words: NumPy, Numba and JAX arrays alike.
+"""
+
+from typing import Any
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+
+
+def threefry2x32(k0: Any, k1: Any, c0: Any, c1: Any) -> tuple[Any, Any]:
+    """Two words of random bits from a key of two words and a counter of two words.
+
+    All four are uint32 arrays or scalars of one library, broadcast together.
+    """
+    keys = (k0, k1, k0 ^ k1 ^ _word(k0, PARITY))
+    x0, x1 = c0 + k0, c1 + k1
+    for block in range(5):
+        for r in ROTATIONS[block % 2]:
+            x0 = x0 + x1
+            x1 = (x1 << _word(x1, r)) | (x1 >> _word(x1, 32 - r))
+            x1 = x0 ^ x1
+        x0 = x0 + keys[(block + 1) % 3]
+        x1 = x1 + keys[(block + 2) % 3] + _word(x1, block + 1)
+    return x0, x1
+
+
+def _word(like: Any, value: int) -> Any:
+    return like.dtype.type(value)
+
+
+def random31(key: tuple[Any, Any], counter: tuple[Any, Any]) -> Any:
+    """Uniform integers in [0, 2^31): the first word's upper bits."""
+    word = threefry2x32(*key, *counter)[0]
+    return word >> _word(word, 1)

@@ -1,0 +1,73 @@
+"""Integers that stay 32 bits wide under Numba.
+
+Numba widens int32 to int64 at every operation, so a loop over binary32 numbers fills only half of each
+vector register. A `Word` is an int32 that wraps and does not widen: `+ - & | << >>`, unary minus and
+comparisons of words are words (or booleans), and an integer beside a word becomes one by its low 32 bits.
+"""
+
+import operator
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, lower_cast, models, register_model
+
+
+class Word(numba.types.Type):  # type: ignore[misc]
+    """The type; there is one, `word`."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Word")
+
+    def unify(self, context: Any, other: Any) -> Any:
+        """A word and an integer meet as words."""
+        return self if isinstance(other, numba.types.Integer) else None
+
+    def can_convert_from(self, context: Any, other: Any) -> Any:
+        """An integer literal or a target's field may stand where a word is asked for."""
+        return numba.core.typeconv.Conversion.unsafe if isinstance(other, numba.types.Integer) else None
+
+
+word = Word()
+
+
+@register_model(Word)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, type: Any) -> None:
+        super().__init__(manager, type, ir.IntType(32))
+
+
+@lower_cast(numba.types.Integer, Word)
+def _low_bits(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
+    return context.cast(builder, value, source, numba.int32)
+
+
+@intrinsic  # type: ignore[misc]
+def to_word(typing: Any, value: Any) -> Any:
+    """An int32 as a word."""
+    return word(numba.int32), lambda context, builder, signature, args: args[0]
+
+
+@intrinsic  # type: ignore[misc]
+def from_word(typing: Any, value: Any) -> Any:
+    """A word as an int32."""
+    return numba.int32(word), lambda context, builder, signature, args: args[0]
+
+
+def _define(operation: Any, result: Any, arity: int, emit: Any) -> None:
+    class Operation(ConcreteTemplate):  # type: ignore[misc]
+        cases = (signature(result, *[word] * arity),)
+
+    infer_global(operation)(Operation)
+    lower_builtin(operation, *[word] * arity)(lambda context, builder, signature, args: emit(builder, *args))
+
+
+_ARITHMETIC = {"add": "add", "sub": "sub", "and_": "and_", "or_": "or_", "lshift": "shl", "rshift": "ashr"}
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
+for _name, _emit in _ARITHMETIC.items():
+    _define(getattr(operator, _name), word, 2, lambda builder, a, b, emit=_emit: getattr(builder, emit)(a, b))
+for _name, _sign in _ORDER.items():
+    _define(getattr(operator, _name), numba.boolean, 2, lambda builder, a, b, sign=_sign: builder.icmp_signed(sign, a, b))
+_define(operator.neg, word, 1, lambda builder, a: builder.neg(a))

@@ -1,0 +1,109 @@
+"""`Ops` on JAX arrays under XLA. Needs 64-bit types enabled while it is traced (`jax.enable_x64`)."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from emu.classify import build_classify, judged
+from emu.formats import Format
+from emu.ops import Ops
+from emu.rounding import Rounding
+from emu.rule import C64
+from emu.xla import round_wide
+
+
+def _bits(x: Array) -> Array:
+    return lax.bitcast_convert_type(x, jnp.int64)
+
+
+def _from_bits(b: Array) -> Array:
+    return lax.bitcast_convert_type(b, jnp.float64)
+
+
+_classify = build_classify(jnp.where, _from_bits, lambda f: f)
+
+
+def opaque_zero(x: Array) -> Array:
+    """An int64 zero that no compiler can see through: whether the largest element is below the first."""
+    flat = x.reshape(-1)
+    return (jnp.max(flat) < flat[0]).astype(jnp.int64)
+
+
+def xla_ops(zero: Array, wide: bool) -> Ops:
+    """The record for JAX arrays.
+
+    zero  an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product with a following
+          addition.
+    wide  whether sums of products need that too. Their products are exact in binary64 unless an operand has more
+          than 26 bits, and an exact product may be fused: the bits are the same.
+    """
+
+    def guarded(a: Array, b: Array) -> Array:
+        return _from_bits(_bits(a * b) ^ zero)
+
+    inner = guarded if wide else jnp.multiply
+    return Ops(
+        xp=jnp,
+        round=round_wide,
+        multiply=guarded,
+        bits=_bits,
+        from_bits=_from_bits,
+        scan=_scan,
+        when=_when,
+        ascending=lambda a, b, init, r: _ascending(a, b, init, r, inner),
+        stats=_stats,
+    )
+
+
+def _scan(body, carry, xs):  # type: ignore[no-untyped-def]
+    k = jnp.arange(xs[0].shape[0])
+    return lax.scan(lambda c, kx: body(c, kx[0], kx[1]), carry, (k, xs))
+
+
+def _when(active, compute, state):  # type: ignore[no-untyped-def]
+    shapes = jax.eval_shape(lambda: compute()[1])
+    seen = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return lax.cond(active, compute, lambda: (state, seen))
+
+
+def _ascending(a: Array, b: Array, init: Array, r: Rounding, multiply) -> Array:  # type: ignore[no-untyped-def]
+    def step(total, ab):  # type: ignore[no-untyped-def]
+        return round_wide(total + multiply(ab[0][:, None], ab[1][None, :]), r), None
+
+    return lax.scan(step, init, (a, b))[0]
+
+
+def _stats(before: Array, after: Array, f: Format, valid: Array) -> tuple[Array, ...]:
+    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows, columns).
+
+    One reduction over many operands: as many reductions would classify every event as many times over.
+    """
+    x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
+    a, b = _bits(x) & C64.magnitude, _bits(y) & C64.magnitude
+    *flags, error, ulps = _classify(x, y, a, b, judged(f))
+    size = jnp.abs(ulps)
+    counts = [(flag & valid).astype(jnp.int64) for flag in (valid, *flags)]
+    sums = [error, jnp.abs(error), error * error, ulps, size, ulps * ulps]
+    place = lax.broadcasted_iota(jnp.int64, x.shape, 0) * x.shape[1] + lax.broadcasted_iota(jnp.int64, x.shape, 1)
+    per_row = _reduce_rows([*counts, *sums], jnp.where(valid, size, -1.0), place)
+    n, parts, (peak, place) = per_row[:11], per_row[11:17], per_row[17:]
+    worst = jnp.argmax(peak)
+    place = jnp.where(peak[worst] < 0.0, -1, place[worst])
+    totals = jnp.stack([p.sum() for p in parts])
+    return jnp.stack([c.sum() for c in n]), totals, jnp.maximum(peak[worst], 0.0), place, parts[3]
+
+
+def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:
+    """Sums over columns of every array of `added`; the largest size and its first place."""
+
+    def combine(left, right):  # type: ignore[no-untyped-def]
+        first = (left[-2] > right[-2]) | ((left[-2] == right[-2]) & (left[-1] < right[-1]))
+        return (
+            *(p + q for p, q in zip(left[:-2], right[:-2], strict=True)),
+            jnp.where(first, left[-2], right[-2]),
+            jnp.where(first, left[-1], right[-1]),
+        )
+
+    operands = (*added, size, place)
+    zeros = (*(jnp.zeros((), v.dtype) for v in added), jnp.float64(-2.0), jnp.int64(2**62))
+    return list(lax.reduce(operands, zeros, combine, (1,)))

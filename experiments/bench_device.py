@@ -1,0 +1,52 @@
+"""The speed of rounding on a GPU under XLA, beside a copy on the same device."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from emu.rounding import rounding
+from experiments.bench_rivals import ours_on_xla
+from experiments.bench_round import FORMATS, Progress, Row, differing, finish, race, sample
+
+DIFFERENCES_ON = 1 << 22  # values that are checked against the Numba executor
+
+
+def bench_device(
+    size: int = 1 << 28, repeat: int = 20, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
+) -> list[Row]:
+    """Rows for the copy and ours per format, on the first GPU that JAX has; none if it has none.
+
+    The copy is bits XOR a zero that XLA learns at run time: an elementwise pass that it cannot remove.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from emu import kernels
+
+    try:
+        device = jax.devices("gpu")[0]
+    except RuntimeError:
+        return []
+    head = sample(min(size, DIFFERENCES_ON))
+    x = jnp.resize(jax.device_put(head, device), size)
+    zero = jax.device_put(np.int32(0), device)
+    flip = jax.jit(lambda x, z: jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int32) ^ z, jnp.float32))
+    field = {"copy": (lambda: finish(flip(x, zero)), size)}
+    checks = {}
+    for name in formats:
+        f = ours_on_xla(name)
+        checks[name] = differing(np.asarray(f(x[: head.size])), kernels.round_array(head, rounding(name)))
+        field[name] = (lambda f=f: finish(f(x)), size)
+    times = race(field, repeat, progress)
+    return [
+        Row(
+            format="" if name == "copy" else name,
+            name=f"{'copy' if name == 'copy' else 'ours, XLA'} on {device.device_kind}",
+            gbps=float(8e-9 / np.median(t)),
+            of_copy=float(np.median(times["copy"] / t)),
+            ours=None,
+            values=size,
+            differing=checks.get(name),
+        )
+        for name, t in times.items()
+    ]

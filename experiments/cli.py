@@ -1,0 +1,125 @@
+"""The command line: one thin function per verb. Data to stdout, progress to stderr.
+
+Exit codes: 0 ok, 1 a check failed, 2 bad usage, always with one line and never a traceback.
+Nothing heavy is imported before a verb runs.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from experiments.errors import one_line
+
+app = typer.Typer(
+    name="roundscope",
+    help="A microscope for low-precision arithmetic in attention.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+class NumberCommand(TyperCommand):
+    """A command whose argument may be a negative number, before or behind its options, with or without '--'.
+
+    It has long options only, so a word with a single dash is the number: it goes last, behind '--'.
+    """
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        """As the parent, with the numbers out of the options' way."""
+        words = [a for a in args if a != "--"]
+        taking = {name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts}
+        numbers = [i for i, a in enumerate(words) if _single_dash(a) and not (i and words[i - 1] in taking)]
+        rest = [a for i, a in enumerate(words) if i not in numbers]
+        return super().parse_args(ctx, [*rest, "--", *(words[i] for i in numbers)] if numbers else rest)
+
+
+def _single_dash(word: str) -> bool:
+    return word.startswith("-") and not word.startswith("--") and len(word) > 1
+
+
+@app.command()
+def formats(
+    names: Annotated[list[str] | None, typer.Argument(help="Any, e<x>m<y> too; all if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Table of number formats: range, epsilon, tie window."""
+    from experiments import formats_view
+
+    formats_view.show(names or (), as_json=json)
+
+
+@app.command(cls=NumberCommand)
+def explain(
+    value: Annotated[str, typer.Argument(help="-4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")],
+    to: Annotated[str, typer.Option("--to", help="Target format, such as bf16 or e4m3fn.", metavar="FORMAT")],
+    mode: Annotated[str, typer.Option(help="Rounding mode, such as toward-zero.")] = "ties-to-even",
+    overflow: Annotated[str | None, typer.Option(help="inf, nan or saturate; the format's own if left out.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the stochastic mode.")] = 0,
+    plus: Annotated[str | None, typer.Option(help="Round VALUE + this, and draw the addition.", metavar="B")] = None,
+    json: Json = False,
+) -> None:
+    """Draw one rounding in bits: what is kept and why."""
+    from experiments import explain_command
+
+    explain_command.run(value, to, mode=mode, overflow=overflow, seed=seed, plus=plus, as_json=json)
+
+
+@app.command()
+def sites(json: Json = False) -> None:
+    """List every rounding event with its formula."""
+    from experiments import sites_view
+
+    sites_view.show(as_json=json)
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="safetensors or npz with q, k, v and optionally do.")],
+    json: Json = False,
+) -> None:
+    """Run attention on tensors and report the error of sites."""
+    from experiments import trace_command
+
+    trace_command.run(file, as_json=json)
+
+
+@app.command()
+def bench(json: Json = False) -> None:
+    """Measure our speed against what one would use instead."""
+    from experiments import bench as bench_command
+
+    bench_command.run(as_json=json)
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Versions, devices, known traps here, and a self-check."""
+    from experiments import doctor as doctor_command
+
+    if not doctor_command.run(as_json=json):
+        raise typer.Exit(1)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; every error that we raise ends as one line on stderr."""
+    try:
+        app(args=args, prog_name="roundscope")
+    except ArithmeticError as error:  # a check of ours failed
+        _fail(error, 1)
+    except (ValueError, OSError) as error:
+        _fail(error, 2)
+
+
+def _fail(error: Exception, code: int) -> None:
+    print(f"roundscope: {one_line(error)}", file=sys.stderr)
+    raise SystemExit(code) from None
+
+
+if __name__ == "__main__":
+    main()

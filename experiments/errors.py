@@ -1,0 +1,16 @@
+"""Errors that a user can repair: one line that names the argument, its value and the repair."""
+
+
+class UsageError(ValueError):
+    """Bad usage: the command line prints its one line and exits with 2."""
+
+
+def bad(argument: str, value: object, repair: str) -> UsageError:
+    """The error 'argument value: repair', as in  layout 'NHTB': use BNTH or BTNH."""
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return UsageError(f"{argument} {shown}: {repair}")
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message on one line, or its type's name if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,42 @@
+"""Where output goes: data to stdout, progress to stderr, in colour on a terminal only."""
+
+import json
+import math
+import os
+import sys
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 100
+
+
+def console(stderr: bool = False) -> "Console":
+    """A rich console of at most 100 columns that reads no environment variable."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = min(WIDTH, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else WIDTH
+    return Console(file=stream, width=width, highlight=False, emoji=False, _environ={})
+
+
+def print_json(data: Any) -> None:
+    """One JSON document to stdout; numbers that JSON has not are written "inf", "-inf" and "nan"."""
+    json.dump(plain(data), sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def plain(data: Any) -> Any:
+    """Records, enums and non-finite numbers as what JSON knows."""
+    if is_dataclass(data) and not isinstance(data, type):
+        return {f.name: plain(getattr(data, f.name)) for f in fields(data)}
+    if isinstance(data, dict):
+        return {str(k): plain(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [plain(v) for v in data]
+    if isinstance(data, Enum):
+        return data.value
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
