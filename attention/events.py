@@ -12,6 +12,7 @@ from emu.formats import Format
 from emu.ops import Array, Ops
 from emu.random import event_bits
 from emu.rounding import BINARY64, Rounding, RoundingMode
+from emu.spacing import spacing
 
 RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})  # events that a row's first tile does not have
 
@@ -150,12 +151,12 @@ class Events:
         xp, what = self.ops.xp, injection.what
         match what:
             case AddUlps():
-                return after + what.ulps * _ulp(self.ops, after, f)
+                return after + what.ulps * spacing(self.ops, after, f)
             case Noise():
                 rows, columns, tile = self._coordinates(injection.site, after)
                 bits = event_bits(xp, what.seed, self.tile.head * 64 + 63, rows, columns + tile * 65536)
                 sign = (bits.reshape(after.shape) & 1) * 2 - 1
-                return after + sign.astype("float64") * what.ulps * _ulp(self.ops, after, f)
+                return after + sign.astype("float64") * what.ulps * spacing(self.ops, after, f)
             case Bias():
                 return after + what.value
             case SetTo():
@@ -199,9 +200,3 @@ def _among(index: Any, where: Where) -> Any:
     for i in where or ():  # type: ignore[union-attr]
         found = found | (index == i)
     return found
-
-
-def _ulp(ops: Ops, x: Array, f: Format) -> Array:
-    """Distance of neighbours of the format in the binade of x."""
-    e = ops.xp.maximum((ops.bits(x) & 0x7FF0_0000_0000_0000) >> 52, f.emin + 1023)
-    return ops.from_bits((e - (f.precision - 1)) << 52)

@@ -20,7 +20,9 @@ LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has 21 trailing zero bits, so k * LN2_HIGH is exact for |k| < 2^21
 LN2_HIGH = float.fromhex("0x1.62e42feep-1")
 LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-SMALLEST_ARGUMENT = -400.0  # below it exp is 0: 2^-577, so no later product leaves binary64's normal range
+SMALLEST_ARGUMENT = -400.0  # e^-400 = 2^-577, so no later product leaves binary64's normal range
+LARGEST_ARGUMENT = 709.0  # e^709 = 2^1022.9
+ABOVE_ONE, BELOW_ONE = 1.0 + 2.0**-52, 1.0 - 2.0**-53
 EXP_TERMS = tuple(1.0 / math.factorial(n) for n in range(13, 1, -1))
 LOG_TERMS = tuple(2.0 / n for n in range(23, 2, -2))
 
@@ -34,36 +36,42 @@ def _horner(ops: Ops, x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def exp64(ops: Ops, x: Any) -> Any:
-    """e^x of a float64 array, within 0.6 ulp; 0 below -400, inf above 709.
+    """e^x of a float64 array: within 0.6 ulp for a binary32 argument, 1.1 for any other.
 
-    e^x = 2^k e^r, k = round(x / ln 2), r = x - k ln 2, |r| <= 0.35; e^r = 1 + (r + r^2 (1/2! + r/3! + ...)).
+    e^x = 2^k e^r, k = round(x / ln 2), r = x - k ln 2, |r| <= 0.35; e^r = (1 + x - k ln2_high) + (r^2 (1/2! +
+    r/3! + ...) - k ln2_low), whose first bracket is exact where x is a binary32 number of at least 2^-29.
+    Finite arguments outside [-400, 709] give e^-400 and e^709; e^x = 1 for no x but 0.
     """
     xp = ops.xp
-    z = xp.clip(x, SMALLEST_ARGUMENT, 709.0)
+    z = xp.clip(x, SMALLEST_ARGUMENT, LARGEST_ARGUMENT)
     k = xp.floor(ops.multiply(z, LOG2_E) + 0.5)
-    r = (z - ops.multiply(k, LN2_HIGH)) - ops.multiply(k, LN2_LOW)
+    high, low = z - ops.multiply(k, LN2_HIGH), ops.multiply(k, LN2_LOW)
+    r = high - low
     tail = ops.multiply(ops.multiply(r, r), _horner(ops, r, EXP_TERMS))
     power = ops.from_bits((k.astype(np.int64) + 1023) << 52)
-    y = ops.multiply(1.0 + (r + tail), power)
+    y = ops.multiply((1.0 + high) + (tail - low), power)
+    y = xp.where((y == 1.0) & (x != 0.0), xp.where(x > 0.0, ABOVE_ONE, BELOW_ONE), y)
     for argument, result in HARD_EXP:
         y = xp.where(x == argument, result, y)
-    y = xp.where(x < SMALLEST_ARGUMENT, 0.0, xp.where(x > 709.0, math.inf, y))
+    y = xp.where(xp.isinf(x), xp.where(x > 0.0, math.inf, 0.0), y)
     return xp.where(xp.isnan(x), x, y)
 
 
 def log64(ops: Ops, x: Any) -> Any:
     """ln x of a positive normal float64 array, within 1 ulp; -inf at 0.
 
-    ln x = k ln 2 + ln m, m in [sqrt(1/2), sqrt 2); ln m = 2 atanh(s), s = (m - 1) / (m + 1).
+    ln x = k ln 2 + ln m, m = 1 + f in [sqrt(1/2), sqrt 2); ln m = 2 atanh(s), s = f / (2 + f), and with
+    2 s = f - s f = f - f^2/2 + s f^2/2 the leading term f is exact.
     """
     xp = ops.xp
     b = ops.bits(x)
     k = (b - 0x3FE6_A09E_667F_3BCD) >> 52  # sqrt(1/2): k is the exponent that leaves m in its interval
-    m = ops.from_bits(b - (k << 52))
-    s = (m - 1.0) / (m + 1.0)
+    f = ops.from_bits(b - (k << 52)) - 1.0
+    s = f / (2.0 + f)
     s2 = ops.multiply(s, s)
-    series = ops.multiply(s, ops.multiply(s2, _horner(ops, s2, LOG_TERMS)))
+    half = ops.multiply(0.5, ops.multiply(f, f))
+    series = ops.multiply(s, half + ops.multiply(s2, _horner(ops, s2, LOG_TERMS)))
     k = k.astype(np.float64)
-    y = ops.multiply(k, LN2_HIGH) + ((s + s) + (series + ops.multiply(k, LN2_LOW)))
+    y = ops.multiply(k, LN2_HIGH) + (f - (half - (series + ops.multiply(k, LN2_LOW))))
     y = xp.where(x == 0.0, -math.inf, xp.where(x == math.inf, math.inf, y))
     return xp.where(x < 0.0, math.nan, xp.where(xp.isnan(x), x, y))

@@ -186,7 +186,7 @@ def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, ou
     if x.dtype == np.float32 and not r.format.fits_binary32:
         wide = round_array(x.astype(np.float64), r, random)
         return wide.astype(np.float32) if out is None else _into(out, wide)
-    source = np.ascontiguousarray(x)
+    source = np.ascontiguousarray(x).reshape(x.shape)  # which makes 0-d arrays 1-d
     result = out if out is not None and out.flags.c_contiguous else np.empty_like(source)
     word, carrier, rule = (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)
     even, any_mode, stochastic = rule

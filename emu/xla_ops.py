@@ -1,5 +1,7 @@
 """`Ops` on JAX arrays under XLA. Needs 64-bit types enabled while it is traced (`jax.enable_x64`)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -9,7 +11,12 @@ from emu.formats import Format
 from emu.ops import Ops
 from emu.rounding import Rounding
 from emu.rule import C64
+from emu.nearest import nearest_even, takes_nearest_even
 from emu.xla import round_wide
+
+
+# additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in cache
+_UNROLL = {"gpu": 16, "cuda": 16}
 
 
 def _bits(x: Array) -> Array:
@@ -67,12 +74,15 @@ def _when(active, compute, state):  # type: ignore[no-untyped-def]
 
 
 def _ascending(a: Array, b: Array, init: Array, r: Rounding, multiply) -> Array:  # type: ignore[no-untyped-def]
+    rounded = nearest_even if takes_nearest_even(r) else round_wide
+
     def step(total, ab):  # type: ignore[no-untyped-def]
-        return round_wide(total + multiply(ab[0][:, None], ab[1][None, :]), r), None
+        return rounded(total + multiply(ab[0][:, None], ab[1][None, :]), r), None
 
-    return lax.scan(step, init, (a, b))[0]
+    return lax.scan(step, init, (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
 
 
+@partial(jax.jit, static_argnums=2)
 def _stats(before: Array, after: Array, f: Format, valid: Array) -> tuple[Array, ...]:
     """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows, columns).
 

@@ -1,0 +1,235 @@
+"""The functions of `emu`: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA), the same bits from both.
+
+Executors are imported on first use: `import emu` brings in neither numba nor jax.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from emu.accumulate import Accumulator, accumulate
+from emu.formats import Format
+from emu.ops import Ops
+from emu.random import event_bits
+from emu.rounding import BINARY32, NanPolicy, Overflow, Rounding, RoundingMode, rounding
+from emu.spacing import spacing
+from emu.stats import Stats
+
+Array = Any  # numpy.ndarray or jax.Array
+
+
+def round_to(
+    x: Any,
+    format: str | Format | Rounding,
+    mode: str | RoundingMode | None = None,
+    *,
+    overflow: str | Overflow | None = None,
+    nan: str | NanPolicy | None = None,
+    seed: int | None = None,
+    first: int = 0,
+    out: np.ndarray | None = None,
+) -> Array:
+    """Every number of x rounded once to a format; the result keeps x's type and shape.
+
+    x         float32 or float64 array, NumPy or JAX; float16, bfloat16 and float8 arrays enter as float32, Python
+              numbers as float64
+    format    a name ("bf16", "e4m3fn", "e5m10" ...), a `Format` or a `Rounding`
+    mode      a `RoundingMode` or its name; ties-to-even by default
+    overflow, nan, seed   see `Rounding`
+    first     index of x's first number in the random stream of the stochastic mode, so that pieces of an array
+              round as the whole does
+    out       NumPy only: where the result goes, x itself allowed
+
+    Exact: the result is the correctly rounded x, in every mode, subnormals included; idempotent; monotone.
+    Raises ValueError for unknown names, a format wider than the array, an out of another shape or type; TypeError for
+    integers. Source of the modes: IEEE 754-2019, 4.3.
+    """
+    r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
+    x = _carrier(x)
+    if x.dtype == np.float32 and not (r.format.fits_binary32 or r.format.name == "e8m0fnu"):
+        raise ValueError(f"format={r.format.name}: does not fit a float32 array; pass float64")
+    random = _bits_of_flat(x, r.seed, first) if r.mode is RoundingMode.STOCHASTIC else None
+    if _is_jax(x):
+        if out is not None:
+            raise ValueError("out: JAX arrays are immutable; leave it out")
+        from emu import xla
+
+        return xla.round_array(x, r, random)
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
+        raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
+    from emu import kernels
+
+    return kernels.round_array(x, r, random, out)
+
+
+def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any) -> Array:
+    """round_to(x, ...) - x, exact (Sterbenz: the two are within a factor of two, or one is 0)."""
+    x = _carrier(x)
+    y = round_to(x, format, mode, **policies)
+    if not _is_jax(x) or x.dtype == np.float64:
+        return y - x
+    import jax
+
+    from emu.widths import narrow, widen
+
+    with jax.enable_x64(True):  # the difference may be subnormal, which float arithmetic on CPU would flush
+        return narrow(widen(y) - widen(x))
+
+
+def ulp_of(x: Any, format: str | Format) -> Array:
+    """Distance of neighbours of the format in the binade of x, float64: 2^(max(e, emin) - p + 1). NaN for inf, NaN."""
+    f = rounding(format).format
+    x = _carrier(x)
+    if _is_jax(x):
+        import jax
+
+        with jax.enable_x64(True):
+            return _spacing(_ops(x), _enter(x), f)
+    return _spacing(_ops(x), _enter(x), f)
+
+
+def _spacing(ops: Ops, x: Array, f: Format) -> Array:
+    return ops.xp.where(ops.xp.isfinite(x), spacing(ops, x, f), np.nan)
+
+
+def exp(x: Any, format: str | Format | Rounding = "fp32", mode: str | RoundingMode | None = None) -> Array:
+    """e^x, correctly rounded to binary32 or narrower for every binary32 argument; the result has x's type.
+
+    Below -400 the result is 0. For float64 arguments or formats wider than binary32, within 0.65 ulp before rounding.
+    """
+    from emu.functions import exp64
+
+    r = rounding(format, mode)
+    x = _carrier(x)
+    if _is_jax(x):
+        return _through_binary64(lambda ops, y: ops.round(exp64(ops, y), r, None), x)
+    ops = _ops(x)
+    return ops.round(exp64(ops, _enter(x)), r, None).astype(x.dtype)
+
+
+def dot(
+    a: Any, b: Any, accumulator: Accumulator = Accumulator(), init: Any = None, steps: list[tuple[Array, Array]] | None = None
+) -> Array:
+    """init + a @ b, each sum of products added up by the accumulator; float64.
+
+    a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits
+    each. Stochastic steps take their bits from the step's seed, the entry and the index of the addition.
+    steps: a list that receives every addition's (before, after), leading axis k. Raises ValueError for shapes that do
+    not match.
+    """
+    a, b = _carrier(a), _carrier(b)
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
+    shape = (a.shape[0], b.shape[1])
+    if init is not None and tuple(np.shape(init)) != shape:
+        raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
+
+    def run(ops: Ops, a: Array, b: Array, start: Array) -> Array:
+        r = accumulator.step
+        step = None
+        if r.mode is RoundingMode.STOCHASTIC:
+            rows, columns = ops.xp.arange(shape[0])[:, None], ops.xp.arange(shape[1])
+            step = lambda k, total: ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))  # noqa: E731
+        return accumulate(ops, accumulator, a.T, b, start, step, steps)
+
+    if _is_jax(a) or _is_jax(b):
+        import jax
+        import jax.numpy as jnp
+
+        with jax.enable_x64(True):
+            a, b = jnp.asarray(a), jnp.asarray(b)
+            start = jnp.zeros(shape) if init is None else _enter(jnp.asarray(init))
+            return run(_ops(a), _enter(a), _enter(b), start)
+    return run(_ops(a), _enter(a), _enter(b), np.zeros(shape) if init is None else np.asarray(init, np.float64))
+
+
+def sum(x: Any, accumulator: Accumulator = Accumulator(), axis: int = -1) -> Array:
+    """The sum along one axis, added up by the accumulator; float64. Any shape."""
+    x = _carrier(x)
+    moved = x if axis in (-1, x.ndim - 1) else _last(x, axis)
+    rows = moved.reshape(-1, moved.shape[-1])
+    return dot(rows, np.ones((rows.shape[1], 1)), accumulator).reshape(moved.shape[:-1])
+
+
+def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
+    """The `Stats` of rounding events from the numbers before and after; `place` is the flat index of the peak."""
+    f = rounding(format).format
+    x, y = _carrier(before), _carrier(after)
+    if x.shape != y.shape:
+        raise ValueError(f"after: shape {y.shape}, must be that of before, {x.shape}")
+    if _is_jax(x):
+        import jax
+
+        with jax.enable_x64(True):
+            a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
+            return Stats.of(*_ops(x).stats(a, b, f, a == a)[:4])
+    a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
+    return Stats.of(*_ops(x).stats(a, b, f, np.ones(a.shape, bool))[:4])
+
+
+def _is_jax(x: Any) -> bool:
+    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)
+
+
+def _carrier(x: Any) -> Array:
+    """x as a float32 or float64 array; narrower floats exactly as float32."""
+    if not _is_jax(x):
+        x = np.asarray(x)
+    if x.dtype in (np.float32, np.float64):
+        return x
+    if x.dtype.kind in "iub" and x.ndim == 0:
+        return np.asarray(float(x))
+    if x.dtype.kind in "iubc" or x.dtype.itemsize > 4:
+        raise TypeError(f"x: dtype {x.dtype}, must be a float array; convert with x.astype('float32')")
+    return x.astype(np.float32)
+
+
+def _ops(x: Array) -> Ops:
+    if _is_jax(x):
+        from emu.xla_ops import opaque_zero, xla_ops
+
+        return xla_ops(opaque_zero(x), wide=True)
+    from emu.numpy_ops import numpy_ops
+
+    return numpy_ops()
+
+
+def _enter(x: Array) -> Array:
+    """The carrier: float64, exactly. For JAX arrays with 64-bit types enabled."""
+    if _is_jax(x):
+        from emu.widths import widen
+
+        return x if x.dtype == np.float64 else widen(x)
+    return x.astype(np.float64)
+
+
+def _through_binary64(function: Any, x: Array) -> Array:
+    import jax
+
+    from emu.widths import narrow
+    from emu.xla_ops import opaque_zero, xla_ops
+
+    with jax.enable_x64(True):
+        wide = _enter(x)
+        y = function(xla_ops(opaque_zero(wide), wide=True), wide)
+        return y if x.dtype == np.float64 else narrow(xla_ops(opaque_zero(wide), wide=True).round(y, BINARY32, None))
+
+
+def _last(x: Array, axis: int) -> Array:
+    """x with one axis moved to the end."""
+    order = [i for i in range(x.ndim) if i != axis % x.ndim] + [axis % x.ndim]
+    return x.transpose(order)
+
+
+def _bits_of_flat(x: Array, seed: int, first: int) -> Array:
+    """Random integers for a flat array: stream 0, coordinates the two words of the index."""
+    if _is_jax(x):
+        import jax
+        import jax.numpy as jnp
+
+        with jax.enable_x64(True):
+            index = first + jnp.arange(x.size, dtype=jnp.int64)
+            return event_bits(jnp, seed, 0, index >> 32, index & 0xFFFF_FFFF).reshape(x.shape)
+    index = first + np.arange(x.size, dtype=np.int64)
+    return event_bits(np, seed, 0, index >> 32, index & 0xFFFF_FFFF).reshape(x.shape)
