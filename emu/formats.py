@@ -41,6 +41,8 @@ class Format:
             raise ValueError(f"precision={self.precision}: a format has 1 to 53 significand bits")
         if not (math.isfinite(self.max_finite) and self.max_finite > 0):
             raise ValueError(f"max_finite={self.max_finite}: give the largest finite number, above 0")
+        if self.emin - self.precision + 1 < -1074:
+            raise ValueError(f"emin={self.emin}: with precision {self.precision} binary64 lacks the smallest number, 2^(emin - p + 1)")
 
     @property
     def emax(self) -> int:

@@ -87,7 +87,8 @@ def _loops(rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Calla
 
     @closure(f"{width}")
     def signed(m, b, t):
-        return leave(where((m == 0) & (t.negative_zero == 0), 0, m | (b & ~magnitude)))
+        signless = (t.negative_zero == 0) | (b & magnitude > carrier.infinity)  # of zeros: the fnuz formats', and NaN's
+        return leave(where((m == 0) & signless, 0, m | (b & ~magnitude)))
 
     def over(function, name):
         @closure(f"{name}{width}")
@@ -184,8 +185,9 @@ def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, ou
     `out` may be x itself. Formats beyond binary32's normal range pass through binary64.
     """
     if x.dtype == np.float32 and not r.format.fits_binary32:
-        wide = round_array(x.astype(np.float64), r, random)
-        return wide.astype(np.float32) if out is None else _into(out, wide)
+        with np.errstate(all="ignore"):  # a signalling NaN
+            wide = round_array(x.astype(np.float64), r, random).astype(np.float32)
+        return wide if out is None else _into(out, wide)
     source = np.ascontiguousarray(x).reshape(x.shape)  # which makes 0-d arrays 1-d
     result = out if out is not None and out.flags.c_contiguous else np.empty_like(source)
     word, carrier, rule = (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)

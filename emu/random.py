@@ -12,7 +12,7 @@ def event_bits(xp: Any, seed: int, stream: Any, rows: Any, columns: Any, step: A
 
     stream  which event and which head (0-d or of shape (1,)); step: which addition inside it, counted from 1
     """
-    word = lambda x: xp.asarray(x).astype("uint32").reshape(-1)[:1] if xp.ndim(x) == 0 else xp.asarray(x).astype("uint32")  # noqa: E731
+    word = lambda x: xp.asarray(x).astype("uint32")  # noqa: E731
     key = word(seed) ^ (word(step) * word(STEP))
     rows, columns = xp.broadcast_arrays(word(rows), word(columns))
     return random31((key, word(stream)), (rows, columns)).astype("int32")

@@ -1,7 +1,7 @@
 """Counter-based random bits: Threefry-2x32 with 20 rounds (Salmon et al., SC'11), written once.
 
 The same (key, counter) gives the same bits on every engine, device and chunking. Only + ^ << >> on
-unsigned 32-bit words: NumPy, Numba and JAX arrays alike.
+unsigned 32-bit words: NumPy and JAX arrays alike.
 """
 
 from typing import Any
@@ -13,8 +13,9 @@ PARITY = 0x1BD11BDA
 def threefry2x32(k0: Any, k1: Any, c0: Any, c1: Any) -> tuple[Any, Any]:
     """Two words of random bits from a key of two words and a counter of two words.
 
-    All four are uint32 arrays or scalars of one library, broadcast together.
+    All four are uint32 arrays of one library (NumPy's scalars too), broadcast together.
     """
+    k0, k1, c0, c1 = (_array(word) for word in (k0, k1, c0, c1))
     keys = (k0, k1, k0 ^ k1 ^ _word(k0, PARITY))
     x0, x1 = c0 + k0, c1 + k1
     for block in range(5):
@@ -25,6 +26,11 @@ def threefry2x32(k0: Any, k1: Any, c0: Any, c1: Any) -> tuple[Any, Any]:
         x0 = x0 + keys[(block + 1) % 3]
         x1 = x1 + keys[(block + 2) % 3] + _word(x1, block + 1)
     return x0, x1
+
+
+def _array(word: Any) -> Any:
+    """A NumPy scalar as an array of one, whose additions wrap around without a warning."""
+    return word.reshape(1) if word.ndim == 0 else word
 
 
 def _word(like: Any, value: int) -> Any:

@@ -45,4 +45,5 @@ def _apply(rule, carrier, word, x, r: Rounding, t: Target, random):  # type: ign
     else:
         m = rule.any_mode(a, negative, t)
     sign = b & ~np.dtype(word).type(carrier.magnitude)
-    return lax.bitcast_convert_type(jnp.where((m == 0) & (t.negative_zero == 0), 0, m | sign), x.dtype)
+    signless = (t.negative_zero == 0) | (a > carrier.infinity)  # of zeros: the fnuz formats', and NaN's
+    return lax.bitcast_convert_type(jnp.where((m == 0) & signless, 0, m | sign), x.dtype)

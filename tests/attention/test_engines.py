@@ -1,0 +1,139 @@
+"""The numpy engine against the xla engine, bit for bit: a selection of `make engines`, and the odd cases."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attention import PRODUCTS, DeltaFrom, Plan, Record, Site, Stabiliser, examine
+from emu.accumulate import Accumulator, Order
+from emu.rounding import rounding
+from tests.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
+
+# each preset once full and plain, once causal and injected, on tiles that take turns: 16 compilations
+SELECTED = [
+    (preset, causal, TILES[(i + 2 * causal) % 4], causal) for i, preset in enumerate(PRESETS) for causal in (False, True)
+]
+RECORDED = [  # compiling with statistics takes about 10 s each
+    ("qiu-yao", False, (16, 8), True),
+    ("fa2-bf16", True, (128, 32), False),
+    ("all:e4m3fn", True, (64, 64), False),
+]
+
+
+@pytest.mark.parametrize(("preset", "causal", "tile", "inject"), SELECTED)
+def test_results_equal_bit_for_bit(preset, causal, tile, inject):
+    """An operation that XLA fuses, reorders, flushes or deletes, in any preset; subnormal data; scores beyond 88."""
+    for family in INPUTS:
+        assert compared(preset, family, causal=causal, tile=tile, inject=inject, record=None) == [], family
+
+
+@pytest.mark.parametrize(("preset", "causal", "tile", "inject"), RECORDED)
+def test_statistics_equal(preset, causal, tile, inject):
+    """A count, sum, peak or place that one engine takes over other entries than the other; padding that is counted."""
+    record = Record(events=(Site.P, Site.O, Site.DK), steps=(Site.PV, Site.DK))
+    for family in INPUTS:
+        assert compared(preset, family, causal=causal, tile=tile, inject=inject, record=record) == [], family
+
+
+def both(*arrays, plan, **options):
+    """Both engines on one input; the numpy engine's result once they agree."""
+    ours, theirs = (examine(*arrays, plan=plan, engine=engine, **options) for engine in ("numpy", "xla"))
+    assert differences(ours, theirs) == []
+    return ours
+
+
+def odd_inputs():
+    """T = 37, S = 53, four heads on two key heads, V wider than K, two batch entries."""
+    shapes = (2, 37, 4, 8), (2, 53, 2, 8), (2, 53, 2, 12), (2, 37, 4, 12)
+    return [normal(90 + i, *shape) for i, shape in enumerate(shapes)]
+
+
+def odd_mask():
+    """Random, with two rows that see no key; (B, 1, T, S) broadcasts over heads."""
+    mask = np.random.Generator(np.random.PCG64(7)).random((2, 1, 37, 53)) < 0.6
+    mask[0, 0, 5] = mask[1, 0, 36] = False
+    mask[:, 0, :16, :16] = False  # a whole tile
+    return mask
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_grouped_heads_rectangular_masked_undivided(causal):
+    """Key heads paired with wrong query heads, tiles cut wrongly, masked entries counted, NaN from rows without keys."""
+    q, k, v, do = odd_inputs()
+    mask = odd_mask()
+    record = Record() if causal else None
+    seen = both(q, k, v, do, plan=Plan.preset("fa2-bf16"), block_q=16, block_k=16, mask=mask, is_causal=causal, record=record)
+    alive = mask & np.tri(37, 53, dtype=bool) if causal else mask
+    dead = ~np.broadcast_to(alive.any(-1), (2, 4, 37)).swapaxes(1, 2)
+    assert dead[0, 5].all() and dead[1, 36].all()
+    assert np.all(seen.out[dead] == 0.0) and np.all(np.isneginf(seen.lse[dead]))
+    assert np.all(seen.dq[dead] == 0.0) and np.all(seen.delta[dead] == 0.0)
+    for name in RESULTS:
+        assert not np.isnan(getattr(seen, name)).any(), name
+    unseen = ~np.broadcast_to(alive.any(-2), (2, 1, 53))[:, 0]
+    assert np.all(seen.dk[unseen] == 0.0) and np.all(seen.dv[unseen] == 0.0)
+    if causal:
+        scores = alive.sum((-2, -1)).repeat(4, 1)
+        for site in ("S", "X", "P", "DS"):
+            assert np.array_equal(seen.trace.stats[site].n, scores), site
+
+
+def test_everything_masked():
+    """0 / 0 and -inf - -inf."""
+    q, k, v, do = odd_inputs()
+    mask = np.zeros((1, 1, 1, 1), dtype=bool)
+    seen = examine(q, k, v, do, plan=Plan.preset("qiu-yao"), block_q=16, block_k=16, mask=mask, engine="numpy")
+    assert np.all(seen.out == 0.0) and np.all(np.isneginf(seen.lse))
+    for name in ("dq", "dk", "dv", "delta"):
+        assert np.all(getattr(seen, name) == 0.0), name
+    for name, s in seen.trace.stats.items():
+        assert s.nan.sum() == 0, name
+        if Site(name).axes != Site.K.axes and Site(name) not in (Site.Q, Site.DO, Site.DQ_OUT):
+            assert s.n.sum() == 0, name
+
+
+def stochastic_plan():
+    """Every event and every addition stochastic, in BF16."""
+    plan = Plan.preset("all:bf16")
+    r = rounding("bf16", "stochastic", seed=5)
+    return replace(plan, roundings=(r,) * len(Site), accumulators=(Accumulator(step=r),) * len(PRODUCTS))
+
+
+def mixed_plan():
+    """Every order of addition, several step formats and directed modes, delta from P dP, a stabiliser."""
+    plan = replace(Plan.preset("qiu-yao"), delta_from=DeltaFrom.P_DP, stabiliser=Stabiliser(beta=2.0), row_sum_of=Site.P)
+    chosen = {
+        Site.S: Accumulator(order=Order.PAIRWISE, step=rounding("bf16")),
+        Site.ROWSUM: Accumulator(order=Order.CHUNKED, chunk=3, step=rounding("fp16", overflow="saturate")),
+        Site.PV: Accumulator(order=Order.CHUNKED, chunk=4, step=rounding("bf16", "toward-zero")),
+        Site.DELTA: Accumulator(order=Order.EXACT),
+        Site.S_B: Accumulator(order=Order.EXACT),
+        Site.DV: Accumulator(order=Order.PAIRWISE),
+        Site.DP: Accumulator(order=Order.CHUNKED, chunk=4),
+        Site.DQ: Accumulator(order=Order.EXACT, step=rounding("bf16")),
+        Site.DK: Accumulator(order=Order.ASCENDING, step=rounding("fp16", "stochastic", overflow="saturate", seed=3)),
+    }
+    for site, accumulator in chosen.items():
+        plan = plan.adding(site, accumulator)
+    return plan.at(Site.O, "bf16", "toward-negative").at(Site.DS, "e5m2", "to-odd")
+
+
+@pytest.mark.parametrize(
+    "plan", [stochastic_plan(), mixed_plan(), replace(Plan.preset("fa2-bf16"), delta_from=DeltaFrom.WIDE_O)],
+    ids=["stochastic", "mixed", "wide"],
+)  # fmt: skip
+def test_other_plans(plan):
+    """Random bits or partial sums that depend on the engine; an order of addition that differs."""
+    q, k, v, do = (x[:1, :20, :2] for x in odd_inputs())
+    both(q, k[:, :, :1], v[:, :, :1], do, plan=plan, block_q=8, block_k=8, record=None)
+
+
+def test_stochastic_bits_depend_on_no_tiling_of_queries():
+    """A random stream that restarts with every query tile."""
+    q, k, v, _ = odd_inputs()
+    outs = [
+        examine(q, k, v, plan=stochastic_plan(), block_q=n, block_k=53, engine="numpy", record=None).out for n in (5, 16, 37)
+    ]
+    assert np.array_equal(outs[0], outs[1])
+    assert np.array_equal(outs[0], outs[2])
