@@ -26,7 +26,7 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     """One key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10 (with the rescaling of line 10 as alpha, not its inverse)."""
     ops, plan = at.ops, at.plan
     xp, mul = ops.xp, ops.multiply
-    m_old, l, o = state  # noqa: E741
+    m_old, l, o = state
 
     s = at.product(Site.S, q, k.T)
     s = masked(at, at(Site.SCALED, mul(s, scale)))
@@ -42,7 +42,7 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     if plan.normalise_first:
         return _unfused(at, m, al, e, v)
     p = at(Site.P, e)
-    l = at(Site.L, al + row_sum(at, p if plan.row_sum_of is Site.P else e))  # noqa: E741
+    l = at(Site.L, al + row_sum(at, p if plan.row_sum_of is Site.P else e))
     if plan.pv_into_o:
         o = at(Site.O, *at.sum(Site.PV, p, v, init=ao, event=Site.O))
     else:
@@ -52,7 +52,7 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
     """Softmax first, then P V: the whole row is one tile, and O leaves normalised."""
-    l = at(Site.L, al + row_sum(at, e))  # noqa: E741
+    l = at(Site.L, al + row_sum(at, e))
     inverse = at(Site.INV, reciprocal(at.ops.xp, l))
     p = at(Site.P, at.ops.multiply(e, inverse[:, None]))
     return m, l, at(Site.O, at.product(Site.PV, p, v))
@@ -68,7 +68,7 @@ def row_sum(at: Events, e: Array) -> Array:
 def finish(at: Events, state: State) -> tuple[Array, Array, Array]:
     """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf."""
     ops = at.ops
-    m, l, o = state  # noqa: E741
+    m, l, o = state
     if at.plan.normalise_first:
         wide = o
     else:
@@ -129,7 +129,7 @@ def finite(xp: Any, m: Array) -> Array:
     return xp.where(m == -math.inf, 0.0, m)
 
 
-def reciprocal(xp: Any, l: Array) -> Array:  # noqa: E741
+def reciprocal(xp: Any, l: Array) -> Array:
     """1 / l, or 0 for rows that have no key."""
     return xp.where(l == 0.0, 0.0, 1.0 / xp.where(l == 0.0, 1.0, l))
 

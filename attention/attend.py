@@ -18,6 +18,7 @@ from attention.sites import Site
 from attention.trace import Trace, trace_of_tiles, trace_of_whole
 
 Engine = Literal["numpy", "xla"]
+_SUMMARIES = Record()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def attend(
 def examine(
     q: Any, k: Any, v: Any, do: Any = None, *,
     plan: Plan, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
-    mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record = Record(),
+    mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record = _SUMMARIES,
     engine: Engine | None = None,
 ) -> Examined:  # fmt: skip
     """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`."""
@@ -144,7 +145,7 @@ def _examine(setup: Setup, engine: Engine, q: Any, k: Any, v: Any, do: Any, mask
     width = v.shape[3]
     trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=False)
     trace += trace_of_whole(setup, seen["whole"], (b, n))
-    gradients = (None, None, None, None)
+    gradients: tuple[Any, ...] = (None, None, None, None)
     if do is not None:
         (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO])
         trace += trace_of_whole(setup, seen["whole"], (b, n))

@@ -16,7 +16,7 @@ from attention.sites import Site
 def attend_xla(setup: Setup, q: Any, k: Any, v: Any, mask: Any) -> Array:
     """The output (B, T, N, H). Inputs narrower than float32 are cast outside, so their gradients are cast back by JAX."""
     dtype = result_type(q, k, v)
-    with jax.enable_x64(dtype == jnp.float64 or jax.config.jax_enable_x64):
+    with jax.enable_x64(dtype == jnp.float64 or bool(jax.config.read("jax_enable_x64"))):
         q, k, v = (jnp.asarray(x).astype(dtype) for x in (q, k, v))
     return _attend(setup, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]))
 

@@ -121,7 +121,7 @@ def forward(
         return None, (state, seen)
 
     rows = (q_tiles,) if masks is None else (q_tiles, masks)
-    _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)  # noqa: E741
+    _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
     at = _events(ops, setup, _whole(ops, setup, head, mask))
     state = m.reshape(-1), l.reshape(-1), o.reshape(-1, o.shape[-1])
     return algorithm.finish(at, state), {"tiles": seen, "whole": at.seen}

@@ -94,7 +94,7 @@ def _selection(name: str, where: Any) -> Where:
     if isinstance(where, int):
         return (where,)
     if isinstance(where, slice):
-        if where.stop is None or where.start is not None and where.start < 0 or where.stop < 0:
+        if where.stop is None or (where.start or 0) < 0 or where.stop < 0:
             raise ValueError(f"{name}={where}: give a slice with a stop, counted from the start")
         return range(where.start or 0, where.stop, where.step or 1)
     if isinstance(where, Iterable) and all(isinstance(i, int) or hasattr(i, "__index__") for i in where):

@@ -154,8 +154,8 @@ def ordinal(site: Site) -> int:
 def site_named(name: Site | str) -> Site:
     """The site of that name, in any case. Raises ValueError with the nearest name."""
     try:
-        return Site(str(name).upper())
-    except ValueError:
+        return Site[str(name).upper()]
+    except KeyError:
         raise ValueError(unknown("site", name, Site)) from None
 
 

@@ -43,7 +43,7 @@ class Site(StrEnum):
     L = "L", "AL + ROWSUM", Axes.T, "forward"
     AO = "AO", "alpha O", Axes.TH, "forward"
     PV = "PV", "sum_s P v", Axes.TH, "forward"
-    O = "O", "AO + PV", Axes.TH, "forward"  # noqa: E741
+    O = "O", "AO + PV", Axes.TH, "forward"
     INV = "INV", "1 / l", Axes.T, "forward"
     OUT = "OUT", "O INV", Axes.TH, "forward"
     LSE = "LSE", "m + ln l", Axes.T, "forward"

@@ -33,7 +33,7 @@ class Trace:
 
 def site_of(name: str) -> Site:
     """The site that a trace's key speaks of: "PV" and "PV.step" are both PV."""
-    return Site(name.partition(".")[0])
+    return Site[name.partition(".")[0]]
 
 
 def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
@@ -77,7 +77,7 @@ def _size(setup: Setup, name: str) -> int:
 
 def _worst(setup: Setup, site: Site, peak: np.ndarray, place: np.ndarray, features: int) -> tuple[Any, Any]:
     """The largest error of each head and the flat (row, column) index of its event in the whole head."""
-    heads, nq, nk = peak.shape
+    heads, _, nk = peak.shape
     tile = np.where(place < 0, -1.0, peak).reshape(heads, -1).argmax(1)
     i, j = np.divmod(tile, nk)
     here = np.arange(heads)
@@ -94,7 +94,7 @@ def _worst(setup: Setup, site: Site, peak: np.ndarray, place: np.ndarray, featur
 
 def _gather(setup: Setup, site: Site, v: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
     """(heads, query tile, key tile, ...) of one site as whole arrays."""
-    heads, nq, nk = v.shape[:3]
+    _, nq, nk = v.shape[:3]
     if site.axes is Axes.TS:
         whole = v.transpose(0, 1, 3, 2, 4).reshape(*lead, nq * setup.block_q, nk * setup.block_k)
         return whole[:, :, : setup.queries, : setup.keys]

@@ -16,6 +16,7 @@ from emu.rounding import BINARY32, NanPolicy, Overflow, Rounding, RoundingMode, 
 from emu.spacing import spacing
 from emu.stats import Stats
 
+_BINARY32 = Accumulator()
 Array = Any  # numpy.ndarray or jax.Array
 
 
@@ -109,7 +110,7 @@ def exp(x: Any, format: str | Format | Rounding = "fp32", mode: str | RoundingMo
 
 
 def dot(
-    a: Any, b: Any, accumulator: Accumulator = Accumulator(), init: Any = None, steps: list[tuple[Array, Array]] | None = None
+    a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, steps: list[tuple[Array, Array]] | None = None
 ) -> Array:
     """init + a @ b, each sum of products added up by the accumulator; float64.
 
@@ -144,7 +145,7 @@ def dot(
     return run(_ops(a), _enter(a), _enter(b), np.zeros(shape) if init is None else np.asarray(init, np.float64))
 
 
-def sum(x: Any, accumulator: Accumulator = Accumulator(), axis: int = -1) -> Array:
+def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
     """The sum along one axis, added up by the accumulator; float64. Any shape."""
     x = _carrier(x)
     moved = x if axis in (-1, x.ndim - 1) else _last(x, axis)
@@ -229,7 +230,9 @@ def _bits_of_flat(x: Array, seed: int, first: int) -> Array:
         import jax.numpy as jnp
 
         with jax.enable_x64(True):
-            index = first + jnp.arange(x.size, dtype=jnp.int64)
-            return event_bits(jnp, seed, 0, index >> 32, index & 0xFFFF_FFFF).reshape(x.shape)
-    index = first + np.arange(x.size, dtype=np.int64)
-    return event_bits(np, seed, 0, index >> 32, index & 0xFFFF_FFFF).reshape(x.shape)
+            return _stream(jnp, seed, first + jnp.arange(x.size, dtype=jnp.int64)).reshape(x.shape)
+    return _stream(np, seed, first + np.arange(x.size, dtype=np.int64)).reshape(x.shape)
+
+
+def _stream(xp: Any, seed: int, index: Array) -> Array:
+    return event_bits(xp, seed, 0, index >> 32, index & 0xFFFF_FFFF)

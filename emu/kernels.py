@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core import config
 
 from emu.rounding import Rounding, RoundingMode
 from emu.rule import C32, C64, Carrier, Rule, build_rule, target_of
@@ -43,11 +44,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     them passed as an argument, cannot be cached. Numba reads the folder at this moment and never again,
     so no other package's cache moves.
     """
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_directory()
+    before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
     try:
         return numba.njit(nogil=True, cache=True)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 def closure(tag: str) -> Callable[[Callable[..., Any]], Any]:
@@ -163,7 +164,7 @@ def stochastic64(x: Any, y: Any, random: Any, t: Any) -> None:
 @cache
 def pool() -> ThreadPoolExecutor:
     """One worker per core of this process; made on first use."""
-    return ThreadPoolExecutor(numba.config.NUMBA_NUM_THREADS, thread_name_prefix="roundscope")
+    return ThreadPoolExecutor(numba.get_num_threads(), thread_name_prefix="roundscope")
 
 
 _PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves
@@ -171,7 +172,7 @@ _PIECE = 1 << 16  # below this many numbers a second thread costs more than it s
 
 def parallel(kernel: Callable[..., Any], size: int, *arrays: Any, shared: tuple[Any, ...] = ()) -> list[Any]:
     """kernel(*pieces, *shared) over equal pieces of flat arrays; the results in order."""
-    workers = min(numba.config.NUMBA_NUM_THREADS, max(1, size // _PIECE))
+    workers = min(numba.get_num_threads(), max(1, size // _PIECE))
     cuts = [size * w // workers for w in range(workers + 1)]
     jobs = [(*(a[lo:hi] for a in arrays), *shared) for lo, hi in pairwise(cuts)]
     if workers == 1:

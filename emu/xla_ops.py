@@ -8,12 +8,11 @@ from jax import Array, lax
 
 from emu.classify import build_classify, judged
 from emu.formats import Format
+from emu.nearest import nearest_even, takes_nearest_even
 from emu.ops import Ops
 from emu.rounding import Rounding
 from emu.rule import C64
-from emu.nearest import nearest_even, takes_nearest_even
 from emu.xla import round_wide
-
 
 # additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in cache
 _UNROLL = {"gpu": 16, "cuda": 16}

@@ -56,7 +56,7 @@ def focus(before: np.ndarray, after: np.ndarray, f: Format, *, per_feature: bool
     with np.errstate(invalid="ignore"):
         error = np.where(np.isfinite(after - before), after - before, 0.0).sum(2) if per_feature else None
     return Focus(
-        signed=ulps.sum(-1), away=np.copysign(ulps, ulps * np.copysign(1.0, before)).sum(-1),
+        signed=ulps.sum(-1), away=(ulps * np.copysign(1.0, before)).sum(-1),
         histogram=counts, beyond=beyond, value=error,
     )  # fmt: skip
 
@@ -69,14 +69,23 @@ def _histogram(ulps: np.ndarray) -> tuple[np.ndarray, int]:
     return counts, int(inexact.size - inside.sum())
 
 
-Distinct = tuple[np.ndarray, np.ndarray]  # arguments, ascending, and the sum of signed ulps of each
+Distinct = tuple[np.ndarray, np.ndarray]  # signed significands, ascending, and the sum of signed ulps of each
 
 
 def by_argument(before: np.ndarray, after: np.ndarray, f: Format) -> Distinct:
-    """The distinct arguments of a site's inexact events, and the signed ulps summed over each one's events."""
-    ulps = ulps_of(before, after, f)
-    chosen = ulps != 0.0
-    return _grouped(before[chosen], ulps[chosen])
+    """The distinct arguments of a site's inexact events, and the signed ulps summed over each one's events.
+
+    Arguments a power of two apart round alike, so they count as one: what is distinct is the signed significand.
+    """
+    chosen = before != after
+    before, after = before[chosen], after[chosen]
+    return _grouped(np.frexp(before)[0], ulps_of(before, after, f))
+
+
+def away_by_argument(distinct: Distinct) -> np.ndarray:
+    """Sums of ulps away from zero by |significand|."""
+    values, sums = distinct
+    return _grouped(np.abs(values), sums * np.sign(values))[1]
 
 
 def merged(parts: list[Distinct]) -> Distinct:
