@@ -8,7 +8,7 @@ import numpy as np
 
 from emu.classify import build_classify, judged
 from emu.formats import Format
-from emu.kernels import RULE64, parallel, round_array, where
+from emu.kernels import RULE64, round_array, where
 from emu.ops import Ops
 from emu.rounding import Rounding, RoundingMode
 from emu.rule import C64, EVEN, target_of
@@ -121,17 +121,17 @@ def _count(x, y, valid, f, counts, error, ulps):
     for j in range(x.size):
         a, b = where(valid[j], x[j], 0.0), where(valid[j], y[j], 0.0)
         e = _classify(a, b, _bits(a) & _MAGNITUDE, _bits(b) & _MAGNITUDE, f)
-        n += np.int64(valid[j])
-        inexact += np.int64(e[0])
-        ties += np.int64(e[1])
-        ties_away += np.int64(e[2])
-        away += np.int64(e[3])
-        toward += np.int64(e[4])
-        carries += np.int64(e[5])
-        overflow += np.int64(e[6])
-        underflow += np.int64(e[7])
-        subnormal += np.int64(e[8])
-        nan += np.int64(e[9])
+        n += int(valid[j])
+        inexact += int(e[0])
+        ties += int(e[1])
+        ties_away += int(e[2])
+        away += int(e[3])
+        toward += int(e[4])
+        carries += int(e[5])
+        overflow += int(e[6])
+        underflow += int(e[7])
+        subnormal += int(e[8])
+        nan += int(e[9])
         error[j], ulps[j] = e[10], e[11]
         top = max(top, where(valid[j], _bits(e[11]) & _MAGNITUDE, -1))
     row = (n, inexact, ties, ties_away, away, toward, carries, overflow, underflow, subnormal, nan)

@@ -58,7 +58,7 @@ class Event:
     """One line of the table: a site's counts over all heads, and its lean.
 
     by_rows   the lean that flips of rows alone would show;  distinct: number of distinct arguments, if counted
-    leans     whether |z| exceeds the threshold
+    leans     whether |z| exceeds the threshold;  shared: whether it does by rows only, for equal arguments round alike
     worst     (batch, head) whose mean lies farthest from zero, and that mean
     """
 
@@ -69,6 +69,7 @@ class Event:
     by_rows: Lean
     distinct: int | None
     leans: bool
+    shared: bool
     mean_abs: float
     peak: float
     worst: tuple[int, int]
@@ -94,6 +95,7 @@ def event(name: str, f: Format, stats: Stats, rows: np.ndarray, limit: float, di
     worst = np.unravel_index(int(np.abs(means).argmax()), means.shape)
     return Event(
         name=name, format=f, counts=total.as_dict(), lean=both, by_rows=by_rows, leans=abs(both.z) > limit,
+        shared=abs(by_rows.z) > limit >= abs(both.z),
         distinct=None if distinct is None else int(distinct[0].size), mean_abs=float(total.mean_abs_ulps),
         peak=float(total.peak), worst=(int(worst[0]), int(worst[1])), worst_mean=float(means[worst]),
     )  # fmt: skip
@@ -104,74 +106,3 @@ def head_leans(stats: Stats, rows: np.ndarray, ratio: float = 1.0) -> tuple[np.n
     null = np.sqrt((rows**2).sum(-1))
     null = np.maximum(null, np.sqrt(stats.sq_ulps)) * ratio
     return stats.mean_ulps, rows.sum(-1) / np.where(null > 0.0, null, math.inf)
-
-
-def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    """a - b in value: largest |.|, root mean square, mean, and the root mean square relative to that of b.
-
-    NaN in both places count as equal; other non-finite differences are counted in `not_finite`.
-    """
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        d = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, a - b)
-    finite = np.isfinite(d)
-    d, size = d[finite], float(np.sqrt(np.mean(b[finite] ** 2))) if finite.any() else 0.0
-    rms = float(np.sqrt(np.mean(d**2))) if d.size else 0.0
-    return {
-        "max_abs": float(np.abs(d).max(initial=0.0)), "rms": rms, "mean": float(d.mean()) if d.size else 0.0,
-        "relative_rms": rms / size if size > 0.0 else 0.0, "not_finite": int((~finite).sum()),
-    }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaDrift:
-    """delta(plan) - delta(against), (B, T, N): z of its sum over the tokens of each head against sign flips, the worst head."""
-
-    error: np.ndarray
-    z: np.ndarray
-    worst: tuple[int, int]
-    limit: float
-    overall: Lean
-    identity: float  # largest |error - rowsum dO (O - O_against)|
-
-    @property
-    def leans(self) -> bool:
-        """Whether some head's running sum ends beyond the threshold."""
-        return bool(np.abs(self.z[self.worst]) > self.limit)
-
-
-def delta_drift(delta: Any, other: Any, out: Any, other_out: Any, do: Any) -> DeltaDrift:
-    """How delta's error adds up along tokens. By linearity it equals rowsum dO (O - O_against) if delta comes from O."""
-    d = np.nan_to_num(np.asarray(delta, np.float64) - np.asarray(other, np.float64), posinf=0.0, neginf=0.0)
-    from_o = (np.asarray(do, np.float64) * (np.asarray(out, np.float64) - np.asarray(other_out, np.float64))).sum(-1)
-    null = np.sqrt((d**2).sum(1))
-    z = d.sum(1) / np.where(null > 0.0, null, math.inf)
-    b, n = np.unravel_index(int(np.abs(z).argmax()), z.shape)
-    return DeltaDrift(
-        error=d, z=z, worst=(int(b), int(n)), limit=threshold(z.size), overall=lean([d], d.size),
-        identity=float(np.nanmax(np.abs(d - from_o), initial=0.0)),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """One site's errors in key-tile rows with several P = 1 and in the others, signed and away from zero."""
-
-    site: str
-    events: tuple[int, int]  # with several, others
-    signed: tuple[Lean, Lean]
-    away: tuple[Lean, Lean]
-
-    @property
-    def share(self) -> float:
-        """The part of the total away-from-zero error that comes from rows with several P = 1 (nan if the total is 0)."""
-        sums = [x.mean * n for x, n in zip(self.away, self.events, strict=True)]
-        return sums[0] / sum(sums) if sum(sums) else math.nan
-
-
-def share(site: str, signed: np.ndarray, away: np.ndarray, several: np.ndarray, exists: np.ndarray, features: int) -> Share:
-    """signed, away, several: (B, N, tiles, T); exists: broadcastable; groups of the null are rows (B, N, T)."""
-    parts = [several & exists, ~several & exists]
-    n = tuple(int(np.broadcast_to(p, signed.shape).sum()) * features for p in parts)
-    flips = lambda x: tuple(lean([np.where(p, x, 0.0).sum(2)], m) for p, m in zip(parts, n, strict=True))  # noqa: E731
-    return Share(site=site, events=n, signed=flips(signed), away=flips(away))  # type: ignore[arg-type]

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from experiments.analysis import DeltaDrift
+from experiments.analysis import threshold
+from experiments.consequences import DeltaDrift
 from experiments.running_error import Running, tied
 from experiments.trace_focus import CENTRES, Focus
 from experiments.trace_summary import Summary, head_table
@@ -116,31 +118,28 @@ def along_tokens(drift: DeltaDrift) -> Figure:
 
 
 def heat_map(summary: Summary) -> tuple[Figure, int, float]:
-    """Mean signed ulps by event and head; the number of cells beyond the null, and its threshold."""
-    from experiments.analysis import threshold
-
+    """Mean signed error by event and head, coloured by z; the number of cells beyond the null, and its threshold."""
     names, means, z = head_table(summary)
     limit = threshold(means.size)
     figure, ax = _figure(1.2 + 0.21 * max(len(names), 1))
     if means.size:
-        ends = np.percentile(np.abs(means), 98) or np.abs(means).max() or 1.0
-        image = ax.imshow(means, cmap="RdBu_r", vmin=-ends, vmax=ends, aspect="auto", interpolation="nearest")
+        image = ax.imshow(z, cmap="RdBu_r", vmin=-2 * limit, vmax=2 * limit, aspect="auto", interpolation="nearest")
         bar = figure.colorbar(image, ax=ax, pad=0.01, extend="both")
         bar.ax.tick_params(labelsize=8)
-        bar.set_label("mean signed error, ulps", fontsize=8)
+        bar.set_label("z", fontsize=8)
         for i, j in zip(*np.nonzero(np.abs(z) > limit), strict=True):
-            ax.plot(j, i, "o", ms=4, mfc="white", mec=INK, mew=0.8)
-    heads = summary.seen.layer.q.shape[2]
-    labels = [f"{h}" if summary.seen.layer.q.shape[0] == 1 else f"{k // heads}/{h}" for k, h in enumerate(_heads(means, heads))]
+            ax.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, ec=INK, lw=1.2))
+    if means.size and means.shape[1] <= 16:
+        for (i, j), mean in np.ndenumerate(means):
+            text = f"{1000 * mean:+.1f}" if abs(mean) < 0.1 else f"{1000 * mean:+.0f}"
+            ax.text(j, i, text, ha="center", va="center", fontsize=6.5, color="white" if abs(z[i, j]) > 1.3 * limit else INK)
+    batch, _, heads, _ = summary.seen.layer.q.shape
+    labels = [str(k % heads) if batch == 1 else f"{k // heads}/{k % heads}" for k in range(batch * heads)]
     step = max(1, len(labels) // 32)
     ax.set_xticks(range(0, len(labels), step), labels[::step])
     ax.set_yticks(range(len(names)), names, fontfamily="monospace", fontsize=8)
-    ax.set_xlabel("head" if summary.seen.layer.q.shape[0] == 1 else "batch/head")
+    ax.set_xlabel("head" if batch == 1 else "batch/head")
     return figure, int((np.abs(z) > limit).sum()), limit
-
-
-def _heads(means: np.ndarray, heads: int) -> list[int]:
-    return [k % heads for k in range(means.shape[1])] if means.ndim == 2 else []
 
 
 def histogram(focus: dict[str, Focus]) -> Figure:
@@ -154,6 +153,7 @@ def histogram(focus: dict[str, Focus]) -> Figure:
         ax.set_xlim(-reach, reach)
         ax.axvline(0.0, color=INK, lw=0.6)
         ax.set_title(name, fontsize=9, fontfamily="monospace")
+        ax.set_xticks([-0.5, 0.0, 0.5])
         ax.set_xlabel("ulps")
     axes[0][0].set_ylabel("part of inexact events")
     return figure

@@ -14,14 +14,18 @@ import numpy as np
 
 from attention import Record, Site
 from emu.api import round_to
-from experiments.trace_run import Observed, _examine
+from emu.rounding import RoundingMode
+from experiments.trace_run import Observed, call
+
+CANDIDATES = 32  # rows looked at for one that has several P = 1 as one key tile
+Place = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """One (batch, head, row, feature), by key: P and V as rounded, the sum, its running error in value; ulp of the whole sum."""
 
-    where: tuple[int, int, int, int]
+    where: Place
     several: bool
     site: str
     p: np.ndarray
@@ -31,35 +35,48 @@ class Running:
     ulp: float
 
 
-def most_biased(seen: Observed, several: np.ndarray | None) -> tuple[int, int, int, int] | None:
-    """(batch, head, row, feature) of the largest |error| in value of P V, O summed over tiles (else of OUT), among rows
-    with several P = 1 if there are any; several: (B, N, T). None if nothing rounds."""
-    errors = [seen.focus[s].value for s in ("PV", "O") if s in seen.focus and seen.focus[s].histogram.any()]
-    errors = errors or [seen.focus[s].value for s in ("OUT",) if seen.focus[s].histogram.any()]
+def most_biased(seen: Observed, several: np.ndarray | None, count: int = 1) -> list[Place]:
+    """(batch, head, row, feature) of the `count` rows with the largest |error| in value of PV and O summed over tiles (else of OUT).
+
+    Only rows with several P = 1, if there are any; several: (B, N, T). Empty if nothing rounds.
+    """
+    errors: list[Any] = [seen.focus[s].value for s in ("PV", "O") if s in seen.focus and seen.focus[s].histogram.any()]
+    errors = errors or [seen.focus["OUT"].value] * bool(seen.focus["OUT"].histogram.any())
     if not errors:
-        return None
+        return []
     size = np.abs(np.sum(errors, axis=0))
+    largest = size.max(-1)
     if several is not None and several.any():
-        size = np.where(several[..., None], size, 0.0)
-    return tuple(int(i) for i in np.unravel_index(int(size.argmax()), size.shape))  # type: ignore[return-value]
+        largest = np.where(several, largest, -1.0)
+    best = np.argsort(-largest, axis=None, kind="stable")[:count]
+    rows = [tuple(int(i) for i in np.unravel_index(k, largest.shape)) for k in best if largest.flat[k] >= 0.0]
+    return [(*row, int(size[row].argmax())) for row in rows]  # type: ignore[misc]
 
 
 def running(seen: Observed, several: np.ndarray | None) -> Running | None:
-    """Equation 5 at the most biased place; None if no event after P V is narrower than binary32."""
-    where, site = most_biased(seen, several), _rounding_site(seen)
-    if where is None or site is None:
+    """Equation 5 at the most biased place where the whole row has several P = 1, or else at the most biased of all.
+
+    None if no event after P V is narrower than binary32.
+    """
+    site, first = _rounding_site(seen), None
+    if site is None:
         return None
-    b, n, t, i = where
-    p, v, l = _row(seen, b, n, t, i)
-    total = _fold(p, v)
-    if site is Site.OUT:
-        total = total / l
+    for place in most_biased(seen, several, CANDIDATES if several is not None and several.any() else 1):
+        row = _row(seen, *place)
+        first = first or (place, row)
+        if (row[0] == 1.0).sum() > 1:
+            return _running(seen, site, place, row)
+    return None if first is None else _running(seen, site, *first)
+
+
+def _running(seen: Observed, site: Site, place: Place, row: tuple[np.ndarray, np.ndarray, float]) -> Running:
+    p, v, l = row
+    total = _fold(p, v) / (l if site is Site.OUT else 1.0)
     r = seen.request.plan[site]
-    nearest = replace(r, mode="ties-to-even") if r.mode == "stochastic" else r
+    nearest = replace(r, mode=RoundingMode.TIES_TO_EVEN) if r.mode is RoundingMode.STOCHASTIC else r
     error = np.asarray(round_to(total, nearest)) - total
     ulp = float(np.ldexp(1.0, int(np.frexp(total[-1])[1]) - r.format.precision))
-    return Running(where=where, several=bool(several is not None and several[b, n, t]), site=str(site), p=p, v=v,
-                   total=total, error=error, ulp=ulp)  # fmt: skip
+    return Running(where=place, several=int((p == 1.0).sum()) > 1, site=str(site), p=p, v=v, total=total, error=error, ulp=ulp)
 
 
 def _rounding_site(seen: Observed) -> Site | None:
@@ -77,7 +94,7 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     cut = lambda x: x[b : b + 1, keys, g : g + 1]  # noqa: E731
     record = Record(events=(Site.P, Site.V, Site.L))
     row = layer.q[b : b + 1, t : t + 1, n : n + 1]
-    events = _examine(row, cut(layer.k), cut(layer.v), None, whole, request.plan, seen.scale, record).trace.events
+    events = call(row, cut(layer.k), cut(layer.v), None, whole, request.plan, seen.scale, record).trace.events
     l = 1.0 if request.plan.normalise_first else float(events["L"][1].reshape(-1)[-1])
     return events["P"][1].reshape(-1), events["V"][1][0, 0, :, i], l
 

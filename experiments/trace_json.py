@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from attention.injection import Injection
 from experiments.analysis import Event
+from experiments.output import plain
 from experiments.running_error import Running, tied
 from experiments.trace_options import Request
 from experiments.trace_run import Observed, blocks
 from experiments.trace_summary import Summary, head_table, share_of_rows
-from experiments.trace_table import sentence
+from experiments.trace_words import sentence
 
 SCHEMA = "roundscope-trace-1"
 
@@ -47,7 +49,8 @@ def layer(s: Summary) -> dict[str, Any]:
     names, means, z = head_table(s)
     some, rows = share_of_rows(s)
     return {
-        "name": seen.layer.name, "sentence": sentence(s), "shape": shape(seen), "scale": seen.scale, "tile": blocks(seen.layer, seen.request),
+        "name": seen.layer.name, "sentence": sentence(s), "shape": shape(seen), "scale": seen.scale,
+        "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count, "digests": digests(seen), "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
         "away_from_zero": {k: _plain(v) | {"leans": abs(v.z) > s.away_limit} for k, v in s.away.items()},
@@ -59,7 +62,6 @@ def layer(s: Summary) -> dict[str, Any]:
         "running_error": None if s.running is None else _running(s.running),
         "heads": {"events": names, "mean_ulps": means.tolist(), "z": z.tolist()},
         "histograms": {k: {"counts": f.histogram.tolist(), "beyond": f.beyond} for k, f in seen.focus.items()},
-        "row_sums": {k: v.tolist() for k, v in seen.trace.rows.items()} if seen.request.rows else None,
     }  # fmt: skip
 
 
@@ -115,10 +117,11 @@ def _running(run: Running) -> dict[str, Any]:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    from experiments.output import plain
-
     data = plain(record)
-    return data if "what" not in data else data | {"what": {"kind": type(record.what).__name__} | data["what"]}
+    if isinstance(record, Injection):
+        data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
+        data["what"] = {"kind": type(record.what).__name__} | data["what"]
+    return data
 
 
 def command_line() -> list[str]:

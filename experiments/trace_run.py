@@ -15,6 +15,7 @@ from experiments.trace_focus import Distinct, Focus, by_argument, existing, focu
 from experiments.trace_options import Request
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
+OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since their arguments are often few
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
 CHUNK_BYTES, HEAD_BYTES = 512 << 20, 2 << 30  # events held at once; events of one head beyond which P is not kept
 Progress = Callable[[str], None]
@@ -29,6 +30,7 @@ class Observed:
     focus     P, PV, O and OUT, where they occur
     ones      (B, N, tiles, T): P equal to 1, per row and key tile; None if P was too large to keep
     exists    (tiles, T): rows that have an event in a key tile
+    held      (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into memory at once
     """
 
     layer: Layer
@@ -40,13 +42,18 @@ class Observed:
     focus: dict[str, Focus]
     ones: np.ndarray | None
     exists: np.ndarray
+    held: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def observe(layer: Layer, request: Request, progress: Progress = lambda _: None) -> Observed:
     """Forward and, with do, backward of a layer. The bits are those of one call of `examine`."""
     scale = request.scale if request.scale is not None else layer.scale
     scale = layer.q.shape[3] ** -0.5 if scale is None else scale
-    parts = [_reduced(request, kept, seen) for kept, seen in _chunks(layer, request, scale, progress)]
+    held: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    parts = []
+    for heads, seen in _chunks(layer, request, scale, progress):
+        held = seen.trace.events if heads == layer.k.shape[2] else {}
+        parts.append(_reduced(request, seen))
     progress(f"{layer.name}: {request.against.name}")
     reference = _reference(layer, request, scale)
     keys, queries = layer.k.shape[1], layer.q.shape[1]
@@ -57,7 +64,7 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         reference={name: getattr(reference, name) for name in RESULTS},
         trace=_joined([p[0].trace for p in parts]), ones=_join([p[2] for p in parts], 1),
         focus={name: _sum([p[1][name] for p in parts]) for name in parts[0][1]},
-        exists=existing(queries, keys, block_q, block_k, request.causal),
+        exists=existing(queries, keys, block_q, block_k, request.causal), held=held,
     )  # fmt: skip
 
 
@@ -68,65 +75,67 @@ def blocks(layer: Layer, request: Request) -> tuple[int, int]:
     return min(request.block_q, layer.q.shape[1]), block_k
 
 
-def shared_arguments(layer: Layer, request: Request, scale: float, sites: list[str]) -> dict[str, Distinct]:
+def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
     """By site, its distinct arguments and the signed ulps of each: `trace_focus.by_argument` over all heads."""
-    forward = all(site_of(s).stage != "backward" and s != Site.DO for s in sites)
-    layer = replace(layer, do=None) if forward else layer
-    asked = replace(request, record=Record(events=tuple(site_of(s) for s in sites)))
-    parts: dict[str, list[Distinct]] = {s: [] for s in sites}
-    for _, seen in _chunks(layer, asked, scale, lambda _: None, focused=False):
-        for s in sites:
-            parts[s].append(by_argument(*seen.trace.events[s], request.plan[site_of(s)].format))
+    plan, layer = seen.request.plan, seen.layer
+    count = lambda events, s: by_argument(events[s][0], events[s][1], plan[site_of(s)].format)  # noqa: E731
+    parts = {s: [count(seen.held, s)] if s in seen.held else [] for s in sites}
+    again = [s for s in sites if not parts[s]]
+    if again:
+        forward = all(site_of(s).stage != "backward" and s != Site.DO for s in again)
+        asked = replace(seen.request, record=Record(events=tuple(site_of(s) for s in again)))
+        for _, part in _chunks(replace(layer, do=None) if forward else layer, asked, seen.scale, lambda _: None, focused=False):
+            for s in again:
+                parts[s].append(count(part.trace.events, s))
     return {s: merged(p) for s, p in parts.items()}
 
 
-def _chunks(
-    layer: Layer, request: Request, scale: float, progress: Progress, *, focused: bool = True
-) -> Iterator[tuple[Any, Examined]]:
-    """`examine`, as many heads at a time as memory allows; random bits and injections know heads by number: all at once."""
+def _chunks(layer: Layer, request: Request, scale: float, progress: Progress, *, focused: bool = True) -> Iterator[tuple[int, Examined]]:
+    """(key heads, `examine` of them), as many at a time as memory allows; all at once where heads are told apart by number."""
     b, t, n, _ = layer.q.shape
     s, g = layer.k.shape[1:3]
-    per_head = b * (t * s * 16 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
-    sites = tuple(x for x in FOCUS if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
+    per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
+    wanted = FOCUS if per_head > HEAD_BYTES else FOCUS + OFTEN_SHARED
+    sites = tuple(x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
     record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
     groups = g if request.depends_on_head_number else max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
     for lo in range(0, g, groups):
         hi = min(lo + groups, g)
         progress(f"{layer.name}: {request.plan.name}" + (f", heads {lo * n // g} to {hi * n // g - 1} of {n}" if groups < g else ""))
         q, do = (None if x is None else x[:, :, lo * n // g : hi * n // g] for x in (layer.q, layer.do))
-        yield record, _examine(q, layer.k[:, :, lo:hi], layer.v[:, :, lo:hi], do, request, request.plan, scale, record, request.inject)
+        yield hi - lo, call(q, layer.k[:, :, lo:hi], layer.v[:, :, lo:hi], do, request, request.plan, scale, record, request.inject)
 
 
-def _examine(
+def call(
     q: Any, k: Any, v: Any, do: Any, request: Request, plan: Plan, scale: float, record: Record | None,
     inject: tuple[Injection, ...] = (),
 ) -> Examined:  # fmt: skip
+    """`examine` as the request says, on its engine."""
     if request.engine == "xla":
         import jax.numpy as jnp
 
         q, k, v, do = (None if x is None else jnp.asarray(x) for x in (q, k, v, do))
+    more: dict[str, Any] = {"record": record, "engine": request.engine}
     return examine(
         q, k, v, do, plan=plan, block_q=request.block_q, block_k=request.block_k, scale=scale, is_causal=request.causal,
-        inject=inject, record=record, engine=request.engine,
-    )  # type: ignore[arg-type]  # fmt: skip
+        inject=inject, **more,
+    )  # fmt: skip
 
 
 def _reference(layer: Layer, request: Request, scale: float) -> Examined:
     """The plan compared with; `exact` gets binary64 inputs, so that its results leave unrounded."""
     tensors = (layer.q, layer.k, layer.v, layer.do)
     if request.against.name != "exact":
-        return _examine(*tensors, request, request.against, scale, None)
+        return call(*tensors, request, request.against, scale, None)
     q, k, v, do = (None if x is None else x.astype(np.float64) for x in tensors)
-    return _examine(q, k, v, do, replace(request, engine="numpy"), request.against, scale, None)
+    return call(q, k, v, do, replace(request, engine="numpy"), request.against, scale, None)
 
 
-def _reduced(request: Request, record: Record, seen: Examined) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
+def _reduced(request: Request, seen: Examined) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
     """The call with its focus events reduced; events that nobody asked for are dropped."""
     events, plan = seen.trace.events, request.plan
     kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
-    focused = {
-        str(s): focus(*events[str(s)], plan[s].format, per_feature=s.axes is Axes.TH) for s in FOCUS if str(s) in events
-    }
+    focused = {str(s): focus(*events[str(s)], plan[s].format, per_feature=s.axes is Axes.TH) for s in FOCUS if str(s) in events}
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None

@@ -7,8 +7,9 @@ import numpy as np
 
 from attention.sites import Axes
 from attention.trace import site_of
-from experiments import analysis
-from experiments.analysis import DeltaDrift, Event, Lean, Share
+from experiments import analysis, consequences
+from experiments.analysis import Event, Lean
+from experiments.consequences import DeltaDrift, Share
 from experiments.running_error import Running, running
 from experiments.trace_focus import away_by_argument
 from experiments.trace_run import RESULTS, Observed, shared_arguments
@@ -51,7 +52,7 @@ class Summary:
     @property
     def cleared(self) -> list[Event]:
         """Those that lean by rows, but not once equal arguments are taken together."""
-        return [e for e in self.rounding if abs(e.by_rows.z) > self.limit and not e.leans]
+        return [e for e in self.rounding if e.shared]
 
 
 def summarise(seen: Observed) -> Summary:
@@ -65,16 +66,16 @@ def summarise(seen: Observed) -> Summary:
     away, away_limit = {s: _away(seen, s) for s in chain}, analysis.threshold(len(chain))
     suspects = [n for n, e in events.items() if e.leans and "." not in n]
     suspects += [s for s in chain if abs(away[s].z) > away_limit and s not in suspects]
-    for name, distinct in shared_arguments(seen.layer, seen.request, seen.scale, suspects).items() if suspects else ():
+    for name, distinct in shared_arguments(seen, suspects).items() if suspects else ():
         events[name] = make(name, distinct)
         if name in away:
             away[name] = _away(seen, name, away_by_argument(distinct))
-    several = None if seen.ones is None else (seen.ones > 1).any(axis=2)
+    several = None if seen.ones is None else np.any(seen.ones > 1, axis=2)
     return Summary(
         seen=seen, limit=limit, events=list(events.values()), several=several, running=running(seen, several),
         away=away, away_limit=away_limit, drift=_drift(seen),
-        shares=[] if several is None else [_share(seen, s) for s in chain],
-        compared={n: analysis.difference(seen.results[n], seen.reference[n]) for n in RESULTS if seen.results[n] is not None},
+        shares=[] if several is None else [_share(seen, events[s], away[s]) for s in chain],
+        compared={n: consequences.difference(seen.results[n], seen.reference[n]) for n in RESULTS if seen.results[n] is not None},
     )  # fmt: skip
 
 
@@ -88,22 +89,21 @@ def _away(seen: Observed, site: str, *more: np.ndarray) -> Lean:
     return analysis.lean([seen.focus[site].away.sum(2), *more], int(stats.n.sum()), float(stats.sq_ulps.sum()))
 
 
-def _share(seen: Observed, site: str) -> Share:
+def _share(seen: Observed, event: Event, away: Lean) -> Share:
     """PV and O by key tile; OUT, once a row, by whether any of its tiles has several P = 1."""
-    focus = seen.focus[site]
-    several = seen.ones > 1  # type: ignore[operator]
+    focus = seen.focus[event.name]
+    several, exists = np.asarray(seen.ones) > 1, seen.exists
     if focus.signed.shape[2] == 1:
-        several, exists = several.any(axis=2, keepdims=True), np.ones((1, 1), dtype=bool)
-    else:
-        exists = seen.exists
-    return analysis.share(site, focus.signed, focus.away, several, exists, seen.layer.v.shape[3])
+        several, exists = np.any(several, axis=2, keepdims=True), np.ones((1, 1), dtype=bool)
+    wider = tuple(x.null / by.null if by.null else 1.0 for x, by in ((event.lean, event.by_rows), (away, _away(seen, event.name))))
+    return consequences.share(event.name, focus.signed, focus.away, several, exists, seen.layer.v.shape[3], wider)  # type: ignore[arg-type]
 
 
 def _drift(seen: Observed) -> DeltaDrift | None:
     if seen.results["delta"] is None:
         return None
     a, b = seen.results, seen.reference
-    return analysis.delta_drift(a["delta"], b["delta"], a["out"], b["out"], seen.layer.do)
+    return consequences.delta_drift(a["delta"], b["delta"], a["out"], b["out"], seen.layer.do)
 
 
 def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -112,7 +112,7 @@ def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
     trace = summary.seen.trace
     heads = summary.seen.layer.q.shape[2]
     for e in summary.rounding:
-        if trace.stats[e.name].n.shape[1] != heads or site_of(e.name).axes is Axes.SH and "." in e.name:
+        if trace.stats[e.name].n.shape[1] != heads or (site_of(e.name).axes is Axes.SH and "." in e.name):
             continue
         ratio = e.lean.null / e.by_rows.null if e.by_rows.null > 0.0 else 1.0
         mean, score = analysis.head_leans(trace.stats[e.name], trace.rows[e.name], ratio)

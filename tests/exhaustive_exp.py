@@ -30,7 +30,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from emu.functions import (
-    BOUNDARY, EXP_TERMS, LARGEST_ARGUMENT, LN2_HIGH, LN2_LOW, LOG2_E, SMALLEST_ARGUMENT, exp64,
+    BOUNDARY,
+    EXP_TERMS,
+    LARGEST_ARGUMENT,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    SMALLEST_ARGUMENT,
+    exp64,
 )  # fmt: skip
 from emu.kernels import parallel
 from emu.numpy_ops import numpy_ops

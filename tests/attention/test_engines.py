@@ -11,9 +11,7 @@ from emu.rounding import rounding
 from tests.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
 
 # each preset once full and plain, once causal and injected, on tiles that take turns: 16 compilations
-SELECTED = [
-    (preset, causal, TILES[(i + 2 * causal) % 4], causal) for i, preset in enumerate(PRESETS) for causal in (False, True)
-]
+SELECTED = [(preset, causal, TILES[(i + 2 * causal) % 4], causal) for i, preset in enumerate(PRESETS) for causal in (False, True)]
 RECORDED = [  # compiling with statistics takes about 10 s each
     ("qiu-yao", False, (16, 8), True),
     ("fa2-bf16", True, (128, 32), False),
@@ -132,8 +130,6 @@ def test_other_plans(plan):
 def test_stochastic_bits_depend_on_no_tiling_of_queries():
     """A random stream that restarts with every query tile."""
     q, k, v, _ = odd_inputs()
-    outs = [
-        examine(q, k, v, plan=stochastic_plan(), block_q=n, block_k=53, engine="numpy", record=None).out for n in (5, 16, 37)
-    ]
+    outs = [examine(q, k, v, plan=stochastic_plan(), block_q=n, block_k=53, engine="numpy", record=None).out for n in (5, 16, 37)]
     assert np.array_equal(outs[0], outs[1])
     assert np.array_equal(outs[0], outs[2])

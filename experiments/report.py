@@ -1,0 +1,121 @@
+"""report.html: one file that opens anywhere, without scripts or other files. Pictures first, then numbers."""
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from experiments import plots
+from experiments.captions import pictures
+from experiments.trace_summary import Summary, share_of_rows
+from experiments.trace_table import HEADS, cells, folded, legend
+from experiments.trace_words import sentence
+
+CSS = """
+body{margin:0 auto;max-width:960px;padding:24px 20px 60px;font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
+h1{font-size:24px;margin:0 0 4px}h2{font-size:20px;margin:44px 0 6px;border-top:2px solid #1f2933;padding-top:10px}
+h3{font-size:16px;margin:28px 0 4px}p.lead{font-size:18px}p.sub,figcaption,.note{color:#52606d;font-size:14px}
+figure{margin:8px 0 26px}figure img{width:100%;height:auto}figcaption{margin-top:2px}
+.wide{overflow-x:auto}table{border-collapse:collapse;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;margin:8px 0}
+th{text-align:right;border-bottom:1px solid #1f2933;padding:2px 7px;font-weight:600;vertical-align:bottom}
+td{text-align:right;padding:1px 7px;white-space:nowrap}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
+tr.lean td{color:#b2182b;font-weight:700}tr:nth-child(even) td{background:#f5f7fa}
+pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f7fa;padding:10px}
+"""
+
+NULL = """The null: flip the signs of all errors of a row together, by a fair coin per row. Then
+z = &Sigma;<sub>r</sub> s<sub>r</sub> / &radic;(&Sigma;<sub>r</sub> s<sub>r</sub>&sup2;), with s<sub>r</sub> the row's sum of signed errors
+in ulps. Errors inside a row may depend on each other in any way. Events that exceed it are run once more with one coin per distinct
+argument (signed significand), since equal arguments round alike in every row; the larger variance counts. Thresholds are set so that a
+report without any bias marks something once in a hundred."""
+
+EXACT = """<b>Exact.</b> The rounding of every event, from binary64, once; counts of inexact events, ties, carries, overflow; the results,
+the same bits on every engine for plans without native accumulators. The errors of single events (the difference of two neighbouring
+numbers needs no rounding). <b>Not exact.</b> Sums of errors, means and deviations are binary64 sums. <code>exp</code> and
+<code>log</code> enter an event in binary64, within 1 ulp of binary64, and exp rounds correctly to binary32 and narrower. The golden value
+<code>exact</code> is binary64 throughout, not infinite precision. z and its threshold are statistics about these tensors; they say
+nothing of other inputs."""
+
+
+def html(summaries: list[Summary], data: dict[str, Any], progress: Callable[[str], None] = lambda _: None) -> str:
+    """The report of all layers; data: that of trace.json."""
+    many = len(summaries) > 1
+    parts = [_opening(summaries, data), _comparison_of_layers(summaries) if many else ""]
+    for s in summaries:
+        progress(f"{s.seen.layer.name}: pictures")
+        parts.append(f"<h2>{escape(s.seen.layer.name)}</h2><p>{escape(sentence(s))}</p>" if many else "")
+        parts += [_figure(title, picture, caption) for title, picture, caption in pictures(s)]
+        parts += [_table(s), _against(s)]
+    parts += [f"<h2>How to read it</h2><p class=note>{NULL}</p><p class=note>{EXACT}</p>", _machine(data)]
+    body = "\n".join(p for p in parts if p)
+    title = f"Roundscope: {escape(data['plan']['name'])}, {escape(data['file'])}"
+    return f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}</style>\n<body>{body}</body></html>\n"
+
+
+def _opening(summaries: list[Summary], data: dict[str, Any]) -> str:
+    what = f"{data['file']}, plan {data['plan']['name']} against {data['against']['name']}"
+    tile = f"tiles {data['block_q']} x {data['block_k']}{', causal' if data['causal'] else ''}, engine {data['engine']}"
+    lead = sentence(summaries[0])
+    if len(summaries) > 1:
+        lead = " ".join(f"{s.seen.layer.name}: {sentence(s)}" for s in summaries) if len(summaries) <= 2 else _across(summaries)
+    changed = f"<p class=sub>Injected: {escape(str(data['inject']))}</p>" if data["inject"] else ""
+    return f"<h1>Which rounding events lean?</h1><p class=sub>{escape(what)}; {escape(tile)}.</p><p class=lead>{escape(lead)}</p>{changed}"
+
+
+def _across(summaries: list[Summary]) -> str:
+    leaning = {e.name for s in summaries for e in s.leaning}
+    some = sum(bool(s.leaning) for s in summaries)
+    events = f" ({' '.join(sorted(leaning))})" if leaning else ""
+    drifting = [s.seen.layer.name for s in summaries if s.drift is not None and s.drift.leans]
+    delta = f"delta's error adds up in {len(drifting)} ({', '.join(drifting)})" if drifting else "delta's error adds up in none"
+    return f"{some} of {len(summaries)} layers have an event that leans{events}; {delta}."
+
+
+def _comparison_of_layers(summaries: list[Summary]) -> str:
+    rows = []
+    for s in summaries:
+        some, of = share_of_rows(s)
+        z = "-" if s.drift is None else f"{s.drift.z[s.drift.worst]:+.1f}"
+        rms = f"{s.compared['out']['relative_rms']:.2e}"
+        leaning = " ".join(e.name for e in s.leaning) or "-"
+        rows.append([s.seen.layer.name, leaning, " ".join(e.name for e in s.cleared) or "-", f"{some} / {of}", z, rms])
+    heads = ["layer", "lean", "shared arguments only", "rows with several P = 1", "delta, worst head z", "out, relative rms error"]
+    return _grid(heads, rows)
+
+
+def _figure(title: str, picture: Any, caption: str) -> str:
+    image = "" if picture is None else f'<img alt="{escape(title)}" src="{plots.data_uri(picture)}">'
+    return f"<h3>{escape(title)}</h3><figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _table(s: Summary) -> str:
+    rows = [cells(e, s.seen.layer.q.shape[0]) for e in s.rounding]
+    notes = "".join(f"<p class=note>{escape(line)}</p>" for line in (*folded(s), legend(s)))
+    return f"<h3>All events that round</h3>{_grid(list(HEADS), rows, [e.leans for e in s.rounding])}{notes}"
+
+
+def _against(s: Summary) -> str:
+    names = ("max_abs", "rms", "mean", "relative_rms")
+    rows = [[k, *(f"{v[n]:.3e}" for n in names), str(v["not_finite"])] for k, v in s.compared.items()]
+    heads = ["result", "max |difference|", "rms", "mean", "rms / rms of it", "not finite"]
+    return f"<h3>Results against {escape(s.seen.request.against.name)}, in value</h3>{_grid(heads, rows)}"
+
+
+def _grid(heads: list[str], rows: list[list[str]], marked: list[bool] | None = None) -> str:
+    head = "".join(f"<th>{escape(h).replace(chr(10), '<br>')}" for h in heads)
+    lines = (
+        f"<tr{' class=lean' if marked and marked[i] else ''}>" + "".join(f"<td>{escape(c)}" for c in row) for i, row in enumerate(rows)
+    )
+    return f"<div class=wide><table><tr>{head}{''.join(lines)}</table></div>"
+
+
+def _machine(data: dict[str, Any]) -> str:
+    plan = data["plan"]
+    lines = [f"command    {' '.join(data['command'])}", f"versions   {' '.join(f'{k} {v}' for k, v in data['versions'].items())}",
+             f"platform   {data['platform']}", f"seed       {data['seed']}", "",
+             *(f"{k:10} {v}" for k, v in plan.items() if not isinstance(v, dict)),
+             f"roundings  {' '.join(f'{k}={v}' for k, v in plan['roundings'].items())}",
+             f"sums       {'; '.join(f'{k}: {v}' for k, v in plan['accumulators'].items())}"]  # fmt: skip
+    for layer in data["layers"]:
+        lines += ["", f"{layer['name']}   scale {layer['scale']!r}   {layer['shape']}"]
+        lines += [f"sha256 {k:6} {v}" for part in layer["digests"].values() for k, v in part.items()]
+    return f"<h2>What was run</h2><pre>{escape(chr(10).join(lines))}</pre>"

@@ -1,0 +1,279 @@
+"""The bits of this machine's default JAX device against the stored ones: `make gpu-check`.
+
+    python -m tests.gpu_check            # 32 compilations; --jobs N compiles N at a time
+    python -m tests.gpu_check --write    # digests of the NumPy engine into tests/golden/engines.json
+
+Compared by SHA-256: out, L, dq, dk, dv, delta and the counts of every site for every preset x {full, causal} x tiles
+x input families on the XLA engine; the rounding rule over 2^24 binary32 and 2^22 binary64 inputs, for every format and
+mode; exp and log on 2^22 arguments. Needs NumPy, JAX and ml_dtypes: neither numba nor rich. Exit code 1 on a mismatch.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention import Examined
+from emu.classify import COUNTS
+from emu.formats import NAMED
+from emu.functions import exp64, log64
+from emu.random import event_bits
+from emu.rounding import Rounding, RoundingMode, rounding
+from tests.engines import FAMILIES, PRESETS, RESULTS, bits, bits31, run
+
+GOLDEN = Path(__file__).parent / "golden" / "engines.json"
+TILES = ((64, 64), (128, 32))
+CELLS = [(preset, causal, tile) for preset in PRESETS for causal in (False, True) for tile in TILES]
+CARRIERS = {"float32": (np.float32, 24), "float64": (np.float64, 22)}
+SHORT = 18  # log2 of the inputs, the first ones, whose digest `make test` computes too
+
+
+def sha(*arrays: Any) -> str:
+    digest = hashlib.sha256()
+    for x in arrays:
+        digest.update(np.ascontiguousarray(x))
+    return digest.hexdigest()[:32]
+
+
+# --- attention ------------------------------------------------------------------------------------------------
+
+
+def cell_name(preset: str, causal: bool, tile: tuple[int, int], family: str) -> str:
+    return f"{preset} {'causal' if causal else 'full'} {tile[0]}x{tile[1]} {family}"
+
+
+def digests_of(seen: Examined) -> dict[str, str]:
+    """One digest per result, one of all counts."""
+    counts = [np.asarray(getattr(s, c), np.int64) for _, s in sorted(seen.trace.stats.items()) for c in (*COUNTS, "place")]
+    peaks = [bits(np.asarray(s.peak, np.float64)) for _, s in sorted(seen.trace.stats.items())]
+    return {name: sha(bits(getattr(seen, name))) for name in RESULTS} | {"counts": sha(*counts, *peaks)}
+
+
+def attention_digests(engine: str, cell: tuple[str, bool, tuple[int, int]]) -> dict[str, dict[str, str]]:
+    """The families of one cell share compiled code."""
+    preset, causal, tile = cell
+    return {
+        cell_name(preset, causal, tile, family): digests_of(run(engine, preset, family, causal=causal, tile=tile)) for family in FAMILIES
+    }
+
+
+# --- the rule -------------------------------------------------------------------------------------------------
+
+
+@cache
+def rounding_inputs(carrier: str) -> np.ndarray:
+    """Bit patterns: the boundaries of every width, numbers of modest exponent, then any pattern at all."""
+    dtype, log2 = CARRIERS[carrier]
+    word, fraction = (np.uint32, 23) if dtype is np.float32 else (np.uint64, 52)
+    edge = _boundaries(word, fraction)
+    low, middle, high = (bits31(seed, 1 << log2).astype(word) for seed in (71, 72, 73))
+    x = low ^ (middle << word(word(0).itemsize * 4 - 15)) ^ (high << word(word(0).itemsize * 8 - 31))
+    modest = np.arange(1 << log2) % 2 == 1
+    width = word(0).itemsize * 8
+    bias, sign = (1 << (width - fraction - 2)) - 1, word(1 << (width - 1))
+    exponent = (word(bias - 20) + (x >> word(fraction)) % word(40)) << word(fraction)
+    x = np.where(modest, (x & sign) | exponent | (x & word((1 << fraction) - 1)), x)
+    x[: min(edge.size, x.size // 2)] = edge[: x.size // 2]
+    return x.view(dtype)
+
+
+def _boundaries(word: type, fraction: int) -> np.ndarray:
+    """Fractions about every power of two and its complement, by sign and exponent, in an order that mixes them."""
+    ones = (1 << fraction) - 1
+    near = {((1 << c) + d) & ones for c in range(fraction) for d in (-1, 0, 1)}
+    fractions = np.array(sorted(near | {ones ^ f for f in near}), dtype=word)
+    top = (word(0).itemsize * 8) - fraction
+    bias = (1 << (top - 2)) - 1
+    near_one = range(max(0, bias - 160), min(2 * bias + 2, bias + 160))
+    exponents = np.array(sorted({*near_one, 0, 1, 2, 2 * bias, 2 * bias + 1}), dtype=word)
+    signed = np.concatenate([exponents, exponents | word(1 << (top - 1))])
+    grid = (signed[None, :] << word(fraction)) | fractions[:, None]
+    order = np.argsort(bits31(74, grid.size), kind="stable")
+    return grid.reshape(-1)[order]
+
+
+def roundings() -> dict[str, Rounding]:
+    return {f"{name} {mode}": rounding(name, mode, seed=3) for name in NAMED if name != "fp64" for mode in RoundingMode}
+
+
+@cache
+def random_words(size: int) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return event_bits(np, 3, 17, np.zeros(1, np.int64), np.arange(size, dtype=np.int64))
+
+
+Rounder = Callable[[np.ndarray, Rounding, np.ndarray | None], np.ndarray]
+
+
+def numpy_rounder() -> Rounder:
+    from emu.kernels import round_array
+
+    return round_array
+
+
+def xla_rounder() -> Rounder:
+    import jax
+
+    from emu import xla
+
+    compiled = jax.jit(xla.round_array, static_argnums=1)
+
+    def round_(x: np.ndarray, r: Rounding, random: np.ndarray | None) -> np.ndarray:
+        with jax.enable_x64(True):
+            return np.asarray(compiled(x, r, random))
+
+    return round_
+
+
+def rounding_digests(rounder: Rounder, name: str, *, short: bool = False) -> dict[str, dict[str, str]]:
+    """One rounding: by carrier, over all inputs and over the first 2^SHORT of them; short: these alone."""
+    r, found = roundings()[name], {}
+    for carrier, (_, log2) in CARRIERS.items():
+        x = rounding_inputs(carrier)[: 1 << (SHORT if short else log2)]
+        random = random_words(1 << 24)[: x.size] if r.mode is RoundingMode.STOCHASTIC else None
+        y = bits(rounder(x, r, random))
+        found[f"{carrier} short"] = sha(y[: 1 << SHORT])
+        if not short:
+            found[carrier] = sha(y)
+    return {f"round {name}": found}
+
+
+# --- exp and log ----------------------------------------------------------------------------------------------
+
+
+def function_arguments(log2: int = 22) -> dict[str, np.ndarray]:
+    """exp: binary32 numbers in +-128 and beyond, and 53-bit ones; log: any positive normal binary64 number."""
+    n = 1 << log2
+    a, b = bits31(81, n).astype(np.int64), bits31(82, n).astype(np.int64)
+    fine = ((a << 22 | b >> 9) - 2**52) * 2.0**-43  # 53 bits in +-512
+    coarse = (a - 2**30).astype(np.float32).astype(np.float64) * 2.0**-23
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -400.0, 709.0, 1e-300, -1e-300])
+    x = np.where(b % 2 == 1, fine, coarse)
+    x[: special.size] = special
+    positive = ((a % 2046 + 1) << 52 | (b << 21) ^ a).view(np.float64)
+    return {"exp": x, "log": positive}
+
+
+def function_digests(on: str) -> dict[str, dict[str, str]]:
+    functions = {"exp": exp64, "log": log64}
+    if on == "numpy":
+        from emu.numpy_ops import numpy_ops
+
+        with np.errstate(all="ignore"):
+            results = {name: functions[name](numpy_ops(), x) for name, x in function_arguments().items()}
+    else:
+        import jax
+
+        from emu.xla_ops import opaque_zero, xla_ops
+
+        with jax.enable_x64(True):
+            results = {
+                name: np.asarray(jax.jit(lambda x, f=functions[name]: f(xla_ops(opaque_zero(x), wide=True), x))(x))
+                for name, x in function_arguments().items()
+            }
+    return {"functions": {name: sha(bits(y)) for name, y in results.items()}}
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def work(on: str) -> list[tuple[str, Callable[[], dict[str, dict[str, str]]]]]:
+    """Everything to do, by group; on: "numpy" or "xla"."""
+    rounder = numpy_rounder() if on == "numpy" else xla_rounder()
+    return [
+        *((cell[0], lambda cell=cell: attention_digests(on, cell)) for cell in CELLS),
+        *(("rounding", lambda name=name: rounding_digests(rounder, name)) for name in roundings()),
+        ("exp, log", lambda: function_digests(on)),
+    ]  # type: ignore[list-item]
+
+
+def computed(on: str, jobs: int) -> tuple[dict[str, dict[str, str]], dict[str, list[str]], dict[str, float]]:
+    """All digests, their names by group, and the seconds of each group's pieces."""
+    began, names, seconds, found = time.perf_counter(), {}, {}, {}
+    tasks = work(on)
+    for carrier in CARRIERS:
+        rounding_inputs(carrier)  # before the threads want it
+    random_words(1 << 24)
+
+    def timed(task: Callable[[], dict]) -> tuple[dict, float]:
+        start = time.perf_counter()
+        return task(), time.perf_counter() - start
+
+    with ThreadPoolExecutor(jobs) as pool:
+        results = pool.map(timed, [task for _, task in tasks])
+        for done, ((group, _), (digests, took)) in enumerate(zip(tasks, results, strict=True), 1):
+            found |= digests
+            names.setdefault(group, []).extend(digests)
+            seconds[group] = seconds.get(group, 0.0) + took
+            if sys.stderr.isatty() or done % 16 == 0:
+                print(
+                    f"\r{done}/{len(tasks)} {time.perf_counter() - began:.0f} s {group:<14}",
+                    end="" if sys.stderr.isatty() else "\n",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    print(file=sys.stderr)
+    return found, names, seconds
+
+
+def differing(found: dict[str, dict[str, str]], golden: dict[str, dict[str, str]]) -> list[str]:
+    """Digests that differ, or that only one side has."""
+    return [
+        f"{name}: {part}"
+        for name in sorted(found.keys() | golden.keys())
+        for part in sorted(found.get(name, {}).keys() | golden.get(name, {}).keys())
+        if found.get(name, {}).get(part) != golden.get(name, {}).get(part)
+    ]
+
+
+def write(jobs: int) -> int:
+    found, _, _ = computed("numpy", jobs)
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    print(f"{sum(map(len, found.values()))} digests of {len(found)} runs in {GOLDEN}")
+    return 0
+
+
+def check(jobs: int) -> int:
+    import jax
+    import jaxlib
+
+    device = jax.devices()[0]
+    print(f"device    {device.device_kind} ({device.platform}), {jax.device_count()} of them; {os.cpu_count()} processors")
+    print(f"versions  python {platform.python_version()}, numpy {np.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
+    began = time.perf_counter()
+    golden = json.loads(GOLDEN.read_text())
+    found, names, seconds = computed("xla", jobs)
+    print(f"{'':<16}{'runs':>6}{'digests':>9}{'different':>11}{'seconds':>9}")
+    bad = differing(found, golden)
+    for group, members in names.items():
+        wrong = sum(name.rpartition(":")[0] in set(members) for name in bad)
+        digests = sum(len(found[m]) for m in members)
+        print(f"{group:<16}{len(members):>6}{digests:>9}{wrong:>11}{seconds[group]:>9.1f}")
+    for name in bad[:40]:
+        print("DIFFERENT", name)
+    total = sum(map(len, found.values()))
+    print(f"{total - len(bad)} of {total} digests equal the stored ones; {time.perf_counter() - began:.0f} s, {jobs} at a time")
+    return 1 if bad else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu_check", description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="store the NumPy engine's digests")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="compilations at a time")
+    args = parser.parse_args(arguments)
+    return write(args.jobs) if args.write else check(args.jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The stored digests against the NumPy engine: a change of any output bit shows here, and says which golden moved."""
+
+import json
+
+import pytest
+
+from tests import gpu_check
+
+GOLDEN = json.loads(gpu_check.GOLDEN.read_text())
+
+
+@pytest.mark.parametrize("preset", gpu_check.PRESETS)
+def test_attention_bits_are_the_stored_ones(preset):
+    """Any changed bit of a result or changed count of a preset, on purpose or not."""
+    for cell in (c for c in gpu_check.CELLS if c[0] == preset):
+        found = gpu_check.attention_digests("numpy", cell)
+        assert gpu_check.differing(found, {name: GOLDEN[name] for name in found}) == []
+
+
+def test_rounded_bits_are_the_stored_ones():
+    """Any changed bit of the rule, in any format and mode."""
+    rounder = gpu_check.numpy_rounder()
+    for name in gpu_check.roundings():
+        for run, digests in gpu_check.rounding_digests(rounder, name, short=True).items():
+            assert digests == {part: GOLDEN[run][part] for part in digests}, run
+
+
+def test_function_bits_are_the_stored_ones():
+    """Any changed bit of exp or log."""
+    assert gpu_check.differing(gpu_check.function_digests("numpy"), {"functions": GOLDEN["functions"]}) == []
+
+
+def test_a_changed_bit_changes_a_digest():
+    """A check that compares nothing."""
+    name = gpu_check.cell_name("qiu-yao", True, (64, 64), "real")
+    hurt = GOLDEN | {name: GOLDEN[name] | {"out": "0"}}
+    assert gpu_check.differing(GOLDEN, hurt) == [f"{name}: out"]
+    assert len(GOLDEN) == len(gpu_check.CELLS) * len(gpu_check.FAMILIES) + len(gpu_check.roundings()) + 1
