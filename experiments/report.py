@@ -25,8 +25,8 @@ pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;ov
 NULL = """The null: flip the signs of all errors of a row together, by a fair coin per row. Then
 z = &Sigma;<sub>r</sub> s<sub>r</sub> / &radic;(&Sigma;<sub>r</sub> s<sub>r</sub>&sup2;), with s<sub>r</sub> the row's sum of signed errors
 in ulps. Errors inside a row may depend on each other in any way. Events that exceed it are run once more with one coin per distinct
-argument (signed significand), since equal arguments round alike in every row; the larger variance counts. Thresholds are set so that a
-report without any bias marks something once in a hundred."""
+argument (signed significand), since equal arguments round alike in every row; the larger variance counts. Thresholds are set so that
+without any bias each table or picture marks something once in a hundred times."""
 
 EXACT = """<b>Exact.</b> The rounding of every event, from binary64, once; counts of inexact events, ties, carries, overflow; the results,
 the same bits on every engine for plans without native accumulators. The errors of single events (the difference of two neighbouring

@@ -17,7 +17,7 @@ from experiments.trace_options import Request
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
 OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since their arguments are often few
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
-CHUNK_BYTES, HEAD_BYTES = 512 << 20, 2 << 30  # events held at once; events of one head beyond which P is not kept
+CHUNK_BYTES, HEAD_BYTES = 128 << 20, 2 << 30  # events held at once; events of one head beyond which P is not kept
 Progress = Callable[[str], None]
 
 

@@ -13,7 +13,11 @@ HEADS = (
 )  # fmt: skip
 
 
-def table(s: Summary) -> Any:
+NARROW = 97  # columns of the whole table; a narrower screen goes without those of LEFT_OUT
+LEFT_OUT = (5, 8, 9)
+
+
+def table(s: Summary, width: int = NARROW) -> Any:
     """One line per event that rounds."""
     from rich.table import Table
     from rich.text import Text
@@ -21,7 +25,8 @@ def table(s: Summary) -> Any:
     t = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     t.add_column("event", style="bold", no_wrap=True)
     t.add_column("format", no_wrap=True)
-    for name in HEADS[2:]:
+    shown = [i for i in range(len(HEADS)) if width >= NARROW or i not in LEFT_OUT]
+    for name in (HEADS[i] for i in shown[2:]):
         t.add_column(name, justify="left" if not name else "right", no_wrap=True)
     stage = None
     for e in s.rounding:
@@ -29,7 +34,8 @@ def table(s: Summary) -> Any:
         if stage not in (None, now):
             t.add_section()
         stage = now
-        t.add_row(*(Text(c) for c in cells(e, s.seen.layer.q.shape[0])), style="bold red" if e.leans else None)
+        line = cells(e, s.seen.layer.q.shape[0])
+        t.add_row(*(Text(line[i]) for i in shown), style="bold red" if e.leans else None)
     return t
 
 
@@ -83,7 +89,8 @@ def show(s: Summary, console: Any) -> None:
     tile = f"tile {request.block_q} x {request.block_k}{', causal' if request.causal else ''}"
     console.print(Text(f"{layer.name}: {request.plan.name}, {tile}", style="bold"))
     console.print(Text(sentence(s)))
-    console.print(table(s))
-    for line in (*folded(s), legend(s)):
+    console.print(table(s, console.width))
+    more = ["a wider terminal shows carries, mean |error| and max as well"] if console.width < NARROW else []
+    for line in (*folded(s), legend(s), *more):
         console.print(Text(line, style="dim"))
     console.print()

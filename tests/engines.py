@@ -27,6 +27,7 @@ PRESETS = ("exact", "fp32", "qiu-yao", "fa2-bf16", "fa3-fp8", "baseline-bf16", "
 TOKENS, HEADS, WIDTH = 136, 2, 32  # 136: no tile of TILES but (16, 8) and the whole divides it
 TILES = ((16, 8), (64, 64), (128, 32), (TOKENS, TOKENS))
 FAMILIES = ("gaussian", "repeated", "real")
+SUMMARY = Record()
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 SAMPLE = Path(__file__).parents[1] / "experiments" / "data" / "minilm_attention.safetensors"
 
@@ -156,7 +157,7 @@ def stats_differences(a: Stats, b: Stats) -> list[str]:
 
 def run(
     engine: str, preset: str, family: str, *, causal: bool, tile: tuple[int, int], inject: bool = False,
-    record: Record | None = Record(),
+    record: Record | None = SUMMARY,
 ) -> Examined:  # fmt: skip
     """One cell of the matrix on one engine."""
     plan = Plan.preset(preset)

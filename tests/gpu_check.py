@@ -215,15 +215,17 @@ def computed(on: str, jobs: int) -> tuple[dict[str, dict[str, str]], dict[str, l
             found |= digests
             names.setdefault(group, []).extend(digests)
             seconds[group] = seconds.get(group, 0.0) + took
-            if sys.stderr.isatty() or done % 16 == 0:
-                print(
-                    f"\r{done}/{len(tasks)} {time.perf_counter() - began:.0f} s {group:<14}",
-                    end="" if sys.stderr.isatty() else "\n",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            _progress(done, len(tasks), time.perf_counter() - began, group)
     print(file=sys.stderr)
     return found, names, seconds
+
+
+def _progress(done: int, total: int, seconds: float, group: str) -> None:
+    """One line that moves on a terminal, some lines in a log."""
+    moving = sys.stderr.isatty()
+    if moving or done % 16 == 0 or done == total:
+        start, end = ("\r", "") if moving else ("", "\n")
+        print(f"{start}{done}/{total} {seconds:.0f} s {group:<14}", end=end, file=sys.stderr, flush=True)
 
 
 def differing(found: dict[str, dict[str, str]], golden: dict[str, dict[str, str]]) -> list[str]:

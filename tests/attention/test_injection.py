@@ -7,7 +7,20 @@ import numpy as np
 import pytest
 
 from attention import (
-    PRODUCTS, AddUlps, Axes, Bias, Exact, FlipBit, Injection, Noise, Plan, Record, SetTo, Site, attend, examine,
+    PRODUCTS,
+    AddUlps,
+    Axes,
+    Bias,
+    Exact,
+    FlipBit,
+    Injection,
+    Noise,
+    Plan,
+    Record,
+    SetTo,
+    Site,
+    attend,
+    examine,
 )  # fmt: skip
 from emu.accumulate import Accumulator, Order
 from emu.classify import COUNTS, SUMS
