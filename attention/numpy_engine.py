@@ -17,8 +17,12 @@ Arrays = tuple[np.ndarray, ...]
 
 def _each(function: Any, count: int) -> Any:
     """function(0 .. count - 1), stacked."""
+    def quietly(h: int) -> Any:
+        with np.errstate(all="ignore"):  # overflow, inf - inf and NaN are results here, counted by the trace
+            return function(h)
+
     with ThreadPoolExecutor(min(count, os.cpu_count() or 1)) as pool:
-        return stack(list(pool.map(function, range(count))))
+        return stack(list(pool.map(quietly, range(count))))
 
 
 def round_inputs(setup: Setup, site: Site, x: np.ndarray) -> tuple[np.ndarray, Any]:

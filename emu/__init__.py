@@ -10,7 +10,7 @@ NumPy and JAX arrays alike. Importing emu imports neither numba nor jax.
 """
 
 from emu.accumulate import Accumulator, Order
-from emu.api import dot, error_of, exp, round_to, stats_of, sum, ulp_of
+from emu.api import dot, error_of, exp, round_to, round_with_stats, stats_of, sum, ulp_of
 from emu.explain import explain
 from emu.formats import NAMED, Format, format_named
 from emu.rounding import BF16, BINARY32, BINARY64, E4M3, E5M2, FP16, NanPolicy, Overflow, Rounding, RoundingMode, rounding
@@ -18,6 +18,6 @@ from emu.stats import Stats
 
 __all__ = [
     "BF16", "BINARY32", "BINARY64", "E4M3", "E5M2", "FP16", "NAMED", "Accumulator", "Format", "NanPolicy", "Order", "Overflow",
-    "Rounding", "RoundingMode", "Stats", "dot", "error_of", "exp", "explain", "format_named", "round_to", "rounding",
-    "stats_of", "sum", "ulp_of",
+    "Rounding", "RoundingMode", "Stats", "dot", "error_of", "exp", "explain", "format_named", "round_to", "round_with_stats",
+    "rounding",    "stats_of", "sum", "ulp_of",
 ]  # fmt: skip

@@ -117,6 +117,8 @@ def _ascending(ops: Ops, step: Step, a: Array, b: Array, init: Array, first: int
 
 
 def _pairwise(ops: Ops, step: Step, a: Array, b: Array, init: Array) -> Array:
+    if not a.shape[0]:
+        return init
     values = ops.multiply(a[:, :, None], b[:, None, :])
     k = 0
     while values.shape[0] > 1:

@@ -64,6 +64,22 @@ def round_to(
     return kernels.round_array(x, r, random, out)
 
 
+def round_with_stats(
+    x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, *, out: np.ndarray | None = None, **policies: Any
+) -> tuple[Array, Stats]:
+    """round_to(x, ...) and the `Stats` of its events; float32 NumPy arrays in one pass over memory."""
+    x = _carrier(x)
+    r = rounding(format, mode, **policies)
+    if _is_jax(x) or x.dtype != np.float32 or not r.format.fits_binary32 or not x.size:
+        y = round_to(x, r, out=out)
+        return y, stats_of(x, y, r.format)
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype or not out.flags.c_contiguous):
+        raise ValueError(f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x")
+    from emu.numba_stats import rounded_with_stats
+
+    return rounded_with_stats(x, r, _bits_of_flat(x, r.seed, 0) if r.mode is RoundingMode.STOCHASTIC else None, out)
+
+
 def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any) -> Array:
     """round_to(x, ...) - x, exact (Sterbenz: the two are within a factor of two, or one is 0)."""
     x = _carrier(x)
@@ -142,7 +158,8 @@ def dot(
             a, b = jnp.asarray(a), jnp.asarray(b)
             start = jnp.zeros(shape) if init is None else _enter(jnp.asarray(init))
             return run(_ops(a), _enter(a), _enter(b), start)
-    return run(_ops(a), _enter(a), _enter(b), np.zeros(shape) if init is None else np.asarray(init, np.float64))
+    with np.errstate(all="ignore"):  # overflow and inf - inf are results
+        return run(_ops(a), _enter(a), _enter(b), np.zeros(shape) if init is None else np.asarray(init, np.float64))
 
 
 def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:

@@ -46,11 +46,11 @@ def build_classify(where: Callable[..., Any], from_bits: Callable[..., Any], com
         e = where(a >> 52 > f.emin, a >> 52, f.emin)
         per_ulp = from_bits((2046 - e + f.precision - 1) << 52)  # 1 / ulp, a power of two
         error = where(finite, after - before, 0.0)
-        ulps = error * per_ulp
+        ulps = where(error != 0.0, error * per_ulp, 0.0)  # 1 / ulp is no number where the argument is none
         size = where(ulps < 0.0, -ulps, ulps)
         away, toward = finite & (b > a), finite & (b < a)
         tie = size == 0.5
-        # nearest modes overflow half an ulp above the largest finite number; inf and NaN tell by themselves
+        # an overflow is further than half an ulp above the largest finite number; inf and NaN tell by themselves
         beyond = (a < INFINITY) & (a > f.largest) & ((b >= INFINITY) | (size > 0.5))
         return (
             away | toward,

@@ -73,6 +73,18 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @numba.njit
+def bits_of_float(x: Any) -> Any:
+    """The int64 bits of a float64."""
+    return np.float64(x).view(np.int64)
+
+
+@numba.njit
+def float_of_bits(b: Any) -> Any:
+    """The float64 of int64 bits."""
+    return np.int64(b).view(np.float64)
+
+
+@numba.njit
 def in_place(x: Any, y: Any) -> Any:
     """Whether two arrays begin at one address. Only a loop over one array vectorises then."""
     return x.ctypes.data == y.ctypes.data
@@ -170,14 +182,16 @@ def pool() -> ThreadPoolExecutor:
 _PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves
 
 
+def over_threads(job: Callable[[int, int], Any], size: int) -> list[Any]:
+    """job(first, end) over equal pieces of range(size), one per thread; the results in order."""
+    workers = min(numba.get_num_threads(), max(1, size // _PIECE))
+    cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
+    return [job(*cuts[0])] if workers == 1 else list(pool().map(lambda cut: job(*cut), cuts))
+
+
 def parallel(kernel: Callable[..., Any], size: int, *arrays: Any, shared: tuple[Any, ...] = ()) -> list[Any]:
     """kernel(*pieces, *shared) over equal pieces of flat arrays; the results in order."""
-    workers = min(numba.get_num_threads(), max(1, size // _PIECE))
-    cuts = [size * w // workers for w in range(workers + 1)]
-    jobs = [(*(a[lo:hi] for a in arrays), *shared) for lo, hi in pairwise(cuts)]
-    if workers == 1:
-        return [kernel(*jobs[0])]
-    return list(pool().map(lambda job: kernel(*job), jobs))
+    return over_threads(lambda lo, hi: kernel(*(a[lo:hi] for a in arrays), *shared), size)
 
 
 def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:

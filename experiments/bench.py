@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from emu.formats import unknown
 from experiments.bench_device import bench_device
 from experiments.bench_round import Row, bench_round
+from experiments.errors import UsageError
 from experiments.output import console, print_json
 
 LEGEND = (
@@ -13,9 +15,14 @@ LEGEND = (
 )
 
 
-def run(as_json: bool = False) -> None:
-    """Every benchmark there is."""
-    run_round(json=as_json)
+def run(what: str, as_json: bool = False) -> None:
+    """One benchmark by name. Raises UsageError for a name that is none."""
+    from experiments import bench_attention
+
+    benchmarks = {"round": run_round, "attention": bench_attention.run}
+    if what not in benchmarks:
+        raise UsageError(unknown("benchmark", what, benchmarks))
+    benchmarks[what](as_json)
 
 
 def run_round(json: bool = False, size: int = 1 << 26) -> None:

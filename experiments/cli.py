@@ -119,11 +119,14 @@ def trace(
 
 
 @app.command()
-def bench(json: Json = False) -> None:
+def bench(
+    what: Annotated[str, typer.Argument(help="round or attention.", metavar="WHAT")],
+    json: Json = False,
+) -> None:
     """Measure our speed against what one would use instead."""
     from experiments import bench as bench_command
 
-    bench_command.run(as_json=json)
+    bench_command.run(what, as_json=json)
 
 
 @app.command()

@@ -19,7 +19,8 @@ def console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = min(WIDTH, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else WIDTH
+    columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    width = min(WIDTH, columns or WIDTH)  # some terminals say 0
     return Console(file=stream, width=width, highlight=False, emoji=False, _environ={})
 
 

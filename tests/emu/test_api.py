@@ -131,3 +131,17 @@ def test_rounding_works_inside_jit_with_64_bit_types_off_and_on() -> None:
         with jax.enable_x64(on):
             got = jax.jit(lambda x: emu.round_to(x, "bf16", "stochastic", seed=2))(jnp.asarray(X))
         assert np.array_equal(bits(got), bits(emu.round_to(X, "bf16", "stochastic", seed=2)))
+
+
+@pytest.mark.parametrize("mode", ["ties-to-even", "stochastic"])
+def test_round_with_stats_is_both_at_once(mode: str) -> None:
+    """A piece counted twice, a peak's index local to its piece, an `out` read after it was written."""
+    x = np.resize(X, 300_001)
+    y, seen = emu.round_with_stats(x, "e4m3fn", mode, seed=4)
+    assert np.array_equal(bits(y), bits(emu.round_to(x, "e4m3fn", mode, seed=4)))
+    apart = emu.stats_of(x, y, "e4m3fn").as_dict()
+    for name, value in seen.as_dict().items():
+        assert value == pytest.approx(apart[name], rel=1e-12, abs=1e-12 * x.size), name
+    z = x.copy()
+    assert emu.round_with_stats(z, "e4m3fn", mode, seed=4, out=z)[1].as_dict() == seen.as_dict()
+    assert np.array_equal(bits(z), bits(y))
