@@ -13,6 +13,7 @@ from attention.plan import Plan, Stabiliser
 from attention.sites import Site
 from emu.functions import exp64, log64
 from emu.ops import Array, Ops
+from emu.spacing import spacing
 
 State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
 
@@ -111,12 +112,20 @@ def backward_tile(
     return dq, dk, dv
 
 
-def delta_tile(at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, total: Array) -> Array:
-    """delta += rowsum(P dP) over one tile; `at` records nothing here, the events are the backward's own."""
+def delta_tile(
+    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """delta += rowsum(P dP) over one tile, by DELTA's accumulator and exactly where an injection wants that.
+
+    `at` records nothing here, the events are the backward's own.
+    """
     e = probabilities(at, scale, q, k, lse)
     dp = at.product(Site.DP, do, v.T)
     ones = at.ops.xp.ones((e.shape[1], 1))
-    return at.sum(Site.DELTA, at.ops.multiply(e, dp), ones, init=total[:, None])[0][:, 0]
+    products = at.ops.multiply(e, dp)
+    total, _ = at.sum(Site.DELTA, products, ones, init=delta[0][:, None])
+    _, exact = at.sum(Site.DELTA, products, ones, init=delta[1][:, None])
+    return total[:, 0], total[:, 0] if exact is None else exact[:, 0]
 
 
 def masked(at: Events, s: Array) -> Array:
@@ -144,7 +153,9 @@ def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array
     """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither rounds to 1 nor vanishes."""
     xp, p = ops.xp, plan[Site.P].format
     window = p.tie_window if stabiliser.window is None else stabiliser.window
-    repeated = xp.sum(r[:, None] - s <= window, axis=1) > 1
+    repeated = xp.sum(finite(xp, r)[:, None] - s <= window, axis=1) > 1
     shift = xp.where(r > 0.0, ops.multiply(r, stabiliser.beta - 1.0), -r)
-    shift = xp.clip(shift, 2.0 * max(window, p.tie_window), -0.5 * math.log(2.0) * max(p.emin, -126))
+    # below this P would round back to 1, or m* back to r
+    least = 2.0 * max(window, p.tie_window) + spacing(ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format)
+    shift = xp.minimum(xp.maximum(shift, least), -0.5 * math.log(2.0) * max(p.emin, -126))
     return xp.where(repeated & (r > -math.inf), r + shift, r)

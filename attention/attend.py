@@ -12,7 +12,7 @@ import numpy as np
 
 from attention.events import Record
 from attention.head import Setup
-from attention.injection import Exact, FlipBit, Injection
+from attention.injection import FlipBit, Injection
 from attention.plan import Plan
 from attention.sites import Site
 from attention.trace import Trace, trace_of_tiles, trace_of_whole
@@ -97,7 +97,7 @@ def _setup(
     is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
     setup = Setup(
         plan=plan, queries=q.shape[1], keys=k.shape[1], block_q=min(block_q, q.shape[1]), block_k=min(block_k, k.shape[1]),
-        heads=q.shape[2], scale=scale, is_causal=is_causal, inject=inject, record=record,
+        heads=q.shape[2], key_heads=k.shape[2], scale=scale, is_causal=is_causal, inject=inject, record=record,
     )  # fmt: skip
     if engine not in (None, "numpy", "xla"):
         raise ValueError(f"engine={engine!r}: the engines are 'numpy' and 'xla'")
@@ -122,8 +122,8 @@ def _check_injection(injection: Injection, plan: Plan) -> None:
         raise ValueError(f"bit={injection.what.bit}: a code of {f.name} at {injection.site} has bits 0 to {f.bits - 1}")
     if isinstance(injection.what, FlipBit) and f.precision > 24:
         raise ValueError(f"FlipBit at {injection.site}: its format {f.name} is the carrier; round the site first")
-    if isinstance(injection.what, Exact) and injection.site is Site.PV and plan.pv_into_o:
-        raise ValueError("site=PV: this plan accumulates P V into O; inject at O")
+    if injection.site is Site.PV and plan.pv_into_o:
+        raise ValueError("site=PV: this plan accumulates P V into O, which rounds the sum; inject at O")
 
 
 def _examine(setup: Setup, engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:

@@ -14,6 +14,7 @@ from emu.random import event_bits
 from emu.rounding import BINARY64, Rounding, RoundingMode
 from emu.spacing import spacing
 
+NOISE = 2**31  # the step whose random bits are an injection's, not a rounding's
 RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})  # events that a row's first tile does not have
 
 
@@ -71,20 +72,21 @@ class Events:
     record: Record | None
     seen: dict[str, Any]
 
-    def __call__(self, site: Site, value: Array, exact: Array | None = None) -> Array:
+    def __call__(self, site: Site, value: Array, exact: Array | None = None, kept: Array | None = None) -> Array:
         """The value rounded by the plan, perturbed by the injections at this site, recorded if asked.
 
         exact  what Exact() puts in its place, if that is not the value itself
+        kept   what stays where the event does not exist, if that is not the value itself
         """
         r = self.plan[site]
-        random = self._random(site, r, value) if r.mode is RoundingMode.STOCHASTIC else None
+        random = self._random(site, r.seed, value) if r.mode is RoundingMode.STOCHASTIC else None
         after = self.ops.round(value, r, random)
         for injection in self.inject:
             if injection.site is site:
                 hit = self._inject(injection, value if exact is None else exact, after, r.format)
                 after = self.ops.xp.where(self._selected(injection, after), hit, after)
         valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site)[:, 0]
-        after = self.ops.xp.where(valid, after, value)
+        after = self.ops.xp.where(valid, after, value if kept is None else kept)
         self._keep(str(site), site, value, after, r.format)
         return after
 
@@ -109,7 +111,7 @@ class Events:
 
     def product(self, site: Site, a: Array, b: Array, init: Array | None = None) -> Array:
         """The event of a sum of products: init + a @ b, added up and then rounded."""
-        return self(site, *self.sum(site, a, b, init))
+        return self(site, *self.sum(site, a, b, init), kept=init)
 
     def _coordinates(self, site: Site, value: Array) -> tuple[Array, Array, Any]:
         """Global row and second index of every entry (broadcastable), and the index of the repeating tile."""
@@ -121,15 +123,15 @@ class Events:
         first = first[:, None] if value.ndim == 2 else first
         return first, second, tile.i if axes is Axes.SH else tile.j
 
-    def _random(self, site: Site, r: Rounding, value: Array, step: Any = 0) -> Array:
+    def _random(self, site: Site, seed: int, value: Array, step: Any = 0) -> Array:
         rows, columns, tile = self._coordinates(site, value)
         if site.axes is not Axes.TS:
             columns = columns + tile * 65536
         stream = self.tile.head * 64 + ordinal(site)
-        return event_bits(self.ops.xp, r.seed, stream, rows, columns, step).reshape(value.shape)
+        return event_bits(self.ops.xp, seed, stream, rows, columns, step).reshape(value.shape)
 
     def _stochastic_step(self, site: Site, r: Rounding) -> Any:
-        return lambda k, total: self.ops.round(total, r, self._random(site, r, total, k + 1))
+        return lambda k, total: self.ops.round(total, r, self._random(site, r.seed, total, k + 1))
 
     def _selected(self, injection: Injection, value: Array) -> Array:
         rows, second, tile = self._coordinates(injection.site, value)
@@ -153,9 +155,7 @@ class Events:
             case AddUlps():
                 return after + what.ulps * spacing(self.ops, after, f)
             case Noise():
-                rows, columns, tile = self._coordinates(injection.site, after)
-                bits = event_bits(xp, what.seed, self.tile.head * 64 + 63, rows, columns + tile * 65536)
-                sign = (bits.reshape(after.shape) & 1) * 2 - 1
+                sign = (self._random(injection.site, what.seed, after, NOISE) & 1) * 2 - 1
                 return after + sign.astype("float64") * what.ulps * spacing(self.ops, after, f)
             case Bias():
                 return after + what.value
@@ -178,14 +178,22 @@ class Events:
 
     def _keep_steps(self, site: Site, before: Array, after: Array, f: Format) -> None:
         shape = before.shape[1:]
-        valid = self.tile.valid(site)
-        valid = self.ops.xp.broadcast_to(valid[None], (before.shape[0], *shape))
+        valid = self.ops.xp.broadcast_to(self._valid_steps(site), before.shape)
         flat = [v.reshape(-1, shape[1]) for v in (before, after, valid)]
         counts, sums, peak, place, rows = self.ops.stats(flat[0], flat[1], f, flat[2])
         rows = rows.reshape(-1, shape[0]).sum(axis=0)
         new = (counts, sums, peak, place, rows)
         name = f"{site}.step"
         self.seen[name] = _merged(self.ops.xp, self.seen[name], new) if name in self.seen else new
+
+
+    def _valid_steps(self, site: Site) -> Array:
+        """Which additions exist, as an array that broadcasts to (products, rows, columns): a masked score adds nothing."""
+        if self.plan.accumulator(site).order is Order.ASCENDING and site in (Site.PV, Site.ROWSUM, Site.DQ):
+            return self.tile.mask.T[:, :, None]
+        if self.plan.accumulator(site).order is Order.ASCENDING and site in (Site.DV, Site.DK):
+            return self.tile.mask[:, :, None]
+        return self.tile.valid(site)[None]
 
 
 def _merged(xp: Any, a: Any, b: Any) -> Any:

@@ -3,6 +3,8 @@
 Arrays are padded to whole tiles; entries beyond T queries or S keys are masked, and no event counts them.
 """
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +13,7 @@ from attention.events import Events, Record, Tile
 from attention.injection import Injection
 from attention.plan import DeltaFrom, Plan
 from attention.sites import Site
-from emu.formats import Format
 from emu.ops import Array, Ops
-from emu.rounding import BINARY32, BINARY64, Rounding
 
 Seen = dict[str, Any]
 
@@ -28,6 +28,7 @@ class Setup:
     block_q: int
     block_k: int
     heads: int
+    key_heads: int
     scale: float
     is_causal: bool
     inject: tuple[Injection, ...] = ()
@@ -46,8 +47,11 @@ def _events(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Even
     return Events(ops, setup.plan, tile, setup.inject, None if silent else setup.record, {})
 
 
-def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Tile:
-    """The head as one tile, for events that are not repeated: inputs, normalisation, outputs."""
+def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | None = None) -> Tile:
+    """The head as one tile, for events that are not repeated: inputs, normalisation, outputs.
+
+    heads: per batch entry, where they are not the query heads
+    """
     xp = ops.xp
     t = xp.arange(setup.query_tiles * setup.block_q)
     s = xp.arange(setup.key_tiles * setup.block_k)
@@ -55,8 +59,9 @@ def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Tile:
     seeing = rows if mask is None else rows & mask.any(axis=1)
     nothing = xp.zeros((1, 1), dtype=bool)
     return Tile(
-        head=head, heads=setup.heads, i=0, j=0, row0=0, key0=0, mask=nothing, rows=seeing, rescaled=rows, keys=keys
-    )
+        head=head, heads=heads or setup.heads, i=0, j=0, row0=0, key0=0, mask=nothing,
+        rows=seeing, rescaled=rows, keys=keys,
+    )  # fmt: skip
 
 
 def _tile(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | None, before: Array | None) -> Tile:
@@ -92,7 +97,8 @@ def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
 
 def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tuple[Array, Seen]:
     """The event of one input tensor: (rows, features), padded."""
-    at = _events(ops, setup, _whole(ops, setup, head, None))
+    heads = setup.key_heads if site in (Site.K, Site.V) else setup.heads
+    at = _events(ops, setup, _whole(ops, setup, head, None, heads))
     return at(site, x), at.seen
 
 
@@ -171,33 +177,35 @@ def _delta(
     if setup.plan.delta_from is DeltaFrom.OUT:
         return algorithm.delta(at, do, out)
     if setup.plan.delta_from is DeltaFrom.WIDE_O:
-        r = BINARY64 if setup.plan[Site.DELTA].is_identity else BINARY32
-        return algorithm.delta(at, do, ops.round(wide, r, None))
-    return at(Site.DELTA, _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do))
+        return algorithm.delta(at, do, wide)
+    total, exact = _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do)
+    return at(Site.DELTA, total.reshape(-1), exact.reshape(-1))
 
 
 def _delta_from_p_dp(
     ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None, lse: Array, do: Array
-) -> Array:
+) -> tuple[Array, Array]:
+    """rowsum(P dP) by query tile: by DELTA's accumulator, and what an Exact() injection there wants."""
     q_tiles, do_tiles, lse_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse))
     k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
 
-    def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Array]:
-        def key_tile(total: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, None]:
+    def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
+        def key_tile(total: Any, j: Any, y: tuple[Array, ...]) -> tuple[Any, None]:
             tile = _tile(ops, setup, head, i, j, y[2] if masks is not None else None, None)
 
-            def compute() -> tuple[Array, None]:
+            def compute() -> tuple[Any, None]:
                 at = _events(ops, setup, tile, silent=True)
                 return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], total), None
 
             return ops.when(tile.mask.any(), compute, total)
 
         keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[3])
-        return None, ops.scan(key_tile, ops.xp.zeros_like(x[2]), keys)[0]
+        zero = ops.xp.zeros_like(x[2])
+        return None, ops.scan(key_tile, (zero, zero), keys)[0]
 
     rows = (q_tiles, do_tiles, lse_tiles)
-    return ops.scan(query_tile, None, rows if masks is None else (*rows, masks))[1].reshape(-1)
+    return ops.scan(query_tile, None, rows if masks is None else (*rows, masks))[1]
 
 
 def round_key_gradients(
@@ -205,16 +213,8 @@ def round_key_gradients(
 ) -> tuple[tuple[Array, Array], Seen]:
     """dK and dV of one key head from those of its query heads: (group, keys, features), added in ascending order.
 
-    Each addition of the group rounds to nearest in the step format of DK and DV; then the outputs round.
+    The sum over the group is in binary64: the rounding of the outputs is its only one.
     """
-    at = _events(ops, setup, _whole(ops, setup, head, None))
-    dk = _group_sum(ops, dk, setup.plan.accumulator(Site.DK).step.format)
-    dv = _group_sum(ops, dv, setup.plan.accumulator(Site.DV).step.format)
+    at = _events(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
+    dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
     return (at(Site.DK_OUT, ops.multiply(dk, setup.scale)), at(Site.DV_OUT, dv)), at.seen
-
-
-def _group_sum(ops: Ops, parts: Array, f: Format) -> Array:
-    total = parts[0]
-    for part in parts[1:]:
-        total = ops.round(total + part, Rounding(format=f), None)
-    return total

@@ -89,13 +89,20 @@ class Injection:
 
 
 def _selection(name: str, where: Any) -> Where:
+    chosen = _as_where(name, where)
+    if chosen is not None and min(chosen, default=0) < 0:  # type: ignore[type-var, arg-type]
+        raise ValueError(f"{name}={where!r}: indices count from 0; negative ones name nothing")
+    return chosen
+
+
+def _as_where(name: str, where: Any) -> Where:
     if where is None or isinstance(where, range):
         return where
     if isinstance(where, int):
         return (where,)
     if isinstance(where, slice):
-        if where.stop is None or (where.start or 0) < 0 or where.stop < 0:
-            raise ValueError(f"{name}={where}: give a slice with a stop, counted from the start")
+        if where.stop is None:
+            raise ValueError(f"{name}={where}: give a slice with a stop")
         return range(where.start or 0, where.stop, where.step or 1)
     if isinstance(where, Iterable) and all(isinstance(i, int) or hasattr(i, "__index__") for i in where):
         return tuple(int(i) for i in where)

@@ -17,7 +17,7 @@ class DeltaFrom(StrEnum):
     """Where delta = rowsum(dO O) = rowsum(P dP) takes its operands."""
 
     OUT = "OUT"  # the rounded output, as every released kernel does
-    WIDE_O = "O"  # the output before its last rounding, in binary32
+    WIDE_O = "O"  # the output before its last rounding
     P_DP = "P_DP"  # rowsum(P dP), from the recomputed probabilities
 
 
@@ -32,7 +32,7 @@ class Stabiliser:
 
     Softmax is invariant under the shift, so the result is exact in exact arithmetic for every input. Unlike
     the released code it clamps no row sum and counts no masked score; and the shift is kept between twice the
-    window (a smaller one rounds P back to 1; this also moves a maximum of 0) and half the exponent range of P
+    window plus an ulp of M (a smaller one rounds P back to 1; this also moves a maximum of 0) and half the exponent range of P
     (a larger one would underflow). docs/decisions.md says why.
     """
 

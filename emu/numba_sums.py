@@ -1,6 +1,5 @@
 """Sums of products in ascending order: the Numba kernels of the NumPy executor, one thread each call."""
 
-from typing import Any
 
 import numpy as np
 

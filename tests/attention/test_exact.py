@@ -107,19 +107,10 @@ def exact_everywhere(plan):
     return [Injection(site=s, what=Exact()) for s in Site if not (s is Site.PV and plan.pv_into_o)]
 
 
-REROUNDED = "DQ, DK, DV of rows or keys that a tile does not see are rounded by the accumulator of that tile"
-UNREACHED = "delta from P dP adds up in its accumulator, and Exact at DELTA keeps that sum"
-
-
-def _reached(preset, case):
-    reason = UNREACHED if preset == "baseline-bf16" else REROUNDED if case == "masked" else None
-    return pytest.param(preset, case, marks=pytest.mark.xfail(reason=reason) if reason else ())
-
-
 @pytest.mark.parametrize(
     ("preset", "case"),
     [
-        _reached(preset, case)
+        (preset, case)
         for preset in ("fp32", "fa2-bf16", "qiu-yao", "fa3-fp8", "baseline-bf16", "all:bf16", "all:e4m3fn") for case in CASES
     ],
 )  # fmt: skip
@@ -132,7 +123,6 @@ def test_exact_at_every_site_undoes_every_rounding(preset, case):
     assert max(errors) < 1e-12
 
 
-@pytest.mark.xfail(reason=REROUNDED)
 def test_exact_at_every_site_causal_on_tall_tiles():
     """The first rows of a causal tile (16, 8) see none of its keys, and must keep their dQ."""
     q, k, v, do = inputs()
@@ -143,7 +133,6 @@ def test_exact_at_every_site_causal_on_tall_tiles():
     assert max(errors) < 1e-12
 
 
-@pytest.mark.xfail(reason="the sum of dK and dV over a group of heads rounds outside of any event")
 def test_exact_at_every_site_with_grouped_heads():
     """The sum of dK and dV over the query heads of a key head, which rounds too."""
     q, k, v, do = inputs()
@@ -155,8 +144,8 @@ def test_exact_at_every_site_with_grouped_heads():
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(DeltaFrom.P_DP, marks=pytest.mark.xfail(reason=UNREACHED)),
-        pytest.param(DeltaFrom.WIDE_O, marks=pytest.mark.xfail(reason="the wide O rounds to binary32 outside of any event")),
+        DeltaFrom.P_DP,
+        DeltaFrom.WIDE_O,
     ],
 )
 def test_exact_at_every_site_with_other_deltas(source):

@@ -35,4 +35,5 @@ def test_two_additions_are_the_rule(r: Rounding) -> None:
 
 
 def test_other_roundings_are_left_to_the_rule() -> None:
-    assert not any(takes_nearest_even(r) for r in (rounding("bf16", "toward-zero"), rounding("fp64"), rounding("e4m3fnuz"), rounding("e8m0fnu")))
+    others = rounding("bf16", "toward-zero"), rounding("fp64"), rounding("e4m3fnuz"), rounding("e8m0fnu")
+    assert not any(takes_nearest_even(r) for r in others)

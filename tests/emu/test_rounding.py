@@ -13,7 +13,7 @@ from jax.extend.random import threefry_2x32
 
 from emu import kernels, round_to, xla
 from emu.formats import NAMED, Format, format_named
-from emu.judge import judge, neighbours
+from emu.judge import judge
 from emu.rounding import Rounding, RoundingMode, mode_named, rounding
 from emu.threefry import random31, threefry2x32
 from emu.widths import narrow, widen
