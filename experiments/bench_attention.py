@@ -70,7 +70,7 @@ def _rows(size: Size, rate: float, progress: Callable[[str], None], repeat: int)
 
     from attention import Plan
 
-    name = f"B={size.batch} N={size.heads} T={size.tokens} H={size.features}"
+    name = f"{size.batch} {size.heads} {size.tokens} {size.features}"
     shape = (size.batch, size.tokens, size.heads, size.features)
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(key, shape).astype(jnp.bfloat16).astype(jnp.float32) for key in keys)
@@ -158,13 +158,13 @@ def run(as_json: bool) -> None:
         print_json([asdict(r) for r in rows])
         return
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("size", "", "forward ms", "+ backward ms", "GMAC/s", "times JAX", "floor ms"):
-        table.add_column(heading, justify="left" if heading in ("size", "") else "right", no_wrap=True)
+    for heading in ("B N T H", "", "forward ms", "with backward", "GMAC/s", "times JAX", "floor ms"):
+        table.add_column(heading, justify="left" if heading in ("B N T H", "") else "right", no_wrap=True)
     for previous, row in zip([None, *rows], rows, strict=False):
         if previous and previous.size != row.size:
             table.add_section()
         floor = "" if row.floor is None else f"{row.floor * 1e3:.2f}"
-        cells = (f"{row.forward * 1e3:.2f}", f"{(row.backward or 0) * 1e3:.2f}", f"{row.per_second / 1e9:.2f}", f"{row.against_jax:.1f}")
+        cells = (f"{row.forward * 1e3:.2f}", f"{(row.backward or 0) * 1e3:.2f}", f"{row.per_second / 1e9:.1f}", f"{row.against_jax:.1f}")
         first = previous is None or previous.size != row.size
         table.add_row(row.size if first else "", row.what, *cells, floor)
     out = console()
