@@ -1,5 +1,6 @@
 """What happens at one rounding event: format, direction, overflow and NaN, gathered in `Rounding`."""
 
+import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -78,7 +79,8 @@ class Rounding:
     @property
     def is_identity(self) -> bool:
         """True for binary64, the carrier of every computation: such an event rounds nothing."""
-        return self.format.precision == 53
+        f = self.format
+        return (f.precision, f.emin, f.max_finite) == (53, -1022, sys.float_info.max)
 
 
 def mode_named(name: str | RoundingMode) -> RoundingMode:
