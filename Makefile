@@ -29,13 +29,13 @@ gpu-check:  ## on a machine with a GPU and jax: digests of every preset against 
 	$(PYTHON) -m tests.gpu_check
 
 bench: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/roundscope bench round
 	$(BIN)/roundscope bench attention
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[test]'
 	touch $@
 
 clean:

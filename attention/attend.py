@@ -36,17 +36,18 @@ class Examined:
 
 def attend(
     q: Any, k: Any, v: Any, *,
-    plan: Plan, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
+    plan: Plan | str, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
     mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record | None = None,
     engine: Engine | None = None,
 ) -> Any:  # fmt: skip
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
 
     q          (B, T, N, H), k, v (B, S, G, H): float arrays; NumPy or JAX. Narrower types than float32 enter exactly.
-    plan       a `Plan`; `Plan.preset(name)`
+    plan       a `Plan`, or the name of a preset
     block_q, block_k   tile sizes; sizes that they do not divide are padded with entries that no event counts
     scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
-    is_causal  query t sees keys s <= t (as in jax.nn: both counted from the start)
+    is_causal  query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
+               from the end, which differs where T != S: pass such a mask)
     mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0
     inject     injections; each touches what it names and what depends on it
     record     if given, returns (out, Trace); a trace never changes an output bit
@@ -67,7 +68,7 @@ def attend(
 
 def examine(
     q: Any, k: Any, v: Any, do: Any = None, *,
-    plan: Plan, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
+    plan: Plan | str, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
     mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record = _SUMMARIES,
     engine: Engine | None = None,
 ) -> Examined:  # fmt: skip
@@ -79,10 +80,11 @@ def examine(
 
 
 def _setup(
-    q: Any, k: Any, v: Any, plan: Plan, block_q: int, block_k: int, scale: float | None, is_causal: bool,
+    q: Any, k: Any, v: Any, plan: Plan | str, block_q: int, block_k: int, scale: float | None, is_causal: bool,
     mask: Any, inject: Any, record: Record | None, engine: Engine | None,
 ) -> tuple[Setup, Engine]:  # fmt: skip
     _check_shapes(q, k, v)
+    plan = Plan.preset(plan) if isinstance(plan, str) else plan
     for name, block in (("block_q", block_q), ("block_k", block_k)):
         if block < 1:
             raise ValueError(f"{name}={block}: a tile has at least one row; 128 is usual")

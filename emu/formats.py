@@ -146,6 +146,6 @@ def format_named(name: str) -> Format:
 def unknown(what: str, name: str, known: object, repair: str = "") -> str:
     """One line for a name that is not known, with the nearest ones that are."""
     names = [str(k) for k in known]  # type: ignore[attr-defined]
-    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.4)
+    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
-    return f"unknown {what} '{name}'{hint} Known: {' '.join(names)}{' ' + repair if repair else ''}"
+    return f"unknown {what} '{name}'{hint or '.'} Known: {' '.join(names)}{' ' + repair if repair else ''}"

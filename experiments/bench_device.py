@@ -1,6 +1,8 @@
 """The speed of rounding on a GPU under XLA, beside a copy on the same device."""
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +30,15 @@ def bench_device(
     except RuntimeError:
         return []
     head = sample(min(size, DIFFERENCES_ON))
-    x = jnp.resize(jax.device_put(head, device), size)
+    x = jnp.resize(jax.device_put(head, device), (size,))
     zero = jax.device_put(np.int32(0), device)
     flip = jax.jit(lambda x, z: jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int32) ^ z, jnp.float32))
-    field = {"copy": (lambda: finish(flip(x, zero)), size)}
+    field: dict[str, Any] = {"copy": (lambda: finish(flip(x, zero)), size)}
     checks = {}
     for name in formats:
         f = ours_on_xla(name)
         checks[name] = differing(np.asarray(f(x[: head.size])), kernels.round_array(head, rounding(name)))
-        field[name] = (lambda f=f: finish(f(x)), size)
+        field[name] = (partial(_finished, f, x), size)
     times = race(field, repeat, progress)
     return [
         Row(
@@ -50,3 +52,7 @@ def bench_device(
         )
         for name, t in times.items()
     ]
+
+
+def _finished(f: Any, x: Any) -> Any:
+    return finish(f(x))

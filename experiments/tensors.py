@@ -53,19 +53,19 @@ def read_layers(
     Raises UsageError, one line that names the argument, its value and the repair.
     """
     with open_tensors(Path(path)) as file:
-        order, scale = _layout(layout, file), _scale(file)
         prefixes = _prefixes(file, str(path))
         names = {p or BARE: p for p in prefixes}
         if layer is not None and layer not in names:
             raise UsageError(unknown("layer", layer, names))
         chosen = [layer] if layer is not None else list(names)
+        order, scale = _layout(layout, file), _scale(file)
         return [_layer(file, name, names[name], order, scale, allow_nan) for name in chosen]
 
 
 def _layout(given: str | None, file: TensorFile) -> str:
     layout = given if given is not None else file.metadata.get("layout")
     if layout is None:
-        raise bad("layout", None, "the file's metadata has no layout; say BNTH (heads, tokens) or BTNH (tokens, heads)")
+        raise bad("layout", None, "the file's metadata has none; give --layout BNTH (batch, heads, tokens, features) or --layout BTNH")
     if layout.upper() not in LAYOUTS:
         raise bad("layout", layout, "use BNTH (heads, tokens) or BTNH (tokens, heads)")
     return layout.upper()
