@@ -90,9 +90,7 @@ class Events:
         self._keep(str(site), site, value, after, r.format)
         return after
 
-    def sum(
-        self, site: Site, a: Array, b: Array, init: Array | None = None, event: Site | None = None
-    ) -> tuple[Array, Array | None]:
+    def sum(self, site: Site, a: Array, b: Array, init: Array | None = None, event: Site | None = None) -> tuple[Array, Array | None]:
         """init + a @ b by the site's accumulator, and the binary64 sum if an injection at `event` wants it.
 
         a: (T, K), b: (K, N); event: the site at which the sum rounds, if not this one.
@@ -185,7 +183,6 @@ class Events:
         new = (counts, sums, peak, place, rows)
         name = f"{site}.step"
         self.seen[name] = _merged(self.ops.xp, self.seen[name], new) if name in self.seen else new
-
 
     def _valid_steps(self, site: Site) -> Array:
         """Which additions exist, as an array that broadcasts to (products, rows, columns): a masked score adds nothing."""

@@ -208,9 +208,7 @@ def _delta_from_p_dp(
     return ops.scan(query_tile, None, rows if masks is None else (*rows, masks))[1]
 
 
-def round_key_gradients(
-    ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array
-) -> tuple[tuple[Array, Array], Seen]:
+def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array) -> tuple[tuple[Array, Array], Seen]:
     """dK and dV of one key head from those of its query heads: (group, keys, features), added in ascending order.
 
     The sum over the group is in binary64: the rounding of the outputs is its only one.

@@ -17,6 +17,7 @@ Arrays = tuple[np.ndarray, ...]
 
 def _each(function: Any, count: int) -> Any:
     """function(0 .. count - 1), stacked."""
+
     def quietly(h: int) -> Any:
         with np.errstate(all="ignore"):  # overflow, inf - inf and NaN are results here, counted by the trace
             return function(h)
@@ -35,9 +36,7 @@ def forward(setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.
     group = q.shape[0] // k.shape[0]
 
     def one(h: int) -> Any:
-        return head_of.forward(
-            numpy_ops(), setup, h, q[h], k[h // group], v[h // group], None if mask is None else mask[h]
-        )
+        return head_of.forward(numpy_ops(), setup, h, q[h], k[h // group], v[h // group], None if mask is None else mask[h])
 
     return _each(one, q.shape[0])
 

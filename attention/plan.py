@@ -137,9 +137,7 @@ class Plan:
             "normalise_first": self.normalise_first,
             "row_sum_of": str(self.row_sum_of),
             "delta_from": str(self.delta_from),
-            "stabiliser": None
-            if self.stabiliser is None
-            else {"beta": self.stabiliser.beta, "window": self.stabiliser.window},
+            "stabiliser": None if self.stabiliser is None else {"beta": self.stabiliser.beta, "window": self.stabiliser.window},
         }
 
 

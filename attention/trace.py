@@ -26,9 +26,7 @@ class Trace:
 
     def __add__(self, other: "Trace") -> "Trace":
         """The events of two different stages of one call, in one trace."""
-        return Trace(
-            stats=self.stats | other.stats, rows=self.rows | other.rows, events=self.events | other.events
-        )
+        return Trace(stats=self.stats | other.stats, rows=self.rows | other.rows, events=self.events | other.events)
 
 
 def site_of(name: str) -> Site:
@@ -42,9 +40,7 @@ def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) ->
     for name, value in (seen or {}).items():
         if name.endswith(".events"):
             size = _size(setup, name)
-            events[name.removesuffix(".events")] = tuple(
-                np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value
-            )
+            events[name.removesuffix(".events")] = tuple(np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value)
             continue
         counts, sums, peak, place, row = (np.asarray(v) for v in value)
         stats[name] = Stats.of(*(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place)))

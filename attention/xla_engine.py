@@ -55,18 +55,14 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None) -> A
 
 
 @_wide
-def backward(
-    setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, out: Array, wide: Array, lse: Array, do: Array
-) -> Any:
+def backward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, out: Array, wide: Array, lse: Array, do: Array) -> Any:
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
     ops, keys = _ops(setup, q), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
     one = partial(head_of.backward, ops, setup)
     axes = (0, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
-    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(
-        jnp.arange(q.shape[0]), q, k, v, mask, out, wide, lse, do
-    )
+    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(jnp.arange(q.shape[0]), q, k, v, mask, out, wide, lse, do)
     dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
     rounded = partial(head_of.round_key_gradients, ops, setup)
     (dk, dv), seen_keys = jax.vmap(rounded)(jnp.arange(keys), dk, dv)

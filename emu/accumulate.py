@@ -59,9 +59,7 @@ Step = Callable[[Any, Array], Array]  # (index of the addition, sum before round
 Steps = list[tuple[Array, Array]]  # (before, after) of each addition, leading axis k where they were scanned
 
 
-def accumulate(
-    ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step: Step | None = None, steps: Steps | None = None
-) -> Array:
+def accumulate(ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step: Step | None = None, steps: Steps | None = None) -> Array:
     """init + sum over k of a[k, :, None] b[k, None, :], by the accumulator.
 
     a: (K, T); b: (K, N); init: (T, N); result (T, N). `step` replaces the rounding of each addition (a
@@ -129,9 +127,7 @@ def _pairwise(ops: Ops, step: Step, a: Array, b: Array, init: Array) -> Array:
     return step(k, init + values[0])
 
 
-def _chunked(
-    ops: Ops, acc: Accumulator, step: Step, a: Array, b: Array, init: Array, steps: Steps | None
-) -> Array:
+def _chunked(ops: Ops, acc: Accumulator, step: Step, a: Array, b: Array, init: Array, steps: Steps | None) -> Array:
     zero, total = ops.xp.zeros_like(init), init
     for n, lo in enumerate(range(0, a.shape[0], acc.chunk)):
         chunk = slice(lo, lo + acc.chunk)

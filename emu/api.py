@@ -125,9 +125,7 @@ def exp(x: Any, format: str | Format | Rounding = "fp32", mode: str | RoundingMo
     return ops.round(exp64(ops, _enter(x)), r, None).astype(x.dtype)
 
 
-def dot(
-    a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, steps: list[tuple[Array, Array]] | None = None
-) -> Array:
+def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, steps: list[tuple[Array, Array]] | None = None) -> Array:
     """init + a @ b, each sum of products added up by the accumulator; float64.
 
     a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits

@@ -1,6 +1,5 @@
 """Sums of products in ascending order: the Numba kernels of the NumPy executor, one thread each call."""
 
-
 import numpy as np
 
 from emu.kernels import RULE64, bits_of_float, compiled, where

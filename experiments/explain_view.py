@@ -136,9 +136,7 @@ def _addition(a: Addition, e: Explanation) -> list[Text]:
     """Both operands and the sum, the point and the end of the kept bits in one column."""
     f, wide = e.rounding.format, max(len(before) for before, _ in a.rows)
     keep = f.precision - 1
-    lines = [
-        _row("", (f"in units of 2^{a.exponent}; {f.name} keeps {keep} bits behind the point, up to the bar", "dim"))
-    ]
+    lines = [_row("", (f"in units of 2^{a.exponent}; {f.name} keeps {keep} bits behind the point, up to the bar", "dim"))]
     for label, (before, after), value in zip(("a", "+ b", "= sum"), a.rows, (a.a, a.b, a.total), strict=True):
         tail = after[keep:]
         tail = tail[:TAIL] + "..." if len(tail) > TAIL + 3 else tail

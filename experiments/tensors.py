@@ -40,9 +40,7 @@ def sample_path() -> Path:
     return Path(str(resources.files("experiments") / "data" / "minilm_attention.safetensors"))
 
 
-def read_layers(
-    path: str | Path, layout: str | None = None, layer: str | None = None, *, allow_nan: bool = False
-) -> list[Layer]:
+def read_layers(path: str | Path, layout: str | None = None, layer: str | None = None, *, allow_nan: bool = False) -> list[Layer]:
     """The layers of a safetensors or npz file, in natural order of their names.
 
     path       tensors named q, k, v, do, or <layer>.q and so on; others are left alone
@@ -127,9 +125,7 @@ def _check_shapes(name: str, arrays: dict[str, np.ndarray], layout: str) -> None
     if (b, h) != (kb, kh):
         raise bad(f"layer {name!r}: q, k", (shown["q"], shown["k"]), f"batch or head dim differ (layout {layout})")
     if n % g:
-        raise bad(
-            f"layer {name!r}: query heads", n, f"no multiple of the {g} key heads (layout {layout}); wrong layout?"
-        )
+        raise bad(f"layer {name!r}: query heads", n, f"no multiple of the {g} key heads (layout {layout}); wrong layout?")
     if "do" in arrays and arrays["do"].shape != (b, t, n, hv):
         wanted = tuple((b, t, n, hv)[i] for i in own)
         raise bad(f"layer {name!r}: do", shown["do"], f"must have the output's shape {wanted} (layout {layout})")

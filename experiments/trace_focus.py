@@ -69,17 +69,21 @@ def _histogram(ulps: np.ndarray) -> tuple[np.ndarray, int]:
     return counts, int(inexact.size - inside.sum())
 
 
-Distinct = tuple[np.ndarray, np.ndarray]  # signed significands, ascending, and the sum of signed ulps of each
+Distinct = tuple[np.ndarray, np.ndarray]  # signed significands (by_error: errors), ascending, and the sum of signed ulps of each
 
 
-def by_argument(before: np.ndarray, after: np.ndarray, f: Format) -> Distinct:
+def by_argument(before: np.ndarray, after: np.ndarray, f: Format, *, by_error: bool = False) -> Distinct:
     """The distinct arguments of a site's inexact events, and the signed ulps summed over each one's events.
 
     Arguments a power of two apart round alike, so they count as one: what is distinct is the signed significand.
+    by_error: what is distinct is the exact signed error in ulps. It is meant for LSE = m + ln l alone: a coarse m is a
+    multiple of the result's ulp, so ln l and the binade decide the error while the significand of the sum hides that.
+    Sums such as O = AO + PV have few errors by nature; this key would make one coin of all their ties and hide real bias.
     """
     chosen = before != after
     before, after = before[chosen], after[chosen]
-    return _grouped(np.frexp(before)[0], ulps_of(before, after, f))
+    ulps = ulps_of(before, after, f)
+    return _grouped(ulps if by_error else np.frexp(before)[0], ulps)
 
 
 def away_by_argument(distinct: Distinct) -> np.ndarray:

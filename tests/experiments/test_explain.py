@@ -127,9 +127,7 @@ def test_agrees_with_the_rule_and_with_its_own_parts(name, mode):
     """explain() raises if the rule disagrees; here its fields must add up to value and result as well."""
     f, g = format_named(name), random.Random(name + mode)
     for _ in range(60):
-        x = math.ldexp(
-            1 + g.getrandbits(20) / 2**20, g.randint(max(f.emin - f.precision - 2, -1074), min(f.emax + 1, 1022))
-        )
+        x = math.ldexp(1 + g.getrandbits(20) / 2**20, g.randint(max(f.emin - f.precision - 2, -1074), min(f.emax + 1, 1022)))
         e = explain(x * g.choice((-1, 1)), rounding(name, mode, seed=g.getrandbits(32)))
         if e.exponent is None:
             continue
