@@ -1,5 +1,6 @@
 """The verb `bench`: our own speed against what a user would pick instead, ratios from one run."""
 
+from collections.abc import Callable
 from typing import Any
 
 from emu.formats import unknown
@@ -19,7 +20,7 @@ def run(what: str, as_json: bool = False) -> None:
     """One benchmark by name. Raises UsageError for a name that is none."""
     from experiments import bench_attention
 
-    benchmarks = {"round": run_round, "attention": bench_attention.run}
+    benchmarks: dict[str, Callable[[bool], None]] = {"round": run_round, "attention": bench_attention.run}
     if what not in benchmarks:
         raise UsageError(unknown("benchmark", what, benchmarks))
     benchmarks[what](as_json)

@@ -37,7 +37,7 @@ def bench_device(
     checks = {}
     for name in formats:
         f = ours_on_xla(name)
-        checks[name] = differing(np.asarray(f(x[: head.size])), kernels.round_array(head, rounding(name)))
+        checks[name] = differing(np.asarray(f(np.asarray(x[: head.size]))), kernels.round_array(head, rounding(name)))
         field[name] = (partial(_finished, f, x), size)
     times = race(field, repeat, progress)
     return [

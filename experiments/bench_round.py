@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -77,10 +78,10 @@ def bench_round(
         for name in names:
             r = rounding(name)
             round_array(x, r, out=y)
-            field = {
+            field: dict[str, Any] = {
                 "copy": (parallel_copy(x, y.copy(), threads), size),
-                "ours": (lambda r=r: round_array(x, r, out=y), size),
-                NEW: (lambda r=r: round_array(x, r), size),
+                "ours": (partial(round_array, x, r, out=y), size),
+                NEW: (partial(round_array, x, r), size),
             }
             field, found = _enter(field, name, x, y)
             rows += _rows(found, race(field, repeat, lambda share: progress(share / len(names))), field)

@@ -34,7 +34,7 @@ def _bias_caption(s: Summary) -> str:
 
 def _heads_caption(beyond: int, limit: float) -> str:
     answer = f"{beyond} cells do, framed" if beyond > 1 else "One cell does, framed" if beyond else "None"
-    return f"Which heads lean on their own (|z| > {limit:.1f})? {answer}; the numbers are mean signed errors in thousandths of an ulp."
+    return f"Which heads lean on their own (|z| > {limit:.1f})? {answer}. Colour is z; numbers are mean signed errors in ulp/1000."
 
 
 def _running_picture(s: Summary) -> tuple[str, Any, str]:
@@ -44,12 +44,19 @@ def _running_picture(s: Summary) -> tuple[str, Any, str]:
     row = "among the rows with several P = 1" if run.several else "of all rows"
     scaled = ", normalised by the row sum" if run.site == "OUT" else ""
     return title, plots.along_keys(run), (
-        f"Where does the error of the sum come from? The (head, query, feature) with the largest error {row}; Err(t) is the prefix "
+        f"Where does the error of the sum come from? The (head, query, feature) with the largest |error| in value that the "
+        f"layer's own tiles leave, summed over the roundings of {_where(s)}, {row}; Err(t) is the prefix "
         f"sum{scaled} rounded to {run.site}'s format minus itself (arXiv 2510.04212, eq. 5), with all keys as one tile, "
         f"where {tied(run).size} P are 1 (red). "
         f"{100 * _moved(run):.1f} % of the summed |changes| of Err happen there; it ends at {run.error[-1]:+.3g}, "
         f"{run.error[-1] / run.ulp:+.2f} ulp of the sum."
     )  # fmt: skip
+
+
+def _where(s: Summary) -> str:
+    """The events whose errors `running_error.most_biased` sums."""
+    sites = [n for n in ("PV", "O") if n in s.seen.focus and s.seen.focus[n].histogram.any()]
+    return " and ".join(sites) or "OUT"
 
 
 def _moved(run: Running) -> float:
@@ -65,9 +72,11 @@ def _drift_picture(s: Summary) -> tuple[str, Any, str]:
     if not d.error.any():
         return title, None, f"delta equals that of {s.seen.request.against.name} everywhere."
     ends = "beyond" if d.leans else "within"
+    back = f"crosses the threshold first at token {d.crossing}, comes back and " if d.crossing is not None and not d.leans else ""
     return title, plots.along_tokens(d), (
         f"Does the error of delta add up over tokens? delta minus that of {s.seen.request.against.name} in the furthest of "
-        f"{d.z.size} heads ends {ends} the threshold, z = {d.z[d.worst]:+.2f} (the band is for a head chosen blindly, this is the "
+        f"{d.z.size} heads {back}ends {ends} the threshold (only the end is tested), z = {d.z[d.worst]:+.2f} "
+        f"(the band is for a head chosen blindly, this is the "
         f"furthest); "
         f"{_identity(s)}."
     )  # fmt: skip
@@ -95,5 +104,5 @@ def _ones_picture(s: Summary) -> tuple[str, Any, str]:
     return title, plots.several_ones(s), (
         f"Do rows with several P = 1 carry the bias of P V? {some} of {rows} rows have them (two or more in one key tile). Their part "
         f"of the summed error away from zero: {shares or 'nothing rounds after P V'}. Where the whole sum is near zero, its parts may "
-        "exceed it. Bars of error: 95 %."
+        "exceed it. ± and bars: one standard error."
     )  # fmt: skip

@@ -105,7 +105,7 @@ def trace(
     engine: Annotated[str, typer.Option(help="numpy or xla; the same bits.")] = "numpy",
     seed: Annotated[int, typer.Option(help="Of stochastic rounding and noise.")] = 0,
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on with NaN and infinities in the file.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for report.html and trace.json; trace-<file> if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html and trace.json; trace-<file>-<plan> if left out.")] = None,
     json: Json = False,
 ) -> None:
     """Run attention on tensors and report which rounding events lean."""

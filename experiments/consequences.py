@@ -45,6 +45,14 @@ class DeltaDrift:
         """Whether some head's running sum ends beyond the threshold."""
         return bool(np.abs(self.z[self.worst]) > self.limit)
 
+    @property
+    def crossing(self) -> int | None:
+        """The first token at which the worst head's running sum stands beyond the threshold's curve; None if it never does."""
+        error = self.error[self.worst[0], :, self.worst[1]]
+        band = self.limit * np.sqrt(np.cumsum(error**2))
+        beyond = np.flatnonzero(np.abs(np.cumsum(error)) > band)
+        return int(beyond[0]) if beyond.size else None
+
 
 def delta_drift(delta: Any, other: Any, out: Any, other_out: Any, do: Any) -> DeltaDrift:
     """How delta's error adds up along tokens. By linearity it equals rowsum dO (O - O_against) if delta comes from O."""

@@ -78,7 +78,7 @@ def along_keys(run: Running) -> Figure:
     top.vlines(keys, 0.0, run.p, color=DOWN, lw=0.8)
     top.plot(ones, run.p[ones], "o", color=UP, ms=4, label=f"P = 1 at {ones.size} of {run.p.size} keys")
     top.set_ylabel(f"P[{t}, :]")
-    top.legend(loc="upper right", fontsize=8, frameon=False)
+    top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, fontsize=8, frameon=False)
     middle.vlines(keys, 0.0, run.v, color=QUIET, lw=0.8)
     middle.axhline(0.0, color=INK, lw=0.6)
     middle.set_ylabel(f"V[:, {i}]")
@@ -170,7 +170,7 @@ def several_ones(summary: Summary) -> Figure:
     for k, s in enumerate(summary.shares):
         for d, (x, colour) in enumerate(zip(s.away, (UP, QUIET), strict=True)):
             label = ("rows with several P = 1", "other rows")[d] if k == 0 else None
-            right.errorbar(k + 0.24 * d - 0.12, x.mean, 1.96 * x.se, fmt="o", color=colour, capsize=3, ms=5, label=label)
+            right.errorbar(k + 0.24 * d - 0.12, x.mean, x.se, fmt="o", color=colour, capsize=3, ms=5, label=label)
     right.axhline(0.0, color=INK, lw=0.6)
     right.set_xticks(range(len(summary.shares)), [s.site for s in summary.shares], fontfamily="monospace")
     right.set_xlim(-0.6, max(len(summary.shares), 1) - 0.4)

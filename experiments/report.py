@@ -8,7 +8,7 @@ from experiments import plots
 from experiments.captions import pictures
 from experiments.trace_summary import Summary, share_of_rows
 from experiments.trace_table import HEADS, cells, folded, legend
-from experiments.trace_words import sentence
+from experiments.trace_words import outward, plan_words, sentence, short
 
 CSS = """
 body{margin:0 auto;max-width:960px;padding:24px 20px 60px;font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
@@ -25,7 +25,8 @@ pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;ov
 NULL = """The null: flip the signs of all errors of a row together, by a fair coin per row. Then
 z = &Sigma;<sub>r</sub> s<sub>r</sub> / &radic;(&Sigma;<sub>r</sub> s<sub>r</sub>&sup2;), with s<sub>r</sub> the row's sum of signed errors
 in ulps. Errors inside a row may depend on each other in any way. Events that exceed it are run once more with one coin per distinct
-argument (signed significand), since equal arguments round alike in every row; the larger variance counts. Thresholds are set so that
+argument (signed significand; of LSE, equal errors), since equal arguments round alike in every row; the larger variance counts.
+&plusmn; is one standard error. Thresholds are set so that
 without any bias each table or picture marks something once in a hundred times."""
 
 EXACT = """<b>Exact.</b> The rounding of every event, from binary64, once; counts of inexact events, ties, carries, overflow; the results,
@@ -52,22 +53,24 @@ def html(summaries: list[Summary], data: dict[str, Any], progress: Callable[[str
 
 
 def _opening(summaries: list[Summary], data: dict[str, Any]) -> str:
-    what = f"{data['file']}, plan {data['plan']['name']} against {data['against']['name']}"
+    what = f"{data['file']}, plan {plan_words(summaries[0].seen.request)}, against {data['against']['name']}"
     tile = f"tiles {data['block_q']} x {data['block_k']}{', causal' if data['causal'] else ''}, engine {data['engine']}"
-    lead = sentence(summaries[0])
-    if len(summaries) > 1:
-        lead = " ".join(f"{s.seen.layer.name}: {sentence(s)}" for s in summaries) if len(summaries) <= 2 else _across(summaries)
-    changed = f"<p class=sub>Injected: {escape(str(data['inject']))}</p>" if data["inject"] else ""
-    return f"<h1>Which rounding events lean?</h1><p class=sub>{escape(what)}; {escape(tile)}.</p><p class=lead>{escape(lead)}</p>{changed}"
+    many = len(summaries) > 1
+    lead = _across(summaries) if many else sentence(summaries[0])
+    lines = "<br>".join(f"<b>{escape(s.seen.layer.name)}</b>: {escape(short(s))}" for s in summaries)
+    each = f"<p>{lines}</p>" if many else ""
+    return f"<h1>Which rounding events lean?</h1><p class=sub>{escape(what)}; {escape(tile)}.</p><p class=lead>{escape(lead)}</p>{each}"
 
 
 def _across(summaries: list[Summary]) -> str:
     leaning = {e.name for s in summaries for e in s.leaning}
     some = sum(bool(s.leaning) for s in summaries)
+    sites = sorted({n for s in summaries for n in outward(s)})
+    zero = f" ({' '.join(sites)} lean away from zero or toward it in some)" if sites else ""
     events = f" ({' '.join(sorted(leaning))})" if leaning else ""
     drifting = [s.seen.layer.name for s in summaries if s.drift is not None and s.drift.leans]
     delta = f"delta's error adds up in {len(drifting)} ({', '.join(drifting)})" if drifting else "delta's error adds up in none"
-    return f"{some} of {len(summaries)} layers have an event that leans{events}; {delta}."
+    return f"{some} of {len(summaries)} layers have an event that leans up or down{events}{zero}; {delta}."
 
 
 def _comparison_of_layers(summaries: list[Summary]) -> str:

@@ -1,6 +1,7 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
 import json as json_text
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from experiments.tensors import Layer, read_layers, sample_path
 from experiments.trace_options import Request, check_places, request
 from experiments.trace_run import Progress, observe
 from experiments.trace_summary import Summary, summarise
+from experiments.trace_words import plan_changes
 
 
 def run(
@@ -31,7 +33,7 @@ def run(
         raise UsageError(str(error).replace("allow NaN to go on", "give --allow-nan to go on")) from None
     for each in layers:
         _check(asked, each)
-    folder = out if out is not None else Path(f"trace-{path.stem}")
+    folder = out if out is not None else Path(_folder_name(path, asked))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +44,12 @@ def run(
         print_json(data)
     else:
         _shown(summaries, folder)
+
+
+def _folder_name(path: Path, asked: Request) -> str:
+    """trace-<file>-<plan>, with the changes of --set; signs that shells or file systems dislike become -."""
+    plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
+    return f"trace-{path.stem}-{re.sub(r'[^A-Za-z0-9_.=-]+', '-', plan)[:80]}"
 
 
 def _check(asked: Request, layer: Layer) -> None:

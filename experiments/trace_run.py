@@ -78,7 +78,7 @@ def blocks(layer: Layer, request: Request) -> tuple[int, int]:
 def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
     """By site, its distinct arguments and the signed ulps of each: `trace_focus.by_argument` over all heads."""
     plan, layer = seen.request.plan, seen.layer
-    count = lambda events, s: by_argument(*events[s], plan[site_of(s)].format, by_error=s == Site.LSE)  # noqa: E731
+    count = lambda events, s: by_argument(events[s][0], events[s][1], plan[site_of(s)].format, by_error=s == Site.LSE)  # noqa: E731
     parts = {s: [count(seen.held, s)] if s in seen.held else [] for s in sites}
     again = [s for s in sites if not parts[s]]
     if again:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from attention.sites import PRODUCTS
 from attention.trace import site_of
 from experiments.analysis import Event
 from experiments.trace_summary import Summary
-from experiments.trace_words import sentence
+from experiments.trace_words import plan_words, sentence
 
 HEADS = (
     "event", "format", "count", "inexact\n%", "ties\n%", "carries\n%", "mean signed\nerror, ulps", "", "mean\n|error|",
@@ -69,15 +70,25 @@ def count(n: int) -> str:
 def folded(s: Summary) -> list[str]:
     """The events without a line of their own."""
     exact = [e.name for e in s.events if e not in s.rounding]
+    inside = [name for name in exact if _rounds_inside(s, name)]
+    exact = [name for name in exact if name not in inside]
     absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
     lines = [f"exact here: {' '.join(exact)}"] if exact else []
+    lines += [f"sums whose additions round inside (shown by --record steps:SITE): {' '.join(inside)}"] if inside else []
     lines += [f"did not occur: {' '.join(absent)}"] if absent else []
     return lines
 
 
+def _rounds_inside(s: Summary, name: str) -> bool:
+    """Whether a sum of products rounds at its additions, which the event itself does not show."""
+    if "." in name or site_of(name) not in PRODUCTS or f"{name}.step" in s.seen.trace.stats:
+        return False
+    return s.seen.request.plan.accumulator(site_of(name)).step.format.precision < 53
+
+
 def legend(s: Summary) -> str:
     """How to read the marks."""
-    text = f"▲ ▼ mean beyond the null (rows' signs flipped, |z| > {s.limit:.1f})   · inside"
+    text = f"▲ ▼ mean beyond the null (rows' signs flipped, |z| > {s.limit:.1f})   · inside   ± one standard error"
     return text + ("   = beyond by rows, inside by distinct arguments" if s.cleared else "")
 
 
@@ -87,7 +98,7 @@ def show(s: Summary, console: Any) -> None:
 
     request, layer = s.seen.request, s.seen.layer
     tile = f"tile {request.block_q} x {request.block_k}{', causal' if request.causal else ''}"
-    console.print(Text(f"{layer.name}: {request.plan.name}, {tile}", style="bold"))
+    console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
     console.print(Text(sentence(s)))
     console.print(table(s, console.width))
     more = ["a wider terminal shows carries, mean |error| and max as well"] if console.width < NARROW else []

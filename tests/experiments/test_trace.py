@@ -10,9 +10,9 @@ import pytest
 from attention import AddUlps, Exact, FlipBit, Injection, Plan, Site, examine
 from emu.formats import format_named
 from emu.stats import Stats
-from experiments import analysis, cli, consequences, trace_focus, trace_json
+from experiments import analysis, cli, consequences, trace_focus, trace_json, trace_table, trace_words
 from experiments.analysis import lean, threshold
-from experiments.tensors import read_layers, sample_path
+from experiments.tensors import Layer, read_layers, sample_path
 from experiments.trace_inject import injection
 from experiments.trace_options import request, with_rounding
 from experiments.trace_run import observe
@@ -78,7 +78,7 @@ def test_sample_end_to_end(run, tmp_path):
     assert first.startswith(("Nothing leans", "Of ")) and "several P = 1" in " ".join(out.split())
     for site in ("S", "P", "PV", "O", "OUT", "DS", "DQ_OUT"):
         assert re.search(rf"^{site} +bf16|^{site} +fp32", out, re.M)
-    assert re.search(r"^exact here: .*DELTA", out, re.M) and "report.html" in out
+    assert re.search(r"^sums whose additions round inside .*DELTA", out, re.M) and "report.html" in out
     data = json.loads((tmp_path / "here" / "trace.json").read_text())
     assert data["schema"] == trace_json.SCHEMA and [x["name"] for x in data["layers"]] == ["layer1"]
     (layer,) = data["layers"]
@@ -145,7 +145,7 @@ def test_records_and_steps(run, small, tmp_path):
 def test_an_injected_bias_leans_and_is_named(run, small, tmp_path):
     path = small(b=1, t=64, s=64, n=4, g=4)
     out = " ".join(run(path, "--plan", "fa2-bf16", "--inject", "OUT:ulps=0.25", "--out", tmp_path / "x")[1].split())
-    assert re.search(r"events that round, \d lean.*: OUT up by 0\.2\d* ± 0\.0\d* bf16 ulp", out)
+    assert re.search(r"events that round, \d lean.*: OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp", out)
 
 
 def test_seed_decides_stochastic_rounding(run, small, tmp_path):
@@ -231,6 +231,77 @@ def test_shared_arguments_explain_what_rows_alone_do_not(sample):
     assert distinct.size <= values.size and found.sum() == pytest.approx(ulps.sum())
     assert all(np.isclose(s, found[np.searchsorted(distinct, np.frexp(v)[0])]) or distinct.size < values.size
                for s, v in zip(sums, values[:5], strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16"])
+def test_noise_leans_no_more_often_than_promised(plan):
+    """N(0, 1) has no bias. One layer in a hundred marks an event by chance: two of four would have a chance below 1e-3.
+
+    LSE under qiu-yao looks biased by rows in every layer, since BF16 row sums repeat; it must never lean.
+    """
+    marked = []
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        q, k, v, do = (random.standard_normal((1, 256, 4, 16)).astype(np.float32) for _ in range(4))
+        s = summarise(observe(Layer(name="noise", q=q, k=k, v=v, do=do), asked(plan=plan, block_q=128, block_k=128)))
+        marked += [seed] if s.leaning or trace_words.outward(s) else []
+        assert "LSE" not in [e.name for e in s.leaning]
+        assert plan != "qiu-yao" or "LSE" in [e.name for e in s.cleared]
+    assert len(marked) <= 1
+
+
+def test_lse_is_grouped_by_error():
+    """One row sum below two maxima: one error, two significands."""
+    before = np.array([4.0, 5.0]) + np.ldexp(1.0, -10)
+    after = np.array([4.0, 5.0])
+    for by_error, groups in ((False, 2), (True, 1)):
+        distinct, sums = trace_focus.by_argument(before, after, format_named("bf16"), by_error=by_error)
+        assert distinct.size == sums.size == groups and sums.sum() == -2 * 2.0**-5
+
+
+# ---- the words
+
+
+def test_delta_that_crosses_and_comes_back_says_so():
+    error = np.concatenate([np.ones(40), -np.ones(38)])[None, :, None]
+    d = consequences.delta_drift(error, 0 * error, np.zeros((1, 78, 1, 2)), np.zeros((1, 78, 1, 2)), np.zeros((1, 78, 1, 2)))
+    assert not d.leans and 4 <= d.crossing <= 12 and f"at token {d.crossing} but comes back" in trace_words._course(d)
+    flat = np.tile([1.0, -1.0], 39)[None, :, None]
+    assert consequences.delta_drift(flat, 0 * flat, *[np.zeros((1, 78, 1, 2))] * 3).crossing is None
+
+
+def test_injections_and_plans_in_the_words_of_the_command_line():
+    texts = ["O:ulps=0.5:heads=3:rows=0-63", "PV:exact", "P:flip=3:rows=5,9-10", "OUT:set=1", "S:noise=0.5", "S:bias=0.001"]
+    req = asked(inject=texts, sets=["P=e4m3fn"])
+    assert [trace_words.injection_words(i) for i in req.inject] == texts
+    assert trace_words.plan_words(req) == f"qiu-yao with P=e4m3fn, injected {' '.join(texts)}"
+
+
+def test_sums_that_round_inside_are_set_apart(sample):
+    lines = trace_table.folded(sample)
+    (inside,) = (x for x in lines if x.startswith("sums whose additions round inside"))
+    (exact,) = (x for x in lines if x.startswith("exact here"))
+    assert "DELTA" in inside and "DELTA" not in exact and " Q " in exact
+
+
+def test_nan_and_underflow_are_said(run, small, tmp_path):
+    with np.load(small()) as file:
+        q = file["a.q"].copy()
+    q[0, 1, 2, 3] = np.nan
+    out = " ".join(run(change(small(), **{"a.q": q}), "--allow-nan", "--out", tmp_path / "x")[1].split())
+    assert "1 NaN in q; 40 scores, 4 outputs are NaN. " in out
+    out = " ".join(run(small(), "--plan", "fa3-fp8", "--scale", 4, "--out", tmp_path / "y")[1].split())
+    assert re.search(r"\d+ % of P\b.* become 0\.", out)
+
+
+def test_folder_is_named_after_the_plan_and_layers_have_a_line_each(run, small, tmp_path, monkeypatch):
+    path = small(layers=("a", "b"))
+    monkeypatch.chdir(tmp_path)
+    assert run(path, "--plan", "fa3-fp8")[0] == run(path, "--set", "O=bf16:toward-zero", "--inject", "O:ulps=1:heads=3")[0] == 0
+    assert (tmp_path / "trace-small-fa3-fp8" / "report.html").exists()
+    page = (tmp_path / "trace-small-qiu-yao-O=bf16-toward-zero" / "report.html").read_text()
+    opening = page[: page.index("<img ")]
+    assert "injected O:ulps=1:heads=3" in opening and "<b>a</b>: leaning" in opening and "<b>b</b>: leaning" in opening
 
 
 # ---- the statistics
