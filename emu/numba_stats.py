@@ -147,7 +147,7 @@ def _collect32(x, y, f, counts, sums):
     return float_of_bits(max(peak, 0)), place
 
 
-PIECE = 1 << 15  # numbers rounded and judged while they are in the processor's cache
+PIECE = 1 << 15  # numbers rounded and judged while in the cache; at 2^17 round_array would wait for its own threads
 
 
 def rounded_with_stats(x: np.ndarray, r: Rounding, random: np.ndarray | None, out: np.ndarray | None) -> tuple[np.ndarray, Stats]:

@@ -169,4 +169,4 @@ def run(as_json: bool) -> None:
         table.add_row(row.size if first else "", row.what, *cells, floor)
     out = console()
     out.print(table)
-    out.print(LEGEND.strip(), style="dim")
+    out.print(" ".join(LEGEND.split()), style="dim")
