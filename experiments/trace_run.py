@@ -10,6 +10,7 @@ from attention import Examined, Injection, Plan, Record, Site, Trace, examine
 from attention.sites import Axes
 from attention.trace import site_of
 from emu.stats import Stats
+from experiments.compile_cache import keep_compilations
 from experiments.tensors import Layer
 from experiments.trace_focus import Distinct, Focus, by_argument, existing, focus, merged, ones_of
 from experiments.trace_options import Request
@@ -112,6 +113,7 @@ def call(
 ) -> Examined:  # fmt: skip
     """`examine` as the request says, on its engine."""
     if request.engine == "xla":
+        keep_compilations()
         import jax.numpy as jnp
 
         q, k, v, do = (None if x is None else jnp.asarray(x) for x in (q, k, v, do))
