@@ -120,7 +120,12 @@ def exp(x: Any, format: str | Format | Rounding = "fp32", mode: str | RoundingMo
     r = rounding(format, mode)
     x = _carrier(x)
     if _is_jax(x):
-        return _through_binary64(lambda ops, y: ops.round(exp64(ops, y), r, None), x)
+        import jax
+
+        with jax.enable_x64(True):
+            wide = _enter(x)
+            ops = _ops(wide)
+            return _leave(ops, ops.round(exp64(ops, wide), r, None), x.dtype)
     ops = _ops(x)
     return ops.round(exp64(ops, _enter(x)), r, None).astype(x.dtype)
 
@@ -220,16 +225,11 @@ def _enter(x: Array) -> Array:
     return x.astype(np.float64)
 
 
-def _through_binary64(function: Any, x: Array) -> Array:
-    import jax
-
+def _leave(ops: Ops, y: Array, dtype: Any) -> Array:
+    """A JAX carrier as float64, or as float32 by one rounding. With 64-bit types enabled."""
     from emu.widths import narrow
-    from emu.xla_ops import opaque_zero, xla_ops
 
-    with jax.enable_x64(True):
-        wide = _enter(x)
-        y = function(xla_ops(opaque_zero(wide), wide=True), wide)
-        return y if x.dtype == np.float64 else narrow(xla_ops(opaque_zero(wide), wide=True).round(y, BINARY32, None))
+    return y if dtype == np.float64 else narrow(ops.round(y, BINARY32, None))
 
 
 def _last(x: Array, axis: int) -> Array:
