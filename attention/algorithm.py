@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 from attention.events import Events
-from attention.plan import Plan, Stabiliser
+from attention.plan import Exponential, Plan, Stabiliser
 from attention.sites import Site
-from emu.functions import exp64, log64
+from emu.functions import LOG2_E, exp2_64, exp64, log64
 from emu.ops import Array, Ops
 from emu.spacing import spacing
 
@@ -32,11 +32,11 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     s = at.product(Site.S, q, k.T)
     s = masked(at, at(Site.SCALED, mul(s, scale)))
     m = at(Site.M, xp.maximum(m_old, row_maximum(ops, plan, s)))
-    x = at(Site.X, s - finite(xp, m)[:, None])
-    e = at(Site.EXP, exp64(ops, x))
+    x = at(Site.X, exponent(at, s - finite(xp, m)[:, None]))
+    e = at(Site.EXP, exponential(at, x))
 
-    dm = at(Site.DM, m_old - finite(xp, m))
-    alpha = at(Site.ALPHA, exp64(ops, dm))
+    dm = at(Site.DM, exponent(at, m_old - finite(xp, m)))
+    alpha = at(Site.ALPHA, exponential(at, dm))
     al = at(Site.AL, mul(alpha, l))
     ao = at(Site.AO, mul(alpha[:, None], o))
 
@@ -92,8 +92,8 @@ def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> A
     total, exact = at.sum(Site.S_B, q, k.T)
     exact = None if exact is None else ops.multiply(exact, scale)
     s = masked(at, at(Site.S_B, ops.multiply(total, scale), exact))
-    x = at(Site.X_B, s - finite(ops.xp, lse)[:, None])
-    return at(Site.EXP_B, exp64(ops, x))
+    x = at(Site.X_B, exponent(at, s - finite(ops.xp, lse)[:, None]))
+    return at(Site.EXP_B, exponential(at, x))
 
 
 def backward_tile(
@@ -128,6 +128,16 @@ def delta_tile(
     return total[:, 0], total[:, 0] if exact is None else exact[:, 0]
 
 
+def exponent(at: Events, x: Array) -> Array:
+    """The exponent of the plan's base: x, or x log2 e where exp is 2^x."""
+    return x if at.plan.exp is Exponential.CORRECT else at.ops.multiply(x, LOG2_E)
+
+
+def exponential(at: Events, x: Array) -> Array:
+    """The plan's base to the power of x."""
+    return exp64(at.ops, x) if at.plan.exp is Exponential.CORRECT else exp2_64(at.ops, x)
+
+
 def masked(at: Events, s: Array) -> Array:
     """Scores that do not exist are -inf: their exp is 0, and no event counts them."""
     return at.ops.xp.where(at.tile.mask, s, -math.inf)
@@ -156,6 +166,6 @@ def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array
     repeated = xp.sum(finite(xp, r)[:, None] - s <= window, axis=1) > 1
     shift = xp.where(r > 0.0, ops.multiply(r, stabiliser.beta - 1.0), -r)
     # below this P would round back to 1, or m* back to r
-    least = 2.0 * max(window, p.tie_window) + spacing(ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format)
-    shift = xp.minimum(xp.maximum(shift, least), -0.5 * math.log(2.0) * max(p.emin, -126))
+    least = 2.0 * xp.maximum(window, p.tie_window) + spacing(ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format)
+    shift = xp.minimum(xp.maximum(shift, least), -0.5 * math.log(2.0) * xp.maximum(p.emin, -126).astype("float64"))
     return xp.where(repeated & (r > -math.inf), r + shift, r)

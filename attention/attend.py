@@ -5,7 +5,8 @@ Layout and signature follow `jax.nn.dot_product_attention`: q (B, T, N, H), k an
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -68,15 +69,35 @@ def attend(
 
 def examine(
     q: Any, k: Any, v: Any, do: Any = None, *,
-    plan: Plan | str, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
+    plan: Plan | str | Sequence[Plan | str], block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
     mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record = _SUMMARIES,
     engine: Engine | None = None,
 ) -> Examined:  # fmt: skip
-    """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`."""
-    setup, engine = _setup(q, k, v, plan, block_q, block_k, scale, is_causal, mask, inject, record, engine)
+    """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`.
+
+    plan  may be a sequence, one plan per batch entry: each entry is then computed as if it were called alone. Under xla
+          the plans are data of one executable; they may differ in formats, modes and seeds (`attention.traced_plan.structure`
+          says which plans can share), and no injection may flip a bit.
+    """
+    plans = [Plan.preset(p) if isinstance(p, str) else p for p in ((plan,) if isinstance(plan, (Plan, str)) else plan)]
+    setups = [_setup(q, k, v, p, block_q, block_k, scale, is_causal, mask, inject, record, engine) for p in plans]
+    setup, engine = setups[0]
+    many = not isinstance(plan, (Plan, str))
+    if many:
+        _check_many(q, plans, inject, engine)
     if do is not None and tuple(do.shape) != (*q.shape[:3], v.shape[3]):
         raise ValueError(f"do: shape {tuple(do.shape)}, must be that of the output, {(*q.shape[:3], v.shape[3])}")
-    return _examine(setup, engine, q, k, v, do, mask)
+    return _examine(tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask)
+
+
+def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:
+    if len(plans) != q.shape[0]:
+        raise ValueError(f"plan: {len(plans)} plans, must be one for each of the {q.shape[0]} batch entries of q")
+    for n, p in enumerate(plans):
+        if (p.pv_into_o, p.normalise_first) != (plans[0].pv_into_o, plans[0].normalise_first):
+            raise ValueError(f"plan: entries 0 and {n} have different events (pv_into_o, normalise_first); call them separately")
+    if engine == "xla" and any(isinstance(i.what, FlipBit) for i in inject):
+        raise ValueError("inject: FlipBit needs one format; give a single plan, or engine='numpy'")
 
 
 def _setup(
@@ -128,28 +149,29 @@ def _check_injection(injection: Injection, plan: Plan) -> None:
         raise ValueError("site=PV: this plan accumulates P V into O, which rounds the sum; inject at O")
 
 
-def _examine(setup: Setup, engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:
+def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:
     if engine == "numpy":
         from attention import numpy_engine as run
     else:
         from attention import xla_engine as run  # type: ignore[no-redef]
+    setup, each = run.prepare(setups)
     dtype = result_type(q, k, v)
     b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])
     inputs = {Site.Q: q, Site.K: k, Site.V: v} | ({} if do is None else {Site.DO: do})
     rounded, trace = {}, Trace(stats={}, rows={}, events={})
     for site, x in inputs.items():
         heads = to_heads(run.enter(x), setup.block_k if site in (Site.K, Site.V) else setup.block_q)
-        rounded[site], seen = run.round_inputs(setup, site, heads)
+        rounded[site], seen = run.round_inputs(setup, site, heads, each)
         trace += trace_of_whole(setup, seen, (b, x.shape[2]))
     heads_mask = mask_to_heads(setup, mask, b, n)
     qkv = rounded[Site.Q], rounded[Site.K], rounded[Site.V]
-    (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask)
+    (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask, each)
     width = v.shape[3]
     trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=False)
     trace += trace_of_whole(setup, seen["whole"], (b, n))
     gradients: tuple[Any, ...] = (None, None, None, None)
     if do is not None:
-        (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO])
+        (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO], each)
         trace += trace_of_whole(setup, seen["whole"], (b, n))
         trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=True)
         trace += trace_of_whole(setup, seen["keys"], (b, g))
@@ -158,7 +180,7 @@ def _examine(setup: Setup, engine: Engine, q: Any, k: Any, v: Any, do: Any, mask
                      leave(delta[..., None], n, setup.queries)[..., 0])  # fmt: skip
     ordered = {str(s): None for s in Site}
     order = sorted(trace.stats, key=lambda name: (list(ordered).index(name.partition(".")[0]), name))
-    trace = Trace(stats={k: trace.stats[k] for k in order}, rows=trace.rows, events=trace.events)
+    trace = replace(trace, stats={k: trace.stats[k] for k in order})
     result = [run.leave(from_heads(x, b, n, setup.queries), dtype) for x in (out, lse[..., None])]
     dq, dk, dv, delta = gradients
     return Examined(out=result[0], lse=result[1][..., 0], dq=dq, dk=dk, dv=dv, delta=delta, trace=trace)

@@ -23,10 +23,12 @@ class Record:
     """What a trace keeps beside the summary of every site.
 
     events  sites whose every (before, after) is kept
+    ones    sites whose results that equal 1 are counted, per row
     steps   sums of products whose single additions are summarised, as site "<SITE>.step"
     """
 
     events: tuple[Site, ...] = ()
+    ones: tuple[Site, ...] = ()
     steps: tuple[Site, ...] = ()
 
 
@@ -171,6 +173,8 @@ class Events:
         x, y = (v if v.ndim == 2 else v[:, None] for v in (before, after))
         valid = self.ops.xp.broadcast_to(self.tile.valid(site), x.shape)
         self.seen[name] = self.ops.stats(x, y, f, valid)
+        if site in self.record.ones:
+            self.seen[f"{name}.ones"] = ((y == 1.0) & valid).sum(axis=1)
         if site in self.record.events:
             self.seen[f"{name}.events"] = (before, after)
 

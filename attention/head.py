@@ -11,7 +11,7 @@ from typing import Any
 from attention import algorithm
 from attention.events import Events, Record, Tile
 from attention.injection import Injection
-from attention.plan import DeltaFrom, Plan
+from attention.plan import DeltaFrom, KeyOrder, Plan
 from attention.sites import Site
 from emu.ops import Array, Ops
 
@@ -87,6 +87,15 @@ def _tiles(x: Array, block: int) -> Array:
     return x.reshape(-1, block, *x.shape[1:])
 
 
+def _backwards(x: Any) -> Any:
+    """Arrays, tuples and dicts of them, with their first axis turned round."""
+    if isinstance(x, dict):
+        return {name: _backwards(part) for name, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_backwards(part) for part in x)
+    return None if x is None else x[::-1]
+
+
 def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
     """(query tiles, key tiles, block_q, block_k)."""
     if mask is None:
@@ -110,8 +119,11 @@ def forward(
     q_tiles, k_tiles, v_tiles = _tiles(q, setup.block_q), _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
 
+    descending = setup.plan.key_order is KeyOrder.DESCENDING
+
     def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
-        def key_tile(state: Any, j: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
+        def key_tile(state: Any, n: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
+            j = setup.key_tiles - 1 - n if descending else n
             tile = _tile(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
 
             def compute() -> tuple[Any, Seen]:
@@ -123,8 +135,8 @@ def forward(
 
         state = algorithm.start(xp, setup.block_q, v.shape[1])
         keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
-        state, seen = ops.scan(key_tile, state, keys)
-        return None, (state, seen)
+        state, seen = ops.scan(key_tile, state, _backwards(keys) if descending else keys)
+        return None, (state, _backwards(seen) if descending else seen)
 
     rows = (q_tiles,) if masks is None else (q_tiles, masks)
     _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)

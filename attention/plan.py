@@ -21,6 +21,20 @@ class DeltaFrom(StrEnum):
     P_DP = "P_DP"  # rowsum(P dP), from the recomputed probabilities
 
 
+class Exponential(StrEnum):
+    """How exp(x) is computed."""
+
+    CORRECT = "correct"  # correctly rounded to the event's format
+    BASE2 = "base2"  # X = (S - m) log2 e, then 2^X: what GPU kernels do, which fold log2 e into the scale
+
+
+class KeyOrder(StrEnum):
+    """The order in which a query tile meets the key tiles; inside a tile keys stay ascending."""
+
+    ASCENDING = "ascending"
+    DESCENDING = "descending"  # FlashAttention-3: the last, masked tile first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stabiliser:
     """The shifted maximum of arXiv 2510.04212, Algorithm 1: where several scores of a tile row share the
@@ -57,6 +71,8 @@ class Plan:
     row_sum_of         the operand of the row sum: Site.EXP or Site.P
     delta_from         the operands of delta
     stabiliser         the shifted maximum, or None
+    exp                how exp is computed, forward and backward
+    key_order          the order of the key tiles in the forward
 
     Raises ValueError for missing sites or operands that are not among these.
     """
@@ -69,6 +85,8 @@ class Plan:
     row_sum_of: Site = Site.EXP
     delta_from: DeltaFrom = DeltaFrom.OUT
     stabiliser: Stabiliser | None = None
+    exp: Exponential = Exponential.CORRECT
+    key_order: KeyOrder = KeyOrder.ASCENDING
 
     def __post_init__(self) -> None:
         if len(self.roundings) != len(Site):
@@ -138,6 +156,8 @@ class Plan:
             "row_sum_of": str(self.row_sum_of),
             "delta_from": str(self.delta_from),
             "stabiliser": None if self.stabiliser is None else {"beta": self.stabiliser.beta, "window": self.stabiliser.window},
+            "exp": str(self.exp),
+            "key_order": str(self.key_order),
         }
 
 

@@ -1,6 +1,6 @@
 """`Trace`: what was seen of a call's rounding events, per site, per head and per row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ class Trace:
 
     stats   per site (and per "<SITE>.step" asked for): `Stats` of shape (batch, heads)
     rows    per site: signed error in ulps, summed over each row's events, (batch, heads, queries or keys)
+    ones    per site asked for: results that equal 1, counted per row, (batch, heads, queries or keys)
     events  per site asked for: (before, after), float64. One per score: (B, N, T, S). Repeated events keep the other
             tile index in front: one per row (B, N, tiles, T), per feature (B, N, tiles, T or S, H)
     """
@@ -23,10 +24,12 @@ class Trace:
     stats: dict[str, Stats]
     rows: dict[str, np.ndarray]
     events: dict[str, tuple[np.ndarray, np.ndarray]]
+    ones: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __add__(self, other: "Trace") -> "Trace":
         """The events of two different stages of one call, in one trace."""
-        return Trace(stats=self.stats | other.stats, rows=self.rows | other.rows, events=self.events | other.events)
+        parts = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self)}
+        return Trace(**parts)
 
 
 def site_of(name: str) -> Site:
@@ -36,8 +39,11 @@ def site_of(name: str) -> Site:
 
 def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
     """From events that are not repeated: arrays with the heads along the first axis; lead: (batch, heads)."""
-    stats, rows, events = {}, {}, {}
+    stats, rows, events, ones = {}, {}, {}, {}
     for name, value in (seen or {}).items():
+        if name.endswith(".ones"):
+            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, -1)[..., : _size(setup, name)]
+            continue
         if name.endswith(".events"):
             size = _size(setup, name)
             events[name.removesuffix(".events")] = tuple(np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value)
@@ -45,13 +51,17 @@ def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) ->
         counts, sums, peak, place, row = (np.asarray(v) for v in value)
         stats[name] = Stats.of(*(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place)))
         rows[name] = row.reshape(*lead, -1)[..., : _size(setup, name)]
-    return Trace(stats=stats, rows=rows, events=events)  # type: ignore[arg-type]
+    return Trace(stats=stats, rows=rows, events=events, ones=ones)  # type: ignore[arg-type]
 
 
 def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: int, *, backward: bool) -> Trace:
     """From events of tiles: axes (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...)."""
-    stats, rows, events = {}, {}, {}
+    stats, rows, events, ones = {}, {}, {}, {}
     for name, value in (seen or {}).items():
+        if name.endswith(".ones"):
+            counts = np.asarray(value).swapaxes(1, 2) if backward else np.asarray(value)
+            ones[name.removesuffix(".ones")] = _per_row(setup, name, counts, lead)
+            continue
         value = tuple(np.asarray(v).swapaxes(1, 2) if backward else np.asarray(v) for v in value)
         if name.endswith(".events"):
             bare = name.removesuffix(".events")
@@ -62,13 +72,18 @@ def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], fe
         worst, where = _worst(setup, site_of(name), peak, place, features)
         merged = Stats.of(counts.sum((1, 2)), sums.sum((1, 2)), worst, where)
         stats[name] = Stats(**{f: getattr(merged, f).reshape(lead) for f in merged.__dataclass_fields__})
-        repeated = 1 if site_of(name).axes is Axes.SH else 2
-        rows[name] = row.sum(repeated).reshape(*lead, -1)[..., : _size(setup, name)]
-    return Trace(stats=stats, rows=rows, events=events)
+        rows[name] = _per_row(setup, name, row, lead)
+    return Trace(stats=stats, rows=rows, events=events, ones=ones)
 
 
 def _size(setup: Setup, name: str) -> int:
     return setup.keys if site_of(name).axes is Axes.SH else setup.queries
+
+
+def _per_row(setup: Setup, name: str, row: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
+    """(heads, query tile, key tile, rows of a tile) added over the repeating tiles: (*lead, queries or keys)."""
+    repeated = 1 if site_of(name).axes is Axes.SH else 2
+    return row.sum(repeated).reshape(*lead, -1)[..., : _size(setup, name)]
 
 
 def _worst(setup: Setup, site: Site, peak: np.ndarray, place: np.ndarray, features: int) -> tuple[Any, Any]:

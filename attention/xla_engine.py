@@ -1,29 +1,78 @@
 """The XLA engine: the same head function, traced once, mapped over heads, on CPU or GPU."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from attention import head as head_of
 from attention.head import Setup
 from attention.sites import Site
+from attention.traced_plan import TracedPlan, structure, table_of
 from emu.rounding import BINARY32
 from emu.widths import narrow, widen
 from emu.xla import round_wide
 from emu.xla_ops import opaque_zero, xla_ops
 
 
-def _ops(setup: Setup, x: Array) -> Any:
-    return xla_ops(opaque_zero(x), wide=setup.plan.has_wide_operands or bool(setup.inject))
+def _ops(setup: Setup, x: Array, each: Any = None) -> Any:
+    return xla_ops(opaque_zero(x), wide=each is not None or setup.plan.has_wide_operands or bool(setup.inject))
+
+
+_COMPILED: list[Any] = []
+
+
+def compilations() -> int:
+    """How many executables this engine has built in this process."""
+    return sum(f._cache_size() for f in _COMPILED)
+
+
+class Conditions(NamedTuple):
+    """The plans of a call that gives each batch entry its own, as data: (entries, rows, FIELDS) int64, and scales (entries,)."""
+
+    table: Any
+    scale: Any
+
+
+def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Conditions | None]:
+    """What the calls below take: the setup that is compiled for, and the plans of batch entries as data.
+
+    Raises ValueError for plans that need different compilations.
+    """
+    if isinstance(setups, Setup):
+        return setups, None
+    like = [structure(s.plan) for s in setups]
+    if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
+        raise ValueError(f"plan: entries 0 and {other} differ in more than formats, modes and seeds; call them separately")
+    table = np.stack([table_of(s.plan) for s in setups])
+    return replace(setups[0], plan=like[0], scale=0.0), Conditions(table, np.array([s.scale for s in setups]))
+
+
+def _own(setup: Setup, condition: Conditions | None) -> Setup:
+    """The setup of one head."""
+    if condition is None:
+        return setup
+    return replace(setup, plan=TracedPlan(setup.plan, condition.table), scale=condition.scale)  # type: ignore[arg-type]
+
+
+def _per_head(each: Conditions | None, heads: int) -> tuple[Array, Conditions | None, Conditions | None]:
+    """Numbers of the heads, the condition of each, and its axis for vmap. With a plan of its own, an entry is a call of its own."""
+    if each is None:
+        return jnp.arange(heads), None, None
+    group = heads // each.scale.shape[0]
+    repeated = Conditions(*(jnp.repeat(jnp.asarray(x), group, axis=0) for x in each))
+    return jnp.arange(heads) % group, repeated, Conditions(0, 0)
 
 
 def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of (setup, arrays), compiled once per setup and shapes, with 64-bit types enabled inside."""
     compiled = jax.jit(function, static_argnums=0)
+    _COMPILED.append(compiled)
 
     def call(setup: Setup, *arrays: Any) -> Any:
         with jax.enable_x64(True):
@@ -32,40 +81,58 @@ def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _round_inputs(site: Site, setup: Setup, x: Array) -> Any:
-    one = lambda h, x: head_of.round_inputs(_ops(setup, x), setup, h, site, x)  # noqa: E731
-    return jax.vmap(one)(jnp.arange(x.shape[0]), x)
+def _round_inputs(site: Site, setup: Setup, x: Array, each: Conditions | None = None) -> Any:
+    def one(h: Array, x: Array, own: Conditions | None) -> Any:
+        return head_of.round_inputs(_ops(setup, x, each), _own(setup, own), h, site, x)
+
+    number, own, axis = _per_head(each, x.shape[0])
+    return jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
 
 
 _ROUND_INPUTS = {site: _wide(partial(_round_inputs, site)) for site in (Site.Q, Site.K, Site.V, Site.DO)}
 
 
-def round_inputs(setup: Setup, site: Site, x: Array) -> Any:
+def round_inputs(setup: Setup, site: Site, x: Array, each: Conditions | None = None) -> Any:
     """x: (heads, rows, features)."""
-    return _ROUND_INPUTS[site](setup, x)
+    return _ROUND_INPUTS[site](setup, x, each)
 
 
 @_wide
-def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None) -> Any:
+def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each: Conditions | None = None) -> Any:
     """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None."""
-    ops, group = _ops(setup, q), q.shape[0] // k.shape[0]
+    ops, group = _ops(setup, q, each), q.shape[0] // k.shape[0]
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
-    one = partial(head_of.forward, ops, setup)
-    return jax.vmap(one, in_axes=(0, 0, 0, 0, None if mask is None else 0))(jnp.arange(q.shape[0]), q, k, v, mask)
+
+    def one(h: Array, own: Conditions | None, *arrays: Any) -> Any:
+        return head_of.forward(ops, _own(setup, own), h, *arrays)
+
+    number, own, axis = _per_head(each, q.shape[0])
+    return jax.vmap(one, in_axes=(0, axis, 0, 0, 0, None if mask is None else 0))(number, own, q, k, v, mask)
 
 
 @_wide
-def backward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, out: Array, wide: Array, lse: Array, do: Array) -> Any:
+def backward(
+    setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, out: Array, wide: Array, lse: Array, do: Array,
+    each: Conditions | None = None,
+) -> Any:  # fmt: skip
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
-    ops, keys = _ops(setup, q), k.shape[0]
+    ops, keys = _ops(setup, q, each), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
-    one = partial(head_of.backward, ops, setup)
-    axes = (0, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
-    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(jnp.arange(q.shape[0]), q, k, v, mask, out, wide, lse, do)
+
+    def one(h: Array, own: Conditions | None, *arrays: Any) -> Any:
+        return head_of.backward(ops, _own(setup, own), h, *arrays)
+
+    number, own, axis = _per_head(each, q.shape[0])
+    axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
+    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, out, wide, lse, do)
     dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
-    rounded = partial(head_of.round_key_gradients, ops, setup)
-    (dk, dv), seen_keys = jax.vmap(rounded)(jnp.arange(keys), dk, dv)
+
+    def rounded(g: Array, own: Conditions | None, dk: Array, dv: Array) -> Any:
+        return head_of.round_key_gradients(ops, _own(setup, own), g, dk, dv)
+
+    number, own, axis = _per_head(each, keys)
+    (dk, dv), seen_keys = jax.vmap(rounded, in_axes=(0, axis, 0, 0))(number, own, dk, dv)
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
 
 

@@ -6,11 +6,14 @@ fast as the rule on a CPU, equal to it in every bit (tests/emu/test_nearest.py).
 folds (x + c) - c.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from emu.rounding import Overflow, Rounding, RoundingMode
+from emu.rounding import Rounding, RoundingMode
+from emu.rule import Target
 
 EXPONENT = 0x7FF0_0000_0000_0000
 SIGN = -(2**63)
@@ -22,17 +25,26 @@ def takes_nearest_even(r: Rounding) -> bool:
     return r.mode is RoundingMode.TIES_TO_EVEN and f.fits_binary32 and f.negative_zero and f.signed
 
 
-def nearest_even(x: Array, r: Rounding) -> Array:
-    """A float64 array rounded once; NaN stays NaN. Needs 64-bit types enabled."""
-    f = r.format
+def nearest_even(x: Array, t: Target) -> Array:
+    """A float64 array rounded once to a target in binary64's bits; NaN stays NaN. Needs 64-bit types enabled.
+
+    Where the target is an array, it may be binary64 itself (nothing dropped): x then stays.
+    """
     b = lax.bitcast_convert_type(x, jnp.int64)
     exponent = b & EXPONENT
-    e = jnp.maximum(exponent, np.int64((f.emin + 1023) << 52))
-    c = lax.bitcast_convert_type(e + np.int64(((53 - f.precision) << 52) | (1 << 51)), jnp.float64)
+    e = jnp.maximum(exponent, _word(t.emin) << 52)
+    c = _float(e + ((_word(t.drop) << 52) | (1 << 51)))  # drop = 53 - p
     y = (x + c) - c
     # (x + c) - c loses the sign of a zero
-    y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, jnp.int64) | (b & SIGN), jnp.float64)
-    over = {Overflow.INF: jnp.inf, Overflow.NAN: jnp.nan, Overflow.SATURATE: f.max_finite}[r.overflow]  # type: ignore[index]
-    infinite = jnp.inf if f.inf and r.overflow is Overflow.INF else over
-    y = jnp.where(jnp.abs(y) > f.max_finite, jnp.copysign(over, x), y)
-    return jnp.where(exponent == EXPONENT, jnp.where(jnp.isnan(x), x, jnp.copysign(infinite, x)), y)
+    y = _float(lax.bitcast_convert_type(y, jnp.int64) | (b & SIGN))
+    y = jnp.where(jnp.abs(y) > _float(_word(t.largest)), jnp.copysign(_float(_word(t.over_positive)), x), y)
+    y = jnp.where(exponent == EXPONENT, jnp.where(jnp.isnan(x), x, jnp.copysign(_float(_word(t.infinite)), x)), y)
+    return y if isinstance(t.drop, int) else jnp.where(t.drop == 0, x, y)
+
+
+def _word(n: Any) -> Any:
+    return np.int64(n) if isinstance(n, int) else n
+
+
+def _float(bits: Any) -> Any:
+    return bits.view(np.float64) if isinstance(bits, np.int64) else lax.bitcast_convert_type(bits, jnp.float64)

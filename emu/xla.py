@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from emu.rounding import Rounding, RoundingMode
 from emu.rule import C32, C64, Target, build_rule, target_of
+from emu.traced import TracedRounding
 from emu.widths import narrow, widen
 
 RULE32 = build_rule(C32, jnp.where, lambda f: f)
@@ -27,15 +28,16 @@ def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
     return _apply(RULE32, C32, jnp.int32, x, r, target_of(r, C32), random)
 
 
-def round_wide(x: Array, r: Rounding, random: Array | None = None) -> Array:
+def round_wide(x: Array, r: Rounding | TracedRounding, random: Array | None = None) -> Array:
     """A float64 array rounded once, straight to the format. Needs 64-bit types enabled."""
     if r.is_identity:
         return x
-    return _apply(RULE64, C64, jnp.int64, x, r, target_of(r, C64), random)
+    target = r.target if isinstance(r, TracedRounding) else target_of(r, C64)
+    return _apply(RULE64, C64, jnp.int64, x, r, target, random)
 
 
-def _apply(rule, carrier, word, x, r: Rounding, t: Target, random):  # type: ignore[no-untyped-def]
-    t = Target(*(np.dtype(word).type(field) for field in t))
+def _apply(rule, carrier, word, x, r: Rounding | TracedRounding, t: Target, random):  # type: ignore[no-untyped-def]
+    t = Target(*(np.dtype(word).type(field) if isinstance(field, int) else field for field in t))
     b = lax.bitcast_convert_type(x, word)
     a, negative = b & carrier.magnitude, b < 0
     if r.mode is RoundingMode.STOCHASTIC:

@@ -1,17 +1,19 @@
 """`Ops` on JAX arrays under XLA. Needs 64-bit types enabled while it is traced (`jax.enable_x64`)."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from emu.classify import build_classify, judged
+from emu.classify import Judged, build_classify, judged
 from emu.formats import Format
 from emu.nearest import nearest_even, takes_nearest_even
 from emu.ops import Ops
-from emu.rounding import Rounding
-from emu.rule import C64
+from emu.rounding import Rounding, RoundingMode
+from emu.rule import C64, target_of
+from emu.traced import TracedFormat, TracedRounding
 from emu.xla import round_wide
 
 # additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in cache
@@ -72,24 +74,36 @@ def _when(active, compute, state):  # type: ignore[no-untyped-def]
     return lax.cond(active, compute, lambda: (state, seen))
 
 
-def _ascending(a: Array, b: Array, init: Array, r: Rounding, multiply) -> Array:  # type: ignore[no-untyped-def]
-    rounded = nearest_even if takes_nearest_even(r) else round_wide
+def _ascending(a: Array, b: Array, init: Array, r: Rounding | TracedRounding, multiply) -> Array:  # type: ignore[no-untyped-def]
+    rounded = _step(r)
 
     def step(total, ab):  # type: ignore[no-untyped-def]
-        return rounded(total + multiply(ab[0][:, None], ab[1][None, :]), r), None
+        return rounded(total + multiply(ab[0][:, None], ab[1][None, :])), None
 
     return lax.scan(step, init, (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
 
 
-@partial(jax.jit, static_argnums=2)
-def _stats(before: Array, after: Array, f: Format, valid: Array) -> tuple[Array, ...]:
+def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
+    """The rounding of one addition, by two additions where they serve."""
+    if isinstance(r, TracedRounding):
+        return partial(nearest_even, t=r.target) if r.mode is RoundingMode.TIES_TO_EVEN else partial(round_wide, r=r)
+    return partial(nearest_even, t=target_of(r, C64)) if takes_nearest_even(r) else partial(round_wide, r=r)
+
+
+def _stats(before: Array, after: Array, f: Format | TracedFormat, valid: Array) -> tuple[Array, ...]:
+    numbers = f.judged if isinstance(f, TracedFormat) else judged(f)
+    return _judged_stats(before, after, Judged._make(jnp.asarray(n, jnp.int64) for n in numbers), valid)
+
+
+@jax.jit
+def _judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
     """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows, columns).
 
     One reduction over many operands: as many reductions would classify every event as many times over.
     """
     x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
     a, b = _bits(x) & C64.magnitude, _bits(y) & C64.magnitude
-    *flags, error, ulps = _classify(x, y, a, b, judged(f))
+    *flags, error, ulps = _classify(x, y, a, b, f)
     size = jnp.abs(ulps)
     counts = [(flag & valid).astype(jnp.int64) for flag in (valid, *flags)]
     sums = [error, jnp.abs(error), error * error, ulps, size, ulps * ulps]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from emu.formats import format_named
-from emu.functions import exp64, log64
+from emu.functions import exp2_64, exp64, log64
 from emu.judge import judge
 from emu.numpy_ops import numpy_ops
 from emu.rounding import Rounding, RoundingMode, rounding
@@ -199,3 +199,24 @@ def test_exp_takes_every_shape() -> None:
     assert np.array_equal(on_numpy(exp64, x), np.ones((2, 3)))
     assert not x.any()
     assert len(RoundingMode) == len(MODES) + 1  # a new mode belongs in the hard cases
+
+
+@engines
+def test_exp2_is_within_its_bound(engine):
+    """A wrong constant or range reduction; a whole power of two that is not exact."""
+    rng = np.random.default_rng(4)
+    x = np.concatenate([rng.uniform(-1, 1, 300), rng.uniform(-500, 500, 300), np.arange(-570.0, 570.0)])
+    y = ENGINES[engine](exp2_64, x)
+    with mpmath.workprec(120):
+        true = [mpmath.power(2, mpmath.mpf(float(n))) for n in x]
+        ulps = [abs(float((mpmath.mpf(float(a)) - t) / mpmath.mpf(float(np.spacing(float(t)))))) for a, t in zip(y, true, strict=True)]
+    assert max(ulps) <= 1.4
+    whole = x == np.floor(x)
+    assert np.array_equal(y[whole], np.ldexp(1.0, x[whole].astype(int)))
+
+
+@engines
+def test_exp2_of_specials(engine):
+    """NaN that gets lost, an infinity that turns into a number."""
+    y = ENGINES[engine](exp2_64, np.array([-np.inf, np.inf, np.nan, 0.0, -0.0]))
+    assert np.array_equal(y, [0.0, np.inf, np.nan, 1.0, 1.0], equal_nan=True)

@@ -1,12 +1,15 @@
 """`emu.nearest`: the two-addition rounding of sums under XLA has the rule's own bits."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from emu.formats import NAMED
 from emu.nearest import nearest_even, takes_nearest_even
-from emu.rounding import Rounding, rounding
+from emu.rounding import BF16, BINARY64, Rounding, RoundingMode, rounding
+from emu.rule import C64, target_of
+from emu.traced import Kind, rounding_of, row_of
 from emu.xla import round_wide
 
 COVERED = [r for n in (*NAMED, "e5m10", "e6m9", "e4m3") for o in (None, "saturate") if takes_nearest_even(r := rounding(n, overflow=o))]
@@ -28,10 +31,41 @@ def test_two_additions_are_the_rule(r: Rounding) -> None:
     """A wrong sign of zero, overflow threshold, subnormal spacing, or a folded (x + c) - c."""
     with jax.enable_x64(True):
         x = arguments(r)
-        fast = np.asarray(jax.jit(lambda x: nearest_even(x, r))(x))
+        fast = np.asarray(jax.jit(lambda x: nearest_even(x, target_of(r, C64)))(x))
+        traced = np.asarray(_as_data(x, row_of(r)))
         rule = np.asarray(jax.jit(lambda x: round_wide(x, r))(x))
-    same = (fast.view(np.int64) == rule.view(np.int64)) | (np.isnan(fast) & np.isnan(rule))
+    for found in (fast, traced):
+        same = (found.view(np.int64) == rule.view(np.int64)) | (np.isnan(found) & np.isnan(rule))
+        assert same.all(), x[~same][:4]
+
+
+@jax.jit
+def _as_data(x, row):
+    return nearest_even(x, rounding_of(row, Kind.NEAREST).target)
+
+
+def test_binary64_as_data_leaves_a_number_as_it_is() -> None:
+    """Two additions would lose the last bit of 53."""
+    with jax.enable_x64(True):
+        x = np.nextafter(arguments(BF16), 0.0)
+        assert np.array_equal(np.asarray(_as_data(x, row_of(BINARY64))).view(np.int64), x.view(np.int64))
+
+
+@pytest.mark.parametrize("mode", [m for m in RoundingMode if m is not RoundingMode.STOCHASTIC])
+@pytest.mark.parametrize("name", ["bf16", "e4m3fn", "e4m3fnuz", "e8m0fnu", "e11m30", "fp64"])
+def test_the_rule_takes_formats_and_modes_as_data(name: str, mode: RoundingMode) -> None:
+    """A parameter that is lost between a Rounding and its row of integers."""
+    r = rounding(name, mode)
+    with jax.enable_x64(True):
+        x = np.concatenate([arguments(r if r.format.fits_binary32 else BF16), [1e308, -1e308]])
+        found, expected = np.asarray(_rule_as_data(x, row_of(r))), np.asarray(round_wide(jnp.asarray(x), r))
+    same = (found.view(np.int64) == expected.view(np.int64)) | (np.isnan(found) & np.isnan(expected))
     assert same.all(), x[~same][:4]
+
+
+@jax.jit
+def _rule_as_data(x, row):
+    return round_wide(x, rounding_of(row, Kind.ANY))
 
 
 def test_other_roundings_are_left_to_the_rule() -> None:
