@@ -23,7 +23,7 @@ class Record:
     """What a trace keeps beside the summary of every site.
 
     events  sites whose every (before, after) is kept
-    ones    sites whose results that equal 1 are counted, per row
+    ones    sites whose results that equal 1 are counted, per row and tile
     steps   sums of products whose single additions are summarised, as site "<SITE>.step"
     """
 

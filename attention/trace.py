@@ -16,7 +16,7 @@ class Trace:
 
     stats   per site (and per "<SITE>.step" asked for): `Stats` of shape (batch, heads)
     rows    per site: signed error in ulps, summed over each row's events, (batch, heads, queries or keys)
-    ones    per site asked for: results that equal 1, counted per row, (batch, heads, queries or keys)
+    ones    per site asked for: results that equal 1, counted per row and repeating tile, (batch, heads, tiles, queries or keys)
     events  per site asked for: (before, after), float64. One per score: (B, N, T, S). Repeated events keep the other
             tile index in front: one per row (B, N, tiles, T), per feature (B, N, tiles, T or S, H)
     """
@@ -42,7 +42,7 @@ def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) ->
     stats, rows, events, ones = {}, {}, {}, {}
     for name, value in (seen or {}).items():
         if name.endswith(".ones"):
-            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, -1)[..., : _size(setup, name)]
+            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, 1, -1)[..., : _size(setup, name)]
             continue
         if name.endswith(".events"):
             size = _size(setup, name)
@@ -60,7 +60,7 @@ def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], fe
     for name, value in (seen or {}).items():
         if name.endswith(".ones"):
             counts = np.asarray(value).swapaxes(1, 2) if backward else np.asarray(value)
-            ones[name.removesuffix(".ones")] = _per_row(setup, name, counts, lead)
+            ones[name.removesuffix(".ones")] = _by_row(setup, name, counts, lead)
             continue
         value = tuple(np.asarray(v).swapaxes(1, 2) if backward else np.asarray(v) for v in value)
         if name.endswith(".events"):
@@ -72,7 +72,7 @@ def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], fe
         worst, where = _worst(setup, site_of(name), peak, place, features)
         merged = Stats.of(counts.sum((1, 2)), sums.sum((1, 2)), worst, where)
         stats[name] = Stats(**{f: getattr(merged, f).reshape(lead) for f in merged.__dataclass_fields__})
-        rows[name] = _per_row(setup, name, row, lead)
+        rows[name] = _by_row(setup, name, row, lead).sum(2)
     return Trace(stats=stats, rows=rows, events=events, ones=ones)
 
 
@@ -80,10 +80,10 @@ def _size(setup: Setup, name: str) -> int:
     return setup.keys if site_of(name).axes is Axes.SH else setup.queries
 
 
-def _per_row(setup: Setup, name: str, row: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
-    """(heads, query tile, key tile, rows of a tile) added over the repeating tiles: (*lead, queries or keys)."""
-    repeated = 1 if site_of(name).axes is Axes.SH else 2
-    return row.sum(repeated).reshape(*lead, -1)[..., : _size(setup, name)]
+def _by_row(setup: Setup, name: str, row: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
+    """(heads, query tile, key tile, rows of a tile) as (*lead, repeating tiles, queries or keys)."""
+    v = row if site_of(name).axes is Axes.SH else row.swapaxes(1, 2)
+    return v.reshape(*lead, v.shape[1], -1)[..., : _size(setup, name)]
 
 
 def _worst(setup: Setup, site: Site, peak: np.ndarray, place: np.ndarray, features: int) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ stochastic. Plans of one structure share one compilation.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,11 +47,13 @@ class TracedPlan:
         return TracedAccumulator(acc.order, rounding_of(row, kind_of(acc.step)), acc.chunk)
 
 
+@lru_cache(4096)
 def table_of(plan: Plan) -> np.ndarray:
     """The roundings of all events and of the steps of all sums, (len(Site) + len(PRODUCTS), FIELDS) int64."""
     return np.stack([row_of(r) for r in (*plan.roundings, *(a.step for a in plan.accumulators))])
 
 
+@lru_cache(4096)
 def structure(plan: Plan) -> Plan:
     """The plan without what is data: a canonical plan, equal for all that share a compilation."""
     accumulators = tuple(replace(a, step=_canonical(a.step), chunk=a.chunk if a.order is Order.CHUNKED else 16) for a in plan.accumulators)

@@ -5,6 +5,7 @@ and stands where a `Rounding` would. Static is only which function of the rule r
 """
 
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -55,6 +56,7 @@ def kind_of(r: Rounding) -> Kind:
     return Kind.NEAREST if plain else Kind.ANY
 
 
+@lru_cache(4096)
 def row_of(r: Rounding) -> np.ndarray:
     """The rounding as int64 numbers, shape (FIELDS,). Raises ValueError if binary64 cannot hold its format."""
     window = int(np.float64(r.format.tie_window).view(np.int64))

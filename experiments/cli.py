@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from experiments.errors import one_line
+from experiments.errors import ExecutorError, StorageError, one_line
 
 app = typer.Typer(
     name="roundscope",
@@ -119,6 +119,65 @@ def trace(
 
 
 @app.command()
+def sweep(
+    axes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="AXES",
+            help="preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10 format.O=bf16,fp32, or a plan.toml; a:b:step leaves b out. "
+            "Also format, mode, accumulator (each also .SITE), exp, stabiliser, key_order, only, but, injection, unfused, "
+            "tile, block_q, block_k, S, N, H, causal, input, engine, backward.",
+        ),
+    ] = None,
+    zip_: Annotated[
+        list[str] | None, typer.Option("--zip", metavar="AXIS,AXIS", help="These advance together instead of crossing; repeatable.")
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Gradients too.")] = False,
+    out: Annotated[Path, typer.Option(help="The results file; cells that it holds are not computed again.")] = Path("sweep.sqlite"),
+    jobs: Annotated[int | None, typer.Option(help="Worker processes; as many as cores if left out.")] = None,
+    executor: Annotated[str | None, typer.Option(metavar="WHERE", help="dask:tcp://host:port or module:factory.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Compute cells again that failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many cells, which and how long; compute nothing.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what the results file holds.")] = False,
+    json: Json = False,
+) -> None:
+    """Compute attention under many conditions, each once, into an SQLite file."""
+    from experiments.sweep import command
+
+    code = command.run(
+        axes or [], zips=zip_ or [], backward=backward, out=out, jobs=jobs, executor=executor, retry_failed=retry_failed,
+        dry_run=dry_run, fresh=fresh, as_json=json,
+    )  # fmt: skip
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The results of a sweep.", metavar="SWEEP.sqlite")],
+    out: Annotated[Path, typer.Argument(help="The ending chooses.", metavar="OUT.csv|OUT.parquet")],
+    table: Annotated[str, typer.Option(help="cells or sites.")] = "cells",
+) -> None:
+    """Write a sweep's results as CSV or Parquet."""
+    from experiments.sweep import export as export_results
+
+    rows = export_results.export(file, out, table)
+    print(f"written: {out} ({rows} rows)")
+
+
+@app.command()
+def report(
+    file: Annotated[Path, typer.Argument(help="The results of a sweep.", metavar="SWEEP.sqlite")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Draw a sweep's results: one HTML file that opens offline."""
+    from experiments.sweep import report as sweep_report
+
+    sweep_report.write(file, out)
+    print(f"written: {out}")
+
+
+@app.command()
 def bench(
     what: Annotated[str, typer.Argument(help="round or attention.", metavar="WHAT")],
     json: Json = False,
@@ -142,7 +201,7 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line; every error that we raise ends as one line on stderr."""
     try:
         app(args=args, prog_name="roundscope")
-    except ArithmeticError as error:  # a check of ours failed
+    except (ArithmeticError, StorageError, ExecutorError) as error:  # a check of ours failed, or what we write to or compute on
         _fail(error, 1)
     except (ValueError, OSError) as error:
         _fail(error, 2)

@@ -14,3 +14,11 @@ def bad(argument: str, value: object, repair: str) -> UsageError:
 def one_line(error: BaseException) -> str:
     """An error's message on one line, or its type's name if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+class StorageError(OSError):
+    """A results file that cannot be used or written now; what was saved before stays readable. Exits with 1."""
+
+
+class ExecutorError(OSError):
+    """Workers that cannot be reached, cannot start or are not ours; what was saved before stays. Exits with 1."""

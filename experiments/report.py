@@ -4,23 +4,11 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from experiments import plots
 from experiments.captions import pictures
+from experiments.page import document, figure, grid
 from experiments.trace_summary import Summary, share_of_rows
 from experiments.trace_table import HEADS, cells, folded, legend
 from experiments.trace_words import outward, plan_words, sentence, short
-
-CSS = """
-body{margin:0 auto;max-width:960px;padding:24px 20px 60px;font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
-h1{font-size:24px;margin:0 0 4px}h2{font-size:20px;margin:44px 0 6px;border-top:2px solid #1f2933;padding-top:10px}
-h3{font-size:16px;margin:28px 0 4px}p.lead{font-size:18px}p.sub,figcaption,.note{color:#52606d;font-size:14px}
-figure{margin:8px 0 26px}figure img{width:100%;height:auto}figcaption{margin-top:2px}
-.wide{overflow-x:auto}table{border-collapse:collapse;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;margin:8px 0}
-th{text-align:right;border-bottom:1px solid #1f2933;padding:2px 7px;font-weight:600;vertical-align:bottom}
-td{text-align:right;padding:1px 7px;white-space:nowrap}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
-tr.lean td{color:#b2182b;font-weight:700}tr:nth-child(even) td{background:#f5f7fa}
-pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f7fa;padding:10px}
-"""
 
 NULL = """The null: flip the signs of all errors of a row together, by a fair coin per row. Then
 z = &Sigma;<sub>r</sub> s<sub>r</sub> / &radic;(&Sigma;<sub>r</sub> s<sub>r</sub>&sup2;), with s<sub>r</sub> the row's sum of signed errors
@@ -44,12 +32,12 @@ def html(summaries: list[Summary], data: dict[str, Any], progress: Callable[[str
     for s in summaries:
         progress(f"{s.seen.layer.name}: pictures")
         parts.append(f"<h2>{escape(s.seen.layer.name)}</h2><p>{escape(sentence(s))}</p>" if many else "")
-        parts += [_figure(title, picture, caption) for title, picture, caption in pictures(s)]
+        parts += [figure(title, picture, caption) for title, picture, caption in pictures(s)]
         parts += [_table(s), _against(s)]
     parts += [f"<h2>How to read it</h2><p class=note>{NULL}</p><p class=note>{EXACT}</p>", _machine(data)]
     body = "\n".join(p for p in parts if p)
-    title = f"Roundscope: {escape(data['plan']['name'])}, {escape(data['file'])}"
-    return f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}</style>\n<body>{body}</body></html>\n"
+    title = f"Roundscope: {data['plan']['name']}, {data['file']}"
+    return document(title, body)
 
 
 def _opening(summaries: list[Summary], data: dict[str, Any]) -> str:
@@ -82,33 +70,20 @@ def _comparison_of_layers(summaries: list[Summary]) -> str:
         leaning = " ".join(e.name for e in s.leaning) or "-"
         rows.append([s.seen.layer.name, leaning, " ".join(e.name for e in s.cleared) or "-", f"{some} / {of}", z, rms])
     heads = ["layer", "lean", "shared arguments only", "rows with several P = 1", "delta, worst head z", "out, relative rms error"]
-    return _grid(heads, rows)
-
-
-def _figure(title: str, picture: Any, caption: str) -> str:
-    image = "" if picture is None else f'<img alt="{escape(title)}" src="{plots.data_uri(picture)}">'
-    return f"<h3>{escape(title)}</h3><figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+    return grid(heads, rows)
 
 
 def _table(s: Summary) -> str:
     rows = [cells(e, s.seen.layer.q.shape[0]) for e in s.rounding]
     notes = "".join(f"<p class=note>{escape(line)}</p>" for line in (*folded(s), legend(s)))
-    return f"<h3>All events that round</h3>{_grid(list(HEADS), rows, [e.leans for e in s.rounding])}{notes}"
+    return f"<h3>All events that round</h3>{grid(list(HEADS), rows, [e.leans for e in s.rounding])}{notes}"
 
 
 def _against(s: Summary) -> str:
     names = ("max_abs", "rms", "mean", "relative_rms")
     rows = [[k, *(f"{v[n]:.3e}" for n in names), str(v["not_finite"])] for k, v in s.compared.items()]
     heads = ["result", "max |difference|", "rms", "mean", "rms / rms of it", "not finite"]
-    return f"<h3>Results against {escape(s.seen.request.against.name)}, in value</h3>{_grid(heads, rows)}"
-
-
-def _grid(heads: list[str], rows: list[list[str]], marked: list[bool] | None = None) -> str:
-    head = "".join(f"<th>{escape(h).replace(chr(10), '<br>')}" for h in heads)
-    lines = (
-        f"<tr{' class=lean' if marked and marked[i] else ''}>" + "".join(f"<td>{escape(c)}" for c in row) for i, row in enumerate(rows)
-    )
-    return f"<div class=wide><table><tr>{head}{''.join(lines)}</table></div>"
+    return f"<h3>Results against {escape(s.seen.request.against.name)}, in value</h3>{grid(heads, rows)}"
 
 
 def _machine(data: dict[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""`roundscope sweep`: axes -> points -> cells -> results -> one SQLite file -> pictures."""

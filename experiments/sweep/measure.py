@@ -1,0 +1,117 @@
+"""`measure`: cells -> results. The one function that executors call; what it needs is in the cells."""
+
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from attention import Site
+from experiments.errors import one_line
+from experiments.sweep import calls, metrics
+from experiments.sweep.cell import Cell, Result
+from experiments.sweep.inputs import FAMILIES
+from experiments.sweep.machine import device, versions
+
+SECOND = 3e8  # scores x features that the numpy engine does in a second on one core, roughly
+MEMORY, COPIES, LARGEST = 1 << 32, 16, 64  # of a batch under xla: bytes, copies of its tensors alive at once (measured), cells
+
+
+def measure(cells: Sequence[Cell]) -> list[Result]:
+    """The results of cells, in their order: numpy takes one at a time, xla a whole `batch_size` of one `group`.
+
+    A cell that fails gives a Result with `error`, and no other cell is touched by it.
+    """
+    results: dict[int, Result] = {}
+    for batch, size in _batches(cells):
+        results |= zip(batch, _guarded([cells[i] for i in batch], size), strict=True)
+    return [results[i] for i in range(len(cells))]
+
+
+def group(cell: Cell) -> Hashable:
+    """Cells of one group may share a call. numpy: all; xla: those that share an executable."""
+    if cell["engine"] == "numpy":
+        return ("numpy",)
+    from attention.traced_plan import structure
+
+    names = ("engine", "T", "S", "N", "H", "block_q", "block_k", "causal", "backward")
+    file = "" if cell["input"] in FAMILIES else cell["input"]  # which may bring a scale and key heads of its own
+    return (*(cell[name] for name in names), structure(cell.plan), cell.inject, file, cell.content)
+
+
+def batch_size(cell: Cell) -> int:
+    """How many cells of a group are worth sending at once: a third of a second of work under numpy, what fits under xla."""
+    t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
+    if cell["engine"] == "numpy":
+        return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h))))
+    tile = max(int(cell["block_q"]) * min(int(cell["block_k"]), s), calls.REFERENCE_ROWS["xla"] * s)
+    room = MEMORY // (8 * COPIES * n * (max(t, s) * h + tile))
+    return 1 << max(0, min(room, LARGEST).bit_length() - 1)
+
+
+def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:
+    """Indices of the cells of one call each, and its entries: under xla always `batch_size`, so that one executable serves
+    the sweep, or 1 for a cell that is alone in its group.
+    """
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i, cell in enumerate(cells):
+        groups[group(cell)].append(i)
+    for members in groups.values():
+        first = cells[members[0]]
+        size = 1 if first["engine"] == "numpy" or len(members) == 1 else batch_size(first)
+        yield from ((members[lo : lo + size], size) for lo in range(0, len(members), size))
+
+
+def _guarded(cells: list[Cell], size: int) -> list[Result]:
+    """Results of one call; where it fails, of each cell alone, so that only a guilty one fails."""
+    began = time.perf_counter()
+    try:
+        return _measured(cells, size)
+    except Exception as error:  # whatever it was: a sweep of thousands does not stop for one condition
+        if len(cells) > 1:
+            return [result for cell in cells for result in _guarded([cell], 1)]
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        seconds, engine = time.perf_counter() - began, str(cells[0]["engine"])
+        return [Result(key=cells[0].key, error=kind + one_line(error), seconds=seconds, versions=versions(engine))]
+
+
+def _measured(cells: list[Cell], size: int) -> list[Result]:
+    """Results of cells of one call of `size` entries; each has an equal share of the time."""
+    parts: dict[str, float] = {}
+    with _timed(parts, "inputs"):
+        inputs = [calls.inputs_of(cell) for cell in cells]
+    with _timed(parts, "golden"):
+        golden = calls.golden_of(cells, inputs, size)
+    with _timed(parts, "attention"):
+        examined = calls.attention_of(cells, inputs, size)
+        mine = calls.results_of(examined, len(cells))
+    with _timed(parts, "unfused"):
+        own = all(cell.plan.normalise_first and not cell.inject for cell in cells)
+        unfused = mine["out"] if own else calls.unfused_of(cells, inputs, size)
+    with _timed(parts, "metrics"):
+        found = _metrics(cells, mine, golden, unfused, examined.trace)
+        sites = metrics.sites(examined.trace)
+    share = {name: seconds / len(cells) for name, seconds in parts.items()}
+    engine = str(cells[0]["engine"])
+    more: dict[str, Any] = {"seconds": sum(share.values()), "parts": share, "device": device(engine), "versions": versions(engine)}
+    return [Result(key=cell.key, metrics=found[i], sites=sites[i], **more) for i, cell in enumerate(cells)]
+
+
+def _metrics(cells: list[Cell], mine: calls.Arrays, golden: calls.Arrays, unfused: np.ndarray, trace: Any) -> list[dict[str, float]]:
+    """Every cell's METRICS, NaN where there is none. The trace may have more entries than there are cells."""
+    found = metrics.forward(mine["out"], golden["out"], [cell.plan[Site.OUT].format for cell in cells])
+    found |= metrics.against_unfused(found, mine["out"], unfused, golden["out"])
+    found |= metrics.lse_deviation(mine["lse"], golden["lse"]) | metrics.softmax_events(trace)
+    if "delta" in mine:
+        found |= metrics.backward(mine, golden)
+    return [{name: float(found[name][i]) if name in found else np.nan for name in metrics.METRICS} for i in range(len(cells))]
+
+
+@contextmanager
+def _timed(parts: dict[str, float], name: str) -> Iterator[None]:
+    """The seconds of a block, under its name."""
+    began = time.perf_counter()
+    yield
+    parts[name] = time.perf_counter() - began
