@@ -160,7 +160,7 @@ def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, 
     inputs = {Site.Q: q, Site.K: k, Site.V: v} | ({} if do is None else {Site.DO: do})
     rounded, trace = {}, Trace(stats={}, rows={}, events={})
     for site, x in inputs.items():
-        heads = to_heads(run.enter(x), setup.block_k if site in (Site.K, Site.V) else setup.block_q)
+        heads = run.enter(x, setup.block_k if site in (Site.K, Site.V) else setup.block_q)
         rounded[site], seen = run.round_inputs(setup, site, heads, each)
         trace += trace_of_whole(setup, seen, (b, x.shape[2]))
     heads_mask = mask_to_heads(setup, mask, b, n)
@@ -175,45 +175,19 @@ def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, 
         trace += trace_of_whole(setup, seen["whole"], (b, n))
         trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=True)
         trace += trace_of_whole(setup, seen["keys"], (b, g))
-        leave = lambda x, h, size: run.leave(from_heads(x, b, h, size), dtype)  # noqa: E731
-        gradients = (leave(dq, n, setup.queries), leave(dk, g, setup.keys), leave(dv, g, setup.keys),
-                     leave(delta[..., None], n, setup.queries)[..., 0])  # fmt: skip
+        sizes = setup.queries, setup.keys, setup.keys, setup.queries
+        gradients = tuple(run.leave(x, b, size, dtype) for x, size in zip((dq, dk, dv, delta), sizes, strict=True))
     ordered = {str(s): None for s in Site}
     order = sorted(trace.stats, key=lambda name: (list(ordered).index(name.partition(".")[0]), name))
     trace = replace(trace, stats={k: trace.stats[k] for k in order})
-    result = [run.leave(from_heads(x, b, n, setup.queries), dtype) for x in (out, lse[..., None])]
+    out, lse = (run.leave(x, b, setup.queries, dtype) for x in (out, lse))
     dq, dk, dv, delta = gradients
-    return Examined(out=result[0], lse=result[1][..., 0], dq=dq, dk=dk, dv=dv, delta=delta, trace=trace)
+    return Examined(out=out, lse=lse, dq=dq, dk=dk, dv=dv, delta=delta, trace=trace)
 
 
 def result_type(q: Any, k: Any, v: Any) -> Any:
     """float64 if any input is, else float32."""
     return np.float64 if any(x.dtype == np.float64 for x in (q, k, v)) else np.float32
-
-
-def to_heads(x: Any, block: int) -> Any:
-    """(B, T, N, H) -> (B N, T padded to whole tiles, H)."""
-    b, t, n, h = x.shape
-    padded = -(-t // block) * block
-    heads = x.transpose(0, 2, 1, 3).reshape(b * n, t, h)
-    return _pad(heads, padded - t)
-
-
-def _pad(x: Any, rows: int) -> Any:
-    if rows == 0:
-        return x
-    if isinstance(x, np.ndarray):
-        return np.pad(x, ((0, 0), (0, rows), (0, 0)))
-    import jax
-    import jax.numpy as jnp
-
-    with jax.enable_x64(True):
-        return jnp.concatenate([x, jnp.zeros((x.shape[0], rows, x.shape[2]), x.dtype)], axis=1)
-
-
-def from_heads(x: Any, batch: int, heads: int, rows: int) -> Any:
-    """(B N, T padded, H) -> (B, T, N, H)."""
-    return x.reshape(batch, heads, *x.shape[1:])[:, :, :rows].transpose(0, 2, 1, 3)
 
 
 def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> np.ndarray | None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from attention import xla_engine as run
-from attention.attend import from_heads, mask_to_heads, result_type, to_heads
+from attention.attend import mask_to_heads, result_type
 from attention.head import Setup
 from attention.sites import Site
 
@@ -28,22 +28,21 @@ def _attend(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None) -> A
 
 def _forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Any]:
     rounded = [
-        run.round_inputs(setup, site, to_heads(run.enter(x), block))[0]
+        run.round_inputs(setup, site, run.enter(x, block))[0]
         for site, x, block in ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
     ]
     (out, wide, lse), _ = run.forward(setup, *rounded, mask)
-    result = run.leave(from_heads(out, q.shape[0], q.shape[2], setup.queries), q.dtype)
+    result = run.leave(out, q.shape[0], setup.queries, q.dtype)
     return result, (*rounded, mask, out, wide, lse)
 
 
 def _backward(setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
     q, k, v, mask, out, wide, lse = residuals
-    b, n = do.shape[0], do.shape[2]
-    g = k.shape[0] // b
-    do_heads, _ = run.round_inputs(setup, Site.DO, to_heads(run.enter(do), setup.block_q))
+    b = do.shape[0]
+    do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q))
     (dq, dk, dv, _), _ = run.backward(setup, q, k, v, mask, out, wide, lse, do_heads)
-    sizes = (n, setup.queries), (g, setup.keys), (g, setup.keys)
-    gradients = (run.leave(from_heads(x, b, *size), do.dtype) for x, size in zip((dq, dk, dv), sizes, strict=True))
+    sizes = setup.queries, setup.keys, setup.keys
+    gradients = (run.leave(x, b, size, do.dtype) for x, size in zip((dq, dk, dv), sizes, strict=True))
     return (*gradients, None)  # type: ignore[return-value]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from attention import head as head_of
 from attention.head import Setup
+from attention.layout import from_heads, to_heads
 from attention.sites import Site
 from emu.numpy_ops import numpy_ops, stack
 from emu.rounding import BINARY32
@@ -86,11 +87,12 @@ def backward(
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
 
 
-def enter(x: np.ndarray) -> np.ndarray:
-    """Any float array as the carrier, exactly."""
-    return np.asarray(x).astype(np.float64)
+def enter(x: np.ndarray, block: int) -> np.ndarray:
+    """Any float array (B, T, N, H) as the carrier, exactly, head by head in whole tiles."""
+    return to_heads(np, np.asarray(x).astype(np.float64), block)
 
 
-def leave(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """The carrier as float64, or as float32 by one rounding."""
+def leave(x: np.ndarray, batch: int, rows: int, dtype: Any) -> np.ndarray:
+    """Heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
+    x = from_heads(x, batch, rows)
     return x if dtype == np.float64 else numpy_ops().round(x, BINARY32, None).astype(np.float32)

@@ -12,6 +12,7 @@ from jax import Array
 
 from attention import head as head_of
 from attention.head import Setup
+from attention.layout import from_heads, to_heads
 from attention.sites import Site
 from attention.traced_plan import TracedPlan, structure, table_of
 from emu.rounding import BINARY32
@@ -136,18 +137,25 @@ def backward(
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
 
 
-def enter(x: Array) -> Array:
-    """Any float array as the carrier, exactly. 64-bit types enabled inside."""
+def enter(x: Array, block: int) -> Array:
+    """Any float array (B, T, N, H) as the carrier, exactly, head by head in whole tiles."""
     with jax.enable_x64(True):
         x = jnp.asarray(x)
-        return x if x.dtype == jnp.float64 else _enter(x.astype(jnp.float32))
+        return _enter(x if x.dtype == jnp.float64 else x.astype(jnp.float32), block)
 
 
-def leave(x: Array, dtype: Any) -> Array:
-    """The carrier as float64, or as float32 by one rounding."""
+def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
+    """Heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
     with jax.enable_x64(True):
-        return x if dtype == jnp.float64 else _leave(x)
+        return _leave(x, batch, rows, dtype == jnp.float64)
 
 
-_enter = jax.jit(widen)
-_leave = jax.jit(lambda x: narrow(round_wide(x, BINARY32)))
+@partial(jax.jit, static_argnums=1)
+def _enter(x: Array, block: int) -> Array:
+    return to_heads(jnp, x if x.dtype == jnp.float64 else widen(x), block)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _leave(x: Array, batch: int, rows: int, wide: bool) -> Array:
+    x = from_heads(x, batch, rows)
+    return x if wide else narrow(round_wide(x, BINARY32))

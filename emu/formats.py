@@ -44,6 +44,9 @@ class Format:
         if self.emin - self.precision + 1 < -1074:
             raise ValueError(f"emin={self.emin}: with precision {self.precision} binary64 lacks the smallest number, 2^(emin - p + 1)")
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # plans are keys of caches and hold 44 formats: a name tells them apart well enough
+
     @property
     def emax(self) -> int:
         """Exponent of the largest finite number."""

@@ -21,6 +21,7 @@ Arrays = dict[str, np.ndarray]
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 EXACT = Plan.preset("exact")
 REFERENCE_ROWS = {"numpy": 32, "xla": 128}  # query tile of golden and unfused calls: it changes no bit, and these were fastest
+REFERENCES = 128  # entries of such a call at most: many cells share few
 NO_SAY = frozenset(s for s in Site if s.stage == "backward") | RESCALES | {Site.DO, Site.LSE}  # in the output of unfused attention
 
 
@@ -66,18 +67,18 @@ def attention_of(cells: Sequence[Cell], inputs: Sequence[Inputs], size: int) -> 
     return _examine(cells[0], inputs, plans, size, record, blocks, cells[0].inject)
 
 
-def golden_of(cells: Sequence[Cell], inputs: Sequence[Inputs], size: int) -> Arrays:
-    """Unfused attention in binary64 throughout, on the cells' engine; arrays with the cells along the first axis."""
+def golden_of(cells: Sequence[Cell], inputs: Sequence[Inputs], size: int) -> list[Arrays]:
+    """Unfused attention in binary64 throughout, on the cells' engine, by cell."""
     keys = [(c["engine"], _input_key(c), c["causal"]) for c in cells]
     return _shared(_GOLDEN, keys, cells, inputs, size, lambda chosen: [EXACT] * len(chosen))
 
 
-def unfused_of(cells: Sequence[Cell], inputs: Sequence[Inputs], size: int) -> np.ndarray:
-    """The outputs of `unfused_plan`, without injections and backward."""
+def unfused_of(cells: Sequence[Cell], inputs: Sequence[Inputs], size: int) -> list[Arrays]:
+    """The output of `unfused_plan`, without injections and backward, by cell."""
     plans = [unfused_plan(c.plan) for c in cells]
     keys = [(c["engine"], _input_key(c), c["causal"], plan) for c, plan in zip(cells, plans, strict=True)]
     forward = [replace(x, do=None) for x in inputs]
-    return _shared(_UNFUSED, keys, cells, forward, size, lambda chosen: [plans[i] for i in chosen])["out"]
+    return _shared(_UNFUSED, keys, cells, forward, size, lambda chosen: [plans[i] for i in chosen])
 
 
 def unfused_plan(plan: Plan) -> Plan:
@@ -105,19 +106,22 @@ def _input_key(cell: Cell) -> Hashable:
 def _shared(
     kept: Kept, keys: Sequence[Hashable], cells: Sequence[Cell], inputs: Sequence[Inputs], size: int,
     plans: Callable[[list[int]], list[Plan]],
-) -> Arrays:  # fmt: skip
-    """By key, results that are kept already, and one call for all others (of 1 or `size` entries: two executables)."""
-    found = {key: kept.get(key) for key in keys}
-    missing = [i for i, key in enumerate(keys) if found[key] is None and key not in keys[:i]]
-    if missing:
-        count = 1 if len(missing) == 1 else size
+) -> list[Arrays]:  # fmt: skip
+    """Each cell's results, by key: those that are kept already, and calls of 1 or `REFERENCES` entries (two executables) for all others."""
+    first = {key: i for i, key in reversed(list(enumerate(keys)))}
+    found = {key: kept.get(key) for key in first}
+    missing = [i for key, i in first.items() if found[key] is None]
+    entries = min(size, REFERENCES)
+    for lo in range(0, len(missing), entries):
+        some = missing[lo : lo + entries]
+        count = 1 if len(missing) == 1 else entries
         blocks = REFERENCE_ROWS[str(cells[0]["engine"])], int(cells[0]["S"])
-        seen = _examine(cells[0], [inputs[i] for i in missing], plans(missing), count, None, blocks)
-        arrays = results_of(seen, len(missing))
-        for place, i in enumerate(missing):
-            found[keys[i]] = {name: x[place] for name, x in arrays.items()}
-            kept.put(keys[i], {name: x[place].copy() for name, x in arrays.items()}, sum(x[place].nbytes for x in arrays.values()))
-    return {name: np.stack([found[key][name] for key in keys]) for name in found[keys[0]]}
+        seen = _examine(cells[0], [inputs[i] for i in some], plans(some), count, None, blocks)
+        arrays = results_of(seen, len(some))
+        for place, i in enumerate(some):
+            found[keys[i]] = {name: x[place].copy() for name, x in arrays.items()}
+            kept.put(keys[i], found[keys[i]], sum(x.nbytes for x in found[keys[i]].values()))
+    return [found[key] for key in keys]
 
 
 def _examine(
@@ -138,5 +142,15 @@ def _examine(
     )  # fmt: skip
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def _joined(parts: list[np.ndarray]) -> Any:
+    """Batch entries in one array. More than one are for xla: each tensor travels to the device once, however many share it."""
+    if len(parts) == 1:
+        return parts[0]
+    import jax
+    import jax.numpy as jnp
+
+    own = {id(x): x for x in parts}
+    places = {key: n for n, key in enumerate(own)}
+    padded = [*own.values(), *[parts[-1]] * ((1 << (len(own) - 1).bit_length()) - len(own))]  # few shapes, few compilations
+    with jax.enable_x64(True):
+        return jnp.take(jnp.asarray(np.concatenate(padded)), np.array([places[id(x)] for x in parts]), axis=0)

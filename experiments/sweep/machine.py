@@ -30,6 +30,12 @@ def versions(engine: str) -> dict[str, str]:
     return found
 
 
+@functools.cache
+def has_gpu() -> bool:
+    """Whether a GPU's driver is there. A guess that moves speed alone: JAX is not asked, since it would take the GPU's memory."""
+    return any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/kfd"))
+
+
 def _processor() -> str:
     """Its model where the system tells, else its kind."""
     try:

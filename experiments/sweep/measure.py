@@ -3,9 +3,11 @@
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numba
 import numpy as np
 
 from attention import Site
@@ -13,10 +15,14 @@ from experiments.errors import one_line
 from experiments.sweep import calls, metrics
 from experiments.sweep.cell import Cell, Result
 from experiments.sweep.inputs import FAMILIES
-from experiments.sweep.machine import device, versions
+from experiments.sweep.machine import device, has_gpu, versions
 
 SECOND = 3e8  # scores x features that the numpy engine does in a second on one core, roughly
-MEMORY, COPIES, LARGEST = 1 << 32, 16, 64  # of a batch under xla: bytes, copies of its tensors alive at once (measured), cells
+COPIES = 16  # of a batch's tensors alive at once under xla (measured)
+LARGEST = 64  # cells of a batch
+GPU = 8  # times as much of a batch on a GPU, which is short of parallel work
+MEMORY = 1 << 32  # bytes of a batch
+FEW = 4  # cells whose metrics are computed at once
 
 
 def measure(cells: Sequence[Cell]) -> list[Result]:
@@ -47,8 +53,9 @@ def batch_size(cell: Cell) -> int:
     if cell["engine"] == "numpy":
         return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h))))
     tile = max(int(cell["block_q"]) * min(int(cell["block_k"]), s), calls.REFERENCE_ROWS["xla"] * s)
-    room = MEMORY // (8 * COPIES * n * (max(t, s) * h + tile))
-    return 1 << max(0, min(room, LARGEST).bit_length() - 1)
+    more = GPU if has_gpu() else 1
+    room = more * MEMORY // (8 * COPIES * n * (max(t, s) * h + tile))
+    return 1 << max(0, min(room, more * LARGEST).bit_length() - 1)
 
 
 def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:
@@ -89,24 +96,40 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
         mine = calls.results_of(examined, len(cells))
     with _timed(parts, "unfused"):
         own = all(cell.plan.normalise_first and not cell.inject for cell in cells)
-        unfused = mine["out"] if own else calls.unfused_of(cells, inputs, size)
+        unfused = [{"out": x} for x in mine["out"]] if own else calls.unfused_of(cells, inputs, size)
     with _timed(parts, "metrics"):
-        found = _metrics(cells, mine, golden, unfused, examined.trace)
+        found = _metrics(cells, mine, golden, unfused) | metrics.softmax_events(examined.trace)
         sites = metrics.sites(examined.trace)
     share = {name: seconds / len(cells) for name, seconds in parts.items()}
     engine = str(cells[0]["engine"])
     more: dict[str, Any] = {"seconds": sum(share.values()), "parts": share, "device": device(engine), "versions": versions(engine)}
-    return [Result(key=cell.key, metrics=found[i], sites=sites[i], **more) for i, cell in enumerate(cells)]
+    return [Result(key=cell.key, metrics=_row(found, i), sites=sites[i], **more) for i, cell in enumerate(cells)]
 
 
-def _metrics(cells: list[Cell], mine: calls.Arrays, golden: calls.Arrays, unfused: np.ndarray, trace: Any) -> list[dict[str, float]]:
-    """Every cell's METRICS, NaN where there is none. The trace may have more entries than there are cells."""
-    found = metrics.forward(mine["out"], golden["out"], [cell.plan[Site.OUT].format for cell in cells])
-    found |= metrics.against_unfused(found, mine["out"], unfused, golden["out"])
-    found |= metrics.lse_deviation(mine["lse"], golden["lse"]) | metrics.softmax_events(trace)
-    if "delta" in mine:
-        found |= metrics.backward(mine, golden)
-    return [{name: float(found[name][i]) if name in found else np.nan for name in metrics.METRICS} for i in range(len(cells))]
+def _metrics(cells: list[Cell], mine: calls.Arrays, golden: list[calls.Arrays], unfused: list[calls.Arrays]) -> dict[str, np.ndarray]:
+    """METRICS of results, by name: a few cells at a time, which stay in a core's cache, on all threads that numba may use."""
+
+    def some(lo: int) -> dict[str, np.ndarray]:
+        part = slice(lo, lo + FEW)
+        out = {name: x[part] for name, x in mine.items()}
+        gold, plain = (_stacked(arrays[part]) for arrays in (golden, unfused))
+        found = metrics.forward(out["out"], gold["out"], [cell.plan[Site.OUT].format for cell in cells[part]])
+        found |= metrics.against_unfused(found, out["out"], plain["out"], gold["out"])
+        found |= metrics.lse_deviation(out["lse"], gold["lse"])
+        return found | (metrics.backward(out, gold) if "delta" in out else {})
+
+    with ThreadPoolExecutor(numba.get_num_threads()) as pool:
+        parts = list(pool.map(some, range(0, len(cells), FEW)))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _stacked(parts: list[calls.Arrays]) -> calls.Arrays:
+    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+def _row(found: dict[str, np.ndarray], i: int) -> dict[str, float]:
+    """One cell's METRICS, NaN where there is none."""
+    return {name: float(found[name][i]) if name in found else np.nan for name in metrics.METRICS}
 
 
 @contextmanager
