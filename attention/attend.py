@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from attention.injection import FlipBit, Injection
 from attention.plan import Plan
 from attention.sites import Site
 from attention.trace import Trace, trace_of_tiles, trace_of_whole
+
+if TYPE_CHECKING:
+    from attention.traced_plan import HeadPlans
 
 Engine = Literal["numpy", "xla"]
 _SUMMARIES = Record()
@@ -37,14 +40,14 @@ class Examined:
 
 def attend(
     q: Any, k: Any, v: Any, *,
-    plan: Plan | str, block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
+    plan: "Plan | str | HeadPlans", block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
     mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record | None = None,
     engine: Engine | None = None,
 ) -> Any:  # fmt: skip
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
 
     q          (B, T, N, H), k, v (B, S, G, H): float arrays; NumPy or JAX. Narrower types than float32 enter exactly.
-    plan       a `Plan`, or the name of a preset
+    plan       a `Plan`, or the name of a preset; under JAX also `attention.traced_plan.head_plans(plans)`, a plan per head as data
     block_q, block_k   tile sizes; sizes that they do not divide are padded with entries that no event counts
     scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
     is_causal  query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
@@ -58,11 +61,14 @@ def attend(
     Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v:
     the backward is the emulated one. Raises ValueError naming the argument, its value and the repair.
     """
-    setup, engine = _setup(q, k, v, plan, block_q, block_k, scale, is_causal, mask, inject, record, engine)
+    like = plan if isinstance(plan, (Plan, str)) else _of_heads(plan, q, record, engine)
+    setup, engine = _setup(q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, record, engine)
+    if like is not plan:
+        setup, engine = replace(setup, scale=setup.whole_scale), "xla"
     if record is None and engine == "xla":
         from attention.differentiable import attend_xla
 
-        return attend_xla(setup, q, k, v, mask)
+        return attend_xla(setup, None if isinstance(plan, (Plan, str)) else plan, q, k, v, mask)
     examined = _examine(setup, engine, q, k, v, None, mask)
     return examined.out if record is None else (examined.out, examined.trace)
 
@@ -90,6 +96,15 @@ def examine(
     return _examine(tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask)
 
 
+def _of_heads(plans: "HeadPlans", q: Any, record: Record | None, engine: Engine | None) -> Plan:
+    """What is static of a plan per head."""
+    if plans.table.shape[0] != q.shape[2]:
+        raise ValueError(f"plan: {plans.table.shape[0]} plans, must be one for each of the {q.shape[2]} heads of q")
+    if record is not None or engine == "numpy":
+        raise ValueError("plan: a plan per head runs under xla without a record; use examine with a single plan to trace")
+    return plans.like
+
+
 def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:
     if len(plans) != q.shape[0]:
         raise ValueError(f"plan: {len(plans)} plans, must be one for each of the {q.shape[0]} batch entries of q")
@@ -114,13 +129,12 @@ def _setup(
     inject = tuple(inject)
     for injection in inject:
         _check_injection(injection, plan)
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    if plan[Site.SCALED].format.precision <= 24:
-        scale = float(np.float32(scale))
+    whole_scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+    scale = whole_scale if plan[Site.SCALED].format.precision > 24 else float(np.float32(whole_scale))
     is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
     setup = Setup(
         plan=plan, queries=q.shape[1], keys=k.shape[1], block_q=min(block_q, q.shape[1]), block_k=min(block_k, k.shape[1]),
-        heads=q.shape[2], key_heads=k.shape[2], scale=scale, is_causal=is_causal, inject=inject, record=record,
+        heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=is_causal, inject=inject, record=record,
     )  # fmt: skip
     if engine not in (None, "numpy", "xla"):
         raise ValueError(f"engine={engine!r}: the engines are 'numpy' and 'xla'")

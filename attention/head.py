@@ -20,7 +20,10 @@ Seen = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is fixed for a whole call: sizes, tiles, plan, and what is asked beside the result."""
+    """What is fixed for a whole call: sizes, tiles, plan, and what is asked beside the result.
+
+    scale  of the scores, in binary32 unless SCALED is wider;  whole_scale: before that rounding
+    """
 
     plan: Plan
     queries: int
@@ -30,6 +33,7 @@ class Setup:
     heads: int
     key_heads: int
     scale: float
+    whole_scale: float
     is_causal: bool
     inject: tuple[Injection, ...] = ()
     record: Record | None = None

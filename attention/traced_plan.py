@@ -4,10 +4,12 @@
 stochastic. Plans of one structure share one compilation.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from attention.plan import Plan, ordinal
@@ -28,10 +30,12 @@ class TracedAccumulator(NamedTuple):
 
 
 class TracedPlan:
-    """Stands for a `Plan`: `like` with the roundings of a table (len(Site) + len(PRODUCTS), FIELDS)."""
+    """Stands for a `Plan`: `like` with the roundings of a table. Needs 64-bit types enabled."""
 
     def __init__(self, like: Plan, table: Any) -> None:
-        self.like, self.table = like, table
+        self.like = like
+        # two words of 32 bits, since a caller's jit may have 64-bit types disabled
+        self.table = (table[..., 0].astype("int64") << 32) | table[..., 1].astype("int64")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.like, name)  # what is no rounding
@@ -47,10 +51,35 @@ class TracedPlan:
         return TracedAccumulator(acc.order, rounding_of(row, kind_of(acc.step)), acc.chunk)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class HeadPlans:
+    """Plans of heads as data, a pytree: `like` is static, `table` (heads, rows, FIELDS, 2) uint32 may be mapped, indexed, stacked."""
+
+    like: Plan = field(metadata={"static": True})
+    table: Any
+
+
+def head_plans(plans: Sequence[Plan]) -> HeadPlans:
+    """A plan per query head, for `attend(..., plan=head_plans(plans))` inside jit and vmap: other plans of the same
+    structure then need no compilation. Raises ValueError for plans of two structures.
+    """
+    return HeadPlans(common_structure(plans), np.stack([table_of(p) for p in plans]))
+
+
+def common_structure(plans: Sequence[Plan]) -> Plan:
+    """The structure of plans that can share a compilation. Raises ValueError naming the first that cannot."""
+    like = [structure(p) for p in plans]
+    if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
+        raise ValueError(f"plan: entries 0 and {other} differ in more than formats, modes and seeds; call them separately")
+    return like[0]
+
+
 @lru_cache(4096)
 def table_of(plan: Plan) -> np.ndarray:
-    """The roundings of all events and of the steps of all sums, (len(Site) + len(PRODUCTS), FIELDS) int64."""
-    return np.stack([row_of(r) for r in (*plan.roundings, *(a.step for a in plan.accumulators))])
+    """The roundings of all events and of the steps of all sums: (len(Site) + len(PRODUCTS), FIELDS, 2), upper and lower words."""
+    rows = np.stack([row_of(r) for r in (*plan.roundings, *(a.step for a in plan.accumulators))])
+    return np.stack([rows >> 32, rows & 0xFFFF_FFFF], axis=-1).astype(np.uint32)
 
 
 @lru_cache(4096)

@@ -14,7 +14,7 @@ from attention import head as head_of
 from attention.head import Setup
 from attention.layout import from_heads, to_heads
 from attention.sites import Site
-from attention.traced_plan import TracedPlan, structure, table_of
+from attention.traced_plan import HeadPlans, TracedPlan, common_structure, table_of
 from emu.rounding import BINARY32
 from emu.widths import narrow, widen
 from emu.xla import round_wide
@@ -33,41 +33,48 @@ def compilations() -> int:
     return sum(f._cache_size() for f in _COMPILED)
 
 
-class Conditions(NamedTuple):
-    """The plans of a call that gives each batch entry its own, as data: (entries, rows, FIELDS) int64, and scales (entries,)."""
+class Each(NamedTuple):
+    """Plans of all query heads as data, (heads, rows, FIELDS, 2), and the heads' numbers in random streams and injections."""
 
     table: Any
-    scale: Any
+    number: Any
 
 
-def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Conditions | None]:
+def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Each | None]:
     """What the calls below take: the setup that is compiled for, and the plans of batch entries as data.
 
     Raises ValueError for plans that need different compilations.
     """
     if isinstance(setups, Setup):
         return setups, None
-    like = [structure(s.plan) for s in setups]
-    if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
-        raise ValueError(f"plan: entries 0 and {other} differ in more than formats, modes and seeds; call them separately")
-    table = np.stack([table_of(s.plan) for s in setups])
-    return replace(setups[0], plan=like[0], scale=0.0), Conditions(table, np.array([s.scale for s in setups]))
+    plans, heads = [s.plan for s in setups], setups[0].heads
+    setup = replace(setups[0], plan=common_structure(plans), scale=setups[0].whole_scale)
+    # with a plan of its own, a batch entry is a call of its own
+    table = np.repeat(np.stack([table_of(p) for p in plans]), heads, axis=0)
+    return setup, Each(table, np.tile(np.arange(heads), len(plans)))
 
 
-def _own(setup: Setup, condition: Conditions | None) -> Setup:
-    """The setup of one head."""
-    if condition is None:
+def by_head(plans: HeadPlans, batch: int) -> Each:
+    """The plans of query heads, for every batch entry."""
+    table = jnp.tile(jnp.asarray(plans.table), (batch, 1, 1, 1))
+    return Each(table, np.arange(table.shape[0]))
+
+
+def _own(setup: Setup, own: Any) -> Setup:
+    """The setup of one head, with its part of an `Each`, or as it is."""
+    if own is None:
         return setup
-    return replace(setup, plan=TracedPlan(setup.plan, condition.table), scale=condition.scale)  # type: ignore[arg-type]
+    plan = TracedPlan(setup.plan, own)
+    is_wide = plan[Site.SCALED].format.precision > 24
+    return replace(setup, plan=plan, scale=jnp.where(is_wide, setup.scale, np.float64(np.float32(setup.scale))))  # type: ignore[arg-type]
 
 
-def _per_head(each: Conditions | None, heads: int) -> tuple[Array, Conditions | None, Conditions | None]:
-    """Numbers of the heads, the condition of each, and its axis for vmap. With a plan of its own, an entry is a call of its own."""
+def _per_head(each: Each | None, heads: int) -> tuple[Array, Any, int | None]:
+    """Numbers of the heads (query or key heads), the plan of each (a key head's is that of its first query head), its axis for vmap."""
     if each is None:
         return jnp.arange(heads), None, None
-    group = heads // each.scale.shape[0]
-    repeated = Conditions(*(jnp.repeat(jnp.asarray(x), group, axis=0) for x in each))
-    return jnp.arange(heads) % group, repeated, Conditions(0, 0)
+    group = each.table.shape[0] // heads
+    return jnp.asarray(each.number)[::group] // group, jnp.asarray(each.table)[::group], 0
 
 
 def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,8 +89,8 @@ def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _round_inputs(site: Site, setup: Setup, x: Array, each: Conditions | None = None) -> Any:
-    def one(h: Array, x: Array, own: Conditions | None) -> Any:
+def _round_inputs(site: Site, setup: Setup, x: Array, each: Each | None = None) -> Any:
+    def one(h: Array, x: Array, own: Any) -> Any:
         return head_of.round_inputs(_ops(setup, x, each), _own(setup, own), h, site, x)
 
     number, own, axis = _per_head(each, x.shape[0])
@@ -93,18 +100,18 @@ def _round_inputs(site: Site, setup: Setup, x: Array, each: Conditions | None = 
 _ROUND_INPUTS = {site: _wide(partial(_round_inputs, site)) for site in (Site.Q, Site.K, Site.V, Site.DO)}
 
 
-def round_inputs(setup: Setup, site: Site, x: Array, each: Conditions | None = None) -> Any:
+def round_inputs(setup: Setup, site: Site, x: Array, each: Each | None = None) -> Any:
     """x: (heads, rows, features)."""
     return _ROUND_INPUTS[site](setup, x, each)
 
 
 @_wide
-def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each: Conditions | None = None) -> Any:
+def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each: Each | None = None) -> Any:
     """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None."""
     ops, group = _ops(setup, q, each), q.shape[0] // k.shape[0]
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
-    def one(h: Array, own: Conditions | None, *arrays: Any) -> Any:
+    def one(h: Array, own: Any, *arrays: Any) -> Any:
         return head_of.forward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
@@ -114,14 +121,14 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each
 @_wide
 def backward(
     setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, out: Array, wide: Array, lse: Array, do: Array,
-    each: Conditions | None = None,
+    each: Each | None = None,
 ) -> Any:  # fmt: skip
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
     ops, keys = _ops(setup, q, each), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
-    def one(h: Array, own: Conditions | None, *arrays: Any) -> Any:
+    def one(h: Array, own: Any, *arrays: Any) -> Any:
         return head_of.backward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
@@ -129,7 +136,7 @@ def backward(
     (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, out, wide, lse, do)
     dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
 
-    def rounded(g: Array, own: Conditions | None, dk: Array, dv: Array) -> Any:
+    def rounded(g: Array, own: Any, dk: Array, dv: Array) -> Any:
         return head_of.round_key_gradients(ops, _own(setup, own), g, dk, dv)
 
     number, own, axis = _per_head(each, keys)

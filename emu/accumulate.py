@@ -66,8 +66,7 @@ def accumulate(ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step
     stochastic one needs its index); `steps` is a list to which every addition's (before, after) is appended.
     """
     if acc.order is Order.NATIVE:
-        narrow = a.astype("float32").T, b.astype("float32")
-        return ops.xp.matmul(*narrow).astype("float64") + init
+        return ops.native(a.astype("float32").T, b.astype("float32")).astype("float64") + init
     if acc.order is Order.ASCENDING and step is None and steps is None:
         return ops.ascending(a, b, init, acc.step)
     step = _kept(step or _plain(ops, acc.step), steps)

@@ -58,6 +58,7 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         from_bits=_from_bits,
         scan=_scan,
         when=_when,
+        native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),  # or a GPU drops bits of the operands (TF32)
         ascending=lambda a, b, init, r: _ascending(a, b, init, r, inner),
         stats=_stats,
     )

@@ -153,6 +153,23 @@ def sweep(
 
 
 @app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="golden (arXiv 2405.02803).", metavar="PAPER")],
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes on a CPU; in full it is made for a GPU.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results and report.html; the paper's name if left out.")] = None,
+    engine: Annotated[str, typer.Option(help="numpy or xla; the same bits.")] = "numpy",
+    jobs: Annotated[int | None, typer.Option(help="Worker processes; as many as cores if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure the claims of a paper, each with a verdict."""
+    from experiments import reproduce as papers
+
+    code = papers.run(paper, quick=quick, out=out, engine=engine, jobs=jobs, as_json=json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="The results of a sweep.", metavar="SWEEP.sqlite")],
     out: Annotated[Path, typer.Argument(help="The ending chooses.", metavar="OUT.csv|OUT.parquet")],

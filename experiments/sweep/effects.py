@@ -119,7 +119,10 @@ def _effect(axis: Axis, y: np.ndarray, code: np.ndarray, seeds: np.ndarray, whol
 
 
 def _between(y: np.ndarray, group: np.ndarray) -> float:
-    return float(((y - y.mean()) ** 2).sum()) - _within(y, group) if y.size else 0.0
+    """Sum of squares between groups; what is but rounding is 0."""
+    whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
+    found = whole - _within(y, group)
+    return found if found > 1e-12 * whole else 0.0
 
 
 def _within(y: np.ndarray, group: np.ndarray) -> float:

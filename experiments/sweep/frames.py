@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from emu.formats import format_named
 from experiments.errors import bad
 from experiments.sweep.cell import DEFAULTS, PER_SITE, Value
+from experiments.sweep.metrics import METRICS
 from experiments.sweep.schema import columns_of, quoted
 from experiments.sweep.store import reading
 
@@ -21,9 +22,13 @@ TOGETHER = {"S": "T", "block_k": "block_q"}  # where the second equals the first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A parameter with several values among the cells that are ok; `also`: parameters that advance with it."""
+    """A parameter with several values among the cells that are ok; `also`: parameters that advance with it.
+
+    label  its name in pictures: "tile" where both sides of the tile are equal throughout
+    """
 
     name: str
+    label: str
     values: tuple[Value, ...]
     also: tuple[str, ...] = ()
 
@@ -54,10 +59,11 @@ class Frame:
     axes: tuple[Axis, ...]
     codes: np.ndarray
     condition: np.ndarray
+    numbers: dict[str, np.ndarray]
 
     def metric(self, name: str) -> np.ndarray:
         """A metric of every cell that is ok; NaN where there is none."""
-        return np.array([np.nan if row[name] is None else row[name] for row in self.rows], dtype=np.float64)
+        return self.numbers[name]
 
     def code(self, axis: Axis) -> np.ndarray:
         """Every cell's value of an axis, as an index of its values."""
@@ -88,7 +94,8 @@ def frame_of(path: Path) -> Frame:
     failed = [row for row in latest if row["status"] != "ok"]
     repeated = len(cells) - len(latest)
     return Frame(
-        path=path, rows=rows, failed=failed, repeated=repeated, names=varying, axes=axes, codes=codes, condition=condition
+        path=path, rows=rows, failed=failed, repeated=repeated, names=varying, axes=axes, codes=codes, condition=condition,
+        numbers={name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64) for name in METRICS},
     )  # fmt: skip
 
 
@@ -125,15 +132,17 @@ def _axes(rows: Sequence[Row], names: Sequence[str]) -> tuple[Axis, ...]:
     """The parameters that vary; those of which each value has one partner in another are one axis, named as the first."""
     columns = {name: [row[name] for row in rows] for name in names}
     varying = [name for name in names if len(set(columns[name])) > 1]
-    hidden = {a for a, b in TOGETHER.items() if columns[a] == columns[b]}
+    hidden = [a for a, b in TOGETHER.items() if columns[a] == columns[b]]
     found: list[Axis] = []
     for name in (n for n in varying if n not in hidden):
         twin = next((i for i, axis in enumerate(found) if _paired(columns[axis.name], columns[name])), None)
         if twin is None:
-            found.append(Axis(name=name, values=_ordered(name, set(columns[name]))))
+            equal = tuple(a for a in hidden if TOGETHER[a] == name)
+            label = "tile" if "block_k" in equal else name
+            found.append(Axis(name=name, label=label, values=_ordered(name, set(columns[name])), also=equal))
         else:
             old = found[twin]
-            found[twin] = Axis(name=old.name, values=old.values, also=(*old.also, name))
+            found[twin] = replace(old, label=f"{old.label} (with {name})", also=(*old.also, name))
     return tuple(found)
 
 

@@ -1,0 +1,17 @@
+"""`roundscope reproduce PAPER`: which papers there are."""
+
+from pathlib import Path
+
+from emu.formats import unknown
+from experiments.errors import UsageError
+
+PAPERS = {"golden": "arXiv 2405.02803, Is Flash Attention Stable?"}
+
+
+def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | None, as_json: bool) -> int:
+    """Reproduces a paper; the exit code of its command. Raises UsageError for one that is not known."""
+    if paper not in PAPERS:
+        raise UsageError(unknown("paper", paper, PAPERS))
+    from experiments.golden import command
+
+    return command.run(quick=quick, out=out or Path(paper), engine=engine, jobs=jobs, as_json=as_json)
