@@ -82,7 +82,7 @@ def finish(at: Events, state: State) -> tuple[Array, Array, Array]:
 def delta(at: Events, do: Array, o: Array) -> Array:
     """delta = rowsum(dO O), products exact."""
     ones = at.ops.xp.ones((o.shape[1], 1))
-    total, exact = at.sum(Site.DELTA, at.ops.multiply(do, o), ones)
+    total, exact = at.sum(Site.DELTA, at.ops.multiply(do, at(Site.OD, o)), ones)
     return at(Site.DELTA, total[:, 0], None if exact is None else exact[:, 0])
 
 

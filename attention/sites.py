@@ -48,6 +48,7 @@ class Site(StrEnum):
     OUT = "OUT", "O INV", Axes.TH, "forward"
     LSE = "LSE", "m + ln l", Axes.T, "forward"
 
+    OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward"
     DELTA = "DELTA", "sum_h dO O", Axes.T, "backward"
     S_B = "S_B", "scale sum_h q k, again", Axes.TS, "backward"
     X_B = "X_B", "S_B - LSE", Axes.TS, "backward"
