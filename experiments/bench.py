@@ -18,9 +18,9 @@ LEGEND = (
 
 def run(what: str, as_json: bool = False) -> None:
     """One benchmark by name. Raises UsageError for a name that is none."""
-    from experiments import bench_attention
+    from experiments import bench_attention, bench_sweep
 
-    benchmarks: dict[str, Callable[[bool], None]] = {"round": run_round, "attention": bench_attention.run}
+    benchmarks: dict[str, Callable[[bool], None]] = {"round": run_round, "attention": bench_attention.run, "sweep": bench_sweep.run}
     if what not in benchmarks:
         raise UsageError(unknown("benchmark", what, benchmarks))
     benchmarks[what](as_json)
