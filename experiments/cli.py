@@ -196,7 +196,7 @@ def report(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="round or attention.", metavar="WHAT")],
+    what: Annotated[str, typer.Argument(help="round, attention or sweep.", metavar="WHAT")],
     json: Json = False,
 ) -> None:
     """Measure our speed against what one would use instead."""

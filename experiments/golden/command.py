@@ -1,0 +1,68 @@
+"""`roundscope reproduce golden`: runs what is missing, then judges, draws and prints."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import bad
+from experiments.golden.scale import FULL, QUICK, Scale
+from experiments.output import console, plain, print_json
+from experiments.sweep.cell import Cell
+
+FAILED, INTERRUPTED = 1, 130
+Studies = dict[str, list[Cell]]
+
+
+def run(*, quick: bool, out: Path, engine: str, jobs: int | None, as_json: bool) -> int:
+    """Measures, then writes golden.sqlite, verdicts.json and report.html into `out`. The exit code: 0, 1 if a cell failed,
+    130 after Ctrl-C, when what was done is kept.
+    """
+    from experiments.golden.conditions import cells
+    from experiments.golden.results import read
+    from experiments.sweep.values import ENGINES
+
+    if engine not in ENGINES:
+        raise bad("--engine", engine, f"use {' or '.join(ENGINES)}")
+    if jobs is not None and jobs < 1:
+        raise bad("--jobs", jobs, "give 1 or more")
+    scale = QUICK if quick else FULL
+    studies = cells(scale, engine)
+    out.mkdir(parents=True, exist_ok=True)
+    file, unique = out / "golden.sqlite", {cell.key: cell for study in studies.values() for cell in study}
+    outcome = _measure(list(unique.values()), file, jobs)
+    if outcome.interrupted:
+        console(stderr=True).print(f"interrupted; {outcome.done} cells done now are kept, and the same command goes on")
+        return INTERRUPTED
+    _tell(read(file, set(unique)), scale, studies, outcome, out, as_json)
+    return FAILED if outcome.failed else 0
+
+
+def _measure(cells: Sequence[Cell], file: Path, jobs: int | None) -> Any:
+    """What came of the sweep. Cells that failed before are tried again."""
+    from experiments.sweep import run as loop
+    from experiments.sweep.progress import bar
+    from experiments.sweep.store import writing
+
+    with writing(file) as store, bar() as progress:
+        return loop.run(cells, store, jobs=jobs, retry_failed=True, progress=progress)
+
+
+def _tell(results: Any, scale: Scale, studies: Studies, outcome: Any, out: Path, as_json: bool) -> None:
+    """verdicts.json, report.html, and the table or the JSON to stdout."""
+    import json
+
+    from experiments.golden import report, table
+    from experiments.golden.claims import judged
+    from experiments.golden.words import QUESTION, answer
+
+    verdicts = judged(results, scale)
+    run = {"scale": scale.name, **plain(replace(outcome, parts={})), "seconds": round(outcome.seconds, 1)}
+    data = {"question": QUESTION, "answer": answer(results, scale), "verdicts": plain(verdicts), "run": run,
+            "first_error": next((row["error"] for row in results.failed), None)}  # fmt: skip
+    (out / "verdicts.json").write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(report.html(results, scale, studies, verdicts, data), encoding="utf-8")
+    if as_json:
+        print_json(data)
+    else:
+        table.show(verdicts, data, out)
