@@ -1,5 +1,6 @@
 """`Trace`: what was seen of a call's rounding events, per site, per head and per row."""
 
+import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 from attention.head import Setup
 from attention.sites import Axes, Site
 from emu.stats import Stats
+
+LARGE = 1 << 20  # sums of rows, per site, from which on a device adds up the tiles before anything is copied off it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ def site_of(name: str) -> Site:
 def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
     """From events that are not repeated: arrays with the heads along the first axis; lead: (batch, heads)."""
     stats, rows, events, ones = {}, {}, {}, {}
-    for name, value in (seen or {}).items():
+    for name, value in on_host(seen or {}).items():
         if name.endswith(".ones"):
             ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, 1, -1)[..., : _size(setup, name)]
             continue
@@ -57,50 +60,68 @@ def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) ->
 def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: int, *, backward: bool) -> Trace:
     """From events of tiles: axes (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...)."""
     stats, rows, events, ones = {}, {}, {}, {}
-    for name, value in (seen or {}).items():
-        if name.endswith(".ones"):
-            counts = np.asarray(value).swapaxes(1, 2) if backward else np.asarray(value)
-            ones[name.removesuffix(".ones")] = _by_row(setup, name, counts, lead)
-            continue
-        value = tuple(np.asarray(v).swapaxes(1, 2) if backward else np.asarray(v) for v in value)
-        if name.endswith(".events"):
-            bare = name.removesuffix(".events")
-            before, after = (_gather(setup, site_of(bare), v, lead) for v in value)
+    summaries = {name: value for name, value in (seen or {}).items() if not name.endswith((".ones", ".events"))}
+    for name, (*summary, row) in _added(setup, summaries, lead, features, backward).items():
+        stats[name], rows[name] = Stats.of(*summary), row
+    for name, value in on_host({name: value for name, value in (seen or {}).items() if name not in summaries}).items():
+        bare, _, kind = name.rpartition(".")
+        if kind == "ones":
+            ones[bare] = _by_row(setup, name, value.swapaxes(1, 2) if backward else value, lead)
+        else:
+            before, after = (_gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead) for v in value)
             events[bare] = (before, after)
-            continue
-        counts, sums, peak, place, row = value
-        worst, where = _worst(setup, site_of(name), peak, place, features)
-        merged = Stats.of(counts.sum((1, 2)), sums.sum((1, 2)), worst, where)
-        stats[name] = Stats(**{f: getattr(merged, f).reshape(lead) for f in merged.__dataclass_fields__})
-        rows[name] = _by_row(setup, name, row, lead).sum(2)
     return Trace(stats=stats, rows=rows, events=events, ones=ones)
+
+
+def on_host(seen: Any) -> Any:
+    """What an engine saw, in NumPy: one transfer for all of it."""
+    jax = sys.modules.get("jax")
+    return seen if jax is None else jax.device_get(seen)
+
+
+def _added(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: int, backward: bool) -> dict[str, Any]:
+    """`tiles_added` of every site, in NumPy."""
+    if any(value[-1].size >= LARGE and not isinstance(value[-1], np.ndarray) for value in seen.values()):
+        from attention.xla_trace import tiles_added as added
+    else:
+        seen, added = on_host(seen), tiles_added
+    found: dict[str, Any] = on_host({name: added(setup, site_of(name), value, lead, features, backward) for name, value in seen.items()})
+    return found
+
+
+def tiles_added(setup: Setup, site: Site, seen: Any, lead: tuple[int, ...], features: int, backward: bool) -> tuple[Any, ...]:
+    """Summaries of tiles (counts, sums, peak, place, sums of rows) as those of heads, (*lead, ...). NumPy or JAX."""
+    counts, sums, peak, place, row = (v.swapaxes(1, 2) for v in seen) if backward else seen
+    whole = counts.sum((1, 2)), sums.sum((1, 2)), *_worst(setup, site, peak, place, features)
+    return *(x.reshape(*lead, *x.shape[1:]) for x in whole), _by_row(setup, site, row, lead).sum(2)
 
 
 def _size(setup: Setup, name: str) -> int:
     return setup.keys if site_of(name).axes is Axes.SH else setup.queries
 
 
-def _by_row(setup: Setup, name: str, row: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
+def _by_row(setup: Setup, name: str, row: Any, lead: tuple[int, ...]) -> Any:
     """(heads, query tile, key tile, rows of a tile) as (*lead, repeating tiles, queries or keys)."""
     v = row if site_of(name).axes is Axes.SH else row.swapaxes(1, 2)
     return v.reshape(*lead, v.shape[1], -1)[..., : _size(setup, name)]
 
 
-def _worst(setup: Setup, site: Site, peak: np.ndarray, place: np.ndarray, features: int) -> tuple[Any, Any]:
+def _worst(setup: Setup, site: Site, peak: Any, place: Any, features: int) -> tuple[Any, Any]:
     """The largest error of each head and the flat (row, column) index of its event in the whole head."""
+    xp = peak.__array_namespace__()
     heads, _, nk = peak.shape
-    tile = np.where(place < 0, -1.0, peak).reshape(heads, -1).argmax(1)
-    i, j = np.divmod(tile, nk)
-    here = np.arange(heads)
+    tile = xp.where(place < 0, -1.0, peak).reshape(heads, -1).argmax(1)
+    i, j = xp.divmod(tile, nk)
+    here = xp.arange(heads)
     local = place.reshape(heads, -1)[here, tile]
     if site.axes is Axes.TS:
-        row, column = np.divmod(local, setup.block_k)
+        row, column = xp.divmod(local, setup.block_k)
         flat = (i * setup.block_q + row) * setup.keys + j * setup.block_k + column
     else:
         width = 1 if site.axes is Axes.T else features
         first = j * setup.block_k if site.axes is Axes.SH else i * setup.block_q
         flat = first * width + local
-    return peak.reshape(heads, -1)[here, tile], np.where(local < 0, -1, flat)
+    return peak.reshape(heads, -1)[here, tile], xp.where(local < 0, -1, flat)
 
 
 def _gather(setup: Setup, site: Site, v: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:

@@ -3,11 +3,9 @@
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import numba
 import numpy as np
 
 from attention import Site
@@ -16,13 +14,14 @@ from experiments.sweep import calls, metrics
 from experiments.sweep.cell import Cell, Result
 from experiments.sweep.inputs import FAMILIES
 from experiments.sweep.machine import device, has_gpu, versions
+from experiments.sweep.sums import Arrays
+from experiments.sweep.tensors import Tensors
 
 SECOND = 3e8  # scores x features that the numpy engine does in a second on one core, roughly
 COPIES = 16  # of a batch's tensors alive at once under xla (measured)
 LARGEST = 64  # cells of a batch
 GPU = 8  # times as much of a batch on a GPU, which is short of parallel work
 MEMORY = 1 << 32  # bytes of a batch
-FEW = 4  # cells whose metrics are computed at once
 
 
 def measure(cells: Sequence[Cell]) -> list[Result]:
@@ -88,15 +87,15 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
     """Results of cells of one call of `size` entries; each has an equal share of the time."""
     parts: dict[str, float] = {}
     with _timed(parts, "inputs"):
-        inputs = [calls.inputs_of(cell) for cell in cells]
+        tensors = Tensors(calls.inputs_of(cells))
     with _timed(parts, "golden"):
-        golden = calls.golden_of(cells, inputs, size)
+        golden = calls.golden_of(cells, tensors, size)
     with _timed(parts, "attention"):
-        examined = calls.attention_of(cells, inputs, size)
-        mine = calls.results_of(examined, len(cells))
+        examined = calls.attention_of(cells, tensors, size)
+        mine = calls.results_of(examined)
     with _timed(parts, "unfused"):
         own = all(cell.plan.normalise_first and not cell.inject for cell in cells)
-        unfused = [{"out": x} for x in mine["out"]] if own else calls.unfused_of(cells, inputs, size)
+        unfused = {"out": mine["out"]} if own else calls.unfused_of(cells, tensors, size)
     with _timed(parts, "metrics"):
         found = _metrics(cells, mine, golden, unfused) | metrics.softmax_events(examined.trace)
         sites = metrics.sites(examined.trace)
@@ -106,25 +105,16 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
     return [Result(key=cell.key, metrics=_row(found, i), sites=sites[i], **more) for i, cell in enumerate(cells)]
 
 
-def _metrics(cells: list[Cell], mine: calls.Arrays, golden: list[calls.Arrays], unfused: list[calls.Arrays]) -> dict[str, np.ndarray]:
-    """METRICS of results, by name: a few cells at a time, which stay in a core's cache, on all threads that numba may use."""
-
-    def some(lo: int) -> dict[str, np.ndarray]:
-        part = slice(lo, lo + FEW)
-        out = {name: x[part] for name, x in mine.items()}
-        gold, plain = (_stacked(arrays[part]) for arrays in (golden, unfused))
-        found = metrics.forward(out["out"], gold["out"], [cell.plan[Site.OUT].format for cell in cells[part]])
-        found |= metrics.against_unfused(found, out["out"], plain["out"], gold["out"])
-        found |= metrics.lse_deviation(out["lse"], gold["lse"])
-        return found | (metrics.backward(out, gold) if "delta" in out else {})
-
-    with ThreadPoolExecutor(numba.get_num_threads()) as pool:
-        parts = list(pool.map(some, range(0, len(cells), FEW)))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _stacked(parts: list[calls.Arrays]) -> calls.Arrays:
-    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+def _metrics(cells: list[Cell], mine: Arrays, golden: Arrays, unfused: Arrays) -> dict[str, np.ndarray]:
+    """METRICS of results, by name: added where the results are, finished here."""
+    if cells[0]["engine"] == "numpy":
+        from experiments.sweep.on_host import sums
+    else:
+        from experiments.sweep.on_device import sums
+    formats = [cell.plan[Site.OUT].format for cell in cells]
+    padded = [*formats, *formats[-1:] * (len(mine["out"]) - len(formats))]
+    found = sums(mine, golden, unfused, np.array([f.emin for f in padded]))
+    return metrics.of_sums({name: {part: x[: len(cells)] for part, x in s.items()} for name, s in found.items()}, formats)
 
 
 def _row(found: dict[str, np.ndarray], i: int) -> dict[str, float]:

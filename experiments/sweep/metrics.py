@@ -1,22 +1,24 @@
 """The numbers of a sweep's cells, many cells at a time: pure functions of arrays with the cells along the first axis.
 
-Deviations are computed here, in NumPy's binary64 on the host, from results that are equal to the bit on both engines, and
-every sum runs along one cell's own entries in memory order: so numpy and xla, and any grouping of cells, give identical
-metrics. The sums of errors behind SITE_METRICS were added by the engines and agree to about 1e-12; their counts are equal.
+Deviations come from the sums of `experiments.sweep.sums`, equal to the bit on every engine and in any grouping of cells; the few
+quotients and roots of a cell are taken here, by NumPy on the host. The sums of errors behind SITE_METRICS were added by the
+engines and agree to about 1e-12; their counts are equal.
 
 A standard error takes rows, query x head, as independent. It is NaN for a single row.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
 
 import numpy as np
 
 from attention.trace import Trace
 from emu.formats import Format
+from experiments.sweep.sums import GRADIENTS, Sums
 
 Metrics = dict[str, np.ndarray]
-GRADIENTS = ("dq", "dk", "dv")
+FEW = 16  # cells of a trace below which threads cost more than they bring
 
 METRICS: dict[str, str] = {
     "max_abs": "largest |out - golden|",
@@ -70,35 +72,35 @@ SITE_METRICS: dict[str, str] = {
 }
 
 
-def deviations(x: np.ndarray, golden: np.ndarray) -> Metrics:
-    """max_abs, mean_abs, rms, rel_rms, mean and mean_se of x - golden, (C, T, N, H) each, over the finite entries of x."""
-    x, golden = _rows(x), _rows(golden)
-    d, counts = _difference(x, golden)
-    n = _none(counts.sum(-1))
-    rms = np.sqrt((d * d).sum(-1).sum(-1) / n)
-    g = np.sqrt((golden * golden).sum(-1).sum(-1) / golden[0].size)
-    size = np.abs(d)
+def of_sums(sums: dict[str, Sums], formats: Sequence[Format]) -> Metrics:
+    """METRICS of cells from their `sums_of`, but for `softmax_events`; formats: of each cell's OUT."""
+    found = forward(sums["out"], formats)
+    found |= against_unfused(found, sums["unfused"], sums["between"]) | {"lse_max_abs": _peak(sums["lse"])}
+    return found | (backward(sums) if "delta" in sums else {})
+
+
+def deviations(s: Sums) -> Metrics:
+    """max_abs, mean_abs and rms over the entries that were counted."""
+    n = _none(s["n"])
+    return {"max_abs": _peak(s), "mean_abs": s["size"] / n, "rms": np.sqrt(s["square"] / n)}
+
+
+def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
+    """Of out: `deviations`, relative and signed too, in ulps of each cell's OUT format, and entries that are not finite."""
+    found = deviations(s) | _mean("mean", s)
+    # 2^(e - p + 1) is an ulp in binade e
+    ulp = np.ldexp(s["binades"] / s["entries"], [1 - f.precision for f in formats])
     return {
-        "max_abs": np.where(np.isnan(n), np.nan, size.max((-1, -2))), "mean_abs": size.sum(-1).sum(-1) / n, "rms": rms,
-        "rel_rms": _ratio(rms, g), **_mean("mean", d, counts),
+        **found, "rel_rms": _relative(found["rms"], s), "mean_ulps": found["mean"] / ulp, "mean_ulps_se": found["mean_se"] / ulp,
+        "not_finite": (s["entries"] - s["finite"]).astype(np.float64),
     }  # fmt: skip
 
 
-def forward(out: np.ndarray, golden: np.ndarray, formats: Sequence[Format]) -> Metrics:
-    """`deviations` of out (C, T, N, H), in ulps of each cell's OUT format too, and entries that are not finite."""
-    found = deviations(out, golden)
-    ulp = _ulp(_rows(golden), formats).sum(-1).sum(-1) / golden[0].size
-    lost = out[0].size - np.isfinite(_rows(out)).sum((-1, -2))
-    in_ulps = {"mean_ulps": found["mean"] / ulp, "mean_ulps_se": found["mean_se"] / ulp}
-    return {**found, **in_ulps, "not_finite": lost.astype(np.float64)}
-
-
-def against_unfused(mine: Metrics, out: np.ndarray, unfused: np.ndarray, golden: np.ndarray) -> Metrics:
-    """What tiling costs: `mine` (the `deviations` of out) against those of unfused; all (C, T, N, H)."""
-    other = deviations(unfused, golden)
+def against_unfused(mine: Metrics, unfused: Sums, between: Sums) -> Metrics:
+    """What tiling costs: `mine` (the `deviations` of out) against those of unfused; between: out - unfused."""
+    other = deviations(unfused)
     ratios = {f"ratio_{short}": _ratio(mine[name], other[name]) for short, name in _RATIOS.items()}
-    between = deviations(out, np.where(np.isfinite(unfused), unfused, np.nan))["max_abs"]
-    return {"unfused_max_abs": other["max_abs"], "unfused_rms": other["rms"], "vs_unfused_max": between} | ratios
+    return {"unfused_max_abs": other["max_abs"], "unfused_rms": other["rms"], "vs_unfused_max": _peak(between)} | ratios
 
 
 _RATIOS = {"max": "max_abs", "rms": "rms", "mean_abs": "mean_abs"}
@@ -112,31 +114,30 @@ def softmax_events(trace: Trace) -> Metrics:
     return {"several_ones": (ones >= 2).any(2).reshape(cells, -1).mean(-1), "rescales": moved / rows}
 
 
-def lse_deviation(lse: np.ndarray, golden: np.ndarray) -> Metrics:
-    """lse_max_abs of (C, T, N) arrays."""
-    return {"lse_max_abs": deviations(lse[..., None], golden[..., None])["max_abs"]}
-
-
-def backward(results: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> Metrics:
-    """The metrics of dq, dk, dv (C, T or S, N, H) and of delta (C, T, N)."""
+def backward(sums: dict[str, Sums]) -> Metrics:
+    """The metrics of dq, dk, dv and of delta."""
     found: Metrics = {}
     for g in GRADIENTS:
-        seen = deviations(results[g], golden[g])
-        found |= {f"{g}_{name}": seen[name] for name in ("max_abs", "rms", "mean", "rel_rms")}
-    d, counts = _difference(_rows(results["delta"][..., None]), _rows(golden["delta"][..., None]))
-    coherence = _ratio(np.abs(d[..., 0].sum(-1)), np.sqrt((d * d)[..., 0].sum(-1)))
-    bias = _mean("delta_bias", d, counts)
-    return found | bias | {"delta_coherence": np.where(np.isnan(bias["delta_bias"]), np.nan, coherence)}
+        s, n = sums[g], _none(sums[g]["n"])
+        rms = np.sqrt(s["square"] / n)
+        seen = {"max_abs": _peak(s), "rms": rms, "mean": _plus(s["sum"]) / n, "rel_rms": _relative(rms, s)}
+        found |= {f"{g}_{name}": value for name, value in seen.items()}
+    s = sums["delta"]
+    coherence = np.where(s["n"] > 0, _ratio(np.abs(s["sum"]), np.sqrt(s["square"])), np.nan)
+    return found | _mean("delta_bias", s) | {"delta_coherence": coherence}
 
 
 def sites(trace: Trace) -> list[dict[str, dict[str, float]]]:
     """SITE_METRICS of every site that has events, for each batch entry of a trace."""
     count = next(iter(trace.stats.values())).n.shape[0]
     found: list[dict[str, dict[str, float]]] = [{} for _ in range(count)]
-    for name in trace.stats:
-        values = _site(trace, name)
-        for cell in np.flatnonzero(values["n"]):
-            found[cell][name] = {metric: float(v[cell]) for metric, v in values.items()}
+    with ThreadPoolExecutor(cpu_count() if count > FEW else 1) as pool:
+        values = pool.map(lambda name: _site(trace, name), trace.stats)
+    for name, value in zip(trace.stats, values, strict=True):
+        lines = zip(*(v.astype(np.float64).tolist() for v in value.values()), strict=True)
+        for cell, line in enumerate(lines):
+            if line[0]:
+                found[cell][name] = dict(zip(value, line, strict=True))
     return found
 
 
@@ -156,34 +157,23 @@ def _site(trace: Trace, name: str) -> Metrics:
     }  # fmt: skip
 
 
-def _rows(x: Any) -> np.ndarray:
-    """(C, T, N, H) as (C, T N, H) in memory order, so that no sum depends on the layout an engine returned."""
-    return np.ascontiguousarray(x, dtype=np.float64).reshape(x.shape[0], -1, x.shape[-1])
+def _peak(s: Sums) -> np.ndarray:
+    return np.where(s["n"] > 0, s["peak"], np.nan)
 
 
-def _difference(x: np.ndarray, golden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x - golden where both are finite, else 0, (C, rows, H), and the number of such entries by row."""
-    with np.errstate(invalid="ignore"):
-        d = x - golden
-    finite = np.isfinite(d)
-    return np.where(finite, d, 0.0), finite.sum(-1)
-
-
-def _mean(name: str, d: np.ndarray, counts: np.ndarray) -> Metrics:
+def _mean(name: str, s: Sums) -> Metrics:
     """The mean over the entries counted, and the standard error of the mean of row means, rows without entries left out."""
-    sums, rows = d.sum(-1), (counts > 0).sum(-1)
-    means = sums / np.maximum(counts, 1)
-    centre = means.sum(-1) / _none(rows)
-    spread = np.where(counts > 0, means - centre[:, None], 0.0)
-    variance = (spread * spread).sum(-1) / _none(rows - 1)
-    return {name: sums.sum(-1) / _none(counts.sum(-1)), f"{name}_se": np.sqrt(variance / _none(rows))}
+    variance = s["spread"] / _none(s["filled"] - 1)
+    return {name: _plus(s["sum"]) / _none(s["n"]), f"{name}_se": np.sqrt(variance / _none(s["filled"]))}
 
 
-def _ulp(golden: np.ndarray, formats: Sequence[Format]) -> np.ndarray:
-    """The distance of neighbours of each cell's format in the binade of golden (C, rows, H)."""
-    precision, emin = (np.array([[[getattr(f, name)]] for f in formats]) for name in ("precision", "emin"))
-    exponent = np.where(golden == 0.0, emin, np.frexp(golden)[1] - 1)
-    return np.ldexp(1.0, np.maximum(exponent, emin) - (precision - 1))
+def _relative(rms: np.ndarray, s: Sums) -> np.ndarray:
+    return _ratio(rms, np.sqrt(s["golden"] / s["entries"]))
+
+
+def _plus(x: np.ndarray) -> np.ndarray:
+    """The same with no -0, whose sign is a matter of how a sum begins."""
+    return x + 0.0
 
 
 def _none(n: np.ndarray) -> np.ndarray:

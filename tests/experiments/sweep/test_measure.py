@@ -14,6 +14,7 @@ from attention.plan import KeyOrder
 from experiments.sweep import calls, measure, metrics
 from experiments.sweep.cell import DEFAULTS, Cell
 from experiments.sweep.inputs import draw
+from experiments.sweep.kept import Kept
 
 SMALL = {"T": 24, "S": 32, "N": 2, "H": 8, "block_q": 8, "block_k": 8}
 
@@ -26,8 +27,14 @@ def cell(plan="qiu-yao", inject=(), **parameters):
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
     """Every test starts with empty memories."""
-    for name in ("_INPUTS", "_GOLDEN", "_UNFUSED"):
-        monkeypatch.setattr(calls, name, calls.Kept(1 << 24))
+    remember(monkeypatch, 1 << 24)
+
+
+def remember(monkeypatch, size):
+    """New memories of that many bytes."""
+    monkeypatch.setattr(calls, "_INPUTS", Kept(size))
+    for name in ("_GOLDEN", "_UNFUSED"):
+        monkeypatch.setattr(calls, name, {engine: Kept(size) for engine in ("numpy", "xla")})
 
 
 def same(a, b):
@@ -94,8 +101,7 @@ def test_order_company_and_memory_change_nothing(monkeypatch):
     """Catches results that follow another cell's, and a kept value that stands for two conditions."""
     together = measure.measure(CELLS)
     again = measure.measure(CELLS[::-1])[::-1]
-    for name in ("_INPUTS", "_GOLDEN", "_UNFUSED"):
-        monkeypatch.setattr(calls, name, calls.Kept(0))
+    remember(monkeypatch, 0)
     alone = [measure.measure([c])[0] for c in CELLS]
     assert [r.key for r in together] == [c.key for c in CELLS]
     assert all(same(a, b) and same(a, c) for a, b, c in zip(together, again, alone, strict=True))
@@ -113,14 +119,14 @@ def test_golden_and_unfused_are_computed_once(monkeypatch):
 
 def test_kept_forgets_the_oldest():
     """Catches a memory that grows without end, and one that drops what was just put or used."""
-    kept = calls.Kept(10)
+    kept = Kept(10)
     for name in "abc":
-        kept.put(name, name, 4)
+        kept.put([name], name, 4)
     assert [kept.get(n) for n in "abc"] == [None, "b", "c"]
     kept.get("b")
-    kept.put("d", "d", 4)
+    kept.put(["d"], "d", 4)
     assert (kept.get("b"), kept.get("c"), kept.get("d"), kept.bytes) == ("b", None, "d", 8)
-    kept.put("big", "big", 99)
+    kept.put(["big"], "big", 99)
     assert kept.get("big") == "big" and kept.get("d") is None and kept.bytes == 99
 
 
@@ -203,12 +209,15 @@ def test_groups():
     assert len({measure.group(c) for c in (*CELLS, cell(T=16, backward=True))}) == 1
 
 
-def test_xla_gives_the_metrics_of_numpy(monkeypatch):
-    """Catches batch entries that see each other's plan, seed or padding, and sums taken on the device."""
-    monkeypatch.setattr(measure, "LARGEST", 2)
+@pytest.mark.parametrize("backward", [False, True])
+def test_xla_gives_the_metrics_of_numpy(monkeypatch, backward):
+    """Catches batch entries that see each other's plan, seed or padding, results of another entry, and sums in another order."""
+    monkeypatch.setattr(measure, "LARGEST", 4)
+    monkeypatch.setattr(calls, "REFERENCES", 2)  # results that a call is compared with come from several others
     q = Plan.preset("qiu-yao")
-    sizes = {"T": 12, "S": 16, "N": 2, "H": 4, "block_q": 8, "block_k": 8, "backward": True}
-    kinds = (q, 0), (q.at("O", "fp16", "toward-zero"), 1), (q.at("AO", "e5m2"), 1)  # two calls, the second one padded
+    sizes = {"T": 12, "S": 16, "N": 2, "H": 4, "block_q": 8, "block_k": 8, "backward": backward}
+    others = (q.at("O", "fp16", "toward-zero"), 1), (q.at("AO", "e5m2"), 1), (q.at("P", "e4m3fn"), 2), (q.at("OUT", "fp16"), 0)
+    kinds = (q, 0), *others  # two calls, the second one padded
     both = [[cell(plan, engine=engine, seed=seed, **sizes) for plan, seed in kinds] for engine in ("numpy", "xla")]
     for plain, compiled in zip(*(measure.measure(cells) for cells in both), strict=True):
         assert compiled.error is None and "jax" in compiled.versions and compiled.device
