@@ -51,7 +51,7 @@ QUICK = Scale(
 
 # under xla every (shape, tile, structure of plan) is one compilation of about 10 s: few shapes, many seeds
 FULL = Scale(
-    name="full", lengths=(256, 1024, 4096, 8192), entries=8192, real=(128, 512), many=(1024, 2),
+    name="full", lengths=(256, 1024, 4096), entries=8192, real=(128, 512), many=(1024, 2),
     tiles=(16, 32, 64, 128, 256, 512, 1024), production_tiles=(16, 64), swaps=((32, 128),), squares=(32, 64, 128),
     bench=(1024, 2), counts=(1, 4, 16), seeds=30, fewer=6, plenty=1024,
 )  # fmt: skip

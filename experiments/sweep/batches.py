@@ -1,6 +1,7 @@
 """Which cells go to a worker together, and in which order."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from experiments.sweep.cell import Cell
 
@@ -12,15 +13,18 @@ _INPUT = ("input", "T", "S", "N", "H", "seed", "causal", "backward")  # what inp
 def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:
     """Batches of one group each, in the order of first appearance, cells of equal input together.
 
-    They hold up to `measure.batch_size` cells. Under xla a full batch is one call. numpy measures cell by cell: there,
+    They hold up to `measure.batch_size` cells. Under xla a full batch is one call, and groups of a single call go a few at a
+    time (`measure.ABREAST`), so that they compile side by side. numpy measures cell by cell: there,
     since a worker draws an input and computes its golden values once, a batch breaks no run of equal input that fits
     into it, and batches are small enough that no worker waits long for the last one.
     """
-    from experiments.sweep.measure import batch_size, group
+    from experiments.sweep.measure import ABREAST, batch_size, group
 
     fair = -(-len(cells) // (4 * workers))
-    made: list[Batch] = []
+    every: list[Batch] = []
+    singles: list[Batch] = []
     for members in _gathered(cells, group):
+        made: list[Batch] = []
         batch: Batch = []
         for run in _gathered(members, _input):
             by_cell = run[0]["engine"] == "numpy"
@@ -31,7 +35,8 @@ def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:
             *full, batch = _cut(batch + run, size)
             made += full
         made.append(batch)
-    return made
+        (singles if len(made) == 1 and members[0]["engine"] == "xla" else every).extend(made)
+    return every + [list(chain(*singles[i : i + ABREAST])) for i in range(0, len(singles), ABREAST)]
 
 
 def _input(cell: Cell) -> Hashable:

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +20,11 @@ from experiments.sweep.tensors import Tensors
 
 SECOND = 3e8  # scores x features that the numpy engine does in a second on one core, roughly
 COPIES = 16  # of a batch's tensors alive at once under xla (measured)
+TRACED = 40  # sums of rows by key tile in a trace: of 20 events, twice
 LARGEST = 64  # cells of a batch
 GPU = 8  # times as much of a batch on a GPU, which is short of parallel work
 MEMORY = 1 << 32  # bytes of a batch
+ABREAST = 4 if has_gpu() else 1  # xla calls of different groups at once: compiling takes 10 s of one core each
 
 
 def measure(cells: Sequence[Cell]) -> list[Result]:
@@ -29,9 +32,10 @@ def measure(cells: Sequence[Cell]) -> list[Result]:
 
     A cell that fails gives a Result with `error`, and no other cell is touched by it.
     """
-    results: dict[int, Result] = {}
-    for batch, size in _batches(cells):
-        results |= zip(batch, _guarded([cells[i] for i in batch], size), strict=True)
+    made = list(_batches(cells))
+    with ThreadPoolExecutor(ABREAST if cells[0]["engine"] == "xla" else 1) as pool:
+        found = pool.map(lambda batch: _guarded([cells[i] for i in batch[0]], batch[1]), made)
+        results = {i: result for (batch, _), part in zip(made, found, strict=True) for i, result in zip(batch, part, strict=True)}
     return [results[i] for i in range(len(cells))]
 
 
@@ -53,7 +57,8 @@ def batch_size(cell: Cell) -> int:
         return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h))))
     tile = max(int(cell["block_q"]) * min(int(cell["block_k"]), s), calls.REFERENCE_ROWS["xla"] * s)
     more = GPU if has_gpu() else 1
-    room = more * MEMORY // (8 * COPIES * n * (max(t, s) * h + tile))
+    traced = TRACED * t * -(-s // int(cell["block_k"]))
+    room = more * MEMORY // (8 * n * (COPIES * (max(t, s) * h + tile) + traced))
     return 1 << max(0, min(room, more * LARGEST).bit_length() - 1)
 
 
