@@ -32,11 +32,9 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     s = at.product(Site.S, q, k.T)
     s = masked(at, at(Site.SCALED, mul(s, scale)))
     m = at(Site.M, xp.maximum(m_old, row_maximum(ops, plan, s)))
-    x = at(Site.X, exponent(at, s - finite(xp, m)[:, None]))
-    e = at(Site.EXP, exponential(at, x))
+    e = at.once(lambda: at(Site.EXP, exponential(at, at(Site.X, exponent(at, s - finite(xp, m)[:, None])))))
 
-    dm = at(Site.DM, exponent(at, m_old - finite(xp, m)))
-    alpha = at(Site.ALPHA, exponential(at, dm))
+    alpha = at.once(lambda: at(Site.ALPHA, exponential(at, at(Site.DM, exponent(at, m_old - finite(xp, m))))))
     al = at(Site.AL, mul(alpha, l))
     ao = at(Site.AO, mul(alpha[:, None], o))
 
@@ -101,12 +99,12 @@ def backward_tile(
     dq: Array, dk: Array, dv: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
-    e = probabilities(at, scale, q, k, lse)
+    e = at.once(lambda: probabilities(at, scale, q, k, lse))
     p = at(Site.P_B, e)
     dv = at.product(Site.DV, p.T, do, init=dv)
     dp = at.product(Site.DP, do, v.T)
     dpd = at(Site.DPD, dp - delta[:, None])
-    ds = at(Site.DS, at.ops.multiply(e, dpd))
+    ds = at.once(lambda: at(Site.DS, at.ops.multiply(e, dpd)))
     dq = at.product(Site.DQ, ds, k, init=dq)
     dk = at.product(Site.DK, ds.T, q, init=dk)
     return dq, dk, dv

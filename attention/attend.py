@@ -105,6 +105,13 @@ def _of_heads(plans: "HeadPlans", q: Any, record: Record | None, engine: Engine 
     return plans.like
 
 
+def setup_of_heads(q: Any, k: Any, v: Any, plans: "HeadPlans", block_q: int, block_k: int, is_causal: bool) -> Setup:
+    """What is fixed of a call by a plan per head."""
+    like = _of_heads(plans, q, None, None)
+    setup, _ = _setup(q, k, v, like, block_q, block_k, None, is_causal, None, (), None, "xla")
+    return replace(setup, scale=setup.whole_scale)
+
+
 def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:
     if len(plans) != q.shape[0]:
         raise ValueError(f"plan: {len(plans)} plans, must be one for each of the {q.shape[0]} batch entries of q")

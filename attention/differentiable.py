@@ -1,14 +1,14 @@
 """`attend` under JAX transformations: the emulated backward as the derivative, by `jax.custom_vjp`."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from attention import xla_engine as run
-from attention.attend import mask_to_heads, result_type
+from attention.attend import mask_to_heads, result_type, setup_of_heads
 from attention.head import Setup
 from attention.sites import Site
 from attention.traced_plan import HeadPlans
@@ -39,13 +39,39 @@ def _forward(setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, 
 
 
 def _backward(setup: Setup, residuals: Any, do: Array) -> tuple[None, Array, Array, Array, None]:
+    return None, *_gradients(setup, residuals, do)[:3], None
+
+
+def _gradients(setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, Array]:
+    """dQ, dK, dV and delta."""
     each, q, k, v, mask, out, wide, lse = residuals
-    b = do.shape[0]
     do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
-    (dq, dk, dv, _), _ = run.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each)
-    sizes = setup.queries, setup.keys, setup.keys
-    gradients = (run.leave(x, b, size, do.dtype) for x, size in zip((dq, dk, dv), sizes, strict=True))
-    return (None, *gradients, None)  # type: ignore[return-value]
+    found, _ = run.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each)
+    sizes = setup.queries, setup.keys, setup.keys, setup.queries
+    return tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))  # type: ignore[return-value]
 
 
 _attend.defvjp(_forward, _backward)
+
+
+class Pulled(NamedTuple):
+    """Attention with its backward, JAX or NumPy arrays: all (B, T, N, H) but lse = L and delta, (B, T, N)."""
+
+    out: Any
+    lse: Any
+    dq: Any
+    dk: Any
+    dv: Any
+    delta: Any
+
+
+def pulled(q: Any, k: Any, v: Any, do: Any, *, plan: HeadPlans, block_q: int = 128, block_k: int = 128, is_causal: bool = False) -> Pulled:
+    """`attend` by a plan per head, its gradients for `do`, and the L and delta that a derivative does not show.
+
+    Arguments as `attend`; may be traced and mapped. float64 in, float64 out (needs 64-bit types enabled), else float32.
+    """
+    setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
+    dtype = result_type(q, k, v)
+    out, residuals = _forward(setup, run.by_head(plan, q.shape[0]), q, k, v, None)
+    dq, dk, dv, delta = _gradients(setup, residuals, jnp.asarray(do).astype(dtype))
+    return Pulled(out, run.leave(residuals[-1], q.shape[0], setup.queries, dtype), dq, dk, dv, delta)

@@ -1,5 +1,6 @@
 """The hook `at`: rounds, perturbs if asked, records if asked. One `Events` per tile; the algorithm only calls it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,10 @@ class Events:
     def product(self, site: Site, a: Array, b: Array, init: Array | None = None) -> Array:
         """The event of a sum of products: init + a @ b, added up and then rounded."""
         return self(site, *self.sum(site, a, b, init), kept=init)
+
+    def once(self, compute: Callable[[], Array]) -> Array:
+        """What has several users, computed once (`Ops.once`); recording hooks see the events themselves."""
+        return compute() if self.record is not None else self.ops.once(compute)
 
     def _coordinates(self, site: Site, value: Array) -> tuple[Array, Array, Any]:
         """Global row and second index of every entry (broadcastable), and the index of the repeating tile."""

@@ -10,12 +10,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attention.plan import Plan, ordinal
 from attention.sites import PRODUCTS, Site
 from emu.accumulate import Order
 from emu.rounding import BINARY32, Rounding, rounding
+from emu.threefry import threefry2x32
 from emu.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
 
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
@@ -73,6 +75,23 @@ def common_structure(plans: Sequence[Plan]) -> Plan:
     if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
         raise ValueError(f"plan: entries 0 and {other} differ in more than formats, modes and seeds; call them separately")
     return like[0]
+
+
+def reseeded(plans: HeadPlans, number: Any) -> HeadPlans:
+    """The plans with every seed mixed with a number (uint32, broadcastable to the table's axes before rows): fresh random bits
+    for each step, layer, ... Pure; may be traced. Only seeds change; the same seed and number give the same new seed.
+    """
+    table = jnp.asarray(plans.table)
+    seed = table[..., -1, 1]
+    number = jnp.broadcast_to(jnp.asarray(number, jnp.uint32)[..., None], seed.shape)
+    mixed, _ = threefry2x32(seed, jnp.zeros_like(seed), number, jnp.zeros_like(seed))
+    return HeadPlans(plans.like, table.at[..., -1, 1].set(mixed))
+
+
+def is_stochastic(like: Plan) -> bool:
+    """Whether a plan draws random bits: at an event, or in the step of a sum that is not native."""
+    steps = [a.step for a in like.accumulators if a.order is not Order.NATIVE]
+    return any(kind_of(r) is Kind.STOCHASTIC for r in (*like.roundings, *steps))
 
 
 @lru_cache(4096)

@@ -51,6 +51,7 @@ def numpy_ops() -> Ops:
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),
         scan=_scan,
         when=_when,
+        once=lambda compute: compute(),
         native=np.matmul,
         ascending=ascending,
         stats=stats,

@@ -25,6 +25,7 @@ class Ops:
     scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
                tuple xs; y is None, an array, or tuples and dicts of them, stacked in ys
     when       (active, compute, state) -> compute() = (new state, seen), or state and zeros where not active
+    once       compute -> compute(), a value that all its users share: a compiler must not compute it again for each
     native     (a, b) -> a @ b of float32 arrays in the device's own order
     ascending  (a, b, init, rounding) -> fold of a_k b_k, k ascending, each step rounded
     stats      (before, after, format, valid) -> counts, sums, peak, place, row sums (emu.stats)
@@ -37,6 +38,7 @@ class Ops:
     from_bits: Callable[[Array], Array]
     scan: Callable[..., Any]
     when: Callable[..., Any]
+    once: Callable[[Callable[[], Array]], Array]
     native: Callable[[Array, Array], Array]
     ascending: Callable[[Array, Array, Array, Rounding], Array]
     stats: Callable[..., Any]

@@ -31,10 +31,17 @@ def _from_bits(b: Array) -> Array:
 _classify = build_classify(jnp.where, _from_bits, lambda f: f)
 
 
+@jax.custom_batching.custom_vmap
 def opaque_zero(x: Array) -> Array:
-    """An int64 zero that no compiler can see through: whether the largest element is below the first."""
+    """An int64 zero that no compiler can see through: whether the largest element is below the first. One for all that is mapped over."""
     flat = x.reshape(-1)
     return (jnp.max(flat) < flat[0]).astype(jnp.int64)
+
+
+@opaque_zero.def_vmap
+def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array, bool]:
+    with jax.enable_x64(True):  # a map may come to it after the caller's own context is left
+        return opaque_zero(x), False
 
 
 def xla_ops(zero: Array, wide: bool) -> Ops:
@@ -58,6 +65,7 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         from_bits=_from_bits,
         scan=_scan,
         when=_when,
+        once=lambda compute: _once(zero, compute),
         native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),  # or a GPU drops bits of the operands (TF32)
         ascending=lambda a, b, init, r: _ascending(a, b, init, r, inner),
         stats=_stats,
@@ -73,6 +81,16 @@ def _when(active, compute, state):  # type: ignore[no-untyped-def]
     shapes = jax.eval_shape(lambda: compute()[1])
     seen = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return lax.cond(active, compute, lambda: (state, seen))
+
+
+def _once(zero: Array, compute: Callable[[], Array]) -> Array:
+    """XLA on a CPU copies a chain of cheap operations into each fusion that reads it, an exp of 40 too, through any
+    `optimization_barrier`; the result of a conditional it cannot.
+    """
+    if jax.default_backend() != "cpu":
+        return compute()
+    shape = jax.eval_shape(compute)
+    return lax.cond(zero == 0, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
 
 
 def _ascending(a: Array, b: Array, init: Array, r: Rounding | TracedRounding, multiply) -> Array:  # type: ignore[no-untyped-def]

@@ -39,6 +39,18 @@ class NumberCommand(TyperCommand):
         return super().parse_args(ctx, [*rest, "--", *(words[i] for i in numbers)] if numbers else rest)
 
 
+class TrainCommand(TyperCommand):
+    """A command whose --at takes two words, STEP and CHANGE: here one, STEP:CHANGE, since typer knows no repeated option of two."""
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        """As the parent, with the two words joined."""
+        words = list(args)
+        for i in range(len(words) - 2, 0, -1):
+            if words[i - 1] == "--at" and ":" not in words[i]:
+                words[i : i + 2] = [f"{words[i]}:{words[i + 1]}"]
+        return super().parse_args(ctx, words)
+
+
 def _single_dash(word: str) -> bool:
     return word.startswith("-") and not word.startswith("--") and len(word) > 1
 
@@ -119,6 +131,24 @@ def trace(
 
 
 @app.command()
+def diagnose(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="RUN_OR_TENSORS", help="safetensors or npz with q, k, v and do, per layer. (Runs: later.)")
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")] = False,
+    layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
+    plan: Annotated[str, typer.Option(help="As in trace.")] = "qiu-yao",
+    causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html and diagnosis.json; diagnose-<file>-<plan> if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Find out whether rounding adds up, where it comes from and what repairs it."""
+    from experiments.diagnose import command
+
+    command.run(source, sample=sample, layer=layer, plan=plan, causal=causal, out=out, as_json=json)
+
+
+@app.command()
 def sweep(
     axes: Annotated[
         list[str] | None,
@@ -165,6 +195,58 @@ def reproduce(
     from experiments import reproduce as papers
 
     code = papers.run(paper, quick=quick, out=out, engine=engine, jobs=jobs, as_json=json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def prepare(
+    paths: Annotated[list[Path], typer.Argument(help="Text files, and folders with some.", metavar="DIR_OR_FILES")],
+    out: Annotated[Path, typer.Option(help="Folder for train.bin and val.bin.")],
+    json: Json = False,
+) -> None:
+    """Make training data of any text, a token per byte, in nanoGPT's files."""
+    from experiments.train import prepare as preparing
+
+    preparing.run(paths, out, as_json=json)
+
+
+@app.command(cls=TrainCommand)
+def train(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG.toml|KEY=VALUE",
+            help="layers heads width context vocab batch steps lr min_lr warmup decay_steps beta1 beta2 weight_decay clip position "
+            "qk_norm tied mlp_ratio matmul plan changes sums block data data_seed init_seed checkpoint_every keep monitor_every; "
+            "the file has the same keys, and seeds = [..], [arms], [at].",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="DIR")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run; with --out, a branch of it goes there.", metavar="DIR")] = None,
+    from_: Annotated[
+        int | None, typer.Option("--from", help="The branch's first step; the last checkpoint's if left out.", metavar="STEP")
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STEP CHANGE",
+            help="Change attention from a step on, in all arms: --at 300 'layer=1 head=7 site=O -> fp32'. Left of the arrow layer=, "
+            "head= (0-2,5) and site= (O,PV; or inputs, forward, backward), all if left out; right of it FORMAT[:MODE], "
+            "accumulator=ORDER, plan=PRESET, stabiliser=BETA, delta_from=OUT|O|P_DP. Repeatable.",
+        ),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=CHANGE[;CHANGE]", help="One run of several, on the same batches; lr=1e-2 is a change too. Repeatable."),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N-M,N", help="Every arm once per seed, of weights and of batches.")] = None,
+    json: Json = False,
+) -> None:
+    """Train a small GPT with emulated attention, go on with a run, or replay it with other arithmetic."""
+    from experiments.train import command
+
+    code = command.run(words or [], out=out, resume=resume, first=from_, at=at or [], arms=arm or [], seeds=seeds, as_json=json)
     if code:
         raise typer.Exit(code)
 

@@ -1,0 +1,1 @@
+"""`roundscope diagnose`: carrier, coherence, origin and repair of an error that adds up, and a verdict."""

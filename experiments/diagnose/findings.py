@@ -1,0 +1,109 @@
+"""The whole diagnosis as one record: steps 3 to 6 over the layers of a file, and at the head that stands out most."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from attention import Site
+from experiments.analysis import FALSE_ALARMS
+from experiments.diagnose.carrier import Carrier, carrier
+from experiments.diagnose.coherence import Coherence, coherence
+from experiments.diagnose.measured import Measured, measure
+from experiments.diagnose.origin import Origin, origin
+from experiments.diagnose.repairs import Outcome, repair
+from experiments.diagnose.verdict import Effect, Kind, Verdict, effect, verdict
+from experiments.errors import bad
+from experiments.tensors import Layer
+from experiments.trace_options import Request
+
+T = TypeVar("T")
+Progress = Callable[[int, str], None]  # (number of the step, what runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one layer.
+
+    chosen   index of that layer;  head: flat (batch, head) in it;  base: the plan as it is;  outcomes: the arms
+    """
+
+    file: str
+    measured: list[Measured]
+    carriers: list[Carrier]
+    coherences: list[Coherence]
+    chosen: int
+    head: int
+    origin: Origin
+    base: Outcome
+    outcomes: list[Outcome]
+    verdict: Verdict
+
+    @property
+    def layer(self) -> Measured:
+        """The layer looked at in steps 5 and 6."""
+        return self.measured[self.chosen]
+
+    @property
+    def coherence(self) -> Coherence:
+        """That of the layer looked at."""
+        return self.coherences[self.chosen]
+
+    @property
+    def where(self) -> str:
+        """The head looked at, in words."""
+        return f"{self.layer.layer.name}, head {self.layer.heads[self.head]}"
+
+    @property
+    def leaning(self) -> list[tuple[str, str]]:
+        """(layer, head) of every head that leans."""
+        pairs = zip(self.measured, self.coherences, strict=True)
+        return [(m.layer.name, m.heads[i]) for m, c in pairs for i in c.leaning]
+
+    def effect(self, outcome: Outcome) -> Effect:
+        """What an arm did."""
+        return effect(outcome, self.base, biased=self.verdict.kind is not Kind.NOTHING)
+
+    @property
+    def half_ulp(self) -> float:
+        """Mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head: delta's error if every rounding of OUT went dO's way."""
+        f, (b, n) = self.layer.request.plan[Site.OUT].format, self.layer.place(self.head)
+        out, do = (np.asarray(x, np.float64)[b, :, n] for x in (self.layer.low.out, self.layer.layer.do))
+        exponent = np.where(out == 0.0, f.emin, np.maximum(np.frexp(out)[1] - 1, f.emin))
+        return float((np.abs(do) * np.ldexp(0.5, exponent - f.precision + 1)).sum(1).mean())
+
+
+def diagnose(layers: list[Layer], request: Request, file: str, progress: Progress) -> Findings:
+    """Steps 3 to 6. Raises UsageError for a layer without do."""
+    tests = sum(x.q.shape[0] * x.q.shape[2] for x in layers)
+    _check_tokens(layers, tests)
+    measured = [measure(x, request, lambda text: progress(3, text)) for x in layers]
+    carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
+    coherences = [_told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured]
+    chosen = min(range(len(measured)), key=lambda i: (coherences[i].p.min(), -coherences[i].a.max()))
+    m, c = measured[chosen], coherences[chosen]
+    head = c.worst
+    found = _told(progress, 5, m, f"head {m.heads[head]}", lambda m: origin(m, head))
+    origins = found.origins if c.p[head] < c.level else []
+    base, outcomes = repair(m, head, origins, c.level, lambda text: progress(6, text))
+    return Findings(
+        file=file, measured=measured, carriers=carriers, coherences=coherences, chosen=chosen, head=head, origin=found,
+        base=base, outcomes=outcomes, verdict=verdict(carriers[chosen], head, c, found, base, outcomes),
+    )  # fmt: skip
+
+
+def _check_tokens(layers: list[Layer], tests: int) -> None:
+    """All errors of one sign have p = 2^(1 - T) under sign flips: with too few tokens no bias could ever be seen."""
+    needed = 1 + math.ceil(math.log2(tests / FALSE_ALARMS))
+    for x in layers:
+        if x.q.shape[1] <= needed:
+            raise bad(
+                f"layer {x.name!r}: tokens", x.q.shape[1], f"too few to tell a bias from chance in {tests} heads; give more than {needed}"
+            )
+
+
+def _told(progress: Progress, step: int, m: Measured, what: str, work: Callable[[Measured], T]) -> T:
+    progress(step, f"{m.layer.name}: {what}")
+    return work(m)

@@ -1,0 +1,1 @@
+"""Training a small GPT whose attention is emulated: deterministic, replayable, many arms in one executable."""

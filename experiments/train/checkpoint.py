@@ -1,0 +1,169 @@
+"""Checkpoints: RUN/checkpoints/<step>.safetensors with the state of all arms and <step>.json about it, the last K of them.
+
+Both are written under other names, forced to the disk and renamed, the JSON last: a checkpoint exists when its JSON does, so
+that an end at any moment leaves each checkpoint whole or absent. The JSON holds the size and SHA-256 of the tensors.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.errors import StorageError, UsageError, bad
+from experiments.train.prepare import into
+
+FORMAT = "roundscope checkpoint 1"
+FOLDER = "checkpoints"
+
+
+def save(folder: Path, step: int, state: Any, meta: Mapping[str, Any], *, keep: int | None = None) -> Path:
+    """Writes the state at `step` and deletes older checkpoints beyond the last `keep` (None: none), except pinned ones.
+
+    meta: plain data; "config" (a dict of Config's fields) and "arms" (a list) are what `load` needs. Returns the JSON's path.
+    Raises StorageError, with all earlier checkpoints in place, if the disk is full.
+    """
+    from safetensors.numpy import save as serialise
+
+    place = folder / FOLDER
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        content = serialise(_flat(state))
+        about = {"format": FORMAT, "step": step, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **meta}
+        (place / _name(step)).unlink(missing_ok=True)  # it would speak of other tensors for a moment
+        into(_tensors(place, step), content)
+        into(place / _name(step), _json(about))
+        _sync(place)
+        _trim(place, keep)
+    except OSError as error:
+        raise StorageError(f"{place}: step {step} cannot be written ({error.strerror}); earlier checkpoints are intact") from None
+    return place / _name(step)
+
+
+def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+    """(experiments.train.step.State of NumPy arrays, meta) of the checkpoint of `step`, of the last one by default.
+
+    Exact: every bit of what was saved. Raises UsageError, in one line, for a file that is missing, damaged or foreign, or whose
+    sizes are not those of its config.
+    """
+    known = steps(folder)
+    if not known:
+        raise bad("DIR", str(folder), "has no checkpoint; make a run with  roundscope train --out DIR")
+    step = known[-1] if step is None else step
+    if step not in known:
+        raise bad("--from", step, f"{folder} has checkpoints of steps {' '.join(map(str, known))}")
+    path = folder / FOLDER / _name(step)
+    meta = _meta(path)
+    return _restored(path, _checked(path, meta), meta), meta
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps of which a folder has checkpoints, ascending."""
+    return sorted(int(p.stem) for p in (folder / FOLDER).glob("*.json") if p.stem.isdecimal())
+
+
+def pin(folder: Path, step: int, reason: str, most: int) -> None:
+    """Keeps a checkpoint from being deleted; nothing if it is not there, or if `most` are kept in this way already."""
+    place = folder / FOLDER
+    pinned = [s for s in steps(folder) if "pinned" in _meta(place / _name(s))]
+    if (place / _name(step)).exists() and step not in pinned and len(pinned) < most:
+        into(place / _name(step), _json(_meta(place / _name(step)) | {"pinned": reason}))
+
+
+def _name(step: int) -> str:
+    return f"{step:08d}.json"
+
+
+def _tensors(place: Path, step: int) -> Path:
+    return place / f"{step:08d}.safetensors"
+
+
+def _json(about: Mapping[str, Any]) -> bytes:
+    return (json.dumps(about) + "\n").encode()
+
+
+def _flat(state: Any) -> dict[str, np.ndarray]:
+    """Leaves by their path in the tree."""
+    import jax
+
+    return {jax.tree_util.keystr(path): np.ascontiguousarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _trim(place: Path, keep: int | None) -> None:
+    known = sorted(p for p in place.glob("*.json") if p.stem.isdecimal())
+    for path in [] if keep is None else [p for p in known if "pinned" not in _meta(p)][:-keep]:
+        path.unlink()  # first: without it there is no checkpoint
+    orphans = (p for p in place.glob("*.safetensors") if not p.with_suffix(".json").exists())
+    for left in (*orphans, *place.glob("*.tmp")):  # some of an earlier end too
+        left.unlink(missing_ok=True)
+
+
+def _sync(place: Path) -> None:
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the names too
+    finally:
+        os.close(descriptor)
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise _damaged(path, error) from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise UsageError(f"{path}: is no checkpoint of this version ({FORMAT}); choose another with --from STEP")
+    return meta
+
+
+def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load as parse
+
+    try:
+        content = path.with_suffix(".safetensors").read_bytes()
+    except OSError as error:
+        raise _damaged(path.with_suffix(".safetensors"), error.strerror) from None
+    if len(content) != meta.get("bytes") or hashlib.sha256(content).hexdigest() != meta.get("sha256"):
+        raise _damaged(path.with_suffix(".safetensors"), f"{len(content)} bytes, not the {meta.get('bytes')} that were written")
+    return parse(content)
+
+
+def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> Any:
+    """The arrays as the State that the checkpoint's own config has."""
+    import jax
+
+    from experiments.train.settings import settings
+
+    try:
+        config, arms = settings([], before=meta["config"]).config, len(meta["arms"])
+    except (KeyError, TypeError, UsageError) as error:
+        raise _damaged(path, error) from None
+    leaves, tree = jax.tree_util.tree_flatten_with_path(_one_arm(config))
+    wanted = {jax.tree_util.keystr(p): ((arms, *leaf.shape), str(leaf.dtype)) for p, leaf in leaves}
+    found = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}
+    if wanted != found:
+        name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+        raise UsageError(f"{path}: {name} is {found.get(name)}, its config asks for {wanted.get(name)}; it was made by another version")
+    return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in wanted])
+
+
+def _one_arm(config: Any) -> Any:
+    """The sizes of an arm's state; nothing is computed."""
+    import jax
+
+    from experiments.train import model, optimiser
+    from experiments.train.step import State
+
+    def fresh() -> State:
+        params = model.init(config, jax.random.key(0))
+        return State(params=params, opt_state=optimiser.make(config).init(params), step=jax.numpy.zeros((), "int32"))
+
+    return jax.eval_shape(fresh)
+
+
+def _damaged(path: Path, why: object) -> UsageError:
+    said = " ".join(str(why).split())
+    return UsageError(f"{path}: the checkpoint is damaged ({said}); go on from an earlier one with --from STEP")

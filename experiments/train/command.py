@@ -1,0 +1,119 @@
+"""`roundscope train`: a new run, a run that goes on, or a branch of one, and what came of it in a few lines."""
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import UsageError, bad
+from experiments.output import console, print_json
+from experiments.train import checkpoint, origins
+from experiments.train.origins import Origin
+
+INTERRUPTED = 130
+
+
+def run(
+    words: Sequence[str], *, out: Path | None, resume: Path | None, first: int | None, at: Sequence[str],
+    arms: Sequence[str], seeds: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Trains. The exit code: 0, or 130 after Ctrl-C.
+
+    Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be used now.
+    """
+    from experiments.compile_cache import keep_compilations
+
+    keep_compilations()
+    if resume is None:
+        if first is not None:
+            raise bad("--from", first, "a step of which run? Name it with --resume DIR")
+        origin = origins.new(words, arms=arms, at=at, seeds=seeds)
+    else:
+        origin = origins.earlier(resume, words, first=first, arms=arms, at=at, seeds=seeds, is_branch=_differ(out, resume))
+        out = out or resume
+    out = _place(out, origin, resume)
+    found = _train(origin, out)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    return INTERRUPTED if found["interrupted"] else 0
+
+
+def _differ(out: Path | None, resume: Path) -> bool:
+    return out is not None and out.resolve() != resume.resolve()
+
+
+def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
+    if out is None:
+        raise UsageError("--out is missing: name the folder of the run, as in  --out run1")
+    if out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    if not origin.in_place and checkpoint.steps(out):
+        raise bad("--out", str(out), f"holds a run already; go on with  roundscope train --resume {out}  or choose another folder")
+    return out
+
+
+def _train(origin: Origin, out: Path) -> dict[str, Any]:
+    from experiments.train.live import screen
+    from experiments.train.loop import Run
+    from experiments.train.record import writing
+
+    out.mkdir(parents=True, exist_ok=True)
+    begin = origin.beginning()
+    with writing(out) as log, _stopping() as stop, screen() as show:
+        log.begin(begin.step, **origins.recorded(origin))
+        run = Run(origin.settings, out, log, begin)
+        if not origin.in_place:
+            run.save()
+            checkpoint.pin(out, begin.step, "the beginning", most=1)
+        done = run.go(show, stop)
+    return summary(out, run.number, origin.settings.config.steps, interrupted=not done)
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Whether the run shall stop after its step: Ctrl-C or SIGTERM was sent. A second one ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        console(stderr=True).print("stopping after this step, with a checkpoint")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str, Any]:
+    """What came of a run, as data: per arm its last loss and its alarms."""
+    from experiments.train.record import rows
+
+    losses, alarms = rows(out, "steps"), rows(out, "alarms")
+    last = {row["arm"]: row for row in losses}
+    arms = [
+        {
+            "name": name, "loss": row["loss"], "gradient_norm": row["gradient_norm"],
+            "alarms": [{k: a[k] for k in ("step", "series", "kind", "value", "bound")} for a in alarms if a["arm"] == name],
+        }
+        for name, row in last.items()
+    ]  # fmt: skip
+    return {"folder": str(out), "step": step, "steps": steps, "interrupted": interrupted, "arms": arms}
+
+
+def _show(found: dict[str, Any]) -> None:
+    say = lambda text: console().print(text, markup=False, soft_wrap=True)  # noqa: E731
+    say(f"step {found['step']} of {found['steps']}, in {found['folder']}")
+    for arm in found["arms"]:
+        loss = "not finite" if arm["loss"] is None else f"{arm['loss']:.4f}"
+        alarms = "".join(f"; {a['kind']} of {a['series']} at step {a['step']}" for a in arm["alarms"][:3])
+        more = f"; {len(arm['alarms']) - 3} more alarms" if len(arm["alarms"]) > 3 else ""
+        say(f"{arm['name']}: loss {loss}{alarms}{more}")
+    if found["interrupted"]:
+        say(f"interrupted, nothing is lost; go on with  roundscope train --resume {found['folder']}")

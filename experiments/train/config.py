@@ -1,0 +1,128 @@
+"""`Config`: everything that decides a training run, and the checks that name what is wrong with it."""
+
+from dataclasses import dataclass
+
+from attention.plan import Plan
+from experiments.errors import UsageError, bad
+
+JAX = "jax"  # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
+WORD = 2**32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A run. Sizes and the optimiser's numbers are nanoGPT's, in its meaning; bias-free as nanoGPT's bias=False.
+
+    layers, heads, width    width is that of the residual stream, a multiple of heads
+    context                 tokens that a position sees, itself included
+    vocab                   number of tokens; batch: sequences in a step;  steps: of the whole run
+    lr, min_lr              peak and end of the cosine; an arm's own lr scales both
+    warmup, decay_steps     steps of linear warm-up; the step at which the cosine ends (None: steps)
+    beta1, beta2, weight_decay, clip   AdamW's; decay touches matrices only; clip of the global norm, None: off
+    position, qk_norm, tied, mlp_ratio   learned positions; RMS norm of q and k; output matrix = embedding; MLP's width / width
+    matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.linear); "fp32"
+    plan, changes, sums     attention: a preset or "jax"; its changes, in the words of interventions; "native": the device's
+                            own sums of products, fast, reproducible on one kind of device only; "preset": as the preset says
+    block                   tile of queries and of keys; None: the whole context, one tile
+    data, data_seed, init_seed   "stdlib", "repeat", "sink" or a folder of train.bin and val.bin; seeds of batches and of weights
+    checkpoint_every, keep, monitor_every   steps between checkpoints, how many stay, steps between monitors
+
+    Raises UsageError naming the field, its value and the repair.
+    """
+
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    context: int = 128
+    vocab: int = 256
+    batch: int = 16
+    steps: int = 2000
+    lr: float = 1e-3
+    min_lr: float = 1e-4
+    warmup: int = 100
+    decay_steps: int | None = None
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    position: bool = True
+    qk_norm: bool = False
+    tied: bool = True
+    mlp_ratio: int = 4
+    matmul: str = "bf16"
+    plan: str = "qiu-yao"
+    changes: tuple[str, ...] = ()
+    sums: str = "native"
+    block: int | None = None
+    data: str = "stdlib"
+    data_seed: int = 0
+    init_seed: int = 0
+    checkpoint_every: int = 500
+    keep: int = 3
+    monitor_every: int = 10
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_optimiser(self)
+        _check_attention(self)
+
+    @property
+    def head_width(self) -> int:
+        """Features of one head, H."""
+        return self.width // self.heads
+
+    @property
+    def tile(self) -> int:
+        """Rows and columns of a tile."""
+        return min(self.block or self.context, self.context)
+
+    @property
+    def cosine_end(self) -> int:
+        """The step from which the learning rate stays at its end."""
+        return self.steps if self.decay_steps is None else self.decay_steps
+
+
+def _check_sizes(c: Config) -> None:
+    positive = ("layers", "heads", "width", "context", "batch", "steps", "mlp_ratio", "checkpoint_every", "keep", "monitor_every")
+    for name in positive:
+        if getattr(c, name) < 1:
+            raise bad(name, getattr(c, name), "give a whole number of at least 1")
+    if c.width % c.heads:
+        raise bad("width", c.width, f"must be a multiple of the {c.heads} heads; {c.heads * max(1, round(c.width / c.heads))} is")
+    if not 2 <= c.vocab <= 65536:
+        raise bad("vocab", c.vocab, "tokens are 16-bit numbers: 2 to 65536, 256 for bytes")
+    if c.block is not None and c.block < 1:
+        raise bad("block", c.block, "a tile has at least one row; leave it out for one tile as large as the context")
+    for name in ("data_seed", "init_seed"):
+        if not 0 <= getattr(c, name) < WORD:
+            raise bad(name, getattr(c, name), "a seed is a whole number from 0 to 2^32 - 1")
+
+
+def _check_optimiser(c: Config) -> None:
+    if not 0.0 < c.lr < float("inf"):
+        raise bad("lr", c.lr, "give a positive number, such as 1e-3")
+    if not 0.0 <= c.min_lr <= c.lr:
+        raise bad("min_lr", c.min_lr, f"the end of the cosine lies between 0 and lr = {c.lr}")
+    if c.warmup < 0 or c.cosine_end < c.warmup:
+        raise bad("warmup", c.warmup, f"warm-up ends before the cosine does, at step {c.cosine_end}")
+    for name in ("beta1", "beta2"):
+        if not 0.0 <= getattr(c, name) < 1.0:
+            raise bad(name, getattr(c, name), "a decay rate is at least 0 and below 1")
+    if not c.weight_decay >= 0.0:
+        raise bad("weight_decay", c.weight_decay, "give 0 or more")
+    if c.clip is not None and not c.clip > 0.0:
+        raise bad("clip", c.clip, "give a positive norm, or leave clipping off")
+
+
+def _check_attention(c: Config) -> None:
+    for name, known in (("matmul", ("bf16", "fp32")), ("sums", ("native", "preset"))):
+        if getattr(c, name) not in known:
+            raise bad(name, getattr(c, name), f"use {' or '.join(known)}")
+    if c.plan == JAX:
+        if c.changes:
+            raise bad("plan", JAX, "has no events to change; choose a preset, such as fp32")
+        return
+    try:
+        Plan.preset(c.plan)
+    except ValueError as error:
+        raise UsageError(f"plan '{c.plan}': {error}") from None

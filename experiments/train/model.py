@@ -1,0 +1,125 @@
+"""nanoGPT in JAX: parameters are a plain dict, layers are stacked along axis 0 and run by one scan, attention is `attend`.
+
+Shapes: L layers, N heads of H features, D = N H, M = mlp_ratio D, B sequences of T tokens, V tokens.
+
+    embedding (V, D)   position (T, D), if asked   head (V, D), unless tied   norm (D,)
+    layers:  norm1, norm2 (L, D)   qkv (L, D, 3, N, H)   proj (L, N, H, D)   up (L, D, M)   down (L, M, D)
+             norm_q, norm_k (L, H), if qk_norm
+
+W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits and loss are FP32; linear layers as
+`experiments.train.linear` says, attention as its plan says.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from attention import attend
+from attention.traced_plan import HeadPlans
+from experiments.train.config import Config
+from experiments.train.linear import cross_entropy, embed, linear
+
+Params = dict[str, Any]
+SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
+LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
+
+
+class Seen(NamedTuple):
+    """What one layer's attention read, stacked over layers: x (L, B, T, D) after the norm; q, k, v (L, B, T, N, H)."""
+
+    x: Array
+    q: Array
+    k: Array
+    v: Array
+
+
+def init(config: Config, key: Array) -> Params:
+    """GPT-2's initial weights, float32: normal(0.02), scales 1."""
+    c, L, D = config, config.layers, config.width
+    keys = iter(jax.random.split(key, 7))
+
+    def normal(*shape: int, spread: float = SPREAD) -> Array:
+        return jnp.float32(spread) * jax.random.normal(next(keys), shape, dtype=jnp.float32)
+
+    into_residual = SPREAD / math.sqrt(2 * L)
+    layers = {
+        "norm1": jnp.ones((L, D), jnp.float32), "norm2": jnp.ones((L, D), jnp.float32),
+        "qkv": normal(L, D, 3, c.heads, c.head_width), "proj": normal(L, c.heads, c.head_width, D, spread=into_residual),
+        "up": normal(L, D, c.mlp_ratio * D), "down": normal(L, c.mlp_ratio * D, D, spread=into_residual),
+    }  # fmt: skip
+    if c.qk_norm:
+        layers |= {name: jnp.ones((L, c.head_width), jnp.float32) for name in ("norm_q", "norm_k")}
+    params = {"embedding": normal(c.vocab, D), "norm": jnp.ones((D,), jnp.float32), "layers": layers}
+    position, head = normal(c.context, D), normal(c.vocab, D)  # drawn in any case: the other weights do not depend on the options
+    return params | ({"position": position} if c.position else {}) | ({} if c.tied else {"head": head})
+
+
+def loss(params: Params, tokens: Array, plans: HeadPlans | None, config: Config) -> Array:
+    """Mean cross-entropy of the next token, in nats; tokens (B, T + 1) integers, plans (layers, heads, ...), None for plan = "jax"."""
+    return run(params, tokens, plans, config)[0]
+
+
+def attention_inputs(params: Params, tokens: Array, plans: HeadPlans | None, config: Config) -> tuple[Array, Array, Array]:
+    """q, k, v of every layer, (L, B, T, N, H) float32, as `attend` gets them."""
+    seen = run(params, tokens, plans, config)[1]
+    return seen.q, seen.k, seen.v
+
+
+def run(params: Params, tokens: Array, plans: HeadPlans | None, config: Config, taps: Array | None = None) -> tuple[Array, Seen]:
+    """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions' outputs: the loss's
+    derivative by them, at zero, is dO. What is not used of the second costs nothing under jit.
+    """
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    x = embed(params["embedding"], inputs, config.vocab)
+    if config.position:
+        x = x + params["position"][: x.shape[1]]
+
+    def layer(x: Array, own: tuple[Params, Any, Array | None]) -> tuple[Array, Seen]:
+        w, table, tap = own
+        heads = None if plans is None else HeadPlans(plans.like, table)
+        x, seen = _attention(x, w, heads, config, tap)
+        return x + _mlp(layer_norm(x, w["norm2"]), w, config), seen
+
+    x, seen = lax.scan(layer, x, (params["layers"], None if plans is None else jnp.asarray(plans.table), taps))
+    output = params["embedding"] if config.tied else params["head"]
+    logits = linear(layer_norm(x, params["norm"]), output.T, config.matmul)
+    return cross_entropy(logits, targets), seen
+
+
+def _attention(x: Array, w: Params, plans: HeadPlans | None, config: Config, tap: Array | None) -> tuple[Array, Seen]:
+    """x plus the layer's attention, and what it read."""
+    read = layer_norm(x, w["norm1"])
+    qkv = linear(read, w["qkv"].reshape(config.width, -1), config.matmul)
+    q, k, v = (qkv.reshape(*x.shape[:2], 3, config.heads, config.head_width)[:, :, i] for i in range(3))
+    if config.qk_norm:
+        q, k = rms_norm(q, w["norm_q"]), rms_norm(k, w["norm_k"])
+    out = attended(q, k, v, plans, config)
+    out = out if tap is None else out + tap
+    y = linear(out.reshape(x.shape), w["proj"].reshape(config.width, config.width), config.matmul)
+    return x + y, Seen(read, q, k, v)
+
+
+def attended(q: Array, k: Array, v: Array, plans: HeadPlans | None, config: Config) -> Array:
+    """Causal attention of one layer by its heads' plans, or, without any, JAX's own (of Config.plan = "jax")."""
+    if plans is None:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    out: Array = attend(q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, is_causal=True)
+    return out
+
+
+def _mlp(x: Array, w: Params, config: Config) -> Array:
+    return linear(jax.nn.gelu(linear(x, w["up"], config.matmul), approximate=False), w["down"], config.matmul)
+
+
+def layer_norm(x: Array, scale: Array) -> Array:
+    """(x - mean) / sqrt(var + 1e-5) times the scale, over the last axis."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + jnp.asarray(LAYER_NORM, x.dtype)) * scale
+
+
+def rms_norm(x: Array, scale: Array) -> Array:
+    """x / sqrt(mean x^2 + 1e-6) times the scale, over the last axis."""
+    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + jnp.asarray(RMS_NORM, x.dtype)) * scale

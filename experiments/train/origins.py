@@ -1,0 +1,137 @@
+"""Where a run comes from: nowhere, itself (it goes on), or a step of another one, of which it is a branch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import bad
+from experiments.sweep.machine import device, versions
+from experiments.train import checkpoint, devices, groups, loop
+from experiments.train.config import WORD, Config
+from experiments.train.interventions import described
+from experiments.train.settings import Arm, Settings, plain, settings
+
+FREE = ("steps", "checkpoint_every", "keep", "monitor_every")  # what may change while a run goes on
+FIXED = ("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio", "clip", "weight_decay")  # of a state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What to run and how it begins; in_place: in the folder that it comes from. Nothing is computed before `beginning()`."""
+
+    settings: Settings
+    beginning: Callable[[], loop.Beginning]
+    in_place: bool
+    words: dict[str, Any]
+
+
+def new(words: Sequence[str], *, arms: Sequence[str], at: Sequence[str], seeds: str | None) -> Origin:
+    """A run from its first weights. Raises UsageError for all that is wrong with what was asked for, data included."""
+    found = settings(words, arms=arms, at=at, seeds=seeds)
+    found = replace(found, config=replace(found.config, decay_steps=found.config.cosine_end))  # later steps= leaves the schedule alone
+    _check(found, 0, found.at)
+    return Origin(settings=found, beginning=partial(_first, found), in_place=False, words={})
+
+
+def earlier(
+    folder: Path, words: Sequence[str], *, first: int | None, arms: Sequence[str], at: Sequence[str], seeds: str | None,
+    is_branch: bool,
+) -> Origin:  # fmt: skip
+    """A run that goes on from a checkpoint of `folder`, in place or as a branch. Raises UsageError."""
+    known = [s for s in checkpoint.steps(folder) if first is None or s <= first]
+    if first is not None and checkpoint.steps(folder) and not known:
+        raise bad("--from", first, f"{folder} has checkpoints from step {checkpoint.steps(folder)[0]} on")
+    state, meta = checkpoint.load(folder, known[-1] if known else None)
+    before = _settings_of(meta)
+    step = meta["step"] if first is None else first
+    if seeds:
+        raise bad("--seeds", seeds, "a branch keeps the seeds of its run; leave it out")
+    asked = settings(words, arms=arms, at=at, before=plain(before.config))
+    if is_branch:
+        found, chosen = _branch(before, asked, step, has_arms=bool(arms), folder=folder)
+    else:
+        if first is not None or arms or at or _changed(before.config, asked.config, FREE):
+            raise bad("--resume", str(folder), f"a run that goes on keeps all but {', '.join(FREE)}; for a branch add --out NEW")
+        found, chosen = replace(before, config=asked.config), list(range(len(before.arms)))
+    _check(found, step, asked.at)
+    _check_data(found, meta, folder)
+    go = partial(_later, before, state, meta, step, chosen)
+    words_of = {"folder": str(folder), "checkpoint": meta["step"], "step": step} if is_branch else {}
+    return Origin(settings=found, beginning=go, in_place=not is_branch, words=words_of)
+
+
+def recorded(origin: Origin) -> dict[str, Any]:
+    """The columns of the log's table runs."""
+    found = origin.settings
+    arms = [{"name": a.name, "lr": a.lr, "seed": a.seed, "plans": described(groups.plans_at(found, a, 0))} for a in found.arms]
+    own = versions("xla") | {name: metadata.version(name) for name in ("optax", "safetensors")}
+    places = {devices.place(found.config, numbers).words for numbers in groups.numbers(found)}
+    about = next(iter(loop.batches_of(found).values())).about
+    return {
+        "config": plain(found.config), "arms": {"arms": arms, "at": found.at}, "data": about, "versions": own,
+        "device": f"{device('xla')}; {', '.join(sorted(places))}; sums {found.config.sums}", "origin": origin.words,
+    }  # fmt: skip
+
+
+def _first(found: Settings) -> loop.Beginning:
+    from experiments.train.step import start
+
+    seeds = [(found.config.init_seed + arm.seed) % WORD for arm in found.arms]
+    return loop.Beginning(step=0, state=start(found.config, len(found.arms), seeds))
+
+
+def _later(before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]) -> loop.Beginning:
+    state = loop.replayed(before, state, meta["step"], step) if step > meta["step"] else state
+    return loop.Beginning(step=step, state=groups.pick(state, chosen), watch=meta["watch"], arms=chosen)
+
+
+def _settings_of(meta: dict[str, Any]) -> Settings:
+    arms = tuple(Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"]) for a in meta["arms"])
+    return Settings(config=settings([], before=meta["config"]).config, arms=arms, at=tuple((s, t) for s, t in meta["at"]))
+
+
+def _branch(before: Settings, asked: Settings, step: int, *, has_arms: bool, folder: Path) -> tuple[Settings, list[int]]:
+    """The settings of a branch, and of which arm each of its arms goes on. What applied before `step` belongs to the arms from here on."""
+    for name in FIXED:
+        old, now = getattr(before.config, name), getattr(asked.config, name)
+        if old != now and (name not in ("clip", "weight_decay") or bool(old) != bool(now)):
+            raise bad(name, now, f"{folder} has {old}, and a branch keeps it; start a new run")
+    rate = asked.config.lr if asked.config.lr != before.config.lr else None
+    past = tuple(text for first, text in before.at if first <= step)
+    names = [arm.name for arm in before.arms]
+    wanted = asked.arms if has_arms else tuple(replace(arm, changes=()) for arm in before.arms)
+    arms, chosen = [], []
+    for arm in wanted:
+        if len(names) > 1 and arm.name not in names:
+            raise bad("--arm", arm.name, f"{folder} has several arms; name those that go on: {' '.join(names)}")
+        source = names.index(arm.name) if len(names) > 1 else 0
+        old_arm = before.arms[source]
+        lr = arm.lr if has_arms and arm.lr != asked.config.lr else rate or old_arm.lr
+        arms.append(Arm(name=arm.name, changes=(*old_arm.changes, *past, *arm.changes), lr=lr, seed=old_arm.seed))
+        chosen.append(source)
+    later = [pair for pair in before.at if pair[0] > step]
+    return Settings(config=asked.config, arms=tuple(arms), at=tuple(sorted((*later, *asked.at), key=lambda pair: pair[0]))), chosen
+
+
+def _changed(old: Config, now: Config, free: Sequence[str]) -> bool:
+    return replace(now, **{name: getattr(old, name) for name in free}) != old
+
+
+def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None:
+    """What only a run can say: plans, data, and steps that it never reaches."""
+    groups.numbers(found)
+    for batches in loop.batches_of(found).values():
+        batches.batch(step)
+    for first, text in asked:
+        if not step <= first < found.config.steps:
+            raise bad("--at", f"{first} '{text}'", f"the run goes from step {step} to {found.config.steps}")
+
+
+def _check_data(found: Settings, meta: dict[str, Any], folder: Path) -> None:
+    """The same data as before, unless another was asked for."""
+    now = next(iter(loop.batches_of(found).values())).about
+    if found.config.data == meta["config"]["data"] and now.get("fingerprint") != meta["data"].get("fingerprint"):
+        raise bad("data", found.config.data, f"is not what {folder} was trained on; its batches would differ")

@@ -1,0 +1,120 @@
+"""The log of a training run: RUN/run.sqlite, which can be read while the run goes on.
+
+runs    one row per start of the command: its config, arms, data, versions, device, where it began
+steps   one row per arm and step: loss, gradient_norm, lr
+heads   one row per arm, monitored step, layer and head: what `monitor` measures
+sites   one row per arm, monitored step and rounding event: mean error in ulps
+alarms  one row per alarm of `spikes`
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import StorageError, bad
+from experiments.sweep.lock import locked
+from experiments.sweep.schema import explained
+
+NAME = "run.sqlite"
+APPLICATION = int.from_bytes(b"RStr", "big")  # SQLite's application_id: whose file it is
+SCHEMA = 1
+KEYS = {"arm": "TEXT NOT NULL", "step": "INTEGER NOT NULL"}
+TABLES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {  # columns, key
+    "runs": (
+        {"id": "INTEGER", "began": "TEXT", "step": "INTEGER"}
+        | dict.fromkeys(("config", "arms", "data", "versions", "device", "origin"), "TEXT"),
+        ("id",),
+    ),
+    "steps": (KEYS | dict.fromkeys(("loss", "gradient_norm", "lr"), "REAL"), ("arm", "step")),
+    "heads": (
+        KEYS | dict.fromkeys(("layer", "head"), "INTEGER NOT NULL")
+        | dict.fromkeys(("w_q_norm", "several_ones", "v_skew"), "REAL")
+        | dict.fromkeys(("delta_sum", "delta_square", "coherence", "running_sum", "running_coherence"), "REAL")
+        | {"gaps": "TEXT"},
+        ("arm", "step", "layer", "head"),
+    ),
+    "sites": (KEYS | {"site": "TEXT NOT NULL"} | dict.fromkeys(("mean_ulps", "mean_abs_ulps"), "REAL"), ("arm", "step", "site")),
+    "alarms": (
+        KEYS | dict.fromkeys(("series", "kind"), "TEXT NOT NULL") | dict.fromkeys(("value", "bound"), "REAL"),
+        ("arm", "step", "series", "kind"),
+    ),
+}  # fmt: skip
+
+
+class Log:
+    """A log that is open for writing; made by `writing`. Rows wait for `commit`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection, self.path = connection, path
+
+    def begin(self, step: int, **columns: Any) -> None:
+        """A row of `runs`, and no row of another table from `step` on: those steps are computed again, to the same bits."""
+        with explained(self.path):
+            for table in ("steps", "heads", "sites", "alarms"):
+                self.connection.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self.add("runs", [{"began": now, "step": step, **{k: v if isinstance(v, str) else json.dumps(v) for k, v in columns.items()}}])
+        self.commit()
+
+    def add(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Rows with the columns of the first; NaN becomes NULL. Raises StorageError (a full disk)."""
+        if not rows:
+            return
+        columns = tuple(rows[0])
+        text = f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        with explained(self.path):
+            self.connection.executemany(text, ([row[c] for c in columns] for row in rows))
+
+    def running(self) -> dict[tuple[str, int, int], tuple[float, float]]:
+        """(arm, layer, head) -> sum of the delta errors of all monitored rows so far, and of their squares."""
+        text = "SELECT arm, layer, head, total(delta_sum), total(delta_square) FROM heads GROUP BY arm, layer, head"
+        with explained(self.path):
+            return {tuple(row[:3]): tuple(row[3:]) for row in self.connection.execute(text)}
+
+    def commit(self) -> None:
+        """What was added is on the disk when this returns."""
+        with explained(self.path):
+            self.connection.commit()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Log]:
+    """Opens the log of a run's folder, new or old, and holds the folder. Raises StorageError if another process does."""
+    path = (folder / NAME).resolve()
+    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")  # readers while we write
+        connection.execute("PRAGMA synchronous = FULL")
+        for name, (columns, key) in TABLES.items():
+            declared = ", ".join(f"{c} {kind}" for c, kind in columns.items())
+            rows = "" if name == "runs" else " WITHOUT ROWID"
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({declared}, PRIMARY KEY ({', '.join(key)})){rows}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.commit()
+        yield Log(connection, path)
+        connection.commit()
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    try:
+        with locked(path):
+            yield
+    except StorageError as error:
+        raise StorageError(str(error).replace("another sweep", "another run")) from None
+
+
+def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any]]:
+    """All rows of a table in the order of its key, of one arm if given. Raises UsageError where there is no run."""
+    path = folder / NAME
+    if not path.is_file():
+        raise bad("DIR", str(folder), "holds no run; make one with  roundscope train --out DIR")
+    key = ", ".join(TABLES[table][1])
+    where, values = ("", ()) if arm is None else (" WHERE arm = ?", (arm,))
+    with explained(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute(f"SELECT * FROM {table}{where} ORDER BY {key}", values)]

@@ -1,0 +1,200 @@
+"""What `roundscope train` was asked for: a TOML file and words -> `Settings`. Both know the same keys.
+
+file    layers = 4 ...: the fields of Config;  seeds = [0, 1];  [arms] name = "change; change";  [at] 300 = "change"
+words   layers=4 ... of the same keys, over the file; --seeds, --arm NAME=TEXT and --at STEP TEXT replace the file's
+arms    every seed of every arm is one run; all arms of a seed see the same batches. In an arm's text, lr=1e-2 sets its peak rate
+"""
+
+import math
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from emu.formats import unknown
+from experiments.errors import UsageError, bad
+from experiments.train.config import WORD, Config
+from experiments.train.interventions import changes_of, numbers
+
+TYPES = typing.get_type_hints(Config)
+TABLES = ("seeds", "arms", "at")
+ONLY = "run"  # the name of an arm that nobody named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One run among several of one shape: its name, its changes, its peak learning rate, its seed (added to the config's two)."""
+
+    name: str
+    changes: tuple[str, ...] = ()
+    lr: float
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A config, its arms, and the changes of all arms from a step on, in the order of steps."""
+
+    config: Config
+    arms: tuple[Arm, ...]
+    at: tuple[tuple[int, str], ...] = ()
+
+
+def settings(
+    words: Sequence[str], *, arms: Sequence[str] = (), at: Sequence[str] = (), seeds: str | None = None,
+    before: Mapping[str, Any] | None = None,
+) -> Settings:  # fmt: skip
+    """The settings that words and options ask for, on top of those of an earlier run. Raises UsageError naming key, value and repair."""
+    files = [w for w in words if w.endswith(".toml") and "=" not in w]
+    if len(files) > 1:
+        raise bad("CONFIG", files[1], f"{files[0]} is given already; one file, and words for what differs")
+    given = dict(before or {}) | (_file(Path(files[0])) if files else {}) | _words([w for w in words if w not in files])
+    tables = {name: given.pop(name) for name in TABLES if name in given}
+    config = Config(**{name: typed(name, value) for name, value in given.items()})
+    named = _named(arms) or tables.get("arms") or {ONLY: ""}
+    chosen = _seeds(tables.get("seeds", [0]) if seeds is None else seeds)
+    steps = [_at(text) for text in at] or [(_step(k), _checked(v)) for k, v in _table("at", tables.get("at", {})).items()]
+    found = [_arm(config, name, text, seed, len(chosen) > 1) for name, text in _table("arms", named).items() for seed in chosen]
+    return Settings(config=config, arms=tuple(found), at=tuple(sorted(steps, key=lambda pair: pair[0])))
+
+
+def typed(name: str, value: Any) -> Any:
+    """A value of the field `name` in its type, from TOML's or from text. Raises UsageError naming both and the repair."""
+    if name not in TYPES:
+        raise UsageError(unknown("setting", name, (*TYPES, *TABLES)))
+    kind = TYPES[name]
+    if name == "changes":
+        return tuple(_checked(t) for t in ([value] if isinstance(value, str) else value))
+    options = typing.get_args(kind) or (kind,)
+    if type(None) in options and (value is None or value == "none"):
+        return None
+    wanted = options[0]
+    try:
+        return _READERS[wanted](value)
+    except (ValueError, OverflowError):
+        ends = ", or none" if type(None) in options else ""
+        raise bad(name, value, f"give {_WORDS[wanted]}{ends}") from None
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """A config as `settings(before=...)` takes it and JSON knows it."""
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise bad("CONFIG", str(path), "does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise bad("CONFIG", str(path), f"is no TOML: {error}") from None
+    for name in found:
+        if name not in (*TYPES, *TABLES):
+            raise UsageError(f"{path}: {unknown('setting', name, (*TYPES, *TABLES))}")
+    return found
+
+
+def _words(words: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word in words:
+        name, given, value = word.partition("=")
+        if not given:
+            raise bad("KEY=VALUE", word, "write a setting as lr=1e-2, or name a file that ends in .toml")
+        if name in TABLES or name not in TYPES:
+            raise UsageError(f"--{name}: give it as an option" if name in TABLES else unknown("setting", name, TYPES))
+        if name in found:
+            raise bad(name, value, f"is given already, as {found[name]}")
+        found[name] = value
+    return found
+
+
+def _named(arms: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in arms:
+        name, given, changes = text.partition("=")
+        if not given or not name.strip() or name in found:
+            raise bad("--arm", text, "write NAME=TEXT with a name of its own, as in  wide='site=O -> fp32'; NAME= alone changes nothing")
+        found[name.strip()] = changes
+    return found
+
+
+def _table(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise bad(name, value, f'write a table of texts, as in  [{name}]  then  {"300" if name == "at" else "wide"} = "site=O -> fp32"')
+    return value
+
+
+def _seeds(seeds: Any) -> list[int]:
+    try:
+        seeds = list(numbers(seeds)) if isinstance(seeds, str) else seeds
+    except ValueError as error:
+        raise UsageError(f"--seeds: {error}") from None
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or len(set(map(str, seeds))) < len(seeds)
+        or not all(type(s) is int and 0 <= s < WORD // 2 for s in seeds)
+    ):
+        raise bad("seeds", seeds, "give different whole numbers from 0 to 2^31 - 1")
+    return seeds
+
+
+def _at(text: str) -> tuple[int, str]:
+    step, given, change = text.partition(":")
+    if not given:
+        raise bad("--at", text, "write --at STEP CHANGE, as in  --at 300 'layer=1 head=7 site=O -> fp32'")
+    return _step(step), _checked(change.strip())
+
+
+def _step(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise bad("--at", text, "a step is a whole number from 0")
+    return int(text)
+
+
+def _arm(config: Config, name: str, text: str, seed: int, several: bool) -> Arm:
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    rates = [part.removeprefix("lr=") for part in parts if part.startswith("lr=")]
+    if len(rates) > 1:
+        raise bad("--arm", f"{name}={text}", "one lr= for an arm")
+    changes = tuple(_checked(part) for part in parts if not part.startswith("lr="))
+    lr = replace(config, lr=typed("lr", rates[0]), min_lr=0.0).lr if rates else config.lr
+    return Arm(name=f"{name}/{seed}" if several else name, changes=changes, lr=lr, seed=seed)
+
+
+def _checked(text: Any) -> str:
+    if not isinstance(text, str):
+        raise bad("change", text, "write text, as in  layer=1 head=7 site=O -> fp32")
+    changes_of(text)
+    return text
+
+
+def _whole(value: Any) -> int:
+    if type(value) not in (int, str):
+        raise ValueError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def _truth(value: Any) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError
+    return str(value).lower() == "true"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+_READERS = {int: _whole, float: _number, bool: _truth, str: _text}
+_WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}

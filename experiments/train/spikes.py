@@ -1,0 +1,112 @@
+"""When a training run goes wrong: spikes and lasting rises of a series, and values that are not finite.
+
+w      the last 100 values that were no spike, at least 20;  m = median(w);  s = max(1.4826 median|w - m|, 0.005 |m|)
+spike  x > m + 8 s, three steps in a row. It ends with the first value below
+rise   m > (lowest m so far) + 0.5, for losses, in nats. It does not end: a run that has risen has diverged
+
+The median and the spread about it do not move when a spike enters; a loss that falls makes the rule late, never early.
+Gradient norms are judged by their logarithm, since their spread grows with their size. The rule knows no paper: neither what
+makes a loss rise nor how high. Of independent noise with the tails of Student's t with 3 degrees of freedom, a value is above
+m + 8 s with probability 0.0014, three in a row once in 10^8 steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Something at a step: `series` of arm number `arm` is 'not finite', a 'spike' or a 'rise' above `limit`."""
+
+    step: int
+    arm: int
+    series: str
+    kind: str
+    value: float
+    limit: float
+
+    @property
+    def delay(self) -> int:
+        """Steps by which an alarm may come after what it reports."""
+        return {"not finite": 1, "spike": IN_A_ROW, "rise": WINDOW}[self.kind]
+
+
+class Watch:
+    """Follows one series of every arm. It keeps: accepted values, how many, spikes in a row, the lowest median, what is going on."""
+
+    def __init__(self, series: str, arms: int, *, logarithm: bool = False, rise: float = RISE) -> None:
+        self.series, self.logarithm, self.rise = series, logarithm, rise
+        self.values = np.full((WINDOW, arms), np.nan)
+        self.count, self.row = np.zeros(arms, int), np.zeros(arms, int)
+        self.lowest = np.full(arms, np.nan)
+        self.risen, self.lost = np.zeros(arms, bool), np.zeros(arms, bool)
+
+    def update(self, step: int, values: np.ndarray) -> list[Alarm]:
+        """What begins at this step; values (arms,)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x = np.log(values) if self.logarithm else np.asarray(values, float)
+        x = np.where(np.isneginf(x), -700.0, x)  # a gradient of 0
+        middle, limit = self._limits()
+        finite = np.isfinite(x)
+        high = finite & (self.count >= LEAST) & (x > limit)
+        self.row = np.where(high, self.row + 1, 0)
+        rising = (self.count >= WINDOW) & (middle > self.lowest + self.rise) & ~self.risen
+        self.lowest = np.where(self.count >= WINDOW, np.fmin(self.lowest, middle), self.lowest)
+        found = [self._alarm(step, a, "not finite", values, np.inf) for a in np.flatnonzero(~finite & ~self.lost)]
+        found += [self._alarm(step, a, "spike", values, self._shown(limit[a])) for a in np.flatnonzero(self.row == IN_A_ROW)]
+        found += [self._alarm(step, a, "rise", values, self._shown(self.lowest[a] + self.rise)) for a in np.flatnonzero(rising)]
+        self.risen, self.lost = self.risen | rising, self.lost | ~finite
+        self._accept(x, finite & ~high)
+        return found
+
+    def going_on(self) -> np.ndarray:
+        """Arms (arms,) with an alarm that has not ended."""
+        return np.asarray(self.risen | self.lost | (self.row >= IN_A_ROW))
+
+    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
+        values = np.where(self.count > 0, self.values, 0.0)  # of an arm without any, nothing is asked
+        middle = np.nanmedian(values, axis=0)
+        spread = 1.4826 * np.nanmedian(np.abs(values - middle), axis=0)
+        return middle, middle + FACTOR * np.maximum(spread, 0.005 * np.abs(middle))
+
+    def _accept(self, x: np.ndarray, accepted: np.ndarray) -> None:
+        arms = np.flatnonzero(accepted)
+        self.values[self.count[arms] % WINDOW, arms] = x[arms]
+        self.count[arms] += 1
+
+    def _shown(self, limit: float) -> float:
+        return float(np.exp(limit) if self.logarithm else limit)
+
+    def _alarm(self, step: int, arm: Any, kind: str, values: np.ndarray, limit: float) -> Alarm:
+        return Alarm(step=step, arm=int(arm), series=self.series, kind=kind, value=float(values[arm]), limit=float(limit))
+
+    def state(self) -> dict[str, Any]:
+        """All that the next update depends on, as JSON knows it."""
+        names = ("values", "count", "row", "lowest", "risen", "lost")
+        return {name: [None if v != v else v for v in getattr(self, name).ravel().tolist()] for name in names}
+
+    def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
+        """Goes on from a `state()`; arms: which of its arms each of ours continues."""
+        for name, kept in state.items():
+            own = getattr(self, name)
+            whole = np.array([np.nan if v is None else v for v in kept]).reshape(-1, len(state["count"]))
+            setattr(self, name, whole[:, list(arms)].reshape(own.shape).astype(own.dtype))
+
+
+def watches(arms: int) -> tuple[Watch, Watch]:
+    """Of the loss and of the gradient norm."""
+    return Watch("loss", arms), Watch("gradient norm", arms, logarithm=True, rise=np.inf)
+
+
+def diverged(losses: np.ndarray) -> int | None:
+    """The first step with a rise or a value that is not finite, None if there is none: the time to divergence of a finished run."""
+    watch = Watch("loss", 1)
+    for step, loss in enumerate(losses):
+        if any(alarm.kind != "spike" for alarm in watch.update(step, np.array([loss]))):
+            return step
+    return None

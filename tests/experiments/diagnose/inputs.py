@@ -1,0 +1,41 @@
+"""Layers that the tests of the diagnosis share."""
+
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+
+from attention import Plan
+from experiments.diagnose.command import _request
+from experiments.diagnose.measured import measure
+from experiments.sweep.inputs import FAMILIES, Source
+from experiments.tensors import Layer
+
+
+@cache
+def layer(family="repeated-maximum", t=128, n=2, h=32, seed=0):
+    """One of the sweep's input families as a layer."""
+    source = Source(family=family, seed=seed, queries=t, keys=t, heads=n, features=h)
+    x = {role: a.astype(ml_dtypes.bfloat16).astype(np.float32)[None] for role, a in FAMILIES[family](source).items()}
+    return Layer(name=family, **x)
+
+
+def request(plan="qiu-yao", causal=False, **changes):
+    """A request; plan: a preset or a Plan."""
+    from dataclasses import replace
+
+    made = _request(plan if isinstance(plan, str) else "fp32", causal)
+    return replace(made, **({} if isinstance(plan, str) else {"plan": plan}), **changes)
+
+
+def measured(x, plan="qiu-yao", **more):
+    """A layer under a plan and exactly."""
+    return measure(x, request(plan, **more), lambda _: None)
+
+
+def narrowed(**sites):
+    """fp32 with some sites narrower: narrowed(L="bf16")."""
+    plan = Plan.preset("fp32")
+    for site, name in sites.items():
+        plan = plan.at(site, *name.split(":"))
+    return plan

@@ -1,0 +1,106 @@
+"""The monitors against their definitions, computed in other ways."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import Plan, examine
+from attention.traced_plan import HeadPlans
+from experiments.train import monitor
+from experiments.train.config import Config
+from experiments.train.interventions import plans_of
+from experiments.train.plans import by_arm, by_layer
+
+CONFIG = Config(layers=2, heads=2, width=16, context=12)
+LEAD = (1, 2, 1, 12, 2, 8)  # arms, layers, one sequence, T, N, H
+
+
+def test_query_norms_are_singular_values():
+    """Another matrix than W_Q, heads mixed up, or an iteration that stops early."""
+    rng = np.random.default_rng(0)
+    qkv = rng.normal(size=(2, 3, 20, 3, 4, 5)).astype(np.float32)
+    expected = np.linalg.svd(qkv[:, :, :, 0].transpose(0, 1, 3, 2, 4), compute_uv=False)[..., 0]
+    np.testing.assert_allclose(monitor.query_norms(jnp.asarray(qkv)), expected, rtol=1e-5)
+    near = np.zeros((1, 1, 20, 3, 1, 5), np.float32)
+    near[0, 0, :5, 0, 0] = np.diag([1.0, 0.999, 0.5, 0.1, 0.0])
+    assert float(monitor.query_norms(jnp.asarray(near))[0, 0, 0]) == pytest.approx(1.0, abs=2e-4)
+    assert float(monitor.query_norms(jnp.zeros((1, 1, 20, 3, 1, 5)))[0, 0, 0]) == 0.0
+
+
+def test_coherence():
+    """A square root too many: 1 sign gives sqrt(T), alternating signs 0, no error 0."""
+    x = np.array([[1.0] * 16, [1.0, -1.0] * 8, [0.0] * 16])
+    assert monitor.coherence(x.sum(1), (x * x).sum(1)).tolist() == [4.0, 0.0, 0.0]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """What is measured of tensors of two layers and two heads, whose head (1, 0) has equal keys and V of one sign; and the tensors."""
+    rng = np.random.default_rng(1)
+    q, k, v, do = (rng.normal(size=LEAD).astype(np.float32) for _ in range(4))
+    k[0, 1, 0, :, 0] = k[0, 1, 0, 0, 0]
+    v[0, 1, 0, :, 0] = -np.abs(v[0, 1, 0, :, 0])
+    plans = plans_of(CONFIG)
+    table: HeadPlans = by_arm([by_layer(plans)])
+    with jax.enable_x64(True):
+        found = monitor._measured(monitor._setup(CONFIG, table.like), jnp.asarray(table.table), *map(jnp.asarray, (q, k, v, do)))
+        return {name: np.asarray(x)[0] for name, x in found.items()}, (q, k, v, do), plans
+
+
+def head(x, layer, number):
+    """One head's tensor as (1, T, 1, H)."""
+    return x[0, layer, :, :, number : number + 1]
+
+
+def exact_delta(q, k, v, do):
+    """By loops, in binary64, from BF16 operands."""
+    import ml_dtypes
+
+    q, k, v, do = (x[0, :, 0].astype(ml_dtypes.bfloat16).astype(np.float64) for x in (q, k, v, do))
+    found = []
+    for t in range(len(q)):
+        w = np.exp([q[t] @ k[s] / np.sqrt(8) for s in range(t + 1)])
+        found.append(sum(w[s] / w.sum() * (do[t] @ v[s]) for s in range(t + 1)))
+    return np.array(found)
+
+
+def test_delta_error_is_that_of_the_plan(measured):
+    """Another delta, heads in another order, exact operands that the plan rounds, or a mask that is off by one."""
+    found, tensors, plans = measured
+    for layer, number in np.ndindex(2, 2):
+        own = [head(x, layer, number) for x in tensors]
+        delta = examine(*own, plan=plans[layer][number], is_causal=True, engine="numpy").delta[0, :, 0]
+        error = delta - exact_delta(*own)
+        assert found["delta_sum"][layer, number] == pytest.approx(error.sum(), rel=1e-3, abs=1e-6)
+        assert found["delta_square"][layer, number] == pytest.approx((error**2).sum(), rel=1e-3)
+
+
+def test_equal_keys_are_several_ones_and_gaps_of_zero(measured):
+    """A monitor that misses the very thing it is there for: rows with several P = 1."""
+    found, _, _ = measured
+    ties = found["several_ones"]
+    assert ties[1, 0] == pytest.approx(11 / 12)  # every row but the first, which has one key
+    assert found["gaps"][1, 0].tolist() == [11] + [0] * 6
+    assert ties[0, 0] < 0.3 and (found["gaps"].sum(-1) == 11).all()
+
+
+def test_v_of_one_sign_has_skew_one(measured):
+    """Signs that cancel over features before the mean, or the wrong tensor."""
+    skew = measured[0]["v_skew"]
+    assert skew[1, 0] == 1.0 and skew.ravel()[[0, 1, 3]].max() < 0.7
+
+
+def test_mean_ulps_of_sites_are_those_of_examine():
+    """Another head than the one whose turn it is, or another arm's plan."""
+    rng = np.random.default_rng(2)
+    tensors = [np.repeat(rng.normal(size=LEAD).astype(np.float32), 2, axis=0) for _ in range(4)]
+    plans = [plans_of(CONFIG), plans_of(CONFIG, ["site=OUT -> fp32"])]
+    found = monitor.sites(CONFIG, tensors, plans, turn=3)
+    total = np.zeros(2)
+    for layer in range(2):
+        own = [x[0, layer, :, :, 1:2] for x in tensors]
+        stats = examine(*own, plan=Plan.preset("qiu-yao"), is_causal=True, engine="numpy").trace.stats["OUT"]
+        total += stats.ulps.sum(), stats.n.sum()
+    assert found[0]["OUT"][0] == pytest.approx(total[0] / total[1], abs=0.02)  # native sums differ in their last bits
+    assert found[0]["OUT"] != found[1]["OUT"] and found[0]["S"] == found[1]["S"]

@@ -1,0 +1,72 @@
+"""The spike rule on curves whose spikes we know."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.train.spikes import IN_A_ROW, Watch, diverged, watches
+
+
+def curve(steps, arms=1, noise=0.05, seed=0, tails=None):
+    rng = np.random.default_rng(seed)
+    drawn = rng.normal(size=(steps, arms)) if tails is None else rng.standard_t(tails, size=(steps, arms))
+    return 1.0 + 4.0 * np.exp(-np.arange(steps) / 300)[:, None] + noise * drawn
+
+
+def alarms(values, watch=None):
+    watch = watch or Watch("loss", values.shape[1])
+    return [a for step, row in enumerate(values) for a in watch.update(step, row)]
+
+
+@pytest.mark.parametrize("tails", [None, 3])
+def test_noise_raises_no_alarm(tails):
+    """False alarms: 100,000 steps of a falling loss with normal noise, and with heavy tails, and of gradient norms over two decades."""
+    assert alarms(curve(2500, arms=40, tails=tails)) == []
+    norms = np.exp(10 * (curve(2500, arms=40, seed=1, tails=tails) - 1.0))
+    assert alarms(norms, watches(40)[1]) == []
+
+
+def test_a_spike_is_found_at_its_third_step():
+    """A rule that is late, finds a spike twice, takes one high value for one, or raises its own threshold by it."""
+    values = curve(800)
+    values[300] += 3.0  # a single high value is noise
+    values[500:520] += 2.0
+    values[600:603] += 2.0
+    found = alarms(values)
+    assert [(a.step, a.kind) for a in found] == [(500 + IN_A_ROW - 1, "spike"), (600 + IN_A_ROW - 1, "spike")]
+    assert found[0].value > found[0].limit > values[480:500].max()
+
+
+def test_slow_growth_is_a_rise():
+    """A loss that creeps up: each value is within the spread of those before, so no spike is ever seen."""
+    values = curve(3000, noise=0.05)
+    values[1500:, 0] += np.linspace(0, 1.5, 1500)
+    found = alarms(values)
+    assert [a.kind for a in found] == ["rise"]
+    assert 1900 < found[0].step < 2200  # 0.5 nats after a third of the growth, half a window late
+    assert diverged(values[:, 0]) == found[0].step and diverged(curve(3000)[:, 0]) is None
+
+
+def test_what_is_not_finite_is_told_once_and_by_arm():
+    """An arm that is lost silences others, or fills the log."""
+    values = curve(300, arms=3)
+    values[100:, 1] = np.nan
+    values[0, 2] = np.inf
+    values[200:210, 0] += 5.0
+    assert [(a.step, a.arm, a.kind) for a in alarms(values)] == [(0, 2, "not finite"), (100, 1, "not finite"), (202, 0, "spike")]
+
+
+def test_a_restored_watch_goes_on_as_if_never_stopped():
+    """State that is not kept: a resumed run would find other alarms. It passes through JSON, as in a checkpoint."""
+    values = curve(600, arms=2)
+    values[401:460, 1] += 2.0
+    whole, first = Watch("loss", 2), Watch("loss", 2)
+    expected = alarms(values, whole)
+    found = alarms(values[:402], first)
+    second = Watch("loss", 1)
+    second.restore(json.loads(json.dumps(first.state(), allow_nan=False)), [1])
+    for step in range(402, 600):
+        found += second.update(step, values[step, 1:])
+    assert [(a.step, a.kind) for a in found] == [(a.step, a.kind) for a in expected] == [(403, "spike")]
+    assert second.going_on().tolist() == [False] and (second.values[:, 0] == whole.values[:, 1]).all()
