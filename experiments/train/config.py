@@ -104,7 +104,7 @@ def _check_optimiser(c: Config) -> None:
     if not 0.0 <= c.min_lr <= c.lr:
         raise bad("min_lr", c.min_lr, f"the end of the cosine lies between 0 and lr = {c.lr}")
     if c.warmup < 0 or c.cosine_end < c.warmup:
-        raise bad("warmup", c.warmup, f"warm-up ends before the cosine does, at step {c.cosine_end}")
+        raise bad("warmup", c.warmup, f"must end before the cosine does, at step {c.cosine_end}; give a smaller warmup or more steps")
     for name in ("beta1", "beta2"):
         if not 0.0 <= getattr(c, name) < 1.0:
             raise bad(name, getattr(c, name), "a decay rate is at least 0 and below 1")

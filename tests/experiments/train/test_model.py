@@ -154,7 +154,7 @@ def test_reseeding_changes_seeds_alone():
     [
         ("width", 30, "multiple of the 4 heads"), ("vocab", 1, "2 to 65536"), ("min_lr", 1.0, "between 0 and lr"),
         ("plan", "qiu-ya", "qiu-yao"), ("sums", "fast", "native or preset"), ("matmul", "fp16", "bf16 or fp32"),
-        ("steps", 0, "at least 1"), ("clip", 0.0, "positive norm"), ("beta2", 1.0, "below 1"), ("decay_steps", 5, "warm-up ends"),
+        ("steps", 0, "at least 1"), ("clip", 0.0, "positive norm"), ("beta2", 1.0, "below 1"), ("decay_steps", 5, "smaller warmup"),
     ],
 )  # fmt: skip
 def test_config_names_what_is_wrong(field, value, repair):
