@@ -154,9 +154,10 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="AXES",
-            help="preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10 format.O=bf16,fp32, or a plan.toml; a:b:step leaves b out. "
+            help="preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10 format.O=bf16,fp32, or an axes.toml; a:b:step leaves b out. "
             "Also format, mode, accumulator (each also .SITE), exp, stabiliser, key_order, only, but, injection, unfused, "
-            "tile, block_q, block_k, S, N, H, causal, input, engine, backward.",
+            "tile, block_q, block_k, S, N, H, causal, input, engine, backward. Left out: T=256 N=4 H=64, tile 64, qiu-yao, gaussian; "
+            "--axes says what all of them may be.",
         ),
     ] = None,
     zip_: Annotated[
@@ -167,11 +168,17 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(help="Worker processes; as many as cores if left out.")] = None,
     executor: Annotated[str | None, typer.Option(metavar="WHERE", help="dask:tcp://host:port or module:factory.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Compute cells again that failed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many cells, which and how long; compute nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many cells, which and how long; measures one small cell.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what the results file holds.")] = False,
+    names: Annotated[bool, typer.Option("--axes", help="Print every axis, its values and default, a TOML example, the metrics.")] = False,
     json: Json = False,
 ) -> None:
     """Compute attention under many conditions, each once, into an SQLite file."""
+    if names:
+        from experiments.sweep import names_view
+
+        names_view.show(as_json=json)
+        return
     from experiments.sweep import command
 
     code = command.run(
@@ -252,6 +259,29 @@ def train(
 
 
 @app.command()
+def dose(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="site=OD,O mode=toward-zero,stochastic p=2-8 lr=1e-2,1e-3 steps=2000, and the model's: layers heads width context batch "
+            "warmup data ...",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the results and report.html.", metavar="DIR")] = Path("dose"),
+    seeds: Annotated[str | None, typer.Option(help="Of weights and batches; 0-4 if left out.", metavar="N-M,N")] = None,
+    json: Json = False,
+) -> None:
+    """Time to divergence of training against the rounding of one event: its bits, its mode, the learning rate."""
+    from experiments.dose import command
+
+    code = command.run(words or [], quick=quick, out=out, seeds=seeds, as_json=json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="The results of a sweep.", metavar="SWEEP.sqlite")],
     out: Annotated[Path, typer.Argument(help="The ending chooses.", metavar="OUT.csv|OUT.parquet")],
@@ -267,13 +297,12 @@ def export(
 @app.command()
 def report(
     file: Annotated[Path, typer.Argument(help="The results of a sweep.", metavar="SWEEP.sqlite")],
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    out: Annotated[Path | None, typer.Option(help="The file to write; SWEEP.html beside it if left out.")] = None,
 ) -> None:
     """Draw a sweep's results: one HTML file that opens offline."""
     from experiments.sweep import report as sweep_report
 
-    sweep_report.write(file, out)
-    print(f"written: {out}")
+    print(f"written: {sweep_report.write(file, out)}")
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The axes of a sweep: words of the command line and TOML files -> `Spec` -> points (parameter -> value).
 
 words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32   an axis given twice: the values are joined
-a file    plan.toml: `backward`, `zip` and the table `axes`; words replace the file's axes of the same name
+a file    axes.toml: `backward`, `zip` and the table `axes`; words replace the file's axes of the same name
 ranges    a:b and a:b:step, as Python's range: the stop is left out. Whole numbers only
 """
 

@@ -23,6 +23,11 @@ def against(frame: Frame, cut: Slice) -> str:
     return f"Does the deviation grow with {axis.label}? rms goes as its power {np.median(slopes):+.2f}{among}. {_shown(frame, cut, 'rms')}"
 
 
+def comparable(frame: Frame, cut: Slice) -> bool:
+    """Whether the axis across has two values that can be compared; a picture of it would show nothing otherwise."""
+    return bool(_slopes(frame, cut).size) if cut.across.numeric else len(_means(frame, cut)) > 1
+
+
 def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
     """The exponent of rms in the axis across, one per line and row, from the means by least squares."""
     y, x = frame.metric("rms"), np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)]
@@ -37,9 +42,7 @@ def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
 
 
 def _extremes(frame: Frame, cut: Slice) -> str:
-    y, code = frame.metric("rms"), frame.code(cut.across)
-    means = {c: centre("rms", y[cut.cells & (code == c) & (y > 0)])[0] for c in cut.shown[cut.across.name]}
-    means = {c: mean for c, mean in means.items() if np.isfinite(mean)}
+    means = _means(frame, cut)
     if len(means) < 2:
         return "No two of them can be compared."
     high, low = max(means, key=lambda c: means[c]), min(means, key=lambda c: means[c])
@@ -47,6 +50,13 @@ def _extremes(frame: Frame, cut: Slice) -> str:
     if means[high] <= 1.001 * means[low]:
         return "None: the geometric means of rms are equal to a thousandth."
     return f"{word(high)} (rms {number(means[high])}), least {word(low)} ({number(means[low])}); geometric means over what is shown."
+
+
+def _means(frame: Frame, cut: Slice) -> dict[int, float]:
+    """The geometric mean of rms at each value that is shown and has one."""
+    y, code = frame.metric("rms"), frame.code(cut.across)
+    means = {c: centre("rms", y[cut.cells & (code == c) & (y > 0)])[0] for c in cut.shown[cut.across.name]}
+    return {c: mean for c, mean in means.items() if np.isfinite(mean)}
 
 
 def _shown(frame: Frame, cut: Slice, metric: str) -> str:

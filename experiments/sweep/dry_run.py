@@ -7,42 +7,58 @@ from pathlib import Path
 from typing import Any
 
 from experiments.output import console
+from experiments.sweep import repeats
 from experiments.sweep.cell import DEFAULTS, Cell, Result, Value
+from experiments.sweep.words import many
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
 SHOWN = 8
 BACKWARD = 3.5  # forward and backward over the forward alone, in products
-PATIENCE = 30.0  # seconds that the dearest cell may take; if it looks dearer, the cheapest is scaled instead
-TOGETHER = 8  # cells that are timed in one call, at most
+TOKENS, HEADS = 256, 4  # of a cell that is timed, at most
+PATIENCE = 3.0  # seconds of a first run after which there is no second
+START, COMPILING = 2.0, 15.0  # seconds until the workers are there, and of compiling a group of cells for xla
+GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/measurements.md)
+LARGE = 1e9  # bytes of a cell that are worth a word
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once
 INPUTS = ("input", "seed", "T", "S", "N", "H", "causal", "backward", "engine")  # what these depend on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """points: of the axes;  cells: different ones;  ok, failed: held by the file;  todo: cells that would run;
-    seconds: about how long they take, None if the cells that were tried failed, for the reason `error`.
+    """points: of the axes;  cells: different ones;  same: left out, for a seed changes nothing there;
+    ok, failed: held by the file;  todo: cells that would run;
+    seconds: about how long they take, None if the cell that was tried failed, for the reason `error`;
+    memory: bytes that the largest takes while it is measured, about.
     """
 
     points: int
     cells: int
+    same: int
     ok: int
     failed: int
     todo: int
     first: list[dict[str, Value]]
     seconds: float | None
     error: str | None = None
+    memory: int = 0
 
 
-def preview(points: int, cells: Sequence[Cell], held: Mapping[str, str], *, retry_failed: bool, workers: int, measure: Measure) -> Preview:
+def preview(
+    points: int, cells: Sequence[Cell], held: Mapping[str, str], *, retry_failed: bool, workers: int, measure: Measure, same: int = 0,
+) -> Preview:  # fmt: skip
     """The preview of cells; held: key -> status of what the file has."""
+    from experiments.sweep.measure import memory
+
     status = [held.get(cell.key) for cell in cells]
     todo = [c for c, s in zip(cells, status, strict=True) if s is None or (s == "failed" and retry_failed)]
     seconds, error = _seconds(todo, workers, measure)
     names = varying(cells)
     first = [{name: cell[name] for name in names} for cell in cells[:SHOWN]]
     ok, failed = status.count("ok"), status.count("failed")
-    return Preview(points=points, cells=len(cells), ok=ok, failed=failed, todo=len(todo), first=first, seconds=seconds, error=error)
+    return Preview(
+        points=points, cells=len(cells), same=same, ok=ok, failed=failed, todo=len(todo), first=first, seconds=seconds, error=error,
+        memory=max(map(memory, todo), default=0),
+    )  # fmt: skip
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
@@ -63,68 +79,91 @@ def work(cell: Cell) -> float:
 
 
 def _seconds(cells: Sequence[Cell], workers: int, measure: Measure) -> tuple[float | None, str | None]:
-    """(about how long the workers take, None), or (None, why nobody knows). xla has one worker, as in `run`."""
+    """(about how long the workers take, their start included, None), or (None, why nobody knows). xla has one worker, as in `run`."""
     total = 0.0
     for engine in dict.fromkeys(cell["engine"] for cell in cells):
         own = [cell for cell in cells if cell["engine"] == engine]
         try:
-            total += _scaled(own, _Timer(own, measure)) / (1 if engine == "xla" else min(workers, len(own)))
+            spent = _scaled(own, _Timer(own, measure))
         except ArithmeticError as error:
             return None, str(error)
+        total += START + (_under_xla(own, spent) if engine == "xla" else spent / min(workers, len(own)))
     return total, None
 
 
+def _under_xla(cells: Sequence[Cell], seconds: float) -> float:
+    """Seconds of cells under xla, from those of numpy on one core: compiling one to time it would take longer than a user waits."""
+    from experiments.sweep.executors import cores
+    from experiments.sweep.machine import has_gpu
+    from experiments.sweep.measure import group
+
+    return COMPILING * len({group(cell) for cell in cells}) + (sum(map(work, cells)) / GPU if has_gpu() else seconds / cores())
+
+
+def small(cell: Cell) -> Cell:
+    """A cell as this one that takes no time: fewer tokens and heads, and no injection, whose place it may not have."""
+    sizes = dict(cell.parameters)
+    heads = 1 if cell.content else min(int(sizes["N"]), HEADS)  # a file's heads come in groups
+    fewer: dict[str, Value] = {
+        "T": min(int(sizes["T"]), TOKENS),
+        "S": min(int(sizes["S"]), TOKENS),
+        "N": heads,
+        "engine": "numpy",
+        "injection": "none",
+    }
+    return replace(cell, parameters=tuple((sizes | fewer).items()), inject=())
+
+
 def _scaled(cells: Sequence[Cell], timed: Callable[[Cell], float]) -> float:
-    """Seconds of all cells: a line in `work` through the cheapest and the dearest, both warm."""
-    cheap, dear = min(cells, key=work), max(cells, key=work)
-    low, ratio = timed(cheap), work(dear) / work(cheap)
-    if ratio == 1.0:
-        return low * len(cells)
-    high = timed(dear) if low * ratio < PATIENCE else low * ratio
-    slope = max(0.0, high - low) / (ratio - 1.0)
-    return sum(low + slope * (work(cell) / work(cheap) - 1.0) for cell in cells)
+    """Seconds of all cells: a line in `work` through small ones like the cheapest and the dearest, both warm."""
+    cheap, dear = small(min(cells, key=work)), small(max(cells, key=work))
+    high = timed(dear)
+    ratio = work(dear) / work(cheap)
+    low = high if ratio == 1.0 else timed(cheap)
+    if ratio == 1.0 or high <= low:  # no line: in proportion, and what is smaller takes as long
+        return sum(high * max(1.0, work(cell) / work(dear)) for cell in cells)
+    slope = (high - low) / (work(dear) - work(cheap))
+    return sum(max(low, low + slope * (work(cell) - work(cheap))) for cell in cells)
 
 
 class _Timer:
     """Times cells like some of `cells`: with seeds that no sweep uses, for inputs and golden results are kept between cells."""
 
     def __init__(self, cells: Sequence[Cell], measure: Measure) -> None:
-        self.measure, self.seeds, self.many = measure, itertools.count(2**32 - 1, -1), len(cells)
+        self.measure, self.seeds = measure, itertools.count(2**32 - 1, -1)
         self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(cells)  # cells with inputs of their own
 
     def __call__(self, cell: Cell) -> float:
-        """Seconds per cell: the second run of as many as would run together, for the first one loads and compiles."""
-        results = self._run(cell)
-        if cell["engine"] == "xla" or sum(r.seconds for r in results) < PATIENCE / 3:  # xla may compile longer than that
-            results = self._run(cell)
-        shared = sum(r.parts.get(name, 0.0) for r in results for name in SHARED)
-        return (sum(r.seconds for r in results) - shared * (1.0 - self.alone)) / len(results)
+        """Seconds of a cell: of the second run, for the first one loads and compiles."""
+        result = self._run(cell)
+        if result.seconds < PATIENCE:
+            result = self._run(cell)
+        shared = sum(result.parts.get(name, 0.0) for name in SHARED)
+        return result.seconds - shared * (1.0 - self.alone)
 
-    def _run(self, cell: Cell) -> list[Result]:
-        count = 1
-        if cell["engine"] == "xla":
-            from experiments.sweep.measure import batch_size
-
-            count = min(self.many, TOGETHER, batch_size(cell))
-        seeded = [dict(cell.parameters) | {"seed": next(self.seeds)} for _ in range(count)]
-        results = self.measure([replace(cell, parameters=tuple(p.items())) for p in seeded])
-        if (error := next((r.error for r in results if r.error is not None), None)) is not None:
-            raise ArithmeticError(error)
-        return results
+    def _run(self, cell: Cell) -> Result:
+        seeded = dict(cell.parameters) | {"seed": next(self.seeds)}
+        [result] = self.measure([replace(cell, parameters=tuple(seeded.items()))])
+        if result.error is not None:
+            raise ArithmeticError(result.error)
+        return result
 
 
-def show(p: Preview, out: Path, *, workers: int, executor: str | None, fresh: bool) -> None:
+def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_away: int) -> None:
     """The preview on the terminal."""
     screen = console()
-    equal = f" ({p.points} points; equal ones are one cell)" if p.points != p.cells else ""
-    screen.print(f"{p.cells} cells{equal}, {p.todo} to compute", markup=False, soft_wrap=True)
-    if fresh and out.exists():
-        screen.print(f"{out} exists; --fresh starts it anew", markup=False, soft_wrap=True)
+    say = lambda text: screen.print(text, markup=False, soft_wrap=True)  # noqa: E731
+    equal = f" ({p.points} points; equal ones are one cell)" if p.points != p.cells + p.same else ""
+    say(f"{many(p.cells, 'cell')}{equal}, {p.todo} to compute")
+    if p.same:
+        say(repeats.said(p.same))
+    if thrown_away:
+        say(f"{out} holds {many(thrown_away, 'cell')}; --fresh starts it anew and throws them away")
     elif p.ok or p.failed:
         again = " (--retry-failed runs these again)" if p.failed else ""
-        screen.print(f"{out} holds {p.ok + p.failed} of them: {p.ok} ok, {p.failed} failed{again}", markup=False, soft_wrap=True)
+        say(f"{out} holds {p.ok + p.failed} of them: {p.ok} ok, {p.failed} failed{again}")
     screen.print(_table(p))
-    screen.print(_cost(p, workers, executor), markup=False, soft_wrap=True)
+    say(_cost(p, workers, executor))
 
 
 def _table(p: Preview) -> Any:
@@ -152,7 +191,8 @@ def _cost(p: Preview, workers: int, executor: str | None) -> str:
     if p.seconds is None:
         return f"no estimate, the cell that was tried fails: {p.error}"
     crew = f"{workers} worker{'s' * (workers > 1)}" + (" as fast as this machine" if executor is not None else "")
-    return f"about {duration(p.seconds)} with {crew}, beside starting and compiling"
+    memory = f"; about {p.memory / 1e9:.0f} GB per cell, each worker has one at a time" if p.memory > LARGE else ""
+    return f"about {duration(p.seconds)} with {crew}, from one small cell, their start included{memory}"
 
 
 def duration(seconds: float) -> str:

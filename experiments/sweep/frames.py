@@ -1,7 +1,7 @@
 """A results file as a `Frame`: which parameters vary, and every cell's place among their values. No pictures, no statistics."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,9 @@ class Frame:
         return next((axis for axis in self.axes if name in (axis.name, *axis.also)), None)
 
 
-def frame_of(path: Path) -> Frame:
-    """The frame of a results file. Raises UsageError for one without cells, and as `store.reading`."""
-    cells = _cells(path)
+def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
+    """The frame of a results file, or of the cells with some keys. Raises UsageError for one without cells, and as `store.reading`."""
+    cells = [row for row in _cells(path) if keys is None or row["key"] in keys]
     if not cells:
         raise bad("file", str(path), "holds no cells; fill it with  roundscope sweep")
     names = parameters(cells)
@@ -142,8 +142,13 @@ def _axes(rows: Sequence[Row], names: Sequence[str]) -> tuple[Axis, ...]:
             found.append(Axis(name=name, label=label, values=_ordered(name, set(columns[name])), also=equal))
         else:
             old = found[twin]
-            found[twin] = replace(old, label=f"{old.label} (with {name})", also=(*old.also, name))
+            found[twin] = replace(old, label=_with(old.label, name), also=(*old.also, name))
     return tuple(found)
+
+
+def _with(label: str, name: str) -> str:
+    """T (with N and H)."""
+    return f"{label[:-1]} and {name})" if label.endswith(")") else f"{label} (with {name})"
 
 
 def _paired(a: Sequence[Value], b: Sequence[Value]) -> bool:

@@ -55,11 +55,16 @@ def batch_size(cell: Cell) -> int:
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     if cell["engine"] == "numpy":
         return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h))))
-    tile = max(int(cell["block_q"]) * min(int(cell["block_k"]), s), calls.REFERENCE_ROWS["xla"] * s)
     more = GPU if has_gpu() else 1
+    return 1 << max(0, min(more * MEMORY // memory(cell), more * LARGEST).bit_length() - 1)
+
+
+def memory(cell: Cell) -> int:
+    """About how many bytes a cell takes while it is measured: copies of its tensors, a tile, and the trace's sums of rows."""
+    t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
+    tile = max(int(cell["block_q"]) * min(int(cell["block_k"]), s), calls.REFERENCE_ROWS[str(cell["engine"])] * s)
     traced = TRACED * t * -(-s // int(cell["block_k"]))
-    room = more * MEMORY // (8 * n * (COPIES * (max(t, s) * h + tile) + traced))
-    return 1 << max(0, min(room, more * LARGEST).bit_length() - 1)
+    return 8 * n * (COPIES * (max(t, s) * h + tile) + traced)
 
 
 def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:

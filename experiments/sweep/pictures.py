@@ -40,6 +40,7 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
     by_name = {axis.name: axis for axis in frame.axes}
     order = [by_name[n] for n in FIRST if n in by_name]
     order += [e.axis for e in found.effects if e.axis not in order]
+    order = [axis for axis in order if captions.comparable(frame, slice_of(frame, axis))]
     for axis in order[:MOST]:
         cut = slice_of(frame, axis)
         note = f" {len(order) - MOST} more axes have no picture." if axis is order[:MOST][-1] and len(order) > MOST else ""

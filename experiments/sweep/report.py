@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.errors import StorageError, bad
 from experiments.page import document, figure
+from experiments.sweep import idle
 from experiments.sweep.effects import Shares, shares
 from experiments.sweep.frames import Frame, frame_of
 from experiments.sweep.lead import sentence
@@ -26,11 +27,12 @@ the whole, each axis alone. Its floor of noise: an F test in which the cells of 
 their tensors; seeds alone would make an axis stand out in one report of a hundred."""
 
 
-def write(path: Path, out: Path, progress: Progress = lambda _: None) -> Path:
-    """Writes the report of a results file and returns where it is.
+def write(path: Path, out: Path | None = None, progress: Progress = lambda _: None) -> Path:
+    """Writes the report of a results file, to FILE.html beside it where no `out` is given, and returns where it is.
 
     Raises UsageError for a file without cells or an `out` that cannot be, StorageError where it cannot be written.
     """
+    out = path.with_suffix(".html") if out is None else out
     if out.is_dir():
         raise bad("--out", str(out), "is a folder; name a file")
     if out.exists() and path.exists() and out.samefile(path):
@@ -60,7 +62,8 @@ def _opening(frame: Frame, found: Shares) -> str:
     shown = "" if picture is None else figure(*picture)
     lead = sentence(frame, found)
     sub = f"{frame.path.name}: {counts(frame)}"
-    return f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p><p class=lead>{escape(lead)}</p>{shown}"
+    still = "".join(f"<p>{escape(sentence)}.</p>" for sentence in idle.sentences(frame))
+    return f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p><p class=lead>{escape(lead)}</p>{still}{shown}"
 
 
 def counts(frame: Frame) -> str:

@@ -41,8 +41,8 @@ def run(
 ) -> Outcome:  # fmt: skip
     """Measures the cells that the store does not have and saves them as they come.
 
-    Cells whose key is 'ok' are skipped, failed ones too unless `retry_failed`. Ctrl-C saves what has arrived and
-    returns; a second one stops at once. A cell whose measurement raises or kills its worker becomes a failed row.
+    Cells whose key is 'ok' are skipped, failed ones too unless `retry_failed`. Ctrl-C or SIGTERM saves what has arrived
+    and returns; a second one stops at once. A cell whose measurement raises or kills its worker becomes a failed row.
     Raises StorageError if the file cannot be written, ExecutorError if workers cannot start or are gone, UsageError for
     jobs below 1 and for an executor that is none; what was saved stays.
     """
@@ -109,7 +109,7 @@ def _crew(executor: str | None, wanted: int | None, alone: bool) -> AbstractCont
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C as a question, so that it never falls into a transaction; the second one raises."""
+    """Ctrl-C and SIGTERM as a question, so that they never fall into a transaction; the second one acts as ever."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
@@ -117,10 +117,14 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
     def ask(*_: Any) -> None:
         asked.set()
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    before = signal.signal(signal.SIGINT, ask)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

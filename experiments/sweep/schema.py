@@ -61,27 +61,34 @@ def site_columns() -> dict[str, str]:
     return {"key": "TEXT NOT NULL", "site": "TEXT NOT NULL", **dict.fromkeys(SITE_METRICS, "REAL")}
 
 
-def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> None:
-    """Makes the tables of a new file and adds the columns that an older one lacks; `fresh` makes all anew.
+def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
+    """Makes the tables of a new file and adds the columns that an older one lacks; `fresh` makes all anew. How many cells that deletes.
 
     Call it in a transaction. Raises UsageError for a file that is not ours or of another schema.
     """
     ours = is_ours(connection, path)
     if ours and not fresh:
         check_version(connection, path, "give --fresh to start over, or choose another --out")
+    lost = _count(connection) if ours and fresh else 0
     if fresh or not ours:
         _create(connection)
     add_columns(connection, "cells", cell_columns())
     add_columns(connection, "sites", site_columns())
     connection.execute(f"PRAGMA user_version = {SCHEMA}")  # always: a file that cannot be written says so now
+    return lost
 
 
-def is_ours(connection: sqlite3.Connection, path: Path) -> bool:
+def _count(connection: sqlite3.Connection) -> int:
+    [(count,)] = connection.execute("SELECT count(*) FROM cells") if columns_of(connection, "cells") else [(0,)]
+    return int(count)
+
+
+def is_ours(connection: sqlite3.Connection, path: Path, argument: str = "--out") -> bool:
     """Whether the file has our tables; False for an empty one. Raises UsageError for another program's."""
     [(application,)] = connection.execute("PRAGMA application_id")
     [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
     if application != APPLICATION and (application or tables):
-        raise bad("--out", str(path), "is an SQLite file of another program; choose another file")
+        raise bad(argument, str(path), "is an SQLite file of another program; choose another file")
     return bool(application == APPLICATION)
 
 

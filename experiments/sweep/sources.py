@@ -60,7 +60,9 @@ def _layer(name: str, path: Path, layer: str | None) -> tuple[tuple[int, int, in
     try:
         x = read_layers(path, layer=layer)[0]
     except UsageError as error:
-        text = str(error).replace("give --layout BNTH", "save it with metadata layout=BNTH").replace("or --layout BTNH", "or layout=BTNH")
+        save = "add an entry" if path.suffix == ".npz" else "save it with metadata"
+        text = str(error).replace("give --layout BNTH", f"{save} layout=BNTH").replace("or --layout BTNH", "or layout=BTNH")
+        text = text.replace("layout None: the file's metadata has none", "the file names no layout")
         raise UsageError(f"input '{name}': {text.replace('or allow NaN to go on', 'for a sweep compares numbers')}") from None
     return x.q.shape[1:], x.v.shape[1:], x.do is not None
 

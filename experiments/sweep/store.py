@@ -17,10 +17,10 @@ _PATIENCE = 30.0  # seconds to wait for another program's transaction
 
 
 class Store:
-    """A results file that is open for writing; made by `writing`."""
+    """A results file that is open for writing; made by `writing`. `thrown_away`: cells that `fresh` has deleted."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self.connection, self.path = connection, path
+    def __init__(self, connection: sqlite3.Connection, path: Path, thrown_away: int = 0) -> None:
+        self.connection, self.path, self.thrown_away = connection, path, thrown_away
 
     def statuses(self) -> dict[str, str]:
         """Key -> 'ok' or 'failed' of every cell that is there. Raises StorageError if the file is damaged."""
@@ -49,14 +49,14 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
     one that another sweep holds, that is damaged or that cannot be written. None of these changes the file.
     """
     path = path.resolve()  # a link and its target are one file
-    _check_place(path)
+    _check_place(path, "--out")
     with locked(path), explained(path), closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection:
         is_ours(connection, path)  # before the first byte is written
         connection.execute("PRAGMA journal_mode = WAL")  # readers while we write; a file system without it keeps its journal
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk
         with _transaction(connection):
-            prepare(connection, path, fresh)
-        yield Store(connection, path)
+            lost = prepare(connection, path, fresh)
+        yield Store(connection, path, lost)
 
 
 def read_cells(path: Path) -> list[dict[str, Any]]:
@@ -74,12 +74,12 @@ def read_sites(path: Path) -> list[dict[str, Any]]:
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Opens a results file for reading, while a sweep writes it too. Raises as `writing` does."""
-    _check_place(path)
+    _check_place(path, "file")
     if not path.exists():
         raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
     with explained(path), closing(_read_only(path)) as connection:
         connection.row_factory = sqlite3.Row
-        if not is_ours(connection, path):
+        if not is_ours(connection, path, "file"):
             raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
         check_version(connection, path, "read it with the one that wrote it")
         yield connection
@@ -104,15 +104,15 @@ def _read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)
 
 
-def _check_place(path: Path) -> None:
+def _check_place(path: Path, argument: str) -> None:
     if path.is_dir():
-        raise bad("--out", str(path), "is a folder; name a file")
+        raise bad(argument, str(path), "is a folder; name a file")
     if not path.parent.is_dir():
-        raise bad("--out", str(path), "its folder does not exist; make it or choose another file")
+        raise bad(argument, str(path), "its folder does not exist; make it or choose another file")
     if path.exists() and not path.is_file():
-        raise bad("--out", str(path), "is no ordinary file; choose another")
+        raise bad(argument, str(path), "is no ordinary file; choose another")
     if path.exists() and path.stat().st_size and _start(path) != b"SQLite format 3\0":
-        raise bad("--out", str(path), "is no SQLite file, or a damaged one; choose another file")
+        raise bad(argument, str(path), "is no SQLite file, or a damaged one; choose another file")
 
 
 def _start(path: Path) -> bytes:

@@ -45,7 +45,8 @@ def typed(name: str, value: Value) -> Value:
         return _READERS[kind](value)
     except ValueError as error:
         shown = f"'{value}'" if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-        raise UsageError(f"{name} {shown}: {error}") from None
+        before = name if f"unknown {name} {shown}" in str(error) else f"{name} {shown}"  # which the message says itself
+        raise UsageError(str(error) if before == name else f"{before}: {error}") from None
 
 
 def rounding_to(name: str, mode: str | None = None) -> Rounding:

@@ -1,6 +1,9 @@
 """The verbs sweep and export: what is printed, exit codes, dry runs. The loop is replaced by one that saves what a test says."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,12 @@ from experiments.errors import ExecutorError
 from experiments.sweep import dry_run
 from experiments.sweep import measure as measuring
 from experiments.sweep import run as loop
-from experiments.sweep.cell import Result
+from experiments.sweep.cell import DEFAULTS, Result
 from experiments.sweep.condition import cell_of
+from experiments.sweep.dry_run import COMPILING, START
+from experiments.sweep.inputs import FAMILIES
 from experiments.sweep.run import Outcome
+from experiments.sweep.store import read_cells
 
 TINY = ("N=1", "T=8", "H=4")
 
@@ -70,9 +76,11 @@ def test_a_sweep_and_the_same_again(run, fake):
     code, out, err = run("sweep", *TINY, "seed=0:4")
     assert (code, err) == (0, "")
     assert "4 cells done, 0 failed, 0 skipped (in the file already), 2 cells per second" in out
-    assert "time: attention 75 %, golden 25 %" in out and "roundscope report sweep.sqlite" in out
+    assert "time: attention 75 %, binary64 reference 25 %" in out and "roundscope report sweep.sqlite" in out
     assert "0 cells done, 0 failed, 4 skipped" in run("sweep", *TINY, "seed=0:4")[1]
-    assert "4 cells done" in run("sweep", *TINY, "seed=0:4", "--fresh")[1]
+    out = run("sweep", *TINY, "seed=0:4", "--fresh")[1]
+    assert "4 cells done" in out and "--fresh threw away 4 cells" in out
+    assert "1 cell done" in run("sweep", *TINY, "seed=4")[1]
 
 
 def test_failures_exit_1_and_say_how_to_go_on(run, fake):
@@ -123,7 +131,7 @@ def test_workers_that_cannot_be_reached_exit_1(run, monkeypatch):
         raise ExecutorError("no scheduler")
 
     monkeypatch.setattr(loop, "run", fail)
-    assert run("sweep", *TINY) == (1, "", "roundscope: no scheduler\n")
+    assert run("sweep", *TINY) == (1, "", "roundscope: no scheduler\n") and list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -135,6 +143,8 @@ def test_workers_that_cannot_be_reached_exit_1(run, monkeypatch):
         (("T=8", "--zip", "T"), "--zip 'T': name two axes"),
         (("only=PV", "preset=qiu-yao,fa2-bf16"), "only 'PV': fa2-bf16* accumulates P V into O"),
         (("T=8", "--out", "none/such.sqlite"), "none/such.sqlite"),
+        (("T=8", "--out", "a.csv"), "end it in .sqlite, and make tables of it with roundscope export"),
+        (("T=8", "--executor", "nothing"), "--executor 'nothing': use dask:"),
     ],
 )
 def test_bad_usage_exits_2_and_writes_nothing(run, args, said):
@@ -167,17 +177,65 @@ def test_a_dry_run_s_estimate(run, clock):
     args = ("sweep", "N=1", "H=4", "T=8,32", "seed=0:5", "preset=qiu-yao,fp32", "--dry-run", "--json")
     small, large = 1e-3 + 1e-6 * 256, 1e-3 + 1e-6 * 4096
     data = json.loads(run(*args, "--jobs", "1")[1])
-    assert data["seconds"] == pytest.approx(10 * 0.75 * (small + large))
+    assert data["seconds"] == pytest.approx(START + 10 * 0.75 * (small + large))
     assert len({c["seed"] for c in clock}) == len(clock) == 4  # warm and timed, each with inputs that nothing kept
-    assert json.loads(run(*args, "--jobs", "4")[1])["seconds"] == pytest.approx(data["seconds"] / 4)
+    assert json.loads(run(*args, "--jobs", "4")[1])["seconds"] == pytest.approx(START + (data["seconds"] - START) / 4)
     backward = json.loads(run("sweep", *TINY, "seed=0,1", "--backward", "--dry-run", "--json", "--jobs", "1")[1])
-    assert backward["seconds"] == pytest.approx(2 * (1e-3 + 3.5e-6 * 256))
+    assert backward["seconds"] == pytest.approx(START + 2 * (1e-3 + 3.5e-6 * 256))
 
 
 def test_a_dry_run_never_tries_a_huge_cell(run, clock):
     """Catches a dry run that takes as long as the sweep."""
     data = json.loads(run("sweep", "N=1", "H=4", "T=8,65536", "--dry-run", "--json", "--jobs", "1")[1])
-    assert {c["T"] for c in clock} == {8} and data["seconds"] > 3600
+    assert {c["T"] for c in clock} == {8, 256} and data["seconds"] == pytest.approx(START + 2e-3 + 1e-6 * (4 * 64 + 4 * 65536**2))
+    out = run("sweep", "N=16", "T=65536", "injection=O:ulps=1:rows=60000:heads=9", "--dry-run", "--jobs", "1")[1]
+    assert {(c["N"], c["injection"]) for c in clock if c["N"] != 1} == {(4, "none")} and "about 356 GB per cell" in out
+
+
+def test_a_dry_run_of_xla_compiles_nothing(run, clock):
+    """Catches an estimate that takes longer than a small sweep, and compiling forgotten."""
+    data = json.loads(run("sweep", *TINY, "engine=xla", "T=8,16", "seed=0:3", "--dry-run", "--json")[1])
+    assert {c["engine"] for c in clock} == {"numpy"} and data["seconds"] == pytest.approx(START + 2 * COMPILING, abs=0.1)
+
+
+def test_seeds_of_a_file_are_one_cell(run, fake):
+    """Catches seeds that change nothing reported as a spread of 0, and those left out where they do change something."""
+    fake()
+    out = run("sweep", "T=8", "N=1", "input=sample,gaussian", "H=32", "seed=0:4")[1]
+    assert "5 cells done" in out and "3 cells are left out: a file's tensors are the same for every seed" in out
+    data = json.loads(run("sweep", "T=8", "N=1", "input=sample", "injection=none,O:noise=1", "seed=0:4", "--dry-run", "--json")[1])
+    assert (data["cells"], data["same"]) == (5, 3)
+    assert json.loads(run("sweep", "T=8", "N=1", "input=sample", "mode.O=stochastic", "seed=0:4", "--dry-run", "--json")[1])["same"] == 0
+
+
+def test_an_axis_that_changed_nothing_is_named(run):
+    """Catches an axis without effect that nobody notices, and one with an effect that is called idle."""
+    code, out, _ = run("sweep", *TINY, "preset=fp32", "format=bf16,e4m3fn", "key_order=ascending,descending", "--jobs", "1")
+    assert code == 0 and "key_order changed nothing: all metrics are equal" in out and "format changed nothing" not in out
+    code, out, _ = run("report", "sweep.sqlite")
+    assert "written: sweep.html" in out and "key_order changed nothing" in Path("sweep.html").read_text()
+
+
+def test_axes_prints_every_name(run):
+    """Catches an axis, an input or a metric without a line, and an example that no sweep takes."""
+    code, out, _ = run("sweep", "--axes")
+    data = json.loads(run("sweep", "--axes", "--json")[1])
+    assert code == 0 and set(data["axes"]) == {*DEFAULTS, "tile"} and set(FAMILIES) < set(data["inputs"])
+    assert all(name in out for part in ("axes", "inputs", "metrics", "site_metrics") for name in data[part])
+    Path("axes.toml").write_text(data["example"])
+    assert "160 cells" in run("sweep", "axes.toml", "--dry-run")[1]
+
+
+def test_sigterm_ends_a_sweep_as_ctrl_c_does(tmp_path):
+    """Catches results that are lost, workers that live on, and semaphores that leak, where a batch system ends a sweep."""
+    command = [sys.executable, "-m", "experiments.cli", "sweep", "T=256", "seed=0:2000", "--jobs", "2", "--out", str(tmp_path / "x.sqlite")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for = time.monotonic() + 60
+    while time.monotonic() < wait_for and not ((tmp_path / "x.sqlite").exists() and read_cells(tmp_path / "x.sqlite")):
+        time.sleep(0.2)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "") and "the same command goes on" in out
 
 
 def test_an_estimate_that_fails_says_why(run, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.errors import StorageError, UsageError
 from experiments.sweep import export as module
+from experiments.sweep.cell import DEFAULTS
 from experiments.sweep.export import export
 from experiments.sweep.store import read_cells, read_sites, writing
 from tests.experiments.sweep.fakes import cell, result
@@ -32,7 +33,9 @@ def test_csv_keeps_every_bit(path, tmp_path, monkeypatch):
     with out.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     cells = read_cells(path)
-    assert list(rows[0]) == list(cells[0])
+    names = list(rows[0])
+    assert set(names) == set(cells[0]) and names[: len(DEFAULTS) + 2] == [*DEFAULTS, "format.O", "key"]
+    assert names[-3:] == ["parts", "versions", "plan"]
     assert [float(r["max_abs"]).hex() for r in rows] == [c["max_abs"].hex() for c in cells]
     assert rows[6]["input"] == 'a, "b"\nc' and rows[6]["format.O"] == "bf16"
     assert (rows[0]["format.O"], rows[0]["mean"], float(rows[0]["ratio_max"])) == ("", "", math.inf)
@@ -55,16 +58,19 @@ def test_parquet_has_the_types_of_the_tables(path, tmp_path, monkeypatch, piece)
     frame, cells = pd.read_parquet(out), read_cells(path)
     assert [x.hex() for x in frame["max_abs"]] == [c["max_abs"].hex() for c in cells]
     assert frame["mean"].isna().all() and frame["format.O"].isna().sum() == 6 and (frame["ratio_max"] == math.inf).all()
-    assert list(frame.columns) == list(cells[0])
+    assert set(frame.columns) == set(cells[0]) and list(frame.columns)[:2] == list(DEFAULTS)[:2]
 
 
 def test_sites_and_an_empty_table(path, tmp_path):
-    """Catches a table that cannot be chosen, and a file without rows that nobody can read."""
+    """Catches a table that cannot be chosen, and a table without rows that is taken for results."""
     assert export(path, tmp_path / "sites.parquet", table="sites") == 14 == len(read_sites(path))
     assert set(pd.read_parquet(tmp_path / "sites.parquet")["site"]) == {"O", "P"}
     with writing(tmp_path / "none.sqlite"):
         pass
-    assert export(tmp_path / "none.sqlite", tmp_path / "none.parquet") == 0 == len(pd.read_parquet(tmp_path / "none.parquet"))
+    for name in ("none.csv", "none.parquet"):
+        with pytest.raises(UsageError, match=r"none\.sqlite': holds no cells; fill it"):
+            export(tmp_path / "none.sqlite", tmp_path / name)
+        assert not (tmp_path / name).exists()
 
 
 def test_bad_usage_is_one_line(path, tmp_path, monkeypatch):
