@@ -1,0 +1,1 @@
+"""Dose-response of training to one rounded event: `roundscope dose`."""
