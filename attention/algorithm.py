@@ -111,19 +111,24 @@ def backward_tile(
 
 
 def delta_tile(
-    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """delta += rowsum(P dP) over one tile, by DELTA's accumulator and exactly where an injection wants that.
+    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, sums: tuple[Array, ...]
+) -> tuple[Array, ...]:  # fmt: skip
+    """sums + (rowsum(P dP), the same exactly where an injection wants that) over one tile, by DELTA's accumulator; rowsum(P) is
+    added in the same two ways where `sums` has four.
 
     `at` records nothing here, the events are the backward's own.
     """
     e = probabilities(at, scale, q, k, lse)
     dp = at.product(Site.DP, do, v.T)
-    ones = at.ops.xp.ones((e.shape[1], 1))
-    products = at.ops.multiply(e, dp)
-    total, _ = at.sum(Site.DELTA, products, ones, init=delta[0][:, None])
-    _, exact = at.sum(Site.DELTA, products, ones, init=delta[1][:, None])
-    return total[:, 0], total[:, 0] if exact is None else exact[:, 0]
+    terms = (at.ops.multiply(e, dp), e)[: len(sums) // 2]
+    return tuple(total for i, x in enumerate(terms) for total in _row_sum(at, x, *sums[2 * i : 2 * i + 2]))
+
+
+def _row_sum(at: Events, x: Array, rounded: Array, exact: Array) -> tuple[Array, Array]:
+    ones = at.ops.xp.ones((x.shape[1], 1))
+    total, _ = at.sum(Site.DELTA, x, ones, init=rounded[:, None])
+    _, wanted = at.sum(Site.DELTA, x, ones, init=exact[:, None])
+    return total[:, 0], total[:, 0] if wanted is None else wanted[:, 0]
 
 
 def exponent(at: Events, x: Array) -> Array:

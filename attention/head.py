@@ -194,31 +194,33 @@ def _delta(
         return algorithm.delta(at, do, out)
     if setup.plan.delta_from is DeltaFrom.WIDE_O:
         return algorithm.delta(at, do, wide)
-    total, exact = _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do)
-    return at(Site.DELTA, total.reshape(-1), exact.reshape(-1))
+    total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do))
+    if mass:
+        total, exact = (ops.multiply(x, algorithm.reciprocal(ops.xp, l)) for x, l in zip((total, exact), mass, strict=True))
+    return at(Site.DELTA, total, exact)
 
 
 def _delta_from_p_dp(
     ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None, lse: Array, do: Array
-) -> tuple[Array, Array]:
-    """rowsum(P dP) by query tile: by DELTA's accumulator, and what an Exact() injection there wants."""
+) -> tuple[Array, ...]:
+    """rowsum(P dP), and for CENTRED rowsum(P), by query tile: each by DELTA's accumulator, and as an Exact() injection there wants."""
     q_tiles, do_tiles, lse_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse))
     k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
 
     def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
-        def key_tile(total: Any, j: Any, y: tuple[Array, ...]) -> tuple[Any, None]:
+        def key_tile(sums: Any, j: Any, y: tuple[Array, ...]) -> tuple[Any, None]:
             tile = _tile(ops, setup, head, i, j, y[2] if masks is not None else None, None)
 
             def compute() -> tuple[Any, None]:
                 at = _events(ops, setup, tile, silent=True)
-                return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], total), None
+                return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], sums), None
 
-            return ops.when(tile.mask.any(), compute, total)
+            return ops.when(tile.mask.any(), compute, sums)
 
         keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[3])
-        zero = ops.xp.zeros_like(x[2])
-        return None, ops.scan(key_tile, (zero, zero), keys)[0]
+        zeros = (ops.xp.zeros_like(x[2]),) * (4 if setup.plan.delta_from is DeltaFrom.CENTRED else 2)
+        return None, ops.scan(key_tile, zeros, keys)[0]
 
     rows = (q_tiles, do_tiles, lse_tiles)
     return ops.scan(query_tile, None, rows if masks is None else (*rows, masks))[1]

@@ -14,11 +14,12 @@ from emu.rounding import Rounding, RoundingMode, rounding
 
 
 class DeltaFrom(StrEnum):
-    """Where delta = rowsum(dO O) = rowsum(P dP) takes its operands."""
+    """Where delta = rowsum(dO O) = rowsum(P dP) takes its operands: the same number in exact arithmetic, since rowsum(P) = 1."""
 
     OUT = "OUT"  # the rounded output, as every released kernel does
     WIDE_O = "O"  # the output before its last rounding
     P_DP = "P_DP"  # rowsum(P dP), from the recomputed probabilities
+    CENTRED = "CENTRED"  # rowsum(P dP) / rowsum(P): the delta for which every row of dS = P (dP - delta) sums to 0, whatever P lost
 
 
 class Exponential(StrEnum):

@@ -240,7 +240,7 @@ def train(
             metavar="STEP CHANGE",
             help="Change attention from a step on, in all arms: --at 300 'layer=1 head=7 site=O -> fp32'. Left of the arrow layer=, "
             "head= (0-2,5) and site= (O,PV; or inputs, forward, backward), all if left out; right of it FORMAT[:MODE], "
-            "accumulator=ORDER, plan=PRESET, stabiliser=BETA, delta_from=OUT|O|P_DP. Repeatable.",
+            "accumulator=ORDER, plan=PRESET, stabiliser=BETA, delta_from=OUT|O|P_DP|CENTRED. Repeatable.",
         ),
     ] = None,
     arm: Annotated[

@@ -6,7 +6,7 @@
 left     layer= head= numbers and ranges, both ends included; site= names of events, or inputs, forward, backward: all of that
          stage. What is left out is: all of them
 right    FORMAT[:MODE] of the events; accumulator=ORDER[:FORMAT[:MODE]] of the sums of products at them; plan=PRESET;
-         stabiliser=BETA|none; delta_from=OUT|O|P_DP; several of these apply in turn
+         stabiliser=BETA|none; delta_from=OUT|O|P_DP|CENTRED; several of these apply in turn
 ;        between changes, which apply in turn
 """
 

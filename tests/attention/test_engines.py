@@ -115,8 +115,9 @@ def mixed_plan():
 
 
 @pytest.mark.parametrize(
-    "plan", [stochastic_plan(), mixed_plan(), replace(Plan.preset("fa2-bf16"), delta_from=DeltaFrom.WIDE_O)],
-    ids=["stochastic", "mixed", "wide"],
+    "plan", [stochastic_plan(), mixed_plan(), replace(Plan.preset("fa2-bf16"), delta_from=DeltaFrom.WIDE_O),
+             replace(Plan.preset("qiu-yao"), delta_from=DeltaFrom.CENTRED)],
+    ids=["stochastic", "mixed", "wide", "centred"],
 )  # fmt: skip
 def test_other_plans(plan):
     """Random bits or partial sums that depend on the engine; an order of addition that differs."""

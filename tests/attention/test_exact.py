@@ -74,6 +74,7 @@ def run(*arrays, plan, case="full", blocks=(8, 8), **options):
 CHANGES = {
     "plain": {},
     "P_DP": {"delta_from": DeltaFrom.P_DP},
+    "CENTRED": {"delta_from": DeltaFrom.CENTRED},
     "WIDE_O": {"delta_from": DeltaFrom.WIDE_O},
     "into-o": {"pv_into_o": True, "row_sum_of": Site.P},
     "unfused": {"normalise_first": True},
@@ -145,6 +146,7 @@ def test_exact_at_every_site_with_grouped_heads():
     "source",
     [
         DeltaFrom.P_DP,
+        DeltaFrom.CENTRED,
         DeltaFrom.WIDE_O,
     ],
 )

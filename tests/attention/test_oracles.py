@@ -178,9 +178,31 @@ def probabilities(q, k, scale):
 def test_oracle_5_delta_identity():
     """rowsum(dO O) = rowsum(P dP): wrong operands of either."""
     arrays = float64_inputs()
-    a, b, c = (exact(*arrays, changes={"delta_from": source}).delta for source in DeltaFrom)
-    assert np.abs(a - b).max() < 1e-14
-    assert np.abs(a - c).max() < 1e-14
+    first, *others = (exact(*arrays, changes={"delta_from": source}).delta for source in DeltaFrom)
+    assert len(others) == 3
+    for other in others:
+        assert np.abs(first - other).max() < 1e-14
+
+
+def test_centred_delta_makes_the_rows_of_ds_sum_to_zero():
+    """P that lost its sum (scores recomputed in other bits than the forward's): OUT and P dP leave a rest, CENTRED must not."""
+    arrays = float64_inputs()
+    plan = Plan.preset("exact").at(Site.S_B, "e8m3")
+    rests = {}
+    for source in DeltaFrom:
+        seen = examine(
+            *arrays,
+            plan=replace(plan, delta_from=source),
+            scale=0.25,
+            engine="numpy",
+            block_q=8,
+            block_k=64,
+            record=Record(events=(Site.DS,)),
+        )
+        ds = seen.trace.events["DS"][1]
+        rests[source] = np.abs(ds.sum(-1)).max()
+    assert rests[DeltaFrom.CENTRED] < 1e-13
+    assert min(rest for source, rest in rests.items() if source is not DeltaFrom.CENTRED) > 1e-4
 
 
 @pytest.mark.parametrize("error", ["bf16", "injected"])
