@@ -86,6 +86,8 @@ def _goes_out(mode: RoundingMode, position: Fraction, odd: bool, positive: bool,
             return positive
         case RoundingMode.TOWARD_NEGATIVE:
             return not positive
+        case RoundingMode.AWAY_FROM_ZERO:
+            return True
         case RoundingMode.TO_ODD:
             return not odd
         case RoundingMode.STOCHASTIC:

@@ -8,13 +8,14 @@ from emu.formats import Format, format_named, unknown
 
 
 class RoundingMode(StrEnum):
-    """Which neighbour a number between two neighbours goes to (IEEE 754-2019, 4.3, and two more)."""
+    """Which neighbour a number between two neighbours goes to (IEEE 754-2019, 4.3, and three more)."""
 
     TIES_TO_EVEN = "ties-to-even"
     TIES_TO_AWAY = "ties-to-away"
     TOWARD_ZERO = "toward-zero"
     TOWARD_POSITIVE = "toward-positive"
     TOWARD_NEGATIVE = "toward-negative"
+    AWAY_FROM_ZERO = "away-from-zero"  # inexact results take the neighbour farther from zero
     TO_ODD = "to-odd"  # inexact results take the odd neighbour: a sticky bit in the number itself
     STOCHASTIC = "stochastic"  # up with probability (x - below) / (above - below), to 2^-31
 

@@ -14,7 +14,7 @@ which goes up to the next number if and only if rem + push >= unit. The mode dec
 
     ties to even      (unit - 1 + lsb) >> 1   half - 1 + lsb: a tie carries if the kept part is odd
     ties to away      unit >> 1               half: a tie carries
-    directed, to odd  unit - 1                any rem > 0 carries, where the sign (or an even lsb) says so
+    directed, to odd  unit - 1                any rem > 0 carries, where the mode, the sign or an even lsb says so
                       0                       else nothing does
     stochastic        unit - 1 or 0           by lot: rem / unit > R, R uniform on multiples of 2^-31 in [0, 1)
 
@@ -47,7 +47,7 @@ import numpy as np
 from emu.formats import Format
 from emu.rounding import NanPolicy, Overflow, Rounding, RoundingMode
 
-EVEN, AWAY, ZERO, POSITIVE, NEGATIVE, ODD, STOCHASTIC = (m.code for m in RoundingMode)
+EVEN, AWAY, ZERO, POSITIVE, NEGATIVE, OUTWARD, ODD, STOCHASTIC = (m.code for m in RoundingMode)
 RANDOM_BITS = 31  # of the stochastic mode: the widest that a signed 32-bit word holds
 
 
@@ -190,7 +190,8 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
     @compiled
     def any_mode(a, negative, t):
         unit, _, lsb = split(a, t)
-        away = where(negative, t.mode == NEGATIVE, t.mode == POSITIVE) | ((t.mode == ODD) & (lsb == 0))
+        directed = where(negative, t.mode == NEGATIVE, t.mode == POSITIVE) | (t.mode == OUTWARD)
+        away = directed | ((t.mode == ODD) & (lsb == 0))
         nearest = where(t.mode == EVEN, (unit - 1 + lsb) >> 1, where(t.mode == AWAY, unit >> 1, 0))
         push = where(away, outward(a, unit, t), nearest)
         over = where(a == INFINITY, t.infinite, where(negative, t.over_negative, t.over_positive))

@@ -18,6 +18,8 @@ def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool
             return not odd, f"inexact: to the odd neighbour, and the kept part is {_parity(odd)}"
         case RoundingMode.TOWARD_ZERO:
             return False, "toward zero: what is discarded is dropped"
+        case RoundingMode.AWAY_FROM_ZERO:
+            return True, "away from zero: any discarded 1 adds one"
         case RoundingMode.TOWARD_POSITIVE | RoundingMode.TOWARD_NEGATIVE:
             outward = negative == (r.mode is RoundingMode.TOWARD_NEGATIVE)
             sign = "negative" if negative else "positive"

@@ -30,7 +30,7 @@ NEAR_A_BOUNDARY = """
     -0x1.6d7b18p+5 -0x1.736e32p+7
 """
 HARD = [float.fromhex(h) for h in NEAR_A_BOUNDARY.split()]
-MODES = ("ties-to-even", "ties-to-away", "toward-zero", "toward-positive", "toward-negative", "to-odd")
+MODES = ("ties-to-even", "ties-to-away", "toward-zero", "toward-positive", "toward-negative", "away-from-zero", "to-odd")
 ROUNDINGS = tuple(rounding(f, m) for f in ("fp32", "bf16", "fp16") for m in MODES[:1] + MODES[2:5])
 
 

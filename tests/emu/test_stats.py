@@ -26,7 +26,7 @@ ROUNDINGS = tuple(
         ("bf16", "ties-to-even", None), ("bf16", "ties-to-away", None), ("bf16", "toward-zero", None), ("bf16", "stochastic", None),
         ("fp16", "ties-to-even", None), ("fp16", "toward-positive", None), ("fp16", "ties-to-even", "saturate"),
         ("e4m3fn", "ties-to-even", None), ("e4m3fn", "ties-to-even", "saturate"), ("e4m3fn", "to-odd", None),
-        ("e5m2", "ties-to-even", "saturate"), ("e5m2", "toward-negative", None), ("e4m3fnuz", "ties-to-even", None),
+        ("bf16", "away-from-zero", None),        ("e5m2", "ties-to-even", "saturate"), ("e5m2", "toward-negative", None), ("e4m3fnuz", "ties-to-even", None),
         ("e2m1fn", "ties-to-even", None), ("e3m2fn", "ties-to-away", None), ("fp32", "ties-to-even", None),
     )
 )  # fmt: skip
@@ -138,8 +138,9 @@ def test_numpy_classifies_as_the_definitions(r: Rounding) -> None:
     impossible = {
         "ties_away": r.mode is RoundingMode.TOWARD_ZERO,
         "away": r.mode is RoundingMode.TOWARD_ZERO,
+        "toward": r.mode is RoundingMode.AWAY_FROM_ZERO,
         "carries": r.mode in (RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD),
-        "underflow": r.mode is RoundingMode.TO_ODD,
+        "underflow": r.mode in (RoundingMode.TO_ODD, RoundingMode.AWAY_FROM_ZERO),
     }
     assert {name for name in COUNTS if not counts[name]} == {name for name, never in impossible.items() if never}
 
