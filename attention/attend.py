@@ -14,7 +14,7 @@ import numpy as np
 from attention.events import Record
 from attention.head import Setup
 from attention.injection import FlipBit, Injection
-from attention.plan import Plan
+from attention.plan import DeltaFrom, Plan
 from attention.sites import Site
 from attention.trace import Trace, trace_of_tiles, trace_of_whole
 
@@ -42,7 +42,7 @@ def attend(
     q: Any, k: Any, v: Any, *,
     plan: "Plan | str | HeadPlans", block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
     mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record | None = None,
-    engine: Engine | None = None,
+    engine: Engine | None = None, delta_error: Any = None,
 ) -> Any:  # fmt: skip
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
 
@@ -57,6 +57,9 @@ def attend(
     record     if given, returns (out, Trace); a trace never changes an output bit
     engine     "numpy" or "xla"; by default xla for JAX arrays. Both give the same bits, unless the plan
                has a native accumulator
+    delta_error   under xla without a record, an error as data (`inject` is part of the program): e (B, T, N, H), added in binary64 to
+               the output where delta reads it, before OD rounds. With OD in binary64 delta moves by rowsum(dO e), dQ by
+               -scale rowsum(dO e) P K, and the output not at all. The derivative by e is 0
 
     Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v:
     the backward is the emulated one. Raises ValueError naming the argument, its value and the repair.
@@ -65,10 +68,12 @@ def attend(
     setup, engine = _setup(q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, record, engine)
     if like is not plan:
         setup, engine = replace(setup, scale=setup.whole_scale), "xla"
+    if delta_error is not None:
+        _check_delta_error(delta_error, setup, engine, q, v)
     if record is None and engine == "xla":
         from attention.differentiable import attend_xla
 
-        return attend_xla(setup, None if isinstance(plan, (Plan, str)) else plan, q, k, v, mask)
+        return attend_xla(setup, None if isinstance(plan, (Plan, str)) else plan, q, k, v, mask, delta_error)
     examined = _examine(setup, engine, q, k, v, None, mask)
     return examined.out if record is None else (examined.out, examined.trace)
 
@@ -158,6 +163,15 @@ def _check_shapes(q: Any, k: Any, v: Any) -> None:
         raise ValueError(f"k: shape {tuple(k.shape)}, must agree with q {tuple(q.shape)} in batch and features")
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k")
+
+
+def _check_delta_error(error: Any, setup: Setup, engine: Engine, q: Any, v: Any) -> None:
+    if engine != "xla" or setup.record is not None:
+        raise ValueError("delta_error: an error as data needs engine='xla' without a record; to trace one, inject at OD")
+    if setup.plan.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O):
+        raise ValueError(f"delta_error: delta_from={setup.plan.delta_from} reads no output; use delta_from=OUT or O")
+    if tuple(error.shape) != (*q.shape[:3], v.shape[3]):
+        raise ValueError(f"delta_error: shape {tuple(error.shape)}, must be that of the output, {(*q.shape[:3], v.shape[3])}")
 
 
 def _check_injection(injection: Injection, plan: Plan) -> None:

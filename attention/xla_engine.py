@@ -151,6 +151,13 @@ def enter(x: Array, block: int) -> Array:
         return _enter(x if x.dtype == jnp.float64 else x.astype(jnp.float32), block)
 
 
+def moved(setup: Setup, heads: tuple[Array, ...], error: Array) -> tuple[Array, ...]:
+    """Heads (heads, T, H) plus an error (B, T, N, H), in binary64."""
+    with jax.enable_x64(True):
+        own = enter(error, setup.block_q)
+        return tuple(x + own for x in heads)
+
+
 def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
     """Heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
     with jax.enable_x64(True):
