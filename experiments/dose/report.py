@@ -6,12 +6,12 @@ from typing import Any
 
 from experiments.dose import pictures, table
 from experiments.dose.claims import RULES
-from experiments.dose.follow import RULE
 from experiments.dose.results import Results
 from experiments.dose.scale import Scale
 from experiments.dose.words import LEFT_OUT, QUESTION, others
 from experiments.golden.verdicts import Verdict, Word
 from experiments.page import document, figure, grid
+from experiments.train.spikes import RULE
 
 CAPTIONS = {
     "How many steps does training survive?": "Dots: seeds; marker: their median, hollow where it is not reached; bar: smallest to largest "

@@ -2,7 +2,9 @@
 
 w      the last 100 values that were no spike, at least 20;  m = median(w);  s = max(1.4826 median|w - m|, 0.005 |m|)
 spike  x > m + 8 s, three steps in a row. It ends with the first value below
-rise   m > (lowest m so far) + 0.5, for losses, in nats. It does not end: a run that has risen has diverged
+rise   m > (lowest m so far) + 0.5, for losses, in nats
+stay   a spike of the loss that does not end: of its steps each x > m + 8 s counts 1 and each below takes 3 away again, up to 100
+A loss has diverged with its first rise, stay or value that is not finite, and none of them ends.
 
 The median and the spread about it do not move when a spike enters; a loss that falls makes the rule late, never early.
 Gradient norms are judged by their logarithm, since their spread grows with their size. The rule knows no paper: neither what
@@ -17,11 +19,17 @@ from typing import Any
 import numpy as np
 
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
+BELOW = 3  # high values that one below takes away: a stay has at most one of these in four
+RULE = (
+    "An arm has diverged at the first step where its loss is not finite, where the median of its last 100 losses that are no spikes is "
+    "more than 0.5 nats above the lowest such median so far, or where a spike (above that median by 8 times the spread) begins that lasts "
+    "100 steps."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something at a step: `series` of arm number `arm` is 'not finite', a 'spike' or a 'rise' above `limit`."""
+    """Something at a step: `series` of arm number `arm` is 'not finite', a 'spike', a 'rise' or a 'stay' above `limit`."""
 
     step: int
     arm: int
@@ -33,16 +41,26 @@ class Alarm:
     @property
     def delay(self) -> int:
         """Steps by which an alarm may come after what it reports."""
-        return {"not finite": 1, "spike": IN_A_ROW, "rise": WINDOW}[self.kind]
+        return {"not finite": 1, "spike": IN_A_ROW, "rise": WINDOW, "stay": WINDOW}[self.kind]
+
+    @property
+    def diverged(self) -> int | None:
+        """The step at which the arm has diverged, None if the alarm does not say so. A stay is known 99 steps after it began."""
+        if self.series != "loss" or self.kind == "spike":
+            return None
+        return self.step - WINDOW + 1 if self.kind == "stay" else self.step
 
 
 class Watch:
-    """Follows one series of every arm. It keeps: accepted values, how many, spikes in a row, the lowest median, what is going on."""
+    """Follows one series of every arm.
+
+    It keeps: accepted values, how many, high ones in a row, how long they stayed high, the lowest median, what is going on.
+    """
 
     def __init__(self, series: str, arms: int, *, logarithm: bool = False, rise: float = RISE) -> None:
         self.series, self.logarithm, self.rise = series, logarithm, rise
         self.values = np.full((WINDOW, arms), np.nan)
-        self.count, self.row = np.zeros(arms, int), np.zeros(arms, int)
+        self.count, self.row, self.stayed = np.zeros(arms, int), np.zeros(arms, int), np.zeros(arms, int)
         self.lowest = np.full(arms, np.nan)
         self.risen, self.lost = np.zeros(arms, bool), np.zeros(arms, bool)
 
@@ -55,12 +73,15 @@ class Watch:
         finite = np.isfinite(x)
         high = finite & (self.count >= LEAST) & (x > limit)
         self.row = np.where(high, self.row + 1, 0)
+        self.stayed = np.clip(self.stayed + np.where(high, 1, -BELOW), 0, WINDOW)
+        staying = (self.stayed == WINDOW) & ~self.risen & np.isfinite(self.rise)  # a norm that stays higher is no divergence
         rising = (self.count >= WINDOW) & (middle > self.lowest + self.rise) & ~self.risen
         self.lowest = np.where(self.count >= WINDOW, np.fmin(self.lowest, middle), self.lowest)
         found = [self._alarm(step, a, "not finite", values, np.inf) for a in np.flatnonzero(~finite & ~self.lost)]
         found += [self._alarm(step, a, "spike", values, self._shown(limit[a])) for a in np.flatnonzero(self.row == IN_A_ROW)]
         found += [self._alarm(step, a, "rise", values, self._shown(self.lowest[a] + self.rise)) for a in np.flatnonzero(rising)]
-        self.risen, self.lost = self.risen | rising, self.lost | ~finite
+        found += [self._alarm(step, a, "stay", values, self._shown(limit[a])) for a in np.flatnonzero(staying)]
+        self.risen, self.lost = self.risen | rising | staying, self.lost | ~finite
         self._accept(x, finite & ~high)
         return found
 
@@ -87,11 +108,11 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, as JSON knows it."""
-        names = ("values", "count", "row", "lowest", "risen", "lost")
+        names = ("values", "count", "row", "stayed", "lowest", "risen", "lost")
         return {name: [None if v != v else v for v in getattr(self, name).ravel().tolist()] for name in names}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
-        """Goes on from a `state()`; arms: which of its arms each of ours continues."""
+        """Goes on from a `state()`, also an old one without `stayed`; arms: which of its arms each of ours continues."""
         for name, kept in state.items():
             own = getattr(self, name)
             whole = np.array([np.nan if v is None else v for v in kept]).reshape(-1, len(state["count"]))
@@ -103,10 +124,17 @@ def watches(arms: int) -> tuple[Watch, Watch]:
     return Watch("loss", arms), Watch("gradient norm", arms, logarithm=True, rise=np.inf)
 
 
+def divergences(found: Sequence[Alarm]) -> dict[int, int]:
+    """Arm -> the step at which it has diverged by `RULE`, of alarms of one step of a `Watch`; arms that have not are left out."""
+    steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
+    return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
+
+
 def diverged(losses: np.ndarray) -> int | None:
-    """The first step with a rise or a value that is not finite, None if there is none: the time to divergence of a finished run."""
+    """The step at which a finished run (its losses from step 0) has diverged by `RULE`, None if it has not."""
     watch = Watch("loss", 1)
     for step, loss in enumerate(losses):
-        if any(alarm.kind != "spike" for alarm in watch.update(step, np.array([loss]))):
-            return step
+        found = divergences(watch.update(step, np.array([loss])))
+        if found:
+            return found[0]
     return None

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.train.spikes import IN_A_ROW, Watch, diverged, watches
+from experiments.train.spikes import IN_A_ROW, Watch, diverged, divergences, watches
 
 
 def curve(steps, arms=1, noise=0.05, seed=0, tails=None):
@@ -46,6 +46,50 @@ def test_slow_growth_is_a_rise():
     assert [a.kind for a in found] == ["rise"]
     assert 1900 < found[0].step < 2200  # 0.5 nats after a third of the growth, half a window late
     assert diverged(values[:, 0]) == found[0].step and diverged(curve(3000)[:, 0]) is None
+
+
+def test_a_jump_that_stays_is_a_divergence():
+    """A loss that jumps once for all and is only called a spike: no value after the jump enters the median."""
+    values = curve(1300, arms=4)[500:]
+    values[300:, 0] += 2.0
+    values[300:399, 1] += 2.0  # one step short of 100
+    values[300:, 2] += 2.0
+    values[310::10, 2] = 1.0  # a tenth of the losses below: still no recovery
+    found = alarms(values)
+    assert [(a.step, a.kind) for a in found if a.arm == 0] == [(302, "spike"), (399, "stay")]
+    assert [a.kind for a in found if a.arm == 1] == ["spike"] and [a.kind for a in found if a.arm == 3] == []
+    assert [a.kind for a in found if a.arm == 2].count("stay") == 1
+    assert [diverged(column) for column in values.T[[0, 1, 3]]] == [300, None, None]
+    assert 300 <= diverged(values[:, 2]) < 400
+    watch = Watch("loss", 4)
+    alarms(values, watch)
+    assert watch.going_on().tolist() == [True, False, True, False]
+
+
+def test_divergence_is_the_earliest_thing_that_lasts():
+    """A rule that dates a run by its spikes, by its gradient norms, or by the later of two things."""
+    values = curve(900)
+    values[200:230] += 3.0
+    values[400:] += 3.0
+    values[450:] = np.nan  # the spike had not lasted 100 steps yet
+    assert diverged(values[:, 0]) == 450
+    assert diverged(values[:450, 0]) is None
+    norms = watches(1)[1]
+    values = np.exp(curve(500))
+    values[200:] *= np.exp(5.0)
+    assert [a.kind for a in alarms(values, norms)] == ["spike"]
+    assert divergences(alarms(np.array([[np.nan]]), watches(1)[1])) == {}
+
+
+def test_a_watch_kept_before_stays_were_counted_goes_on():
+    """A checkpoint of an older version that cannot be resumed."""
+    values, old = curve(1100)[500:], Watch("loss", 1)
+    values[300:] += 2.0
+    alarms(values[:200], old)
+    kept = {name: value for name, value in old.state().items() if name != "stayed"}
+    new = Watch("loss", 1)
+    new.restore(kept, [0])
+    assert [(200 + a.step, a.kind) for a in alarms(values[200:], new)] == [(302, "spike"), (399, "stay")]
 
 
 def test_what_is_not_finite_is_told_once_and_by_arm():
