@@ -9,25 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from experiments.dose.arms import NAMED, Dose, doses, launches
-from experiments.dose.scale import Scale, scale
+from experiments.dose.cases import Found, Topic
+from experiments.dose.results import Results
+from experiments.dose.scale import Scale, scale, seeds_of
 from experiments.errors import bad
 from experiments.output import console, plain, print_json
+from experiments.train.config import Config
 
 INTERRUPTED = 130
 
 
-def run(words: Sequence[str], *, quick: bool, out: Path, seeds: str | None, as_json: bool) -> int:
-    """Writes dose.sqlite, report.html and dose.json into `out`. The exit code: 0, or 130 after Ctrl-C, when launches done are kept.
+def run(words: Sequence[str], *, quick: bool, out: Path, seeds: str | None, study: str | None, as_json: bool) -> int:
+    """Writes dose.sqlite and the study's page and data into `out`. The exit code: 0, or 130 after Ctrl-C, when launches done are kept.
 
+    study   None: report.html and dose.json of one rounded event; else a name of `topics`, and NAME.html and NAME.json
     Raises UsageError before anything is computed, StorageError for a folder that cannot be used now.
     """
     from experiments.compile_cache import keep_compilations
-    from experiments.dose.results import Results
     from experiments.dose.store import opened
+    from experiments.dose.topics import topic
 
     keep_compilations()
-    asked = scale(words, quick=quick, seeds=seeds)
-    wanted = doses(asked)
+    asked = scale(words, quick=quick, seeds=seeds) if study is None else topic(study, words, quick=quick, seeds=seeds_of(seeds))
+    wanted = doses(asked) if isinstance(asked, Scale) else asked.doses
     groups = launches(asked.config, wanted)
     if out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
@@ -35,26 +39,30 @@ def run(words: Sequence[str], *, quick: bool, out: Path, seeds: str | None, as_j
     began = time.perf_counter()
     with opened(out) as store:
         try:
-            ran = _measure(asked, groups, store)
+            ran = _measure(asked.config, groups, store, ties=isinstance(asked, Topic) and asked.ties)
         except KeyboardInterrupt:
             console(stderr=True).print("interrupted; launches that were done are kept, and the same command goes on")
             return INTERRUPTED
         found, devices = store.read(asked.config, wanted), store.devices()
-    command = " ".join(["roundscope dose", *(["--quick"] if quick else []), *(["--seeds", seeds] if seeds else []), *words])
+    options = [*(["--study", study] if study else []), *(["--quick"] if quick else []), *(["--seeds", seeds] if seeds else [])]
+    command = " ".join(["roundscope dose", *options, *words])
     about = {"command": command, "seconds": round(time.perf_counter() - began, 1), "launches": len(groups), "ran": ran, "devices": devices}
-    _tell(asked, Results(found[dose] for dose in wanted), about, out, as_json)
+    if isinstance(asked, Scale):
+        _tell(asked, Results(found[dose] for dose in wanted), about, out, as_json)
+    else:
+        _tell_topic(Found(asked, [found[dose] for dose in wanted]), about, out / f"{study}.html", as_json)
     return 0
 
 
-def _measure(asked: Scale, groups: Sequence[Sequence[Dose]], store: Any) -> int:
+def _measure(config: Config, groups: Sequence[Sequence[Dose]], store: Any, *, ties: bool) -> int:
     """Runs and keeps what is not there, launch by launch; how many ran."""
     from experiments.dose.run import launch
     from experiments.sweep.machine import device
 
-    missing = [group for group in groups if len(store.read(asked.config, group)) < len(group)]
+    missing = [group for group in groups if len(store.read(config, group)) < len(group)]
     for number, group in enumerate(missing):
         with _progress(f"launch {number + 1} of {len(missing)}: {len(group)} arms", group[0].steps) as progress:
-            store.add(asked.config, launch(asked.config, group, progress), device("xla"))
+            store.add(config, launch(config, group, progress, ties), device("xla"))
     return len(missing)
 
 
@@ -90,3 +98,16 @@ def _tell(asked: Scale, results: Any, about: dict[str, Any], out: Path, as_json:
         print_json(data)
     else:
         table.show(verdicts, data, out)
+
+
+def _tell_topic(found: Found, about: dict[str, Any], page: Path, as_json: bool) -> None:
+    """The page, the data beside it, and answer and cases to stdout."""
+    from experiments.dose import topics
+
+    told = topics.data(found, about)
+    page.write_text(topics.html(found, told), encoding="utf-8")
+    page.with_suffix(".json").write_text(json.dumps(plain(told), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(told)
+    else:
+        topics.show(found, told, page)

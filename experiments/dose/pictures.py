@@ -17,7 +17,7 @@ from experiments.sweep.plots import canvas
 
 STYLE = {  # colour-blind readers tell these apart
     RoundingMode.TIES_TO_EVEN: ("#0072b2", "o"), RoundingMode.TIES_TO_AWAY: ("#56b4e9", "s"), RoundingMode.STOCHASTIC: ("#009e73", "D"),
-    RoundingMode.TOWARD_ZERO: ("#d55e00", "v"),
+    RoundingMode.TOWARD_ZERO: ("#d55e00", "v"), RoundingMode.AWAY_FROM_ZERO: ("#cc79a7", "^"),
 }  # fmt: skip
 COLUMNS, ASIDE = 2, 0.17
 
@@ -27,26 +27,27 @@ def times(r: Results) -> Figure:
     figure, axes = _panels(r, 3.0)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         for mode, aside, series in _series(r, site, rate):
-            _times(ax, mode, aside, series)
+            survival(ax, STYLE.get(mode, (QUIET, "x")), {p + aside: own for p, own in series.items()})
         found = [time_of(own) for _, _, series in _series(r, site, rate) for own in series.values()]
         first, steps = min(min(t.low, t.steps) for t in found), max(t.steps for t in found)
         ax.set_yscale("log")
         ax.set_ylim(max(1.0, 0.7 * min(first, 0.5 * steps)), 1.7 * steps)
-        _decades(ax)
+        decades(ax)
     axes[0].set_ylabel("steps to divergence")
     return _legend(figure, r, exact=False)
 
 
-def _decades(ax: Axes) -> None:
+def decades(ax: Axes) -> None:
     """Numbers at 1, 2 and 5 of every decade of a logarithmic axis up."""
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _times(ax: Axes, mode: RoundingMode, aside: float, series: dict[int, list[Result]]) -> None:
-    colour, marker = STYLE.get(mode, (QUIET, "x"))
-    found = {p + aside: time_of(own) for p, own in series.items()}
+def survival(ax: Axes, style: tuple[str, str], series: dict[float, list[Result]]) -> None:
+    """Steps to divergence at some places of the axis, in one colour and marker."""
+    colour, marker = style
+    found = {x: time_of(own) for x, own in series.items()}
     shown = lambda t, x: min(x, float(t.steps))  # noqa: E731
     for (x, t), own in zip(found.items(), series.values(), strict=True):
         seen = [run.diverged for run in own if run.diverged is not None]
@@ -71,7 +72,7 @@ def losses(r: Results) -> Figure:
         for mode, aside, own in series:
             _losses(ax, mode, aside, own)
         ax.set_yscale("log")
-        _decades(ax)
+        decades(ax)
     axes[0].set_ylabel("final loss, nats (mean of 50 steps)")
     return _legend(figure, r)
 
@@ -106,7 +107,7 @@ def norms(r: Results) -> Figure:
         ax.set_xticks(np.linspace(0, max(run.dose.steps for run in exact.values()), 3))
         ax.set_xlim(left=0, right=max(run.dose.steps for run in exact.values()))
         ax.set_yscale("log")
-        _decades(ax)
+        decades(ax)
     axes[0].set_ylabel("largest ||W_Q|| of a head")
     return _legend(figure, r)
 

@@ -18,21 +18,30 @@ Point = tuple[Site | None, RoundingMode, int, float]  # event, mode, bits, rate
 class Result:
     """One run.
 
-    diverged   the step at which it did (`follow.RULE`), None if it did not: censored at dose.steps
+    diverged   the step at which it did (`spikes.RULE`), None if it did not: censored at dose.steps
     loss       mean of the last 50 losses in nats, NaN where one is not finite
     curve      (steps done, mean loss since the last entry, largest ||W_Q,h||_2), every 25 steps from 0
+    shares     (steps done, mean over heads, largest of a head) of the share of rows with several P = 1 (`ties`); empty if not asked
     """
 
     dose: Dose
     diverged: int | None
     loss: float
     curve: tuple[tuple[int, float, float], ...]
+    shares: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def growth(self) -> float:
         """The largest finite ||W_Q,h||_2 of the run over that of its first weights."""
         norms = [norm for _, _, norm in self.curve if math.isfinite(norm)]
         return max(norms) / norms[0]
+
+    @property
+    def ties(self) -> float:
+        """The mean of the shares, over heads and over the counts before the run diverged; NaN without any."""
+        end = math.inf if self.diverged is None else self.diverged
+        found = [mean for step, mean, _ in self.shares if step <= end]
+        return float(np.mean(found)) if found else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +84,7 @@ class Results:
         self.points: dict[Point, list[Result]] = {}
         for r in self.all:
             self.points.setdefault((r.dose.site, r.dose.mode, r.dose.bits, r.dose.rate), []).append(r)
-        self._exact = {r.dose: r for r in self.all if r.dose.site is None}
+        self._exact = {r.dose: r for r in self.all if r.dose == r.dose.exact}
 
     def series(self, site: Site, mode: RoundingMode, rate: float) -> dict[int, list[Result]]:
         """Bits -> results, in the order of bits."""

@@ -11,30 +11,35 @@ from jax import Array
 from experiments.dose.arms import Dose, settings_of
 from experiments.dose.follow import Follow
 from experiments.dose.results import Result
+from experiments.dose.ties import shares as shares_of
 from experiments.train import monitor
 from experiments.train import step as one_step
 from experiments.train.config import Config
 from experiments.train.groups import Group
 from experiments.train.loop import batches_of
+from experiments.train.offset import Offset, offsets
 
 EVERY = 25  # steps between two looks at the device: its losses, and ||W_Q||
+TIES_EVERY = 100  # steps between two counts of rows with several P = 1
 Progress = Callable[[int], None]  # steps done
 
 
-def launch(config: Config, doses: Sequence[Dose], progress: Progress) -> list[Result]:
-    """The results of doses of one structure and equally many steps, in their order.
+def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False) -> list[Result]:
+    """The results of doses of one structure, the same words and equally many steps, in their order; ties: with their `shares`.
 
     An arm whose weights are no longer finite goes on: arms are entries of one vmap, nothing crosses them and no branch depends on values.
     Same doses, same device: same results; native sums may differ between numbers of arms in one launch.
     """
     settings = settings_of(config, doses)
     state = one_step.start(settings.config, len(doses), [(config.init_seed + d.seed) % 2**32 for d in doses])
-    group, batches = Group(settings, list(range(len(doses))), state), batches_of(settings)
+    group, batches = Group(settings, list(range(len(doses))), state, _offset(doses)), batches_of(settings)
     follow, looks = Follow(len(doses)), [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
-    steps, before = doses[0].steps, None
+    steps, before, shares = doses[0].steps, None, []
     for first in range(0, steps, EVERY):
         numbers = range(first, min(first + EVERY, steps))
         losses = [group.advance(n, {seed: b.batch(n) for seed, b in batches.items()})[0] for n in numbers]
+        if ties and (numbers.stop % TIES_EVERY == 0 or numbers.stop == steps):
+            shares.append((numbers.stop, _ties(group, {seed: b.batch(numbers.stop) for seed, b in batches.items()})))
         now = numbers.stop, losses, largest(group.state.params)
         if before is not None:  # the device is at work on what was sent since
             looks.append(_look(follow, *before))
@@ -43,7 +48,20 @@ def launch(config: Config, doses: Sequence[Dose], progress: Progress) -> list[Re
     assert before is not None
     looks.append(_look(follow, *before))
     final = follow.final()
-    return [_result(dose, a, int(follow.first[a]), float(final[a]), looks) for a, dose in enumerate(doses)]
+    return [_result(dose, a, int(follow.first[a]), float(final[a]), looks, shares) for a, dose in enumerate(doses)]
+
+
+def _offset(doses: Sequence[Dose]) -> Offset | None:
+    given = [(d.offset[1], d.offset[0], d.seed) for d in doses if d.offset is not None]
+    return offsets(given) if given else None
+
+
+def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:
+    """(mean, largest) over heads of the share of rows with several P = 1, (arms, 2)."""
+    plans = group.plans(0)[0]
+    assert plans is not None
+    found = shares_of(group.settings.config, group.state.params, group.own(batches), plans)
+    return np.stack([found.mean((1, 2)), found.max((1, 2))], axis=1)
 
 
 @jax.jit
@@ -59,6 +77,15 @@ def _look(follow: Follow, done: int, waiting: Sequence[Any], norms: Any) -> tupl
     return done, np.mean(np.stack(losses), axis=0), largest_now
 
 
-def _result(dose: Dose, arm: int, first: int, final: float, looks: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> Result:
+def _result(
+    dose: Dose, arm: int, first: int, final: float, looks: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    shares: Sequence[tuple[int, np.ndarray]],
+) -> Result:  # fmt: skip
     curve = tuple((step, float(loss[arm]), float(norm[arm])) for step, loss, norm in looks)
-    return Result(dose=dose, diverged=None if first < 0 else first, loss=final, curve=curve)
+    return Result(
+        dose=dose,
+        diverged=None if first < 0 else first,
+        loss=final,
+        curve=curve,
+        shares=tuple((n, float(x[arm, 0]), float(x[arm, 1])) for n, x in shares),
+    )

@@ -15,6 +15,7 @@ from experiments.train.interventions import numbers
 from experiments.train.settings import typed
 
 EVEN, AWAY, ZERO, RANDOM = RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY, RoundingMode.TOWARD_ZERO, RoundingMode.STOCHASTIC
+OUTWARD = RoundingMode.AWAY_FROM_ZERO
 OWN = ("lr", "min_lr", "steps", "decay_steps", "changes", "data_seed", "init_seed", "checkpoint_every", "keep", "monitor_every")
 MOST_BITS = 24  # of binary32, the carrier of what is not rounded
 
@@ -44,14 +45,14 @@ PLAIN = {"plan": "fp32", "matmul": "fp32", "sums": "native"}
 QUICK = Scale(
     name="quick",
     config=Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50, **PLAIN),  # type: ignore[arg-type]
-    studies=(Study(sites=(Site.OD,), modes=(EVEN, RANDOM, ZERO), bits=(2, 3, 4, 5), rates=(3e-2,), steps=400),),
+    studies=(Study(sites=(Site.OD,), modes=(EVEN, RANDOM, ZERO, OUTWARD), bits=(2, 3, 4), rates=(3e-2,), steps=400),),
 )
 # the probe's model; 2,000 steps at 1e-2 and 6,000 at 1e-3, and other events at 2 and 4 bits
 FULL = Scale(
     name="full",
     config=Config(layers=4, heads=4, width=128, context=128, batch=16, warmup=100, **PLAIN),  # type: ignore[arg-type]
     studies=(
-        Study(sites=(Site.OD,), modes=(EVEN, AWAY, RANDOM, ZERO), bits=(2, 3, 4, 5, 6, 7, 8), rates=(1e-2,), steps=2000),
+        Study(sites=(Site.OD,), modes=(EVEN, AWAY, RANDOM, ZERO, OUTWARD), bits=(2, 3, 4, 5, 6, 7, 8), rates=(1e-2,), steps=2000),
         Study(sites=(Site.O, Site.OUT, Site.P, Site.DP, Site.DS), modes=(EVEN, ZERO), bits=(2, 4), rates=(1e-2,), steps=2000),
         Study(sites=(Site.OD,), modes=(EVEN, ZERO), bits=(2, 3, 4), rates=(1e-3,), steps=6000),
     ),
@@ -65,15 +66,15 @@ def scale(words: Sequence[str], *, quick: bool, seeds: str | None) -> Scale:
     Raises UsageError naming key, value and repair.
     """
     found = QUICK if quick else FULL
-    given = _pairs(words)
+    given = pairs(words, (*STUDY, *(f.name for f in dataclasses.fields(Config) if f.name not in OWN)))
     of_study = {STUDY[name][0]: STUDY[name][1](name, given.pop(name)) for name in list(given) if name in STUDY}
     studies = tuple(dict.fromkeys(replace(study, **of_study) for study in found.studies))
     config = replace(found.config, **{name: typed(name, value) for name, value in given.items()})
-    return replace(found, config=config, studies=studies, seeds=_seeds(seeds, found.seeds))
+    return replace(found, config=config, studies=studies, seeds=seeds_of(seeds) or found.seeds)
 
 
-def _pairs(words: Sequence[str]) -> dict[str, str]:
-    known = (*STUDY, *(f.name for f in dataclasses.fields(Config) if f.name not in OWN))
+def pairs(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words as a dict. Raises UsageError for a key that is not known."""
     found: dict[str, str] = {}
     for word in words:
         name, given, value = word.partition("=")
@@ -85,9 +86,10 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _seeds(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+def seeds_of(text: str | None) -> tuple[int, ...] | None:
+    """The seeds of --seeds, None if it was left out. Raises UsageError."""
     if text is None:
-        return default
+        return None
     try:
         return tuple(dict.fromkeys(numbers(text)))
     except ValueError as error:
@@ -114,7 +116,8 @@ def _bits(name: str, text: str) -> tuple[int, ...]:
     return found
 
 
-def _steps(name: str, text: str) -> int:
+def steps_of(name: str, text: str) -> int:
+    """A number of steps. Raises UsageError."""
     steps: int = typed("steps", text)
     if steps < 1:
         raise bad(name, text, "give at least 1 step")
@@ -130,5 +133,5 @@ def _rate(text: str) -> float:
 
 STUDY: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "site": ("sites", _each(site_named)), "mode": ("modes", _each(mode_named)), "p": ("bits", _bits), "lr": ("rates", _each(_rate)),
-    "steps": ("steps", _steps),
+    "steps": ("steps", steps_of),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """DIR/dose.sqlite: a row of `doses` per run, a row of `curves` per run and look; a launch is written in one transaction.
 
-doses    key, site (NULL: exact), mode, bits, rate, steps, seed, diverged (NULL: censored), loss (NULL: not finite), growth,
-         config (JSON), device, finished
+doses    key, site (NULL: none named), mode, bits, rate, steps, seed, diverged (NULL: censored), loss (NULL: not finite), growth,
+         config (JSON), device, finished, words, also, offset, shares (JSON)
 curves   key, step, loss, w_q
 """
 
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.dose.arms import Dose, described, key
+from experiments.dose.arms import ADDED, Dose, described, key
 from experiments.dose.results import Result
 from experiments.errors import StorageError, bad
 from experiments.sweep.lock import locked
@@ -24,10 +24,11 @@ from experiments.train.config import Config
 
 NAME = "dose.sqlite"
 APPLICATION = int.from_bytes(b"RSdo", "big")  # SQLite's application_id: whose file it is
+LATER = (*ADDED, "shares")  # columns that a file of an older version has not
 COLUMNS = {
     "key": "TEXT PRIMARY KEY", "site": "TEXT", "mode": "TEXT NOT NULL", "bits": "INTEGER NOT NULL", "rate": "REAL NOT NULL",
     "steps": "INTEGER NOT NULL", "seed": "INTEGER NOT NULL", "diverged": "INTEGER", "loss": "REAL", "growth": "REAL",
-    "config": "TEXT", "device": "TEXT", "finished": "TEXT",
+    "config": "TEXT", "device": "TEXT", "finished": "TEXT", **dict.fromkeys(LATER, "TEXT"),
 }  # fmt: skip
 
 
@@ -61,12 +62,12 @@ class Store:
 
     def _one(self, dose: Dose, name: str) -> Result | None:
         with explained(self.path):
-            row = self.connection.execute("SELECT diverged, loss FROM doses WHERE key = ?", (name,)).fetchone()
+            row = self.connection.execute("SELECT diverged, loss, shares FROM doses WHERE key = ?", (name,)).fetchone()
             curve = self.connection.execute("SELECT step, loss, w_q FROM curves WHERE key = ? ORDER BY step", (name,)).fetchall()
         if row is None:
             return None
         looks = tuple((step, _number(loss), _number(norm)) for step, loss, norm in curve)
-        return Result(dose=dose, diverged=row[0], loss=_number(row[1]), curve=looks)
+        return Result(dose=dose, diverged=row[0], loss=_number(row[1]), curve=looks, shares=_shares(row[2]))
 
 
 @contextmanager
@@ -82,6 +83,9 @@ def opened(folder: Path) -> Iterator[Store]:
         connection.execute(
             "CREATE TABLE IF NOT EXISTS curves (key TEXT, step INTEGER, loss REAL, w_q REAL, PRIMARY KEY (key, step)) WITHOUT ROWID"
         )
+        old = {row[1] for row in connection.execute("PRAGMA table_info(doses)")}
+        for name in (name for name in LATER if name not in old):
+            connection.execute(f"ALTER TABLE doses ADD COLUMN {name} TEXT")
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.commit()
         yield Store(connection, path)
@@ -98,7 +102,12 @@ def _held(path: Path) -> Iterator[None]:
 
 def _row(config: Config, r: Result) -> dict[str, Any]:
     own = {"key": key(config, r.dose), "diverged": r.diverged, "loss": r.loss, "growth": r.growth, "config": json.dumps(asdict(config))}
-    return described(r.dose) | own
+    found = described(r.dose)
+    return found | own | {name: json.dumps(found[name]) for name in ADDED} | {"shares": json.dumps(r.shares)}
+
+
+def _shares(text: str | None) -> tuple[tuple[int, float, float], ...]:
+    return tuple((step, mean, most) for step, mean, most in json.loads(text or "[]"))
 
 
 def _number(x: float | None) -> float:

@@ -4,7 +4,7 @@ from attention.sites import Site
 from emu.rounding import RoundingMode
 from experiments.dose.claims import same_size
 from experiments.dose.results import Results, Time, time_of
-from experiments.dose.scale import EVEN, RANDOM, ZERO
+from experiments.dose.scale import EVEN, OUTWARD, RANDOM, ZERO
 from experiments.golden.verdicts import interval
 
 QUESTION = "Is it the size or the sign of the rounding error that kills training?"
@@ -13,16 +13,18 @@ MODES = {
     RoundingMode.TIES_TO_AWAY: "nearest, ties away",
     RoundingMode.STOCHASTIC: "stochastic",
     RoundingMode.TOWARD_ZERO: "toward zero",
+    RoundingMode.AWAY_FROM_ZERO: "away from zero",
 }
 SITES = {
     Site.OD: "O as delta reads it (OD)", Site.O: "O before normalisation (O)", Site.OUT: "output (OUT)", Site.P: "P", Site.PV: "P V",
     Site.DP: "dP", Site.DS: "dS",
 }  # fmt: skip
 LEFT_OUT = (
-    "Not run: rounding away from zero, since the emulator has no such mode; an injected bias of c x half an ulp of V on rows with several "
-    "P = 1 against zero-mean noise of the same RMS. With one tile as large as the context AO is 0, so rounding O is rounding P V once. "
-    "The probes' learning-rate schedule is not recorded; here the rate stays at its peak after the warm-up, so that a time to divergence "
-    "does not depend on the number of steps. Sums are native: numbers repeat on one kind of device only."
+    "An injected bias against noise of the same size, what the threshold scales with, conditions that raise ties, and errors that "
+    "leave the rows of dS summing to zero are studies of their own (--study). With one tile as large as the context AO is 0, so "
+    "rounding O is rounding P V once. The probes' learning-rate schedule is not recorded; here the rate stays at its peak after the "
+    "warm-up, so that a time to divergence does not depend on the number of steps. Sums are native: numbers repeat on one kind of "
+    "device only."
 )
 
 
@@ -47,7 +49,7 @@ def answer(r: Results) -> str:
     of_even = (
         f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.diverged} of {even.runs} (final loss above exact: {excess})"
     )
-    where = f"{of_zero}, {of_even}{_of_random(r, rate, p)} (lr {rate:g})"
+    where = f"{of_zero}, {of_even}{_of_random(r, rate, p)}{_of_outward(r, rate, p)} (lr {rate:g})"
     if 2 * zero.diverged > zero.runs and not even.diverged:
         return f"The sign: {where}."
     if even.diverged * zero.runs >= zero.diverged * even.runs and even.diverged:
@@ -70,6 +72,14 @@ def _of_random(r: Results, rate: float, p: int) -> str:
         return ""
     t = time_of(own[p])
     return f", stochastically to {p} bits in {t.diverged} of {t.runs}"
+
+
+def _of_outward(r: Results, rate: float, p: int) -> str:
+    own = r.series(Site.OD, OUTWARD, rate)
+    if p not in own:
+        return ""
+    t = time_of(own[p])
+    return f", away from zero to {p} bits in {t.diverged} of {t.runs}"
 
 
 def _growth(r: Results, rate: float) -> str:

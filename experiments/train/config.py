@@ -20,7 +20,7 @@ class Config:
     warmup, decay_steps     steps of linear warm-up; the step at which the cosine ends (None: steps)
     beta1, beta2, weight_decay, clip   AdamW's; decay touches matrices only; clip of the global norm, None: off
     position, qk_norm, tied, mlp_ratio   learned positions; RMS norm of q and k; output matrix = embedding; MLP's width / width
-    matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.linear); "fp32"
+    matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.linear); "fp16"; "fp32"
     plan, changes, sums     attention: a preset or "jax"; its changes, in the words of interventions; "native": the device's
                             own sums of products, fast, reproducible on one kind of device only; "preset": as the preset says
     block                   tile of queries and of keys; None: the whole context, one tile
@@ -115,9 +115,9 @@ def _check_optimiser(c: Config) -> None:
 
 
 def _check_attention(c: Config) -> None:
-    for name, known in (("matmul", ("bf16", "fp32")), ("sums", ("native", "preset"))):
+    for name, known in (("matmul", ("bf16", "fp16", "fp32")), ("sums", ("native", "preset"))):
         if getattr(c, name) not in known:
-            raise bad(name, getattr(c, name), f"use {' or '.join(known)}")
+            raise bad(name, getattr(c, name), f"use {', '.join(known[:-1])} or {known[-1]}")
     if c.plan == JAX:
         if c.changes:
             raise bad("plan", JAX, "has no events to change; choose a preset, such as fp32")

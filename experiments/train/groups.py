@@ -12,26 +12,28 @@ from experiments.train import devices
 from experiments.train import step as one_step
 from experiments.train.config import WORD
 from experiments.train.interventions import Plans, plans_of
+from experiments.train.offset import Offset
 from experiments.train.plans import by_arm, by_layer
 from experiments.train.settings import Arm, Settings
 
 
 class Group:
-    """Arms of one executable: their numbers, their state on the devices, their peak rates."""
+    """Arms of one executable: their numbers, their state on the devices, their peak rates, their offsets if there are any."""
 
-    def __init__(self, settings: Settings, arms: list[int], state: Any) -> None:
+    def __init__(self, settings: Settings, arms: list[int], state: Any, offset: Offset | None = None) -> None:
         self.settings, self.arms = settings, arms
         self.place = devices.place(settings.config, arms)
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
         self.seeds = [settings.arms[a].seed for a in arms]
+        self.offset = None if offset is None else self.place.state(offset)
         self._advance = one_step.advance(settings.config)
         self._plans: dict[int, tuple[HeadPlans | None, list[Plans | None]]] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
         """Step `number` with the batch of each seed. Losses and gradient norms (arms,), on the device."""
         tokens = self.place.tokens(self.own(batches))
-        self.state, losses, norms = self._advance(self.state, tokens, self.plans(number)[0], self.lr)
+        self.state, losses, norms = self._advance(self.state, tokens, self.plans(number)[0], self.lr, self.offset)
         return losses, norms
 
     def own(self, batches: dict[int, np.ndarray]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 matmul="bf16" is the paper's "BF16 forward, FP32 backward" (arXiv 2510.04212): the forward rounds both operands to BF16
 and adds the exact products in FP32; the backward multiplies the same rounded operands with the FP32 gradient, in FP32.
-(PyTorch's autocast also rounds the result and the gradients to BF16.) Sums are in the device's order.
+(PyTorch's autocast also rounds the result and the gradients to BF16.) matmul="fp16" is the same with FP16. Sums are in the device's order.
 """
 
 from functools import partial
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+BITS = {"bf16": (8, 7), "fp16": (5, 10)}  # of exponent and significand
 FULL = lax.Precision.HIGHEST  # or a GPU drops bits of FP32 operands (TF32)
 
 
@@ -22,9 +23,9 @@ def linear(x: Array, w: Array, kind: str) -> Array:
 
 
 def _forward(x: Array, w: Array, kind: str) -> tuple[Array, tuple[Array, Array]]:
-    if kind == "bf16":
-        x, w = rounded(x), rounded(w)
-        # BF16 numbers are TF32 numbers: nothing is lost on a GPU, whose default for FP32 operands is TF32
+    if kind in BITS:
+        x, w = rounded(x, kind), rounded(w, kind)
+        # numbers of both formats are TF32 numbers: nothing is lost on a GPU, whose default for FP32 operands is TF32
         return jnp.matmul(x, w, precision=lax.Precision.DEFAULT), (x, w)
     return jnp.matmul(x, w, precision=FULL), (x, w)
 
@@ -38,9 +39,10 @@ def _backward(kind: str, operands: tuple[Array, Array], g: Array) -> tuple[Array
 linear.defvjp(_forward, _backward)
 
 
-def rounded(x: Array) -> Array:
-    """x rounded to BF16, as float32: `astype` there and back is deleted by XLA, this is not."""
-    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+def rounded(x: Array, kind: str = "bf16") -> Array:
+    """x rounded to BF16 or FP16, as float32: `astype` there and back is deleted by XLA, this is not. Beyond FP16's range: infinite."""
+    exponent, mantissa = BITS[kind]
+    return lax.reduce_precision(x, exponent_bits=exponent, mantissa_bits=mantissa)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

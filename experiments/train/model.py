@@ -11,6 +11,8 @@ W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +21,13 @@ from jax import Array, lax
 
 from attention import attend
 from attention.traced_plan import HeadPlans
+from experiments.train import offset as offsets
 from experiments.train.config import Config
 from experiments.train.linear import cross_entropy, embed, linear
+from experiments.train.offset import Offset
 
 Params = dict[str, Any]
+Wrong = Callable[[Array, Array, Array], Array]  # q, k, v -> the error of the output as delta reads it
 SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
 LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
 
@@ -57,9 +62,9 @@ def init(config: Config, key: Array) -> Params:
     return params | ({"position": position} if c.position else {}) | ({} if c.tied else {"head": head})
 
 
-def loss(params: Params, tokens: Array, plans: HeadPlans | None, config: Config) -> Array:
+def loss(params: Params, tokens: Array, plans: HeadPlans | None, config: Config, offset: Offset | None = None) -> Array:
     """Mean cross-entropy of the next token, in nats; tokens (B, T + 1) integers, plans (layers, heads, ...), None for plan = "jax"."""
-    return run(params, tokens, plans, config)[0]
+    return run(params, tokens, plans, config, offset=offset)[0]
 
 
 def attention_inputs(params: Params, tokens: Array, plans: HeadPlans | None, config: Config) -> tuple[Array, Array, Array]:
@@ -68,45 +73,51 @@ def attention_inputs(params: Params, tokens: Array, plans: HeadPlans | None, con
     return seen.q, seen.k, seen.v
 
 
-def run(params: Params, tokens: Array, plans: HeadPlans | None, config: Config, taps: Array | None = None) -> tuple[Array, Seen]:
+def run(
+    params: Params, tokens: Array, plans: HeadPlans | None, config: Config, taps: Array | None = None, offset: Offset | None = None
+) -> tuple[Array, Seen]:
     """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions' outputs: the loss's
-    derivative by them, at zero, is dO. What is not used of the second costs nothing under jit.
+    derivative by them, at zero, is dO; offset: an error of what delta reads. What is not used of the second costs nothing under jit.
     """
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     x = embed(params["embedding"], inputs, config.vocab)
     if config.position:
         x = x + params["position"][: x.shape[1]]
 
-    def layer(x: Array, own: tuple[Params, Any, Array | None]) -> tuple[Array, Seen]:
-        w, table, tap = own
+    def layer(x: Array, own: tuple[Params, Any, Array | None, Any]) -> tuple[Array, Seen]:
+        w, table, tap, number = own
         heads = None if plans is None else HeadPlans(plans.like, table)
-        x, seen = _attention(x, w, heads, config, tap)
+        wrong = None if offset is None else partial(offsets.error, offset, number)
+        x, seen = _attention(x, w, heads, config, tap, wrong)
         return x + _mlp(layer_norm(x, w["norm2"]), w, config), seen
 
-    x, seen = lax.scan(layer, x, (params["layers"], None if plans is None else jnp.asarray(plans.table), taps))
+    numbers = None if offset is None else jnp.arange(config.layers)
+    x, seen = lax.scan(layer, x, (params["layers"], None if plans is None else jnp.asarray(plans.table), taps, numbers))
     output = params["embedding"] if config.tied else params["head"]
     logits = linear(layer_norm(x, params["norm"]), output.T, config.matmul)
     return cross_entropy(logits, targets), seen
 
 
-def _attention(x: Array, w: Params, plans: HeadPlans | None, config: Config, tap: Array | None) -> tuple[Array, Seen]:
+def _attention(
+    x: Array, w: Params, plans: HeadPlans | None, config: Config, tap: Array | None, wrong: Wrong | None = None
+) -> tuple[Array, Seen]:
     """x plus the layer's attention, and what it read."""
     read = layer_norm(x, w["norm1"])
     qkv = linear(read, w["qkv"].reshape(config.width, -1), config.matmul)
     q, k, v = (qkv.reshape(*x.shape[:2], 3, config.heads, config.head_width)[:, :, i] for i in range(3))
     if config.qk_norm:
         q, k = rms_norm(q, w["norm_q"]), rms_norm(k, w["norm_k"])
-    out = attended(q, k, v, plans, config)
+    out = attended(q, k, v, plans, config, None if wrong is None else wrong(q, k, v))
     out = out if tap is None else out + tap
     y = linear(out.reshape(x.shape), w["proj"].reshape(config.width, config.width), config.matmul)
     return x + y, Seen(read, q, k, v)
 
 
-def attended(q: Array, k: Array, v: Array, plans: HeadPlans | None, config: Config) -> Array:
+def attended(q: Array, k: Array, v: Array, plans: HeadPlans | None, config: Config, delta_error: Array | None = None) -> Array:
     """Causal attention of one layer by its heads' plans, or, without any, JAX's own (of Config.plan = "jax")."""
     if plans is None:
         return jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    out: Array = attend(q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, is_causal=True)
+    out: Array = attend(q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, is_causal=True, delta_error=delta_error)
     return out
 
 

@@ -45,7 +45,7 @@ def earlier(
     if first is not None and checkpoint.steps(folder) and not known:
         raise bad("--from", first, f"{folder} has checkpoints from step {checkpoint.steps(folder)[0]} on")
     state, meta = checkpoint.load(folder, known[-1] if known else None)
-    before = _settings_of(meta)
+    before = settings_of(meta)
     step = meta["step"] if first is None else first
     if seeds:
         raise bad("--seeds", seeds, "a branch keeps the seeds of its run; leave it out")
@@ -88,7 +88,8 @@ def _later(before: Settings, state: Any, meta: dict[str, Any], step: int, chosen
     return loop.Beginning(step=step, state=groups.pick(state, chosen), watch=meta["watch"], arms=chosen)
 
 
-def _settings_of(meta: dict[str, Any]) -> Settings:
+def settings_of(meta: dict[str, Any]) -> Settings:
+    """The settings of the run whose checkpoint says `meta`."""
     arms = tuple(Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"]) for a in meta["arms"])
     return Settings(config=settings([], before=meta["config"]).config, arms=arms, at=tuple((s, t) for s, t in meta["at"]))
 

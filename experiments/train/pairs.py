@@ -77,12 +77,17 @@ def pair(params: Any, tokens: Any, high: HeadPlans, low: HeadPlans, config: Conf
     """
     if config.plan == JAX:
         raise bad("plan", JAX, "is not emulated: a pair needs two emulated plans")
-    seen, do = _state(config)(params, tokens, high)
-    x, q, k, v, do = (np.asarray(leaf, np.float64) for leaf in (*seen, do))
+    x, q, k, v, do = (np.asarray(leaf, np.float64) for leaf in read(params, tokens, high, config))
     with jax.enable_x64(True):
         both = [Pulled(*(np.asarray(leaf) for leaf in _pulled(config.tile, q, k, v, do, plans))) for plans in (high, low)]
         pk = np.asarray(_pk(q, k))
     return Pair(high=both[0], low=both[1], pk=pk, x=x, alpha=config.head_width**-0.5)
+
+
+def read(params: Any, tokens: Any, plans: HeadPlans, config: Config) -> tuple[Any, Any, Any, Any, Any]:
+    """What the attention of every layer reads at one state: x (L, B, T, D), q, k, v and dO (L, B, T, N, H)."""
+    (x, q, k, v), do = _state(config)(params, tokens, plans)
+    return x, q, k, v, do
 
 
 @lru_cache(16)

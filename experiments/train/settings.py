@@ -2,6 +2,7 @@
 
 file    layers = 4 ...: the fields of Config;  seeds = [0, 1];  [arms] name = "change; change";  [at] 300 = "change"
 words   layers=4 ... of the same keys, over the file; --seeds, --arm NAME=TEXT and --at STEP TEXT replace the file's
+warmup  left out: a tenth of steps (of decay_steps, if given), at most 100
 arms    every seed of every arm is one run; all arms of a seed see the same batches. In an arm's text, lr=1e-2 sets its peak rate
 """
 
@@ -52,12 +53,19 @@ def settings(
         raise bad("CONFIG", files[1], f"{files[0]} is given already; one file, and words for what differs")
     given = dict(before or {}) | (_file(Path(files[0])) if files else {}) | _words([w for w in words if w not in files])
     tables = {name: given.pop(name) for name in TABLES if name in given}
-    config = Config(**{name: typed(name, value) for name, value in given.items()})
+    config = _config({name: typed(name, value) for name, value in given.items()})
     named = _named(arms) or tables.get("arms") or {ONLY: ""}
     chosen = _seeds(tables.get("seeds", [0]) if seeds is None else seeds)
     steps = [_at(text) for text in at] or [(_step(k), _checked(v)) for k, v in _table("at", tables.get("at", {})).items()]
     found = [_arm(config, name, text, seed, len(chosen) > 1) for name, text in _table("arms", named).items() for seed in chosen]
     return Settings(config=config, arms=tuple(found), at=tuple(sorted(steps, key=lambda pair: pair[0])))
+
+
+def _config(given: Mapping[str, Any]) -> Config:
+    """Without a warmup: a tenth of the steps that the rate takes to its end, at most Config's."""
+    usual = Config()
+    end = given.get("decay_steps") or given.get("steps", usual.steps)
+    return Config(**{"warmup": min(usual.warmup, end // 10), **given})
 
 
 def typed(name: str, value: Any) -> Any:

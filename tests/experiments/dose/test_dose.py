@@ -20,6 +20,7 @@ from experiments.train.groups import plans_at
 from experiments.train.plans import base
 
 EVEN, ZERO, RANDOM = RoundingMode.TIES_TO_EVEN, RoundingMode.TOWARD_ZERO, RoundingMode.STOCHASTIC
+OUTWARD = RoundingMode.AWAY_FROM_ZERO
 TINY = ["layers=1", "heads=2", "width=8", "context=8", "batch=2", "warmup=2", "data=sink", "steps=30"]
 
 
@@ -64,7 +65,7 @@ def test_quick_is_two_launches_and_each_has_its_exact_arms():
     """Arms that miss their control, a control run twice, or an executable for each mode."""
     wanted = arms.doses(scales.QUICK)
     groups = arms.launches(scales.QUICK.config, wanted)
-    assert [len(g) for g in groups] == [5 * (1 + 2 * 4), 5 * 4]
+    assert [len(g) for g in groups] == [5 * (1 + 3 * 3), 5 * 3]
     assert all(d.mode is RANDOM for d in groups[1])
     assert len(set(wanted)) == len(wanted) and {d.exact for d in wanted} <= set(wanted)
 
@@ -72,7 +73,7 @@ def test_quick_is_two_launches_and_each_has_its_exact_arms():
 def test_full_is_one_launch_for_each_structure_and_number_of_steps():
     """A stray exact arm of a study that shares its rate and steps with another, or stochastic events that cannot share a structure."""
     groups = arms.launches(scales.FULL.config, arms.doses(scales.FULL))
-    assert sorted((len(g), g[0].steps) for g in groups) == [(35, 2000), (35, 6000), (5 * (1 + 21 + 20), 2000)]
+    assert sorted((len(g), g[0].steps) for g in groups) == [(35, 2000), (35, 6000), (5 * (1 + 28 + 20), 2000)]
 
 
 def test_the_key_names_all_that_decides_a_run():
@@ -147,6 +148,15 @@ def test_verdict_of_toward_zero():
     assert verdict(exact() + every, "away from zero").word is Word.NOT_TESTABLE
 
 
+def test_verdict_of_away_from_zero():
+    """A verdict that reads another p or another mode."""
+    text, lower = "away from zero", outcomes(OUTWARD, 7, [5] * 3) + outcomes(ZERO, 8, [5] * 3)
+    assert verdict(exact() + lower + outcomes(OUTWARD, 8, [900, 1900, 20]), text).word is Word.AGREES
+    assert verdict(exact() + lower + outcomes(OUTWARD, 8, [None] * 3), text).word is Word.CONTRADICTS
+    assert verdict(exact() + lower + outcomes(OUTWARD, 8, [900, None, 20]), text).word is Word.UNDECIDED
+    assert verdict(exact() + lower, text).word is Word.NOT_TESTABLE
+
+
 def test_norms_are_read_before_divergence():
     """A norm read after the loss was gone, or not against the exact arm."""
     found = exact() + outcomes(ZERO, 2, [150, 160, 170]) + outcomes(ZERO, 3, [50, None, 120])
@@ -192,16 +202,16 @@ def test_the_command_trains_and_repeats_to_the_bit(tmp_path, capsys):
 
 def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
     """A launch that is run again though it is there, one that is lost with a later one, or a file that lacks what was asked."""
-    monkeypatch.setattr(run, "launch", lambda config, doses, progress: fake(doses))
+    monkeypatch.setattr(run, "launch", lambda config, doses, progress, ties: fake(doses))
     out = tmp_path / "d"
     asked = ["dose", "--quick", "--out", str(out), "--seeds", "0-1", *TINY, "p=2,3", "--json"]
     main_of(asked)
     first = json.loads(capsys.readouterr().out)
-    assert first["run"]["ran"] == 2 and len(first["points"]) == 1 + 3 * 2
+    assert first["run"]["ran"] == 2 and len(first["points"]) == 1 + 4 * 2
     page = (out / "report.html").read_text()
     assert page.count("<img") == 3 and "Not decided" in page
     connection = sqlite3.connect(out / "dose.sqlite")
-    assert connection.execute("SELECT count(*) FROM doses").fetchone() == (2 * 7,)
+    assert connection.execute("SELECT count(*) FROM doses").fetchone() == (2 * 9,)
     with connection:
         connection.execute("DELETE FROM doses WHERE mode = 'stochastic' AND seed = 1")
     connection.close()
@@ -213,7 +223,7 @@ def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
 def test_an_interrupt_keeps_the_launches_before(tmp_path, monkeypatch):
     """Results that are written at the end alone."""
 
-    def launch(config, doses, progress):
+    def launch(config, doses, progress, ties):
         if doses[0].mode is RANDOM:
             raise KeyboardInterrupt
         return fake(doses)
@@ -223,7 +233,7 @@ def test_an_interrupt_keeps_the_launches_before(tmp_path, monkeypatch):
         main(["dose", "--quick", "--out", str(tmp_path), *TINY, "p=2,3"])
     assert end.value.code == 130
     connection = sqlite3.connect(tmp_path / "dose.sqlite")
-    assert connection.execute("SELECT count(*), max(mode = 'stochastic') FROM doses").fetchone() == (5 * 5, 0)
+    assert connection.execute("SELECT count(*), max(mode = 'stochastic') FROM doses").fetchone() == (5 * (1 + 3 * 2), 0)
     connection.close()
 
 

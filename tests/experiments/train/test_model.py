@@ -122,14 +122,15 @@ def test_each_layer_and_head_follows_its_own_plan():
     assert moved.any()
 
 
-def test_bf16_operands_round_forwards_alone():
-    """Operands that XLA leaves unrounded; a gradient rounded to BF16 on its way back."""
+@pytest.mark.parametrize(("kind", "form"), [("bf16", jnp.bfloat16), ("fp16", jnp.float16)])
+def test_operands_round_forwards_alone(kind, form):
+    """Operands that XLA leaves unrounded or rounds to the other format; a gradient rounded on its way back."""
     x, w = (np.random.default_rng(i).standard_normal(s).astype(np.float32) for i, s in enumerate([(5, 7), (7, 3)]))
     g = np.random.default_rng(3).standard_normal((5, 3)).astype(np.float32)
-    near = [np.asarray(jnp.asarray(a).astype(jnp.bfloat16)).astype(np.float64) for a in (x, w)]
-    out, pull = jax.vjp(jax.jit(lambda x, w: linear(x, w, "bf16")), x, w)
+    near = [np.asarray(jnp.asarray(a).astype(form)).astype(np.float64) for a in (x, w)]
+    out, pull = jax.vjp(jax.jit(lambda x, w: linear(x, w, kind)), x, w)
     assert np.allclose(out, near[0] @ near[1], rtol=1e-6, atol=1e-6)
-    assert np.abs(out - x.astype(np.float64) @ w).max() > 1e-3
+    assert np.abs(out - x.astype(np.float64) @ w).max() > 1e-4
     for found, expected in zip(pull(g), (g @ near[1].T, near[0].T @ g), strict=True):
         assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
 
@@ -153,7 +154,7 @@ def test_reseeding_changes_seeds_alone():
     ("field", "value", "repair"),
     [
         ("width", 30, "multiple of the 4 heads"), ("vocab", 1, "2 to 65536"), ("min_lr", 1.0, "between 0 and lr"),
-        ("plan", "qiu-ya", "qiu-yao"), ("sums", "fast", "native or preset"), ("matmul", "fp16", "bf16 or fp32"),
+        ("plan", "qiu-ya", "qiu-yao"), ("sums", "fast", "native or preset"), ("matmul", "fp8", "bf16, fp16 or fp32"),
         ("steps", 0, "at least 1"), ("clip", 0.0, "positive norm"), ("beta2", 1.0, "below 1"), ("decay_steps", 5, "smaller warmup"),
     ],
 )  # fmt: skip

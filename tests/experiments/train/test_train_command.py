@@ -13,7 +13,7 @@ import pytest
 from experiments.cli import main
 from experiments.train import checkpoint, live, record
 from experiments.train.loop import View
-from experiments.train.settings import settings
+from experiments.train.settings import plain, settings
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "vocab": 16, "batch": 2, "warmup": 2, "data": "repeat"}
 TINY = SIZES | {"steps": 12, "checkpoint_every": 4, "monitor_every": 3, "keep": 9}
@@ -154,7 +154,7 @@ import sys, jax
 jax.config.update("jax_num_cpu_devices", 2)
 from experiments.cli import main
 out, *asked = sys.argv[1:]
-for name, more in (("batch", []), ("arms", ["--seeds", "0,3"])):
+for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--seeds", "0,3"])):
     try:
         main(["train", *asked, "--out", out + "/" + name, *more])
     except SystemExit as end:
@@ -163,7 +163,7 @@ for name, more in (("batch", []), ("arms", ["--seeds", "0,3"])):
 
 
 def test_two_devices_share_a_batch(tmp_path, capsys):
-    """Sharding that changes more than last bits, or a log that does not say so. Two arms on two devices share no sum."""
+    """Sharding that changes more than last bits, that is left to chance, or a log that does not say so."""
     asked = words(PLAIN, monitor_every=100)
     subprocess.run([sys.executable, "-c", TWO_DEVICES, str(tmp_path), *asked], check=True, stdout=subprocess.DEVNULL)
     train(capsys, *asked, "--out", tmp_path / "one")
@@ -173,6 +173,18 @@ def test_two_devices_share_a_batch(tmp_path, capsys):
         assert f"{name} over 2 devices" in run["device"]
         np.testing.assert_allclose(losses(name, arm), losses("one", "run"), rtol=1e-4)
     assert losses("arms", "run/3") != losses("arms", "run/0")
+    for arm in (0, 1):
+        assert weights(tmp_path / "arms", 12, arm) == weights(tmp_path / "again", 12, arm)
+
+
+def test_warmup_left_out_fits_the_steps():
+    """A short run that is refused, a long one whose warm-up grows, a warm-up that was asked for and is not kept."""
+    lengths = {50: 5, 999: 99, 1000: 100, 20000: 100, 5: 0}
+    assert {steps: settings([f"steps={steps}"]).config.warmup for steps in lengths} == lengths
+    assert settings(["steps=5000", "decay_steps=80"]).config.warmup == 8 and settings([]).config.warmup == 100
+    assert settings(["steps=50", "warmup=20"]).config.warmup == 20
+    kept = plain(settings(["steps=50"]).config)
+    assert settings(["steps=3000"], before=kept).config.warmup == 5  # a run that goes on
 
 
 def test_a_file_and_words_mean_the_same(tmp_path):
