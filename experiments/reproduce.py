@@ -5,13 +5,20 @@ from pathlib import Path
 from emu.formats import unknown
 from experiments.errors import UsageError
 
-PAPERS = {"golden": "arXiv 2405.02803, Is Flash Attention Stable?"}
+PAPERS = {
+    "golden": "arXiv 2405.02803, Is Flash Attention Stable?",
+    "qiu-yao": "arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+}
 
 
 def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | None, as_json: bool) -> int:
     """Reproduces a paper; the exit code of its command. Raises UsageError for one that is not known."""
     if paper not in PAPERS:
         raise UsageError(unknown("paper", paper, PAPERS))
+    if paper == "qiu-yao":
+        from experiments.qiu_yao import command as qiu_yao
+
+        return qiu_yao.run(quick=quick, out=out or Path(paper), as_json=as_json)
     from experiments.golden import command
 
     return command.run(quick=quick, out=out or Path(paper), engine=engine, jobs=jobs, as_json=as_json)

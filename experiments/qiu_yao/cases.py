@@ -1,0 +1,55 @@
+"""`Case`: a way to make the authors' algorithm fail in a small model, as changes to the preset qiu-yao."""
+
+from dataclasses import dataclass
+
+BEFORE, AFTER = "PV,AO,O", "OUT"  # events of O before and after its normalisation
+PATH = f"{BEFORE},{AFTER}"  # in the forward; the backward reads OUT
+SCORES, STATS = "S,SCALED,X", "M,DM,L"
+ALL = "Q,K,V,DO,S,SCALED,M,X,P,DM,L,AO,PV,O,OUT,DQ_OUT,DK_OUT,DV_OUT"  # what is BF16 in qiu-yao
+PUBLISHED, AMPLIFIED, NEAREST, FEWER, OTHER_DELTA = "N", "A", "A'", "B", "C"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """changes: of the preset; path: the rounding of O's events there, FORMAT:MODE; low: that of all that is low; bits: p of the O path."""
+
+    name: str
+    words: str
+    changes: tuple[str, ...]
+    bits: int
+    mode: str = "ties-to-even"
+
+    @property
+    def path(self) -> str:
+        """The rounding of PV, AO, O and OUT."""
+        return rounded(self.bits, self.mode)
+
+
+def rounded(bits: int, mode: str) -> str:
+    """p significand bits, the leading one counted, with the exponents of BF16."""
+    return f"e8m{bits - 1}:{mode}"
+
+
+def published() -> Case:
+    """The authors' algorithm as they released it."""
+    return Case(name=PUBLISHED, words="as published: BF16", changes=(), bits=8)
+
+
+def isolated(name: str, bits: int, mode: str) -> Case:
+    """The paper's mechanism alone, amplified: scores and statistics FP32, O rounded more coarsely."""
+    changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
+    return Case(name=name, words=f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}", changes=changes, bits=bits, mode=mode)
+
+
+def fewer(bits: int) -> Case:
+    """The authors' algorithm with fewer bits at every event that they keep in BF16."""
+    changes = (f"site={ALL} -> {rounded(bits, 'ties-to-even')}",)
+    return Case(name=FEWER, words=f"all BF16 events at p\xa0=\xa0{bits}", changes=changes, bits=bits)
+
+
+def other_delta() -> Case:
+    """BF16, and delta from rowsum(P dP), the paper's own alternative."""
+    return Case(name=OTHER_DELTA, words="BF16, delta\xa0=\xa0rowsum(P\xa0dP)", changes=("-> delta_from=P_DP",), bits=8)
+
+
+MODES = {"toward-zero": "toward zero", "ties-to-even": "nearest-even", "ties-to-away": "ties away", "stochastic": "stochastic"}

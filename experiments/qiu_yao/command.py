@@ -1,0 +1,108 @@
+"""`roundscope reproduce qiu-yao`: runs the launches that are missing, then judges, draws and prints."""
+
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.dose.arms import NAMED
+from experiments.errors import bad
+from experiments.golden.verdicts import Verdict
+from experiments.output import console, plain, print_json
+from experiments.qiu_yao.cases import AMPLIFIED
+from experiments.qiu_yao.heads import chosen
+from experiments.qiu_yao.progress import bar
+from experiments.qiu_yao.rows import FAILS
+from experiments.qiu_yao.scale import FULL, QUICK, Scale
+from experiments.qiu_yao.trials import Entry, entries, launches
+
+INTERRUPTED = 130
+
+
+def run(*, quick: bool, out: Path, as_json: bool) -> int:
+    """Writes qiu-yao.sqlite, report.html and qiu-yao.json into `out`. The exit code: 0, or 130 after Ctrl-C, when launches done are kept.
+
+    Raises UsageError before anything is computed, StorageError for a folder that cannot be used now.
+    """
+    from experiments.compile_cache import keep_compilations
+    from experiments.qiu_yao.results import Results
+    from experiments.qiu_yao.store import opened
+
+    keep_compilations()
+    scale = QUICK if quick else FULL
+    if out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with opened(out) as store:
+        try:
+            wanted, ran, of = measured(scale, store)
+            static = _static()
+        except KeyboardInterrupt:
+            console(stderr=True).print("interrupted; launches that were done are kept, and the same command goes on")
+            return INTERRUPTED
+        results, devices = Results(wanted, store.read(scale, [e.trial for e in wanted])), store.devices()
+    command = "roundscope reproduce qiu-yao" + (" --quick" if quick else "")
+    about = {"command": command, "seconds": round(time.perf_counter() - began, 1), "launches": of, "ran": ran, "devices": devices}
+    _tell(scale, results, static, about, out, as_json)
+    return 0
+
+
+def measured(scale: Scale, store: Any) -> tuple[list[Entry], int, int]:
+    """All entries, after the launches that were missing; how many ran, of how many. Row 8 comes last: it needs the failing runs."""
+    wanted = entries(scale)
+    ran, of = _measure(scale, wanted, store)
+    sets = [] if scale.core else _sets(scale, wanted, store)
+    more, of_sets = _measure(scale, sets, store) if sets else (0, 0)
+    return [*wanted, *sets], ran + more, of + of_sets
+
+
+def _sets(scale: Scale, wanted: Sequence[Entry], store: Any) -> list[Entry]:
+    base = [e.trial for e in wanted if (e.case, e.row) == (AMPLIFIED, FAILS)]
+    case = next(case for case in scale.cases if case.name == AMPLIFIED)
+    return chosen(scale, case, [r for r in store.read(scale, base).values() if r.diverged is not None])
+
+
+def _measure(scale: Scale, wanted: Sequence[Entry], store: Any) -> tuple[int, int]:
+    """Runs and keeps what is not there, launch by launch; how many ran, of how many."""
+    from experiments.qiu_yao.run import launch
+    from experiments.sweep.machine import device
+
+    groups = launches(scale, [e.trial for e in wanted])
+    missing = [group for group in groups if len(store.read(scale, group)) < len(set(group))]
+    for number, group in enumerate(missing):
+        with bar(f"launch {number + 1} of {len(missing)}: {len(group)} arms", group[0].steps) as progress:
+            store.add(scale, launch(scale, group, progress), device("xla"))
+    return len(missing), len(groups)
+
+
+def _static() -> tuple[list[Verdict], list[Any]]:
+    """Verdicts and pictures of what needs no failing run."""
+    from experiments.qiu_yao import static
+
+    with bar("without training", len(static.PARTS)) as progress:
+        begun = itertools.count()
+        verdicts = static.static_claims(lambda part: progress(next(begun)))
+    return verdicts, static.static_pictures()
+
+
+def _tell(scale: Scale, results: Any, static: tuple[list[Verdict], list[Any]], about: dict[str, Any], out: Path, as_json: bool) -> None:
+    """report.html, qiu-yao.json, and the answer, rows and verdicts to stdout."""
+    from experiments.qiu_yao import report, table
+    from experiments.qiu_yao.claims import judged
+    from experiments.qiu_yao.words import QUESTION, answer
+
+    verdicts = [*judged(results, scale), *static[0]]
+    data = {
+        "question": QUESTION, "answer": answer(results, scale), "verdicts": plain(verdicts), "rows": table.data(results, scale),
+        "scale": scale.name, "config": {k: v for k, v in asdict(scale.config).items() if k not in NAMED}, "run": about,
+    }  # fmt: skip
+    (out / "report.html").write_text(report.html(results, scale, verdicts, static[1], data), encoding="utf-8")
+    (out / "qiu-yao.json").write_text(json.dumps(plain(data), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(data)
+    else:
+        table.show(verdicts, data, out)

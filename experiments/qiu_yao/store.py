@@ -1,0 +1,106 @@
+"""DIR/qiu-yao.sqlite: a row of `trials` per run; a launch is written in one transaction.
+
+trials   key, changes, tiles, steps, seed, diverged (NULL: censored), loss (NULL: it diverged), norm, heads, rest,
+         curve, config (JSON), device, finished
+"""
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import StorageError, bad
+from experiments.qiu_yao.results import Result
+from experiments.qiu_yao.scale import Scale
+from experiments.qiu_yao.trials import Trial, key
+from experiments.sweep.lock import locked
+from experiments.sweep.schema import explained
+
+NAME = "qiu-yao.sqlite"
+APPLICATION = int.from_bytes(b"RSqy", "big")  # SQLite's application_id: whose file it is
+COLUMNS = {
+    "key": "TEXT PRIMARY KEY", "changes": "TEXT NOT NULL", "tiles": "INTEGER NOT NULL", "steps": "INTEGER NOT NULL",
+    "seed": "INTEGER NOT NULL", "diverged": "INTEGER", "loss": "REAL", "norm": "REAL",
+    "heads": "TEXT", "rest": "TEXT", "curve": "TEXT", "config": "TEXT", "device": "TEXT", "finished": "TEXT",
+}  # fmt: skip
+
+
+class Store:
+    """A results file that is open; made by `opened`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection, self.path = connection, path
+
+    def read(self, scale: Scale, trials: Sequence[Trial]) -> dict[Trial, Result]:
+        """What is there already of some trials."""
+        found = {trial: self._one(trial, key(scale, trial)) for trial in dict.fromkeys(trials)}
+        return {trial: result for trial, result in found.items() if result is not None}
+
+    def devices(self) -> list[str]:
+        """Where the results were computed."""
+        with explained(self.path):
+            return [row[0] for row in self.connection.execute("SELECT DISTINCT device FROM trials ORDER BY device")]
+
+    def add(self, scale: Scale, results: Sequence[Result], device: str) -> None:
+        """The results of a launch, all or none. They are on the disk when this returns."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = [_row(scale, r) | {"device": device, "finished": now} for r in results]
+        text = f"INSERT OR REPLACE INTO trials ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{name}' for name in COLUMNS)})"
+        with explained(self.path), self.connection:
+            self.connection.executemany(text, rows)
+
+    def _one(self, trial: Trial, name: str) -> Result | None:
+        columns = ("diverged", "loss", "norm", "heads", "rest", "curve")
+        with explained(self.path):
+            row = self.connection.execute(f"SELECT {', '.join(columns)} FROM trials WHERE key = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        diverged, loss, norm, heads, rest, curve = row
+        looks = tuple((step, _number(loss), _number(norm)) for step, loss, norm in json.loads(curve))
+        sums = tuple(tuple(tuple(map(_number, head)) for head in layer) for layer in json.loads(rest))
+        return Result(trial=trial, diverged=diverged, loss=_number(loss), norm=norm, rest=sums,
+                      heads=tuple(map(tuple, json.loads(heads))), curve=looks)  # fmt: skip
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Store]:
+    """The results file of a folder, new or old, held against other processes. Raises UsageError or StorageError."""
+    path = (folder / NAME).resolve()
+    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+        [(application,)] = connection.execute("PRAGMA application_id")
+        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
+        if application != APPLICATION and (application or tables):
+            raise bad("--out", str(folder), f"its {NAME} is of another program; choose another folder")
+        connection.execute(f"CREATE TABLE IF NOT EXISTS trials ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.commit()
+        yield Store(connection, path)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    try:
+        with locked(path):
+            yield
+    except StorageError as error:
+        raise StorageError(str(error).replace("another sweep", "another run")) from None
+
+
+def _row(scale: Scale, r: Result) -> dict[str, Any]:
+    own = {"key": key(scale, r.trial), "diverged": r.diverged, "loss": r.loss, "norm": r.norm, "config": json.dumps(asdict(scale.config))}
+    lists = {name: json.dumps(_finite(getattr(r, name))) for name in ("heads", "rest", "curve")}
+    return asdict(r.trial) | {"changes": "; ".join(r.trial.changes)} | own | lists
+
+
+def _finite(x: Any) -> Any:
+    """Lists of numbers, None for those that are not finite."""
+    return [_finite(each) for each in x] if isinstance(x, tuple) else x if math.isfinite(x) else None
+
+
+def _number(x: float | None) -> float:
+    return math.nan if x is None else x

@@ -1,0 +1,65 @@
+"""Every row of every case with its numbers, for the report, qiu-yao.json and the terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.golden.table import COLOURS
+from experiments.golden.verdicts import Verdict, interval, number
+from experiments.output import console
+from experiments.qiu_yao.results import Results, diverged, middle, times
+from experiments.qiu_yao.scale import Scale
+from experiments.qiu_yao.trials import chosen_rows
+
+HEADS = ["case", "row", "what is different", "diverged", "loss above FP32, nats", "largest\n||W_Q||", "rest of dS:\nshare", "steady"]
+
+
+def data(r: Results, scale: Scale) -> list[dict[str, Any]]:
+    """A record per case and row."""
+    words = _words(scale)
+    found = []
+    for (case, row), own in r.by.items():
+        found.append({
+            "case": case, "row": row, "words": words.get((case, row), "O path FP32 in half of all heads"),
+            "changes": list(own[0].trial.changes), "tiles": own[0].trial.tiles, "steps": own[0].trial.steps, "runs": len(own),
+            "diverged": diverged(own), "times": [run.diverged for run in own], "seeds": [run.trial.seed for run in own],
+            "losses": [run.loss for run in own], "norms": [run.norm for run in own], "shares": [run.share for run in own],
+            "steadies": [run.steady for run in own],
+        })  # fmt: skip
+    return found
+
+
+def rows(r: Results, scale: Scale) -> list[list[str]]:
+    """A line per case and row, in words; the columns of HEADS."""
+    words, found = _words(scale), []
+    for (case, row), own in r.by.items():
+        excess = r.excess(case, own)
+        shown = [number(middle([getattr(run, name) for run in own])) for name in ("norm", "share", "steady")]
+        left = interval(excess) if excess.seeds else "-"
+        found.append([case, row, words.get((case, row), "O path FP32 in half of all heads"), times(own), left, *shown])
+    return found
+
+
+def _words(scale: Scale) -> dict[tuple[str, str], str]:
+    return {(case.name, row.name): row.words for case in scale.cases for row in chosen_rows(scale, case)}
+
+
+def show(verdicts: Sequence[Verdict], data: dict[str, Any], out: Path) -> None:
+    """The answer, every verdict, and where the rest is."""
+    from rich.table import Table
+
+    screen = console()
+    say = lambda text: screen.print(text, markup=False)  # noqa: E731
+    say(data["answer"])
+    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for head, width in (("row", 9), ("claim", 29), ("case", 9), ("measured", 37), ("verdict", 12)):
+        made.add_column(head, width=width, overflow="fold")
+    before = ("", "")
+    for v in verdicts:
+        shown = ("", "") if (v.figure, v.claim) == before else (v.figure, v.claim)
+        before = v.figure, v.claim
+        made.add_row(*shown, v.case, v.measured, v.word.value, style=COLOURS.get(v.word, ""))
+    screen.print(made)
+    run = data["run"]
+    say(f"{run['ran']} of {run['launches']} launches run now, {run['seconds']:.0f} s ({data['scale']})")
+    print(f"written: {out / 'report.html'}, {out / 'qiu-yao.json'}, {out / 'qiu-yao.sqlite'}")
