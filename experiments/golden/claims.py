@@ -1,6 +1,6 @@
 """All verdicts, in the order of the paper's figures, and what cannot be tested."""
 
-from experiments.golden import claims_bias, claims_cause, claims_format, claims_length, claims_tiles
+from experiments.golden import claims_bias, claims_cause, claims_drift, claims_format, claims_length, claims_tiles
 from experiments.golden.results import Results
 from experiments.golden.scale import Scale
 from experiments.golden.verdicts import Verdict, Word
@@ -10,7 +10,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
     """Every claim of arXiv 2405.02803, and of arXiv 2510.04212 where the two seem to disagree."""
     return [
         *claims_format.judged(r, scale), *claims_length.judged(r, scale), *claims_tiles.judged(r, scale),
-        *claims_cause.judged(r, scale), *untestable(), *claims_bias.judged(r, scale),
+        *claims_cause.judged(r, scale), *claims_drift.judged(r, scale), *untestable(), *claims_bias.judged(r, scale),
     ]  # fmt: skip
 
 
@@ -20,10 +20,5 @@ def untestable() -> list[Verdict]:
         Verdict(
             figure="3-6", claim="the values on the axes", case="-", sizes="", word=Word.NOT_TESTABLE,
             measured="N, d, draws and tiles are not published", note="so only directions and the factor of 10 are compared",
-        ),
-        Verdict(
-            figure="7, 8", claim="weights of two trainings drift apart, 2-5 times less than FP16 against FP32", case="-", sizes="",
-            word=Word.NOT_TESTABLE, measured="needs training; not part of this run",
-            note="the paper's weight metrics are in experiments/weights.py; its model and data are not public",
         ),
     ]  # fmt: skip

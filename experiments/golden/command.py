@@ -1,6 +1,7 @@
 """`roundscope reproduce golden`: runs what is missing, then judges, draws and prints."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ Studies = dict[str, list[Cell]]
 
 def run(*, quick: bool, out: Path, engine: str, jobs: int | None, as_json: bool) -> int:
     """Measures, then writes golden.sqlite, verdicts.json and report.html into `out`. The exit code: 0, 1 if a cell failed,
-    130 after Ctrl-C, when what was done is kept.
+    130 after Ctrl-C, when cells that were done are kept, and the training if it was.
     """
+    from experiments.golden import drift_store
     from experiments.golden.conditions import cells
     from experiments.golden.results import read
     from experiments.sweep.values import ENGINES
@@ -31,10 +33,11 @@ def run(*, quick: bool, out: Path, engine: str, jobs: int | None, as_json: bool)
     out.mkdir(parents=True, exist_ok=True)
     file, unique = out / "golden.sqlite", {cell.key: cell for study in studies.values() for cell in study}
     outcome = _measure(list(unique.values()), file, jobs)
-    if outcome.interrupted:
+    if outcome.interrupted or not _trained(scale, file):
         console(stderr=True).print(f"interrupted; {outcome.done} cells done now are kept, and the same command goes on")
         return INTERRUPTED
-    _tell(read(file, set(unique)), scale, studies, outcome, out, as_json)
+    results = replace(read(file, set(unique)), drifts=drift_store.read(file, scale.training))
+    _tell(results, scale, studies, outcome, out, as_json)
     return FAILED if outcome.failed else 0
 
 
@@ -48,16 +51,52 @@ def _measure(cells: Sequence[Cell], file: Path, jobs: int | None) -> Any:
         return loop.run(cells, store, jobs=jobs, retry_failed=True, progress=progress)
 
 
+def _trained(scale: Scale, file: Path) -> bool:
+    """Trains what is not in the file; False after Ctrl-C, when none of it is kept."""
+    from experiments.compile_cache import keep_compilations
+    from experiments.golden import drift_run, drift_store
+    from experiments.sweep.machine import device, versions
+    from experiments.sweep.store import writing
+
+    t = scale.training
+    if drift_store.read(file, t):
+        return True
+    keep_compilations()
+    with writing(file) as store, _progress(f"training {len(t.versions) * t.seeds} models", t.config.steps) as progress:
+        try:
+            found = drift_run.run(t, progress)
+        except KeyboardInterrupt:
+            return False
+        drift_store.save(store, t, found, device("xla"), versions("xla"))
+    return True
+
+
+@contextmanager
+def _progress(text: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """Steps done, on a terminal's stderr; gone when done, and nothing elsewhere."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda done: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(text, total=steps)
+        yield lambda done: bar.update(task, completed=done)
+
+
 def _tell(results: Any, scale: Scale, studies: Studies, outcome: Any, out: Path, as_json: bool) -> None:
     """verdicts.json, report.html, and the table or the JSON to stdout."""
     import json
 
-    from experiments.golden import report, table
+    from experiments.golden import drift_store, report, table
     from experiments.golden.claims import judged
     from experiments.golden.words import QUESTION, answer
 
     verdicts = judged(results, scale)
-    run = {"scale": scale.name, **plain(replace(outcome, parts={})), "seconds": round(outcome.seconds, 1)}
+    run = {"scale": scale.name, **plain(replace(outcome, parts={})), "seconds": round(outcome.seconds, 1),
+           "trained_on": drift_store.devices(out / "golden.sqlite", scale.training)}  # fmt: skip
     data = {"question": QUESTION, "answer": answer(results, scale), "verdicts": plain(verdicts), "run": run,
             "first_error": next((row["error"] for row in results.failed), None)}  # fmt: skip
     (out / "verdicts.json").write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")

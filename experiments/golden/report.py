@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from experiments.golden import pictures, pictures_tiles
+from experiments.golden import pictures, pictures_drift, pictures_tiles
 from experiments.golden.conditions import EVENTS, GROUPS, narrow
 from experiments.golden.estimates import factor, ratio
 from experiments.golden.pictures_tiles import EXACT
@@ -26,7 +26,7 @@ def html(r: Results, scale: Scale, studies: dict[str, Any], verdicts: Sequence[V
     first, *others = (
         draw(r, scale)
         for draw in (pictures.opening, pictures.formats, pictures.lengths, pictures_tiles.shape, pictures_tiles.controls,
-                     pictures_tiles.attribution, pictures_tiles.bias)
+                     pictures_tiles.attribution, pictures_tiles.bias, pictures_drift.drift)
     )  # fmt: skip
     body = [
         f"<h1>{escape(QUESTION)}</h1><p class=sub>arXiv 2405.02803, reproduced in emulation.</p><p class=lead>{escape(data['answer'])}</p>",
@@ -77,9 +77,11 @@ def _run(r: Results, scale: Scale, studies: dict[str, Any], data: dict[str, Any]
     measured = [row for by_seed in r.cells.values() for row in by_seed.values()]
     devices, versions = sorted({row["device"] for row in measured}), measured[0]["versions"] if measured else {}
     engine = next((cell["engine"] for cells in studies.values() for cell in cells), "")
+    t = scale.training
     text = "\n".join([
         f"command    roundscope reproduce golden{' --quick' if scale.name == 'quick' else ''} --engine {engine}",
         f"cells      {len(measured)} in golden.sqlite, {data['run']['failed']} failed; golden value: unfused attention in binary64",
+        f"trainings  {'; '.join(t.versions)}: each with {t.seeds} seeds, on {', '.join(data['run']['trained_on'])}",
         f"device     {', '.join(devices)}", f"versions   {' '.join(f'{k} {v}' for k, v in versions.items())}",
     ])  # fmt: skip
     table = grid(["study", "cells", "T", "N", "keys per tile", "seeds"], rows)

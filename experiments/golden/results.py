@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.golden.drift import Drifts
 from experiments.golden.emulations import Point
 from experiments.sweep.cell import DEFAULTS, Value
 from experiments.sweep.schema import quoted
@@ -29,12 +30,13 @@ DERIVED = {  # name -> SQL of METRICS
 class Results:
     """Cells of one engine that are ok.
 
-    cells  place -> seed -> row;  sites: (key of a cell, site) -> row
+    cells  place -> seed -> row;  sites: (key of a cell, site) -> row;  drifts: of the trainings (`drift.Drifts`)
     """
 
     cells: Mapping[Place, Mapping[int, Row]]
     sites: Mapping[tuple[str, str], Row]
     failed: tuple[Row, ...] = ()
+    drifts: Drifts = field(default_factory=dict)
 
     def values(self, point: Point, metric: str) -> Values:
         """A metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed; NaN where there is none."""

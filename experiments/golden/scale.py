@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from experiments.golden.drift import Training
+from experiments.train.config import Config
+
 REAL = "sample:layer4"  # the real tensors that come with Roundscope: one draw, so no interval
 
 
@@ -15,6 +18,7 @@ class Scale:
     bench     (T, N) of formats, controls, attribution and bias;  counts: numbers of key tiles there in the bias study
     narrow    the smallest block_k, for as many key tiles as there can be
     seeds     up to T = plenty, fewer beyond
+    training  what is trained for the drift of weights
     """
 
     name: str
@@ -31,6 +35,7 @@ class Scale:
     seeds: int
     fewer: int
     plenty: int
+    training: Training
     tile: int = 64
     narrow: int = 16
 
@@ -43,10 +48,15 @@ class Scale:
         return max(1, self.entries // length)
 
 
+RATE = 1e-3  # constant after the warm-up: a rate that falls would end any growth
 QUICK = Scale(
     name="quick", lengths=(128, 256, 512, 1024), entries=1024, real=(128, 256, 512), many=(1024, 1),
     tiles=(16, 32, 64, 128, 256, 512, 1024), production_tiles=(16, 64, 256, 1024), swaps=((32, 128), (16, 256)),
     squares=(32, 64, 128, 256), bench=(512, 2), counts=(1, 2, 4, 8, 16), seeds=8, fewer=8, plenty=1024,
+    training=Training(
+        config=Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50, steps=300, lr=RATE, min_lr=RATE),
+        tile=8, seeds=5, pairs=("flash", "weights", "precision", "bf16"),
+    ),
 )  # fmt: skip
 
 # under xla every (shape, tile, structure of plan) is one compilation of about 10 s: few shapes, many seeds
@@ -54,4 +64,5 @@ FULL = Scale(
     name="full", lengths=(256, 1024, 4096), entries=8192, real=(128, 512), many=(1024, 2),
     tiles=(16, 32, 64, 128, 256, 512, 1024), production_tiles=(16, 64), swaps=((32, 128),), squares=(32, 64, 128),
     bench=(1024, 2), counts=(1, 4, 16), seeds=30, fewer=6, plenty=1024,
+    training=Training(config=Config(warmup=100, steps=2000, lr=RATE, min_lr=RATE), tile=32, seeds=10),
 )  # fmt: skip
