@@ -5,19 +5,27 @@
     dot, sum                         sums of products by an `Accumulator`
     exp                              correctly rounded
     explain(value, rounding("bf16")) one rounding in bits
+    round_blocks(x, "mxfp8_e4m3")    block-scaled formats: MX, NVFP4, FP8 with block scales
+    to_blocks, from_blocks           elements and scales apart; codes_of, pack: as they are stored
+    block_stats                      what that did
 
 NumPy and JAX arrays alike. Importing emu imports neither numba nor jax.
 """
 
 from emu.accumulate import Accumulator, Order
 from emu.api import dot, error_of, exp, round_to, round_with_stats, stats_of, sum, ulp_of
+from emu.block import BLOCK_NAMED, INT8, BlockFormat, ScaleRule, block_format
+from emu.block_api import Blocked, from_blocks, round_blocks, to_blocks
+from emu.block_codes import Codes, blocked_of, codes_of, pack, unpack
+from emu.block_stats import BlockStats, block_stats, distinct_elements
 from emu.explain import explain
 from emu.formats import NAMED, Format, format_named
 from emu.rounding import BF16, BINARY32, BINARY64, E4M3, E5M2, FP16, NanPolicy, Overflow, Rounding, RoundingMode, rounding
 from emu.stats import Stats
 
 __all__ = [
-    "BF16", "BINARY32", "BINARY64", "E4M3", "E5M2", "FP16", "NAMED", "Accumulator", "Format", "NanPolicy", "Order", "Overflow",
-    "Rounding", "RoundingMode", "Stats", "dot", "error_of", "exp", "explain", "format_named", "round_to", "round_with_stats",
-    "rounding",    "stats_of", "sum", "ulp_of",
+    "BF16", "BINARY32", "BINARY64", "BLOCK_NAMED", "E4M3", "E5M2", "FP16", "INT8", "NAMED", "Accumulator", "BlockFormat", "BlockStats",
+    "Blocked", "Codes", "Format", "NanPolicy", "Order", "Overflow", "Rounding", "RoundingMode", "ScaleRule", "Stats", "block_format",
+    "block_stats", "blocked_of", "codes_of", "distinct_elements", "dot", "error_of", "exp", "explain", "format_named", "from_blocks",
+    "pack", "round_blocks", "round_to", "round_with_stats", "rounding", "stats_of", "sum", "to_blocks", "ulp_of", "unpack",
 ]  # fmt: skip

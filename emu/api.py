@@ -135,9 +135,15 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
 
     a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits
     each. Stochastic steps take their bits from the step's seed, the entry and the index of the addition.
-    steps: a list that receives every addition's (before, after), leading axis k. Raises ValueError for shapes that do
-    not match.
+    steps: a list that receives every addition's (before, after), leading axis k. `Blocked` operands: emu.block_dot
+    says how their scales come in. Raises ValueError for shapes that do not match.
     """
+    from emu.block_api import Blocked
+
+    if isinstance(a, Blocked) or isinstance(b, Blocked):
+        from emu.block_dot import dot_blocks
+
+        return dot_blocks(a, b, accumulator, init, steps)
     a, b = _carrier(a), _carrier(b)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
