@@ -21,6 +21,7 @@ from experiments.qiu_yao.cases import (
 from experiments.train.config import Config
 
 FAILS, FP32 = "0", "0'"
+ONCE = "baseline-bf16 once"  # as its backward rounds; the preset rounds twice forward, which differs unless the scale is a power of two
 ALONE, EXACT = "only", "all but"  # of layers and heads: what is low
 FACTORS = ("O rounded", "scores", "M, L", "key tiles")
 HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
@@ -64,6 +65,7 @@ def _as_published() -> Iterator[Row]:
     yield Row(name="toward zero", words="O path toward zero, BF16", changes=(f"site={PATH} -> {rounded(8, 'toward-zero')}",))
     yield Row(name="fa2-bf16", words="production FlashAttention-2 and -3", changes=("-> plan=fa2-bf16",))
     yield Row(name="baseline-bf16", words="unfused attention in BF16", changes=("-> plan=baseline-bf16",))
+    yield Row(name=ONCE, words="unfused, scores rounded once", changes=("-> plan=baseline-bf16", "site=S -> fp32"))
 
 
 def _paper(case: Case) -> Iterator[Row]:
