@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from attention.blocks import check_blocks
 from attention.events import Record
 from attention.head import Setup
 from attention.injection import FlipBit, Injection
@@ -148,6 +149,7 @@ def _setup(
         plan=plan, queries=q.shape[1], keys=k.shape[1], block_q=min(block_q, q.shape[1]), block_k=min(block_k, k.shape[1]),
         heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=is_causal, inject=inject, record=record,
     )  # fmt: skip
+    check_blocks(setup)
     if engine not in (None, "numpy", "xla"):
         raise ValueError(f"engine={engine!r}: the engines are 'numpy' and 'xla'")
     return setup, engine or ("xla" if is_jax else "numpy")

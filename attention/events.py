@@ -6,8 +6,9 @@ from typing import Any
 
 from attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, Where
 from attention.plan import Plan, ordinal
-from attention.sites import Axes, Site
+from attention.sites import BLOCK_AXIS, Axes, Site
 from emu.accumulate import Order, accumulate
+from emu.block import BlockFormat
 from emu.codes import decode, encode
 from emu.formats import Format
 from emu.ops import Array, Ops
@@ -16,6 +17,7 @@ from emu.rounding import BINARY64, Rounding, RoundingMode
 from emu.spacing import spacing
 
 NOISE = 2**31  # the step whose random bits are an injection's, not a rounding's
+ERRORS = 3  # of the sums of `Ops.stats`: error, its size and square, before those in ulps
 RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})  # events that a row's first tile does not have
 
 
@@ -83,15 +85,26 @@ class Events:
         """
         r = self.plan[site]
         random = self._random(site, r.seed, value) if r.mode is RoundingMode.STOCHASTIC else None
-        after = self.ops.round(value, r, random)
+        block, unit = self.plan.block(site), None
+        if block is None:
+            after = self.ops.round(value, r, random)
+        else:
+            after, unit = self._rounded_in_blocks(site, value, block, random)
         for injection in self.inject:
             if injection.site is site:
-                hit = self._inject(injection, value if exact is None else exact, after, r.format)
+                hit = self._inject(injection, value if exact is None else exact, after, r.format, unit)
                 after = self.ops.xp.where(self._selected(injection, after), hit, after)
         valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site)[:, 0]
         after = self.ops.xp.where(valid, after, value if kept is None else kept)
-        self._keep(str(site), site, value, after, r.format)
+        self._keep(str(site), site, value, after, r.format, unit)
         return after
+
+    def _rounded_in_blocks(self, site: Site, value: Array, block: BlockFormat, random: Array | None) -> tuple[Array, Array]:
+        """(the value rounded, the scale of each entry, 1 where it is NaN). Entries that do not exist are zeros of their block."""
+        xp = self.ops.xp
+        there = xp.where(self.tile.valid(site), value, 0.0)
+        after, unit = self.ops.round_blocks(there, block, BLOCK_AXIS[site], random)
+        return after, xp.where(xp.isnan(unit), 1.0, unit)
 
     def sum(self, site: Site, a: Array, b: Array, init: Array | None = None, event: Site | None = None) -> tuple[Array, Array | None]:
         """init + a @ b by the site's accumulator, and the binary64 sum if an injection at `event` wants it.
@@ -154,30 +167,36 @@ class Events:
                 selected = selected & _among(index, where)
         return selected
 
-    def _inject(self, injection: Injection, exact: Array, after: Array, f: Format) -> Array:
+    def _inject(self, injection: Injection, exact: Array, after: Array, f: Format, unit: Array | None) -> Array:
         xp, what = self.ops.xp, injection.what
         match what:
             case AddUlps():
-                return after + what.ulps * spacing(self.ops, after, f)
+                return after + what.ulps * self._ulp(after, f, unit)
             case Noise():
                 sign = (self._random(injection.site, what.seed, after, NOISE) & 1) * 2 - 1
-                return after + sign.astype("float64") * what.ulps * spacing(self.ops, after, f)
+                return after + sign.astype("float64") * what.ulps * self._ulp(after, f, unit)
             case Bias():
                 return after + what.value
             case SetTo():
                 return xp.full_like(after, what.value)
             case FlipBit():
-                return decode(self.ops, encode(self.ops, after, f) ^ (1 << what.bit), f)
+                element = after if unit is None else after / unit
+                flipped = decode(self.ops, encode(self.ops, element, f) ^ (1 << what.bit), f)
+                return flipped if unit is None else self.ops.multiply(flipped, unit)
             case Exact():
                 return exact
         raise TypeError(f"what={what!r}: not an injection")
 
-    def _keep(self, name: str, site: Site, before: Array, after: Array, f: Format) -> None:
+    def _ulp(self, x: Array, f: Format, unit: Array | None) -> Array:
+        """An ulp at x; in a block, of its element times the scale."""
+        return spacing(self.ops, x, f) if unit is None else self.ops.multiply(spacing(self.ops, x / unit, f), unit)
+
+    def _keep(self, name: str, site: Site, before: Array, after: Array, f: Format, unit: Array | None) -> None:
         if self.record is None:
             return
         x, y = (v if v.ndim == 2 else v[:, None] for v in (before, after))
         valid = self.ops.xp.broadcast_to(self.tile.valid(site), x.shape)
-        self.seen[name] = self.ops.stats(x, y, f, valid)
+        self.seen[name] = self.ops.stats(x, y, f, valid) if unit is None else _block_stats(self.ops, x, y, f, valid, unit)
         if site in self.record.ones:
             self.seen[f"{name}.ones"] = ((y == 1.0) & valid).sum(axis=1)
         if site in self.record.events:
@@ -204,6 +223,12 @@ class Events:
 
 def _merged(xp: Any, a: Any, b: Any) -> Any:
     return a[0] + b[0], a[1] + b[1], xp.maximum(a[2], b[2]), xp.where(a[2] >= b[2], a[3], b[3]), a[4] + b[4]
+
+
+def _block_stats(ops: Ops, x: Array, y: Array, f: Format, valid: Array, unit: Array) -> tuple[Array, ...]:
+    """`Ops.stats` of a rounding in blocks: counts and ulps of the elements, V / (T X) rounded to P; errors of the numbers."""
+    counts, sums, *rest = ops.stats(x / unit, y / unit, f, valid)
+    return counts, ops.xp.concatenate([ops.stats(x, y, f, valid)[1][:ERRORS], sums[ERRORS:]]), *rest
 
 
 def _among(index: Any, where: Where) -> Any:

@@ -4,13 +4,17 @@ A plan gives every site a rounding and every sum of products an accumulator, and
 which published kernels differ. Presets, each with its source, are in `attention.presets`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from attention.sites import PRODUCTS, Site
+from attention.sites import BLOCK_AXIS, PRODUCTS, Site
 from emu.accumulate import Accumulator
-from emu.formats import unknown
+from emu.block import BLOCK_NAMED, BlockFormat, block_format
+from emu.formats import Format, format_named, unknown
 from emu.rounding import Rounding, RoundingMode, rounding
+
+Event = Rounding | BlockFormat  # how one site rounds
 
 
 class DeltaFrom(StrEnum):
@@ -65,7 +69,8 @@ class Stabiliser:
 class Plan:
     """The experimental condition.
 
-    roundings          one Rounding per Site, in the order of Site
+    roundings          one Rounding per Site, in the order of Site; of a site in blocks, that of the elements
+    blocks             (site, BlockFormat) of sites that round in blocks, in the order of Site; an element's seed is in roundings
     accumulators       one Accumulator per site of PRODUCTS, in that order
     pv_into_o          P V accumulates into alpha O (site O rounds the result); else PV is an event of its own
     normalise_first    P is divided by the row sum before P V (unfused attention); needs one key tile
@@ -75,7 +80,7 @@ class Plan:
     exp                how exp is computed, forward and backward
     key_order          the order of the key tiles in the forward
 
-    Raises ValueError for missing sites or operands that are not among these.
+    Raises ValueError for missing sites, operands that are not among these, blocks at what is no operand of a product.
     """
 
     name: str
@@ -88,6 +93,7 @@ class Plan:
     stabiliser: Stabiliser | None = None
     exp: Exponential = Exponential.CORRECT
     key_order: KeyOrder = KeyOrder.ASCENDING
+    blocks: tuple[tuple[Site, BlockFormat], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.roundings) != len(Site):
@@ -96,6 +102,11 @@ class Plan:
             raise ValueError(f"accumulators: {len(self.accumulators)} given, a plan names all {len(PRODUCTS)} products")
         if self.row_sum_of not in (Site.EXP, Site.P):
             raise ValueError(f"row_sum_of={self.row_sum_of}: the row sum adds EXP or P")
+        for site, block in self.blocks:
+            if site not in BLOCK_AXIS:
+                raise ValueError(f"{block} at {site}: blocks need a sum to lie along; the operands of products are {' '.join(BLOCK_AXIS)}")
+            if block.element != replace(self[site], seed=0):
+                raise ValueError(f"roundings: {site} is in blocks of {block}, not of {self[site]}; change it by Plan.at or Plan.rounded")
 
     @staticmethod
     def preset(name: str) -> "Plan":
@@ -107,6 +118,15 @@ class Plan:
     def __getitem__(self, site: Site) -> Rounding:
         return self.roundings[_ORDINAL[site]]
 
+    def block(self, site: Site) -> BlockFormat | None:
+        """The block format of a site, its element without a seed; None where numbers round one by one."""
+        return next((block for own, block in self.blocks if own is site), None)
+
+    def event(self, site: Site) -> Event:
+        """How a site rounds: its block format if it has one, else its rounding."""
+        block = self.block(site)
+        return self[site] if block is None else replace(block, element=self[site])
+
     def accumulator(self, site: Site) -> Accumulator:
         """How the sum of products at a site is added up."""
         return self.accumulators[PRODUCTS.index(site)]
@@ -114,17 +134,24 @@ class Plan:
     def at(
         self,
         site: Site | str,
-        format: str | Rounding,
+        format: str | Rounding | BlockFormat,
         mode: str | RoundingMode | None = None,
         *,
         overflow: str | None = None,
         seed: int | None = None,
     ) -> "Plan":
-        """The plan with one site rounded otherwise: plan.at(Site.O, "bf16", mode="stochastic")."""
-        site = site_named(site)
-        new = list(self.roundings)
-        new[_ORDINAL[site]] = rounding(format, mode, overflow=overflow, seed=seed)
-        return replace(self, name=_edited(self.name), roundings=tuple(new))
+        """The plan with one site rounded otherwise: plan.at(Site.O, "bf16", mode="stochastic"), plan.at("P", "mxfp8_e4m3").
+
+        format  of numbers or of blocks, which lie along the sum of the first product that reads the operand (`sites.BLOCK_AXIS`)
+        """
+        return self.rounded({site_named(site): event_to(format, mode, overflow=overflow, seed=seed)}, _edited(self.name))
+
+    def rounded(self, events: Mapping[Site, Event], name: str | None = None) -> "Plan":
+        """The plan with some sites rounded otherwise; under its own name if no other is given."""
+        roundings = tuple(_element(events[site]) if site in events else self[site] for site in Site)
+        new = {**dict(self.blocks), **events}
+        blocks = tuple((site, _seedless(f)) for site in Site if isinstance(f := new.get(site), BlockFormat))
+        return replace(self, name=name or self.name, roundings=roundings, blocks=blocks)
 
     def adding(self, site: Site | str, accumulator: Accumulator) -> "Plan":
         """The plan with one sum of products added up otherwise."""
@@ -139,7 +166,8 @@ class Plan:
     def has_wide_operands(self) -> bool:
         """Whether some product may be inexact in binary64, so that a fused one would differ."""
         steps = [a.step for a in self.accumulators]
-        return any(r.format.precision > 26 for r in (*self.roundings, *steps))
+        scaled = any(_precision(block) > 26 for _, block in self.blocks)
+        return scaled or any(r.format.precision > 26 for r in (*self.roundings, *steps))
 
     @property
     def is_reproducible(self) -> bool:
@@ -150,7 +178,7 @@ class Plan:
         """The plan as plain data, for JSON."""
         return {
             "name": self.name,
-            "roundings": {str(s): str(self[s]) for s in Site},
+            "roundings": {str(s): str(self.event(s)) for s in Site},
             "accumulators": {str(s): str(self.accumulator(s)) for s in PRODUCTS},
             "pv_into_o": self.pv_into_o,
             "normalise_first": self.normalise_first,
@@ -176,6 +204,36 @@ def site_named(name: Site | str) -> Site:
         return Site[str(name).upper()]
     except KeyError:
         raise ValueError(unknown("site", name, Site)) from None
+
+
+def event_to(
+    format: str | Rounding | BlockFormat, mode: str | RoundingMode | None = None, *, overflow: str | None = None, seed: int | None = None
+) -> Event:
+    """A `BlockFormat` where the format is one or its name is, else a `Rounding`; with the changes. Raises ValueError for unknown names."""
+    if isinstance(format, BlockFormat) or (isinstance(format, str) and format in BLOCK_NAMED):
+        return block_format(format, mode, overflow=overflow, seed=seed)
+    return rounding(_format(format) if isinstance(format, str) else format, mode, overflow=overflow, seed=seed)
+
+
+def _format(name: str) -> Format:
+    try:
+        return format_named(name)
+    except ValueError as error:
+        raise ValueError(f"{error}; in blocks: {' '.join(BLOCK_NAMED)}") from None
+
+
+def _element(event: Event) -> Rounding:
+    return event.element if isinstance(event, BlockFormat) else event
+
+
+def _seedless(block: BlockFormat) -> BlockFormat:
+    return replace(block, element=replace(block.element, seed=0))
+
+
+def _precision(block: BlockFormat) -> int:
+    """Significand bits of T X P."""
+    scale = 0 if block.power_of_two else block.scale.precision
+    return block.element.format.precision + scale + (24 if block.tensor else 0)
 
 
 def _edited(name: str) -> str:

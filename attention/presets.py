@@ -3,14 +3,24 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from attention.plan import DeltaFrom, Plan
+from attention.plan import DeltaFrom, KeyOrder, Plan
 from attention.sites import PRODUCTS, Site
 from emu.accumulate import Accumulator
-from emu.formats import format_named, unknown
+from emu.block import BlockFormat, ScaleRule, block_format
+from emu.formats import Format, format_named, unknown
 from emu.rounding import BF16, BINARY32, BINARY64, E4M3, Overflow, Rounding, rounding
 
 INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 GRADIENTS = (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
+
+ALL = 2**30  # a block's size beyond every tensor's
+HEAD_FP8 = BlockFormat(element=E4M3, size=ALL, rows=ALL, scale=format_named("fp32"), rule=ScaleRule.NEAREST)
+"""E4M3 with one binary32 scale, max |x| / 448, for a whole head."""
+
+P_256 = Rounding(
+    format=Format(name="e4m3fn/256", precision=4, emin=-14, max_finite=1.75, inf=False, nan=True), overflow=Overflow.SATURATE
+)  # fmt: skip
+"""256 P in E4M3: a fixed scale is another exponent range, here down to 2^-17 and up to 1.75."""
 
 
 def everywhere(name: str, r: Rounding) -> Plan:
@@ -60,10 +70,33 @@ def fa2_bf16() -> Plan:
 
 
 def fa3_fp8() -> Plan:
-    """FlashAttention-3 in FP8 (arXiv 2407.08608), plain E4M3 casts of Q, K, V and P, saturating; block scales are
-    not modelled yet. The backward is that of fa2-bf16 on the same operands: FA3 has none in FP8.
+    """FlashAttention-3 in FP8 (arXiv 2407.08608) without its scales: plain E4M3 casts of Q, K, V and P, saturating.
+    The backward is that of fa2-bf16 on the same operands: FA3 has none in FP8.
     """
     return _with(fa2_bf16(), "fa3-fp8", E4M3, Site.Q, Site.K, Site.V, Site.P)
+
+
+def fa3_fp8_scaled() -> Plan:
+    """FlashAttention-3 in FP8 as released: Q, K and V in E4M3 with one binary32 scale per head (q_descale, k_descale, v_descale
+    of shape (batch, heads); Dao-AILab/flash-attention, issue 1699: "more accurately per-head quantization"), P as 256 P in E4M3
+    (hopper/softmax.h, Max_offset = 8, "to reduce underflow"), key tiles from the last to the first. The paper has a scale for each
+    block of Br x d or Bc x d instead: `replace(HEAD_FP8, rows=128)` at Q and K, `size=128` at V.
+
+    Differences: the kernel scales sums of codes, here the scales go into the operands (the sums' roundings are as large, not the same
+    bits); its scales come from the caller, here they are max |x| / 448; and Q's is of its key head there, of its own here. The backward
+    is that of fa2-bf16 on the same operands.
+    """
+    plan = fa2_bf16().rounded({Site.Q: HEAD_FP8, Site.K: HEAD_FP8, Site.V: HEAD_FP8, Site.P: P_256}, "fa3-fp8-scaled")
+    return replace(plan, key_order=KeyOrder.DESCENDING)
+
+
+def mxfp8_attention() -> Plan:
+    """FlashAttention-2 with the operands of both products in MXFP8 (OCP MX 1.0): Q, K, P and V in E4M3, a power of two for every
+    32 numbers along the sum, by the standard's rule (`rule="rceil"` is that of arXiv 2506.08027, whose recipe keeps attention
+    in BF16). The backward is that of fa2-bf16 on the same operands.
+    """
+    mx = block_format("mxfp8_e4m3")
+    return fa2_bf16().rounded(dict.fromkeys((Site.Q, Site.K, Site.P, Site.V), mx), "mxfp8-attention")
 
 
 def baseline_bf16() -> Plan:
@@ -83,6 +116,8 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "qiu-yao": qiu_yao,
     "fa2-bf16": fa2_bf16,
     "fa3-fp8": fa3_fp8,
+    "fa3-fp8-scaled": fa3_fp8_scaled,
+    "mxfp8-attention": mxfp8_attention,
     "baseline-bf16": baseline_bf16,
 }
 

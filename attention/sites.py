@@ -65,5 +65,8 @@ class Site(StrEnum):
     DV_OUT = "DV_OUT", "dV", Axes.SH, "backward"
 
 
+# operands of products, and the axis of their first product's sum: along it lie the blocks of a block format
+BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
+
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

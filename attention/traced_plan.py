@@ -1,7 +1,7 @@
 """`TracedPlan`: a plan whose formats, modes and seeds are a table of integers, so that they are data to XLA.
 
 `structure(plan)` is what is left static: how the kernel is built, the orders of its sums, which roundings are
-stochastic. Plans of one structure share one compilation.
+stochastic, and block formats. Plans of one structure share one compilation.
 """
 
 from collections.abc import Sequence
@@ -103,10 +103,15 @@ def table_of(plan: Plan) -> np.ndarray:
 
 @lru_cache(4096)
 def structure(plan: Plan) -> Plan:
-    """The plan without what is data: a canonical plan, equal for all that share a compilation."""
+    """The plan without what is data: a canonical plan, equal for all that share a compilation. Block formats are no data, but for seeds."""
     accumulators = tuple(replace(a, step=_canonical(a.step), chunk=a.chunk if a.order is Order.CHUNKED else 16) for a in plan.accumulators)
-    events = tuple(STOCHASTIC32 if kind_of(r) is Kind.STOCHASTIC else BINARY32 for r in plan.roundings)
+    blocks = dict(plan.blocks)
+    events = tuple(blocks[site].element if site in blocks else _canonical_event(plan[site]) for site in Site)
     return replace(plan, name="", roundings=events, accumulators=accumulators)
+
+
+def _canonical_event(r: Rounding) -> Rounding:
+    return STOCHASTIC32 if kind_of(r) is Kind.STOCHASTIC else BINARY32
 
 
 def _canonical(step: Rounding) -> Rounding:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from emu.block import BlockFormat
 from emu.kernels import round_array
 from emu.numba_stats import stats
 from emu.numba_sums import ascending
@@ -14,6 +15,13 @@ from emu.rounding import Rounding
 
 def _round(x: np.ndarray, r: Rounding, random: np.ndarray | None = None) -> np.ndarray:
     return x if r.is_identity else round_array(np.asarray(x, dtype=np.float64), r, random)
+
+
+def _round_blocks(x: np.ndarray, f: BlockFormat, axis: int, random: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    from emu.block_kernels import quantise  # compiled only for those who use it
+    from emu.block_ops import round_blocks
+
+    return round_blocks(np, quantise, np.float64, np.asarray(x, dtype=np.float64), f, axis, random)
 
 
 def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
@@ -46,6 +54,7 @@ def numpy_ops() -> Ops:
     return Ops(
         xp=np,
         round=_round,
+        round_blocks=_round_blocks,
         multiply=np.multiply,
         bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),

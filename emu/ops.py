@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from emu.block import BlockFormat
 from emu.rounding import Rounding
 
 Array = Any  # numpy.ndarray or jax.Array, float64 unless said otherwise
@@ -20,6 +21,7 @@ class Ops:
 
     xp         the namespace: numpy or jax.numpy
     round      (x, rounding, random) -> x rounded once; random: int32 in [0, 2^31) or None
+    round_blocks   (x, block format, axis, random) -> x in blocks along an axis, and the scale T X of each number (emu.block_ops)
     multiply   a * b that no compiler fuses with a following addition
     bits       float64 -> its int64 bits;  from_bits: back
     scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
@@ -33,6 +35,7 @@ class Ops:
 
     xp: Any
     round: Callable[[Array, Rounding, Array | None], Array]
+    round_blocks: Callable[[Array, BlockFormat, int, Array | None], tuple[Array, Array]]
     multiply: Callable[[Array, Array], Array]
     bits: Callable[[Array], Array]
     from_bits: Callable[[Array], Array]

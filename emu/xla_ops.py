@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from emu.block import BlockFormat
+from emu.block_ops import round_blocks
+from emu.block_xla import quantise
 from emu.classify import Judged, build_classify, judged
 from emu.formats import Format
 from emu.nearest import nearest_even, takes_nearest_even
@@ -14,6 +17,7 @@ from emu.ops import Ops
 from emu.rounding import Rounding, RoundingMode
 from emu.rule import C64, target_of
 from emu.traced import TracedFormat, TracedRounding
+from emu.widths import widen
 from emu.xla import round_wide
 
 # additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in cache
@@ -60,6 +64,7 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
     return Ops(
         xp=jnp,
         round=round_wide,
+        round_blocks=_round_blocks,
         multiply=guarded,
         bits=_bits,
         from_bits=_from_bits,
@@ -70,6 +75,10 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         ascending=lambda a, b, init, r: _ascending(a, b, init, r, inner),
         stats=_stats,
     )
+
+
+def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> tuple[Array, Array]:
+    return round_blocks(jnp, quantise, widen, x, f, axis, random)
 
 
 def _scan(body, carry, xs):  # type: ignore[no-untyped-def]

@@ -95,7 +95,7 @@ def trace(
     file: Annotated[Path | None, typer.Argument(help="safetensors or npz with q, k, v and optionally do, per layer.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")] = False,
     layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
-    plan: Annotated[str, typer.Option(help="exact, fp32, qiu-yao, fa2-bf16, fa3-fp8, baseline-bf16 or all:<format>.")] = "qiu-yao",
+    plan: Annotated[str, typer.Option(help="exact, fp32, qiu-yao, fa2-bf16, fa3-fp8, fa3-fp8-scaled, mxfp8-attention, baseline-bf16 or all:<format>.")] = "qiu-yao",
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
     causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
@@ -133,19 +133,27 @@ def trace(
 @app.command()
 def diagnose(
     source: Annotated[
-        Path | None, typer.Argument(metavar="RUN_OR_TENSORS", help="safetensors or npz with q, k, v and do, per layer. (Runs: later.)")
+        Path | None,
+        typer.Argument(metavar="RUN_OR_TENSORS", help="The folder of a training run; or safetensors or npz with q, k, v, do per layer."),
     ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")] = False,
     layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
-    plan: Annotated[str, typer.Option(help="As in trace.")] = "qiu-yao",
+    plan: Annotated[str | None, typer.Option(help="As in trace; qiu-yao if left out.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for report.html and diagnosis.json; diagnose-<file>-<plan> if left out.")] = None,
+    arm: Annotated[str | None, typer.Option(help="Of a run: the arm; the one that failed first if left out.", metavar="NAME")] = None,
+    from_: Annotated[
+        int | None, typer.Option("--from", help="Of a run: replay from this step; the last checkpoint before the failure.", metavar="STEP")
+    ] = None,
+    until: Annotated[int | None, typer.Option(help="Of a run: replay up to this step; 100 behind the alarm.", metavar="STEP")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html and diagnosis.json; diagnose-<source> if left out.")] = None,
     json: Json = False,
 ) -> None:
-    """Find out whether rounding adds up, where it comes from and what repairs it."""
+    """Find out why a run failed, or whether rounding adds up in tensors: where it comes from and what repairs it."""
     from experiments.diagnose import command
 
-    command.run(source, sample=sample, layer=layer, plan=plan, causal=causal, out=out, as_json=json)
+    command.run(
+        source, sample=sample, layer=layer, plan=plan, causal=causal, arm=arm, first=from_, until=until, out=out, as_json=json
+    )  # fmt: skip
 
 
 @app.command()
@@ -191,11 +199,11 @@ def sweep(
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="golden (arXiv 2405.02803).", metavar="PAPER")],
+    paper: Annotated[str, typer.Argument(help="golden (arXiv 2405.02803) or qiu-yao (arXiv 2510.04212).", metavar="PAPER")],
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on a CPU; in full it is made for a GPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results and report.html; the paper's name if left out.")] = None,
-    engine: Annotated[str, typer.Option(help="numpy or xla; the same bits.")] = "numpy",
-    jobs: Annotated[int | None, typer.Option(help="Worker processes; as many as cores if left out.")] = None,
+    engine: Annotated[str, typer.Option(help="Of golden: numpy or xla; the same bits.")] = "numpy",
+    jobs: Annotated[int | None, typer.Option(help="Of golden: worker processes; as many as cores if left out.")] = None,
     json: Json = False,
 ) -> None:
     """Measure the claims of a paper, each with a verdict."""
@@ -240,7 +248,8 @@ def train(
             metavar="STEP CHANGE",
             help="Change attention from a step on, in all arms: --at 300 'layer=1 head=7 site=O -> fp32'. Left of the arrow layer=, "
             "head= (0-2,5) and site= (O,PV; or inputs, forward, backward), all if left out; right of it FORMAT[:MODE], "
-            "accumulator=ORDER, plan=PRESET, stabiliser=BETA, delta_from=OUT|O|P_DP|CENTRED. Repeatable.",
+            "accumulator=ORDER, plan=PRESET, stabiliser=BETA, delta_from=OUT|O|P_DP|CENTRED; or offset=C:bias|noise|fixed[:all]|none: the "
+            "output that delta reads is off by C x half a BF16 ulp of V in rows with several P = 1, or in all. Repeatable.",
         ),
     ] = None,
     arm: Annotated[
@@ -271,12 +280,52 @@ def dose(
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results and report.html.", metavar="DIR")] = Path("dose"),
     seeds: Annotated[str | None, typer.Option(help="Of weights and batches; 0-4 if left out.", metavar="N-M,N")] = None,
+    study: Annotated[str | None, typer.Option(help="Another question: bias, scaling, conditions or identity.", metavar="NAME")] = None,
     json: Json = False,
 ) -> None:
     """Time to divergence of training against the rounding of one event: its bits, its mode, the learning rate."""
     from experiments.dose import command
 
-    code = command.run(words or [], quick=quick, out=out, seeds=seeds, as_json=json)
+    code = command.run(words or [], quick=quick, out=out, seeds=seeds, study=study, as_json=json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command(cls=TrainCommand)
+def proxy(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="depth width ratio phi norm batch steps noise lr min_lr warmup beta1 beta2 block seed measure_every; "
+            "mx=FORMAT of the interventions' base.",
+        ),
+    ] = None,
+    study: Annotated[
+        str, typer.Option(help="formats, from the first step; or interventions, from the step --from.", metavar="NAME")
+    ] = "formats",
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=CHANGE[;CHANGE]",
+            help="In place of the study's arms: --arm 'e4m3=-> mx=mxfp8_e4m3; site=norm -> fp32'. Left of the arrow layer=, matrix= "
+            "and site= events or groups, all if left out; right of it FORMAT[:RULE][:MODE], mx=FORMAT, beta=0|1; lr=1e-2 is a change too. "
+            "Repeatable.",
+        ),
+    ] = None,
+    from_: Annotated[int | None, typer.Option("--from", help="The step at which the arms of interventions part.", metavar="STEP")] = None,
+    at: Annotated[list[str] | None, typer.Option(metavar="STEP CHANGE", help="Change all arms from a step on. Repeatable.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the results and the report.", metavar="DIR")] = Path("proxy"),
+    seeds: Annotated[str | None, typer.Option(help="Of weights, teacher and rows; 0-4 if left out.", metavar="N-M,N")] = None,
+    json: Json = False,
+) -> None:
+    """Train a student MLP in block-scaled formats, and change the arithmetic in mid-training."""
+    from experiments.proxy import command
+
+    code = command.run(
+        words or [], name=study, own=arm or [], first=from_, at=at or [], seeds=seeds, quick=quick, out=out, as_json=json
+    )  # fmt: skip
     if code:
         raise typer.Exit(code)
 
@@ -307,7 +356,7 @@ def report(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="round, attention or sweep.", metavar="WHAT")],
+    what: Annotated[str, typer.Argument(help="round, mx, attention, sweep or step.", metavar="WHAT")],
     json: Json = False,
 ) -> None:
     """Measure our speed against what one would use instead."""

@@ -45,7 +45,7 @@ def plan_changes(plan: Plan) -> list[str]:
     if not plan.name.endswith("*"):
         return []
     preset = Plan.preset(plan.name.rstrip("*"))
-    return [f"{site}={plan[site]}" for site in Site if plan[site] != preset[site]]
+    return [f"{site}={plan.event(site)}" for site in Site if plan.event(site) != preset.event(site)]
 
 
 def injection_words(made: Injection) -> str:

@@ -2,8 +2,9 @@
 
 Exact arithmetic is replaced by the plan's numbers from the front to the back, and delta = rowsum dO O is taken exactly
 after each: with the plan's exp (scores), then its row sum, then its P and V. What its output still differs by is the
-events' own errors, PV, AO, O and OUT, each weighed with  dO exp(m_j - m) / l  (key tile j's part in the output). `rest`
-is what remains: steps of sums in between, rescaling factors, dO's and delta's own rounding.
+events' own errors, PV, AO, O and OUT, each weighed with  dO exp(m_j - m) / l  (key tile j's part in the output), and OD's,
+OUT's rounding once more as delta's operand. `rest` is what remains: steps of sums in between, rescaling factors, dO's and
+delta's own rounding.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import numpy as np
 
 from attention import DeltaFrom, Examined, Record, Site
 from attention.plan import KeyOrder
+from emu.api import round_to
 from experiments.diagnose.measured import OUTPUT_SITES, Measured, one_head, run
 from experiments.trace_focus import existing
 from experiments.trace_run import blocks
@@ -60,9 +62,9 @@ class Head:
         return np.stack([tile @ v[j * self.block_k : j * self.block_k + tile.shape[1]] for j, tile in enumerate(self.tiles(p))])
 
 
-def head_events(m: Measured, head: int) -> Head:
-    """Runs one head again, keeping its events. (A stochastic plan draws other bits here than in the whole layer.)"""
-    layer, plan = one_head(m, head), m.request.plan
+def head_events(m: Measured, b: int, n: int) -> Head:
+    """Runs one head of a sequence again, keeping its events. (A stochastic plan draws other bits here than in the whole layer.)"""
+    layer, plan = one_head(m, b, n), m.request.plan
     low = run(replace(layer, do=None), m.request, m.scale, plan, record=Record(events=KEPT))
     events = {s: (np.asarray(b)[0, 0], np.asarray(a)[0, 0]) for s, (b, a) in low.trace.events.items()}
     block_q, block_k = blocks(layer, m.request)
@@ -71,6 +73,9 @@ def head_events(m: Measured, head: int) -> Head:
     with np.errstate(invalid="ignore"):
         part = np.where(exists & np.isfinite(top), np.exp(top - top.max(0)), 0.0)
     events["V"] = tuple(x[0] if x.ndim == 3 else x for x in events["V"])  # type: ignore[assignment]
+    if plan.delta_from is DeltaFrom.OUT:
+        out = events["OUT"][1]
+        events["OD"] = out, np.asarray(round_to(out, plan[Site.OD]), np.float64)
     last = _last(exists, events["L"][1], plan.key_order)
     weight = part if plan.normalise_first else part / np.where(last > 0.0, last, np.inf)
     assert layer.do is not None
@@ -85,11 +90,10 @@ def _last(exists: np.ndarray, l: np.ndarray, order: KeyOrder) -> np.ndarray:
     return l[exists.shape[0] - 1 - exists[::-1].argmax(0), np.arange(l.shape[1])]
 
 
-def accounts(m: Measured, head: int, h: Head) -> dict[str, np.ndarray]:
-    """Per token, (T,): scores, row sum, P, PV, AO, O, OUT, rest; they add up to the error of delta (drift.error)."""
-    b, n = m.place(head)
+def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
+    """Per token, (T,): scores, row sum, P, PV, AO, O, OUT, OD, rest; they add up to the error of delta (drift.error)."""
     delta = lambda out: (h.do * out).sum(-1)  # noqa: E731
-    states = [np.asarray(m.exact.out, np.float64)[b, :, n], *_states(m, head, h)]
+    states = [np.asarray(m.exact.out, np.float64)[b, :, n], *_states(m, b, n, h)]
     found = {name: delta(new - old) for name, old, new in zip(("scores", "row sum", "P"), states, states[1:], strict=False)}
     found |= {str(site): delta(error) for site, error in output_errors(h).items()}
     if m.request.plan.delta_from is not DeltaFrom.OUT:
@@ -97,9 +101,8 @@ def accounts(m: Measured, head: int, h: Head) -> dict[str, np.ndarray]:
     return found | {"rest": m.drift.error[b, :, n] - np.sum(list(found.values()), axis=0)}
 
 
-def _states(m: Measured, head: int, h: Head) -> list[np.ndarray]:
+def _states(m: Measured, b: int, n: int, h: Head) -> list[np.ndarray]:
     """The output, exact from the plan's exp on; from its row sum on; from its P and V on."""
-    b, n = m.place(head)
     g = n * m.layer.k.shape[2] // m.layer.q.shape[2]
     v = m.layer.v[b, :, g].astype(np.float64)
     if m.request.plan.normalise_first:
@@ -124,12 +127,12 @@ def output_errors(h: Head) -> dict[Site, np.ndarray]:
 
 
 def weighed_errors(h: Head) -> dict[Site, np.ndarray]:
-    """The same by key tile, (tiles, T, H); OUT has one."""
+    """The same by key tile, (tiles, T, H); OUT and OD have one."""
     found = {}
     for site in OUTPUT_SITES:
         if site in h.events:
             before, after = h.events[site]
             with np.errstate(invalid="ignore"):
                 error = np.where(np.isfinite(after - before), after - before, 0.0)
-            found[site] = error[None] if site is Site.OUT else h.weight[..., None] * error
+            found[site] = error[None] if site in (Site.OUT, Site.OD) else h.weight[..., None] * error
     return found

@@ -1,11 +1,12 @@
 """Step 3: is there a direction along which the errors of all tokens can add? From factors, no d x d matrix per token.
 
-The error of dW_Q is  alpha sum_T c_T X[T]^T (P K)[T],  c = delta's error (arXiv 2510.04212, eq. 2). X is not in a file of
-tensors; q = X W_Q is what this head sees of it, and  M = sum_T c_T q[T]^T (P K)[T]  is W_Q^T times that error, up to alpha
-(if q has no bias, position rotation or norm behind W_Q). What X carries beside the row space of W_Q is not seen.
+The error of dW_Q is  alpha sum_T c_T X[T]^T (P K)[T],  c = delta's error (arXiv 2510.04212, eq. 2). Of a run X is known, and
+M = sum_T c_T X[T]^T (P K)[T] is that error, up to alpha. X is not in a file of tensors; q = X W_Q is what this head sees of it
+and stands in for it: M is then W_Q^T times the error (if q has no bias, position rotation or norm behind W_Q), and what X
+carries beside the row space of W_Q is not seen.
 
-Atoms a_T = q[T]^T (P K)[T] have cos(a_T, a_T') = cos(q_T, q_T') cos(P K_T, P K_T'), so means over pairs come from one H x H
-matrix. Nulls: tokens permuted against c (keeps sum c), and c with signs flipped (keeps |c|).
+Atoms a_T = X[T]^T (P K)[T] have cos(a_T, a_T') = cos(X_T, X_T') cos(P K_T, P K_T'), so means over pairs come from one small
+matrix, and no d x d matrix per token is formed. Nulls: tokens permuted against c (keeps sum c), and c with signs flipped (keeps |c|).
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ DRAWS = 99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """Of one layer, by flat (batch, head).
+    """Of one layer, by head.
 
-    pk, q, atoms     mean cosine over pairs of tokens: rows of P K, of q, and their atoms
+    pk, q, atoms     mean cosine over pairs of tokens: rows of P K, of X (or q in its place), and their atoms
     flipped_atoms    99th percentile of the atoms' mean cosine when their signs are flipped
     share            sigma_1^2 / sum sigma^2 of M;  permuted, flipped: (heads, 3) 5 %, 50 % and 95 % of it under the nulls
     growth           ||M||_F / sqrt(sum_T ||c_T a_T||^2): about 1 if errors met in random directions or with random signs
@@ -48,7 +49,8 @@ def carrier(m: Measured) -> Carrier:
     x = m.layer
     q, k = x.q.astype(np.float64), x.k.astype(np.float64)
     pk = by_head(call(q, k, k, None, m.request, m.request.against, m.scale, None).out)  # v = k: the output is P K
-    heads = [_head(*rows) for rows in zip(pk, by_head(x.q), by_head(m.drift.error), strict=True)]
+    read = by_head(x.q if m.x is None else np.broadcast_to(m.x[:, :, None], (*x.q.shape[:3], m.x.shape[-1])))
+    heads = [_head(*rows) for rows in zip(pk, read, by_head(m.drift.error), strict=True)]
     return Carrier(**{name: np.array([h[name] for h in heads]) for name in heads[0]})
 
 
@@ -75,7 +77,7 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def _sum(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """sum_T weights_T b_T^T a_T, (H, H)."""
+    """sum_T weights_T b_T^T a_T, (H, H) or (D, H)."""
     return (b * weights[:, None]).T @ a
 
 
@@ -86,4 +88,4 @@ def _mean_cosine(norm: Any, tokens: int) -> float:
 
 def _leading(m: np.ndarray) -> float:
     total = float((m**2).sum())
-    return float(np.linalg.eigvalsh(m @ m.T)[-1]) / total if total else 0.0
+    return float(np.linalg.eigvalsh(m.T @ m)[-1]) / total if total else 0.0

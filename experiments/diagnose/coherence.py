@@ -22,9 +22,9 @@ POWER = 0.9  # chance to see the smallest bias that we say we would have seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coherence:
-    """Of one layer, by flat (batch, head). tests: heads looked at in all layers, which sets the level.
+    """Of one layer, by head, tokens of all sequences. tests: heads looked at in all layers, which sets the level.
 
-    error (heads, T)   total, rms: sum over tokens and root mean square   a: A   p: of the null above
+    error (heads, B T)   total, rms: sum over tokens and root mean square   a: A   p: of the null above
     smallest   |mean error per token| that a head with this rms would have shown, nine times in ten
     """
 
@@ -45,11 +45,6 @@ class Coherence:
     def leaning(self) -> np.ndarray:
         """The heads that lean."""
         return np.flatnonzero(self.p < self.level)
-
-    @property
-    def worst(self) -> int:
-        """The head with the smallest p; of equals the largest A."""
-        return int(np.lexsort((-self.a, self.p))[0])
 
 
 def coherence(m: Measured, tests: int) -> Coherence:

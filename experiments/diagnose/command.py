@@ -1,4 +1,4 @@
-"""`roundscope diagnose`: tensors in; a verdict, report.html and diagnosis.json out."""
+"""`roundscope diagnose`: tensors or a run in; a verdict, report.html and diagnosis.json out."""
 
 import json as json_text
 import re
@@ -16,30 +16,52 @@ from experiments.output import console, plain, print_json
 from experiments.tensors import read_layers, sample_path
 from experiments.trace_options import Request, request
 
-FIRST, LAST = 3, 7  # steps of the chain from tensors; the last is the writing of the report
+LAST = 7  # behind the steps of the chain: the writing of the report
+OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--until")
+PLAN = "qiu-yao"
 
 
-def run(source: Path | None, *, sample: bool, layer: str | None, plan: str, causal: bool, out: Path | None, as_json: bool) -> None:
-    """Diagnose a file's layers. Raises UsageError for bad usage."""
+def run(
+    source: Path | None, *, sample: bool, layer: str | None, plan: str | None, causal: bool, arm: str | None, first: int | None,
+    until: int | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Diagnose a file's layers, or an arm of a run. Raises UsageError for bad usage."""
     if (source is None) == (not sample):
         raise UsageError(f"RUN_OR_TENSORS {'and --sample are both given: choose one' if sample else 'is missing: give one, or --sample'}")
     path = sample_path() if source is None else source
-    if path.is_dir():
-        raise bad("RUN_OR_TENSORS", str(path), "is a folder; runs cannot be replayed here yet, give a file with q, k, v and do")
-    asked = _request(plan, causal)
-    layers = read_layers(path, layer=layer)
-    folder = out if out is not None else Path(f"diagnose-{path.stem}-{re.sub(r'[^A-Za-z0-9_.=-]+', '-', plan)}")
+    is_run = path.is_dir()
+    for name, value in zip((*OF_TENSORS, *OF_RUNS), (layer, plan, causal or None, arm, first, until), strict=True):
+        if value is not None and (name in OF_TENSORS) == is_run:
+            raise bad(name, value, "is for tensors: a run has its own plan" if is_run else "is for a run's folder; leave it out")
+    folder = out if out is not None else Path(_named(path, plan, arm))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
     start = time.perf_counter()
-    with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        found = diagnose(layers, asked, path.name, progress)
+    with _progress(1 if is_run else 3) as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        found = _of_run(path, arm, first, until, progress) if is_run else _of_file(path, layer, plan or PLAN, causal, progress)
         progress(LAST, "report")
         data = _written(found, folder, start)
     if as_json:
         print_json(data)
     else:
         _shown(found, folder, data)
+
+
+def _named(path: Path, plan: str | None, arm: str | None) -> str:
+    """Of the folder: what was diagnosed."""
+    parts = [f"diagnose-{path.resolve().name if path.is_dir() else path.stem}", *([] if arm is None else [arm])]
+    return "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", x) for x in (*parts, *([] if path.is_dir() else [plan or PLAN])))
+
+
+def _of_file(path: Path, layer: str | None, plan: str, causal: bool, progress: Progress) -> Findings:
+    asked = _request(plan, causal)
+    return diagnose(read_layers(path, layer=layer), asked, path.name, progress)
+
+
+def _of_run(path: Path, arm: str | None, first: int | None, until: int | None, progress: Progress) -> Findings:
+    from experiments.diagnose.run_command import diagnose_run
+
+    return diagnose_run(path, name=arm, first=first, until=until, progress=progress)
 
 
 def _request(plan: str, causal: bool) -> Request:
@@ -62,11 +84,14 @@ def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
 
 
 def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
-    from experiments.diagnose import words
+    from experiments.diagnose import words, words_run
 
     screen = console()
-    screen.print(f"verdict: {found.verdict.kind}", style="bold", markup=False)
+    screen.print(f"verdict: {words.kind(found)}", style="bold", markup=False)
     screen.print(words.headline(found), markup=False)
+    if found.run is not None:
+        for said in filter(None, (words_run.replayed(found.run), words_run.searched(found.run), words_run.survivors(found.run))):
+            screen.print(said, markup=False)
     for x in found.verdict.links:
         screen.print(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}", markup=False)
     screen.print(f"{data['seconds']:.1f} s; not shown: {len(data['verdict']['not_shown'])} points, at the end of the report", markup=False)
@@ -74,7 +99,7 @@ def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress(first: int) -> Iterator[Progress]:
     """Step, what runs and for how long, on a terminal's stderr; gone when done, and nothing elsewhere."""
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -84,5 +109,5 @@ def _progress() -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     with Bar(BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True) as bar:
-        task = bar.add_task("reading", total=LAST - FIRST + 1)
-        yield lambda step, text: bar.update(task, completed=step - FIRST, description=f"step {step}: {text}" if step < LAST else text)
+        task = bar.add_task("reading", total=LAST - first + 1)
+        yield lambda step, text: bar.update(task, completed=step - first, description=f"step {step}: {text}" if step < LAST else text)

@@ -5,6 +5,7 @@ from typing import Any
 
 from experiments.diagnose import words
 from experiments.diagnose.classes import CLASSES
+from experiments.diagnose.data_run import first_steps, survives
 from experiments.diagnose.findings import Findings
 from experiments.diagnose.repairs import Outcome
 from experiments.output import plain
@@ -21,10 +22,11 @@ def document(found: Findings, seconds: float) -> dict[str, Any]:
         "block_q": request.block_q, "block_k": request.block_k, "versions": versions(request.engine), "platform": platform.platform(),
         "seconds": seconds, "digests": {m.layer.name: _digests(m.layer) for m in found.measured},
         "verdict": {
-            "kind": str(found.verdict.kind), "sentence": words.headline(found), "links": [plain(x) for x in found.verdict.links],
+            "kind": words.kind(found), "sentence": words.headline(found), "links": [plain(x) for x in found.verdict.links],
             "not_shown": words.not_shown(found),
         },
-        "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]}, "steps": _steps(found),
+        "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
+        "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
     }  # fmt: skip
 
 
@@ -57,5 +59,5 @@ def _outcome(found: Findings, o: Outcome) -> dict[str, Any]:
     return {
         "arm": o.arm.name, "effect": None if o is found.base else str(found.effect(o)), "bias": plain(o.after), "moved": list(o.moved),
         "change_of_output_rms": o.change, "heads_that_lean": o.leaning, "invariance": o.invariance, "time_ratio": o.time,
-        "replay_survives": None,
+        "replay_survives": survives(found.run, o.arm.name, o is found.base),
     }  # fmt: skip

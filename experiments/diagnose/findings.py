@@ -1,7 +1,7 @@
 """The whole diagnosis as one record: steps 3 to 6 over the layers of a file, and at the head that stands out most."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,9 +11,10 @@ from attention import Site
 from experiments.analysis import FALSE_ALARMS
 from experiments.diagnose.carrier import Carrier, carrier
 from experiments.diagnose.coherence import Coherence, coherence
-from experiments.diagnose.measured import Measured, measure
+from experiments.diagnose.measured import Measured, Subject, by_head, measure, narrow
 from experiments.diagnose.origin import Origin, origin
 from experiments.diagnose.repairs import Outcome, repair
+from experiments.diagnose.states import RunPart
 from experiments.diagnose.verdict import Effect, Kind, Verdict, effect, verdict
 from experiments.errors import bad
 from experiments.tensors import Layer
@@ -27,7 +28,8 @@ Progress = Callable[[int, str], None]  # (number of the step, what runs)
 class Findings:
     """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one layer.
 
-    chosen   index of that layer;  head: flat (batch, head) in it;  base: the plan as it is;  outcomes: the arms
+    chosen   index of that layer;  head: its head;  base: the plan as it is;  outcomes: the arms
+    run      of a run: steps 1 and 2, and the replays of step 6
     """
 
     file: str
@@ -40,6 +42,7 @@ class Findings:
     base: Outcome
     outcomes: list[Outcome]
     verdict: Verdict
+    run: RunPart | None = None
 
     @property
     def layer(self) -> Measured:
@@ -68,23 +71,36 @@ class Findings:
 
     @property
     def half_ulp(self) -> float:
-        """Mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head: delta's error if every rounding of OUT went dO's way."""
-        f, (b, n) = self.layer.request.plan[Site.OUT].format, self.layer.place(self.head)
-        out, do = (np.asarray(x, np.float64)[b, :, n] for x in (self.layer.low.out, self.layer.layer.do))
+        """Mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head: delta's error if every rounding of OUT went dO's way.
+
+        0 where OUT does not round.
+        """
+        if not narrow(self.layer.request.plan, (Site.OUT,)):
+            return 0.0
+        f = self.layer.request.plan[Site.OUT].format
+        out, do = (by_head(x)[self.head] for x in (self.layer.low.out, self.layer.layer.do))
         exponent = np.where(out == 0.0, f.emin, np.maximum(np.frexp(out)[1] - 1, f.emin))
         return float((np.abs(do) * np.ldexp(0.5, exponent - f.precision + 1)).sum(1).mean())
 
 
 def diagnose(layers: list[Layer], request: Request, file: str, progress: Progress) -> Findings:
-    """Steps 3 to 6. Raises UsageError for a layer without do."""
-    tests = sum(x.q.shape[0] * x.q.shape[2] for x in layers)
-    _check_tokens(layers, tests)
-    measured = [measure(x, request, lambda text: progress(3, text)) for x in layers]
+    """Steps 3 to 6 on tensors. Raises UsageError for a layer without do."""
+    return findings([Subject(layer=x, request=request) for x in layers], file, progress)
+
+
+def findings(subjects: Sequence[Subject], file: str, progress: Progress, places: Collection[tuple[int, int]] = ()) -> Findings:
+    """Steps 3 to 6. places: (subject, head) among which steps 5 and 6 look at the one that stands out most; all if empty.
+
+    Raises UsageError for a layer without do, and for too few tokens.
+    """
+    tests = sum(x.layer.q.shape[2] for x in subjects)
+    _check_tokens([x.layer for x in subjects], tests)
+    measured = [measure(x, lambda text: progress(3, text)) for x in subjects]
     carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
     coherences = [_told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured]
-    chosen = min(range(len(measured)), key=lambda i: (coherences[i].p.min(), -coherences[i].a.max()))
+    all_places = [(i, n) for i, m in enumerate(measured) for n in range(len(m.heads))]
+    chosen, head = min(places or all_places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
     m, c = measured[chosen], coherences[chosen]
-    head = c.worst
     found = _told(progress, 5, m, f"head {m.heads[head]}", lambda m: origin(m, head))
     origins = found.origins if c.p[head] < c.level else []
     base, outcomes = repair(m, head, origins, c.level, lambda text: progress(6, text))
@@ -98,10 +114,9 @@ def _check_tokens(layers: list[Layer], tests: int) -> None:
     """All errors of one sign have p = 2^(1 - T) under sign flips: with too few tokens no bias could ever be seen."""
     needed = 1 + math.ceil(math.log2(tests / FALSE_ALARMS))
     for x in layers:
-        if x.q.shape[1] <= needed:
-            raise bad(
-                f"layer {x.name!r}: tokens", x.q.shape[1], f"too few to tell a bias from chance in {tests} heads; give more than {needed}"
-            )
+        tokens = x.q.shape[0] * x.q.shape[1]
+        if tokens <= needed:
+            raise bad(f"layer {x.name!r}: tokens", tokens, f"too few to tell a bias from chance in {tests} heads; give more than {needed}")
 
 
 def _told(progress: Progress, step: int, m: Measured, what: str, work: Callable[[Measured], T]) -> T:

@@ -1,24 +1,31 @@
 """A layer under a plan and under exact arithmetic: what every step of the diagnosis looks at."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from attention import Examined, Injection, Plan, Record, Site, Stabiliser
+from attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabiliser
 from attention.presets import exact as exact_plan
 from experiments.consequences import DeltaDrift, delta_drift
 from experiments.errors import bad
 from experiments.tensors import Layer
+from experiments.trace_inject import occurs
 from experiments.trace_options import Request
 from experiments.trace_run import Progress, call
 
-OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT)  # the roundings between P V and the output, in the order of the algorithm
+OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT, Site.OD)  # the roundings between P V and the output as delta reads it, in order
+WIDE = 24  # bits of FP32's significand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One layer: results under the plan (low) and exactly, in binary64 throughout; drift: delta(plan) - delta(exact)."""
+    """One layer: results under the plan (low) and exactly, in binary64 throughout; drift: delta(plan) - delta(exact).
+
+    x      what W_Q reads, (B, T, D); None where it is not known
+    heads  names of the heads
+    """
 
     layer: Layer
     request: Request
@@ -26,20 +33,28 @@ class Measured:
     low: Examined
     exact: Examined
     drift: DeltaDrift
+    x: np.ndarray | None
+    heads: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What to look at: a layer, or some heads of one, under one plan; x and heads as in `Measured`."""
+
+    layer: Layer
+    request: Request
+    x: np.ndarray | None = None
+    numbers: tuple[int, ...] | None = None
 
     @property
     def heads(self) -> list[str]:
-        """Names of the (batch, head), the last axis fastest: '3', or '0/3' where there are several sequences."""
-        batch, _, heads, _ = self.layer.q.shape
-        return [f"{b}/{n}" if batch > 1 else str(n) for b in range(batch) for n in range(heads)]
-
-    def place(self, head: int) -> tuple[int, int]:
-        """(batch, head) of a flat index."""
-        return divmod(head, self.layer.q.shape[2])
+        """Names of the heads: their numbers in the model."""
+        return [str(n) for n in self.numbers or range(self.layer.q.shape[2])]
 
 
-def measure(layer: Layer, request: Request, progress: Progress) -> Measured:
+def measure(subject: Subject, progress: Progress) -> Measured:
     """Forward and backward of a layer, twice. Raises UsageError if it has no do, for delta needs it."""
+    layer, request = subject.layer, subject.request
     if layer.do is None:
         raise bad("layer", layer.name, "has no do, so no delta; add do to the file, or see the forward alone with `roundscope trace`")
     scale = layer.scale if layer.scale is not None else layer.q.shape[3] ** -0.5
@@ -48,7 +63,7 @@ def measure(layer: Layer, request: Request, progress: Progress) -> Measured:
     progress(f"{layer.name}: exactly")
     exact = run_exactly(layer, request, scale, request.against)
     drift = delta_drift(low.delta, exact.delta, low.out, exact.out, layer.do)
-    return Measured(layer=layer, request=request, scale=scale, low=low, exact=exact, drift=drift)
+    return Measured(layer=layer, request=request, scale=scale, low=low, exact=exact, drift=drift, x=subject.x, heads=subject.heads)
 
 
 def run(
@@ -65,9 +80,8 @@ def run_exactly(layer: Layer, request: Request, scale: float, plan: Plan) -> Exa
     return call(q, k, v, do, request, plan, scale, None)
 
 
-def one_head(m: Measured, head: int) -> Layer:
-    """The layer cut down to one (batch, query head) and its key head."""
-    b, n = m.place(head)
+def one_head(m: Measured, b: int, n: int) -> Layer:
+    """The layer cut down to one sequence and query head, and its key head."""
     g = n * m.layer.k.shape[2] // m.layer.q.shape[2]
     own = lambda x, i: x[b : b + 1, :, i : i + 1]  # noqa: E731
     x = m.layer
@@ -75,9 +89,9 @@ def one_head(m: Measured, head: int) -> Layer:
 
 
 def by_head(x: Any) -> np.ndarray:
-    """(B, T, N, ...) as (B N, T, ...), binary64."""
+    """(B, T, N, ...) as (N, B T, ...), binary64: every head with the tokens of all sequences."""
     x = np.asarray(x, dtype=np.float64)
-    return np.ascontiguousarray(np.moveaxis(x, 2, 1)).reshape(-1, x.shape[1], *x.shape[3:])
+    return np.ascontiguousarray(np.moveaxis(x, 2, 0)).reshape(x.shape[2], -1, *x.shape[3:])
 
 
 def exact_twin(plan: Plan) -> Plan:
@@ -96,5 +110,17 @@ def exact_twin(plan: Plan) -> Plan:
 
 def narrow(plan: Plan, sites: tuple[Site, ...]) -> tuple[Site, ...]:
     """Those of the sites that the plan rounds to fewer bits than FP32 has."""
-    occurring = [s for s in sites if not (s is Site.PV and plan.pv_into_o)]
-    return tuple(s for s in occurring if plan[s].format.precision < 24)
+    return tuple(s for s in occurring(plan, sites) if plan[s].format.precision < WIDE)
+
+
+def occurring(plan: Plan, sites: Iterable[Site] = Site) -> tuple[Site, ...]:
+    """Those of the sites that the plan reaches."""
+    found = []
+    for site in sites:
+        try:
+            occurs(plan, site)
+        except ValueError:
+            continue
+        if site is not Site.OD or plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O):
+            found.append(site)
+    return tuple(found)

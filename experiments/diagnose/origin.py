@@ -1,5 +1,6 @@
 """Step 5: what carries delta's error in one head: accounts, features, rows with several P = 1, rounding classes, keys."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from attention import Record, Site
 from experiments.diagnose.accounts import Head, accounts, head_events, weighed_errors
 from experiments.diagnose.classes import CLASSES, classify
 from experiments.diagnose.coherence import Bias, bias
-from experiments.diagnose.measured import OUTPUT_SITES, Measured, narrow, one_head
+from experiments.diagnose.measured import OUTPUT_SITES, Measured, by_head, narrow, one_head
 from experiments.running_error import Running, running
 from experiments.trace_run import observe
 
@@ -46,10 +47,10 @@ class Classes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Of one head. total: the bias of delta; accounts: its parts, by name; errors: each account per token, (T,).
+    """Of one head. total: the bias of delta; accounts: its parts, by name; errors: each account per token, (B T,).
 
-    features  (T, H): dO (O - O exact), of which delta's error is the row sum if delta comes from OUT
-    several   (T,): rows with several P = 1 in some key tile
+    features  (B T, H): dO (O - O exact), of which delta's error is the row sum if delta comes from OUT
+    several   (B T,): rows with several P = 1 in some key tile
     """
 
     head: int
@@ -78,23 +79,51 @@ class Origin:
         return max(named, key=lambda c: self.share(c.site), default=None)
 
 
-def origin(m: Measured, head: int) -> Origin:
-    """Step 5 at one head."""
-    b, n = m.place(head)
-    h = head_events(m, head)
-    parts = accounts(m, head, h)
+def origin(m: Measured, n: int) -> Origin:
+    """Step 5 at one head, over all its sequences."""
+    seen = [_of_sequence(m, b, n) for b in range(m.layer.q.shape[0])]
+    errors = {name: np.concatenate([x.errors[name] for x in seen]) for name in seen[0].errors}
+    runs = [x.running for x in seen if x.running is not None]
+    return Origin(
+        head=n, total=bias(by_head(m.drift.error)[n]), accounts={name: bias(x) for name, x in errors.items()}, errors=errors,
+        features=np.concatenate([x.features for x in seen]), several=np.concatenate([x.several for x in seen]),
+        classes=[_added(own) for own in zip(*(x.classes for x in seen), strict=True)],
+        running=max(runs, key=lambda run: (run.several, abs(run.error[-1] / run.ulp)), default=None),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One sequence's part of an Origin."""
+
+    errors: dict[str, np.ndarray]
+    features: np.ndarray
+    several: np.ndarray
+    classes: list[Classes]
+    running: Running | None
+
+
+def _of_sequence(m: Measured, b: int, n: int) -> _Part:
+    h = head_events(m, b, n)
     difference = np.asarray(m.low.out, np.float64)[b, :, n] - np.asarray(m.exact.out, np.float64)[b, :, n]
     several: Any = h.ones() > 1
-    return Origin(
-        head=head, total=bias(m.drift.error[b, :, n]), accounts={k: bias(x) for k, x in parts.items()}, errors=parts,
-        features=h.do * difference, several=several.any(0), classes=_classes(m, h, several), running=_running(m, head, several.any(0)),
+    return _Part(
+        errors=accounts(m, b, n, h), features=h.do * difference, several=several.any(0), classes=_classes(m, h, several),
+        running=_running(m, b, n, several.any(0)),
     )  # fmt: skip
+
+
+def _added(own: Sequence[Classes]) -> Classes:
+    """The classes of a site over sequences of equal length: events add up, means per token are averaged."""
+    events, ones = (np.sum([getattr(c, name) for c in own], axis=0) for name in ("events", "ones_events"))
+    bias, ones_bias = (np.mean([getattr(c, name) for c in own], axis=0) for name in ("bias", "ones_bias"))
+    return Classes(site=own[0].site, events=events, bias=bias, ones_bias=ones_bias, ones_events=ones)
 
 
 def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
     plan, errors = m.request.plan, weighed_errors(h)
     found = []
-    for site in narrow(plan, OUTPUT_SITES):
+    for site in (s for s in narrow(plan, OUTPUT_SITES) if s in h.events):
         before, after = (x[None] if x.ndim == 2 else x for x in h.events[site])
         exists = h.exists if before.shape[0] > 1 else np.ones((1, before.shape[1]), dtype=bool)
         ones = several if before.shape[0] > 1 else several.any(0, keepdims=True)
@@ -126,10 +155,9 @@ def _counted(site: str, codes: np.ndarray, errors: np.ndarray, ones: np.ndarray)
     )  # fmt: skip
 
 
-def _running(m: Measured, head: int, several: np.ndarray) -> Running | None:
+def _running(m: Measured, b: int, n: int, several: np.ndarray) -> Running | None:
     """Equation 5 in this head; its place is the most biased row with several P = 1."""
-    layer = replace(one_head(m, head), do=None)
+    layer = replace(one_head(m, b, n), do=None)
     seen = observe(layer, replace(m.request, scale=m.scale, record=Record(), inject=()))
     found = running(seen, several[None, None])
-    b, n = m.place(head)
     return None if found is None else replace(found, where=(b, n, *found.where[2:]))

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import threshold
 from experiments.diagnose.findings import Findings
 from experiments.diagnose.verdict import Effect
+from experiments.diagnose.words import read_by
 from experiments.plots import BAND, DOWN, INK, QUIET, UP
 from experiments.sweep.plots import canvas
 
@@ -24,7 +25,8 @@ def directions(found: Findings) -> Figure:
     x = np.arange(join("pk").size)
     top.fill_between(np.append(x, x[-1] + 1) - 0.5, 0.0, np.append(join("flipped_atoms"), 0.0), step="post", color=QUIET, alpha=0.5,
                      label="atoms with flipped signs, 99 %")  # fmt: skip
-    for name, label, colour, marker in (("pk", "rows of P K", DOWN, "o"), ("q", "rows of q", QUIET, "s"), ("atoms", "atoms", UP, "d")):
+    rows = f"rows of {read_by(found)}"
+    for name, label, colour, marker in (("pk", "rows of P K", DOWN, "o"), ("q", rows, QUIET, "s"), ("atoms", "atoms", UP, "d")):
         top.plot(x + 0.15 * (name == "q"), join(name), marker, color=colour, ms=5, label=label)
     top.axhline(0.0, color=INK, lw=0.6)
     top.set_ylabel("mean cosine, pairs of tokens")

@@ -1,20 +1,27 @@
 """Step 6: the known repairs as plans, a sham that changes as much, and what each does to delta's bias."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from attention import DeltaFrom, Injection, Noise, Plan, Site, Stabiliser
 from attention.presets import fa2_bf16
+from emu.api import round_to
 from emu.rounding import RoundingMode
 from experiments.diagnose.accounts import SITES_OF
 from experiments.diagnose.coherence import FEW, Bias, bias, flips
-from experiments.diagnose.measured import OUTPUT_SITES, Measured, by_head, exact_twin, narrow, run, run_exactly
+from experiments.diagnose.measured import OUTPUT_SITES, WIDE, Measured, by_head, exact_twin, narrow, occurring, run, run_exactly
 from experiments.trace_run import Progress
+from experiments.train.interventions import Plans
+from experiments.train.plans import native
 
 INVARIANT = 1e-12  # largest change of the output in binary64 that counts as none, in parts of its largest entry
 REPEATS = 2  # of which the faster is timed
+SHAM = "sham: as much, no aim"
+DELTAS = {"delta from P dP": DeltaFrom.P_DP, "delta centred": DeltaFrom.CENTRED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +62,55 @@ class Outcome:
         return self.invariance is not None and self.invariance <= INVARIANT
 
 
-def arms(plan: Plan, origins: list[str]) -> list[Arm]:
-    """The known repairs that change something in this plan; with origins, also all of them at once in FP32."""
-    rounding = narrow(plan, OUTPUT_SITES)
-    found = [Arm(name="O in FP32", plan=in_fp32(plan, rounding))] if rounding else []
-    if plan.delta_from is not DeltaFrom.P_DP:
-        found.append(Arm(name="delta from P dP", plan=replace(plan, delta_from=DeltaFrom.P_DP)))
-    if plan.stabiliser is None:
-        found.append(Arm(name="stabilised softmax", plan=replace(plan, stabiliser=Stabiliser())))
+def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Plan], Plan]]:
+    """The known repairs as changes of every plan of a layer or a run; with origins, also all of them at once in FP32.
+
+    Events that are low in one of the plans are changed in all, so that their structures stay alike.
+    """
+    rounding, order = _low_in_some(plans, OUTPUT_SITES), production_order(plans[0])
+    lifted = _low_in_some(plans, tuple(dict.fromkeys((*OUTPUT_SITES, *(s for n in origins for s in SITES_OF[n])))))
+    found: dict[str, Callable[[Plan], Plan]] = {}
     if rounding:
-        found.append(Arm(name="stochastic rounding of O", plan=stochastic(plan, rounding)))
-    if (production := production_order(plan)) is not None:
-        found.append(Arm(name="production order", plan=production))
-    sites = tuple(s for n in origins for s in SITES_OF[n])
-    lifted = narrow(plan, tuple(dict.fromkeys((*OUTPUT_SITES, *sites))))
-    if sites and set(lifted) != set(rounding):
-        found.append(Arm(name="all origins in FP32", plan=in_fp32(plan, lifted)))
+        found["O in FP32"] = lambda plan: in_fp32(plan, rounding)
+    found |= {name: partial(replace, delta_from=source) for name, source in DELTAS.items() if plans[0].delta_from is not source}
+    if plans[0].stabiliser is None:
+        found["stabilised softmax"] = partial(replace, stabiliser=Stabiliser())
+    if rounding:
+        found["stochastic rounding of O"] = lambda plan: stochastic(plan, rounding)
+    if order is not None:
+        found["production order"] = lambda plan: production_order(plan) or plan
+    if origins and set(lifted) != set(rounding):
+        found["all origins in FP32"] = lambda plan: in_fp32(plan, lifted)
     return found
+
+
+def _low_in_some(plans: Sequence[Plan], sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    return tuple(s for s in sites if any(s in narrow(plan, (s,)) for plan in plans))
+
+
+def arms(plan: Plan, origins: list[str]) -> list[Arm]:
+    """The known repairs of one plan."""
+    return [Arm(name=name, plan=change(plan)) for name, change in changes([plan], origins).items()]
+
+
+def noise(plans: Plans) -> Plans | None:
+    """The sham of a replay: noise of fair sign behind the output's roundings, of about their size or more, so that their bias stays.
+
+    It is stochastic rounding to p - 1 bits, p those of the output's coarsest rounding: at OD, of which half the arguments lie between
+    two numbers then (root mean square 0.7 ulp of p bits, against 0.29 to nearest and 0.58 toward zero); where OD rounds itself, at DELTA.
+    None where the output does not round, where p is 2, and where DELTA rounds too.
+    """
+    flat = [plan for row in plans for plan in row]
+    low = _low_in_some(flat, OUTPUT_SITES)
+    site = Site.DELTA if Site.OD in low or Site.OD not in occurring(flat[0]) else Site.OD
+    if not low or _low_in_some(flat, (site,)) or min(_noise_bits(plan) for plan in flat) < 2:
+        return None
+    return tuple(tuple(plan.at(site, f"e8m{_noise_bits(plan) - 1}", "stochastic", seed=1) for plan in row) for row in plans)
+
+
+def _noise_bits(plan: Plan) -> int:
+    """p - 1 of the sham; FP32's where the output does not round."""
+    return min((plan[s].format.precision - 1 for s in narrow(plan, OUTPUT_SITES)), default=WIDE)
 
 
 def in_fp32(plan: Plan, sites: tuple[Site, ...]) -> Plan:
@@ -91,6 +130,8 @@ def stochastic(plan: Plan, sites: tuple[Site, ...]) -> Plan:
 def production_order(plan: Plan) -> Plan | None:
     """FlashAttention-2's roundings (fa2-bf16) with this plan's formats of the inputs and P; None if the plan has them already."""
     made = fa2_bf16()
+    if not plan.is_reproducible:
+        made = native(made)
     for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P):
         made = made.at(site, plan[site])
     forward = [s for s in Site if s.stage != "backward"]
@@ -99,12 +140,17 @@ def production_order(plan: Plan) -> Plan | None:
 
 
 def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
-    """Noise of fair sign at OUT with the root mean square by which `repaired_out` differs from the plan's output."""
-    f, out = plan[Site.OUT].format, np.asarray(m.low.out, np.float64)
-    size = np.sqrt(np.mean((np.asarray(repaired_out, np.float64) - out) ** 2))
+    """Noise of fair sign at OUT with the root mean square by which `repaired_out` differs from the plan's output; where only OD
+    rounds, so that the output is the same, at OD with that of its rounding.
+    """
+    out = np.asarray(m.low.out, np.float64)
+    site, change = Site.OUT, np.asarray(repaired_out, np.float64) - out
+    if not change.any():
+        site, change = Site.OD, np.asarray(round_to(out, plan[Site.OD]), np.float64) - out
+    f, size = plan[site].format, np.sqrt(np.mean(change**2))
     exponent = np.where(out == 0.0, f.emin, np.maximum(np.frexp(out)[1] - 1, f.emin))
     ulp = np.sqrt(np.mean(np.ldexp(1.0, exponent - f.precision + 1) ** 2))
-    return Arm(name="sham: as much, no aim", plan=plan, inject=(Injection(site=Site.OUT, what=Noise(ulps=float(size / ulp), seed=1)),))
+    return Arm(name=SHAM, plan=plan, inject=(Injection(site=site, what=Noise(ulps=float(size / ulp), seed=1)),))
 
 
 def repair(m: Measured, head: int, origins: list[str], level: float, progress: Progress) -> tuple[Outcome, list[Outcome]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.diagnose import words
 from experiments.diagnose.findings import Findings
-from experiments.diagnose.steps import Step
+from experiments.diagnose.steps_run import Step
 from experiments.page import document, figure, grid
 
 HOW = """Exact: every rounding event of plan and repairs; delta's error up to binary64 sums. The accounts of step 5 replace exact numbers
@@ -17,9 +17,8 @@ experiments/diagnose/verdict.py."""
 def html(found: Findings, steps: list[Step], data: dict[str, Any]) -> str:
     """The whole page."""
     sub = f"{found.file}, plan {found.layer.request.plan.name}{', causal' if found.layer.request.causal else ''}, against exact arithmetic"
-    parts = [
-        f"<h1>Does rounding add up here, and why?</h1><p class=sub>{escape(sub)}.</p><p class=lead>{escape(words.headline(found))}</p>"
-    ]
+    title = "Does rounding add up here, and why?" if found.run is None else "Why did this run fail, and is it rounding?"
+    parts = [f"<h1>{title}</h1><p class=sub>{escape(sub)}.</p><p class=lead>{escape(words.headline(found))}</p>"]
     parts += [_step(s) for s in steps]
     parts += [_verdict(found), f"<h2>How to read it</h2><p class=note>{HOW}</p>", _machine(data)]
     return document(f"Roundscope: diagnosis of {found.file}", "\n".join(parts))
@@ -37,7 +36,7 @@ def _verdict(found: Findings) -> str:
     )
     unseen = "".join(f"<li>{escape(line)}" for line in words.not_shown(found))
     return (
-        f"<h2>Verdict: {escape(str(found.verdict.kind))}</h2><p>{escape(words.headline(found))}</p>"
+        f"<h2>Verdict: {escape(words.kind(found))}</h2><p>{escape(words.headline(found))}</p>"
         f"<h3>Evidence</h3><ul>{links}</ul><h3>Not shown</h3><ul>{unseen}</ul>"
     )
 

@@ -1,7 +1,4 @@
-"""The steps of the report in order: title, sentence, pictures with captions, table. Steps 1 and 2 need a run and go in front."""
-
-from dataclasses import dataclass, field
-from typing import Any
+"""The steps of the report in order: title, sentence, pictures with captions, table. Steps 1 and 2 are a run's (steps_run)."""
 
 import numpy as np
 
@@ -10,30 +7,26 @@ from experiments.diagnose import pictures, pictures_origin, words
 from experiments.diagnose.classes import CLASSES
 from experiments.diagnose.findings import Findings
 from experiments.diagnose.repairs import Outcome
+from experiments.diagnose.steps_run import Step, first_steps, survival
 from experiments.running_error import Running, tied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step: pictures are (title, Figure or None, caption), tables (heads, rows of text, marked rows)."""
-
-    number: int
-    title: str
-    sentence: str
-    pictures: list[tuple[str, Any, str]]
-    tables: list[tuple[list[str], list[list[str]], list[bool]]] = field(default_factory=list)
-
-
 def steps(found: Findings) -> list[Step]:
-    """Steps 3 to 6."""
-    return [_direction(found), _coherence(found), _origin(found), _repairs(found)]
+    """Steps 3 to 6, behind those that only a run has."""
+    return [*first_steps(found.run), _direction(found), _coherence(found), _origin(found), _repairs(found)]
 
 
 def _direction(found: Findings) -> Step:
+    x = words.read_by(found)
+    last = (
+        "M is the error of dW_Q that delta's error makes (arXiv 2510.04212, eq. 2), up to alpha."
+        if x == "X"
+        else "q stands in for X, which a file of tensors has not: M is W_Q^T times the error of dW_Q, if nothing lies between."
+    )
     caption = (
-        "Above: mean cosine between tokens of the rows of P K (exact P), of q, and of their atoms. Below: the share of the leading "
-        "singular direction in M = sum_T c_T q[T]^T (P K)[T], c = delta's error, against c permuted over tokens and c with flipped "
-        "signs. q stands in for X, which a file of tensors has not: M is W_Q^T times the error of dW_Q, if nothing lies between."
+        f"Above: mean cosine between tokens of the rows of P K (exact P), of {x}, and of their atoms. Below: the share of the leading "
+        f"singular direction in M = sum_T c_T {x}[T]^T (P K)[T], c = delta's error, against c permuted over tokens and c with flipped "
+        f"signs. {last}"
     )
     return Step(number=3, title="Carrier", sentence=words.direction(found), pictures=[("Directions", pictures.directions(found), caption)])
 
@@ -53,7 +46,8 @@ def _origin(found: Findings) -> Step:
     lead = "" if plan.delta_from == "OUT" else f" Here delta comes from {plan.delta_from}, so `rest` is the difference to rowsum dO O."
     made = [("Accounts", pictures_origin.accounts(found),
              "Which roundings make the error of delta? Parts of its mean; they add up. Red: leans by itself, to the "
-             f"side of the whole, with a tenth of it or more. Scores: S to exp; row sum: l; P: the operand of P V.{lead}"),
+             f"side of the whole, with a tenth of it or more. Scores: S to exp; row sum: l; P: the operand of P V; OD: OUT's as delta's "
+             f"operand.{lead}"),
             ("Features and rows", pictures_origin.features(found),
              "Which features and rows carry it? delta's error is the sum over features of dO (O - O exact).")]  # fmt: skip
     if found.origin.running is not None:
@@ -107,4 +101,5 @@ def _row(found: Findings, o: Outcome) -> list[str]:
     b = o.after
     invariance = "-" if o.invariance is None else f"{o.invariance:.0e}" if o.invariance else "0"
     return [o.arm.name, "-" if o is found.base else str(found.effect(o)), f"{b.mean:+.2e}", f"{b.low:+.1e} to {b.high:+.1e}", f"{b.a:.1f}",
-            f"{b.p:.1g}", f"{b.rms:.1e}", f"{o.change:.1e}", str(o.leaning), invariance, f"{o.time:.2f}", "not shown"]  # fmt: skip
+            f"{b.p:.1g}", f"{b.rms:.1e}", f"{o.change:.1e}", str(o.leaning), invariance, f"{o.time:.2f}",
+            survival(found.run, o.arm.name, o is found.base)]  # fmt: skip

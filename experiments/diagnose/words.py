@@ -1,12 +1,23 @@
 """The sentences of the report: one per step, the verdict, and what was not shown."""
 
+from experiments.diagnose import words_run
 from experiments.diagnose.findings import Findings
 from experiments.diagnose.measured import OUTPUT_SITES
 from experiments.diagnose.verdict import Effect, Kind
 
 
 def headline(found: Findings) -> str:
-    """The verdict in a sentence or three."""
+    """The verdict in a few sentences: of a run what its replays say, then what its tensors say."""
+    return mechanism(found) if found.run is None else f"{words_run.headline(found.run)} {mechanism(found)}"
+
+
+def kind(found: Findings) -> str:
+    """The verdict in a few words."""
+    return str(found.verdict.kind) if found.run is None else f"{words_run.cause(found.run)}; {found.verdict.kind}"
+
+
+def mechanism(found: Findings) -> str:
+    """What the tensors say: steps 3 to 6."""
     kind = found.verdict.kind
     if kind is Kind.NOTHING:
         return _nothing(found)
@@ -74,15 +85,20 @@ def _repaired(found: Findings) -> str:
     return f"Removed by: {', '.join(done) or 'none of the repairs tried'}{tail}."
 
 
+def read_by(found: Findings) -> str:
+    """What the atoms are made of beside P K: X, where it is known, else q."""
+    return "q" if found.layer.x is None else "X"
+
+
 def direction(found: Findings) -> str:
     """Step 3."""
-    c, h = found.carriers[found.chosen], found.head
+    c, h, x = found.carriers[found.chosen], found.head, read_by(found)
     every = sum(int((x.atoms > x.flipped_atoms).sum()) for x in found.carriers)
     low, _, high = c.permuted[h]
     same = "as when they are permuted: any tokens' errors would meet there" if low - 0.02 <= c.share[h] <= high + 0.02 else (
         f"against {100 * low:.0f} to {100 * high:.0f} % when they are permuted: it depends on which tokens err")  # fmt: skip
     return (
-        f"Could errors of different tokens add along one direction? In {every} of {found.coherence.tests} heads the atoms q[T] (P K)[T] "
+        f"Could errors of different tokens add along one direction? In {every} of {found.coherence.tests} heads the atoms {x}[T] (P K)[T] "
         f"point one way more than with flipped signs; in {found.where} two tokens' atoms have a mean cosine of {c.atoms[h]:.2f}, and "
         f"{100 * c.share[h]:.0f} % of the weighted sum lies along its leading direction, {same}. The weighted sum is "
         f"{c.growth[h]:.1f} times what unrelated errors would make."
@@ -113,6 +129,10 @@ def origin(found: Findings) -> str:
 
 def repairs(found: Findings) -> str:
     """Step 6."""
+    return f"{_tried(found)} {words_run.survivors(found.run)}".rstrip()
+
+
+def _tried(found: Findings) -> str:
     if found.verdict.kind is Kind.NOTHING:
         made = [o.arm.name for o in found.outcomes if found.effect(o) is Effect.MADE]
         tail = f"; {', '.join(made)} would make a bias" if made else " and none makes one"
@@ -123,12 +143,14 @@ def repairs(found: Findings) -> str:
 
 def not_shown(found: Findings) -> list[str]:
     """What this diagnosis says nothing of."""
-    lines = [
+    lines = words_run.not_shown(found.run) if found.run else [
         "Whether a training run fails, or survives with a repair: from tensors alone there is no replay (steps 1 and 2).",
         "X: it is not in the file. q stands in for it, and shows only what W_Q lets through of it.",
+    ]  # fmt: skip
+    lines += [
         "Other inputs: p, intervals and the smallest bias are statistics about these tokens; other steps of training may differ.",
         f"Biases that do not add up in delta: `roundscope trace` tests every event by itself. Compared is with exact arithmetic on the "
-        f"file's own numbers, so what lies before q, k, v and do is not seen. Plan {found.layer.request.plan.name}, "
+        f"same q, k, v and do, so what lies before them is not seen. Plan {found.layer.request.plan.name}, "
         f"tiles {found.layer.request.block_q} x {found.layer.request.block_k}.",
         "The cost of a repair in a kernel: times are the emulation's, one machine, now.",
     ]

@@ -78,17 +78,22 @@ def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:
     """
     steps, config = wanted[0].steps, config_of(config, wanted[0])
     one = replace(config, steps=max(steps, config.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
-    arms = [Arm(name=str(i), changes=dose.change, lr=dose.rate, seed=dose.seed) for i, dose in enumerate(wanted)]
+    arms = [Arm(name=str(i), changes=(*dose.change, *_injected(dose)), lr=dose.rate, seed=dose.seed) for i, dose in enumerate(wanted)]
     return Settings(config=one, arms=tuple(arms))
 
 
+def _injected(dose: Dose) -> tuple[str, ...]:
+    """Its offset in the trainer's words."""
+    return () if dose.offset is None else (f"-> offset={dose.offset[1]}:{dose.offset[0]}",)
+
+
 def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
-    """Doses by executable: equally many steps, the same words, one structure (stochastic roundings are another). Raises UsageError
-    for an event that the plan has not.
+    """Doses by executable: equally many steps, the same words, one structure (stochastic roundings are another, an offset too). Raises
+    UsageError for an event that the plan has not.
     """
-    alike: dict[tuple[Any, ...], list[Dose]] = {}
+    alike: dict[tuple[int, tuple[str, ...]], list[Dose]] = {}
     for dose in wanted:
-        alike.setdefault((dose.steps, dose.words, dose.offset is None), []).append(dose)
+        alike.setdefault((dose.steps, dose.words), []).append(dose)
     return [[own[i] for i in arms] for own in alike.values() for arms in numbers(settings_of(config, own))]
 
 

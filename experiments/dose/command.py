@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from experiments.dose.results import Results
 from experiments.dose.scale import Scale, scale, seeds_of
 from experiments.errors import bad
 from experiments.output import console, plain, print_json
+from experiments.progress import bar
 from experiments.train.config import Config
 
 INTERRUPTED = 130
@@ -61,24 +61,9 @@ def _measure(config: Config, groups: Sequence[Sequence[Dose]], store: Any, *, ti
 
     missing = [group for group in groups if len(store.read(config, group)) < len(group)]
     for number, group in enumerate(missing):
-        with _progress(f"launch {number + 1} of {len(missing)}: {len(group)} arms", group[0].steps) as progress:
+        with bar(f"launch {number + 1} of {len(missing)}: {len(group)} arms", group[0].steps) as progress:
             store.add(config, launch(config, group, progress, ties), device("xla"))
     return len(missing)
-
-
-@contextmanager
-def _progress(text: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Steps done, on a terminal's stderr; gone when done, and nothing elsewhere."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda done: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(text, total=steps)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _tell(asked: Scale, results: Any, about: dict[str, Any], out: Path, as_json: bool) -> None:

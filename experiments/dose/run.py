@@ -17,7 +17,6 @@ from experiments.train import step as one_step
 from experiments.train.config import Config
 from experiments.train.groups import Group
 from experiments.train.loop import batches_of
-from experiments.train.offset import Offset, offsets
 
 EVERY = 25  # steps between two looks at the device: its losses, and ||W_Q||
 TIES_EVERY = 100  # steps between two counts of rows with several P = 1
@@ -32,7 +31,7 @@ def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool
     """
     settings = settings_of(config, doses)
     state = one_step.start(settings.config, len(doses), [(config.init_seed + d.seed) % 2**32 for d in doses])
-    group, batches = Group(settings, list(range(len(doses))), state, _offset(doses)), batches_of(settings)
+    group, batches = Group(settings, list(range(len(doses))), state), batches_of(settings)
     follow, looks = Follow(len(doses)), [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
     steps, before, shares = doses[0].steps, None, []
     for first in range(0, steps, EVERY):
@@ -49,11 +48,6 @@ def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool
     looks.append(_look(follow, *before))
     final = follow.final()
     return [_result(dose, a, int(follow.first[a]), float(final[a]), looks, shares) for a, dose in enumerate(doses)]
-
-
-def _offset(doses: Sequence[Dose]) -> Offset | None:
-    given = [(d.offset[1], d.offset[0], d.seed) for d in doses if d.offset is not None]
-    return offsets(given) if given else None
 
 
 def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:

@@ -28,7 +28,7 @@ STABLE = {
     "10 beta 2": "stabilised softmax, beta 2: stable",
     "10 beta 7": "stabilised softmax, beta 7: stable",
 }
-NOT_RUN = "not run at this scale"
+NOT_RUN = "not run"
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:

@@ -4,7 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from experiments.dose.arms import NAMED
 from experiments.errors import bad
 from experiments.golden.verdicts import Verdict
 from experiments.output import console, plain, print_json
+from experiments.progress import bar
 from experiments.qiu_yao.cases import AMPLIFIED
 from experiments.qiu_yao.heads import chosen
-from experiments.qiu_yao.progress import bar
+from experiments.qiu_yao.partial import whole
+from experiments.qiu_yao.results import Results
 from experiments.qiu_yao.rows import FAILS
 from experiments.qiu_yao.scale import FULL, QUICK, Scale
 from experiments.qiu_yao.trials import Entry, entries, launches
@@ -23,12 +25,12 @@ INTERRUPTED = 130
 
 
 def run(*, quick: bool, out: Path, as_json: bool) -> int:
-    """Writes qiu-yao.sqlite, report.html and qiu-yao.json into `out`. The exit code: 0, or 130 after Ctrl-C, when launches done are kept.
+    """Writes qiu-yao.sqlite, report.html and qiu-yao.json into `out`. The exit code: 0, or 130 after Ctrl-C.
 
+    After Ctrl-C launches done are kept, and told if they complete a case's first two rows: the page then says what is missing.
     Raises UsageError before anything is computed, StorageError for a folder that cannot be used now.
     """
     from experiments.compile_cache import keep_compilations
-    from experiments.qiu_yao.results import Results
     from experiments.qiu_yao.store import opened
 
     keep_compilations()
@@ -36,6 +38,7 @@ def run(*, quick: bool, out: Path, as_json: bool) -> int:
     if out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
     out.mkdir(parents=True, exist_ok=True)
+    about: dict[str, Any] = {"command": "roundscope reproduce qiu-yao" + (" --quick" if quick else "")}
     began = time.perf_counter()
     with opened(out) as store:
         try:
@@ -43,12 +46,31 @@ def run(*, quick: bool, out: Path, as_json: bool) -> int:
             static = _static()
         except KeyboardInterrupt:
             console(stderr=True).print("interrupted; launches that were done are kept, and the same command goes on")
+            _tell_part(scale, store, about | {"seconds": _since(began)}, out, as_json)
             return INTERRUPTED
-        results, devices = Results(wanted, store.read(scale, [e.trial for e in wanted])), store.devices()
-    command = "roundscope reproduce qiu-yao" + (" --quick" if quick else "")
-    about = {"command": command, "seconds": round(time.perf_counter() - began, 1), "launches": of, "ran": ran, "devices": devices}
-    _tell(scale, results, static, about, out, as_json)
+        found, devices = store.read(scale, [e.trial for e in wanted]), store.devices()
+    about |= {"seconds": _since(began), "launches": of, "ran": ran, "devices": devices}
+    _tell(scale, Results(wanted, found), static, about, out, as_json)
     return 0
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 1)
+
+
+def _tell_part(scale: Scale, store: Any, about: dict[str, Any], out: Path, as_json: bool) -> None:
+    """What launches done so far say, if anything."""
+    fixed = entries(scale)
+    sets = [] if scale.core else _sets(scale, fixed, store)
+    found = store.read(scale, [e.trial for e in (*fixed, *sets)])
+    told = whole([*fixed, *sets], found)
+    if not told:
+        return
+    groups = [group for part in (fixed, sets) for group in launches(scale, [e.trial for e in part])]
+    there = sum(len(store.read(scale, group)) == len(set(group)) for group in groups)
+    cases = tuple(case for case in scale.cases if case.name in {e.case for e in told})
+    about |= {"launches": len(groups), "there": there, "devices": store.devices()}
+    _tell(replace(scale, cases=cases), Results(told, found), ([], []), about, out, as_json)
 
 
 def measured(scale: Scale, store: Any) -> tuple[list[Entry], int, int]:
@@ -89,7 +111,7 @@ def _static() -> tuple[list[Verdict], list[Any]]:
     return verdicts, static.static_pictures()
 
 
-def _tell(scale: Scale, results: Any, static: tuple[list[Verdict], list[Any]], about: dict[str, Any], out: Path, as_json: bool) -> None:
+def _tell(scale: Scale, results: Results, static: tuple[list[Verdict], list[Any]], about: dict[str, Any], out: Path, as_json: bool) -> None:
     """report.html, qiu-yao.json, and the answer, rows and verdicts to stdout."""
     from experiments.qiu_yao import report, table
     from experiments.qiu_yao.claims import judged

@@ -9,7 +9,7 @@ from experiments.page import document, figure, grid
 from experiments.qiu_yao import claims, claims_controls, pictures, pictures_rest, table
 from experiments.qiu_yao.results import Results
 from experiments.qiu_yao.scale import Scale
-from experiments.qiu_yao.words import LEFT_OUT, QUESTION
+from experiments.qiu_yao.words import LEFT_OUT, QUESTION, launched, missing
 from experiments.train.spikes import RULE
 
 PICTURES = (
@@ -28,7 +28,8 @@ def html(r: Results, scale: Scale, verdicts: Sequence[Verdict], static: Sequence
     """The whole page; static: (question, picture, caption) of what needs no training."""
     opening = figure("Which runs diverged?", pictures.opening(r, scale), f"Runs that diverged of how many, and their median step. {RULE}")
     lead = f"<h1>{escape(QUESTION)}</h1><p class=sub>arXiv 2510.04212, its ablation table in small trainings.</p>"
-    body = f"{lead}<p class=lead>{escape(data['answer'])}</p>{opening}{_verdicts(verdicts)}<h2>Pictures</h2>{_pictures(r, scale)}"
+    part = f"<p><b>{escape(missing(data['run']))}</b></p>" if missing(data["run"]) else ""
+    body = f"{lead}<p class=lead>{escape(data['answer'])}</p>{part}{opening}{_verdicts(verdicts)}<h2>Pictures</h2>{_pictures(r, scale)}"
     rows = f"<h2>Every row</h2>{grid(table.HEADS, table.rows(r, scale))}<p class=note>Medians over seeds; loss: mean [95 %] of runs that did not diverge, against FP32 of the same seed and length.</p>"  # noqa: E501
     still = "".join(figure(*each) for each in static)
     alone = f"<h2>Without training: bits, ties, the clamp</h2>{still}" if static else ""
@@ -59,7 +60,7 @@ def _run(scale: Scale, data: dict[str, Any]) -> str:
     run, c = data["run"], scale.config
     text = "\n".join([
         f"command    {run['command']}",
-        f"launches   {run['launches']}, {run['ran']} of them run by the last command in {run['seconds']} s",
+        f"launches   {launched(run)}",
         f"device     {', '.join(run['devices'])}",
         f"model      {c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch {c.batch}, byte-level, {c.data}",
         f"training   rate {scale.rate:g} after {c.warmup} steps of warm-up, {scale.steps} steps, seeds {len(scale.seeds)}; "

@@ -10,6 +10,7 @@ from experiments.output import console
 from experiments.qiu_yao.results import Results, diverged, middle, times
 from experiments.qiu_yao.scale import Scale
 from experiments.qiu_yao.trials import chosen_rows
+from experiments.qiu_yao.words import launched, missing
 
 HEADS = ["case", "row", "what is different", "diverged", "loss above FP32, nats", "largest\n||W_Q||", "rest of dS:\nshare", "steady"]
 
@@ -60,6 +61,7 @@ def show(verdicts: Sequence[Verdict], data: dict[str, Any], out: Path) -> None:
         before = v.figure, v.claim
         made.add_row(*shown, v.case, v.measured, v.word.value, style=COLOURS.get(v.word, ""))
     screen.print(made)
-    run = data["run"]
-    say(f"{run['ran']} of {run['launches']} launches run now, {run['seconds']:.0f} s ({data['scale']})")
+    if missing(data["run"]):
+        say(missing(data["run"]))
+    say(f"launches: {launched(data['run'])} ({data['scale']})")
     print(f"written: {out / 'report.html'}, {out / 'qiu-yao.json'}, {out / 'qiu-yao.sqlite'}")

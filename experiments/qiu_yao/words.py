@@ -1,6 +1,7 @@
 """The answer in a sentence, and what pictures show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments.qiu_yao.cases import OTHER_DELTA, PUBLISHED
 from experiments.qiu_yao.results import Results, diverged
@@ -25,15 +26,32 @@ def answer(r: Results, scale: Scale) -> str:
     words = {case.name: case.words for case in scale.cases}
     own = r.of(PUBLISHED, FAILS)
     killed = "; ".join(f"{name}: {words[name]}" for name in failing)
+    published = f", as published in {diverged(own)} of {len(own)}" if own else ""
     found = [
-        f"training diverged in every run of {_plural('case', failing)} {_list(failing)} ({killed}), as published in {diverged(own)} of "
-        f"{len(own)}, in FP32 never",
+        f"training diverged in every run of {_plural('case', failing)} {_list(failing)} ({killed}){published}, in FP32 never",
         *(_repair(r, _fair(scale, failing, row), row, name) for row, name in REPAIRS.items()),
         _repair(r, failing, "centred", "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was rounded,"),
     ]
     left = [name for name in failing if diverged(r.of(name, "centred"))]
     also = f", and in {_list(left)} something else" if left else ""
     return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in found if text)}."
+
+
+def missing(run: Mapping[str, Any]) -> str:
+    """What a page lacks that was written after Ctrl-C; empty for a whole one."""
+    if "there" not in run:
+        return ""
+    return (
+        f"Interrupted: {run['there']} of {run['launches']} launches are there. Left out: rows that are not complete, cases without their "
+        "first two rows, and all that needs no training. The same command goes on and completes this page."
+    )
+
+
+def launched(run: Mapping[str, Any]) -> str:
+    """How many launches the page is of, and how many of them the last command ran."""
+    if "there" in run:
+        return f"{run['there']} of {run['launches']}; the last command was interrupted after {run['seconds']} s"
+    return f"{run['launches']}, {run['ran']} of them run by the last command in {run['seconds']} s"
 
 
 def _fair(scale: Scale, failing: Sequence[str], row: str) -> list[str]:

@@ -76,10 +76,10 @@ def unfused_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
 @lru_cache(4096)
 def unfused_plan(plan: Plan) -> Plan:
     """Softmax first, in the formats of a plan; what has no say in the output is set alike, so that more cells share it."""
-    roundings = tuple(BINARY64 if site in NO_SAY else plan[site] for site in Site)
+    heard = plan.rounded(dict.fromkeys(NO_SAY, BINARY64))
     accumulators = tuple(Accumulator(step=BINARY64) if site in NO_SAY else plan.accumulator(site) for site in PRODUCTS)
     return replace(
-        plan, name="unfused", roundings=roundings, accumulators=accumulators, normalise_first=True, pv_into_o=False,
+        heard, name="unfused", accumulators=accumulators, normalise_first=True, pv_into_o=False,
         key_order=KeyOrder.ASCENDING, row_sum_of=EXACT.row_sum_of, delta_from=EXACT.delta_from,
     )  # fmt: skip
 

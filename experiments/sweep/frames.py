@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from emu.block import BLOCK_NAMED
 from emu.formats import format_named
 from experiments.errors import bad
 from experiments.sweep.cell import DEFAULTS, PER_SITE, Value
@@ -167,7 +168,7 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
 def _precision(name: str) -> tuple[int, int, str]:
     if name == "preset":
         return 0, 0, name
-    f = format_named(name)
+    f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
     return f.precision, f.emax - f.emin, name
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from attention.plan import Exponential, KeyOrder
 from attention.presets import PRESETS
-from attention.sites import PRODUCTS, Site
+from attention.sites import BLOCK_AXIS, PRODUCTS, Site
+from emu.block import BLOCK_NAMED
 from emu.formats import NAMED
 from emu.rounding import RoundingMode
 from experiments.output import console, print_json
@@ -53,6 +54,7 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
 _GRAMMARS = {
     "one event": f"{' '.join(f'{kind}.SITE' for kind in PER_SITE)}, such as format.O=bf16; accumulator only at {' '.join(PRODUCTS)}",
     "SITE": " ".join(Site),
+    "blocks": f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product: format.P=mxfp8_e4m3",
     "accumulator": "ascending | pairwise | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native",
     "only, but": "SITE+SITE, an event each; SITE.step: the steps of its sum",
     "injection": "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; "

@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from attention.plan import Exponential, KeyOrder, Plan, Stabiliser, site_named
+from attention.plan import Event, Exponential, KeyOrder, Plan, Stabiliser, event_to, site_named
 from attention.sites import PRODUCTS, Site
 from emu.accumulate import Accumulator
-from emu.rounding import BINARY64, Rounding, RoundingMode, rounding
+from emu.rounding import BINARY64, Rounding, RoundingMode
 from experiments.sweep.cell import Value
-from experiments.sweep.values import accumulator_of, places_of, rounding_to
+from experiments.sweep.values import accumulator_of, event_of, places_of
 
 Settings = tuple[tuple[str, Value], ...]
 Sites = tuple[Site, ...]
@@ -63,17 +63,11 @@ def _unfused(plan: Plan, _: str, __: Sites) -> Plan:
 
 
 def _format(plan: Plan, name: str, sites: Sites) -> Plan:
-    return _rounded(plan, sites, lambda r: rounding_to(name, r.mode))
+    return plan.rounded({site: event_of(name, plan[site].mode) for site in sites or Site})
 
 
 def _mode(plan: Plan, mode: str, sites: Sites) -> Plan:
-    return _rounded(plan, sites, lambda r: r if r.is_identity else rounding(r, mode))
-
-
-def _rounded(plan: Plan, sites: Sites, change: Callable[[Rounding], Rounding]) -> Plan:
-    """The plan with other roundings of some events, of all if none are named."""
-    new = tuple(change(plan[site]) if site in (sites or Site) else plan[site] for site in Site)
-    return replace(plan, roundings=new)
+    return plan.rounded({site: event_to(plan.event(site), mode) for site in sites or Site if not plan[site].is_identity})
 
 
 def _accumulator(plan: Plan, text: str, sites: Sites) -> Plan:
@@ -107,9 +101,9 @@ def _but(plan: Plan, text: str, _: Sites) -> Plan:
 
 def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
     """Events and sums in binary64; such a sum is ascending, as in the golden plan: some orders have no binary64 steps."""
-    roundings = tuple(BINARY64 if is_wide(site, False) else plan[site] for site in Site)
+    wide: dict[Site, Event] = {site: BINARY64 for site in Site if is_wide(site, False)}
     sums = tuple(WIDE if is_wide(site, True) else plan.accumulator(site) for site in PRODUCTS)
-    return replace(plan, roundings=roundings, accumulators=sums)
+    return replace(plan.rounded(wide), accumulators=sums)
 
 
 _CHANGES: dict[str, Callable[[Plan, str, Sites], Plan]] = {

@@ -5,9 +5,10 @@ import math
 import re
 from collections.abc import Callable
 
-from attention.plan import Exponential, KeyOrder, Plan, site_named
+from attention.plan import Event, Exponential, KeyOrder, Plan, event_to, site_named
 from attention.sites import PRODUCTS, Site
 from emu.accumulate import Accumulator, Order
+from emu.block import BLOCK_NAMED
 from emu.formats import Format, format_named, unknown
 from emu.rounding import BINARY32, Overflow, Rounding, mode_named, rounding
 from experiments.errors import UsageError
@@ -55,6 +56,11 @@ def rounding_to(name: str, mode: str | None = None) -> Rounding:
     return rounding(f, mode, overflow=None if f.inf else Overflow.SATURATE)
 
 
+def event_of(name: str, mode: str | None = None) -> Event:
+    """As `rounding_to`; or blocks, where the name is of a block format."""
+    return event_to(name, mode) if name in BLOCK_NAMED else rounding_to(name, mode)
+
+
 def accumulator_of(text: str) -> Accumulator:
     """ascending | pairwise | chunkedN | exact | native, each but native with an optional :FORMAT[:MODE] of its steps."""
     order, given, step = text.partition(":")
@@ -89,6 +95,10 @@ def _format(name: str) -> Format:
     if not (f.zero and f.signed):
         raise ValueError(f"{f.name} is a scale format without zero or sign; no event fits it")
     return f
+
+
+def _format_name(text: str) -> str:
+    return text if text in BLOCK_NAMED else _format(text).name
 
 
 def _whole(lowest: int, largest: int) -> Callable[[Value], Value]:
@@ -158,7 +168,7 @@ def _known(build: Callable[[str], object]) -> Callable[[Value], Value]:
 _READERS: dict[str, Callable[[Value], Value]] = {
     **{name: _whole(1, LARGEST) for name in WHOLE}, "seed": _whole(0, 2**32 - 1),
     "causal": _truth, "backward": _truth, "unfused": _truth,
-    "preset": _known(Plan.preset), "format": _text(lambda text: _format(text).name), "mode": _text(mode_named),
+    "preset": _known(Plan.preset), "format": _text(_format_name), "mode": _text(mode_named),
     "accumulator": _known(accumulator_of), "stabiliser": _stabiliser, "only": _places("all"), "but": _places("none"),
     "exp": _one_of("exponential", tuple(Exponential)), "key_order": _one_of("order of keys", tuple(KeyOrder)),
     "engine": _one_of("engine", ENGINES), "injection": _text(str), "input": _text(str),

@@ -11,29 +11,30 @@ from attention.traced_plan import HeadPlans, structure
 from experiments.train import devices
 from experiments.train import step as one_step
 from experiments.train.config import WORD
+from experiments.train.injected import check, readable, wrongs_of
 from experiments.train.interventions import Plans, plans_of
-from experiments.train.offset import Offset
+from experiments.train.offset import Offset, Wrongs, offsets
 from experiments.train.plans import by_arm, by_layer
 from experiments.train.settings import Arm, Settings
 
 
 class Group:
-    """Arms of one executable: their numbers, their state on the devices, their peak rates, their offsets if there are any."""
+    """Arms of one executable: their numbers, their state on the devices, their peak rates."""
 
-    def __init__(self, settings: Settings, arms: list[int], state: Any, offset: Offset | None = None) -> None:
+    def __init__(self, settings: Settings, arms: list[int], state: Any) -> None:
         self.settings, self.arms = settings, arms
         self.place = devices.place(settings.config, arms)
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
         self.seeds = [settings.arms[a].seed for a in arms]
-        self.offset = None if offset is None else self.place.state(offset)
         self._advance = one_step.advance(settings.config)
         self._plans: dict[int, tuple[HeadPlans | None, list[Plans | None]]] = {}
+        self._offsets: dict[int, Offset | None] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
         """Step `number` with the batch of each seed. Losses and gradient norms (arms,), on the device."""
         tokens = self.place.tokens(self.own(batches))
-        self.state, losses, norms = self._advance(self.state, tokens, self.plans(number)[0], self.lr, self.offset)
+        self.state, losses, norms = self._advance(self.state, tokens, self.plans(number)[0], self.lr, self.offset(number))
         return losses, norms
 
     def own(self, batches: dict[int, np.ndarray]) -> np.ndarray:
@@ -49,6 +50,22 @@ class Group:
             self._plans[stage] = None if tables is None else self.place.state(tables), plans
         return self._plans[stage]
 
+    def offset(self, number: int) -> Offset | None:
+        """What delta reads wrongly at a step, as data on the devices; None without any, and for plans whose delta reads no output."""
+        stage = sum(first <= number for first, _ in self.settings.at)
+        if stage not in self._offsets:
+            made = self._offset(number)
+            self._offsets[stage] = None if made is None else self.place.state(made)
+        tables = self.plans(number)[0]
+        return self._offsets[stage] if tables is not None and readable(tables.like) else None
+
+    def _offset(self, number: int) -> Offset | None:
+        arms = [self.settings.arms[a] for a in self.arms]
+        found = [wrongs for arm in arms if (wrongs := wrongs_at(self.settings, arm, number)) is not None]
+        if 0 < len(found) < len(arms):
+            raise ValueError("arms: some have an offset and others have none; run them separately")
+        return offsets(found, [_seed(self.settings, arm) for arm in arms]) if found else None
+
 
 def groups(settings: Settings, state: Any) -> list[Group]:
     """The groups of all arms, from a state of all arms in their order."""
@@ -56,19 +73,37 @@ def groups(settings: Settings, state: Any) -> list[Group]:
 
 
 def numbers(settings: Settings) -> list[list[int]]:
-    """Numbers of the arms that share a structure at every step. Raises UsageError for changes that no plan can take."""
-    found: dict[tuple[Plan | None, ...], list[int]] = {}
+    """Numbers of the arms that share a structure at every step. Raises UsageError for changes that cannot be made."""
+    found: dict[tuple[tuple[Plan | None, bool], ...], list[int]] = {}
     firsts = sorted({0, *(first for first, _ in settings.at)})
     for number, arm in enumerate(settings.arms):
-        plans = [plans_at(settings, arm, first) for first in firsts]
-        found.setdefault(tuple(None if p is None else structure(p[0][0]) for p in plans), []).append(number)
+        found.setdefault(tuple(_structure(settings, arm, first) for first in firsts), []).append(number)
     return list(found.values())
+
+
+def _structure(settings: Settings, arm: Arm, step: int) -> tuple[Plan | None, bool]:
+    """What makes an executable: that of the plans, and whether delta reads anything wrongly."""
+    plans, wrongs = plans_at(settings, arm, step), wrongs_at(settings, arm, step)
+    check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
+    return None if plans is None else structure(plans[0][0]), wrongs is not None
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:
     """The plans of an arm at a step: the arm's changes, then those of all arms from some step on."""
-    later = [text for first, text in settings.at if first <= step]
-    return plans_of(settings.config, (*arm.changes, *later), (settings.config.init_seed + arm.seed) % WORD)
+    return plans_of(settings.config, _texts(settings, arm, step), _seed(settings, arm))
+
+
+def wrongs_at(settings: Settings, arm: Arm, step: int) -> Wrongs | None:
+    """What delta reads wrongly in an arm at a step, by the same changes; None without any."""
+    return wrongs_of(settings.config, _texts(settings, arm, step))
+
+
+def _texts(settings: Settings, arm: Arm, step: int) -> tuple[str, ...]:
+    return (*arm.changes, *(text for first, text in settings.at if first <= step))
+
+
+def _seed(settings: Settings, arm: Arm) -> int:
+    return (settings.config.init_seed + arm.seed) % WORD
 
 
 def together(found: Sequence[Group]) -> Any:

@@ -2,18 +2,22 @@
 
     layer=1 head=7 site=O -> fp32               layer=0-2,5 site=PV,O -> bf16:stochastic
     site=backward -> fp32                       -> plan=fp32 ; site=OD -> e8m3:toward-zero
+    layer=1 head=0-1 -> offset=16:bias          -> offset=-1:noise:all
 
 left     layer= head= numbers and ranges, both ends included; site= names of events, or inputs, forward, backward: all of that
          stage. What is left out is: all of them
 right    FORMAT[:MODE] of the events; accumulator=ORDER[:FORMAT[:MODE]] of the sums of products at them; plan=PRESET;
-         stabiliser=BETA|none; delta_from=OUT|O|P_DP|CENTRED; several of these apply in turn
+         stabiliser=BETA|none; delta_from=OUT|O|P_DP|CENTRED; several of these apply in turn;
+         offset=C:bias|noise|fixed[:all]|none is no edit of a plan (`injected`): the output that delta reads is off by C x half a BF16
+         ulp of V, in rows with several P = 1 or in all; it stays, whatever else changes, until offset=none. C = 0 keeps the executable
 ;        between changes, which apply in turn
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from attention.plan import DeltaFrom, Plan, Stabiliser, site_named
@@ -21,13 +25,14 @@ from attention.sites import PRODUCTS, Site
 from emu.formats import unknown
 from emu.rounding import RoundingMode
 from experiments.errors import UsageError, bad
-from experiments.sweep.values import accumulator_of, rounding_to
+from experiments.sweep.values import accumulator_of, event_of
 from experiments.trace_inject import occurs
 from experiments.train.config import JAX, Config
 from experiments.train.plans import base, native
 
 STAGES = ("inputs", "forward", "backward")
-LEFT, RIGHT = ("layer", "head", "site"), ("accumulator", "plan", "stabiliser", "delta_from")
+OFFSET = "offset"  # the one change that is no edit of a plan
+LEFT, RIGHT = ("layer", "head", "site"), ("accumulator", "plan", "stabiliser", "delta_from", OFFSET)
 Plans = tuple[tuple[Plan, ...], ...]  # of each layer, of each head
 Edit = Callable[[Plan, str, tuple[Site, ...] | None, str], Plan]  # plan, value, sites, the config's sums
 
@@ -79,17 +84,23 @@ def described(plans: Plans | None) -> list[dict[str, Any]]:
     return [{"plan": plan.describe(), "layers_heads": places} for plan, places in where.items()]
 
 
-def _apply(plans: list[list[Plan]], change: Change, config: Config) -> None:
+def places(change: Change, config: Config) -> Iterator[tuple[int, int]]:
+    """The (layer, head) that a change is for. Raises UsageError for one that is not there."""
     for name, chosen, size in (("layer", change.layers, config.layers), ("head", change.heads, config.heads)):
         if chosen and max(chosen) >= size:
             raise UsageError(f"change '{change.text}': {name}={max(chosen)}: the model has {size}, numbered from 0 to {size - 1}")
-    for layer in change.layers or range(config.layers):
-        for head in change.heads or range(config.heads):
-            for kind, value in change.what:
-                try:
-                    plans[layer][head] = _EDITS[kind](plans[layer][head], value, change.sites, config.sums)
-                except ValueError as error:
-                    raise UsageError(f"change '{change.text}': {error}") from None
+    return product(change.layers or range(config.layers), change.heads or range(config.heads))
+
+
+def _apply(plans: list[list[Plan]], change: Change, config: Config) -> None:
+    for layer, head in places(change, config):
+        for kind, value in change.what:
+            if kind == OFFSET:
+                continue
+            try:
+                plans[layer][head] = _EDITS[kind](plans[layer][head], value, change.sites, config.sums)
+            except ValueError as error:
+                raise UsageError(f"change '{change.text}': {error}") from None
 
 
 def _check_structure(plans: list[list[Plan]], texts: Sequence[str]) -> None:
@@ -164,10 +175,10 @@ def _preset(name: str, sums: str) -> Plan:
 
 def _format(plan: Plan, text: str, sites: tuple[Site, ...] | None, _: str) -> Plan:
     name, _, mode = text.partition(":")
-    chosen = rounding_to(name, mode or None)
+    chosen = event_of(name, mode or None)
     for site in sites or ():
         occurs(plan, site)
-    return replace(plan, name=_edited(plan), roundings=tuple(chosen if site in (sites or Site) else plan[site] for site in Site))
+    return plan.rounded(dict.fromkeys(sites or Site, chosen), _edited(plan))
 
 
 def _accumulator(plan: Plan, text: str, sites: tuple[Site, ...] | None, _: str) -> Plan:

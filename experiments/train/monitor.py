@@ -8,7 +8,7 @@ Per arm, layer and head, over the sequence's T rows:
     delta_sum      sum over rows of  x = delta - delta_exact,  delta_exact = rowsum(dO O) in binary64 from the same rounded q, k, v, dO
     delta_square   sum of x^2
     coherence      A = |sum x| / sqrt(sum x^2): about 1 for errors of random sign, sqrt(T) for errors of one sign
-and running_sum, running_coherence: the same over all rows monitored so far.
+and running_sum, running_coherence: the same over all rows monitored so far. An injected error (`offset`) counts as one of delta's.
 
 Every 10th time also the mean error of every event, in ulps: numpy engine, 32 rows, one head of each layer in turn.
 """
@@ -29,6 +29,7 @@ from attention.traced_plan import HeadPlans
 from experiments.train import model
 from experiments.train.config import JAX, Config
 from experiments.train.interventions import Plans
+from experiments.train.offset import Offset, error
 from experiments.train.step import plans_at
 
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)  # of gaps: rows with a gap up to each, and one more for the rest
@@ -36,18 +37,21 @@ SITES_EVERY, ROWS = 10, 32
 MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square")
 
 
-def look(config: Config, params: Any, tokens: Any, plans: HeadPlans | None, step: int) -> tuple[dict[str, np.ndarray], Any]:
+def look(
+    config: Config, params: Any, tokens: Any, plans: HeadPlans | None, step: int, offset: Offset | None = None
+) -> tuple[dict[str, np.ndarray], Any]:
     """(the numbers above, each (A, L, N), gaps with an axis of classes behind; q, k, v, dO of the sequence, (A, L, 1, T, N, H)).
 
     params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms. With plan = "jax", w_q_norm only, and None.
+    offset   what delta reads wrongly, of arms; noise has the law of the step's, not its signs
     """
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
-    seen = _reading(_shape_of(config))(params, tokens, plans, np.int32(step))
+    seen, wrong = _reading(_shape_of(config))(params, tokens, plans, np.int32(step), offset)
     with jax.enable_x64(True):
         table = _table_at(plans, np.int32(step))
-        measured = _measured(_setup(config, plans.like), table, *seen)
+        measured = _measured(_setup(config, plans.like), table, *seen, wrong)
     return found | {name: np.asarray(x) for name, x in measured.items()}, seen
 
 
@@ -101,16 +105,18 @@ def _shape_of(config: Config) -> Config:
 
 @lru_cache(64)
 def _reading(config: Config) -> Any:
-    """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights."""
+    """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; and what the output is off by as delta reads it, or None."""
 
-    def one(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> tuple[Array, ...]:
+    def one(params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None) -> tuple[tuple[Array, ...], Array | None]:
         shape = (config.layers, 1, tokens.shape[1] - 1, config.heads, config.head_width)
-        run = lambda taps: model.run(params, tokens, plans_at(plans, step), config, taps)  # noqa: E731
+        offset = offset and offset._replace(step=step)
+        run = lambda taps: model.run(params, tokens, plans_at(plans, step), config, taps, offset)  # noqa: E731
         do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
-        return seen.q, seen.k, seen.v, do
+        wrong = offset and jax.vmap(partial(error, offset))(jnp.arange(config.layers), seen.q, seen.k, seen.v)
+        return (seen.q, seen.k, seen.v, do), wrong
 
-    def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> tuple[Array, ...]:
-        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None))(params, tokens, plans, step)
+    def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None) -> Any:
+        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None, 0))(params, tokens, plans, step, offset)
 
     return jax.jit(all_arms)
 
@@ -131,10 +137,11 @@ def _setup(config: Config, like: Plan) -> Setup:
 
 
 @partial(jax.jit, static_argnums=0)
-def _measured(setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Array) -> dict[str, Array]:
+def _measured(setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Array, wrong: Array | None = None) -> dict[str, Array]:
     """Every (arm, layer, head) as a batch entry of one head. What no number below needs, XLA leaves out."""
     lead, (t, features) = (*q.shape[:2], q.shape[4]), (q.shape[3], q.shape[5])
-    entries = [x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, features) for x in (q, k, v, do)]
+    entry = lambda x: x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, features)  # noqa: E731
+    entries = [entry(x) for x in (q, k, v, do)]
     each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))
     rounded = [
         engine.round_inputs(setup, site, engine.enter(x, block), each)[0]
@@ -142,14 +149,15 @@ def _measured(setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Arra
     ]
     q, k, v, do = rounded
     (out, wide, lse), seen = engine.forward(setup, q, k, v, None, each)
-    (_, _, _, delta), _ = engine.backward(setup, q, k, v, None, out, wide, lse, do, each)
-    error = (delta - exact_delta(setup.whole_scale, q, k, v, do))[:, :t]
+    read = (out, wide) if wrong is None else engine.moved(setup, (out, wide), entry(wrong))
+    (_, _, _, delta), _ = engine.backward(setup, q, k, v, None, *read, lse, do, each)
+    off = (delta - exact_delta(setup.whole_scale, q, k, v, do))[:, :t]
     ones = seen["tiles"]["P.ones"].sum(2).reshape(-1, q.shape[1])[:, :t]
     scores = seen["tiles"]["SCALED.events"][1]  # (heads, query tiles, key tiles, rows, keys)
     gaps = _gaps(scores.swapaxes(2, 3).reshape(scores.shape[0], q.shape[1], -1)[:, :t, :t])
     found = {
         "several_ones": (ones > 1).mean(1), "v_skew": jnp.abs(jnp.sign(v[:, :t]).mean(1)).mean(1),
-        "delta_sum": error.sum(1), "delta_square": (error * error).sum(1),
+        "delta_sum": off.sum(1), "delta_square": (off * off).sum(1),
     }  # fmt: skip
     return {name: x.reshape(lead) for name, x in found.items()} | {"gaps": gaps.reshape(*lead, -1)}
 

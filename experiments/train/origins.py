@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.errors import bad
 from experiments.sweep.machine import device, versions
-from experiments.train import checkpoint, devices, groups, loop
+from experiments.train import checkpoint, devices, groups, injected, loop
 from experiments.train.config import WORD, Config
 from experiments.train.interventions import described
 from experiments.train.settings import Arm, Settings, plain, settings
@@ -50,6 +50,11 @@ def earlier(
     if seeds:
         raise bad("--seeds", seeds, "a branch keeps the seeds of its run; leave it out")
     asked = settings(words, arms=arms, at=at, before=plain(before.config))
+    last = max(before.config.steps, *checkpoint.steps(folder))  # a run that went on has more steps than its early checkpoints say
+    if step > last:
+        raise bad("--from", step, f"{folder} ends at step {last}")
+    if asked.config.steps < step:
+        raise bad("steps", asked.config.steps, f"the first {step} are done; give more, or an earlier --from STEP with --out NEW")
     if is_branch:
         found, chosen = _branch(before, asked, step, has_arms=bool(arms), folder=folder)
     else:
@@ -66,7 +71,11 @@ def earlier(
 def recorded(origin: Origin) -> dict[str, Any]:
     """The columns of the log's table runs."""
     found = origin.settings
-    arms = [{"name": a.name, "lr": a.lr, "seed": a.seed, "plans": described(groups.plans_at(found, a, 0))} for a in found.arms]
+    arms = [
+        {"name": a.name, "lr": a.lr, "seed": a.seed, "plans": described(groups.plans_at(found, a, 0)),
+         "offsets": injected.described(groups.wrongs_at(found, a, 0))}
+        for a in found.arms
+    ]  # fmt: skip
     own = versions("xla") | {name: metadata.version(name) for name in ("optax", "safetensors")}
     places = {devices.place(found.config, numbers).words for numbers in groups.numbers(found)}
     about = next(iter(loop.batches_of(found).values())).about
@@ -128,7 +137,7 @@ def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None
         batches.batch(step)
     for first, text in asked:
         if not step <= first < found.config.steps:
-            raise bad("--at", f"{first} '{text}'", f"the run goes from step {step} to {found.config.steps}")
+            raise bad("--at", f"{first} '{text}'", f"give a step that the run takes, from step {step} to {found.config.steps - 1}")
 
 
 def _check_data(found: Settings, meta: dict[str, Any], folder: Path) -> None:

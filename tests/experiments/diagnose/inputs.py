@@ -7,7 +7,7 @@ import numpy as np
 
 from attention import Plan
 from experiments.diagnose.command import _request
-from experiments.diagnose.measured import measure
+from experiments.diagnose.measured import Subject, measure
 from experiments.sweep.inputs import FAMILIES, Source
 from experiments.tensors import Layer
 
@@ -30,7 +30,7 @@ def request(plan="qiu-yao", causal=False, **changes):
 
 def measured(x, plan="qiu-yao", **more):
     """A layer under a plan and exactly."""
-    return measure(x, request(plan, **more), lambda _: None)
+    return measure(Subject(layer=x, request=request(plan, **more)), lambda _: None)
 
 
 def narrowed(**sites):

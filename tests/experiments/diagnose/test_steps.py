@@ -75,18 +75,16 @@ def test_accounts_add_up_and_leave_little_over(plan, causal):
     """Catches a wrong weight of a tile, a wrong last row sum, skipped tiles counted, and the wrong key head."""
     for x in (grouped(), layer(t=320, n=1)):
         m = measured(x, plan, causal=causal, block_k=24 if x.name == "grouped" else 128, block_q=16)
-        head = x.q.shape[0] * x.q.shape[2] - 1
-        parts = accounts(m, head, head_events(m, head))
-        b, n = m.place(head)
+        b, n = x.q.shape[0] - 1, x.q.shape[2] - 1
+        parts = accounts(m, b, n, head_events(m, b, n))
         error = m.drift.error[b, :, n]
         assert np.sum(list(parts.values()), axis=0) == pytest.approx(error, abs=1e-12 * np.abs(error).max())
-        rest = parts["rest"] if x.name != "grouped" else parts["rest"] - _do_error(m, head)
+        rest = parts["rest"] if x.name != "grouped" else parts["rest"] - _do_error(m, b, n)
         assert np.sqrt(np.mean(rest**2)) < 0.02 * np.sqrt(np.mean(error**2))
 
 
-def _do_error(m, head):
+def _do_error(m, b, n):
     """What the rounding of dO brings: a part of `rest`, large where the file's dO is no BF16 number."""
-    b, n = m.place(head)
     do = m.layer.do[b, :, n].astype(np.float64)
     rounded = np.asarray(round_to(do, m.request.plan[Site.DO]))
     return ((rounded - do) * np.asarray(m.low.out, np.float64)[b, :, n]).sum(-1)
@@ -94,12 +92,22 @@ def _do_error(m, head):
 
 @pytest.mark.parametrize(
     ("site", "account"),
-    [("SCALED", "scores"), ("X", "scores"), ("L", "row sum"), ("P", "P"), ("PV", "PV"), ("AO", "AO"), ("O", "O"), ("OUT", "OUT")],
+    [
+        ("SCALED", "scores"),
+        ("X", "scores"),
+        ("L", "row sum"),
+        ("P", "P"),
+        ("PV", "PV"),
+        ("AO", "AO"),
+        ("O", "O"),
+        ("OUT", "OUT"),
+        ("OD", "OD"),
+    ],
 )
 def test_one_coarse_event_fills_one_account(site, account):
     """Catches errors of one event booked under another's name."""
     m = measured(layer("large-logits", t=96, n=1), narrowed(**{site: "bf16"}), block_q=32, block_k=32)
-    parts = {k: float((x**2).sum()) for k, x in accounts(m, 0, head_events(m, 0)).items()}
+    parts = {k: float((x**2).sum()) for k, x in accounts(m, 0, 0, head_events(m, 0, 0)).items()}
     assert parts[account] > 0.98 * sum(parts.values())
 
 
@@ -116,8 +124,8 @@ def test_the_classes_of_a_site_add_up_to_its_account():
 def test_one_head_is_the_layers_own_bits():
     """Catches a cut that takes the wrong key head of grouped attention."""
     m = measured(grouped())
-    head = head_events(m, 7)
-    assert one_head(m, 7).k.shape == (1, 56, 1, 8)
+    head = head_events(m, 1, 3)
+    assert one_head(m, 1, 3).k.shape == (1, 56, 1, 8)
     assert np.array_equal(np.asarray(head.low.out)[0, :, 0], np.asarray(m.low.out)[1, :, 3])
 
 

@@ -13,12 +13,14 @@ from experiments.errors import UsageError
 from experiments.qiu_yao import command, pictures, report, table
 from experiments.qiu_yao import trials as trials_of
 from experiments.qiu_yao.claims import judged
+from experiments.qiu_yao.partial import whole
 from experiments.qiu_yao.results import Result, Results
 from experiments.qiu_yao.rows import FAILS, FP32, rows
 from experiments.qiu_yao.run import launch
 from experiments.qiu_yao.scale import FULL, QUICK
 from experiments.qiu_yao.store import opened
-from experiments.qiu_yao.trials import Trial, chosen_rows
+from experiments.qiu_yao.trials import Trial, chosen_rows, entries, key, launches
+from experiments.qiu_yao.words import answer
 from experiments.train.config import Config
 from tests.experiments.qiu_yao.made import run
 
@@ -60,15 +62,17 @@ def called(out, capsys):
     return json.loads(capsys.readouterr().out)
 
 
-def test_killed_run_keeps_whole_launches(tiny: None, tmp_path, monkeypatch) -> None:
-    """Catches a launch that is half written, and one that is done again after the process died in the next."""
-    split = replace(TINY, arms=4)
+def test_killed_run_keeps_whole_launches_and_tells_them(tiny: None, tmp_path, monkeypatch, capsys) -> None:
+    """Catches a launch that is half written, one that is done again after the process died in the next, a page of the launches done that
+    speaks of others or does not say what is missing, and one that stays when they are there.
+    """
+    split = replace(TINY, arms=2)  # case N as it is, FP32 of both cases, case A as it is
     monkeypatch.setattr(command, "QUICK", split)
     calls: list[int] = []
 
     def dying(scale, group, progress):
         calls.append(len(group))
-        if len(calls) == 2:
+        if len(calls) in (2, 4):
             raise KeyboardInterrupt
         return [made(trial) for trial in group]
 
@@ -77,8 +81,35 @@ def test_killed_run_keeps_whole_launches(tiny: None, tmp_path, monkeypatch) -> N
     with sqlite3.connect(tmp_path / "qiu-yao.sqlite") as file:
         [(kept,)] = file.execute("SELECT count(*) FROM trials")
     assert kept == calls[0]
+    assert not (tmp_path / "report.html").exists() and not capsys.readouterr().out
+    assert command.run(quick=True, out=tmp_path, as_json=True) == command.INTERRUPTED
+    part = json.loads(capsys.readouterr().out)
+    assert {(row["case"], row["row"], row["runs"]) for row in part["rows"]} == {("N", FAILS, 2), ("N", FP32, 2)}
+    assert {v["case"] for v in part["verdicts"]} == {"N", "A", "all"}  # row 8, of case A: not run
+    assert (part["run"]["there"], part["run"]["launches"]) == (2, 3)
+    assert "2 of 3 launches" in (tmp_path / "report.html").read_text()
     assert command.run(quick=True, out=tmp_path, as_json=True) == 0
-    assert len(calls) == 3  # one more: the second launch
+    assert len(calls) == 5  # each launch once, and the two that died
+    page = (tmp_path / "report.html").read_text()
+    assert "Interrupted" not in page and "3, 1 of them run by the last command" in page
+
+
+def test_any_number_of_launches_can_be_told() -> None:
+    """Catches a verdict that needs a case or a row that is not there yet, rows with half of their seeds, and half of a search."""
+    wanted, groups = entries(FULL), launches(FULL, [e.trial for e in entries(FULL)])
+    names = {e.trial: key(FULL, e.trial) for e in wanted}
+    told = []
+    for n in range(len(groups) + 1):
+        there = {names[trial] for group in groups[:n] for trial in group}
+        found = {trial: made(trial) for trial, name in names.items() if name in there}
+        kept = whole(wanted, found)
+        r, cases = Results(kept, found), tuple(c for c in FULL.cases if c.name in {e.case for e in kept})
+        verdicts = judged(r, replace(FULL, cases=cases))
+        assert not any("cell" in row for c in cases for row in r.rows(c.name)) or sum("cell" in row for row in r.rows("A")) == 24
+        assert answer(r, replace(FULL, cases=cases)) and {v.case for v in verdicts} <= {c.name for c in cases} | {"A", "all"}
+        assert all(len(own) == len([e for e in wanted if (e.case, e.row) == place]) for place, own in r.by.items())
+        told.append(len(kept))
+    assert told[0] == 0 and told[-1] == len(wanted) and told == sorted(told) and len(set(told)) > 3
 
 
 def made(trial: Trial) -> Result:

@@ -1,5 +1,7 @@
 """The monitors against their definitions, computed in other ways."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 
 from attention import Plan, examine
 from attention.traced_plan import HeadPlans
-from experiments.train import monitor
+from experiments.train import monitor, offset, step
 from experiments.train.config import Config
+from experiments.train.injected import wrongs_of
 from experiments.train.interventions import plans_of
 from experiments.train.plans import by_arm, by_layer
 
@@ -104,3 +107,20 @@ def test_mean_ulps_of_sites_are_those_of_examine():
         total += stats.ulps.sum(), stats.n.sum()
     assert found[0]["OUT"][0] == pytest.approx(total[0] / total[1], abs=0.02)  # native sums differ in their last bits
     assert found[0]["OUT"] != found[1]["OUT"] and found[0]["S"] == found[1]["S"]
+
+
+def test_an_injected_error_counts_as_delta_s():
+    """A monitor that says delta is exact while an error is injected, or that counts another layer's or head's."""
+    config = replace(CONFIG, plan="fp32", matmul="fp32", vocab=16)
+    state, table = step.start(config, 1), by_arm([by_layer(plans_of(config))])
+    wrongs = [wrongs_of(config, ["layer=1 -> offset=64:bias; layer=0 head=1 -> offset=-8:fixed:all"])]
+    tokens = np.random.default_rng(0).integers(0, 4, (1, 13))
+    own = offset.offsets(wrongs, [3])
+    found, seen = monitor.look(config, state.params, tokens, table, 5, own)
+    one = jax.tree.map(lambda x: jnp.asarray(x[0]), own)._replace(step=jnp.int32(5))
+    for layer in range(2):
+        q, k, v, do = (x[0, layer] for x in seen)
+        wanted = np.einsum("btnh,btnh->nt", *(np.asarray(x, np.float64) for x in (offset.error(one, layer, q, k, v), do)))
+        np.testing.assert_allclose(found["delta_sum"][0, layer], wanted.sum(-1), rtol=1e-3, atol=1e-9)
+        np.testing.assert_allclose(found["delta_square"][0, layer], (wanted**2).sum(-1), rtol=1e-3, atol=1e-12)
+    assert found["delta_square"][0, 0, 0] < 1e-6 * found["delta_square"][0, 0, 1]

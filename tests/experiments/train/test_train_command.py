@@ -215,8 +215,13 @@ def test_a_file_and_words_mean_the_same(tmp_path):
         (["--resume", "OUT"], "has no checkpoint"),
         (["data=nowhere", "--out", "OUT"], "train.bin"),
         (["--arm", "x", "--out", "OUT"], "NAME=TEXT"),
-        (["--at", "5000", "-> fp32", "--out", "OUT"], "from step 0 to 2000"),
+        (["--at", "5000", "-> fp32", "--out", "OUT"], "from step 0 to 1999"),
+        (["--at", "2000", "-> fp32", "--out", "OUT"], "from step 0 to 1999"),
         (["--at", "soon", "-> fp32", "--out", "OUT"], "whole number"),
+        (["--at", "5", "layer=4 -> offset=16:bias", "--out", "OUT"], "numbered from 0 to 3"),
+        (["--arm", "a=-> offset=16:bais", "--out", "OUT"], "did you mean 'bias'"),
+        (["changes=-> offset=16:bias delta_from=P_DP", "--out", "OUT"], "changes '-> offset=16:bias delta_from=P_DP'"),
+        (["plan=jax", "--at", "5", "-> offset=16:bias", "--out", "OUT"], "has no events"),
         (["--seeds", "1,1", "--out", "OUT"], "different"),
         (["layer=1", "--out", "OUT"], "did you mean 'layers'"),
         (["changes=head=9 -> fp32", "--out", "OUT"], "numbered from 0 to 3"),
@@ -235,6 +240,10 @@ def test_a_run_is_never_overwritten(whole, tmp_path, capsys):
     assert "--out NEW" in refused(capsys, "--resume", whole, "lr=1")
     assert "--out NEW" in refused(capsys, "--resume", whole, "--from", 4)
     assert "start a new run" in refused(capsys, "--resume", whole, "width=16", "--out", tmp_path / "new")
+    assert "ends at step 12" in refused(capsys, "--resume", whole, "--from", 13, "--out", tmp_path / "new")
+    assert "the first 12 are done" in refused(capsys, "--resume", whole, "steps=8")
+    assert "the first 6 are done" in refused(capsys, "--resume", whole, "--from", 6, "steps=5", "--out", tmp_path / "new")
+    assert "from step 6 to 11" in refused(capsys, "--resume", whole, "--from", 6, "--at", 5, "-> fp32", "--out", tmp_path / "new")
     assert "name those that go on: a b" in refused(capsys, "--resume", whole, "--arm", "c=", "--out", tmp_path / "new")
     found, _ = train(capsys, "--resume", whole)
     assert found["step"] == 12 and checkpoint.steps(whole) == [0, 4, 8, 12]
