@@ -72,12 +72,12 @@ def _is_single(g: Guilty) -> bool:
 
 
 def _other(r: Replayed) -> str:
-    tried = ", ".join(str(s.first) for s in r.sanity)
+    tried = f"step{'s' if len(r.sanity) > 1 else ''} {', '.join(str(s.first) for s in r.sanity)}"
     if not r.case.units:
         return "No event of attention rounds to fewer bits than FP32, so rounding there is not it. The learning rate comes to mind first."
     return (
-        f"It fails too with every event of attention exact, from the checkpoint{'s' if len(r.sanity) > 1 else ''} of step {tried}: it is not rounding in attention, or the "
-        f"damage is done before. The learning rate, {r.case.own.lr:g}, comes to mind first; then data and the linear layers."
+        f"It fails too with every event of attention exact, from the checkpoint{'s' if len(r.sanity) > 1 else ''} of step {tried}: "
+        f"it is not rounding in attention, or the damage is done before. The learning rate, {r.case.own.lr:g}, comes to mind first; then data and the linear layers."
     )
 
 

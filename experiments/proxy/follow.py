@@ -7,10 +7,11 @@ import numpy as np
 from experiments.train.spikes import Watch, divergences
 
 TAIL = 50  # steps whose mean is the final loss
+LASTING = 20  # steps of a spike at the end of a run that make it a divergence
 RULE = (
     "A run has diverged at the first step where its loss is not finite, where the median of its last 100 losses that are no spikes is "
-    "more than twice the lowest such median so far, or where a spike begins that lasts 100 steps. A spike: three losses in a row whose "
-    "logarithm is above the median by 8 times the spread, at least 4 %."
+    "more than twice the lowest such median so far, or where a spike begins that lasts 100 steps, or 20 and to the run's end. A spike: "
+    "three losses in a row whose logarithm is above the median by 8 times the spread."
 )
 
 
@@ -31,6 +32,11 @@ class Follow:
             if self.first[arm] < 0:
                 self.first[arm] = when
         self.tail = [*self.tail[-(TAIL - 1) :], np.asarray(losses, float)]
+
+    def end(self, steps: int) -> None:
+        """After the last of `steps` steps: a spike that still lasts is a divergence if it is LASTING steps old."""
+        late = (self.first < 0) & (self.watch.row >= LASTING)
+        self.first = np.where(late, steps - self.watch.row, self.first)
 
     def final(self) -> np.ndarray:
         """The mean of the last 50 losses (arms,), NaN where one is not finite."""

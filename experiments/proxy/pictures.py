@@ -52,8 +52,9 @@ def losses(results: Sequence[Result]) -> Figure:
     """The loss along the run: a panel per arm, a line per seed; grey: FP32 with the same seeds."""
     own = of_arms(results)
     exact, others = own.get(EXACT, []), {name: runs for name, runs in own.items() if name != EXACT}
-    deep = math.ceil(len(others) / COLUMNS)
-    figure, axes = canvas(0.3 + 1.75 * deep, deep, COLUMNS, sharex=True, sharey=True)
+    columns = max(1, min(COLUMNS, len(others)))
+    deep = max(1, math.ceil(len(others) / columns))
+    figure, axes = canvas(0.3 + 1.75 * deep, deep, columns, sharex=True, sharey=True)
     for ax, (name, runs) in zip(axes.flat, others.items(), strict=False):
         ax.set_title(name, fontsize=9, loc="left")
         for r in [*exact, *runs]:

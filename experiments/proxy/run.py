@@ -93,6 +93,7 @@ def launch(config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin
     follow = Follow(len(arms))
     for number, loss in enumerate(end.losses):
         follow.update(number, loss)
+    follow.end(config.steps)
     final = follow.final()
     return [_result(config, arm, i, follow, float(final[i]), end, measured) for i, arm in enumerate(arms)]
 

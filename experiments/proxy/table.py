@@ -29,7 +29,7 @@ def answer(asked: Study, results: Sequence[Result]) -> str:
 
 def _lone(results: Sequence[Result]) -> str:
     own, names = of_arms(results), lone(results)
-    exact = f"FP32 diverged in {when(own.get(EXACT, []))} runs"
+    exact = f"FP32 diverged in {when(own.get(EXACT, []))}"
     if not names:
         highest = max((n for n in own if n != EXACT), key=lambda n: over(own[n], results), default=None)
         worst = "" if highest is None else f" The largest final loss over FP32's: {highest}, {over(own[highest], results):.2f} times."

@@ -1,7 +1,8 @@
 """`roundscope diagnose RUN` on a run with planted truths: replays to the bit, sanity arms, what must be exact, report and bad usage.
 
-One training run of three arms: in `planted` one event of one head overflows and kills, among 17 that round and do no harm; `hot` dies of its
-learning rate with any arithmetic; `plain` lives. The repairs' replays compile a program each; their plans are tested in test_units.
+One training run of three arms: in `planted` one event of one head overflows and kills, among 17 that round;
+`hot` dies of its learning rate with any arithmetic; `plain` lives. The repairs' replays compile a program each; their plans are tested in
+test_units.
 """
 
 import json
@@ -13,7 +14,7 @@ import pytest
 
 from attention import Site
 from experiments import cli
-from experiments.diagnose import run_command
+from experiments.diagnose import run_command, states
 from experiments.diagnose.carrier import carrier
 from experiments.diagnose.measured import measure
 from experiments.diagnose.replay import Trial, fates, limit
@@ -22,13 +23,12 @@ from experiments.diagnose.runs import case
 from experiments.diagnose.states import subjects
 from experiments.diagnose.units import Unit, exactly
 from experiments.errors import UsageError
-from experiments.train import checkpoint, pairs, record
-from experiments.train.loop import batches_of
-from experiments.train.plans import base, by_layer, uniform
+from experiments.train import checkpoint, loop, record
+from experiments.train.plans import base
 from experiments.train.step import arm
 
-WORDS = ("layers=2 heads=2 width=16 context=16 batch=4 warmup=20 lr=0.2 min_lr=0.2 steps=40 plan=fp32 matmul=fp32 data=sink "
-         "checkpoint_every=5 keep=20 monitor_every=100").split()  # fmt: skip
+SIZES = ["layers=2", "heads=2", "width=16", "context=16", "batch=4", "warmup=20", "lr=0.2", "min_lr=0.2", "steps=40", "data=sink"]
+WORDS = [*SIZES, "plan=fp32", "matmul=fp32", "checkpoint_every=5", "keep=20", "monitor_every=100"]
 PLANTED = Unit(1, 0, Site.S_B)
 QUIET = "site=O,V,P,PV -> bf16"
 
@@ -37,12 +37,20 @@ def silent(*_):
     """No progress bar."""
 
 
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch):
+    """16 sequences are enough here."""
+    monkeypatch.setattr(states, "TOKENS", 256)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     arms = [f"planted={QUIET}; layer=1 head=0 site=S_B -> e2m3", f"hot={QUIET}; lr=1e20", f"plain={QUIET}"]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["train", *WORDS, *(x for a in arms for x in ("--arm", a)), "--out", str(out)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Run, "_monitor", lambda self, batches: self._flush())  # nothing here reads what monitors see
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["train", *WORDS, *(x for a in arms for x in ("--arm", a)), "--out", str(out)])
     assert not stop.value.code
     return out
 
@@ -105,19 +113,20 @@ def test_a_learning_rate_that_kills_exact_arithmetic_is_no_rounding(folder):
 
 
 def test_the_carrier_of_a_run_is_the_error_of_the_gradient(folder):
-    """Catches q in the place of X, or tokens of another sequence: M must be the right side of equation 2 of arXiv 2510.04212."""
+    """Catches q in the place of X, and tokens of another sequence: q is X W_Q, and M the right side of equation 2 of arXiv 2510.04212."""
     chosen = case(folder, arm="plain", first=None, until=None)
     state = arm(checkpoint.load(folder, 20)[0], chosen.arm)
     seen = subjects(chosen, 20, state)
-    assert [s.heads for s in seen] == [["0", "1"], ["0", "1"]] and seen[0].x.shape == (64, 16, 16)
-    config, batches = chosen.settings.config, batches_of(chosen.settings)[0]
-    tokens = np.concatenate([batches.batch(20 + i) for i in range(16)])
-    pair = pairs.pair(state.params, tokens, uniform(config, base(config)), by_layer(chosen.plans(20)), config)
-    expected = np.einsum("btd,btn,btnh->ndh", pair.x[1], pair.delta_error[1], pair.pk[1])
+    assert [s.heads for s in seen] == [["0", "1"], ["0", "1"]] and seen[0].x.shape == (16, 16, 16)
+    x, q, k = (np.asarray(a, np.float64) for a in (seen[1].x, seen[1].layer.q, seen[1].layer.k))
+    weights = np.asarray(state.params["layers"]["qkv"], np.float64)[1, :, 0]
+    assert np.einsum("btd,dnh->btnh", x, weights) == pytest.approx(q, abs=1e-5 * np.abs(q).max())
+    scores = np.where(np.tri(16, dtype=bool), np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(8), -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    pk = np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), k)
     m = measure(seen[1], silent)
-    assert m.drift.error == pytest.approx(pair.delta_error[1], abs=0.05 * np.abs(pair.delta_error[1]).max())
-    sigma = np.linalg.svd(expected, compute_uv=False)
-    assert carrier(m).share == pytest.approx((sigma[:, 0] ** 2) / (sigma**2).sum(1), rel=0.05)
+    sigma = np.linalg.svd(np.einsum("btd,btn,btnh->ndh", x, m.drift.error, pk), compute_uv=False)
+    assert carrier(m).share == pytest.approx((sigma[:, 0] ** 2) / (sigma**2).sum(1), rel=1e-6)
 
 
 def test_heads_with_plans_of_their_own_are_looked_at_apart(folder):
@@ -158,7 +167,8 @@ def test_a_run_that_never_failed_says_so(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"arm": "planed"}, "unknown arm"), ({"arm": "planted", "first": 39}, "fails at step"), ({"arm": "planted", "until": 1}, "known at"),
+        ({"arm": "planed"}, "unknown arm"), ({"arm": "planted", "first": 39}, "fails at step"),
+        ({"arm": "planted", "until": 1}, "known at"),
         ({"arm": "plain", "first": 38, "until": 30}, "give a step after"),
     ],
 )  # fmt: skip

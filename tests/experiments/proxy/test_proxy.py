@@ -131,6 +131,7 @@ def follow(losses):
     found = Follow(1)
     for n, loss in enumerate(losses):
         found.update(n, np.array([loss]))
+    found.end(len(losses))
     return int(found.first[0])
 
 
@@ -145,6 +146,9 @@ def test_a_run_has_diverged_when_its_loss_doubles_or_is_lost():
     risen = fall.copy()
     risen[400:] = 3 * fall[400]
     assert 390 < follow(risen) < 560
+    late = fall.copy()
+    late[560:] *= 1e6
+    assert follow(late) == 560 and follow(late[:565]) == -1
     lost = fall.copy()
     lost[200:] = math.nan
     assert follow(lost) == 200
