@@ -76,8 +76,8 @@ def _other(r: Replayed) -> str:
     if not r.case.units:
         return "No event of attention rounds to fewer bits than FP32, so rounding there is not it. The learning rate comes to mind first."
     return (
-        f"It fails too with every event of attention exact, from the checkpoint{'s' if len(r.sanity) > 1 else ''} of step {tried}: "
-        f"it is not rounding in attention, or the damage is done before. The learning rate, {r.case.own.lr:g}, comes to mind first; then data and the linear layers."
+        f"It fails too with every event of attention exact, from the state before {tried}: it is not rounding in attention, or the damage "
+        f"is done before. The learning rate, {r.case.own.lr:g}, comes to mind first; then data and the linear layers."
     )
 
 
