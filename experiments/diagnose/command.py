@@ -84,13 +84,13 @@ def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
 
 
 def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
-    from experiments.diagnose import words, words_run
+    from experiments.diagnose import words, words_run, words_search
 
     screen = console()
     screen.print(f"verdict: {words.kind(found)}", style="bold", markup=False)
     screen.print(words.headline(found), markup=False)
     if found.run is not None:
-        for said in filter(None, (words_run.replayed(found.run), words_run.searched(found.run), words_run.survivors(found.run))):
+        for said in filter(None, (words_run.replayed(found.run), words_search.searched(found.run), words_run.survivors(found.run))):
             screen.print(said, markup=False)
     for x in found.verdict.links:
         screen.print(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}", markup=False)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.diagnose import words_run
+from experiments.diagnose import words_search
 from experiments.diagnose.guilty import Guilty
 from experiments.diagnose.replayed import Replayed
 from experiments.diagnose.search import Outcome
@@ -30,7 +30,7 @@ def _replay(r: Replayed) -> dict[str, Any]:
 
 def _search(g: Guilty) -> dict[str, Any]:
     return {
-        "found": _units(g.found), "change": words_run.change(g), "size": g.size, "of": g.of, "events_in_all": len(g.all_units),
+        "found": _units(g.found), "change": words_search.change(g), "size": g.size, "of": g.of, "events_in_all": len(g.all_units),
         "levels": [plain(x) for x in g.levels], "minimal": g.is_minimal, "low_alone": outcome(g.only),
         "confirmed": None if g.confirmed is None else outcome(g.confirmed), "holds_up": g.holds, "repeats": g.repeats,
         "without": {name: outcome(o) for name, o in g.without}, "controls": [_set(o) for o in g.controls],

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from attention import Site
-from experiments.diagnose.replay import Progress, Trial, Window, fates, limit
+from experiments.diagnose.blocks import by_head, by_layer, by_site, singly, union
+from experiments.diagnose.replay import Progress, Window, fates, limit
 from experiments.diagnose.search import Outcome, Replays, ddmin, others, subsets
-from experiments.diagnose.units import Unit, Units, exactly
+from experiments.diagnose.trials import Trial
+from experiments.diagnose.units import Units, exactly
 
 REPEATS = 3  # of a set, where outcomes are a matter of luck
 CONTROLS = 8
@@ -76,29 +77,6 @@ def often(w: Window, sets: Sequence[Units], times: range, progress: Progress) ->
     return [Outcome(units=u, fates=tuple(found[i * len(times) : (i + 1) * len(times)])) for i, u in enumerate(sets)]
 
 
-def by_layer(units: Units) -> dict[str, Units]:
-    """Blocks of a layer's events."""
-    return {f"layer {i}": frozenset(u for u in units if u.layer == i) for i in sorted({u.layer for u in units})}
-
-
-def by_head(units: Units) -> dict[str, Units]:
-    """Blocks of a head's events."""
-    places = sorted({u[:2] for u in units})
-    return {f"layer {i}, head {n}": frozenset(u for u in units if u[:2] == (i, n)) for i, n in places}
-
-
-def by_site(units: Units) -> dict[str, Units]:
-    """Blocks of an event in all heads."""
-    return {str(s): frozenset(u for u in units if u.site is s) for s in Site if any(u.site is s for u in units)}
-
-
-def singly(units: Units) -> dict[str, Units]:
-    """Blocks of one event in one head."""
-    order = {site: i for i, site in enumerate(Site)}
-    inside = sorted(units, key=lambda u: (u.layer, u.head, order[u.site]))
-    return {f"{u.site} of layer {u.layer}, head {u.head}": frozenset([u]) for u in inside}
-
-
 def expected(units: Units) -> int:
     """About how many sets the search will ask for."""
     heads, sites = len(by_head(units)), len(by_site(units))
@@ -108,7 +86,7 @@ def expected(units: Units) -> int:
 def first_sets(units: Units) -> list[Units]:
     """What the search will ask for first: it fills the launch of the sanity arms."""
     blocks = by_head(units)
-    return [_union(blocks, names) for names in subsets(list(blocks), 2 * limit())]
+    return [union(blocks, names) for names in subsets(list(blocks), 2 * limit())]
 
 
 def guilty(w: Window, units: Units, low: Outcome, exact: Outcome, progress: Progress) -> Guilty:
@@ -137,10 +115,10 @@ def search(found: Replays, units: Units) -> Guilty:
             break  # its elements are events over all heads, or single ones already
         level = _level(found, name, blocks_of(kept))
         levels.append(level)
-        kept = _union(blocks_of(kept), level.needed)
+        kept = union(blocks_of(kept), level.needed)
     if smaller := [o for o in found.ties(kept) if len(o.units) < len(kept)]:
         level = _level(found, "a smaller set met on the way", singly(smaller[0].units))
-        levels, kept, over_all = [*levels, level], _union(singly(units), level.needed), False
+        levels, kept, over_all = [*levels, level], union(singly(units), level.needed), False
     universe = by_site(units) if over_all else singly(units)
     return _held_up(found, tuple(levels), kept, units, universe)
 
@@ -160,7 +138,7 @@ def _level(found: Replays, name: str, blocks: dict[str, Units]) -> Level:
 def _held_up(found: Replays, levels: tuple[Level, ...], kept: Units, units: Units, universe: dict[str, Units]) -> Guilty:
     """The set with its controls: at most as large a launch as need be."""
     elements = [name for name, block in universe.items() if block <= kept]
-    controls = [_union(universe, names) for names in others(list(universe), elements, CONTROLS)]
+    controls = [union(universe, names) for names in others(list(universe), elements, CONTROLS)]
     without = {name: kept - universe[name] for name in elements}
     found.ask([*without.values(), units - kept, *controls])
     seen = found.outcomes
@@ -169,7 +147,3 @@ def _held_up(found: Replays, levels: tuple[Level, ...], kept: Units, units: Unit
         controls=tuple(seen[c] for c in controls), without=tuple((name, seen[rest]) for name, rest in without.items()),
         only=seen[units - kept], ties=tuple(found.ties(kept)), turns=tuple(found.turns()),
     )  # fmt: skip
-
-
-def _union(blocks: dict[str, Units], names: Sequence[str] | frozenset[str]) -> Units:
-    return frozenset[Unit]().union(*(blocks[name] for name in names))

@@ -100,8 +100,8 @@ def survivors(r: Replayed, g: Guilty) -> Figure:
         if points:
             ax.plot(*np.array(points).T, marker, color=colour, ms=size, alpha=0.75, mew=0, label=kind, ls="")
     ax.axhspan(r.case.until, top + 0.08 * r.window.steps, color=BAND, lw=0, zorder=0)
-    ax.annotate("survives ", (1.0, top), xycoords=("axes fraction", "data"), va="center", ha="right", fontsize=8.5, color=INK)
-    ax.set_xlim(-0.6, len(g.all_units) + 0.6 + 0.06 * len(g.all_units))
+    ax.annotate("survives", (1.005, top), xycoords=("axes fraction", "data"), va="center", ha="left", fontsize=8.5, color=INK)
+    ax.set_xlim(-0.6, len(g.all_units) + 0.6)
     ax.set_xlabel("events that are exact, counted by head")
     ax.set_ylabel("fails at step")
     figure.legend(loc="outside upper left", ncols=3, fontsize=8.5, frameon=False)

@@ -1,27 +1,20 @@
 """Step 6: the known repairs as plans, a sham that changes as much, and what each does to delta's bias."""
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from attention import DeltaFrom, Injection, Noise, Plan, Site, Stabiliser
-from attention.presets import fa2_bf16
+from attention import Injection, Noise, Plan, Site
 from emu.api import round_to
-from emu.rounding import RoundingMode
-from experiments.diagnose.accounts import SITES_OF
+from experiments.diagnose.changes import changes
 from experiments.diagnose.coherence import FEW, Bias, bias, flips
-from experiments.diagnose.measured import OUTPUT_SITES, WIDE, Measured, by_head, exact_twin, narrow, occurring, run, run_exactly
+from experiments.diagnose.measured import OUTPUT_SITES, Measured, by_head, exact_twin, narrow, run, run_exactly
 from experiments.trace_run import Progress
-from experiments.train.interventions import Plans
-from experiments.train.plans import native
 
 INVARIANT = 1e-12  # largest change of the output in binary64 that counts as none, in parts of its largest entry
 REPEATS = 2  # of which the faster is timed
 SHAM = "sham: as much, no aim"
-DELTAS = {"delta from P dP": DeltaFrom.P_DP, "delta centred": DeltaFrom.CENTRED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,81 +55,9 @@ class Outcome:
         return self.invariance is not None and self.invariance <= INVARIANT
 
 
-def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Plan], Plan]]:
-    """The known repairs as changes of every plan of a layer or a run; with origins, also all of them at once in FP32.
-
-    Events that are low in one of the plans are changed in all, so that their structures stay alike.
-    """
-    rounding, order = _low_in_some(plans, OUTPUT_SITES), production_order(plans[0])
-    lifted = _low_in_some(plans, tuple(dict.fromkeys((*OUTPUT_SITES, *(s for n in origins for s in SITES_OF[n])))))
-    found: dict[str, Callable[[Plan], Plan]] = {}
-    if rounding:
-        found["O in FP32"] = lambda plan: in_fp32(plan, rounding)
-    found |= {name: partial(replace, delta_from=source) for name, source in DELTAS.items() if plans[0].delta_from is not source}
-    if plans[0].stabiliser is None:
-        found["stabilised softmax"] = partial(replace, stabiliser=Stabiliser())
-    if rounding:
-        found["stochastic rounding of O"] = lambda plan: stochastic(plan, rounding)
-    if order is not None:
-        found["production order"] = lambda plan: production_order(plan) or plan
-    if origins and set(lifted) != set(rounding):
-        found["all origins in FP32"] = lambda plan: in_fp32(plan, lifted)
-    return found
-
-
-def _low_in_some(plans: Sequence[Plan], sites: tuple[Site, ...]) -> tuple[Site, ...]:
-    return tuple(s for s in sites if any(s in narrow(plan, (s,)) for plan in plans))
-
-
 def arms(plan: Plan, origins: list[str]) -> list[Arm]:
     """The known repairs of one plan."""
     return [Arm(name=name, plan=change(plan)) for name, change in changes([plan], origins).items()]
-
-
-def noise(plans: Plans) -> Plans | None:
-    """The sham of a replay: noise of fair sign behind the output's roundings, of about their size or more, so that their bias stays.
-
-    It is stochastic rounding to p - 1 bits, p those of the output's coarsest rounding: at OD, of which half the arguments lie between
-    two numbers then (root mean square 0.7 ulp of p bits, against 0.29 to nearest and 0.58 toward zero); where OD rounds itself, at DELTA.
-    None where the output does not round, where p is 2, and where DELTA rounds too.
-    """
-    flat = [plan for row in plans for plan in row]
-    low = _low_in_some(flat, OUTPUT_SITES)
-    site = Site.DELTA if Site.OD in low or Site.OD not in occurring(flat[0]) else Site.OD
-    if not low or _low_in_some(flat, (site,)) or min(_noise_bits(plan) for plan in flat) < 2:
-        return None
-    return tuple(tuple(plan.at(site, f"e8m{_noise_bits(plan) - 1}", "stochastic", seed=1) for plan in row) for row in plans)
-
-
-def _noise_bits(plan: Plan) -> int:
-    """p - 1 of the sham; FP32's where the output does not round."""
-    return min((plan[s].format.precision - 1 for s in narrow(plan, OUTPUT_SITES)), default=WIDE)
-
-
-def in_fp32(plan: Plan, sites: tuple[Site, ...]) -> Plan:
-    """The plan with some sites in FP32."""
-    for site in sites:
-        plan = plan.at(site, "fp32")
-    return plan
-
-
-def stochastic(plan: Plan, sites: tuple[Site, ...]) -> Plan:
-    """The plan with some sites rounded stochastically, in their own formats."""
-    for site in sites:
-        plan = plan.at(site, replace(plan[site], mode=RoundingMode.STOCHASTIC, seed=0))
-    return plan
-
-
-def production_order(plan: Plan) -> Plan | None:
-    """FlashAttention-2's roundings (fa2-bf16) with this plan's formats of the inputs and P; None if the plan has them already."""
-    made = fa2_bf16()
-    if not plan.is_reproducible:
-        made = native(made)
-    for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P):
-        made = made.at(site, plan[site])
-    forward = [s for s in Site if s.stage != "backward"]
-    same = made.pv_into_o == plan.pv_into_o and all(made[s] == plan[s] for s in forward)
-    return None if same else replace(made, name="production order")
 
 
 def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:

@@ -2,29 +2,25 @@
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 
 from attention.plan import Plan
-from attention.traced_plan import HeadPlans, structure
+from attention.traced_plan import structure
 from experiments.diagnose.runs import Case
-from experiments.diagnose.units import Edit, reseeded
+from experiments.diagnose.trials import Trial, Trials, copies
 from experiments.train import checkpoint
-from experiments.train.groups import Group, numbers, pick, plans_at
-from experiments.train.interventions import Plans
+from experiments.train.groups import Group, numbers, pick
 from experiments.train.loop import batches_of
-from experiments.train.plans import by_arm, by_layer
-from experiments.train.settings import Settings
 from experiments.train.spikes import Watch, divergences
 
 AT_ONCE = {"cpu": 8}  # arms in a launch, by JAX's backend: where they cost as much as one after the other, padding would cost most
 MOST = 32
 EVERY = 25  # steps between two looks at the device
 COMPILERS = 2
-SHAKE = 2.0**-20  # relative change of the weights in a repeat: what a failure must not hang on
 Progress = Callable[[int], None]  # arm-steps done since the last time
 
 
@@ -61,54 +57,6 @@ class Fate:
 
     failed: int | None
     losses: np.ndarray
-
-
-class Trial(NamedTuple):
-    """A replay: the edit of its plans, and which repeat it is; all but the first begin with other last bits and draw other random ones."""
-
-    edit: Edit
-    repeat: int = 0
-
-    def plans(self, settings: Settings, number: int) -> Plans:
-        """Of a step."""
-        return reseeded(self.repeat)(edited(settings, self.edit, number))
-
-    def state(self, state: Any) -> Any:
-        """An arm's state at the beginning."""
-        if self.repeat == 0:
-            return state
-        rng = np.random.Generator(np.random.Philox(key=self.repeat))
-        shaken = lambda x: (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(np.asarray(x).dtype)  # noqa: E731
-        return replace(state, params=jax.tree.map(shaken, state.params))
-
-
-class Trials(Group):
-    """Copies of one arm, each as its trial says."""
-
-    def __init__(self, case: Case, trials: Sequence[Trial], state: Any) -> None:
-        self.trials = trials
-        many = jax.tree.map(lambda *leaves: np.stack(leaves), *(trial.state(state) for trial in trials))
-        super().__init__(_copies(case, len(trials)), list(range(len(trials))), many)
-
-    def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
-        """As the parent, edited."""
-        stage = sum(first <= number for first, _ in self.settings.at)
-        if stage not in self._plans:
-            found = [trial.plans(self.settings, number) for trial in self.trials]
-            tables = by_arm([by_layer(plans) for plans in found])
-            self._plans[stage] = self.place.state(tables), list(found)
-        return self._plans[stage]
-
-
-def _copies(case: Case, count: int) -> Settings:
-    return replace(case.settings, arms=(case.own,) * count)
-
-
-def edited(settings: Settings, edit: Edit, number: int) -> Plans:
-    """The plans of the first arm at a step, edited."""
-    plans = plans_at(settings, settings.arms[0], number)
-    assert plans is not None
-    return edit(plans)
 
 
 def replay(case: Case, first: int, keep: Collection[int] = ()) -> Own:
@@ -175,7 +123,7 @@ def limit() -> int:
 
 def _groups(w: Window, trials: Sequence[Trial]) -> list[list[int]]:
     """Numbers of the trials by the structure of their plans."""
-    settings = _copies(w.case, 1)
+    settings = copies(w.case, 1)
     found: dict[tuple[Plan, ...], list[int]] = {}
     firsts = sorted({w.first, *(first for first, _ in settings.at if w.first < first < w.case.until)})
     for number, trial in enumerate(trials):
@@ -186,7 +134,7 @@ def _groups(w: Window, trials: Sequence[Trial]) -> list[list[int]]:
 
 def _launch(w: Window, trials: Sequence[Trial], progress: Progress, counted: int) -> np.ndarray:
     """Losses (steps, arms)."""
-    group, batches = Trials(w.case, trials, w.state), batches_of(_copies(w.case, 1))
+    group, batches = Trials(w.case, trials, w.state), batches_of(copies(w.case, 1))
     waiting: list[Any] = []
     losses: list[np.ndarray] = []
     for number in range(w.first, w.case.until):

@@ -7,13 +7,16 @@ import numpy as np
 
 from attention import Plan
 from attention.presets import exact
-from experiments.diagnose.guilty import REPEATS, by_head
+from experiments.diagnose.blocks import by_head
+from experiments.diagnose.changes import changes, noise
+from experiments.diagnose.guilty import REPEATS
 from experiments.diagnose.measured import Subject
-from experiments.diagnose.repairs import SHAM, changes, noise
-from experiments.diagnose.replay import Progress, Trial, fates
+from experiments.diagnose.repairs import SHAM
+from experiments.diagnose.replay import Progress, fates
 from experiments.diagnose.replayed import Cause, Replayed
 from experiments.diagnose.runs import Case
 from experiments.diagnose.search import Outcome
+from experiments.diagnose.trials import Trial
 from experiments.diagnose.units import Edit, everywhere, is_random
 from experiments.tensors import Layer
 from experiments.trace_options import Request

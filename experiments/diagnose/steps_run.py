@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.diagnose import pictures_run, words_run
+from experiments.diagnose import pictures_run, words_run, words_search
 from experiments.diagnose.guilty import Guilty
 from experiments.diagnose.search import Outcome
 from experiments.diagnose.states import RunPart
@@ -40,16 +40,17 @@ def _replay(part: RunPart) -> Step:
 def _search(part: RunPart) -> Step:
     r = part.replayed
     if r is None or r.guilty is None:
-        return Step(number=2, title="What must be exact", sentence=words_run.searched(part), pictures=[])
+        return Step(number=2, title="What must be exact", sentence=words_search.searched(part), pictures=[])
     g = r.guilty
+    red = "those that must be exact" if g.holds else "the best set, which does not hold up"
     made = [
         ("What must be exact", pictures_run.exact_map(g),
-         f"Coloured: events that round to fewer than 24 bits; red: those that must be exact. As a change: {words_run.change(g)}"),
+         f"Coloured: events that round to fewer than 24 bits; red: {red}. As a change: {words_search.change(g)}"),
         ("Survivors", pictures_run.survivors(r, g), (
             "Each point is a replay with a set of events exact, the others as in the run. Sets by ddmin (Zeller and Hildebrandt, 2002) "
             "over heads, then events; where all sets of heads are few, all of them. Outcomes are kept, so none is replayed twice.")),
     ]  # fmt: skip
-    return Step(number=2, title="What must be exact", sentence=words_run.searched(part), pictures=made, tables=[_levels(g), _checks(g)])
+    return Step(number=2, title="What must be exact", sentence=words_search.searched(part), pictures=made, tables=[_levels(g), _checks(g)])
 
 
 def _levels(g: Guilty) -> Table:

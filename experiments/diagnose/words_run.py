@@ -1,15 +1,11 @@
-"""Sentences of steps 1 and 2, of the replays of step 6, and of what a run's diagnosis says and does not show."""
+"""Sentences of step 1, of the replays of step 6, and of what a run's diagnosis says and does not show."""
 
-import numpy as np
-
-from experiments.diagnose.guilty import REPEATS, Guilty
+from experiments.diagnose import words_search
+from experiments.diagnose.guilty import REPEATS
 from experiments.diagnose.replayed import Cause, Replayed
 from experiments.diagnose.runs import Case
-from experiments.diagnose.search import Outcome
 from experiments.diagnose.states import RunPart
-from experiments.diagnose.units import change_words, unit_words
 
-NEVER = "the run never failed"
 KINDS = {
     "not finite": "its loss is not finite", "rise": "its loss rises for good", "stay": "its loss jumps up and stays",
     "spike": "its loss spikes",
@@ -18,7 +14,7 @@ KINDS = {
 
 def cause(part: RunPart) -> str:
     """What the replays say, in a few words."""
-    return NEVER if part.replayed is None else str(part.replayed.cause)
+    return words_search.NEVER if part.replayed is None else str(part.replayed.cause)
 
 
 def headline(part: RunPart) -> str:
@@ -27,8 +23,8 @@ def headline(part: RunPart) -> str:
     if r is None:
         return f"{_whom(part.case)} never failed in {part.case.last} steps, so nothing is replayed; its last state was looked at."
     ends = {
-        Cause.ROUNDING: lambda: _found(r), Cause.OTHER: lambda: _other(r),
-        Cause.LUCK: lambda: "Among other arms, with other last bits, the same replay survives: the failure is a matter of luck here.",
+        Cause.ROUNDING: lambda: words_search.found(r), Cause.OTHER: lambda: _other(r),
+        Cause.LUCK: lambda: "With other last bits the same replay survives as often as not: the failure is a matter of luck.",
         Cause.LOST: lambda: "Replayed, it does not fail: the log was written by another version, or on another device.",
     }  # fmt: skip
     return f"{_whom(part.case)} fails at step {_step(part.case)}: {_kind(part.case)}. {ends[r.cause]()}"
@@ -46,29 +42,6 @@ def _step(case: Case) -> int:
 def _kind(case: Case) -> str:
     assert case.failure is not None
     return KINDS[case.failure.kind]
-
-
-def _found(r: Replayed) -> str:
-    g = r.guilty
-    assert g is not None
-    cure = f"The replay survives if {unit_words(g.found, g.all_units)} {'is' if len(g.found) == 1 else 'are'} exact ({_size(g)})"
-    if not g.holds:
-        return f"No set of events is shown to be at fault: the best, {unit_words(g.found, g.all_units)}, does not hold up{_confirmed(g)}."
-    return f"{cure}{_confirmed(g)}; low alone, with all else exact, it {'survives too' if g.only.survives else 'still fails'}."
-
-
-def _confirmed(g: Guilty) -> str:
-    o = g.confirmed
-    return "" if o is None else f", in {len(o.fates) - o.failures} of {len(o.fates)} replays with other last bits"
-
-
-def _size(g: Guilty) -> str:
-    return f"{g.size} of {g.of} events{', counted by head' if _is_single(g) else ''}"
-
-
-def _is_single(g: Guilty) -> bool:
-    """Whether the last level's elements are events of one head."""
-    return g.of == len(g.all_units)
 
 
 def _other(r: Replayed) -> str:
@@ -100,59 +73,10 @@ def replayed(part: RunPart) -> str:
 def _sanity(r: Replayed) -> str:
     said = []
     for s in r.sanity:
-        low, exact = (f"{o.failures} of {len(o.fates)} times{at(o)}" for o in (s.low, s.exact))
+        low, exact = (f"{o.failures} of {len(o.fates)} times{words_search.at(o)}" for o in (s.low, s.exact))
         said.append(f"from step {s.first}, with other last bits, it fails as it was {low}, and with every event of attention exact {exact}")
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}."
-
-
-def at(outcome: Outcome) -> str:
-    """When an arm failed, for a sentence; nothing if it did not."""
-    steps = [f.failed for f in outcome.fates if f.failed is not None]
-    if not steps:
-        return ""
-    return f" (step {int(np.median(steps))})"
-
-
-def searched(part: RunPart) -> str:
-    """Step 2."""
-    r = part.replayed
-    if r is None or r.guilty is None:
-        why = NEVER if r is None else "everything exact fails too" if r.cause is Cause.OTHER else "the failure is not stable under replay"
-        return f"Which roundings must be exact? Not searched: {why}."
-    g = r.guilty
-    controls = sum(o.survives for o in g.controls)
-    random = (
-        f"of {len(g.controls)} random sets of the same size {controls} survive{'s' if controls == 1 else ''}"
-        if g.controls
-        else "there is no other set of this size to compare with"
-    )
-    minimal = "each of its elements, put back alone, makes it fail again" if g.is_minimal else (
-        f"but without {', '.join(n for n, o in g.without if o.survives)} it survives too: the set is not minimal")  # fmt: skip
-    only = "fails" if not g.only.survives else "survives"
-    return (
-        f"Which roundings must be exact? {_size(g).capitalize()}: {unit_words(g.found, g.all_units)}{_confirmed(g)}; {minimal}; {random}. "
-        f"Low alone, all else exact, it {only}{at(g.only)}. {_ties(g)}{_turns(g)}{len(g.outcomes)} sets, "
-        f"{'each once' if g.repeats == 1 else f'each {g.repeats} times and all must survive'}; {r.arm_steps:,} arm-steps."
-    )
-
-
-def _ties(g: Guilty) -> str:
-    if not g.ties:
-        return ""
-    shown = "; or ".join(unit_words(o.units, g.all_units) for o in g.ties[:3])
-    return f"{len(g.ties)} other set{'s' if len(g.ties) > 1 else ''} no larger than it survive{'' if len(g.ties) > 1 else 's'}: {shown}. "
-
-
-def _turns(g: Guilty) -> str:
-    if not g.turns:
-        return ""
-    return f"More exact is not always better: in {len(g.turns)} pairs of sets the one that survives lies inside one that fails. "
-
-
-def change(g: Guilty) -> str:
-    """The set as `roundscope train` takes it."""
-    return change_words(g.found)
 
 
 def survivors(part: RunPart | None) -> str:

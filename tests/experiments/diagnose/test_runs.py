@@ -17,10 +17,11 @@ from experiments import cli
 from experiments.diagnose import run_command, states
 from experiments.diagnose.carrier import carrier
 from experiments.diagnose.measured import measure
-from experiments.diagnose.replay import Trial, fates, limit
+from experiments.diagnose.replay import fates, limit
 from experiments.diagnose.replayed import Cause, replayed
 from experiments.diagnose.runs import case
 from experiments.diagnose.states import subjects
+from experiments.diagnose.trials import Trial
 from experiments.diagnose.units import Unit, exactly
 from experiments.errors import UsageError
 from experiments.train import checkpoint, loop, record

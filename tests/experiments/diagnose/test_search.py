@@ -85,10 +85,9 @@ def test_outcomes_are_kept_and_free_places_are_used():
     assert launches[1] == [{1, 2, 3}]
 
 
-def test_the_majority_of_repeats_decides():
-    """Catches one lucky repeat passing for survival, and a draw counted as one."""
-    assert outcome("a", None, 3, None).survives and not outcome("a", None, 3, 4).survives
-    assert not outcome("a", None, 3).survives
+def test_one_repeat_that_fails_is_enough():
+    """Catches a set that survives by luck in most of its repeats passing for the cause: many sets are asked for."""
+    assert outcome("a", None, None, None).survives and not outcome("a", None, 3, None).survives
 
 
 def test_ties_and_turns():

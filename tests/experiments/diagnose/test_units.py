@@ -1,13 +1,16 @@
 """Which events can be made exact, the plans with some of them exact, and the search over layers, heads and events with planted truths."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from attention import Plan, Site
 from attention.traced_plan import structure
+from experiments.diagnose import guilty
+from experiments.diagnose.changes import changes, noise
 from experiments.diagnose.guilty import CONTROLS, search
 from experiments.diagnose.measured import OUTPUT_SITES
-from experiments.diagnose.repairs import changes, noise
 from experiments.diagnose.replay import Fate
 from experiments.diagnose.search import Outcome, Replays
 from experiments.diagnose.units import Unit, change_words, exactly, is_random, reseeded, unit_words, units_of
@@ -116,6 +119,24 @@ def test_ties_are_told_and_the_smallest_is_taken():
     g = search(planted(units, lambda x: first <= x or Unit(1, 1, Site.K) in x), units)
     assert g.found == {Unit(1, 1, Site.K)}
     assert g.only.survives == (first <= units - g.found)
+
+
+@pytest.mark.parametrize("lucky", [False, True])
+def test_a_set_that_survives_by_luck_is_not_believed(lucky, monkeypatch):
+    """Catches a search that believes one replay: where its set does not keep on surviving, all is asked for again, three times each."""
+    units = units_of(plans_of(CONFIG))
+    culprit, chance = Unit(1, 1, Site.O), Unit(0, 0, Site.Q)
+
+    def often(w, sets, times, progress):
+        good = lambda x, r: culprit in x or (lucky and r == 0 and chance in x)  # noqa: E731
+        fate = lambda x, r: Fate(failed=None if good(x, r) else 7, losses=np.zeros(1))  # noqa: E731
+        return [Outcome(units=x, fates=tuple(fate(x, r) for r in times)) for x in sets]
+
+    monkeypatch.setattr(guilty, "often", often)
+    low, exact = often(None, [frozenset(), units], range(4), None)
+    g = guilty.guilty(SimpleNamespace(case=SimpleNamespace(is_random=False)), units, low, exact, None)
+    assert g.found == {culprit} and g.holds and g.repeats == (3 if lucky else 1)
+    assert not any(chance in o.units and culprit not in o.units and o.survives for o in g.outcomes)
 
 
 def test_repairs_of_a_run_keep_heads_alike():
