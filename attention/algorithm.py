@@ -87,9 +87,7 @@ def delta(at: Events, do: Array, o: Array) -> Array:
 def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Array:
     """exp(S - L), recomputed."""
     ops = at.ops
-    total, exact = at.sum(Site.S_B, q, k.T)
-    exact = None if exact is None else ops.multiply(exact, scale)
-    s = masked(at, at(Site.S_B, ops.multiply(total, scale), exact))
+    s = masked(at, at(Site.SCALED_B, ops.multiply(at.product(Site.S_B, q, k.T), scale)))
     x = at(Site.X_B, exponent(at, s - finite(ops.xp, lse)[:, None]))
     return at(Site.EXP_B, exponential(at, x))
 

@@ -105,7 +105,8 @@ def baseline_bf16() -> Plan:
     """
     plan = _with(
         fp32(), "baseline-bf16", BF16, *INPUTS, *GRADIENTS,
-        Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT, Site.S_B, Site.P_B, Site.DP, Site.DS,
+        Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT, Site.S_B, Site.SCALED_B, Site.P_B, Site.DP,
+        Site.DS,
     )  # fmt: skip
     return replace(plan, normalise_first=True, delta_from=DeltaFrom.P_DP)
 

@@ -50,8 +50,9 @@ class Site(StrEnum):
 
     OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward"
     DELTA = "DELTA", "sum_h dO O", Axes.T, "backward"
-    S_B = "S_B", "scale sum_h q k, again", Axes.TS, "backward"
-    X_B = "X_B", "S_B - LSE", Axes.TS, "backward"
+    S_B = "S_B", "sum_h q k, again", Axes.TS, "backward"
+    SCALED_B = "SCALED_B", "scale S_B", Axes.TS, "backward"
+    X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward"
     EXP_B = "EXP_B", "exp(X_B)", Axes.TS, "backward"
     P_B = "P_B", "EXP_B as the operand of dV", Axes.TS, "backward"
     DV = "DV", "dV + sum_t P_B dO", Axes.SH, "backward"

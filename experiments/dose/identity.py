@@ -49,7 +49,7 @@ def _topic(config: Config, *, bits: int, steps: int, rate: float, seeds: tuple[i
         case(BREAKS, "scores of the forward alone, nearest", Site.SCALED, EVEN),
         case(KEEPS, "dP toward zero, delta = rowsum(P dP)", Site.DP, ZERO, P_DP),
         case(KEEPS, "P of the backward toward zero, delta = rowsum(P dP) / sum P", Site.EXP_B, ZERO, CENTRED),
-        case(KEEPS, "scores of forward and backward, nearest", Site.S_B, EVEN, scores),
+        case(KEEPS, "scores of forward and backward, nearest", Site.SCALED_B, EVEN, scores),
     )
     return Topic(
         question=QUESTION, config=config, cases=cases, seeds=seeds, answer=answer, draw=strips, caption=CAPTION, notes=NOTES,

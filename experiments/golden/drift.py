@@ -11,7 +11,7 @@ from experiments.train.config import WORD, Config
 from experiments.train.settings import Arm, Settings
 
 OTHER = 2**31  # added to the seed of weights, and to nothing else
-OF_FORWARD, OF_BACKWARD = "Q,K,V,S,SCALED,P,PV,OUT,S_B,P_B", "DO,DP,DS,DQ_OUT,DK_OUT,DV_OUT"  # what baseline-bf16 keeps in BF16
+OF_FORWARD, OF_BACKWARD = "Q,K,V,S,SCALED,P,PV,OUT,S_B,SCALED_B,P_B", "DO,DP,DS,DQ_OUT,DK_OUT,DV_OUT"  # what baseline-bf16 keeps in BF16
 HALF = (f"site={OF_FORWARD} -> fp16", f"site={OF_BACKWARD} -> fp32")
 
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from experiments.golden.verdicts import Verdict, Word
 from experiments.qiu_yao.cases import PUBLISHED, Case
-from experiments.qiu_yao.judging import repair, stable_word, verdict
+from experiments.qiu_yao.judging import explodes_word, repair, stable_word, verdict
 from experiments.qiu_yao.results import Result, Results, diverged, middle, times
-from experiments.qiu_yao.rows import FAILS, HALVES, cell
+from experiments.qiu_yao.rows import FAILS, HALVES, ONCE, cell
 from experiments.qiu_yao.scale import Scale
 
 CONTROL, OURS = "control", "ours"
@@ -74,13 +74,13 @@ def _beyond(r: Results, scale: Scale) -> Iterator[Verdict]:
 
 
 def _presets(r: Results, scale: Scale) -> Iterator[Verdict]:
-    for preset, claim in (
-        ("fa2-bf16", "production FlashAttention in BF16 is stable"),
-        ("baseline-bf16", "unfused BF16 attention is stable whose backward rounds its scores once, its forward twice"),
+    for row, claim, word in (
+        ("fa2-bf16", "production FlashAttention in BF16 is stable", stable_word),
+        (ONCE, "unfused BF16 attention diverges if its backward rounds its scores once, its forward twice", explodes_word),
     ):
         for case in scale.cases:
-            if case.name == PUBLISHED and (own := r.of(PUBLISHED, preset)):
-                yield verdict(CONTROL, claim, case, stable_word(own), times(own))
+            if case.name == PUBLISHED and (own := r.of(PUBLISHED, row)):
+                yield verdict(CONTROL, claim, case, word(own), times(own))
 
 
 def _factorial(r: Results, scale: Scale) -> Iterator[Verdict]:

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from experiments.plots import INK, QUIET
 from experiments.qiu_yao.cases import AMPLIFIED
 from experiments.qiu_yao.results import Result, Results, diverged
-from experiments.qiu_yao.rows import ALONE, EXACT, FAILS, FP32, ONCE
+from experiments.qiu_yao.rows import ALONE, EXACT, FAILS, FP32, ONCE, UNFUSED
 from experiments.qiu_yao.scale import Scale
 from experiments.sweep.plots import COLOURS, canvas
 
@@ -26,8 +26,8 @@ LINES = {  # row or mode -> words, in the picture's order
     "same scores": "backward's scores as forward's", "stochastic": "O path stochastic", "toward-zero": "O path toward zero",
     "ties-to-away": "O path ties away", "ties-to-even": "O path nearest-even", "ties-to-even less": "O path nearest-even, p - 1",
     "stochastic less": "O path stochastic, p - 1", "stochastic more": "O path stochastic, p + 1", "toward zero": "O toward zero, BF16",
-    "fa2-bf16": "preset fa2-bf16", "baseline-bf16": "preset baseline-bf16",
-    ONCE: "unfused, scores rounded once",
+    "fa2-bf16": "preset fa2-bf16", UNFUSED: "preset baseline-bf16",
+    ONCE: "same, backward's scores rounded once",
 }  # fmt: skip
 
 

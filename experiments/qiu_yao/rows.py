@@ -21,7 +21,8 @@ from experiments.qiu_yao.cases import (
 from experiments.train.config import Config
 
 FAILS, FP32 = "0", "0'"
-ONCE = "baseline-bf16 once"  # as its backward rounds; the preset rounds twice forward, which differs unless the scale is a power of two
+UNFUSED = "baseline-bf16"
+ONCE = "baseline-bf16 once"  # scores rounded twice forward, once backward: they differ unless the scale is a power of two
 ALONE, EXACT = "only", "all but"  # of layers and heads: what is low
 FACTORS = ("O rounded", "scores", "M, L", "key tiles")
 HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
@@ -64,8 +65,8 @@ def _base(case: Case) -> Iterator[Row]:
 def _as_published() -> Iterator[Row]:
     yield Row(name="toward zero", words="O path toward zero, BF16", changes=(f"site={PATH} -> {rounded(8, 'toward-zero')}",))
     yield Row(name="fa2-bf16", words="production FlashAttention-2 and -3", changes=("-> plan=fa2-bf16",))
-    yield Row(name="baseline-bf16", words="unfused attention in BF16", changes=("-> plan=baseline-bf16",))
-    yield Row(name=ONCE, words="unfused, scores rounded once", changes=("-> plan=baseline-bf16", "site=S -> fp32"))
+    yield Row(name=UNFUSED, words="unfused attention in BF16", changes=("-> plan=baseline-bf16",))
+    yield Row(name=ONCE, words="unfused, backward's scores rounded once", changes=("-> plan=baseline-bf16", "site=S_B -> fp32"))
 
 
 def _paper(case: Case) -> Iterator[Row]:
@@ -85,7 +86,7 @@ def _controls(case: Case) -> Iterator[Row]:
     yield Row(name="centred", words="delta = rowsum(P dP) / rowsum(P)", changes=("-> delta_from=CENTRED",), core=True)
     if case.name in (FEWER, OTHER_DELTA):
         yield Row(name="scores", words="scores, m and l FP32", changes=(f"site={SCORES},{STATS} -> fp32",), core=True)
-        same = ("site=S -> fp32", f"site=SCALED,S_B -> {rounded(case.bits, 'ties-to-even')}")
+        same = ("site=S -> fp32", f"site=SCALED,SCALED_B -> {rounded(case.bits, 'ties-to-even')}")
         yield Row(name="same scores", words="backward rounds its scores as the forward", changes=same, core=True)
     if case.name == OTHER_DELTA:
         return

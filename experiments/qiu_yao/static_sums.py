@@ -20,7 +20,7 @@ from experiments.tensors import Layer, read_layers, sample_path
 FIGURE = "rows 5, 6"
 PLANS = {
     "qiu-yao": "BF16 scores forward, FP32 backward", "qiu-yao, FP32 scores": "FP32 scores both ways",
-    "fa2-bf16": "FP32 scores both ways", "baseline-bf16": "BF16 scores, rounded twice forward and once backward",
+    "fa2-bf16": "FP32 scores both ways", "baseline-bf16": "BF16 scores both ways",
 }  # fmt: skip
 OF_SCORES = (Site.S, Site.SCALED, Site.M, Site.X, Site.DM, Site.L)
 QUERIES, EVERY = 128, 2  # of the sample's 512 queries, with all of its keys; and every other head

@@ -76,6 +76,7 @@ LOCAL = [
     (Site.DELTA, {"rows": 13}, {"delta": AT_ROW, "dq": AT_ROW, "dk": OF_GROUP}),
     (Site.DELTA, {"rows": 13, "tiles": 0}, {"delta": AT_ROW, "dq": AT_ROW, "dk": OF_GROUP}),
     (Site.S_B, {"rows": 13, "columns": 6}, {"dq": AT_ROW, "dk": (1, 6, 1), "dv": (1, 6, 1)}),
+    (Site.SCALED_B, {"rows": 13, "columns": 6}, {"dq": AT_ROW, "dk": (1, 6, 1), "dv": (1, 6, 1)}),
     (Site.EXP_B, {"rows": 13, "columns": 6}, {"dq": AT_ROW, "dk": (1, 6, 1), "dv": (1, 6, 1)}),
     (Site.P_B, {"rows": 13, "columns": 6}, {"dv": (1, 6, 1)}),
     (Site.DP, {"rows": 13, "columns": 6}, {"dq": AT_ROW, "dk": (1, 6, 1)}),

@@ -30,7 +30,7 @@ from experiments.train.step import arm
 
 SIZES = ["layers=2", "heads=2", "width=16", "context=16", "batch=4", "warmup=20", "lr=0.2", "min_lr=0.2", "steps=40", "data=sink"]
 WORDS = [*SIZES, "plan=fp32", "matmul=fp32", "checkpoint_every=5", "keep=20", "monitor_every=100"]
-PLANTED = Unit(1, 0, Site.S_B)
+PLANTED = Unit(1, 0, Site.SCALED_B)
 QUIET = "site=O,V,P,PV -> bf16"
 
 
@@ -47,7 +47,7 @@ def few_tokens(monkeypatch):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    arms = [f"planted={QUIET}; layer=1 head=0 site=S_B -> e2m3", f"hot={QUIET}; lr=1e20", f"plain={QUIET}"]
+    arms = [f"planted={QUIET}; layer=1 head=0 site=SCALED_B -> e2m3", f"hot={QUIET}; lr=1e20", f"plain={QUIET}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Run, "_monitor", lambda self, batches: self._flush())  # nothing here reads what monitors see
         with pytest.raises(SystemExit) as stop:
@@ -135,7 +135,7 @@ def test_heads_with_plans_of_their_own_are_looked_at_apart(folder):
     chosen = case(folder, arm="planted", first=None, until=None)
     seen = subjects(chosen, 0, arm(checkpoint.load(folder, 0)[0], chosen.arm))
     assert [(s.layer.name, s.heads) for s in seen] == [("layer 0", ["0", "1"]), ("layer 1, plan 1", ["0"]), ("layer 1, plan 2", ["1"])]
-    assert [s.request.plan[Site.S_B].format.name for s in seen] == ["fp32", "e2m3", "fp32"]
+    assert [s.request.plan[Site.SCALED_B].format.name for s in seen] == ["fp32", "e2m3", "fp32"]
 
 
 def test_the_report_has_all_six_steps_in_order(folder, found, tmp_path, monkeypatch, capsys):
@@ -146,11 +146,11 @@ def test_the_report_has_all_six_steps_in_order(folder, found, tmp_path, monkeypa
         cli.main(["diagnose", str(folder), "--arm", "planted", "--out", str(tmp_path)])
     out = capsys.readouterr().out
     page, data = (tmp_path / "report.html").read_text(), json.loads((tmp_path / "diagnosis.json").read_text())
-    assert not stop.value.code and "S_B in layer 1, head 0" in out and out.startswith("verdict: rounding in attention; ")
+    assert not stop.value.code and "SCALED_B in layer 1, head 0" in out and out.startswith("verdict: rounding in attention; ")
     titles = ["1. Replay", "2. What must be exact", "3. Carrier", "4. Coherence", "5. Origin", "6. Repair"]
     assert re.findall(r"<h2>([^<]*)</h2>", page)[:6] == titles and "<script" not in page
     assert all(part.count("data:image/png") for part in page.split("<h2>")[1:7])
-    assert data["steps"]["2 search"]["found"] == [[1, 0, "S_B"]] and data["steps"]["1 replay"]["cause"] == "rounding in attention"
+    assert data["steps"]["2 search"]["found"] == [[1, 0, "SCALED_B"]] and data["steps"]["1 replay"]["cause"] == "rounding in attention"
     survives = {x["arm"]: x["replay_survives"] for x in data["steps"]["6 repair"]}
     assert survives["as it is"] is False and survives["O in FP32"] is False and survives["delta centred"] is None
     assert data["head"]["layer"] == "layer 1, plan 1"
