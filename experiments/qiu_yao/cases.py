@@ -6,18 +6,19 @@ BEFORE, AFTER = "PV,AO,O", "OUT"  # events of O before and after its normalisati
 PATH = f"{BEFORE},{AFTER}"  # in the forward; the backward reads OUT
 SCORES, STATS = "S,SCALED,X", "M,DM,L"
 ALL = "Q,K,V,DO,S,SCALED,M,X,P,DM,L,AO,PV,O,OUT,DQ_OUT,DK_OUT,DV_OUT"  # what is BF16 in qiu-yao
-PUBLISHED, AMPLIFIED, NEAREST, FEWER, OTHER_DELTA = "N", "A", "A'", "B", "C"
+PUBLISHED, AMPLIFIED, NEAREST, FEWER, OTHER_DELTA, FASTER = "N", "A", "A'", "B", "C", "D"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """changes: of the preset; path: the rounding of O's events there, FORMAT:MODE; low: that of all that is low; bits: p of the O path."""
+    """changes: of the preset; bits, mode: of the O path's rounding there; times: the rate, in that of the other cases."""
 
     name: str
     words: str
     changes: tuple[str, ...]
     bits: int
     mode: str = "ties-to-even"
+    times: float = 1.0
 
     @property
     def path(self) -> str:
@@ -50,6 +51,11 @@ def fewer(bits: int) -> Case:
 def other_delta() -> Case:
     """BF16, and delta from rowsum(P dP), the paper's own alternative."""
     return Case(name=OTHER_DELTA, words="BF16, delta\xa0=\xa0rowsum(P\xa0dP)", changes=("-> delta_from=P_DP",), bits=8)
+
+
+def faster(times: float) -> Case:
+    """The authors' algorithm as they released it, at a higher learning rate."""
+    return Case(name=FASTER, words=f"as published: BF16, {times:g}\xa0times the rate", changes=(), bits=8, times=times)
 
 
 MODES = {"toward-zero": "toward zero", "ties-to-even": "nearest-even", "ties-to-away": "ties away", "stochastic": "stochastic"}

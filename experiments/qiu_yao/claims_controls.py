@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from experiments.golden.verdicts import Verdict, Word
-from experiments.qiu_yao.cases import PUBLISHED, Case
+from experiments.qiu_yao.cases import Case
 from experiments.qiu_yao.judging import explodes_word, repair, stable_word, verdict
 from experiments.qiu_yao.results import Result, Results, diverged, middle, times
 from experiments.qiu_yao.rows import FAILS, HALVES, ONCE, cell
@@ -79,7 +79,7 @@ def _presets(r: Results, scale: Scale) -> Iterator[Verdict]:
         (ONCE, "unfused BF16 attention diverges if its backward rounds its scores once, its forward twice", explodes_word),
     ):
         for case in scale.cases:
-            if case.name == PUBLISHED and (own := r.of(PUBLISHED, row)):
+            if own := r.of(case.name, row):
                 yield verdict(CONTROL, claim, case, word(own), times(own))
 
 

@@ -93,12 +93,13 @@ def _measure(scale: Scale, wanted: Sequence[Entry], store: Any) -> tuple[int, in
     from experiments.qiu_yao.run import launch
     from experiments.sweep.machine import device
 
-    groups = launches(scale, [e.trial for e in wanted])
-    missing = [group for group in groups if len(store.read(scale, group)) < len(set(group))]
+    trials = [e.trial for e in wanted]
+    there = store.read(scale, trials)
+    missing = launches(scale, [trial for trial in trials if trial not in there])
     for number, group in enumerate(missing):
         with bar(f"launch {number + 1} of {len(missing)}: {len(group)} arms", group[0].steps) as progress:
             store.add(scale, launch(scale, group, progress), device("xla"))
-    return len(missing), len(groups)
+    return len(missing), len(launches(scale, trials))
 
 
 def _static() -> tuple[list[Verdict], list[Any]]:

@@ -8,6 +8,7 @@ from experiments.qiu_yao.cases import (
     AFTER,
     AMPLIFIED,
     BEFORE,
+    FASTER,
     FEWER,
     NEAREST,
     OTHER_DELTA,
@@ -48,7 +49,7 @@ def rows(case: Case, config: Config) -> list[Row]:
     """All rows of a case but those that need the failing run first (`heads.chosen`)."""
     if case.name == PUBLISHED:
         return [*_base(case), *_as_published()]
-    found = [*_base(case), *_paper(case), *_controls(case)]
+    found = [*_base(case), *(_as_published() if case.name == FASTER else ()), *_paper(case), *_controls(case)]
     if case.name != NEAREST:
         found += _layers(config)
     if case.name in (AMPLIFIED, NEAREST):
@@ -84,7 +85,7 @@ def _paper(case: Case) -> Iterator[Row]:
 
 def _controls(case: Case) -> Iterator[Row]:
     yield Row(name="centred", words="delta = rowsum(P dP) / rowsum(P)", changes=("-> delta_from=CENTRED",), core=True)
-    if case.name in (FEWER, OTHER_DELTA):
+    if case.name in (FEWER, OTHER_DELTA, FASTER):
         yield Row(name="scores", words="scores, m and l FP32", changes=(f"site={SCORES},{STATS} -> fp32",), core=True)
         same = ("site=S -> fp32", f"site=SCALED,SCALED_B -> {rounded(case.bits, 'ties-to-even')}")
         yield Row(name="same scores", words="backward rounds its scores as the forward", changes=same, core=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiments.qiu_yao.cases import AMPLIFIED, NEAREST, Case, fewer, isolated, other_delta, published
+from experiments.qiu_yao.cases import AMPLIFIED, NEAREST, Case, faster, fewer, isolated, other_delta, published
 from experiments.train.config import Config
 
 
@@ -35,6 +35,8 @@ QUICK = Scale(
 )  # fmt: skip
 FULL = Scale(
     name="full", config=Config(layers=4, heads=4, width=128, context=128, batch=16, warmup=100), rate=1e-2,
-    cases=(published(), isolated(AMPLIFIED, 6, "toward-zero"), isolated(NEAREST, 3, "ties-to-even"), fewer(6), other_delta()),
+    cases=(
+        published(), isolated(AMPLIFIED, 6, "toward-zero"), isolated(NEAREST, 3, "ties-to-even"), fewer(6), other_delta(), faster(3.0),
+    ),
     steps=1500, short=1000, seeds=(0, 1, 2, 3, 4), few=(0, 1, 2), core=False,
 )  # fmt: skip

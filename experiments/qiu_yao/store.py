@@ -17,7 +17,7 @@ from typing import Any
 from experiments.errors import StorageError, bad
 from experiments.qiu_yao.results import Result
 from experiments.qiu_yao.scale import Scale
-from experiments.qiu_yao.trials import Trial, key
+from experiments.qiu_yao.trials import Trial, key, rate_of
 from experiments.sweep.lock import locked
 from experiments.sweep.schema import explained
 
@@ -92,9 +92,13 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def _row(scale: Scale, r: Result) -> dict[str, Any]:
-    own = {"key": key(scale, r.trial), "diverged": r.diverged, "loss": r.loss, "norm": r.norm, "config": json.dumps(asdict(scale.config))}
+    own = {"key": key(scale, r.trial), "diverged": r.diverged, "loss": r.loss, "norm": r.norm, "config": _config(scale, r.trial)}
     lists = {name: json.dumps(_finite(getattr(r, name))) for name in ("heads", "rest", "curve")}
     return asdict(r.trial) | {"changes": "; ".join(r.trial.changes)} | own | lists
+
+
+def _config(scale: Scale, trial: Trial) -> str:
+    return json.dumps(asdict(scale.config) | {"rate": rate_of(scale, trial)})
 
 
 def _finite(x: Any) -> Any:

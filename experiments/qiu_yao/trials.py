@@ -18,12 +18,13 @@ from experiments.train.settings import Arm, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """changes: of preset qiu-yao, in the trainer's words; tiles: parts of the context; seed: of weights and batches."""
+    """changes: of preset qiu-yao, in the trainer's words; tiles: parts of the context; seed: of weights, batches; times: `Case.times`."""
 
     changes: tuple[str, ...]
     tiles: int
     steps: int
     seed: int
+    times: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = Non
     steps, own = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
     changes = (*case.changes, *row.changes)
     return [
-        Entry(case=case.name, row=row.name, trial=Trial(changes=changes, tiles=row.tiles, steps=steps, seed=seed))
+        Entry(case=case.name, row=row.name, trial=Trial(changes=changes, tiles=row.tiles, steps=steps, seed=seed, times=case.times))
         for seed in (own if seeds is None else seeds)
     ]
 
@@ -61,6 +62,11 @@ def config_of(scale: Scale, trial: Trial) -> Config:
     return replace(c, block=c.context // trial.tiles, steps=max(trial.steps, c.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
 
 
+def rate_of(scale: Scale, trial: Trial) -> float:
+    """The learning rate after warm-up."""
+    return scale.rate * trial.times
+
+
 def key(scale: Scale, trial: Trial) -> str:
     """The name of a result: of all that decides it but versions and device. Two ways to write one plan have one key."""
     defaults = asdict(Config())  # left out, so that a field of Config that is new some day takes no result away
@@ -68,13 +74,13 @@ def key(scale: Scale, trial: Trial) -> str:
     plans = described(plans_of(config_of(scale, trial), trial.changes))
     for own in plans:
         own["plan"].pop("name")
-    kept = [config, plans, scale.rate, trial.tiles, trial.steps, trial.seed]
+    kept = [config, plans, rate_of(scale, trial), trial.tiles, trial.steps, trial.seed]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
     """Trials of equally many steps and tiles as arms of one run."""
-    arms = [Arm(name=str(i), changes=t.changes, lr=scale.rate, seed=t.seed) for i, t in enumerate(trials)]
+    arms = [Arm(name=str(i), changes=t.changes, lr=rate_of(scale, t), seed=t.seed) for i, t in enumerate(trials)]
     return Settings(config=config_of(scale, trials[0]), arms=tuple(arms))
 
 

@@ -12,9 +12,10 @@ QUESTION = "What kills low-precision attention in training, and what cures it?"
 REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilised softmax"}
 LEFT_OUT = (
     "Not shown: a failure of the published algorithm at the paper's own size (12 layers, width 768, context 1024, OpenWebText, thousands "
-    "of steps). The cases fail because O, or everything, has fewer bits, or because delta is taken elsewhere; only C is at the published "
-    "BF16. Row 8 picks heads over all layers, the paper in one. Rows 6 and 9 have AO in FP32 too; with one tile it is 0. Sums are native: "
-    "numbers repeat on one kind of device only. 95 % intervals are Student's, over seeds, and not widened for the number of rows."
+    "of steps). The cases fail because O, or everything, has fewer bits, because delta is taken elsewhere or because the rate is high; "
+    "only C and D are at the published BF16. Row 8 picks heads over all layers, the paper in one. Rows 6 and 9 have AO in FP32 too; with "
+    "one tile it is 0. Sums are native: numbers repeat on one kind of device only. 95 % intervals are Student's, over seeds, and not "
+    "widened for the number of rows."
 )
 
 

@@ -177,6 +177,14 @@ def test_thresholds():
     said = topic.answer(ours)
     assert "lr 0.003, 0.01, 0.03: 4, below 4, below 4" in said and "width 64, 128, 256: below 4, below 4, 8 or more" in said
     assert "context 64, 128, 256: 6, below 4, below 4" in said
+    assert "In FP32 0 of 45 diverged" in said  # 4 x 3 models, of which 4 are one, 5 seeds
+
+
+def test_a_model_that_fails_in_fp32_has_no_threshold():
+    """A threshold told of a model that no rounding kills."""
+    topic = scaling.full()
+    said = topic.answer(found(topic, lambda case: case.group == "depth 8"))
+    assert "depth 2, 4, 8: below 4, below 4, not defined (FP32 diverges)" in said and "In FP32 5 of 45 diverged" in said
 
 
 @pytest.mark.parametrize("name", topics.TOPICS)

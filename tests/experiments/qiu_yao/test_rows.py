@@ -6,7 +6,7 @@ import pytest
 
 from attention.plan import DeltaFrom, Plan
 from attention.sites import Site
-from experiments.qiu_yao.cases import AMPLIFIED, FEWER, NEAREST, fewer, isolated
+from experiments.qiu_yao.cases import AMPLIFIED, FASTER, FEWER, NEAREST, PUBLISHED, fewer, isolated
 from experiments.qiu_yao.rows import cell, factorial, rows
 from experiments.qiu_yao.scale import FULL, QUICK, Scale
 from experiments.qiu_yao.trials import Trial, config_of, entries, key, launches, settings_of
@@ -107,10 +107,20 @@ def test_one_arithmetic_has_one_key() -> None:
     """Catches the same run done twice because its plan was written in other words, and two runs under one key."""
     one = Trial(changes=("site=PV,AO,O,OUT -> fp32",), tiles=1, steps=10, seed=0)
     same = replace(one, changes=("site=OUT,PV -> fp32; site=AO -> fp32", "site=O -> fp32"))
-    others = [replace(one, seed=1), replace(one, steps=11), replace(one, tiles=2), replace(one, changes=("site=OUT -> fp32",))]
+    others = [
+        replace(one, **change) for change in ({"seed": 1}, {"steps": 11}, {"tiles": 2}, {"changes": ("site=OUT -> fp32",)}, {"times": 3.0})
+    ]
     assert key(QUICK, one) == key(QUICK, same)
-    assert len({key(QUICK, t) for t in (one, *others)}) == 5
+    assert len({key(QUICK, t) for t in (one, *others)}) == 6
     assert key(QUICK, one) != key(replace(QUICK, rate=0.5), one)
+
+
+def test_the_faster_case_trains_faster() -> None:
+    """Catches a case of a higher rate that shares the runs of the published one."""
+    found = {e.case: e.trial for e in entries(FULL) if e.row == "0" and e.trial.seed == 0 and e.case in (PUBLISHED, FASTER)}
+    rates = {case: settings_of(FULL, [trial]).arms[0].lr for case, trial in found.items()}
+    assert rates == {PUBLISHED: FULL.rate, FASTER: 3 * FULL.rate}
+    assert found[PUBLISHED].changes == found[FASTER].changes == ()
 
 
 def test_row_names_are_unique() -> None:
