@@ -63,7 +63,7 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
     inner = guarded if wide else jnp.multiply
     return Ops(
         xp=jnp,
-        round=round_wide,
+        round=partial(_round, zero),
         round_blocks=_round_blocks,
         multiply=guarded,
         bits=_bits,
@@ -75,6 +75,17 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         ascending=lambda a, b, init, r: _ascending(a, b, init, r, inner),
         stats=_stats,
     )
+
+
+def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
+    """An event. Rounded in the fusions of all its readers, it was half of the program that LLVM compiles; as data it is not."""
+    if r.is_identity:
+        return x
+
+    def rounded() -> Array:
+        return _step(r)(x) if random is None else round_wide(x, r, random)
+
+    return rounded() if isinstance(r, TracedRounding) else _once(zero, rounded)
 
 
 def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> tuple[Array, Array]:
@@ -112,7 +123,7 @@ def _ascending(a: Array, b: Array, init: Array, r: Rounding | TracedRounding, mu
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
-    """The rounding of one addition, by two additions where they serve."""
+    """A rounding without random bits, by two additions where they serve."""
     if isinstance(r, TracedRounding):
         return partial(nearest_even, t=r.target) if r.mode is RoundingMode.TIES_TO_EVEN else partial(round_wide, r=r)
     return partial(nearest_even, t=target_of(r, C64)) if takes_nearest_even(r) else partial(round_wide, r=r)

@@ -64,7 +64,19 @@ def test_versions_differ_in_what_they_are_to_differ_in():
     (half,) = [s for s, arms, _ in executables(FULL.training) if arms[0][0] == "fp16"]
     plan = plans_at(half, half.arms[0], 0)[0][0]
     formats = {str(site): plan[site].format.name for site in Site}
-    assert {name for name, form in formats.items() if form == "fp16"} == {"Q", "K", "V", "S", "SCALED", "P", "PV", "OUT", "S_B", "SCALED_B", "P_B"}
+    assert {name for name, form in formats.items() if form == "fp16"} == {
+        "Q",
+        "K",
+        "V",
+        "S",
+        "SCALED",
+        "P",
+        "PV",
+        "OUT",
+        "S_B",
+        "SCALED_B",
+        "P_B",
+    }
     assert set(formats.values()) == {"fp16", "fp32"}
 
 
