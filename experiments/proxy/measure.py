@@ -20,11 +20,12 @@ from jax.flatten_util import ravel_pytree
 
 from emu.block_traced import ends_row, round_row, row_of
 from emu.rounding import BINARY32
+from experiments.mx.formats import reseeded
 from experiments.proxy import model
 from experiments.proxy.config import Config
 from experiments.proxy.linear import How
 from experiments.proxy.sites import INDEX, Site
-from experiments.proxy.step import Arms, State, numbers_only, reseeded
+from experiments.proxy.step import Arms, State, numbers_only
 
 GAMMAS = ("gamma_clipped", "gamma_last", "gamma_ratio", "gamma_distinct")
 NAMES = ("zeta", "cosine", "along", "x_clipped", "x_last", "w_clipped", "w_last", *GAMMAS)
@@ -56,7 +57,7 @@ def _measured(config: Config, how: How, state: State, arm: Arms, x: Array, y: Ar
         """The gradient with the events that are kept, against g, which the first makes; one scan, so that it is compiled once."""
         own = gradient(jnp.where(at[1][:, None], table, exact))
         g = jnp.where(at[0] == 0, own, g)
-        return g, _compared(own - g, g)
+        return g, compared(own - g, g)
 
     blank = jnp.zeros_like(ravel_pytree(state.params)[0])
     every = lax.scan(one, blank, (jnp.arange(len(kept)), kept))[1]
@@ -65,7 +66,7 @@ def _measured(config: Config, how: How, state: State, arm: Arms, x: Array, y: Ar
     return found | _ends(config, how, state.params, x, table)
 
 
-def _compared(error: Array, g: Array) -> dict[str, Array]:
+def compared(error: Array, g: Array) -> dict[str, Array]:
     """zeta, cosine and along."""
     size, other = jnp.linalg.norm(g), jnp.linalg.norm(g + error)
     product = jnp.vdot(g, error, precision=lax.Precision.HIGHEST)

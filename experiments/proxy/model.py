@@ -48,16 +48,28 @@ def normalised(a: Array) -> Array:
 
 def layer(config: Config, how: How, p: dict[str, Array], a: Array, table: Array) -> tuple[Array, tuple[Array, Array]]:
     """(A + DOWN phi(UP LN(A)), (input of UP, input of DOWN)); table: (matrices, events, FIELDS)."""
+    h, gate, x = opened(how, p, a, table)
+    out, inner = closed(config, how, p, h, gate, table)
+    return a + out, (x, inner)
+
+
+def opened(how: How, p: dict[str, Array], a: Array, table: Array) -> tuple[Array, Array, Array]:
+    """UP LN(A), GATE LN(A) (without a gate: UP's), LN(A)."""
     rows = table[0]  # of events without a matrix
     x = a
     if "gamma" in p:
         scaled = normalised(passed(how, None, Site.DLN, a, rows)) * passed(how, Site.GAMMA, None, p["gamma"], rows) + p["beta"]
         x = passed(how, Site.LN, None, scaled, rows)
     h = linear(how, x, p["up"], table[UP])
-    gate = linear(how, x, p["gate"], table[GATE]) if "gate" in p else h
+    return h, linear(how, x, p["gate"], table[GATE]) if "gate" in p else h, x
+
+
+def closed(config: Config, how: How, p: dict[str, Array], h: Array, gate: Array, table: Array) -> tuple[Array, Array]:
+    """DOWN phi(h) and phi(h)."""
+    rows = table[0]
     h, gate = passed(how, None, Site.DPHI, h, rows), gate if "gate" not in p else passed(how, None, Site.DPHI, gate, rows)
     inner = passed(how, Site.PHI, None, PHIS[config.phi](h, gate), rows)
-    return a + linear(how, inner, p["down"], table[DOWN]), (x, inner)
+    return linear(how, inner, p["down"], table[DOWN]), inner
 
 
 def student(config: Config, how: How, params: Params, x: Array, table: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array, lax
+from jax import Array
 
-from emu.block_traced import SEED
-from emu.threefry import threefry2x32
+from experiments.mx.formats import reseeded
 from experiments.proxy import model
 from experiments.proxy.config import Config
 from experiments.proxy.linear import How
@@ -92,6 +91,8 @@ def advance(config: Config, how: How) -> Callable[..., tuple[State, Array, Array
         now = optimiser.rate(config.optimiser, state.step, arm.lr)
         with jax.numpy_dtype_promotion("standard"):  # optax is written for it
             updates, opt_state = optimiser.make(config.optimiser).update(gradients, state.opt_state, state.params, lr=now)
+        # Adam's memory would go on moving a beta without a gradient
+        updates |= {"beta": updates["beta"] * arm.beta} if "beta" in updates else {}
         params = optax.apply_updates(state.params, updates)
         return State(params=params, opt_state=opt_state, step=state.step + 1), loss, optax.tree.norm(gradients)
 
@@ -99,12 +100,3 @@ def advance(config: Config, how: How) -> Callable[..., tuple[State, Array, Array
         return jax.vmap(one)(state, arms, x[of], y[of])
 
     return jax.jit(all_arms)
-
-
-def reseeded(table: Array, step: Array) -> Array:
-    """The table (layers, matrices, events, FIELDS) of one step: every event draws from (its seed, step, place)."""
-    seeds = lax.bitcast_convert_type(table[..., SEED], jnp.uint32)
-    place = jnp.arange(seeds.size, dtype=jnp.uint32).reshape(seeds.shape)
-    step = jnp.broadcast_to(step.astype(jnp.uint32), seeds.shape)
-    word = threefry2x32(seeds, step, place, jnp.zeros_like(place))[0]
-    return table.at[..., SEED].set(lax.bitcast_convert_type(word, jnp.int32))

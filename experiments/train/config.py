@@ -21,7 +21,7 @@ class Config:
     beta1, beta2, weight_decay, clip   AdamW's; decay touches matrices only; clip of the global norm, None: off
     position, qk_norm, tied, mlp_ratio   learned positions; RMS norm of q and k; output matrix = embedding; MLP's width / width
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.linear); "fp16"; "fp32"
-    plan, changes, sums     attention: a preset or "jax"; its changes, in the words of interventions; "native": the device's
+    plan, changes, sums     attention: a preset or "jax"; its changes and those of linear layers (linear_words); "native": the device's
                             own sums of products, fast, reproducible on one kind of device only; "preset": as the preset says
     block                   tile of queries and of keys; None: the whole context, one tile
     data, data_seed, init_seed   "stdlib", "repeat", "sink" or a folder of train.bin and val.bin; seeds of batches and of weights
@@ -119,8 +119,6 @@ def _check_attention(c: Config) -> None:
         if getattr(c, name) not in known:
             raise bad(name, getattr(c, name), f"use {', '.join(known[:-1])} or {known[-1]}")
     if c.plan == JAX:
-        if c.changes:
-            raise bad("plan", JAX, "has no events to change; choose a preset, such as fp32")
         return
     try:
         Plan.preset(c.plan)

@@ -1,18 +1,20 @@
 """Arms that run in one executable: same structure of plans for the whole run, states stacked, plans from each step on."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from attention.plan import Plan
 from attention.traced_plan import HeadPlans, structure
+from experiments.mx.formats import Formats
 from experiments.train import devices
 from experiments.train import step as one_step
 from experiments.train.config import WORD
 from experiments.train.injected import check, readable, wrongs_of
 from experiments.train.interventions import Plans, plans_of
+from experiments.train.linear_plans import LinearPlans, formats_of, how_of
+from experiments.train.linear_plans import by_arm as linears_by_arm
 from experiments.train.offset import Offset, Wrongs, offsets
 from experiments.train.plans import by_arm, by_layer
 from experiments.train.settings import Arm, Settings
@@ -30,11 +32,14 @@ class Group:
         self._advance = one_step.advance(settings.config)
         self._plans: dict[int, tuple[HeadPlans | None, list[Plans | None]]] = {}
         self._offsets: dict[int, Offset | None] = {}
+        self._linears: dict[int, LinearPlans | None] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
         """Step `number` with the batch of each seed. Losses and gradient norms (arms,), on the device."""
         tokens = self.place.tokens(self.own(batches))
-        self.state, losses, norms = self._advance(self.state, tokens, self.plans(number)[0], self.lr, self.offset(number))
+        self.state, losses, norms = self._advance(
+            self.state, tokens, self.plans(number)[0], self.lr, self.offset(number), self.linears(number)
+        )
         return losses, norms
 
     def own(self, batches: dict[int, np.ndarray]) -> np.ndarray:
@@ -59,6 +64,25 @@ class Group:
         tables = self.plans(number)[0]
         return self._offsets[stage] if tables is not None and readable(tables.like) else None
 
+    def linears(self, number: int) -> LinearPlans | None:
+        """What the linear layers round at a step, as data on the devices; None without any change of them so far."""
+        stage = sum(first <= number for first, _ in self.settings.at)
+        if stage not in self._linears:
+            made = self._linear(number)
+            self._linears[stage] = None if made is None else self.place.state(made)
+        return self._linears[stage]
+
+    def _linear(self, number: int) -> LinearPlans | None:
+        """One executable from the first change on: it serves the formats of all arms at all steps."""
+        arms = [self.settings.arms[a] for a in self.arms]
+        found = [formats for arm in arms if (formats := formats_at(self.settings, arm, number)) is not None]
+        if 0 < len(found) < len(arms):
+            raise ValueError("arms: some have changes of linear layers and others have none; run them separately")
+        if not found:
+            return None
+        ever = (formats_at(self.settings, arm, first) for arm in arms for first in firsts(self.settings))
+        return linears_by_arm(how_of([f for f in ever if f is not None]), found, [_seed(self.settings, arm) for arm in arms])
+
     def _offset(self, number: int) -> Offset | None:
         arms = [self.settings.arms[a] for a in self.arms]
         found = [wrongs for arm in arms if (wrongs := wrongs_at(self.settings, arm, number)) is not None]
@@ -74,18 +98,22 @@ def groups(settings: Settings, state: Any) -> list[Group]:
 
 def numbers(settings: Settings) -> list[list[int]]:
     """Numbers of the arms that share a structure at every step. Raises UsageError for changes that cannot be made."""
-    found: dict[tuple[tuple[Plan | None, bool], ...], list[int]] = {}
-    firsts = sorted({0, *(first for first, _ in settings.at)})
+    found: dict[tuple[Hashable, ...], list[int]] = {}
     for number, arm in enumerate(settings.arms):
-        found.setdefault(tuple(_structure(settings, arm, first) for first in firsts), []).append(number)
+        found.setdefault(tuple(_structure(settings, arm, first) for first in firsts(settings)), []).append(number)
     return list(found.values())
 
 
-def _structure(settings: Settings, arm: Arm, step: int) -> tuple[Plan | None, bool]:
-    """What makes an executable: that of the plans, and whether delta reads anything wrongly."""
-    plans, wrongs = plans_at(settings, arm, step), wrongs_at(settings, arm, step)
+def firsts(settings: Settings) -> list[int]:
+    """The steps from which something changes, 0 among them, ascending."""
+    return sorted({0, *(first for first, _ in settings.at)})
+
+
+def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
+    """What makes an executable: that of the plans, whether delta reads anything wrongly, which events of linear layers draw lots."""
+    plans, wrongs, formats = plans_at(settings, arm, step), wrongs_at(settings, arm, step), formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
-    return None if plans is None else structure(plans[0][0]), wrongs is not None
+    return None if plans is None else structure(plans[0][0]), wrongs is not None, formats and (formats.drawn, formats.even)
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:
@@ -96,6 +124,11 @@ def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:
 def wrongs_at(settings: Settings, arm: Arm, step: int) -> Wrongs | None:
     """What delta reads wrongly in an arm at a step, by the same changes; None without any."""
     return wrongs_of(settings.config, _texts(settings, arm, step))
+
+
+def formats_at(settings: Settings, arm: Arm, step: int) -> Formats | None:
+    """What the linear layers of an arm round at a step, by the same changes; None without any."""
+    return formats_of(settings.config, _texts(settings, arm, step))
 
 
 def _texts(settings: Settings, arm: Arm, step: int) -> tuple[str, ...]:

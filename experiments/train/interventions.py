@@ -10,6 +10,7 @@ right    FORMAT[:MODE] of the events; accumulator=ORDER[:FORMAT[:MODE]] of the s
          stabiliser=BETA|none; delta_from=OUT|O|P_DP|CENTRED; several of these apply in turn;
          offset=C:bias|noise|fixed[:all]|none is no edit of a plan (`injected`): the output that delta reads is off by C x half a BF16
          ulp of V, in rows with several P = 1 or in all; it stays, whatever else changes, until offset=none. C = 0 keeps the executable
+matrix=  and mx= are of the linear layers (`linear_words`): such changes leave the attention's plans alone
 ;        between changes, which apply in turn
 """
 
@@ -25,27 +26,35 @@ from attention.sites import PRODUCTS, Site
 from emu.formats import unknown
 from emu.rounding import RoundingMode
 from experiments.errors import UsageError, bad
+from experiments.mx.sites import Site as LinearSite
 from experiments.sweep.values import accumulator_of, event_of
 from experiments.trace_inject import occurs
+from experiments.train import linear_words
 from experiments.train.config import JAX, Config
+from experiments.train.linear_words import MATRICES, Matrix
 from experiments.train.plans import base, native
 
 STAGES = ("inputs", "forward", "backward")
 OFFSET = "offset"  # the one change that is no edit of a plan
-LEFT, RIGHT = ("layer", "head", "site"), ("accumulator", "plan", "stabiliser", "delta_from", OFFSET)
+LEFT, RIGHT = ("layer", "head", "site", "matrix"), ("accumulator", "plan", "stabiliser", "delta_from", OFFSET)
 Plans = tuple[tuple[Plan, ...], ...]  # of each layer, of each head
 Edit = Callable[[Plan, str, tuple[Site, ...] | None, str], Plan]  # plan, value, sites, the config's sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change: where (None: everywhere), and what in turn as (kind, value); kind 'format' or one of RIGHT."""
+    """One change: where (None: everywhere), and what in turn as (kind, value); kind 'format' or one of RIGHT.
+
+    matrices, events   of a change of linear layers, whose kinds are 'format' and 'mx'; None: it is of attention
+    """
 
     text: str
     layers: tuple[int, ...] | None
     heads: tuple[int, ...] | None
     sites: tuple[Site, ...] | None
     what: tuple[tuple[str, str], ...]
+    matrices: tuple[Matrix, ...] | None = None
+    events: tuple[LinearSite, ...] = ()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -65,12 +74,12 @@ def plans_of(config: Config, texts: Sequence[str] = (), seed: int = 0) -> Plans 
     program (stabiliser, delta_from, accumulators, stochastic rounding, some presets) must be the same in all layers and heads.
     """
     texts = (*config.changes, *texts)
-    if config.plan == JAX and not any(text.strip() for text in texts):
+    changes = [change for text in texts for change in changes_of(text) if change.matrices is None]
+    if config.plan == JAX and not changes:
         return None
     plans = [[base(config)] * config.heads for _ in range(config.layers)]
-    for text in texts:
-        for change in changes_of(text):
-            _apply(plans, change, config)
+    for change in changes:
+        _apply(plans, change, config)
     _check_structure(plans, texts)
     return tuple(tuple(_seeded(plan, seed) for plan in row) for row in plans)
 
@@ -86,10 +95,18 @@ def described(plans: Plans | None) -> list[dict[str, Any]]:
 
 def places(change: Change, config: Config) -> Iterator[tuple[int, int]]:
     """The (layer, head) that a change is for. Raises UsageError for one that is not there."""
-    for name, chosen, size in (("layer", change.layers, config.layers), ("head", change.heads, config.heads)):
-        if chosen and max(chosen) >= size:
-            raise UsageError(f"change '{change.text}': {name}={max(chosen)}: the model has {size}, numbered from 0 to {size - 1}")
-    return product(change.layers or range(config.layers), change.heads or range(config.heads))
+    return product(layers_of(change, config), _there(change, "head", change.heads, config.heads))
+
+
+def layers_of(change: Change, config: Config) -> Sequence[int]:
+    """The layers that a change is for. Raises UsageError for one that is not there."""
+    return _there(change, "layer", change.layers, config.layers)
+
+
+def _there(change: Change, name: str, chosen: tuple[int, ...] | None, size: int) -> Sequence[int]:
+    if chosen and max(chosen) >= size:
+        raise UsageError(f"change '{change.text}': {name}={max(chosen)}: the model has {size}, numbered from 0 to {size - 1}")
+    return chosen or range(size)
 
 
 def _apply(plans: list[list[Plan]], change: Change, config: Config) -> None:
@@ -132,10 +149,22 @@ def _change(text: str) -> Change:
         if name not in LEFT or not given or name in where:
             raise ValueError(f"{unknown('place', word, LEFT)}; write each once, as in  layer=1 head=2-3 site=O,PV")
         where[name] = value
+    layers, words = numbers(where["layer"]) if "layer" in where else None, right.split()
+    if linear_words.is_linear(where, words, STAGES):
+        return _of_linear(text, where, layers, words)
     return Change(
-        text=text, sites=_sites(where.get("site")),
-        layers=numbers(where["layer"]) if "layer" in where else None, heads=numbers(where["head"]) if "head" in where else None,
-        what=tuple(_what(word) for word in right.split()),
+        text=text, sites=_sites(where.get("site")), layers=layers, heads=numbers(where["head"]) if "head" in where else None,
+        what=tuple(_what(word) for word in words),
+    )  # fmt: skip
+
+
+def _of_linear(text: str, where: dict[str, str], layers: tuple[int, ...] | None, words: Sequence[str]) -> Change:
+    if "head" in where:
+        raise ValueError("linear layers have no heads; leave head= out")
+    return Change(
+        text=text, sites=None, layers=layers, heads=None, what=tuple(linear_words.what(word, "site" in where) for word in words),
+        matrices=linear_words.matrices_of(where["matrix"]) if "matrix" in where else MATRICES,
+        events=linear_words.sites_of(where["site"]) if "site" in where else tuple(LinearSite),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ Shapes: L layers, N heads of H features, D = N H, M = mlp_ratio D, B sequences o
              norm_q, norm_k (L, H), if qk_norm
 
 W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits and loss are FP32; linear layers as
-`experiments.train.linear` says, attention as its plan says.
+`experiments.train.linear` says, or with roundings at named events (`experiments.train.linear_plans`), attention as its plan says.
 """
 
 import math
@@ -23,13 +23,15 @@ from attention import attend
 from attention.traced_plan import HeadPlans
 from experiments.train import offset as offsets
 from experiments.train.config import Config
+from experiments.train.layers import layer_norm, normed, passed_phi, product, rms_norm
 from experiments.train.linear import cross_entropy, embed, linear
+from experiments.train.linear_plans import LinearPlans
+from experiments.train.linear_words import Matrix
 from experiments.train.offset import Offset
 
 Params = dict[str, Any]
 Wrong = Callable[[Array, Array, Array], Array]  # q, k, v -> the error of the output as delta reads it
 SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
-LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
 
 
 class Seen(NamedTuple):
@@ -62,9 +64,11 @@ def init(config: Config, key: Array) -> Params:
     return params | ({"position": position} if c.position else {}) | ({} if c.tied else {"head": head})
 
 
-def loss(params: Params, tokens: Array, plans: HeadPlans | None, config: Config, offset: Offset | None = None) -> Array:
+def loss(
+    params: Params, tokens: Array, plans: HeadPlans | None, config: Config, offset: Offset | None = None, linears: LinearPlans | None = None
+) -> Array:
     """Mean cross-entropy of the next token, in nats; tokens (B, T + 1) integers, plans (layers, heads, ...), None for plan = "jax"."""
-    return run(params, tokens, plans, config, offset=offset)[0]
+    return run(params, tokens, plans, config, offset=offset, linears=linears)[0]
 
 
 def attention_inputs(params: Params, tokens: Array, plans: HeadPlans | None, config: Config) -> tuple[Array, Array, Array]:
@@ -74,42 +78,44 @@ def attention_inputs(params: Params, tokens: Array, plans: HeadPlans | None, con
 
 
 def run(
-    params: Params, tokens: Array, plans: HeadPlans | None, config: Config, taps: Array | None = None, offset: Offset | None = None
-) -> tuple[Array, Seen]:
+    params: Params, tokens: Array, plans: HeadPlans | None, config: Config, taps: Array | None = None, offset: Offset | None = None,
+    linears: LinearPlans | None = None,
+) -> tuple[Array, Seen]:  # fmt: skip
     """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions' outputs: the loss's
-    derivative by them, at zero, is dO; offset: an error of what delta reads. What is not used of the second costs nothing under jit.
+    derivative by them, at zero, is dO; offset: an error of what delta reads; linears: events of the linear layers, None: none.
+    What is not used of the second costs nothing under jit.
     """
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     x = embed(params["embedding"], inputs, config.vocab)
     if config.position:
         x = x + params["position"][: x.shape[1]]
 
-    def layer(x: Array, own: tuple[Params, Any, Array | None, Any]) -> tuple[Array, Seen]:
-        w, table, tap, number = own
+    def layer(x: Array, own: tuple[Params, Any, Array | None, Any, LinearPlans | None]) -> tuple[Array, Seen]:
+        w, table, tap, number, events = own
         heads = None if plans is None else HeadPlans(plans.like, table)
         wrong = None if offset is None else partial(offsets.error, offset, number)
-        x, seen = _attention(x, w, heads, config, tap, wrong)
-        return x + _mlp(layer_norm(x, w["norm2"]), w, config), seen
+        x, seen = _attention(x, w, heads, config, events, tap, wrong)
+        return x + _mlp(normed(x, w["norm2"], events, Matrix.FC1), w, config, events), seen
 
     numbers = None if offset is None else jnp.arange(config.layers)
-    x, seen = lax.scan(layer, x, (params["layers"], None if plans is None else jnp.asarray(plans.table), taps, numbers))
+    x, seen = lax.scan(layer, x, (params["layers"], None if plans is None else jnp.asarray(plans.table), taps, numbers, linears))
     output = params["embedding"] if config.tied else params["head"]
     logits = linear(layer_norm(x, params["norm"]), output.T, config.matmul)
     return cross_entropy(logits, targets), seen
 
 
 def _attention(
-    x: Array, w: Params, plans: HeadPlans | None, config: Config, tap: Array | None, wrong: Wrong | None = None
+    x: Array, w: Params, plans: HeadPlans | None, config: Config, events: LinearPlans | None, tap: Array | None, wrong: Wrong | None = None
 ) -> tuple[Array, Seen]:
     """x plus the layer's attention, and what it read."""
-    read = layer_norm(x, w["norm1"])
-    qkv = linear(read, w["qkv"].reshape(config.width, -1), config.matmul)
+    read = normed(x, w["norm1"], events, Matrix.QKV)
+    qkv = product(read, w["qkv"].reshape(config.width, -1), config.matmul, events, Matrix.QKV)
     q, k, v = (qkv.reshape(*x.shape[:2], 3, config.heads, config.head_width)[:, :, i] for i in range(3))
     if config.qk_norm:
         q, k = rms_norm(q, w["norm_q"]), rms_norm(k, w["norm_k"])
     out = attended(q, k, v, plans, config, None if wrong is None else wrong(q, k, v))
     out = out if tap is None else out + tap
-    y = linear(out.reshape(x.shape), w["proj"].reshape(config.width, config.width), config.matmul)
+    y = product(out.reshape(x.shape), w["proj"].reshape(config.width, config.width), config.matmul, events, Matrix.PROJ)
     return x + y, Seen(read, q, k, v)
 
 
@@ -121,16 +127,7 @@ def attended(q: Array, k: Array, v: Array, plans: HeadPlans | None, config: Conf
     return out
 
 
-def _mlp(x: Array, w: Params, config: Config) -> Array:
-    return linear(jax.nn.gelu(linear(x, w["up"], config.matmul), approximate=False), w["down"], config.matmul)
-
-
-def layer_norm(x: Array, scale: Array) -> Array:
-    """(x - mean) / sqrt(var + 1e-5) times the scale, over the last axis."""
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + jnp.asarray(LAYER_NORM, x.dtype)) * scale
-
-
-def rms_norm(x: Array, scale: Array) -> Array:
-    """x / sqrt(mean x^2 + 1e-6) times the scale, over the last axis."""
-    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + jnp.asarray(RMS_NORM, x.dtype)) * scale
+def _mlp(x: Array, w: Params, config: Config, events: LinearPlans | None) -> Array:
+    h = product(x, w["up"], config.matmul, events, Matrix.FC1)
+    inner = passed_phi(lambda h: jax.nn.gelu(h, approximate=False), h, events)
+    return product(inner, w["down"], config.matmul, events, Matrix.FC2)

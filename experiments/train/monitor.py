@@ -29,6 +29,7 @@ from attention.traced_plan import HeadPlans
 from experiments.train import model
 from experiments.train.config import JAX, Config
 from experiments.train.interventions import Plans
+from experiments.train.linear_plans import LinearPlans, linear_at
 from experiments.train.offset import Offset, error
 from experiments.train.step import plans_at
 
@@ -38,17 +39,18 @@ MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square")
 
 
 def look(
-    config: Config, params: Any, tokens: Any, plans: HeadPlans | None, step: int, offset: Offset | None = None
-) -> tuple[dict[str, np.ndarray], Any]:
+    config: Config, params: Any, tokens: Any, plans: HeadPlans | None, step: int, offset: Offset | None = None,
+    linears: LinearPlans | None = None,
+) -> tuple[dict[str, np.ndarray], Any]:  # fmt: skip
     """(the numbers above, each (A, L, N), gaps with an axis of classes behind; q, k, v, dO of the sequence, (A, L, 1, T, N, H)).
 
     params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms. With plan = "jax", w_q_norm only, and None.
-    offset   what delta reads wrongly, of arms; noise has the law of the step's, not its signs
+    offset   what delta reads wrongly, of arms; noise has the law of the step's, not its signs;  linears: of arms
     """
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
-    seen, wrong = _reading(_shape_of(config))(params, tokens, plans, np.int32(step), offset)
+    seen, wrong = _reading(_shape_of(config))(params, tokens, plans, np.int32(step), offset, linears)
     with jax.enable_x64(True):
         table = _table_at(plans, np.int32(step))
         measured = _measured(_setup(config, plans.like), table, *seen, wrong)
@@ -107,16 +109,18 @@ def _shape_of(config: Config) -> Config:
 def _reading(config: Config) -> Any:
     """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; and what the output is off by as delta reads it, or None."""
 
-    def one(params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None) -> tuple[tuple[Array, ...], Array | None]:
+    def one(
+        params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None, linears: LinearPlans | None
+    ) -> tuple[tuple[Array, ...], Array | None]:
         shape = (config.layers, 1, tokens.shape[1] - 1, config.heads, config.head_width)
         offset = offset and offset._replace(step=step)
-        run = lambda taps: model.run(params, tokens, plans_at(plans, step), config, taps, offset)  # noqa: E731
+        run = lambda taps: model.run(params, tokens, plans_at(plans, step), config, taps, offset, linear_at(linears, step))  # noqa: E731
         do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
         wrong = offset and jax.vmap(partial(error, offset))(jnp.arange(config.layers), seen.q, seen.k, seen.v)
         return (seen.q, seen.k, seen.v, do), wrong
 
-    def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None) -> Any:
-        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None, 0))(params, tokens, plans, step, offset)
+    def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None, linears: LinearPlans | None) -> Any:
+        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None, 0, 0))(params, tokens, plans, step, offset, linears)
 
     return jax.jit(all_arms)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.errors import bad
 from experiments.sweep.machine import device, versions
-from experiments.train import checkpoint, devices, groups, injected, loop
+from experiments.train import checkpoint, devices, groups, injected, linear_plans, loop
 from experiments.train.config import WORD, Config
 from experiments.train.interventions import described
 from experiments.train.settings import Arm, Settings, plain, settings
@@ -73,7 +73,8 @@ def recorded(origin: Origin) -> dict[str, Any]:
     found = origin.settings
     arms = [
         {"name": a.name, "lr": a.lr, "seed": a.seed, "plans": described(groups.plans_at(found, a, 0)),
-         "offsets": injected.described(groups.wrongs_at(found, a, 0))}
+         "offsets": injected.described(groups.wrongs_at(found, a, 0)),
+         "linears": linear_plans.described(groups.formats_at(found, a, 0))}
         for a in found.arms
     ]  # fmt: skip
     own = versions("xla") | {name: metadata.version(name) for name in ("optax", "safetensors")}

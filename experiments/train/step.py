@@ -14,9 +14,10 @@ from jax import Array
 from attention.traced_plan import HeadPlans, is_stochastic, reseeded
 from experiments.train import model, optimiser
 from experiments.train.config import JAX, Config
+from experiments.train.linear_plans import LinearPlans, linear_at
 from experiments.train.offset import Offset
 
-Step = Callable[["State", Any, HeadPlans | None, Any, Offset | None], tuple["State", Array, Array]]
+Step = Callable[..., tuple["State", Array, Array]]
 # no algorithm is chosen by timing it, and none that adds in any order: the same bits in every process on one kind of GPU
 DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 
@@ -61,13 +62,14 @@ def _fresh(config: Config) -> Callable[[Any], State]:
 
 
 def advance(config: Config) -> Step:
-    """The jitted step: (state, tokens, plans, lr, offset) -> (state, losses (A,), gradient norms (A,)).
+    """The jitted step: (state, tokens, plans, lr, offset, linears) -> (state, losses (A,), gradient norms (A,)).
 
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
     plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax". Stochastic roundings get fresh
             seeds from the step and the layer (`plans_at`)
     lr      (A,) float32: the peak of each arm; `optimiser.rate` makes the step's own of it
     offset  of arms, what delta's operand is off by (`experiments.train.offset`), or None: another executable, without it
+    linears of arms, what the linear layers round (`experiments.train.linear_plans`), or None: another executable, without it
 
     Losses and norms (before clipping) are those at the weights that came in. Same state, tokens, plans and lr, same device: same bits.
     """
@@ -82,20 +84,20 @@ def numbers_only(config: Config) -> Config:
 @lru_cache(64)
 def _advance(config: Config) -> Step:
     def all_arms(
-        state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None = None
+        state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None = None, linears: LinearPlans | None = None
     ) -> tuple[State, Array, Array]:
         own_batch = 0 if tokens.ndim == 3 else None
-        one = lambda s, t, p, r, o: _one(config, s, t, p, r, o)  # noqa: E731
-        return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0))(state, tokens, plans, lr, offset)
+        one = lambda s, t, p, r, o, e: _one(config, s, t, p, r, o, e)  # noqa: E731
+        return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0, 0))(state, tokens, plans, lr, offset, linears)
 
     return jax.jit(all_arms, compiler_options=DETERMINISTIC if jax.default_backend() == "gpu" else None)
 
 
 def _one(
-    config: Config, state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None
+    config: Config, state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None, linears: LinearPlans | None
 ) -> tuple[State, Array, Array]:
     plans, offset = plans_at(plans, state.step), offset and offset._replace(step=state.step)
-    loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens, plans, config, offset)
+    loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens, plans, config, offset, linear_at(linears, state.step))
     norm = optax.tree.norm(gradients)
     now = optimiser.rate(config, state.step, lr)
     with jax.numpy_dtype_promotion("standard"):  # optax is written for it

@@ -103,11 +103,14 @@ def test_arms_of_a_seed_see_the_same_rows_and_weights():
 
 
 def test_beta_that_is_not_trained_stays():
-    """The published confound without its cause: a shift that moves though its gradient is dropped."""
-    arms = [FP4, Arm(name="b", changes=((0, "site=W,G_W -> mxfp4"), (0, "-> beta=0")), lr=1e-2)]
-    end = run.advance(TINY, arms, run.fresh(TINY, arms), 3, quiet)[0]
-    beta = np.asarray(end.state.params["beta"])
-    assert np.any(beta[0] != 0) and np.all(beta[1] == 0) and np.any(np.asarray(end.state.params["gamma"])[1] != 1)
+    """The published confound without its cause: a shift that moves though its gradient is dropped, by Adam's memory too."""
+    low = (0, "site=W,G_W -> mxfp4")
+    arms = [FP4, *(Arm(name=f"from {n}", changes=(low, (n, "-> beta=0")), lr=1e-2) for n in (0, 2))]
+    half = run.advance(TINY, arms, run.fresh(TINY, arms), 2, quiet)[0]
+    end = run.advance(TINY, arms, half, 4, quiet)[0]
+    before, after = (np.asarray(begin.state.params["beta"]) for begin in (half, end))
+    assert np.all(after[1] == 0) and np.any(np.asarray(end.state.params["gamma"])[1] != 1)
+    assert np.any(before[2] != 0) and np.array_equal(after[2], before[2]) and np.all(after[0] != before[0])
 
 
 def test_stochastic_rounding_draws_anew_and_without_bias():
