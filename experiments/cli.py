@@ -201,7 +201,9 @@ def sweep(
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="golden (arXiv 2405.02803) or qiu-yao (arXiv 2510.04212).", metavar="PAPER")],
+    paper: Annotated[
+        str, typer.Argument(help="golden, qiu-yao, su or mxfp8: arXiv 2405.02803, 2510.04212, 2506.20752, 2506.08027.", metavar="PAPER")
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on a CPU; in full it is made for a GPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results and report.html; the paper's name if left out.")] = None,
     engine: Annotated[str, typer.Option(help="Of golden: numpy or xla; the same bits.")] = "numpy",

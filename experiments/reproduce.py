@@ -8,6 +8,8 @@ from experiments.errors import UsageError
 PAPERS = {
     "golden": "arXiv 2405.02803, Is Flash Attention Stable?",
     "qiu-yao": "arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+    "su": "arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in Microscaling Formats",
+    "mxfp8": "arXiv 2506.08027, Recipes for Pre-training LLMs with MXFP8",
 }
 
 
@@ -19,6 +21,14 @@ def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | N
         from experiments.qiu_yao import command as qiu_yao
 
         return qiu_yao.run(quick=quick, out=out or Path(paper), as_json=as_json)
+    if paper == "su":
+        from experiments.su import command as su
+
+        return su.run(quick=quick, out=out or Path(paper), as_json=as_json)
+    if paper == "mxfp8":
+        from experiments.mxfp8 import command as mxfp8
+
+        return mxfp8.run(quick=quick, out=out or Path(paper), as_json=as_json)
     from experiments.golden import command
 
     return command.run(quick=quick, out=out or Path(paper), engine=engine, jobs=jobs, as_json=as_json)

@@ -1,0 +1,117 @@
+"""DIR/mxfp8.sqlite: a row of `trials` per training of the GPT, a row of `audit` per operand; a launch is written in one transaction.
+
+trials  key, name, changes, lr, seed, diverged (NULL: censored), loss (NULL: not finite), curve (JSON), config (JSON), device, finished
+audit   key (of a trial), step, layer, matrix, operand, element, rule, and the numbers of `audit`
+The proxy's runs are in proxy.sqlite beside it (`experiments.proxy.store`).
+"""
+
+import hashlib
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import StorageError, bad
+from experiments.mxfp8.arms import Trial
+from experiments.mxfp8.audit import NUMBERS
+from experiments.mxfp8.launches import Result
+from experiments.mxfp8.scale import Scale
+from experiments.sweep.lock import locked
+from experiments.sweep.schema import explained
+from experiments.train.config import Config
+
+NAME = "mxfp8.sqlite"
+APPLICATION = int.from_bytes(b"RSm8", "big")  # SQLite's application_id: whose file it is
+TRIALS = ("key", "name", "changes", "lr", "seed", "diverged", "loss", "curve", "config", "device", "finished")
+AUDIT = ("key", "step", "layer", "matrix", "operand", "element", "rule", *NUMBERS, "apart")
+MADE = (
+    f"CREATE TABLE IF NOT EXISTS trials ({', '.join(TRIALS)}, PRIMARY KEY (key))",
+    f"CREATE TABLE IF NOT EXISTS audit ({', '.join(AUDIT)}, PRIMARY KEY ({', '.join(AUDIT[:7])}))",
+)
+
+
+def key(scale: Scale, t: Trial) -> str:
+    """The name of a result: of all that decides it but versions, device and the arm's name."""
+    usual = asdict(Config())  # left out, so that a field that is new some day takes no result away
+    config = {name: value for name, value in asdict(scale.gpt).items() if value != usual[name]}
+    return hashlib.sha256(json.dumps([config, t.changes, t.lr, t.seed, scale.audited], sort_keys=True).encode()).hexdigest()[:24]
+
+
+class Store:
+    """A results file that is open; made by `opened`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection, self.path = connection, path
+
+    def read(self, scale: Scale, trials: Sequence[Trial]) -> dict[Trial, Result]:
+        """What is there already of some trials."""
+        found = {trial: self._one(trial, key(scale, trial)) for trial in trials}
+        return {trial: result for trial, result in found.items() if result is not None}
+
+    def devices(self) -> list[str]:
+        """Where the results were computed."""
+        with explained(self.path):
+            return [row[0] for row in self.connection.execute("SELECT DISTINCT device FROM trials ORDER BY device")]
+
+    def add(self, scale: Scale, results: Sequence[Result], device: str) -> None:
+        """The results of a launch, all or none. They are on the disk when this returns."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = [_row(scale, r) | {"device": device, "finished": now} for r in results]
+        audits = [{"key": key(scale, r.trial)} | {n: _finite(v) for n, v in row.items()} for r in results for row in r.audit]
+        with explained(self.path), self.connection:
+            for table, columns, own in (("trials", TRIALS, rows), ("audit", AUDIT, audits)):
+                values = ", ".join(f":{name}" for name in columns)
+                self.connection.executemany(f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({values})", own)
+
+    def _one(self, trial: Trial, name: str) -> Result | None:
+        with explained(self.path):
+            row = self.connection.execute("SELECT diverged, loss, curve FROM trials WHERE key = ?", (name,)).fetchone()
+            own = self.connection.execute(f"SELECT {', '.join(AUDIT[1:])} FROM audit WHERE key = ?", (name,)).fetchall()
+        if row is None:
+            return None
+        curve = tuple((step, _number(loss)) for step, loss in json.loads(row[2]))
+        audit = tuple(dict(zip(AUDIT[1:], map(_number, values), strict=True)) for values in own)
+        return Result(trial=trial, diverged=row[0], loss=_number(row[1]), curve=curve, audit=audit)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Store]:
+    """The results file of a folder, new or old, held against other processes. Raises UsageError or StorageError."""
+    path = (folder / NAME).resolve()
+    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+        [(application,)] = connection.execute("PRAGMA application_id")
+        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
+        if application != APPLICATION and (application or tables):
+            raise bad("--out", str(folder), f"its {NAME} is of another program; choose another folder")
+        for text in MADE:
+            connection.execute(text)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.commit()
+        yield Store(connection, path)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    try:
+        with locked(path):
+            yield
+    except StorageError as error:
+        raise StorageError(str(error).replace("another sweep", "another run")) from None
+
+
+def _row(scale: Scale, r: Result) -> dict[str, Any]:
+    own = {"key": key(scale, r.trial), "diverged": r.diverged, "loss": _finite(r.loss), "config": json.dumps(asdict(scale.gpt))}
+    return asdict(r.trial) | own | {"curve": json.dumps([[step, _finite(loss)] for step, loss in r.curve])}
+
+
+def _finite(x: Any) -> Any:
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def _number(x: Any) -> Any:
+    return math.nan if x is None else x
