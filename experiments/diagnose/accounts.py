@@ -1,7 +1,7 @@
 """Where delta's error comes from, account by account: the terms of each token add up to its error.
 
 Exact arithmetic is replaced by the plan's numbers from the front to the back, and delta = rowsum dO O is taken exactly
-after each: with the plan's exp (scores), then its row sum, then its P and V. What its output still differs by is the
+after each: with the plan's exp (scores), then its row sum, then its P, then its V. What its output still differs by is the
 events' own errors, PV, AO, O and OUT, each weighed with  dO exp(m_j - m) / l  (key tile j's part in the output), and OD's,
 OUT's rounding once more as delta's operand. `rest` is what remains: steps of sums in between, rescaling factors, dO's and
 delta's own rounding.
@@ -21,9 +21,10 @@ from experiments.trace_run import blocks
 
 KEPT = (Site.V, Site.EXP, Site.P, Site.M, Site.AL, Site.ROWSUM, Site.L, Site.PV, Site.AO, Site.O, Site.INV, Site.OUT)
 SITES_OF = {
-    "scores": (Site.S, Site.SCALED, Site.M, Site.X, Site.EXP),
+    "scores": (Site.Q, Site.K, Site.S, Site.SCALED, Site.M, Site.X, Site.EXP),
     "row sum": (Site.AL, Site.ROWSUM, Site.L, Site.INV),
     "P": (Site.P,),
+    "V": (Site.V,),
     **{str(s): (s,) for s in OUTPUT_SITES},
 }
 
@@ -91,10 +92,10 @@ def _last(exists: np.ndarray, l: np.ndarray, order: KeyOrder) -> np.ndarray:
 
 
 def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
-    """Per token, (T,): scores, row sum, P, PV, AO, O, OUT, OD, rest; they add up to the error of delta (drift.error)."""
+    """Per token, (T,): scores, row sum, P, V, PV, AO, O, OUT, OD, rest; they add up to the error of delta (drift.error)."""
     delta = lambda out: (h.do * out).sum(-1)  # noqa: E731
     states = [np.asarray(m.exact.out, np.float64)[b, :, n], *_states(m, b, n, h)]
-    found = {name: delta(new - old) for name, old, new in zip(("scores", "row sum", "P"), states, states[1:], strict=False)}
+    found = {name: delta(new - old) for name, old, new in zip(("scores", "row sum", "P", "V"), states, states[1:], strict=False)}
     found |= {str(site): delta(error) for site, error in output_errors(h).items()}
     if m.request.plan.delta_from is not DeltaFrom.OUT:
         found.pop("OUT")
@@ -102,18 +103,18 @@ def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
 
 
 def _states(m: Measured, b: int, n: int, h: Head) -> list[np.ndarray]:
-    """The output, exact from the plan's exp on; from its row sum on; from its P and V on."""
+    """The output, exact from the plan's exp on; from its row sum on; from its P on; from its V on."""
     g = n * m.layer.k.shape[2] // m.layer.q.shape[2]
     v = m.layer.v[b, :, g].astype(np.float64)
     if m.request.plan.normalise_first:
         e, (before, p) = h.after(Site.EXP), h.events[Site.P]
-        return [(e @ v) / _positive(e.sum(1)), before @ v, p @ h.after(Site.V)]
+        return [(e @ v) / _positive(e.sum(1)), before @ v, p @ v, p @ h.after(Site.V)]
     e = h.product(h.after(Site.EXP), v)
     total = np.stack([x.sum(1) for x in h.tiles(h.after(Site.EXP))])
     own = (h.part * total).sum(0)[:, None]
     unscaled = (h.part[..., None] * e).sum(0)
-    p = h.product(h.after(Site.P), h.after(Site.V))
-    return [unscaled / _positive(own), (h.weight[..., None] * e).sum(0), (h.weight[..., None] * p).sum(0)]
+    of = lambda values: (h.weight[..., None] * h.product(h.after(Site.P), values)).sum(0)  # noqa: E731
+    return [unscaled / _positive(own), (h.weight[..., None] * e).sum(0), of(v), of(h.after(Site.V))]
 
 
 def _positive(x: np.ndarray) -> Any:

@@ -71,7 +71,7 @@ def in_fp32(plan: Plan, sites: tuple[Site, ...]) -> Plan:
 def stochastic(plan: Plan, sites: tuple[Site, ...]) -> Plan:
     """The plan with some sites rounded stochastically, in their own formats."""
     for site in sites:
-        plan = plan.at(site, replace(plan[site], mode=RoundingMode.STOCHASTIC, seed=0))
+        plan = plan.at(site, plan.event(site), RoundingMode.STOCHASTIC, seed=0)
     return plan
 
 
@@ -80,8 +80,7 @@ def production_order(plan: Plan) -> Plan | None:
     made = fa2_bf16()
     if not plan.is_reproducible:
         made = native(made)
-    for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P):
-        made = made.at(site, plan[site])
+    made = made.rounded({site: plan.event(site) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P)})
     forward = [s for s in Site if s.stage != "backward"]
-    same = made.pv_into_o == plan.pv_into_o and all(made[s] == plan[s] for s in forward)
+    same = made.pv_into_o == plan.pv_into_o and all(made.event(s) == plan.event(s) for s in forward)
     return None if same else replace(made, name="production order")

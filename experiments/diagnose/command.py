@@ -18,7 +18,7 @@ from experiments.trace_options import Request, request
 
 LAST = 7  # behind the steps of the chain: the writing of the report
 OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--until")
-PLAN = "qiu-yao"
+PLAN, PROXY = "qiu-yao", "proxy.sqlite"
 
 
 def run(
@@ -36,6 +36,9 @@ def run(
     folder = out if out is not None else Path(_named(path, plan, arm))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
+    if is_run and (path / PROXY).is_file():
+        _proxy(path, arm, first, until, folder, as_json)
+        return
     start = time.perf_counter()
     with _progress(1 if is_run else 3) as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         found = _of_run(path, arm, first, until, progress) if is_run else _of_file(path, layer, plan or PLAN, causal, progress)
@@ -45,6 +48,26 @@ def run(
         print_json(data)
     else:
         _shown(found, folder, data)
+
+
+def _proxy(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, as_json: bool) -> None:
+    """Of a `roundscope proxy`'s folder."""
+    from experiments.diagnose import proxy_report
+    from experiments.diagnose.proxy_findings import diagnose as diagnose_proxy
+    from experiments.dose.command import INTERRUPTED
+
+    try:
+        with _progress(1) as progress:
+            found = diagnose_proxy(path, arm=arm, first=first, until=until, out=folder, progress=progress)
+            progress(LAST, "report")
+            data = proxy_report.written(found, folder)
+    except KeyboardInterrupt:
+        console(stderr=True).print("interrupted; replays that were done are kept, and the same command goes on")
+        raise SystemExit(INTERRUPTED) from None
+    if as_json:
+        print_json(data)
+    else:
+        proxy_report.shown(found, folder)
 
 
 def _named(path: Path, plan: str | None, arm: str | None) -> str:

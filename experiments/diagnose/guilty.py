@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from experiments.diagnose.blocks import by_head, by_layer, by_site, singly, union
 from experiments.diagnose.replay import Progress, Window, fates, limit
@@ -38,8 +39,8 @@ class Guilty:
     """
 
     levels: tuple[Level, ...]
-    found: Units
-    all_units: Units
+    found: Any
+    all_units: Any
     size: int
     of: int
     outcomes: tuple[Outcome, ...]
@@ -113,17 +114,19 @@ def search(found: Replays, units: Units) -> Guilty:
         over_all = set(by_head(kept)) == set(by_head(units))
         if blocks_of is singly and (over_all or len(by_head(kept)) == 1):
             break  # its elements are events over all heads, or single ones already
-        level = _level(found, name, blocks_of(kept))
-        levels.append(level)
-        kept = union(blocks_of(kept), level.needed)
+        chosen = level(found, name, blocks_of(kept))
+        levels.append(chosen)
+        kept = union(blocks_of(kept), chosen.needed)
     if smaller := [o for o in found.ties(kept) if len(o.units) < len(kept)]:
-        level = _level(found, "a smaller set met on the way", singly(smaller[0].units))
-        levels, kept, over_all = [*levels, level], union(singly(units), level.needed), False
+        chosen = level(found, "a smaller set met on the way", singly(smaller[0].units))
+        levels, kept, over_all = [*levels, chosen], union(singly(units), chosen.needed), False
     universe = by_site(units) if over_all else singly(units)
-    return _held_up(found, tuple(levels), kept, units, universe)
+    elements = {name: block for name, block in universe.items() if block <= kept}
+    controls = [union(universe, names) for names in others(list(universe), elements, CONTROLS)]
+    return held_up(found, tuple(levels), kept, units, elements, controls, len(universe))
 
 
-def _level(found: Replays, name: str, blocks: dict[str, Units]) -> Level:
+def level(found: Replays, name: str, blocks: dict[str, Any]) -> Level:
     """Few blocks: all sets of them are asked for, and the smallest is taken; else ddmin."""
     ask = found.of_blocks(blocks)
     every = subsets(list(blocks), 2 * limit())
@@ -135,15 +138,15 @@ def _level(found: Replays, name: str, blocks: dict[str, Units]) -> Level:
     return Level(name=name, blocks=tuple(blocks), needed=tuple(needed))
 
 
-def _held_up(found: Replays, levels: tuple[Level, ...], kept: Units, units: Units, universe: dict[str, Units]) -> Guilty:
-    """The set with its controls: at most as large a launch as need be."""
-    elements = [name for name, block in universe.items() if block <= kept]
-    controls = [union(universe, names) for names in others(list(universe), elements, CONTROLS)]
-    without = {name: kept - universe[name] for name in elements}
+def held_up(
+    found: Replays, levels: tuple[Level, ...], kept: Any, units: Any, elements: dict[str, Any], controls: Sequence[Any], of: int
+) -> Guilty:
+    """The set with its controls: at most as large a launch as need be. elements: the blocks that `kept` is made of."""
+    without = {name: kept - block for name, block in elements.items()}
     found.ask([*without.values(), units - kept, *controls])
     seen = found.outcomes
     return Guilty(
-        levels=levels, found=kept, all_units=units, size=len(elements), of=len(universe), outcomes=tuple(seen.values()),
+        levels=levels, found=kept, all_units=units, size=len(elements), of=of, outcomes=tuple(seen.values()),
         controls=tuple(seen[c] for c in controls), without=tuple((name, seen[rest]) for name, rest in without.items()),
         only=seen[units - kept], ties=tuple(found.ties(kept)), turns=tuple(found.turns()),
     )  # fmt: skip

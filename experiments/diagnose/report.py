@@ -19,12 +19,13 @@ def html(found: Findings, steps: list[Step], data: dict[str, Any]) -> str:
     sub = f"{found.file}, plan {found.layer.request.plan.name}{', causal' if found.layer.request.causal else ''}, against exact arithmetic"
     title = "Does rounding add up here, and why?" if found.run is None else "Why did this run fail, and is it rounding?"
     parts = [f"<h1>{title}</h1><p class=sub>{escape(sub)}.</p><p class=lead>{escape(words.headline(found))}</p>"]
-    parts += [_step(s) for s in steps]
+    parts += [section(s) for s in steps]
     parts += [_verdict(found), f"<h2>How to read it</h2><p class=note>{HOW}</p>", _machine(data)]
     return document(f"Roundscope: diagnosis of {found.file}", "\n".join(parts))
 
 
-def _step(s: Step) -> str:
+def section(s: Step) -> str:
+    """One step: its answer, pictures, tables."""
     images = "".join(figure(*p) for p in s.pictures)
     tables = "".join(grid(*t) for t in s.tables)
     return f"<h2>{s.number}. {escape(s.title)}</h2><p>{escape(s.sentence)}</p>{images}{tables}"

@@ -81,7 +81,8 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
     """What to diagnose. Raises UsageError for a folder without a run, a name, or steps that it has not."""
     known = checkpoint.steps(folder)
     if not (folder / record.NAME).is_file() or not known:
-        raise bad("RUN_OR_TENSORS", str(folder), "is a folder without a run; give that of a `roundscope train`, or a file of tensors")
+        repair = "give that of a `roundscope train` or `roundscope proxy`, or a file of tensors"
+        raise bad("RUN_OR_TENSORS", str(folder), f"is a folder without a run; {repair}")
     settings = origins.settings_of(checkpoint.load(folder)[1])
     if settings.config.plan == JAX:
         raise bad("RUN_OR_TENSORS", str(folder), 'was trained with plan="jax", which has no rounding events; train with one, such as fp32')

@@ -30,11 +30,16 @@ class Trial(NamedTuple):
 
     def state(self, state: Any) -> Any:
         """An arm's state at the beginning."""
-        if self.repeat == 0:
-            return state
-        rng = np.random.Generator(np.random.Philox(key=self.repeat))
-        shaken = lambda x: (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(np.asarray(x).dtype)  # noqa: E731
-        return replace(state, params=jax.tree.map(shaken, state.params))
+        return shaken(state, self.repeat)
+
+
+def shaken(state: Any, repeat: int) -> Any:
+    """A state with other last bits of its weights; repeat 0: as it is."""
+    if repeat == 0:
+        return state
+    rng = np.random.Generator(np.random.Philox(key=repeat))
+    other = lambda x: (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(np.asarray(x).dtype)  # noqa: E731
+    return replace(state, params=jax.tree.map(other, state.params))
 
 
 class Trials(Group):
