@@ -78,7 +78,7 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
 
 
 def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
-    """An event. Rounded in the fusions of all its readers, it was half of the program that LLVM compiles; as data it is not."""
+    """An event, by itself: a fusion for each of its readers that repeats its thirty operations is half of what LLVM compiles."""
     if r.is_identity:
         return x
 
