@@ -250,11 +250,12 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="STEP CHANGE",
-            help="Change attention or the linear layers from a step on, in all arms: --at 300 'layer=1 head=7 site=O -> fp32'. Left of the arrow layer=, "
-            "head= (0-2,5) and site= (O,PV; or inputs, forward, backward), all if left out; right of it FORMAT[:MODE], "
+            help="Change attention or the linear layers from a step on, in all arms: --at 300 'layer=1 head=7 site=O -> fp32'. Left of the "
+            "arrow layer=, head= (0-2,5) and site= (O,PV; or inputs, forward, backward), all if left out; right of it FORMAT[:MODE], "
             "accumulator=ORDER, plan=PRESET, stabiliser=BETA, delta_from=OUT|O|P_DP|CENTRED; or offset=C:bias|noise|fixed[:all]|none: the "
-            "output that delta reads is off by C x half a BF16 ulp of V in rows with several P = 1, or in all. Linear layers: -> mx=FORMAT[:RULE], or layer=0-1 matrix=qkv,fc1 site=operands "
-            "-> mxfp8_e4m3:rceil, of matrices qkv, proj, fc1, fc2 or all. Repeatable.",
+            "output that delta reads is off by C x half a BF16 ulp of V in rows with several P = 1, or in all. Linear layers: "
+            "-> mx=FORMAT[:RULE], or layer=0-1 matrix=qkv,fc1 site=operands -> mxfp8_e4m3:rceil, of matrices qkv, proj, fc1, fc2 or all. "
+            "Repeatable.",
         ),
     ] = None,
     arm: Annotated[
