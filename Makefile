@@ -4,14 +4,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint exhaustive engines gpu-check bench clean
+.PHONY: demo test thorough lint exhaustive engines gpu-check bench clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
 
+# engines against each other, as users compile them; the rest in programs that LLVM optimises less and compiles a third faster
+BITS := tests/emu tests/test_golden.py tests/attention/test_engines.py tests/attention/test_block_engines.py tests/attention/test_many.py
+PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) -m 'not thorough' $(BITS)
+	XLA_FLAGS='$(PLAIN)' $(PYTEST) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
+
+thorough: $(READY)  ## every test, the long ones too, all as users compile
+	$(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,7 +13,10 @@ from tests.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences
 # each preset once, in turn full and plain or causal and injected, on tiles that take turns; all of them: `make engines`
 SELECTED = [(preset, bool(i % 2), TILES[i % 4], bool(i % 2)) for i, preset in enumerate(PRESETS)]
 WATCHED = Record(events=(Site.P, Site.DK), steps=(Site.PV,))
-RECORDED = [("qiu-yao", False, (16, 8), True, WATCHED), ("all:e4m3fn", True, (64, 64), False, Record())]  # 10 s each to compile
+RECORDED = [  # 10 s each to compile
+    ("qiu-yao", False, (16, 8), True, WATCHED),
+    pytest.param("all:e4m3fn", True, (64, 64), False, Record(), marks=pytest.mark.thorough),
+]
 
 
 @pytest.mark.parametrize(("preset", "causal", "tile", "inject"), SELECTED)

@@ -44,7 +44,10 @@ def alone(arrays, plans, b, **options):
     return examine(*(x[b : b + 1] for x in arrays), plan=plans[b], engine="numpy", **options)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+OFTEN = ("formats", "seeds")  # a minute of compiling each
+
+
+@pytest.mark.parametrize("family", [*OFTEN, *(pytest.param(f, marks=pytest.mark.thorough) for f in FAMILIES if f not in OFTEN)])
 def test_entries_are_calls_of_their_own(family):
     """A parameter lost on the way to data, an entry that sees another's plan, random bits that depend on the batch index."""
     plans = FAMILIES[family]
@@ -115,6 +118,7 @@ def test_descending_keys_are_ascending_over_turned_tiles(engine):
     assert np.array_equal(down.trace.ones["P"][0, 0], (p_down == 1.0).sum(2).T)
 
 
+@pytest.mark.thorough
 def test_causal_descending_agrees_between_engines():
     """Tiles that do not exist, met first."""
     q, k, v, do = (x[:, :24] for x in inputs(1))
@@ -173,6 +177,7 @@ def test_key_heads_round_as_their_first_query_head():
         assert np.array_equal(bits(out[:, :, h]), bits(alone[:, :, 0]))
 
 
+@pytest.mark.thorough
 def test_arms_are_mapped_in_one_executable():
     """A sweep or a training of many arms that compiles once per arm."""
     arrays = [x.astype(np.float32) for x in inputs(1, heads=2, key_heads=2)]

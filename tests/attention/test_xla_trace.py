@@ -6,7 +6,7 @@ import pytest
 from attention import Record, Site, examine, trace
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_large_traces_are_those_of_small_ones(monkeypatch, causal):
     """Catches tiles of the backward not turned, a place in the wrong tile, and sites of two shapes taken for one another."""
     random = np.random.default_rng(7)

@@ -81,6 +81,7 @@ def test_learning_rates_and_batches_are_each_arm_s_own():
     assert np.array_equal(losses[:, 0], shared[0][:, 0]) and np.array_equal(losses[:, 1], shared[1][:, 1])
 
 
+@pytest.mark.thorough
 def test_stochastic_roundings_are_fresh_and_repeatable():
     """The same random bits at every step, in every layer or for every seed; different ones for equal seeds in other places."""
     tables = [plans.uniform(CONFIG, QIU_YAO.at("O", "e8m1", mode="stochastic", seed=s)) for s in (1, 2, 1)]
