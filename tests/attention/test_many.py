@@ -103,7 +103,7 @@ def test_plans_of_several_structures_run_under_numpy():
     assert all(np.array_equal(bits(alone((q, k, v, do), plans, b).out[0]), bits(many.out[b])) for b in range(2))
 
 
-@pytest.mark.parametrize("engine", ["numpy", "xla"])
+@pytest.mark.parametrize("engine", ["numpy", pytest.param("xla", marks=pytest.mark.thorough)])
 def test_descending_keys_are_ascending_over_turned_tiles(engine):
     """A key tile met at the wrong time, or an event recorded under the wrong tile's place."""
     q, k, v, _ = inputs(1, heads=1)

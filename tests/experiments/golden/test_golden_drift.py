@@ -33,6 +33,7 @@ def words(found, claim, metric):
     return [v.word for v in found if claim in v.claim and v.case.startswith(metric)]
 
 
+@pytest.mark.thorough
 def test_trainings_are_compared_at_the_steps_they_reached():
     """Weights of another step or seed, batches that differ within a pair, first weights that do not differ where they must."""
     t = replace(TINY.training, pairs=("flash", "weights"), looks=2, tile=8)
