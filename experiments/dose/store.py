@@ -6,10 +6,9 @@ curves   key, step, loss, w_q
 """
 
 import json
-import math
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,7 @@ from typing import Any
 
 from experiments.dose.arms import ADDED, Dose, described, key
 from experiments.dose.results import Result
-from experiments.errors import StorageError, bad
-from experiments.sweep.lock import locked
+from experiments.results_file import number, results_file
 from experiments.sweep.schema import explained
 from experiments.train.config import Config
 
@@ -30,6 +28,10 @@ COLUMNS = {
     "steps": "INTEGER NOT NULL", "seed": "INTEGER NOT NULL", "diverged": "INTEGER", "loss": "REAL", "growth": "REAL",
     "config": "TEXT", "device": "TEXT", "finished": "TEXT", **dict.fromkeys(LATER, "TEXT"),
 }  # fmt: skip
+MADE = (
+    f"CREATE TABLE IF NOT EXISTS doses ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})",
+    "CREATE TABLE IF NOT EXISTS curves (key TEXT, step INTEGER, loss REAL, w_q REAL, PRIMARY KEY (key, step)) WITHOUT ROWID",
+)
 
 
 class Store:
@@ -66,38 +68,19 @@ class Store:
             curve = self.connection.execute("SELECT step, loss, w_q FROM curves WHERE key = ? ORDER BY step", (name,)).fetchall()
         if row is None:
             return None
-        looks = tuple((step, _number(loss), _number(norm)) for step, loss, norm in curve)
-        return Result(dose=dose, diverged=row[0], loss=_number(row[1]), curve=looks, shares=_shares(row[2]))
+        looks = tuple((step, number(loss), number(norm)) for step, loss, norm in curve)
+        return Result(dose=dose, diverged=row[0], loss=number(row[1]), curve=looks, shares=_shares(row[2]))
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
     """The results file of a folder, new or old, held against other processes. Raises UsageError or StorageError."""
-    path = (folder / NAME).resolve()
-    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
-        [(application,)] = connection.execute("PRAGMA application_id")
-        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-        if application != APPLICATION and (application or tables):
-            raise bad("--out", str(folder), f"its {NAME} is of another program; choose another folder")
-        connection.execute(f"CREATE TABLE IF NOT EXISTS doses ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS curves (key TEXT, step INTEGER, loss REAL, w_q REAL, PRIMARY KEY (key, step)) WITHOUT ROWID"
-        )
+    with results_file(folder, NAME, APPLICATION, MADE) as (connection, path):
         old = {row[1] for row in connection.execute("PRAGMA table_info(doses)")}
         for name in (name for name in LATER if name not in old):
             connection.execute(f"ALTER TABLE doses ADD COLUMN {name} TEXT")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.commit()
         yield Store(connection, path)
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    try:
-        with locked(path):
-            yield
-    except StorageError as error:
-        raise StorageError(str(error).replace("another sweep", "another run")) from None
 
 
 def _row(config: Config, r: Result) -> dict[str, Any]:
@@ -108,7 +91,3 @@ def _row(config: Config, r: Result) -> dict[str, Any]:
 
 def _shares(text: str | None) -> tuple[tuple[int, float, float], ...]:
     return tuple((step, mean, most) for step, mean, most in json.loads(text or "[]"))
-
-
-def _number(x: float | None) -> float:
-    return math.nan if x is None else x

@@ -10,18 +10,17 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import StorageError, bad
 from experiments.mxfp8.arms import Trial
 from experiments.mxfp8.audit import NUMBERS
 from experiments.mxfp8.launches import Result
 from experiments.mxfp8.scale import Scale
-from experiments.sweep.lock import locked
+from experiments.results_file import number, results_file
 from experiments.sweep.schema import explained
 from experiments.train.config import Config
 
@@ -74,34 +73,16 @@ class Store:
             own = self.connection.execute(f"SELECT {', '.join(AUDIT[1:])} FROM audit WHERE key = ?", (name,)).fetchall()
         if row is None:
             return None
-        curve = tuple((step, _number(loss)) for step, loss in json.loads(row[2]))
-        audit = tuple(dict(zip(AUDIT[1:], map(_number, values), strict=True)) for values in own)
-        return Result(trial=trial, diverged=row[0], loss=_number(row[1]), curve=curve, audit=audit)
+        curve = tuple((step, number(loss)) for step, loss in json.loads(row[2]))
+        audit = tuple(dict(zip(AUDIT[1:], map(number, values), strict=True)) for values in own)
+        return Result(trial=trial, diverged=row[0], loss=number(row[1]), curve=curve, audit=audit)
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
     """The results file of a folder, new or old, held against other processes. Raises UsageError or StorageError."""
-    path = (folder / NAME).resolve()
-    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
-        [(application,)] = connection.execute("PRAGMA application_id")
-        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-        if application != APPLICATION and (application or tables):
-            raise bad("--out", str(folder), f"its {NAME} is of another program; choose another folder")
-        for text in MADE:
-            connection.execute(text)
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.commit()
+    with results_file(folder, NAME, APPLICATION, MADE) as (connection, path):
         yield Store(connection, path)
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    try:
-        with locked(path):
-            yield
-    except StorageError as error:
-        raise StorageError(str(error).replace("another sweep", "another run")) from None
 
 
 def _row(scale: Scale, r: Result) -> dict[str, Any]:
@@ -111,7 +92,3 @@ def _row(scale: Scale, r: Result) -> dict[str, Any]:
 
 def _finite(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def _number(x: Any) -> Any:
-    return math.nan if x is None else x

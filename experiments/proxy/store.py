@@ -9,17 +9,16 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import StorageError, bad
 from experiments.proxy.arms import Arm, key
 from experiments.proxy.config import Config
 from experiments.proxy.results import Result
-from experiments.sweep.lock import locked
+from experiments.results_file import number, results_file
 from experiments.sweep.schema import explained
 
 NAME = "proxy.sqlite"
@@ -29,6 +28,7 @@ COLUMNS = {
     "steps": "INTEGER NOT NULL", "diverged": "INTEGER", "spikes": "INTEGER NOT NULL", "loss": "REAL", "curve": "TEXT NOT NULL",
     "measures": "TEXT NOT NULL", "config": "TEXT", "device": "TEXT", "finished": "TEXT",
 }  # fmt: skip
+MADE = f"CREATE TABLE IF NOT EXISTS runs ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})"
 
 
 class Store:
@@ -62,33 +62,16 @@ class Store:
         if row is None:
             return None
         steps, diverged, spikes, loss, curve, measures = row
-        points = tuple((step, _number(x), _number(norm)) for step, x, norm in json.loads(curve))
-        found = tuple((step, {name: _number(v) for name, v in own.items()}) for step, own in json.loads(measures))
-        return Result(arm=arm, steps=steps, diverged=diverged, spikes=spikes, loss=_number(loss), curve=points, measures=found)
+        points = tuple((step, number(x), number(norm)) for step, x, norm in json.loads(curve))
+        found = tuple((step, {name: number(v) for name, v in own.items()}) for step, own in json.loads(measures))
+        return Result(arm=arm, steps=steps, diverged=diverged, spikes=spikes, loss=number(loss), curve=points, measures=found)
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
     """The results file of a folder, new or old, held against other processes. Raises UsageError or StorageError."""
-    path = (folder / NAME).resolve()
-    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
-        [(application,)] = connection.execute("PRAGMA application_id")
-        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-        if application != APPLICATION and (application or tables):
-            raise bad("--out", str(folder), f"its {NAME} is of another program; choose another folder")
-        connection.execute(f"CREATE TABLE IF NOT EXISTS runs ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.commit()
+    with results_file(folder, NAME, APPLICATION, [MADE]) as (connection, path):
         yield Store(connection, path)
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    try:
-        with locked(path):
-            yield
-    except StorageError as error:
-        raise StorageError(str(error).replace("another sweep", "another run")) from None
 
 
 def _row(config: Config, r: Result) -> dict[str, Any]:
@@ -103,7 +86,3 @@ def _row(config: Config, r: Result) -> dict[str, Any]:
 
 def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
-
-
-def _number(x: float | None) -> float:
-    return math.nan if x is None else x

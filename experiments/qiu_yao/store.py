@@ -8,17 +8,16 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import StorageError, bad
 from experiments.qiu_yao.results import Result
 from experiments.qiu_yao.scale import Scale
 from experiments.qiu_yao.trials import Trial, key, rate_of
-from experiments.sweep.lock import locked
+from experiments.results_file import number, results_file
 from experiments.sweep.schema import explained
 
 NAME = "qiu-yao.sqlite"
@@ -28,6 +27,7 @@ COLUMNS = {
     "seed": "INTEGER NOT NULL", "diverged": "INTEGER", "loss": "REAL", "norm": "REAL",
     "heads": "TEXT", "rest": "TEXT", "curve": "TEXT", "config": "TEXT", "device": "TEXT", "finished": "TEXT",
 }  # fmt: skip
+MADE = f"CREATE TABLE IF NOT EXISTS trials ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})"
 
 
 class Store:
@@ -61,34 +61,17 @@ class Store:
         if row is None:
             return None
         diverged, loss, norm, heads, rest, curve = row
-        looks = tuple((step, _number(loss), _number(norm)) for step, loss, norm in json.loads(curve))
-        sums = tuple(tuple(tuple(map(_number, head)) for head in layer) for layer in json.loads(rest))
-        return Result(trial=trial, diverged=diverged, loss=_number(loss), norm=norm, rest=sums,
+        looks = tuple((step, number(loss), number(norm)) for step, loss, norm in json.loads(curve))
+        sums = tuple(tuple(tuple(map(number, head)) for head in layer) for layer in json.loads(rest))
+        return Result(trial=trial, diverged=diverged, loss=number(loss), norm=norm, rest=sums,
                       heads=tuple(map(tuple, json.loads(heads))), curve=looks)  # fmt: skip
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
     """The results file of a folder, new or old, held against other processes. Raises UsageError or StorageError."""
-    path = (folder / NAME).resolve()
-    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
-        [(application,)] = connection.execute("PRAGMA application_id")
-        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-        if application != APPLICATION and (application or tables):
-            raise bad("--out", str(folder), f"its {NAME} is of another program; choose another folder")
-        connection.execute(f"CREATE TABLE IF NOT EXISTS trials ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.commit()
+    with results_file(folder, NAME, APPLICATION, [MADE]) as (connection, path):
         yield Store(connection, path)
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    try:
-        with locked(path):
-            yield
-    except StorageError as error:
-        raise StorageError(str(error).replace("another sweep", "another run")) from None
 
 
 def _row(scale: Scale, r: Result) -> dict[str, Any]:
@@ -104,7 +87,3 @@ def _config(scale: Scale, trial: Trial) -> str:
 def _finite(x: Any) -> Any:
     """Lists of numbers, None for those that are not finite."""
     return [_finite(each) for each in x] if isinstance(x, tuple) else x if math.isfinite(x) else None
-
-
-def _number(x: float | None) -> float:
-    return math.nan if x is None else x
