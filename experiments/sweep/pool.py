@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import parent_process
+from multiprocessing import parent_process, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
@@ -32,6 +32,18 @@ def hello() -> int:
     return os.getpid()
 
 
+class _Worker(SpawnProcess):
+    """A process that Ctrl-C never reaches: a terminal sends it to the workers too, one that still imports among them."""
+
+    def start(self) -> None:
+        resource_tracker.ensure_running()  # started below, it would unblock what is blocked here
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()  # a new process inherits what is blocked
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Spawn(SpawnContext):
     """Fresh processes (a fork of a process with threads can hang), remembered: how they died is asked afterwards."""
 
@@ -40,7 +52,7 @@ class _Spawn(SpawnContext):
         self.started: list[SpawnProcess] = []
 
     def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
-        process = SpawnProcess(*args, **options)
+        process = _Worker(*args, **options)
         self.started.append(process)
         return process
 
@@ -77,8 +89,7 @@ def _cause(code: int) -> str:
 
 
 def _start(one_thread: bool) -> None:
-    """In a worker: leaves Ctrl-C to the sweep, ends when the sweep ends, and keeps to one core if it has neighbours."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a worker: ends when the sweep ends, and keeps to one core if it has neighbours."""
     threading.Thread(target=_follow, daemon=True).start()
     if one_thread:
         # read when numba and numpy are first imported, which is later here, and for all threads; what

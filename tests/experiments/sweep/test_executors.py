@@ -177,6 +177,16 @@ def test_a_factorys_executor_is_shut_down(monkeypatch):
         crew.executor.submit(print)
 
 
+def test_ctrl_c_does_not_reach_a_worker_that_still_starts():
+    """Catches the traceback of a worker that Ctrl-C met among its imports, and a parent that no longer hears it."""
+    worker = pool._Spawn().Process(target=time.sleep, args=(0.1,))
+    worker.start()
+    os.kill(worker.pid, signal.SIGINT)
+    worker.join()
+    assert worker.exitcode == 0
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_workers_that_cannot_start_end_the_sweep(path, monkeypatch):
     """Catches a sweep that tries every cell on workers that never come up."""
     monkeypatch.setattr(pool, "_start", os.getenv)  # whose argument is no bool: every worker fails at once
