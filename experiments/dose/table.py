@@ -8,7 +8,7 @@ from typing import Any
 from experiments.dose.results import Results, time_of
 from experiments.dose.words import mode_words
 from experiments.golden.estimates import mean
-from experiments.golden.table import COLOURS
+from experiments.golden.verdict_table import ON_TERMINAL
 from experiments.golden.verdicts import Verdict, interval
 from experiments.output import console
 
@@ -62,7 +62,7 @@ def show(verdicts: Sequence[Verdict], data: dict[str, Any], out: Path) -> None:
         made.add_row(point["site"] or "exact", point["mode"], str(point["p"]), f"{point['lr']:g}", point["words"])
     screen.print(made)
     for v in verdicts:
-        screen.print(f"{v.word.value}: {v.claim} ({v.case}): {v.measured}", style=COLOURS.get(v.word, ""), markup=False)
+        screen.print(f"{v.word.value}: {v.claim} ({v.case}): {v.measured}", style=ON_TERMINAL.get(v.word, ""), markup=False)
     if verdicts and verdicts[0].sizes:
         screen.print(f"{verdicts[0].sizes}: a verdict here is about this model", markup=False)
     run = data["run"]

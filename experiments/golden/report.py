@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from experiments.golden import pictures, pictures_drift, pictures_tiles
+from experiments.golden import pictures, pictures_drift, pictures_tiles, verdict_table
 from experiments.golden.conditions import EVENTS, GROUPS, narrow
 from experiments.golden.estimates import factor, ratio
 from experiments.golden.pictures_tiles import EXACT
 from experiments.golden.results import Results
 from experiments.golden.scale import Scale
-from experiments.golden.table import CAUTION, lines
-from experiments.golden.verdicts import Verdict, Word, interval
+from experiments.golden.table import CAUTION
+from experiments.golden.verdicts import Verdict, interval
 from experiments.golden.words import EMULATIONS, QUESTION
 from experiments.page import document, figure, grid
 
@@ -37,22 +37,11 @@ def html(r: Results, scale: Scale, studies: dict[str, Any], verdicts: Sequence[V
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> str:
-    heads = ["figure", "claim", "case", "measured", "verdict"]
-    rows = "".join(_row(*line) for line in lines(verdicts))
-    head = "".join(f"<th style='text-align:left'>{h}" for h in heads)
     names = "<br>".join(f"<b>{escape(name)}</b> {escape(words)}" for name, words in EMULATIONS.items())
     return (
-        f"<h2>Verdicts</h2><p class=note>{escape(CAUTION)}</p><div class=wide><table class=words><tr>{head}{rows}</table></div>"
+        f"<h2>Verdicts</h2><p class=note>{escape(CAUTION)}</p>{verdict_table.html(verdicts, 'figure')}"
         f"<p class=note>{escape(RULES)}</p><p class=note>{names}</p>"
     )  # fmt: skip
-
-
-def _row(shown: str, claim: str, case: str, measured: str, v: Verdict) -> str:
-    colour = {Word.AGREES: "#00704e", Word.CONTRADICTS: "#b2182b", Word.DEPENDS: "#9a6700"}.get(v.word, "#52606d")
-    note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
-    style = "style='text-align:left;white-space:normal;vertical-align:top'"
-    texts = [escape(shown), escape(claim), escape(case), escape(measured) + note, f"<b style='color:{colour}'>{v.word}</b>"]
-    return "<tr>" + "".join(f"<td {style}>{text}" for text in texts)
 
 
 def _events(r: Results, scale: Scale) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from experiments.golden.verdicts import Verdict, Word
+from experiments.golden import verdict_table
+from experiments.golden.verdicts import Verdict
 from experiments.mxfp8 import pictures, table
 from experiments.mxfp8.arms import WORDS
 from experiments.mxfp8.claims import RULES
@@ -14,8 +15,8 @@ from experiments.mxfp8.words import QUESTION
 from experiments.page import document, figure, grid
 from experiments.proxy.follow import RULE as PROXY_RULE
 from experiments.train.spikes import RULE
+from experiments.wording import launched
 
-COLOURS = {Word.AGREES: "#00704e", Word.CONTRADICTS: "#b2182b"}
 LEFT_OUT = (
     "Not shown: the paper's 8 B and 16 B models and its trillions of tokens, native MXFP8 products, MMLU. The paper's text was not at "
     "hand: its claims are those of its abstracts and of notes that quote it. Tests check the scale rules against public oracles."
@@ -45,25 +46,15 @@ def html(r: Results, scale: Scale, verdicts: Sequence[Verdict], data: dict[str, 
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> str:
-    left = "style='text-align:left;white-space:normal;vertical-align:top'"
-    head = "".join(f"<th style='text-align:left'>{name}" for name in ("source", "claim", "case", "measured", "verdict"))
-    lines, before = "", ("", "")
-    for v in verdicts:
-        shown = ("", "") if (v.figure, v.claim) == before else (v.figure, v.claim)
-        before = v.figure, v.claim
-        word = f"<b style='color:{COLOURS.get(v.word, '#52606d')}'>{v.word}</b>"
-        lines += "<tr>" + "".join(f"<td {left}>{text}" for text in (*map(escape, (*shown, v.case, v.measured)), word))
     names = "<br>".join(f"<b>{escape(name)}</b> {escape(words)}" for name, words in WORDS.items())
-    return (
-        f"<h2>Verdicts</h2><div class=wide><table><tr>{head}{lines}</table></div><p class=note>{escape(RULES)}</p><p class=note>{names}</p>"
-    )
+    return f"<h2>Verdicts</h2>{verdict_table.html(verdicts, 'source')}<p class=note>{escape(RULES)}</p><p class=note>{names}</p>"
 
 
 def _run(scale: Scale, data: dict[str, Any]) -> str:
     run, g, p = data["run"], scale.gpt, scale.proxy
     text = "\n".join([
         f"command    {run['command']}",
-        f"launches   {run['launches']}, {run['ran']} of them by the last command, {run['seconds']} s",
+        f"launches   {launched(run)}",
         f"device     {', '.join(run['devices'])}",
         f"GPT        {g.layers} layers, width {g.width}, {g.heads} heads, context {g.context}, batch {g.batch}, {g.steps} steps, bytes of "
         f"{g.data}, cosine to a tenth after {g.warmup} steps of warm-up, {len(scale.seeds)} seeds",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.golden import verdict_table
 from experiments.golden.estimates import mean
-from experiments.golden.table import COLOURS
 from experiments.golden.verdicts import Verdict, interval
 from experiments.mxfp8.arms import BF16, FP32
 from experiments.mxfp8.results import Own, Results, diverged, seed_of
@@ -49,18 +49,9 @@ def _arms(r: Results) -> Iterator[tuple[str, float, str, Own]]:
 
 def show(verdicts: Sequence[Verdict], data: dict[str, Any], out: Path) -> None:
     """The answer, every verdict, and where the rest is."""
-    from rich.table import Table
-
     screen = console()
     screen.print(data["answer"], markup=False)
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head, width in (("claim", 36), ("case", 15), ("measured", 34), ("verdict", 12)):
-        made.add_column(head, width=width, overflow="fold")
-    before = ""
-    for v in verdicts:
-        made.add_row("" if v.claim == before else v.claim, v.case, v.measured, v.word.value, style=COLOURS.get(v.word, ""))
-        before = v.claim
-    screen.print(made)
+    screen.print(verdict_table.screen(verdicts, {"source": 7, "claim": 30, "case": 15, "measured": 34, "verdict": 12}))
     run = data["run"]
     screen.print(f"{run['ran']} of {run['launches']} launches computed now, {run['seconds']:.0f} s ({data['scale']})", markup=False)
     print(f"written: {out / 'report.html'}, {out / 'mxfp8.json'}, {out / 'mxfp8.sqlite'}, {out / 'proxy.sqlite'}")

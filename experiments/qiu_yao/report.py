@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from experiments.golden.verdicts import Verdict, Word
+from experiments.golden import verdict_table
+from experiments.golden.verdicts import Verdict
 from experiments.page import document, figure, grid
 from experiments.qiu_yao import claims, claims_controls, pictures, pictures_rest, table
 from experiments.qiu_yao.results import Results
 from experiments.qiu_yao.scale import Scale
-from experiments.qiu_yao.words import LEFT_OUT, QUESTION, launched, missing
+from experiments.qiu_yao.words import LEFT_OUT, QUESTION, missing
 from experiments.train.spikes import RULE
+from experiments.wording import launched
 
 PICTURES = (
     ("Do rows of dS that do not sum to zero foretell the divergence?", pictures_rest.drifts,
@@ -21,7 +23,6 @@ PICTURES = (
      "O is rounded before its normalisation (PV, AO, O), after (OUT), or both; S, SCALED, X (scores) and M, DM, L in BF16 or FP32."),
     ("Does one head decide?", pictures.places, "Case A. Left: the O path is low in one head and FP32 in all others. Right: the reverse."),
 )  # fmt: skip
-COLOURS = {Word.AGREES: "#00704e", Word.CONTRADICTS: "#b2182b", Word.DEPENDS: "#9a6700"}
 
 
 def html(r: Results, scale: Scale, verdicts: Sequence[Verdict], static: Sequence[Any], data: dict[str, Any]) -> str:
@@ -42,18 +43,8 @@ def _pictures(r: Results, scale: Scale) -> str:
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> str:
-    left = "style='text-align:left;white-space:normal;vertical-align:top'"
-    head = "".join(f"<th style='text-align:left'>{name}" for name in ("row", "claim", "case", "measured", "verdict"))
-    lines, before = "", ("", "")
-    for v in verdicts:
-        shown = ("", "") if (v.figure, v.claim) == before else (v.figure, v.claim)
-        before = v.figure, v.claim
-        note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
-        word = f"<b style='color:{COLOURS.get(v.word, '#52606d')}'>{v.word}</b>"
-        cells = (*map(escape, (*shown, v.case)), escape(v.measured) + note, word)
-        lines += "<tr>" + "".join(f"<td {left}>{text}" for text in cells)
     rules = f"<p class=note>{escape(claims.RULES)}</p><p class=note>{escape(claims_controls.RULES)}</p>"
-    return f"<h2>Verdicts</h2><div class=wide><table><tr>{head}{lines}</table></div>{rules}"
+    return f"<h2>Verdicts</h2>{verdict_table.html(verdicts)}{rules}"
 
 
 def _run(scale: Scale, data: dict[str, Any]) -> str:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.golden.table import COLOURS
+from experiments.golden import verdict_table
 from experiments.golden.verdicts import Verdict, interval, number
 from experiments.output import console
 from experiments.qiu_yao.results import Results, diverged, middle, times
 from experiments.qiu_yao.scale import Scale
 from experiments.qiu_yao.trials import chosen_rows
-from experiments.qiu_yao.words import launched, missing
+from experiments.qiu_yao.words import missing
+from experiments.wording import launched
 
 HEADS = ["case", "row", "what is different", "diverged", "loss above FP32, nats", "largest\n||W_Q||", "rest of dS:\nshare", "steady"]
 
@@ -47,20 +48,10 @@ def _words(scale: Scale) -> dict[tuple[str, str], str]:
 
 def show(verdicts: Sequence[Verdict], data: dict[str, Any], out: Path) -> None:
     """The answer, every verdict, and where the rest is."""
-    from rich.table import Table
-
     screen = console()
     say = lambda text: screen.print(text, markup=False)  # noqa: E731
     say(data["answer"])
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head, width in (("row", 9), ("claim", 29), ("case", 9), ("measured", 37), ("verdict", 12)):
-        made.add_column(head, width=width, overflow="fold")
-    before = ("", "")
-    for v in verdicts:
-        shown = ("", "") if (v.figure, v.claim) == before else (v.figure, v.claim)
-        before = v.figure, v.claim
-        made.add_row(*shown, v.case, v.measured, v.word.value, style=COLOURS.get(v.word, ""))
-    screen.print(made)
+    screen.print(verdict_table.screen(verdicts, {"row": 9, "claim": 29, "case": 9, "measured": 37, "verdict": 12}))
     if missing(data["run"]):
         say(missing(data["run"]))
     say(f"launches: {launched(data['run'])} ({data['scale']})")

@@ -7,6 +7,7 @@ from experiments.qiu_yao.cases import OTHER_DELTA, PUBLISHED
 from experiments.qiu_yao.results import Results, diverged
 from experiments.qiu_yao.rows import FAILS
 from experiments.qiu_yao.scale import Scale
+from experiments.wording import listed
 
 QUESTION = "What kills low-precision attention in training, and what cures it?"
 REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilised softmax"}
@@ -29,12 +30,12 @@ def answer(r: Results, scale: Scale) -> str:
     killed = "; ".join(f"{name}: {words[name]}" for name in failing)
     published = f", as published in {diverged(own)} of {len(own)}" if own else ""
     found = [
-        f"training diverged in every run of {_plural('case', failing)} {_list(failing)} ({killed}){published}, in FP32 never",
+        f"training diverged in every run of {_plural('case', failing)} {listed(failing)} ({killed}){published}, in FP32 never",
         *(_repair(r, _fair(scale, failing, row), row, name) for row, name in REPAIRS.items()),
         _repair(r, failing, "centred", "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was rounded,"),
     ]
     left = [name for name in failing if diverged(r.of(name, "centred"))]
-    also = f", and in {_list(left)} something else" if left else ""
+    also = f", and in {listed(left)} something else" if left else ""
     return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in found if text)}."
 
 
@@ -46,13 +47,6 @@ def missing(run: Mapping[str, Any]) -> str:
         f"Interrupted: {run['there']} of {run['launches']} launches are there. Left out: rows that are not complete, cases without their "
         "first two rows, and all that needs no training. The same command goes on and completes this page."
     )
-
-
-def launched(run: Mapping[str, Any]) -> str:
-    """How many launches the page is of, and how many of them the last command ran."""
-    if "there" in run:
-        return f"{run['there']} of {run['launches']}; the last command was interrupted after {run['seconds']} s"
-    return f"{run['launches']}, {run['ran']} of them run by the last command in {run['seconds']} s"
 
 
 def _fair(scale: Scale, failing: Sequence[str], row: str) -> list[str]:
@@ -68,12 +62,8 @@ def _repair(r: Results, failing: Sequence[str], row: str, name: str) -> str:
     not_cured = [f"{case} ({diverged(r.of(case, row))} of {len(r.of(case, row))} diverged)" for case in tried if case not in cured]
     if not tried:
         return ""
-    parts = ([f"cures {_list(cured)}"] if cured else []) + ([f"does not cure {_list(not_cured)}"] if not_cured else [])
+    parts = ([f"cures {listed(cured)}"] if cured else []) + ([f"does not cure {listed(not_cured)}"] if not_cured else [])
     return f"{name} {' and '.join(parts)}"
-
-
-def _list(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def _plural(word: str, of: Sequence[str]) -> str:

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from experiments.golden import verdict_table
 from experiments.golden.verdicts import Verdict
 from experiments.page import document, figure, grid
 from experiments.proxy.follow import RULE
-from experiments.qiu_yao.report import COLOURS
 from experiments.su import claims_arms, claims_code, judging, pictures, pictures_epsilon, static, table
 from experiments.su.found import Found
 from experiments.su.scale import Scale
-from experiments.su.words import LEFT_OUT, QUESTION, launched, missing
+from experiments.su.words import LEFT_OUT, QUESTION, missing
+from experiments.wording import launched
 
 OPENING = (
     "A dot per run and seed, from states that are the same to the bit. Blue rows outlive their shams and never diverged, green rows "
@@ -39,18 +40,8 @@ def html(found: Found, scale: Scale, verdicts: Sequence[Verdict], data: dict[str
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> str:
-    left = "style='text-align:left;white-space:normal;vertical-align:top'"
-    head = "".join(f"<th style='text-align:left'>{name}" for name in ("row", "claim", "case", "measured", "verdict"))
-    lines, before = "", ("", "")
-    for v in verdicts:
-        shown = ("", "") if (v.figure, v.claim) == before else (v.figure, v.claim)
-        before = v.figure, v.claim
-        note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
-        word = f"<b style='color:{COLOURS.get(v.word, '#52606d')}'>{v.word}</b>"
-        cells = (*map(escape, (*shown, v.case)), escape(v.measured) + note, word)
-        lines += "<tr>" + "".join(f"<td {left}>{text}" for text in cells)
     rules = "".join(f"<p class=note>{escape(text)}</p>" for text in (judging.RULES, claims_arms.RULES, claims_code.RULES, static.RULES))
-    return f"<h2>Verdicts</h2><div class=wide><table><tr>{head}{lines}</table></div>{rules}"
+    return f"<h2>Verdicts</h2>{verdict_table.html(verdicts)}{rules}"
 
 
 def _run(scale: Scale, data: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.golden.table import COLOURS
+from experiments.golden import verdict_table
 from experiments.golden.verdicts import Verdict
 from experiments.output import console
 from experiments.proxy.results import Result
@@ -12,7 +12,8 @@ from experiments.proxy.table import over
 from experiments.su.found import Found
 from experiments.su.judging import counted
 from experiments.su.scale import Scale
-from experiments.su.words import launched, missing
+from experiments.su.words import missing
+from experiments.wording import launched
 
 HEADS = ["setting", "arm", "lr", "diverged [95 %], step", "final loss\nover FP32"]
 
@@ -52,20 +53,10 @@ def rows(found: Found) -> list[list[str]]:
 
 def show(verdicts: Sequence[Verdict], data: Mapping[str, Any], out: Path) -> None:
     """The answer, every verdict, and where the rest is."""
-    from rich.table import Table
-
     screen = console()
     say = lambda text: screen.print(text, markup=False)  # noqa: E731
     say(data["answer"])
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head, width in (("row", 7), ("claim", 28), ("case", 18), ("measured", 32), ("verdict", 12)):
-        made.add_column(head, width=width, overflow="fold")
-    before = ("", "")
-    for v in verdicts:
-        shown = ("", "") if (v.figure, v.claim) == before else (v.figure, v.claim)
-        before = v.figure, v.claim
-        made.add_row(*shown, v.case, v.measured, v.word.value, style=COLOURS.get(v.word, ""))
-    screen.print(made)
+    screen.print(verdict_table.screen(verdicts, {"row": 7, "claim": 28, "case": 18, "measured": 32, "verdict": 12}))
     if missing(data["run"]):
         say(missing(data["run"]))
     say(f"launches: {launched(data['run'])} ({data['scale']})")

@@ -8,6 +8,7 @@ from experiments.su.found import Found
 from experiments.su.judging import diverged, limit_ratio, signs
 from experiments.su.outcomes import Effect, Outcome, outcomes
 from experiments.su.scale import Scale
+from experiments.wording import listed
 
 QUESTION = "Does block scaling make training diverge, and what averts it?"
 LEFT_OUT = (
@@ -49,12 +50,8 @@ def _lead(own: Sequence[Outcome], lead: int) -> str:
         return ""
     names = {effect: [o.name for o in own if o.effect is effect] for effect in Effect}
     none = len(names.pop(Effect.NONE))
-    said = [f"{_list(those)} {effect}" for effect, those in names.items() if those]
+    said = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
     return f"{lead} steps before: {'; '.join([*said, f'{none} of {len(own)} arms had no effect beyond the shams'])}"
-
-
-def _list(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def missing(run: Mapping[str, Any]) -> str:
@@ -65,10 +62,3 @@ def missing(run: Mapping[str, Any]) -> str:
         f"Interrupted: {run['there']} of the {run['launches']} launches known so far are there. Left out: what is not complete. "
         "The same command goes on and completes this page."
     )
-
-
-def launched(run: Mapping[str, Any]) -> str:
-    """How many launches the page is of, and how many of them the last command ran."""
-    if "there" in run:
-        return f"{run['there']} of {run['launches']}; the last command was interrupted after {run['seconds']} s"
-    return f"{run['launches']}, {run['ran']} of them run by the last command in {run['seconds']} s"
