@@ -32,9 +32,9 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     s = at.product(Site.S, q, k.T)
     s = masked(at, at(Site.SCALED, mul(s, scale)))
     m = at(Site.M, xp.maximum(m_old, row_maximum(ops, plan, s)))
-    e = at.once(lambda: at(Site.EXP, exponential(at, at(Site.X, exponent(at, s - finite(xp, m)[:, None])))))
+    e = at(Site.EXP, exponential(at, at(Site.X, exponent(at, s - finite(xp, m)[:, None]))))
 
-    alpha = at.once(lambda: at(Site.ALPHA, exponential(at, at(Site.DM, exponent(at, m_old - finite(xp, m))))))
+    alpha = at(Site.ALPHA, exponential(at, at(Site.DM, exponent(at, m_old - finite(xp, m)))))
     al = at(Site.AL, mul(alpha, l))
     ao = at(Site.AO, mul(alpha[:, None], o))
 
@@ -73,7 +73,7 @@ def finish(at: Events, state: State) -> tuple[Array, Array, Array]:
     else:
         wide = ops.multiply(o, at(Site.INV, reciprocal(ops.xp, l))[:, None])
     out = at(Site.OUT, wide)
-    lse = at(Site.LSE, finite(ops.xp, m) + log64(ops, l))
+    lse = at(Site.LSE, finite(ops.xp, m) + ops.call(log64, l))
     return out, wide, lse
 
 
@@ -97,12 +97,12 @@ def backward_tile(
     dq: Array, dk: Array, dv: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
-    e = at.once(lambda: probabilities(at, scale, q, k, lse))
+    e = probabilities(at, scale, q, k, lse)
     p = at(Site.P_B, e)
     dv = at.product(Site.DV, p.T, do, init=dv)
     dp = at.product(Site.DP, do, v.T)
     dpd = at(Site.DPD, dp - delta[:, None])
-    ds = at.once(lambda: at(Site.DS, at.ops.multiply(e, dpd)))
+    ds = at(Site.DS, at.ops.multiply(e, dpd))
     dq = at.product(Site.DQ, ds, k, init=dq)
     dk = at.product(Site.DK, ds.T, q, init=dk)
     return dq, dk, dv
@@ -136,7 +136,7 @@ def exponent(at: Events, x: Array) -> Array:
 
 def exponential(at: Events, x: Array) -> Array:
     """The plan's base to the power of x."""
-    return exp64(at.ops, x) if at.plan.exp is Exponential.CORRECT else exp2_64(at.ops, x)
+    return at.ops.call(exp64 if at.plan.exp is Exponential.CORRECT else exp2_64, x)
 
 
 def masked(at: Events, s: Array) -> Array:

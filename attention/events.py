@@ -1,7 +1,6 @@
 """The hook `at`: rounds, perturbs if asked, records if asked. One `Events` per tile; the algorithm only calls it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, Where
@@ -11,7 +10,7 @@ from emu.accumulate import Order, accumulate
 from emu.block import BlockFormat
 from emu.codes import decode, encode
 from emu.formats import Format
-from emu.ops import Array, Ops
+from emu.ops import Array, Event, Ops
 from emu.random import event_bits
 from emu.rounding import BINARY64, Rounding, RoundingMode
 from emu.spacing import spacing
@@ -68,14 +67,18 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """`at(site, value)`: the event of one site over one tile. Collects what was recorded in `seen`."""
+    """`at(site, value)`: the event of one site over one tile.
+
+    kept    what `seen` summarises: name, event, scale of its blocks;  others: what it hands on as it is
+    """
 
     ops: Ops
     plan: Plan
     tile: Tile
     inject: tuple[Injection, ...]
     record: Record | None
-    seen: dict[str, Any]
+    kept: list[tuple[str, Event, Array | None]] = field(default_factory=list)
+    others: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, site: Site, value: Array, exact: Array | None = None, kept: Array | None = None) -> Array:
         """The value rounded by the plan, perturbed by the injections at this site, recorded if asked.
@@ -126,10 +129,6 @@ class Events:
     def product(self, site: Site, a: Array, b: Array, init: Array | None = None) -> Array:
         """The event of a sum of products: init + a @ b, added up and then rounded."""
         return self(site, *self.sum(site, a, b, init), kept=init)
-
-    def once(self, compute: Callable[[], Array]) -> Array:
-        """What has several users, computed once (`Ops.once`); recording hooks see the events themselves."""
-        return compute() if self.record is not None else self.ops.once(compute)
 
     def _coordinates(self, site: Site, value: Array) -> tuple[Array, Array, Any]:
         """Global row and second index of every entry (broadcastable), and the index of the repeating tile."""
@@ -191,26 +190,38 @@ class Events:
         """An ulp at x; in a block, of its element times the scale."""
         return spacing(self.ops, x, f) if unit is None else self.ops.multiply(spacing(self.ops, x / unit, f), unit)
 
+    def seen(self) -> dict[str, Any]:
+        """What was recorded, by name. Of a rounding in blocks: counts and ulps of the elements, errors of the numbers."""
+        in_blocks = [event for _, event, unit in self.kept if unit is not None]
+        own = [event if unit is None else _in_units(event, unit) for _, event, unit in self.kept]
+        found = self.ops.stats([*own, *in_blocks])
+        summaries, numbers = found[: len(own)], iter(found[len(own) :])
+        for n, (_, _, unit) in enumerate(self.kept):
+            if unit is not None:
+                counts, sums, *rest = summaries[n]
+                summaries[n] = counts, self.ops.xp.concatenate([next(numbers)[1][:ERRORS], sums[ERRORS:]]), *rest
+        return dict(zip((name for name, *_ in self.kept), summaries, strict=True)) | self.others
+
     def _keep(self, name: str, site: Site, before: Array, after: Array, f: Format, unit: Array | None) -> None:
         if self.record is None:
             return
         x, y = (v if v.ndim == 2 else v[:, None] for v in (before, after))
         valid = self.ops.xp.broadcast_to(self.tile.valid(site), x.shape)
-        self.seen[name] = self.ops.stats(x, y, f, valid) if unit is None else _block_stats(self.ops, x, y, f, valid, unit)
+        self.kept.append((name, (x, y, f, valid), unit))
         if site in self.record.ones:
-            self.seen[f"{name}.ones"] = ((y == 1.0) & valid).sum(axis=1)
+            self.others[f"{name}.ones"] = ((y == 1.0) & valid).sum(axis=1)
         if site in self.record.events:
-            self.seen[f"{name}.events"] = (before, after)
+            self.others[f"{name}.events"] = (before, after)
 
     def _keep_steps(self, site: Site, before: Array, after: Array, f: Format) -> None:
         shape = before.shape[1:]
         valid = self.ops.xp.broadcast_to(self._valid_steps(site), before.shape)
         flat = [v.reshape(-1, shape[1]) for v in (before, after, valid)]
-        counts, sums, peak, place, rows = self.ops.stats(flat[0], flat[1], f, flat[2])
+        ((counts, sums, peak, place, rows),) = self.ops.stats([(flat[0], flat[1], f, flat[2])])
         rows = rows.reshape(-1, shape[0]).sum(axis=0)
         new = (counts, sums, peak, place, rows)
         name = f"{site}.step"
-        self.seen[name] = _merged(self.ops.xp, self.seen[name], new) if name in self.seen else new
+        self.others[name] = _merged(self.ops.xp, self.others[name], new) if name in self.others else new
 
     def _valid_steps(self, site: Site) -> Array:
         """Which additions exist, as an array that broadcasts to (products, rows, columns): a masked score adds nothing."""
@@ -225,10 +236,10 @@ def _merged(xp: Any, a: Any, b: Any) -> Any:
     return a[0] + b[0], a[1] + b[1], xp.maximum(a[2], b[2]), xp.where(a[2] >= b[2], a[3], b[3]), a[4] + b[4]
 
 
-def _block_stats(ops: Ops, x: Array, y: Array, f: Format, valid: Array, unit: Array) -> tuple[Array, ...]:
-    """`Ops.stats` of a rounding in blocks: counts and ulps of the elements, V / (T X) rounded to P; errors of the numbers."""
-    counts, sums, *rest = ops.stats(x / unit, y / unit, f, valid)
-    return counts, ops.xp.concatenate([ops.stats(x, y, f, valid)[1][:ERRORS], sums[ERRORS:]]), *rest
+def _in_units(event: Event, unit: Array) -> Event:
+    """The elements of an event in blocks, V / (T X) rounded to P."""
+    x, y, f, valid = event
+    return x / unit, y / unit, f, valid
 
 
 def _among(index: Any, where: Where) -> Any:

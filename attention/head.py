@@ -5,6 +5,7 @@ Arrays are padded to whole tiles; entries beyond T queries or S keys are masked,
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class Setup:
 
 
 def _events(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
-    return Events(ops, setup.plan, tile, setup.inject, None if silent else setup.record, {})
+    return Events(ops, setup.plan, tile, setup.inject, None if silent else setup.record)
 
 
 def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | None = None) -> Tile:
@@ -87,6 +88,11 @@ def _tile(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | None,
     )  # fmt: skip
 
 
+def _if_any(ops: Ops, setup: Setup, tile: Tile, masks: Array | None, compute: Callable[[], Any], state: Any) -> Any:
+    """What a tile computes, or the state and zeros where nothing in it exists, which can only be so under a mask."""
+    return ops.when(tile.mask.any(), compute, state) if setup.is_causal or masks is not None else compute()
+
+
 def _tiles(x: Array, block: int) -> Array:
     return x.reshape(-1, block, *x.shape[1:])
 
@@ -112,7 +118,7 @@ def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tup
     """The event of one input tensor: (rows, features), padded."""
     heads = setup.key_heads if site in (Site.K, Site.V) else setup.heads
     at = _events(ops, setup, _whole(ops, setup, head, None, heads))
-    return at(site, x), at.seen
+    return at(site, x), at.seen()
 
 
 def forward(
@@ -133,9 +139,9 @@ def forward(
             def compute() -> tuple[Any, Seen]:
                 at = _events(ops, setup, tile)
                 new = algorithm.forward_tile(at, setup.scale, state, x[0], y[0], y[1])
-                return new, at.seen
+                return new, at.seen()
 
-            return ops.when(tile.mask.any(), compute, state)
+            return _if_any(ops, setup, tile, masks, compute, state)
 
         state = algorithm.start(xp, setup.block_q, v.shape[1])
         keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
@@ -146,7 +152,7 @@ def forward(
     _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
     at = _events(ops, setup, _whole(ops, setup, head, mask))
     state = m.reshape(-1), l.reshape(-1), o.reshape(-1, o.shape[-1])
-    return algorithm.finish(at, state), {"tiles": seen, "whole": at.seen}
+    return algorithm.finish(at, state), {"tiles": seen, "whole": at.seen()}
 
 
 def backward(
@@ -170,9 +176,9 @@ def backward(
                 dq, dk, dv = algorithm.backward_tile(
                     at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
                 )  # fmt: skip
-                return (dq, dk, dv), at.seen
+                return (dq, dk, dv), at.seen()
 
-            (dq, dk, dv), seen = ops.when(tile.mask.any(), compute, (x[4], *carry))
+            (dq, dk, dv), seen = _if_any(ops, setup, tile, masks, compute, (x[4], *carry))
             return (dk, dv), (dq, seen)
 
         rows = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
@@ -183,7 +189,7 @@ def backward(
     columns = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, masks.swapaxes(0, 1))
     dq, (dk, dv, seen) = ops.scan(key_tile, xp.zeros_like(q_tiles), columns)
     dq = at(Site.DQ_OUT, ops.multiply(dq.reshape(q.shape), setup.scale))
-    return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen}
+    return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen()}
 
 
 def _delta(
@@ -216,7 +222,7 @@ def _delta_from_p_dp(
                 at = _events(ops, setup, tile, silent=True)
                 return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], sums), None
 
-            return ops.when(tile.mask.any(), compute, sums)
+            return _if_any(ops, setup, tile, masks, compute, sums)
 
         keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[3])
         zeros = (ops.xp.zeros_like(x[2]),) * (4 if setup.plan.delta_from is DeltaFrom.CENTRED else 2)
@@ -233,4 +239,4 @@ def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array)
     """
     at = _events(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
-    return (at(Site.DK_OUT, ops.multiply(dk, setup.scale)), at(Site.DV_OUT, dv)), at.seen
+    return (at(Site.DK_OUT, ops.multiply(dk, setup.scale)), at(Site.DV_OUT, dv)), at.seen()

@@ -190,9 +190,9 @@ def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
 
         with jax.enable_x64(True):
             a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
-            return Stats.of(*_ops(x).stats(a, b, f, a == a)[:4])
+            return Stats.of(*_ops(x).stats([(a, b, f, a == a)])[0][:4])
     a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
-    return Stats.of(*_ops(x).stats(a, b, f, np.ones(a.shape, bool))[:4])
+    return Stats.of(*_ops(x).stats([(a, b, f, np.ones(a.shape, bool))])[0][:4])
 
 
 def _is_jax(x: Any) -> bool:

@@ -60,8 +60,8 @@ def numpy_ops() -> Ops:
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),
         scan=_scan,
         when=_when,
-        once=lambda compute: compute(),
+        call=lambda function, x: function(numpy_ops(), x),
         native=np.matmul,
         ascending=ascending,
-        stats=stats,
+        stats=lambda events: [stats(*event) for event in events],
     )

@@ -5,7 +5,7 @@ binary64, the carrier: a product of two numbers of up to 26 bits is exact in it,
 product, quotient or root once to p <= 24 bits gives the correctly rounded result (53 >= 2p + 2, Figueroa 1995).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from emu.block import BlockFormat
 from emu.rounding import Rounding
 
 Array = Any  # numpy.ndarray or jax.Array, float64 unless said otherwise
+Event = tuple[Array, Array, Any, Array]  # before, after, format, valid; of shape (rows, columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +28,10 @@ class Ops:
     scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
                tuple xs; y is None, an array, or tuples and dicts of them, stacked in ys
     when       (active, compute, state) -> compute() = (new state, seen), or state and zeros where not active
-    once       compute -> compute(), a value that all its users share: a compiler must not compute it again for each
+    call       (f, x) -> f(these ops, x), an array like x; traced once, and computed once for all that use it
     native     (a, b) -> a @ b of float32 arrays in the device's own order
     ascending  (a, b, init, rounding) -> fold of a_k b_k, k ascending, each step rounded
-    stats      (before, after, format, valid) -> counts, sums, peak, place, row sums (emu.stats)
+    stats      events [(before, after, format, valid)] -> for each its counts, sums, peak, place, row sums (emu.stats)
     """
 
     xp: Any
@@ -41,7 +42,7 @@ class Ops:
     from_bits: Callable[[Array], Array]
     scan: Callable[..., Any]
     when: Callable[..., Any]
-    once: Callable[[Callable[[], Array]], Array]
+    call: Callable[[Callable[..., Array], Array], Array]
     native: Callable[[Array, Array], Array]
     ascending: Callable[[Array, Array, Array, Rounding], Array]
-    stats: Callable[..., Any]
+    stats: Callable[[Sequence[Event]], list[Any]]

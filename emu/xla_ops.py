@@ -1,7 +1,8 @@
 """`Ops` on JAX arrays under XLA. Needs 64-bit types enabled while it is traced (`jax.enable_x64`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from emu.block_xla import quantise
 from emu.classify import Judged, build_classify, judged
 from emu.formats import Format
 from emu.nearest import nearest_even, takes_nearest_even
-from emu.ops import Ops
+from emu.ops import Event, Ops
 from emu.rounding import Rounding, RoundingMode
-from emu.rule import C64, target_of
+from emu.rule import C64, Target, target_of
 from emu.traced import TracedFormat, TracedRounding
 from emu.widths import widen
 from emu.xla import round_wide
@@ -70,7 +71,7 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         from_bits=_from_bits,
         scan=_scan,
         when=_when,
-        once=lambda compute: _once(zero, compute),
+        call=lambda function, x: _call(function, wide, zero, x),
         native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),  # or a GPU drops bits of the operands (TF32)
         ascending=lambda a, b, init, r: _ascending(a, b, init, r, inner),
         stats=_stats,
@@ -78,14 +79,27 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
 
 
 def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
-    """An event, by itself: a fusion for each of its readers that repeats its thirty operations is half of what LLVM compiles."""
     if r.is_identity:
         return x
+    if isinstance(r, TracedRounding):
+        return _round_traced(x, r.target, random, r.mode)
+    return _round_static(zero, x, random, r)
 
-    def rounded() -> Array:
-        return _step(r)(x) if random is None else round_wide(x, r, random)
 
-    return rounded() if isinstance(r, TracedRounding) else _once(zero, rounded)
+@partial(jax.jit, static_argnums=3)
+def _round_traced(x: Array, t: Target, random: Array | None, mode: RoundingMode | None) -> Array:
+    r = TracedRounding(mode, None, t, None)  # type: ignore[arg-type]
+    return _step(r)(x) if random is None else round_wide(x, r, random)
+
+
+@partial(jax.jit, static_argnums=3)
+def _round_static(zero: Array, x: Array, random: Array | None, r: Rounding) -> Array:
+    return _once(zero, lambda: _step(r)(x) if random is None else round_wide(x, r, random), x)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _call(function: Callable[..., Array], wide: bool, zero: Array, x: Array) -> Array:
+    return _once(zero, lambda: function(xla_ops(zero, wide), x), x)
 
 
 def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> tuple[Array, Array]:
@@ -94,7 +108,15 @@ def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> 
 
 def _scan(body, carry, xs):  # type: ignore[no-untyped-def]
     k = jnp.arange(xs[0].shape[0])
-    return lax.scan(lambda c, kx: body(c, kx[0], kx[1]), carry, (k, xs))
+    return lax.scan(lambda c, kx: body(c, kx[0], kx[1]), _mapped_with(xs[0], carry), (k, xs))
+
+
+def _mapped_with(x: Array, carry: Any) -> Any:
+    """The carry, mapped over with x where x is: `vmap` tries a loop again and again, twice for each loop around it, whose carry
+    turns out to be mapped over after its first turn. XLA drops a choice between equals.
+    """
+    some = x.reshape(-1)[0] == 0
+    return jax.tree.map(lambda c: jnp.where(some, c, c), carry)
 
 
 def _when(active, compute, state):  # type: ignore[no-untyped-def]
@@ -103,14 +125,11 @@ def _when(active, compute, state):  # type: ignore[no-untyped-def]
     return lax.cond(active, compute, lambda: (state, seen))
 
 
-def _once(zero: Array, compute: Callable[[], Array]) -> Array:
-    """XLA on a CPU copies a chain of cheap operations into each fusion that reads it, an exp of 40 too, through any
-    `optimization_barrier`; the result of a conditional it cannot.
+def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
+    """An array like another, computed once for all its readers: XLA on a CPU copies a chain of cheap operations into each fusion
+    that reads it, an exp of 40 too, through any `optimization_barrier`; the result of a conditional it cannot.
     """
-    if jax.default_backend() != "cpu":
-        return compute()
-    shape = jax.eval_shape(compute)
-    return lax.cond(zero == 0, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
+    return compute() if jax.default_backend() != "cpu" else lax.cond(zero == 0, compute, lambda: jnp.zeros_like(like))
 
 
 def _ascending(a: Array, b: Array, init: Array, r: Rounding | TracedRounding, multiply) -> Array:  # type: ignore[no-untyped-def]
@@ -119,7 +138,7 @@ def _ascending(a: Array, b: Array, init: Array, r: Rounding | TracedRounding, mu
     def step(total, ab):  # type: ignore[no-untyped-def]
         return rounded(total + multiply(ab[0][:, None], ab[1][None, :])), None
 
-    return lax.scan(step, init, (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
+    return lax.scan(step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
@@ -129,9 +148,20 @@ def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
     return partial(nearest_even, t=target_of(r, C64)) if takes_nearest_even(r) else partial(round_wide, r=r)
 
 
-def _stats(before: Array, after: Array, f: Format | TracedFormat, valid: Array) -> tuple[Array, ...]:
-    numbers = f.judged if isinstance(f, TracedFormat) else judged(f)
-    return _judged_stats(before, after, Judged._make(jnp.asarray(n, jnp.int64) for n in numbers), valid)
+def _stats(events: Sequence[Event]) -> list[Any]:
+    """Events of one shape together, in one reduction: XLA needs seconds to compile each."""
+    found: dict[int, Any] = {}
+    for shape in dict.fromkeys(before.shape for before, *_ in events):
+        own = [n for n, event in enumerate(events) if event[0].shape == shape]
+        before, after, formats, valid = zip(*(events[n] for n in own), strict=True)
+        judges = Judged(*(jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]) for numbers in zip(*map(_numbers, formats), strict=True)))  # type: ignore[arg-type]
+        summaries = jax.vmap(_judged_stats)(jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid))
+        found |= {n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(own)}
+    return [found[n] for n in range(len(events))]
+
+
+def _numbers(f: Format | TracedFormat) -> Judged:
+    return f.judged if isinstance(f, TracedFormat) else judged(f)
 
 
 @jax.jit
@@ -151,8 +181,7 @@ def _judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple
     n, parts, (peak, place) = per_row[:11], per_row[11:17], per_row[17:]
     worst = jnp.argmax(peak)
     place = jnp.where(peak[worst] < 0.0, -1, place[worst])
-    totals = jnp.stack([p.sum() for p in parts])
-    return jnp.stack([c.sum() for c in n]), totals, jnp.maximum(peak[worst], 0.0), place, parts[3]
+    return jnp.stack(n).sum(axis=1), jnp.stack(parts).sum(axis=1), jnp.maximum(peak[worst], 0.0), place, parts[3]
 
 
 def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:

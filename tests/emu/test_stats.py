@@ -96,7 +96,7 @@ def summed(x: np.ndarray, y: np.ndarray, f: Format, valid: np.ndarray) -> Summed
 
 
 def on_numpy(x: np.ndarray, y: np.ndarray, f: Format, valid: np.ndarray) -> tuple[Any, ...]:
-    return numpy_ops().stats(x, y, f, valid)
+    return numpy_ops().stats([(x, y, f, valid)])[0]
 
 
 def on_xla(x: np.ndarray, y: np.ndarray, f: Format, valid: np.ndarray) -> tuple[Any, ...]:
@@ -106,7 +106,25 @@ def on_xla(x: np.ndarray, y: np.ndarray, f: Format, valid: np.ndarray) -> tuple[
 
 @cache
 def compiled(f: Format) -> Any:
-    return jax.jit(lambda x, y, valid: xla_ops(opaque_zero(x), wide=False).stats(x, y, f, valid))
+    return jax.jit(lambda x, y, valid: xla_ops(opaque_zero(x), wide=False).stats([(x, y, f, valid)])[0])
+
+
+def test_events_together_are_events_alone():
+    """Catches an event summarised by another's format, place or shape."""
+    rng = np.random.default_rng(3)
+    events = []
+    for n, (name, shape) in enumerate([("bf16", (4, 6)), ("e4m3fn", (4, 6)), ("bf16", (4, 1)), ("fp16", (4, 6)), ("fp32", (4, 1))]):
+        x = rng.standard_normal(shape) * 2.0**n
+        events.append((x, numpy_ops().round(x, rounding(name), None), rounding(name).format, rng.random(shape) < 0.8))
+    with jax.enable_x64(True):
+        formats = [f for *_, f, _ in events]
+        summarise = jax.jit(
+            lambda arrays: xla_ops(np.int64(0), wide=False).stats([(x, y, f, v) for f, (x, y, v) in zip(formats, arrays, strict=True)])
+        )
+        together = summarise([(x, y, v) for x, y, _, v in events])
+    for event, found in zip(events, together, strict=True):
+        for mine, theirs in zip(on_numpy(*event), found, strict=True):
+            np.testing.assert_allclose(np.asarray(theirs), mine, rtol=1e-14)
 
 
 def assert_summed(got: tuple[Any, ...], want: Summed, events: int) -> None:
