@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
 
 # engines against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
-BITS := tests/emu tests/test_golden.py tests/attention/test_engines.py tests/attention/test_block_engines.py tests/attention/test_many.py
+BITS := tests/emu tests/test_golden.py tests/attention/test_engines.py
 PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 

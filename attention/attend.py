@@ -15,7 +15,7 @@ from attention.blocks import check_blocks
 from attention.events import Record
 from attention.head import Setup
 from attention.injection import FlipBit, Injection
-from attention.plan import DeltaFrom, Plan
+from attention.plan import DeltaFrom, Plan, check_factors
 from attention.sites import Site
 from attention.trace import Trace, trace_of_tiles, trace_of_whole
 
@@ -69,6 +69,8 @@ def attend(
     setup, engine = _setup(q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, record, engine)
     if like is not plan:
         setup, engine = replace(setup, scale=setup.whole_scale), "xla"
+    else:
+        check_factors(setup.plan)
     if delta_error is not None:
         _check_delta_error(delta_error, setup, engine, q, v)
     if record is None and engine == "xla":
@@ -93,6 +95,8 @@ def examine(
     """
     plans = [Plan.preset(p) if isinstance(p, str) else p for p in ((plan,) if isinstance(plan, (Plan, str)) else plan)]
     setups = [_setup(q, k, v, p, block_q, block_k, scale, is_causal, mask, inject, record, engine) for p in plans]
+    for p in plans:
+        check_factors(p)
     setup, engine = setups[0]
     many = not isinstance(plan, (Plan, str))
     if many:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from attention.sites import BLOCK_AXIS, PRODUCTS, Site
+from attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site
 from emu.accumulate import Accumulator
 from emu.block import BLOCK_NAMED, BlockFormat, block_format
 from emu.formats import Format, format_named, unknown
@@ -188,6 +188,22 @@ class Plan:
             "exp": str(self.exp),
             "key_order": str(self.key_order),
         }
+
+
+def check_factors(plan: Plan) -> None:
+    """Raises ValueError where a product runs on a tensor core that cannot read its factors."""
+    for site in PRODUCTS:
+        kept = plan.accumulator(site).alignment
+        if kept is None:
+            continue
+        if site not in FACTORS:
+            raise ValueError(f"accumulator of {site}: no matrix unit computes it; those are {' '.join(FACTORS)}")
+        for factor in FACTORS[site]:
+            if plan.block(factor) is not None or not kept.operand.holds(plan[factor].format):
+                raise ValueError(
+                    f"accumulator of {site}: a tensor core of {kept.operand.name} cannot read {factor} in {plan.event(factor)}; "
+                    f"round {factor} to {kept.operand.name}, or give {site} another accumulator"
+                )
 
 
 _ORDINAL = {site: i for i, site in enumerate(Site)}

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from attention.plan import DeltaFrom, KeyOrder, Plan
-from attention.sites import PRODUCTS, Site
+from attention.sites import FACTORS, PRODUCTS, Site
 from emu.accumulate import Accumulator
 from emu.block import BlockFormat, ScaleRule, block_format
 from emu.formats import Format, format_named, unknown
-from emu.rounding import BF16, BINARY32, BINARY64, E4M3, Overflow, Rounding, rounding
+from emu.rounding import BF16, BINARY32, BINARY64, E4M3, FP16, Overflow, Rounding, rounding
+from emu.tensor_cores import architecture, tensor_core
 
 INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 GRADIENTS = (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
@@ -123,11 +124,31 @@ PRESETS: dict[str, Callable[[], Plan]] = {
 }
 
 
+def on_tensor_cores(plan: Plan, arch: str) -> Plan:
+    """The plan with its products on the tensor cores of an architecture ("hopper"): those whose factors both have a type that it
+    reads. Factors of two types meet in the first of bf16 and fp16 that holds both. Sums of FP32 factors, the row sum and delta stay
+    as they are: they run elsewhere. In blocks the scales are in the factors, so those products stay too.
+
+    Raises ValueError for an unknown architecture.
+    """
+    own, found = architecture(arch).operands, plan
+    for site, factors in FACTORS.items():
+        formats = {plan[factor].format for factor in factors}
+        fitting = [f for f in (*formats, BF16.format, FP16.format) if f.name in own and all(map(f.holds, formats))]
+        if fitting and not any(map(plan.block, factors)):
+            found = found.adding(site, tensor_core(arch, fitting[0].name))
+    return replace(found, name=f"{plan.name}@{arch}")
+
+
 def preset(name: str) -> Plan:
-    """The preset of that name, or all:<format>: every event in one format (saturating where it has no infinity).
+    """The preset of that name, or all:<format>: every event in one format (saturating where it has no infinity). Either may end in
+    @<architecture>: its products on tensor cores.
 
     Raises ValueError with the nearest name.
     """
+    plain, _, arch = name.partition("@")
+    if arch:
+        return on_tensor_cores(preset(plain), arch)
     if name.startswith("all:"):
         f = format_named(name.removeprefix("all:"))
         if not (f.zero and f.signed):

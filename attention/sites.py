@@ -69,5 +69,11 @@ class Site(StrEnum):
 # operands of products, and the axis of their first product's sum: along it lie the blocks of a block format
 BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
 
+# the events whose results are multiplied with each other, of the products that matrix units compute
+FACTORS = {
+    Site.S: (Site.Q, Site.K), Site.PV: (Site.P, Site.V), Site.S_B: (Site.Q, Site.K), Site.DV: (Site.P_B, Site.DO),
+    Site.DP: (Site.DO, Site.V), Site.DQ: (Site.DS, Site.K), Site.DK: (Site.DS, Site.Q),
+}  # fmt: skip
+
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

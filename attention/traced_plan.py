@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.plan import Plan, ordinal
+from attention.plan import Plan, check_factors, ordinal
 from attention.sites import PRODUCTS, Site
 from emu.accumulate import Order
+from emu.aligned import Alignment
 from emu.rounding import BINARY32, Rounding, rounding
 from emu.threefry import threefry2x32
 from emu.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
@@ -29,6 +30,7 @@ class TracedAccumulator(NamedTuple):
     order: Order
     step: TracedRounding
     chunk: int
+    alignment: Alignment | None
 
 
 class TracedPlan:
@@ -50,7 +52,7 @@ class TracedPlan:
         """As `Plan.accumulator`."""
         acc = self.like.accumulator(site)
         row = self.table[len(Site) + PRODUCTS.index(site)]
-        return TracedAccumulator(acc.order, rounding_of(row, kind_of(acc.step)), acc.chunk)
+        return TracedAccumulator(acc.order, rounding_of(row, kind_of(acc.step)), acc.chunk, acc.alignment)
 
 
 @jax.tree_util.register_dataclass
@@ -71,6 +73,8 @@ def head_plans(plans: Sequence[Plan]) -> HeadPlans:
 
 def common_structure(plans: Sequence[Plan]) -> Plan:
     """The structure of plans that can share a compilation. Raises ValueError naming the first that cannot."""
+    for p in plans:
+        check_factors(p)
     like = [structure(p) for p in plans]
     if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
         raise ValueError(f"plan: entries 0 and {other} differ in more than formats, modes and seeds; call them separately")
@@ -104,7 +108,9 @@ def table_of(plan: Plan) -> np.ndarray:
 @lru_cache(4096)
 def structure(plan: Plan) -> Plan:
     """The plan without what is data: a canonical plan, equal for all that share a compilation. Block formats are no data, but for seeds."""
-    accumulators = tuple(replace(a, step=_canonical(a.step), chunk=a.chunk if a.order is Order.CHUNKED else 16) for a in plan.accumulators)
+    accumulators = tuple(
+        replace(a, step=_canonical(a.step), chunk=a.chunk if a.order in (Order.CHUNKED, Order.ALIGNED) else 16) for a in plan.accumulators
+    )
     blocks = dict(plan.blocks)
     events = tuple(blocks[site].element if site in blocks else _canonical_event(plan[site]) for site in Site)
     return replace(plan, name="", roundings=events, accumulators=accumulators)

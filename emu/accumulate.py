@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from emu.aligned import Alignment, Factors, aligned, binade, in_chunks
 from emu.exact_sum import exact_sum
 from emu.ops import Array, Ops
-from emu.rounding import BINARY32, Rounding, RoundingMode
+from emu.rounding import BINARY32, BINARY64, Rounding, RoundingMode
 
 
 class Order(StrEnum):
@@ -21,6 +22,7 @@ class Order(StrEnum):
     PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
     CHUNKED = "chunked"  # each chunk ascending from its first product; chunk sums ascending from init
     EXACT = "exact"  # init + the exact sum, one rounding at the end
+    ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.aligned
     NATIVE = "native"  # whatever the device does, in float32: fast, not reproducible
 
 
@@ -30,27 +32,38 @@ class Accumulator:
 
     order      which products meet first
     step       the rounding after each addition (of EXACT: the one rounding)
-    chunk      products per chunk of CHUNKED
-    alignment  fractional bits kept when a chunk is aligned to its largest exponent, as tensor cores do;
-               reserved for the hardware models, None now
+    chunk      products per chunk of CHUNKED and ALIGNED
+    alignment  what ALIGNED keeps, None for the others; `Accumulator.tensor_core` fills it in
 
-    Raises ValueError for a chunk below 1, or an alignment.
+    Raises ValueError for a chunk below 1, ALIGNED without an alignment or with a stochastic step, an alignment elsewhere.
     """
 
     order: Order = Order.ASCENDING
     step: Rounding = BINARY32
     chunk: int = 16
-    alignment: int | None = None
+    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
             raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
         if self.order is Order.EXACT and self.step.format.precision > 29:
             raise ValueError(f"step={self.step}: the exact sum rounds to 29 bits or fewer; use fp32 or narrower")
-        if self.alignment is not None:
-            raise ValueError(f"alignment={self.alignment}: hardware accumulators are not built yet; leave it None")
+        if (self.alignment is None) is (self.order is Order.ALIGNED):
+            raise ValueError(f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use Accumulator.tensor_core")
+        if self.order is Order.ALIGNED and self.step.mode is RoundingMode.STOCHASTIC:
+            raise ValueError(f"step={self.step}: an aligned sum has no random bits; use toward-zero, as the hardware does")
+
+    @staticmethod
+    def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> "Accumulator":
+        """A tensor core's, by architecture and type of the factors: see `emu.tensor_cores`. Raises ValueError for what does not exist."""
+        from emu.tensor_cores import tensor_core
+
+        return tensor_core(arch, operand, sum_format)
 
     def __str__(self) -> str:
+        if self.alignment is not None:
+            kept = self.alignment
+            return f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}), {self.step}"
         chunk = f"[{self.chunk}]" if self.order is Order.CHUNKED else ""
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
 
@@ -69,6 +82,9 @@ def accumulate(ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step
         return ops.native(a.astype("float32").T, b.astype("float32")).astype("float64") + init
     if acc.order is Order.ASCENDING and step is None and steps is None:
         return ops.ascending(a, b, init, acc.step)
+    if acc.alignment is not None:
+        emin = acc.alignment.operand.emin
+        return add_aligned(ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps)
     step = _kept(step or _plain(ops, acc.step), steps)
     if acc.order is Order.EXACT:
         return step(0, exact_sum(ops, a, b, init))
@@ -77,6 +93,22 @@ def accumulate(ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step
     if acc.order is Order.PAIRWISE:
         return _pairwise(ops, step, a, b, init)
     return _chunked(ops, acc, step, a, b, init, steps)
+
+
+def add_aligned(ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array, steps: Steps | None = None) -> Array:
+    """`accumulate` for ALIGNED, with the exponents of the factors said. `steps`: each chunk's sum in binary64, with nothing cut, and
+    what became of it.
+    """
+    if not a[0].shape[0]:
+        return init
+    if steps is None:
+        return ops.aligned(a, b, init, acc)
+    totals: list[Array] = []
+    total = aligned(ops, a, b, init, acc, totals)
+    pieces = (in_chunks(ops, a[0], acc.chunk), in_chunks(ops, b[0], acc.chunk), totals[0])
+    _, whole = ops.scan(lambda _, k, x: (None, ops.ascending(x[0], x[1], x[2], BINARY64)), None, pieces)
+    steps.append((whole, totals[1]))
+    return total
 
 
 def _plain(ops: Ops, r: Rounding) -> Step:

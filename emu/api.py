@@ -136,7 +136,8 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
     a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits
     each. Stochastic steps take their bits from the step's seed, the entry and the index of the addition.
     steps: a list that receives every addition's (before, after), leading axis k. `Blocked` operands: emu.block_dot
-    says how their scales come in. Raises ValueError for shapes that do not match.
+    says how their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays, for factors that are not
+    numbers of a tensor core's type.
     """
     from emu.block_api import Blocked
 
@@ -147,6 +148,9 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
     a, b = _carrier(a), _carrier(b)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
+    if accumulator.alignment is not None:
+        _checked("a", a, accumulator.alignment.operand)
+        _checked("b", b, accumulator.alignment.operand)
     shape = (a.shape[0], b.shape[1])
     if init is not None and tuple(np.shape(init)) != shape:
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
@@ -169,6 +173,17 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
             return run(_ops(a), _enter(a), _enter(b), start)
     with np.errstate(all="ignore"):  # overflow and inf - inf are results
         return run(_ops(a), _enter(a), _enter(b), np.zeros(shape) if init is None else np.asarray(init, np.float64))
+
+
+def _checked(name: str, x: Array, f: Format) -> None:
+    """That a tensor core could hold the numbers of x; those of a JAX array may not be known yet."""
+    if _is_jax(x):
+        return
+    wrong = np.flatnonzero((round_to(x, f) != x) & ~np.isnan(x))
+    if wrong.size:
+        raise ValueError(
+            f"{name}: {x.flat[wrong[0]]!r} is no {f.name} number, which this tensor core takes; round_to({name}, '{f.name}') first"
+        )
 
 
 def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from emu.accumulate import Accumulator, Step, Steps, accumulate
+from emu.accumulate import Accumulator, Step, Steps, accumulate, add_aligned
+from emu.aligned import Alignment, binade
 from emu.api import _carrier, _enter, _is_jax, _ops
 from emu.block_api import Blocked, from_blocks
 from emu.ops import Ops
@@ -36,6 +37,7 @@ class _Operand:
     scales: Array | None = None  # (blocks, lines), where they stay apart
     size: int = 0  # of a block along K; 0: not blocked
     tensor: Array | None = None
+    binades: Array | None = None  # what counts as the exponents of a tensor core's factors
 
 
 def dot_blocks(a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps: Steps | None = None) -> Array:
@@ -70,7 +72,7 @@ def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
 
 
 def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | None) -> Array:
-    left, right = _operand(xp, a.T), _operand(xp, b)
+    left, right = (_operand(xp, x, acc.alignment) for x in (a.T, b))
     ops, init = _ops(left.numbers), _enter(xp.asarray(init))
     apart = left.scales is not None or right.scales is not None
     add = _by_blocks if apart else _at_once
@@ -82,10 +84,12 @@ def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | No
     return last(1, last(0, ops.multiply(total, alpha)) + init)
 
 
-def _operand(xp: Any, x: Any) -> _Operand:
+def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
     """A matrix, (K, lines): its blocks run along axis 0."""
     if not isinstance(x, Blocked):
         return _Operand(numbers=_enter(xp.asarray(x)))
+    if alignment is not None:
+        return _aligned_operand(xp, x, alignment)
     f, one = x.format, np.float32(1.0)
     tensor = _enter(xp.asarray(x.tensor)) if f.tensor else None
     if f.element.format.precision + f.scale.precision <= EXACT_FACTOR:
@@ -95,7 +99,20 @@ def _operand(xp: Any, x: Any) -> _Operand:
     return _Operand(numbers=_enter(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor)
 
 
+def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
+    """X P and 2^(e(X) + e(P)): a tensor core adds the exponents of scale and element, neither normalised again."""
+    if x.format.element.format != alignment.operand or not x.format.power_of_two:
+        raise ValueError(f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with power-of-two scales")
+    elements, scales = _enter(xp.asarray(x.elements)), xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
+    return _Operand(
+        numbers=elements * scales, binades=binade(_ops(elements), elements, alignment.operand.emin) * scales, size=x.format.size
+    )
+
+
 def _at_once(ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None) -> Array:
+    if acc.alignment is not None:
+        a, b = ((x.numbers, binade(ops, x.numbers, acc.alignment.operand.emin) if x.binades is None else x.binades) for x in (left, right))
+        return add_aligned(ops, acc, a, b, init, steps)
     step = _stepper(ops, acc, init.shape, 0, None) if acc.step.mode is RoundingMode.STOCHASTIC else None
     return accumulate(ops, acc, left.numbers, right.numbers, init, step, steps)
 

@@ -86,6 +86,10 @@ class Format:
         """Largest gap g with exp(-g) rounding to 1 (nearest): -ln(1 - 2^-(p+1)). PAPERS oracle 4."""
         return -math.log1p(-math.ldexp(1.0, -(self.precision + 1)))
 
+    def holds(self, other: "Format") -> bool:
+        """Whether every finite number of the other format is a number of this one."""
+        return self.precision >= other.precision and self.min_positive <= other.min_positive and self.max_finite >= other.max_finite
+
     @property
     def fits_binary32(self) -> bool:
         """Whether every number of the format is a normal-form binary32 number with emin >= -126."""

@@ -182,9 +182,9 @@ def pool() -> ThreadPoolExecutor:
 _PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves
 
 
-def over_threads(job: Callable[[int, int], Any], size: int) -> list[Any]:
-    """job(first, end) over equal pieces of range(size), one per thread; the results in order."""
-    workers = min(numba.get_num_threads(), max(1, size // _PIECE))
+def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = None) -> list[Any]:
+    """job(first, end) over equal pieces of range(size), one per thread; the results in order. work: numbers in all, if not `size`."""
+    workers = min(numba.get_num_threads(), size, (size if work is None else work) // _PIECE) or 1
     cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
     return [job(*cuts[0])] if workers == 1 else list(pool().map(lambda cut: job(*cut), cuts))
 

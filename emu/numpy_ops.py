@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from emu.aligned import Factors
 from emu.block import BlockFormat
 from emu.kernels import round_array
 from emu.numba_stats import stats
@@ -22,6 +23,13 @@ def _round_blocks(x: np.ndarray, f: BlockFormat, axis: int, random: np.ndarray |
     from emu.block_ops import round_blocks
 
     return round_blocks(np, quantise, np.float64, np.asarray(x, dtype=np.float64), f, axis, random)
+
+
+def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
+    from emu import aligned, numba_aligned
+
+    finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
+    return numba_aligned.aligned(a, b, init, acc) if finite else aligned.aligned(numpy_ops(), a, b, init, acc)
 
 
 def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
@@ -62,6 +70,7 @@ def numpy_ops() -> Ops:
         when=_when,
         call=lambda function, x: function(numpy_ops(), x),
         native=np.matmul,
+        aligned=_aligned,
         ascending=ascending,
         stats=lambda events: [stats(*event) for event in events],
     )

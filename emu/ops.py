@@ -30,6 +30,7 @@ class Ops:
     when       (active, compute, state) -> compute() = (new state, seen), or state and zeros where not active
     call       (f, x) -> f(these ops, x), an array like x; traced once, and computed once for all that use it
     native     (a, b) -> a @ b of float32 arrays in the device's own order
+    aligned    (a, b, init, accumulator) -> emu.aligned's sum; a, b: numbers and their binades
     ascending  (a, b, init, rounding) -> fold of a_k b_k, k ascending, each step rounded
     stats      events [(before, after, format, valid)] -> for each its counts, sums, peak, place, row sums (emu.stats)
     """
@@ -44,5 +45,6 @@ class Ops:
     when: Callable[..., Any]
     call: Callable[[Callable[..., Array], Array], Array]
     native: Callable[[Array, Array], Array]
+    aligned: Callable[..., Array]
     ascending: Callable[[Array, Array, Array, Rounding], Array]
     stats: Callable[[Sequence[Event]], list[Any]]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from emu.aligned import Factors, aligned
 from emu.block import BlockFormat
 from emu.block_ops import round_blocks
 from emu.block_xla import quantise
@@ -58,24 +59,25 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
           than 26 bits, and an exact product may be fused: the bits are the same.
     """
 
-    def guarded(a: Array, b: Array) -> Array:
-        return _from_bits(_bits(a * b) ^ zero)
-
-    inner = guarded if wide else jnp.multiply
     return Ops(
         xp=jnp,
         round=partial(_round, zero),
         round_blocks=_round_blocks,
-        multiply=guarded,
+        multiply=partial(_guarded, zero),
         bits=_bits,
         from_bits=_from_bits,
         scan=_scan,
         when=_when,
         call=lambda function, x: _call(function, wide, zero, x),
+        aligned=_aligned,
         native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),  # or a GPU drops bits of the operands (TF32)
-        ascending=lambda a, b, init, r: _ascending(a, b, init, r, inner),
+        ascending=lambda a, b, init, r: _ascending(zero, a, b, init, r, wide),
         stats=_stats,
     )
+
+
+def _guarded(zero: Array, a: Array, b: Array) -> Array:
+    return _from_bits(_bits(a * b) ^ zero)
 
 
 def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
@@ -132,13 +134,34 @@ def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
     return compute() if jax.default_backend() != "cpu" else lax.cond(zero == 0, compute, lambda: jnp.zeros_like(like))
 
 
-def _ascending(a: Array, b: Array, init: Array, r: Rounding | TracedRounding, multiply) -> Array:  # type: ignore[no-untyped-def]
-    rounded = _step(r)
+def _ascending(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, wide: bool) -> Array:
+    return (_fold if isinstance(r, TracedRounding) else _fold_compiled)(zero, a, b, init, r, wide)
 
-    def step(total, ab):  # type: ignore[no-untyped-def]
+
+def _fold(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, wide: bool) -> Array:
+    rounded, multiply = _step(r), partial(_guarded, zero) if wide else jnp.multiply
+
+    def step(total: Array, ab: tuple[Array, Array]) -> tuple[Array, None]:
         return rounded(total + multiply(ab[0][:, None], ab[1][None, :])), None
 
     return lax.scan(step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
+
+
+_fold_compiled = partial(jax.jit, static_argnums=(4, 5))(_fold)
+
+
+def _aligned(a: Factors, b: Factors, init: Array, acc: Any) -> Array:
+    """Every operation in it is exact but the rounding: nothing needs to be hidden from the compiler."""
+    return _aligned_compiled(acc, a, b, init) if isinstance(acc.step, Rounding) else aligned(_exact_ops(), a, b, init, acc)
+
+
+@partial(jax.jit, static_argnums=0)
+def _aligned_compiled(acc: Any, a: Factors, b: Factors, init: Array) -> Array:
+    return aligned(_exact_ops(), a, b, init, acc)
+
+
+def _exact_ops() -> Ops:
+    return xla_ops(jnp.int64(0), wide=False)
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:

@@ -9,6 +9,7 @@ from attention.sites import BLOCK_AXIS, PRODUCTS, Site
 from emu.block import BLOCK_NAMED
 from emu.formats import NAMED
 from emu.rounding import RoundingMode
+from emu.tensor_cores import ARCHITECTURES
 from experiments.output import console, print_json
 from experiments.sweep.cell import DEFAULTS, PER_SITE
 from experiments.sweep.inputs import FAMILIES, SAMPLE
@@ -29,7 +30,7 @@ seed = "0:10"
 _SIZE, _TRUTH = "a whole number from 1, or a range a:b:step", "true false"
 _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, meaning)
     "plan": {
-        "preset": (" ".join([*PRESETS, "all:FORMAT"]), "the plan that the other axes change"),
+        "preset": (" ".join([*PRESETS, "all:FORMAT", "each@ARCHITECTURE"]), "the plan that the other axes change"),
         "format": (" ".join([*(f.name for f in NAMED.values() if f.zero and f.signed), "e<x>m<y>"]), "of every event"),
         "mode": (" ".join(RoundingMode), "rounding mode of every event"),
         "accumulator": ("see below", "how every sum of products adds up"),
@@ -55,7 +56,8 @@ _GRAMMARS = {
     "one event": f"{' '.join(f'{kind}.SITE' for kind in PER_SITE)}, such as format.O=bf16; accumulator only at {' '.join(PRODUCTS)}",
     "SITE": " ".join(Site),
     "blocks": f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product: format.P=mxfp8_e4m3",
-    "accumulator": "ascending | pairwise | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native",
+    "accumulator": "ascending | pairwise | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native | "
+    f"tensor cores: ARCHITECTURE:TYPE[:fp16], of {' '.join(ARCHITECTURES)}, such as hopper:bf16",
     "only, but": "SITE+SITE, an event each; SITE.step: the steps of its sum",
     "injection": "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; "
     "WHERE batch= heads= rows= columns= features= tiles= with numbers and ranges, ends included: O:ulps=0.5:rows=0-63",

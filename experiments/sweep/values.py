@@ -11,6 +11,7 @@ from emu.accumulate import Accumulator, Order
 from emu.block import BLOCK_NAMED
 from emu.formats import Format, format_named, unknown
 from emu.rounding import BINARY32, Overflow, Rounding, mode_named, rounding
+from emu.tensor_cores import ARCHITECTURES
 from experiments.errors import UsageError
 from experiments.sweep.cell import DEFAULTS, PER_SITE, Value
 
@@ -62,11 +63,25 @@ def event_of(name: str, mode: str | None = None) -> Event:
 
 
 def accumulator_of(text: str) -> Accumulator:
-    """ascending | pairwise | chunkedN | exact | native, each but native with an optional :FORMAT[:MODE] of its steps."""
+    """ascending | pairwise | chunkedN | exact | native, each but native with an optional :FORMAT[:MODE] of its steps; or a tensor
+    core, ARCHITECTURE:TYPE[:FORMAT], with the type of its factors and the format of its sums.
+    """
     order, given, step = text.partition(":")
+    if order in ARCHITECTURES:
+        types = ARCHITECTURES[order].operands
+        if not given:
+            raise ValueError(f"accumulator '{order}': say the type of the factors too: {' '.join(f'{order}:{name}' for name in types)}")
+        return Accumulator.tensor_core(*text.split(":", 2))
     chunk = re.fullmatch(r"chunked([0-9]+)", order)
     if chunk is None and order not in ("ascending", "pairwise", "exact", "native"):
-        raise ValueError(unknown("accumulator", order, ("ascending", "pairwise", "chunked16", "exact", "native"), "with :FORMAT[:MODE]"))
+        raise ValueError(
+            unknown(
+                "accumulator",
+                order,
+                ("ascending", "pairwise", "chunked16", "exact", "native", *ARCHITECTURES),
+                "with :FORMAT[:MODE], tensor cores with :TYPE",
+            )
+        )
     if order == "native" and given:
         raise ValueError("native adds as the device does, in binary32; leave the format out")
     name, _, mode = step.partition(":")

@@ -242,7 +242,10 @@ def test_no_negative_selections(rows):
 # --- traces ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", ["exact", "fp32", "qiu-yao", "fa2-bf16", "fa3-fp8", "baseline-bf16", "all:bf16", "all:e4m3fn"])
+OTHERS = ("exact", "fp32", "fa2-bf16", "baseline-bf16", "all:bf16", "all:e4m3fn")
+
+
+@pytest.mark.parametrize("plan", ["qiu-yao", "fa3-fp8", *(pytest.param(p, marks=pytest.mark.thorough) for p in OTHERS)])
 def test_a_trace_never_changes_a_bit(plan):
     """A recorded sum that adds in another order, or an event that is rounded where it is only looked at."""
     silent, *watched = (run(plan, record=record, blocks=(5, 7)) for record in (None, Record(), EVERYTHING))

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from emu.accumulate import Accumulator, Order, accumulate
+from emu.aligned import Alignment
+from emu.formats import format_named
 from emu.judge import judge
 from emu.numpy_ops import numpy_ops
 from emu.ops import Ops
@@ -350,11 +352,15 @@ def test_errors_name_the_argument() -> None:
         Accumulator(chunk=0)
     with pytest.raises(ValueError, match="step=fp64: the exact sum rounds to 29 bits"):
         Accumulator(order=Order.EXACT, step=BINARY64)
-    with pytest.raises(ValueError, match="alignment=25"):
-        Accumulator(alignment=25)
+    kept = Alignment(bits=25, zero=-133, operand=format_named("bf16"))
+    for wrong in ({"alignment": kept}, {"order": Order.ALIGNED}):
+        with pytest.raises(ValueError, match="goes with order=aligned"):
+            Accumulator(**wrong)
+    with pytest.raises(ValueError, match="stochastic: an aligned sum has no random bits"):
+        Accumulator(order=Order.ALIGNED, alignment=kept, step=rounding("fp32", "stochastic"))
     arrays = operands(3)
     for order in Order:
-        if order is not Order.NATIVE:
+        if order not in (Order.NATIVE, Order.ALIGNED):
             with pytest.raises(ValueError, match="stochastic"):
                 accumulate(numpy_ops(), Accumulator(order=order, step=rounding("bf16", "stochastic")), *arrays, steps=[])
 

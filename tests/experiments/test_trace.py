@@ -70,6 +70,7 @@ def sample():
 # ---- end to end
 
 
+@pytest.mark.pictures
 def test_sample_end_to_end(run, tmp_path):
     code, out, err = run("--sample", "--layer", "layer1", "--out", tmp_path / "here")
     assert (code, err) == (0, "")
@@ -117,8 +118,7 @@ def test_engines_give_the_same_digests(run, small, tmp_path):
     assert counts(numpy) == counts(xla)
 
 
-@pytest.mark.parametrize("plan", PRESETS)
-@pytest.mark.parametrize("do", [True, False])
+@pytest.mark.parametrize(("plan", "do"), [(p, True) for p in PRESETS] + [("qiu-yao", False), ("exact", False)])
 def test_every_preset_with_and_without_do(run, small, tmp_path, plan, do):
     code, out, err = run(small(do=do), "--plan", plan, "--causal", "--block-k", 16, "--out", tmp_path / "x")
     assert (code, err) == (0, "") and (do or "no do" in " ".join(out.split()))
@@ -284,6 +284,7 @@ def test_sums_that_round_inside_are_set_apart(sample):
     assert "DELTA" in inside and "DELTA" not in exact and " Q " in exact
 
 
+@pytest.mark.pictures
 def test_nan_and_underflow_are_said(run, small, tmp_path):
     with np.load(small()) as file:
         q = file["a.q"].copy()

@@ -47,6 +47,7 @@ def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
     assert sum(a["mean"] for a in data["steps"]["5 origin"]["accounts"].values()) == pytest.approx(total)
 
 
+@pytest.mark.pictures
 def test_the_sample_has_no_bias_and_says_what_it_would_have_seen(run, tmp_path):
     """Catches a false alarm on real tensors, and silence about the power."""
     x = read_layers(sample_path(), layer="layer4")[0]
@@ -77,7 +78,9 @@ def test_bad_usage_ends_in_one_line(run, tmp_path, args, words):
     assert (code, out) == (2, "") and words in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("plan", ["exact", "baseline-bf16", "fa3-fp8", "all:e4m3fn"])
+@pytest.mark.parametrize(
+    "plan", ["exact", "baseline-bf16", *(pytest.param(p, marks=pytest.mark.thorough) for p in ("fa3-fp8", "all:e4m3fn"))]
+)
 def test_every_plan_gets_through(run, tmp_path, plan):
     """Catches a step that needs a rounding, a stage or a P = 1 that a plan does not have. Two sequences, grouped heads, T != S."""
     rng = np.random.default_rng(3)

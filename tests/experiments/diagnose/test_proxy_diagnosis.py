@@ -101,6 +101,7 @@ def test_without_anything_left_to_do_nothing_is_replayed(found, monkeypatch):
         again([Trial("site=X -> bf16", 77)])
 
 
+@pytest.mark.pictures
 def test_the_report_has_all_steps_in_order(folder, found, tmp_path, monkeypatch, capsys):
     """Catches steps out of order or without a picture, a verdict without the set, and JSON that tells another story."""
     monkeypatch.setattr(proxy_findings, "diagnose", lambda *args, **more: found)

@@ -138,6 +138,7 @@ def test_heads_with_plans_of_their_own_are_looked_at_apart(folder):
     assert [s.request.plan[Site.SCALED_B].format.name for s in seen] == ["fp32", "e2m3", "fp32"]
 
 
+@pytest.mark.pictures
 def test_the_report_has_all_six_steps_in_order(folder, found, tmp_path, monkeypatch, capsys):
     """Catches steps out of order or without a picture, a verdict without the set, and JSON that tells another story."""
     monkeypatch.setattr(run_command, "replayed", lambda chosen, report: found)

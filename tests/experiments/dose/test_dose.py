@@ -165,6 +165,7 @@ def test_norms_are_read_before_divergence():
     assert verdict(found, "grows without limit").word is Word.AGREES
 
 
+@pytest.mark.pictures
 def test_pictures_of_censored_and_of_lost_runs():
     """A picture that fails where nothing diverged or where a loss is not finite."""
     found = exact() + outcomes(ZERO, 2, [9, 8, None], loss=math.nan) + outcomes(EVEN, 2, [None] * 3)

@@ -178,6 +178,7 @@ def faked(monkeypatch):
     return ran
 
 
+@pytest.mark.pictures
 def test_launches_are_kept_and_told(faked, tmp_path, capsys):
     """Launches that run twice, an audit that is lost on the disk, a page without its pictures, JSON with a NaN."""
     assert command.reproduced(SCALE, tmp_path, True, "here") == 0

@@ -170,6 +170,7 @@ def test_the_answer_counts_only_seeds_with_which_fp32_lives():
     assert lone(alone) == ["a"] and answer(asked, alone).startswith("Yes: a in 2 of 2, at 40 60")
 
 
+@pytest.mark.pictures
 def test_the_command_writes_a_page_and_computes_nothing_twice(tmp_path, capsys):
     """A page without its picture, a second run that computes again, a result under another arm's name."""
     words = ["proxy", *WORDS, "measure_every=3", "--seeds", "0", "--arm", "four=site=W,DX -> mxfp4", "--out", str(tmp_path), "--json"]

@@ -152,6 +152,7 @@ def test_arm_is_described_up_to_its_divergence() -> None:
     assert found.norm == pytest.approx(max(before))
 
 
+@pytest.mark.pictures
 def test_every_picture_draws_every_row() -> None:
     """Catches a row that the opening picture leaves out, and a picture that fails where something was not run."""
     entries = [(case.name, row.name) for case in FULL.cases for row in chosen_rows(FULL, case)]

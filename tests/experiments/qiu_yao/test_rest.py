@@ -97,6 +97,7 @@ def test_looks_lie_after_the_warm_up() -> None:
     assert np.isnan(rest.found(3)).all()
 
 
+@pytest.mark.thorough
 def test_look_adds_up_over_steps() -> None:
     """Catches a look that forgets the one before, or arms that share what is their own."""
     from experiments.train import step as one_step

@@ -83,7 +83,7 @@ def test_factorial_has_every_cell_once() -> None:
     assert {site: bits(plan)[site] for site in wanted} == wanted
 
 
-@pytest.mark.parametrize("scale", [QUICK, FULL])
+@pytest.mark.parametrize("scale", [QUICK, pytest.param(FULL, marks=pytest.mark.thorough)])
 def test_launches_hold_every_trial_in_one_structure(scale: Scale) -> None:
     """Catches a trial that never runs, a launch of two executables, parts of a list that do not share a compilation, and one too large."""
     trials = [e.trial for e in entries(scale)]

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from experiments.plots import png
 from experiments.qiu_yao import static, static_clamp, static_closed, static_shifts, static_sums, static_ties
 
 
+@pytest.mark.pictures
 def test_claims_and_pictures(monkeypatch):
     """A part left out or measured twice, progress of another part, a caption under another picture, a verdict without a number."""
     some = [x if x.name != static_ties.SAMPLE else replace(x, q=x.q[:, :16]) for x in static_ties.inputs()]

@@ -47,12 +47,6 @@ def tiny(monkeypatch):
     monkeypatch.setattr("experiments.su.launches.ran", made)
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pictures as no pixels: PNGs take most of the time, and one test has them."""
-    return lambda: monkeypatch.setattr("experiments.plots.data_uri", lambda picture: "data:,")
-
-
 def called(out, capsys):
     """What the command prints as JSON, and its exit code."""
     with pytest.raises(SystemExit) as end:
@@ -64,7 +58,8 @@ def words(data, figure):
     return {(v["claim"], v["case"]): v["word"] for v in data["verdicts"] if v["figure"] == figure}
 
 
-def test_command_writes_and_goes_on(tiny, undrawn, tmp_path, capsys):
+@pytest.mark.pictures
+def test_command_writes_and_goes_on(tiny, tmp_path, capsys):
     """A second call that trains again, verdicts that do not follow from the runs, a page that does not open with a picture."""
     first, code = called(tmp_path, capsys)
     assert code == 0 and first["run"]["ran"] == first["run"]["launches"] > 10
@@ -80,7 +75,6 @@ def test_command_writes_and_goes_on(tiny, undrawn, tmp_path, capsys):
     assert code_words["3.5 b"] == code_words["3.5 b'"] == "agrees"  # LN does nothing alone; against a frozen shift it seems to
     assert code_words["3.5 d"] == "contradicts" and code_words["3.5 a"] == "undecided" and code_words["3.5 g"] == "agrees"
     assert "all FP32 averted" in first["answer"] and "LN in FP32 delayed" in first["answer"]
-    undrawn()
     second, _ = called(tmp_path, capsys)
     assert second["run"]["ran"] == 0 and second["verdicts"] == first["verdicts"] and second["answer"] == first["answer"]
     page = (tmp_path / "report.html").read_text()
@@ -88,9 +82,8 @@ def test_command_writes_and_goes_on(tiny, undrawn, tmp_path, capsys):
     assert json.loads((tmp_path / "su.json").read_text())["verdicts"] == second["verdicts"]
 
 
-def test_interrupted_run_tells_what_is_there(tiny, undrawn, tmp_path, monkeypatch, capsys):
+def test_interrupted_run_tells_what_is_there(tiny, tmp_path, monkeypatch, capsys):
     """A launch that is lost with the one after it, a page of a part that does not say so or speaks of what is missing."""
-    undrawn()
     calls = []
 
     def dying(scale, launch, out, progress):

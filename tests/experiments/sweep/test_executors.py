@@ -67,6 +67,7 @@ def test_dask_gives_the_serial_rows_with_a_worker_killed_in_the_middle(path, clu
     assert rows(path) == reference(path, cells)
 
 
+@pytest.mark.thorough
 def test_dask_a_cell_that_kills_every_worker_fails_alone(path, cluster):
     """Catches a sweep that waits for ever for, or blames a neighbour of, a cell that no worker survives."""
     cells = [cell(i, "die" if i == 4 else "fine") for i in range(12)]

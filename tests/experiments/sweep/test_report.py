@@ -173,6 +173,7 @@ def test_other_axes_are_held_where_most_conditions_are(path):
     assert cut.held == {"input": "gaussian"} and cut.cells.sum() == 27
 
 
+@pytest.mark.pictures
 def test_no_more_than_eight_lines_the_largest_first(path):
     inputs = [f"file{k}.npz" for k in range(11)]
     save(path, *[({"input": name, "T": t}, numbers(10.0**-k * t)) for k, name in enumerate(inputs) for t in (64, 128)])
@@ -261,6 +262,7 @@ def test_worst_condition_first_and_intervals_in_the_table(path):
 # ---- the file
 
 
+@pytest.mark.pictures
 def test_report_opens_offline(path):
     text = page(save(path, *crossed(lambda i, j, s: 10.0 ** -(i + j + 0.1 * s))))
     assert "<script" not in text and "http" not in text and text.count("<img") == text.count('src="PNG"') > 5

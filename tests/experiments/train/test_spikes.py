@@ -19,7 +19,7 @@ def alarms(values, watch=None):
     return [a for step, row in enumerate(values) for a in watch.update(step, row)]
 
 
-@pytest.mark.parametrize("tails", [None, 3])
+@pytest.mark.parametrize("tails", [pytest.param(None, marks=pytest.mark.thorough), 3])
 def test_noise_raises_no_alarm(tails):
     """False alarms: 100,000 steps of a falling loss with normal noise, and with heavy tails, and of gradient norms over two decades."""
     assert alarms(curve(2500, arms=40, tails=tails)) == []
