@@ -18,10 +18,11 @@ LEGEND = (
 
 def run(what: str, as_json: bool = False) -> None:
     """One benchmark by name. Raises UsageError for a name that is none."""
-    from experiments import bench_attention, bench_mx, bench_step, bench_sweep
+    from experiments import bench_attention, bench_dot, bench_mx, bench_step, bench_sweep
 
     benchmarks: dict[str, Callable[[bool], None]] = {
-        "round": run_round, "mx": bench_mx.run, "attention": bench_attention.run, "sweep": bench_sweep.run, "step": bench_step.run,
+        "round": run_round, "mx": bench_mx.run, "dot": bench_dot.run, "attention": bench_attention.run,
+        "sweep": bench_sweep.run, "step": bench_step.run,
     }  # fmt: skip
     if what not in benchmarks:
         raise UsageError(unknown("benchmark", what, benchmarks))

@@ -219,6 +219,17 @@ def reproduce(
 
 
 @app.command()
+def accumulators(
+    out: Annotated[Path, typer.Option(help="Folder for report.html and accumulators.json.")] = Path("accumulators"),
+    json: Json = False,
+) -> None:
+    """Measure which way the sums of tensor cores lean, against K."""
+    from experiments.tensor_cores import command
+
+    command.run(out=out, as_json=json)
+
+
+@app.command()
 def prepare(
     paths: Annotated[list[Path], typer.Argument(help="Text files, and folders with some.", metavar="DIR_OR_FILES")],
     out: Annotated[Path, typer.Option(help="Folder for train.bin and val.bin.")],
@@ -362,7 +373,7 @@ def report(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="round, mx, attention, sweep or step.", metavar="WHAT")],
+    what: Annotated[str, typer.Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")],
     json: Json = False,
 ) -> None:
     """Measure our speed against what one would use instead."""
