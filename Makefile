@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test thorough lint exhaustive engines gpu-check bench clean
+.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-tensor-core bench clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -12,15 +12,17 @@ demo: $(READY)
 # engines against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
 BITS := tests/emu tests/test_golden.py tests/attention/test_engines.py
 PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2
+# where the tests of a file share what took long to make
+BY_FILE := --dist loadfile
 
 test: $(READY)
 	$(BIN)/ruff check .
-	$(PYTEST) -m 'not thorough' $(BITS)
-	XLA_FLAGS='$(PLAIN)' $(PYTEST) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
+	$(PYTEST) --dist worksteal -m 'not thorough' $(BITS)
+	XLA_FLAGS='$(PLAIN)' $(PYTEST) $(BY_FILE) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
 
 thorough: $(READY)  ## every test, the long ones too, all as users compile
-	$(PYTEST)
+	$(PYTEST) $(BY_FILE)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -37,9 +39,13 @@ engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and wi
 gpu-check:  ## on a machine with a GPU and jax: digests of every preset against the stored ones
 	$(PYTHON) -m tests.gpu_check
 
+gpu-tensor-core:  ## on a machine with a GPU, Triton, PyTorch and jax: its tensor cores against the models of them
+	$(PYTHON) -m tests.gpu_tensor_core
+
 bench: $(READY)
 	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/roundscope bench round
+	$(BIN)/roundscope bench dot
 	$(BIN)/roundscope bench attention
 
 $(READY): pyproject.toml constraints.txt

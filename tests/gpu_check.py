@@ -1,6 +1,6 @@
 """The bits of this machine's default JAX device against the stored ones: `make gpu-check`.
 
-    python -m tests.gpu_check            # 32 compilations; --jobs N compiles N at a time
+    python -m tests.gpu_check            # 48 compilations; --jobs N compiles N at a time
     python -m tests.gpu_check --write    # digests of the NumPy engine into tests/golden/engines.json
 
 Compared by SHA-256: out, L, dq, dk, dv, delta and the counts of every site for every preset x {full, causal} x tiles
@@ -29,9 +29,11 @@ from emu.formats import NAMED
 from emu.functions import exp64, log64
 from emu.random import event_bits
 from emu.rounding import Rounding, RoundingMode, rounding
-from tests.engines import FAMILIES, PRESETS, RESULTS, bits, bits31, run
+from tests.engines import FAMILIES, RESULTS, bits, bits31, run
+from tests.engines import PRESETS as PLAIN
 
 GOLDEN = Path(__file__).parent / "golden" / "engines.json"
+PRESETS = (*PLAIN, "fa3-fp8-scaled", "mxfp8-attention", "fa2-bf16@hopper", "fa3-fp8@hopper")
 TILES = ((64, 64), (128, 32))
 CELLS = [(preset, causal, tile) for preset in PRESETS for causal in (False, True) for tile in TILES]
 CARRIERS = {"float32": (np.float32, 24), "float64": (np.float64, 22)}

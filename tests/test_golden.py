@@ -41,5 +41,7 @@ def test_a_changed_bit_changes_a_digest():
 
 
 def test_the_version_of_the_numbers_goes_with_the_digests():
-    """Golden digests that moved while stored sweeps still pass for comparable. Moved on purpose: raise NUMERICS, note the new digest."""
-    assert (NUMERICS, hashlib.sha256(gpu_check.GOLDEN.read_bytes()).hexdigest()[:16]) == (3, "088128518799725b")
+    """Golden digests that moved while stored sweeps still pass for comparable. Moved on purpose: raise NUMERICS, note the new digest;
+    digests that were only added need the note alone.
+    """
+    assert (NUMERICS, hashlib.sha256(gpu_check.GOLDEN.read_bytes()).hexdigest()[:16]) == (3, "a37f0f31be09539f")

@@ -21,6 +21,7 @@ from experiments.diagnose.units import Edit, everywhere, is_random
 from experiments.tensors import Layer
 from experiments.trace_options import Request
 from experiments.train import pairs
+from experiments.train.groups import linears_at
 from experiments.train.loop import batches_of
 from experiments.train.plans import by_layer
 from experiments.train.step import plans_at
@@ -47,7 +48,8 @@ def subjects(case: Case, step: int, state: Any) -> list[Subject]:
     tokens = np.concatenate([batches.batch(step + i) for i in range(max(1, TOKENS // (config.batch * config.context)))])
     table = plans_at(by_layer(plans), np.int32(step))
     assert table is not None
-    x, *rest = (np.asarray(leaf)[:, : max(1, TOKENS // config.context)] for leaf in pairs.read(state.params, tokens, table, config))
+    read = pairs.read(state.params, tokens, table, config, linears_at(case.settings, case.own, step))
+    x, *rest = (np.asarray(leaf)[:, : max(1, TOKENS // config.context)] for leaf in read)
     found = []
     for i, row in enumerate(plans):
         different = list(dict.fromkeys(row))

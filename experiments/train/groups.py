@@ -1,6 +1,7 @@
 """Arms that run in one executable: same structure of plans for the whole run, states stacked, plans from each step on."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from experiments.train import step as one_step
 from experiments.train.config import WORD
 from experiments.train.injected import check, readable, wrongs_of
 from experiments.train.interventions import Plans, plans_of
-from experiments.train.linear_plans import LinearPlans, formats_of, how_of
+from experiments.train.linear_plans import LinearPlans, formats_of, how_of, linear_at
 from experiments.train.linear_plans import by_arm as linears_by_arm
 from experiments.train.offset import Offset, Wrongs, offsets
 from experiments.train.plans import by_arm, by_layer
@@ -129,6 +130,15 @@ def wrongs_at(settings: Settings, arm: Arm, step: int) -> Wrongs | None:
 def formats_at(settings: Settings, arm: Arm, step: int) -> Formats | None:
     """What the linear layers of an arm round at a step, by the same changes; None without any."""
     return formats_of(settings.config, _texts(settings, arm, step))
+
+
+def linears_at(settings: Settings, arm: Arm, step: int) -> LinearPlans | None:
+    """The same of one arm, as data with the random bits of the step."""
+    formats = formats_at(settings, arm, step)
+    if formats is None:
+        return None
+    plans = linears_by_arm(how_of([formats]), [formats], [_seed(settings, arm)])
+    return linear_at(replace(plans, table=plans.table[0]), np.int32(step))
 
 
 def _texts(settings: Settings, arm: Arm, step: int) -> tuple[str, ...]:

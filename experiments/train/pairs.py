@@ -20,6 +20,7 @@ from attention.traced_plan import HeadPlans
 from experiments.errors import bad
 from experiments.train import model
 from experiments.train.config import JAX, Config
+from experiments.train.linear_plans import LinearPlans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +85,12 @@ def pair(params: Any, tokens: Any, high: HeadPlans, low: HeadPlans, config: Conf
     return Pair(high=both[0], low=both[1], pk=pk, x=x, alpha=config.head_width**-0.5)
 
 
-def read(params: Any, tokens: Any, plans: HeadPlans, config: Config) -> tuple[Any, Any, Any, Any, Any]:
-    """What the attention of every layer reads at one state: x (L, B, T, D), q, k, v and dO (L, B, T, N, H)."""
-    (x, q, k, v), do = _state(config)(params, tokens, plans)
+def read(params: Any, tokens: Any, plans: HeadPlans, config: Config, linears: LinearPlans | None = None) -> tuple[Any, Any, Any, Any, Any]:
+    """What the attention of every layer reads at one state: x (L, B, T, D), q, k, v and dO (L, B, T, N, H).
+
+    linears: what the linear layers round, of one arm and step; None: nothing
+    """
+    (x, q, k, v), do = _state(config)(params, tokens, plans, linears)
     return x, q, k, v, do
 
 
@@ -94,10 +98,10 @@ def read(params: Any, tokens: Any, plans: HeadPlans, config: Config) -> tuple[An
 def _state(config: Config) -> Any:
     """(what attention read, dO) of every layer."""
 
-    def state(params: Any, tokens: Any, plans: HeadPlans) -> Any:
+    def state(params: Any, tokens: Any, plans: HeadPlans, linears: LinearPlans | None) -> Any:
         shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
         taps = jnp.zeros(shape, params["embedding"].dtype)
-        do, seen = jax.grad(lambda taps: model.run(params, tokens, plans, config, taps), has_aux=True)(taps)
+        do, seen = jax.grad(lambda taps: model.run(params, tokens, plans, config, taps, linears=linears), has_aux=True)(taps)
         return seen, do
 
     return jax.jit(state)

@@ -43,7 +43,11 @@ def both(plan, x, **options):
 
 @pytest.mark.parametrize(
     ("name", "causal", "tile"),
-    [("mxfp8-attention", False, (40, 40)), ("mxfp8-attention", True, (16, 32)), ("fa3-fp8-scaled", True, (16, 32))],
+    [
+        pytest.param("mxfp8-attention", False, (40, 40), marks=pytest.mark.thorough),
+        ("mxfp8-attention", True, (16, 32)),
+        ("fa3-fp8-scaled", True, (16, 32)),
+    ],
 )
 def test_presets(name, causal, tile):
     """Catches a scale, an element or a product of 28 bits that one engine rounds otherwise."""

@@ -14,7 +14,7 @@ from tests.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences
 SELECTED = [(preset, bool(i % 2), TILES[i % 4], bool(i % 2)) for i, preset in enumerate(PRESETS)]
 WATCHED = Record(events=(Site.P, Site.DK), steps=(Site.PV,))
 RECORDED = [  # 10 s each to compile
-    ("qiu-yao", False, (16, 8), True, WATCHED),
+    pytest.param("qiu-yao", False, (16, 8), True, WATCHED, marks=pytest.mark.thorough),
     pytest.param("all:e4m3fn", True, (64, 64), False, Record(), marks=pytest.mark.thorough),
 ]
 

@@ -15,7 +15,7 @@ from emu.judge import judge, neighbours, spacing
 from emu.rounding import Overflow, Rounding, RoundingMode, rounding
 from emu.threefry import random31
 
-law = settings(deadline=None, derandomize=True, max_examples=300, database=None)
+law = settings(deadline=None, derandomize=True, max_examples=150, database=None)
 
 SYMMETRIC = [m for m in RoundingMode if m not in (RoundingMode.TOWARD_POSITIVE, RoundingMode.TOWARD_NEGATIVE)]
 

@@ -94,6 +94,7 @@ def test_killed_run_keeps_whole_launches_and_tells_them(tiny: None, tmp_path, mo
     assert "Interrupted" not in page and "3, 1 of them run by the last command" in page
 
 
+@pytest.mark.thorough
 def test_any_number_of_launches_can_be_told() -> None:
     """Catches a verdict that needs a case or a row that is not there yet, rows with half of their seeds, and half of a search."""
     wanted, groups = entries(FULL), launches(FULL, [e.trial for e in entries(FULL)])
@@ -137,6 +138,7 @@ def test_folder_of_another_program_is_refused(tmp_path) -> None:
         pass
 
 
+@pytest.mark.thorough
 def test_arm_is_described_up_to_its_divergence() -> None:
     """Catches norms of an arm after it diverged, losses of one that did, and a launch that goes on when all have: they would depend on
     the arms beside it.

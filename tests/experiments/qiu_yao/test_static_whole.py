@@ -9,6 +9,7 @@ from experiments.plots import png
 from experiments.qiu_yao import static, static_clamp, static_closed, static_shifts, static_sums, static_ties
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_claims_and_pictures(monkeypatch):
     """A part left out or measured twice, progress of another part, a caption under another picture, a verdict without a number."""

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 
 from attention.sites import Site as AttentionSite
+from emu.api import round_to
 from emu.block_api import round_blocks
 from experiments.cli import main
 from experiments.errors import UsageError
 from experiments.mx import linear as mx
 from experiments.mx.sites import INDEX, Site
-from experiments.train import checkpoint, model, record
+from experiments.train import checkpoint, model, pairs, record
 from experiments.train.config import Config
 from experiments.train.interventions import plans_of
 from experiments.train.linear import linear
 from experiments.train.linear_plans import LinearPlans, described, formats_of, how_of
 from experiments.train.linear_words import MATRICES
+from experiments.train.plans import by_layer
 from experiments.train.settings import settings
 
 CONFIG = Config(layers=2, heads=2, width=32, context=32, vocab=32, batch=1, mlp_ratio=1, plan="jax", matmul="fp32")
@@ -108,6 +110,18 @@ def test_a_change_is_of_its_layer_and_matrix_alone(step):
                 own = before[layer].reshape(32, -1)
                 wanted[layer] = round_blocks(own, "mxfp4", axis=0).reshape(before[layer].shape)
             assert np.array_equal(found[other], wanted), (matrix, other)
+
+
+def test_what_attention_reads_left_the_linear_layers():
+    """A diagnosis of q, k and v that the run never had: those of linear layers that round nothing."""
+    config = replace(CONFIG, plan="fp32", context=8, tile=8)
+    params = model.init(config, jax.random.key(0))
+    tokens = np.arange(9, dtype=np.int32)[None]
+    linears = plans(config, "layer=1 matrix=qkv site=Y -> e4m3fn:toward-zero")
+    _, *read, _ = pairs.read(params, tokens, by_layer(plans_of(config)), config, linears)
+    for x in map(np.asarray, read):
+        on_grid = [np.array_equal(round_to(own, "e4m3fn"), own) for own in x]
+        assert on_grid == [False, True]
 
 
 def test_taps_are_what_the_products_read(step):
