@@ -28,7 +28,7 @@ def numbers(kind: str, seed: int, shape: tuple[int, int], f: Format) -> np.ndarr
     rng = np.random.default_rng((seed, KINDS.index(kind)))
     if kind == "codes":
         x = rng.integers(0, 2**32, shape, dtype=np.uint32).view(np.float32)
-        x = np.where(np.abs(x) < f.max_finite, x, np.float32(0.0))  # NaN too
+        x = np.where(np.abs(x) < min(f.max_finite, 2.0**60), x, np.float32(0.0))  # NaN too; a larger one would make all sums infinite
         return round_to(x, f, "toward-zero")
     x = rng.standard_normal(shape, dtype=np.float32)
     scale = {"wide": 2.0 ** rng.integers(-9, 6, shape), "sparse": rng.random(shape) < 0.2, "tiny": 2.0**f.emin}.get(kind, 1.0)
@@ -39,8 +39,8 @@ def numbers(kind: str, seed: int, shape: tuple[int, int], f: Format) -> np.ndarr
 
 
 def operands(kind: str, size: int, f: Format) -> tuple[np.ndarray, np.ndarray]:
-    """(size, K) and (K, size)."""
-    a, b = numbers(kind, 1, (size, K), f), numbers(kind, 2, (size, K), f)
+    """(size, K) and (K, size); where one is tiny the other is not, or BF16's sums would all be 0."""
+    a, b = numbers(kind, 1, (size, K), f), numbers("normal" if kind == "tiny" else kind, 2, (size, K), f)
     if kind == "cancelling":
         b[:, K // 2 :] = -b[:, K // 2 :]
     return a, np.ascontiguousarray(b.T)
