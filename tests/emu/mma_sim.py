@@ -4,7 +4,7 @@
     python -m tests.emu.mma_sim [sums per case]
 
 No test needs MMA-Sim: they read the file. Inputs of a case: random codes, NaN and infinities among them; finite random codes; normal
-numbers; a wide range of exponents; mostly zeros; numbers about the smallest normal one; sums that cancel.
+numbers; a wide range of exponents; mostly zeros; numbers about the smallest normal one times normal ones; sums that cancel.
 """
 
 import sys
@@ -63,7 +63,7 @@ def main(sums=3):
     for (arch, t, total), model in cases().items():
         for kind in KINDS:
             shape = (sums, 3 * model.arithmetic_op.L_max)
-            a, b = (numbers(rng, kind, shape, t) for _ in range(2))
+            a, b = numbers(rng, kind, shape, t), numbers(rng, "normal" if kind == "tiny" else kind, shape, t)
             if kind == "cancelling":
                 half = shape[1] // 2
                 a[:, half : 2 * half] = a[:, :half]

@@ -54,13 +54,21 @@ def numbers(kind, shape, f):
     return round_to(x, f)
 
 
+def factors(kind, rows, k, columns, f):
+    """(rows, K) and (K, columns); tiny ones meet ordinary ones, so that sums are about the smallest normal number."""
+    return numbers(kind, (rows, k), f), numbers("normal" if kind == "tiny" else kind, (k, columns), f)
+
+
 @pytest.mark.parametrize(("arch", "name", "total"), EVERY)
 def test_sums_are_the_judges(arch, name, total):
     """A cut in the wrong place or direction, a chunk of the wrong size, a subnormal's or a zero's exponent, for every type there is."""
     acc, f = Accumulator.tensor_core(arch, name, total), format_named(name)
     for kind in ("normal", "wide", "tiny", "sparse"):
-        a, b = numbers(kind, (2, acc.chunk + 3), f), numbers(kind, (acc.chunk + 3, 3), f)
-        c = round_to(RNG.standard_normal((2, 3)) * (RNG.random((2, 3)) < 0.7), acc.step.format)
+        a, b = factors(kind, 2, acc.chunk + 3, 3, f)
+        c = round_to(
+            RNG.standard_normal((2, 3)) * 2.0 ** (acc.step.format.emin if kind == "tiny" else 0) * (RNG.random((2, 3)) < 0.7),
+            acc.step.format,
+        )
         want = [[judged(a[i], b[:, j], c[i, j], acc) for j in range(3)] for i in range(2)]
         assert np.array_equal(emu.dot(a, b, acc, c), want), kind
 
@@ -96,7 +104,8 @@ def test_both_executors_agree(arch, name, total):
     """A fused or flushed operation; K that no chunk divides; infinities, NaN, and sums that leave the format."""
     acc, f = Accumulator.tensor_core(arch, name, total), format_named(name)
     for kind in ("wide", "tiny"):
-        a, b, c = numbers(kind, (5, 45), f), numbers(kind, (45, 7), f), round_to(RNG.standard_normal((5, 7)), acc.step.format)
+        a, b = factors(kind, 5, 45, 7, f)
+        c = round_to(RNG.standard_normal((5, 7)) * 2.0 ** (acc.step.format.emin if kind == "tiny" else 0), acc.step.format)
         if kind == "wide":
             a[0, 3], a[1, 40], b[2, 2], c[3, 3] = np.nan, f.max_finite, f.max_finite, np.inf
             a[2, :] = f.max_finite
