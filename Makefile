@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-tensor-core bench clean
+.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-tensor-core bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -47,6 +47,9 @@ bench: $(READY)
 	$(BIN)/roundscope bench round
 	$(BIN)/roundscope bench dot
 	$(BIN)/roundscope bench attention
+
+bench-check: $(READY)  ## our speed as ratios, against the least that is accepted
+	$(BIN)/python -m tests.bench_check
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

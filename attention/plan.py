@@ -197,7 +197,9 @@ def check_factors(plan: Plan) -> None:
         if kept is None:
             continue
         if site not in FACTORS:
-            raise ValueError(f"accumulator of {site}: no matrix unit computes it; those are {' '.join(FACTORS)}")
+            raise ValueError(
+                f"accumulator of {site}: no matrix unit computes it; use a preset@architecture, or give it to {' '.join(FACTORS)}"
+            )
         for factor in FACTORS[site]:
             if plan.block(factor) is not None or not kept.operand.holds(plan[factor].format):
                 raise ValueError(

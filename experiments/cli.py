@@ -96,7 +96,11 @@ def trace(
     sample: Annotated[bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")] = False,
     layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
     plan: Annotated[
-        str, typer.Option(help="exact, fp32, qiu-yao, fa2-bf16, fa3-fp8, fa3-fp8-scaled, mxfp8-attention, baseline-bf16 or all:<format>.")
+        str,
+        typer.Option(
+            help="exact, fp32, qiu-yao, fa2-bf16, fa3-fp8, fa3-fp8-scaled, mxfp8-attention, baseline-bf16 or all:<format>; "
+            "with @hopper: on its tensor cores."
+        ),
     ] = "qiu-yao",
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
