@@ -1,7 +1,6 @@
 """`roundscope reproduce golden`: runs what is missing, then judges, draws and prints."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from experiments.errors import bad
 from experiments.golden.scale import FULL, QUICK, Scale
 from experiments.output import console, plain, print_json
+from experiments.progress import bar
 from experiments.sweep.cell import Cell
 
 FAILED, INTERRUPTED = 1, 130
@@ -43,11 +43,11 @@ def run(*, quick: bool, out: Path, engine: str, jobs: int | None, as_json: bool)
 
 def _measure(cells: Sequence[Cell], file: Path, jobs: int | None) -> Any:
     """What came of the sweep. Cells that failed before are tried again."""
+    from experiments.sweep import progress as sweep_progress
     from experiments.sweep import run as loop
-    from experiments.sweep.progress import bar
     from experiments.sweep.store import writing
 
-    with writing(file) as store, bar() as progress:
+    with writing(file) as store, sweep_progress.bar() as progress:
         return loop.run(cells, store, jobs=jobs, retry_failed=True, progress=progress)
 
 
@@ -62,28 +62,13 @@ def _trained(scale: Scale, file: Path) -> bool:
     if drift_store.read(file, t):
         return True
     keep_compilations()
-    with writing(file) as store, _progress(f"training {len(t.versions) * t.seeds} models", t.config.steps) as progress:
+    with writing(file) as store, bar(f"training {len(t.versions) * t.seeds} models", t.config.steps) as progress:
         try:
             found = drift_run.run(t, progress)
         except KeyboardInterrupt:
             return False
         drift_store.save(store, t, found, device("xla"), versions("xla"))
     return True
-
-
-@contextmanager
-def _progress(text: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Steps done, on a terminal's stderr; gone when done, and nothing elsewhere."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda done: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(text, total=steps)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _tell(results: Any, scale: Scale, studies: Studies, outcome: Any, out: Path, as_json: bool) -> None:
