@@ -98,7 +98,7 @@ def read(params: Any, tokens: Any, plans: HeadPlans, config: Config, linears: Li
 def _state(config: Config) -> Any:
     """(what attention read, dO) of every layer."""
 
-    def state(params: Any, tokens: Any, plans: HeadPlans, linears: LinearPlans | None) -> Any:
+    def state(params: Any, tokens: Any, plans: HeadPlans, linears: LinearPlans | None = None) -> Any:
         shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
         taps = jnp.zeros(shape, params["embedding"].dtype)
         do, seen = jax.grad(lambda taps: model.run(params, tokens, plans, config, taps, linears=linears), has_aux=True)(taps)
