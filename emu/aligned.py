@@ -18,8 +18,8 @@ from typing import Any
 from emu.classify import judged
 from emu.formats import Format
 from emu.ops import Array, Ops
+from emu.spacing import biased_exponent
 
-EXPONENT = 0x7FF0_0000_0000_0000
 MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF
 
 
@@ -42,8 +42,7 @@ Factors = tuple[Array, Array]  # numbers (K, lines) and 2^e of each, 0 for 0
 
 def binade(ops: Ops, x: Array, emin: Any) -> Array:
     """2^max(e(x), emin), and 0 where x is 0."""
-    e = ops.xp.maximum((ops.bits(x) & EXPONENT) >> 52, emin + 1023)
-    return ops.xp.where(x == 0.0, 0.0, ops.from_bits(e << 52))
+    return ops.xp.where(x == 0.0, 0.0, ops.from_bits(biased_exponent(ops, x, emin) << 52))
 
 
 def aligned(ops: Ops, a: Factors, b: Factors, init: Array, acc: Any, totals: list[Array] | None = None) -> Array:
@@ -83,6 +82,5 @@ def _chunk_added(ops: Ops, acc: Any, total: Array, a: Array, w_a: Array, b: Arra
 def _finished(ops: Ops, before: Array, after: Array, f: Format) -> Array:
     """A rounded sum: infinite where it was beyond the format's binades before, and +0 for either zero."""
     xp = ops.xp
-    largest = f.judged.largest if hasattr(f, "judged") else judged(f).largest
-    beyond = (ops.bits(before) & MAGNITUDE) >> 52 > largest >> 52
+    beyond = (ops.bits(before) & MAGNITUDE) >> 52 > judged(f).largest >> 52
     return xp.where(beyond, xp.copysign(xp.inf, before), xp.where(after == 0.0, 0.0, after))

@@ -25,8 +25,10 @@ class Judged(NamedTuple):
     min_normal: int  # bits of 2^emin
 
 
-def judged(f: Format) -> Judged:
-    """The parameters of one format."""
+def judged(f: Any) -> Judged:
+    """The parameters of one format: a `Format`, or a `TracedFormat`, which has them as data."""
+    if not isinstance(f, Format):
+        return f.judged  # type: ignore[no-any-return]
     import numpy as np
 
     bits = [int(np.float64(v).view(np.int64)) for v in (f.max_finite, f.min_normal)]

@@ -13,12 +13,11 @@ from emu.block import BlockFormat
 from emu.block_ops import round_blocks
 from emu.block_xla import quantise
 from emu.classify import Judged, build_classify, judged
-from emu.formats import Format
 from emu.nearest import nearest_even, takes_nearest_even
 from emu.ops import Event, Ops
 from emu.rounding import Rounding, RoundingMode
 from emu.rule import C64, Target, target_of
-from emu.traced import TracedFormat, TracedRounding
+from emu.traced import TracedRounding
 from emu.widths import widen
 from emu.xla import round_wide
 
@@ -90,13 +89,16 @@ def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | 
 
 @partial(jax.jit, static_argnums=3)
 def _round_traced(x: Array, t: Target, random: Array | None, mode: RoundingMode | None) -> Array:
-    r = TracedRounding(mode, None, t, None)  # type: ignore[arg-type]
-    return _step(r)(x) if random is None else round_wide(x, r, random)
+    return _rounded(x, TracedRounding(mode, None, t, None), random)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnums=3)
 def _round_static(zero: Array, x: Array, random: Array | None, r: Rounding) -> Array:
-    return _once(zero, lambda: _step(r)(x) if random is None else round_wide(x, r, random), x)
+    return _once(zero, lambda: _rounded(x, r, random), x)
+
+
+def _rounded(x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
+    return _step(r)(x) if random is None else round_wide(x, r, random)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -177,14 +179,10 @@ def _stats(events: Sequence[Event]) -> list[Any]:
     for shape in dict.fromkeys(before.shape for before, *_ in events):
         own = [n for n, event in enumerate(events) if event[0].shape == shape]
         before, after, formats, valid = zip(*(events[n] for n in own), strict=True)
-        judges = Judged(*(jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]) for numbers in zip(*map(_numbers, formats), strict=True)))  # type: ignore[arg-type]
+        judges = jax.tree.map(lambda *numbers: jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]), *map(judged, formats))
         summaries = jax.vmap(_judged_stats)(jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid))
         found |= {n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(own)}
     return [found[n] for n in range(len(events))]
-
-
-def _numbers(f: Format | TracedFormat) -> Judged:
-    return f.judged if isinstance(f, TracedFormat) else judged(f)
 
 
 @jax.jit

@@ -6,6 +6,7 @@ One run measures all in turn, as `bench round` does; a ratio is the median over 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -62,14 +63,9 @@ def bench_dot(size: int = SIZE, repeat: int = REPEAT, progress: Callable[[int], 
     """Rows of matmul, ours and MMA-Sim. size: of square matrices; slow accumulators get smaller ones."""
     field, rows = _ours(size)
     theirs, found = _mma_sim(size)
-    rounds = [0.0]
-
-    def step(share: float) -> None:
-        rounds[0] += share
-        progress(round(rounds[0] * (repeat + 1)))
-
+    rounds = count(1)
     with numba_threads(THREADS), np.errstate(all="ignore"):
-        times = race(field | theirs, repeat, step)
+        times = race(field | theirs, repeat, lambda share: progress(next(rounds)))
     return [_timed(row, times) for row in (*rows, *found)]
 
 

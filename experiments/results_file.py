@@ -20,7 +20,7 @@ def results_file(folder: Path, name: str, application: int, made: Sequence[str])
     Raises UsageError for a file of another program, StorageError for one that cannot be used now.
     """
     path = (folder / name).resolve()
-    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+    with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
         [(found,)] = connection.execute("PRAGMA application_id")
         [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
         if found != application and (found or tables):
@@ -33,7 +33,8 @@ def results_file(folder: Path, name: str, application: int, made: Sequence[str])
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def held(path: Path) -> Iterator[None]:
+    """The file's lock, in the words of runs. Raises StorageError if another process has it."""
     try:
         with locked(path):
             yield

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from experiments.compile_cache import deterministic
 from experiments.mx.formats import reseeded
 from experiments.proxy import model
 from experiments.proxy.config import Config
@@ -99,4 +100,4 @@ def advance(config: Config, how: How) -> Callable[..., tuple[State, Array, Array
     def all_arms(state: State, arms: Arms, x: Array, y: Array, of: Array) -> tuple[State, Array, Array]:
         return jax.vmap(one)(state, arms, x[of], y[of])
 
-    return jax.jit(all_arms)
+    return jax.jit(all_arms, compiler_options=deterministic())

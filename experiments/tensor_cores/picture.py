@@ -4,16 +4,15 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from experiments.sweep.plots import COLOURS, MARKERS
+from experiments.plots import INK
+from experiments.sweep.plots import COLOURS, MARKERS, canvas
 from experiments.tensor_cores.study import MODELS, POSITIVE, SIGNED, Point
-
-INK = "#1f2933"
 
 
 def picture(points: Sequence[Point]) -> Figure:
     """A panel for each kind of input; dots with 95 % intervals over seeds."""
-    figure = Figure(figsize=(9.6, 4.3), layout="constrained", facecolor="white")
-    for ax, inputs in zip(figure.subplots(1, 2, sharey=True), (POSITIVE, SIGNED), strict=True):
+    figure, axes = canvas(4.3, 1, 2, sharey=True)
+    for ax, inputs in zip(axes[0], (POSITIVE, SIGNED), strict=True):
         for model, colour, marker in zip(MODELS, COLOURS, MARKERS, strict=False):
             own = [p for p in points if p.inputs == inputs and p.model == model.name]
             y, half = [p.lean.mean for p in own], [p.lean.high - p.lean.mean for p in own]
@@ -21,10 +20,8 @@ def picture(points: Sequence[Point]) -> Figure:
         ax.axhline(0.0, color=INK, lw=0.8)
         ax.set_xscale("log", base=2)
         ax.set_yscale("symlog", linthresh=1.0, linscale=0.6)
-        ax.set_xlabel("K, products in a sum", fontsize=9)
+        ax.set_xlabel("K, products in a sum")
         ax.set_title(inputs, fontsize=10, loc="left", color=INK)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=8, colors=INK)
-    figure.axes[0].set_ylabel("mean error in u = 2^-24; below 0: toward zero", fontsize=9)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    axes[0, 0].set_ylabel("mean error in u = 2^-24; below 0: toward zero")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import StorageError, bad
-from experiments.sweep.lock import locked
+from experiments.errors import bad
+from experiments.results_file import held
 from experiments.sweep.schema import explained
 
 NAME = "run.sqlite"
@@ -85,7 +85,7 @@ class Log:
 def writing(folder: Path) -> Iterator[Log]:
     """Opens the log of a run's folder, new or old, and holds the folder. Raises StorageError if another process does."""
     path = (folder / NAME).resolve()
-    with _held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+    with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")  # readers while we write
         connection.execute("PRAGMA synchronous = FULL")
         for name, (columns, key) in TABLES.items():
@@ -97,15 +97,6 @@ def writing(folder: Path) -> Iterator[Log]:
         connection.commit()
         yield Log(connection, path)
         connection.commit()
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    try:
-        with locked(path):
-            yield
-    except StorageError as error:
-        raise StorageError(str(error).replace("another sweep", "another run")) from None
 
 
 def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any]]:

@@ -12,14 +12,13 @@ import optax
 from jax import Array
 
 from attention.traced_plan import HeadPlans, is_stochastic, reseeded
+from experiments.compile_cache import deterministic
 from experiments.train import model, optimiser
 from experiments.train.config import JAX, Config
 from experiments.train.linear_plans import LinearPlans, linear_at
 from experiments.train.offset import Offset
 
 Step = Callable[..., tuple["State", Array, Array]]
-# no algorithm is chosen by timing it, and none that adds in any order: the same bits in every process on one kind of GPU
-DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 
 
 @jax.tree_util.register_dataclass
@@ -90,7 +89,7 @@ def _advance(config: Config) -> Step:
         one = lambda s, t, p, r, o, e: _one(config, s, t, p, r, o, e)  # noqa: E731
         return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0, 0))(state, tokens, plans, lr, offset, linears)
 
-    return jax.jit(all_arms, compiler_options=DETERMINISTIC if jax.default_backend() == "gpu" else None)
+    return jax.jit(all_arms, compiler_options=deterministic())
 
 
 def _one(

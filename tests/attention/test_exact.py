@@ -171,11 +171,19 @@ def test_exact_at_one_site_only_undoes_that_one():
 
 @pytest.mark.parametrize("case", CASES)
 def test_fp32_errs_no_more_than_twice_plain_float32(case):
-    """An event missing from fp32's chain or done twice; the rule of the flash-attention test suite."""
+    """An event missing from fp32's chain or done twice; the rule of the flash-attention test suite, of root mean squares.
+
+    The largest error of the few delta is one number, which the processor's own order of sums moves by a fifth.
+    """
     options = CASES[case]
     narrow = inputs(np.float32)
     golden = reference(*(x.astype(np.float64) for x in narrow), **options)
-    own = [np.abs(x.astype(np.float64) - y).max() for x, y in zip(reference(*narrow, **options), golden, strict=True)]
+    own = root_mean_squares(reference(*narrow, **options), golden)
     seen = run(*narrow, plan=Plan.preset("fp32"), case=case)
-    for name, ours, theirs in zip(("out", "lse", "dq", "dk", "dv", "delta"), worst(seen, golden), own, strict=True):
-        assert ours <= 2 * theirs, name
+    ours = root_mean_squares(results(seen), golden)
+    for name, error, plain in zip(("out", "lse", "dq", "dk", "dv", "delta"), ours, own, strict=True):
+        assert error <= 2 * plain, name
+
+
+def root_mean_squares(found, want):
+    return [float(np.sqrt(np.mean((x.astype(np.float64) - y) ** 2))) for x, y in zip(found, want, strict=True)]
