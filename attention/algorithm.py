@@ -61,7 +61,7 @@ def row_sum(at: Events, e: Array) -> Array:
     """sum_s e, an event and a sum of products with ones."""
     ones = at.ops.xp.ones((e.shape[1], 1))
     total, exact = at.sum(Site.ROWSUM, e, ones)
-    return at(Site.ROWSUM, total[:, 0], None if exact is None else exact[:, 0])
+    return at(Site.ROWSUM, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
 def finish(at: Events, state: State) -> tuple[Array, Array, Array]:
@@ -81,7 +81,7 @@ def delta(at: Events, do: Array, o: Array) -> Array:
     """delta = rowsum(dO O), products exact."""
     ones = at.ops.xp.ones((o.shape[1], 1))
     total, exact = at.sum(Site.DELTA, at.ops.multiply(do, at(Site.OD, o)), ones)
-    return at(Site.DELTA, total[:, 0], None if exact is None else exact[:, 0])
+    return at(Site.DELTA, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
 def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Array:
@@ -97,15 +97,30 @@ def backward_tile(
     dq: Array, dk: Array, dv: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
+    p, ds = score_gradients(at, scale, q, k, v, do, lse, delta)
+    return query_gradients(at, ds, k, dq), *key_gradients(at, p, ds, q, do, dk, dv)
+
+
+def score_gradients(
+    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array
+) -> tuple[Array, Array]:  # fmt: skip
+    """P, as the operand of dV, and dS = P (dP - delta)."""
     e = probabilities(at, scale, q, k, lse)
     p = at(Site.P_B, e)
-    dv = at.product(Site.DV, p.T, do, init=dv)
     dp = at.product(Site.DP, do, v.T)
     dpd = at(Site.DPD, dp - delta[:, None])
-    ds = at(Site.DS, at.ops.multiply(e, dpd))
-    dq = at.product(Site.DQ, ds, k, init=dq)
-    dk = at.product(Site.DK, ds.T, q, init=dk)
-    return dq, dk, dv
+    return p, at(Site.DS, at.ops.multiply(e, dpd))
+
+
+def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
+    """dQ + dS K."""
+    return at.product(Site.DQ, ds, k, init=dq)
+
+
+def key_gradients(at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Array, dv: Array) -> tuple[Array, Array]:
+    """dK + dS^T Q and dV + P^T dO."""
+    dv = at.product(Site.DV, p.T, do, init=dv)
+    return at.product(Site.DK, ds.T, q, init=dk), dv
 
 
 def delta_tile(
@@ -126,7 +141,7 @@ def _row_sum(at: Events, x: Array, rounded: Array, exact: Array) -> tuple[Array,
     ones = at.ops.xp.ones((x.shape[1], 1))
     total, _ = at.sum(Site.DELTA, x, ones, init=rounded[:, None])
     _, wanted = at.sum(Site.DELTA, x, ones, init=exact[:, None])
-    return total[:, 0], total[:, 0] if wanted is None else wanted[:, 0]
+    return total.squeeze(1), total.squeeze(1) if wanted is None else wanted.squeeze(1)
 
 
 def exponent(at: Events, x: Array) -> Array:

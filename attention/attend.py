@@ -3,11 +3,12 @@
 Layout and signature follow `jax.nn.dot_product_attention`: q (B, T, N, H), k and v (B, S, G, H), N a multiple of G.
 """
 
+import importlib
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from attention.trace import Trace, trace_of_tiles, trace_of_whole
 if TYPE_CHECKING:
     from attention.traced_plan import HeadPlans
 
-Engine = Literal["numpy", "xla"]
+Engine = Literal["numpy", "xla", "pallas"]
 _SUMMARIES = Record()
 
 
@@ -56,8 +57,9 @@ def attend(
     mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0
     inject     injections; each touches what it names and what depends on it
     record     if given, returns (out, Trace); a trace never changes an output bit
-    engine     "numpy" or "xla"; by default xla for JAX arrays. Both give the same bits, unless the plan
-               has a native accumulator
+    engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
+               has a native accumulator. "pallas" runs the forward in one fused kernel, on a GPU, for plans that it fits
+               (`attention.pallas_engine.check`); elsewhere it is interpreted, slowly
     delta_error   under xla without a record, an error as data (`inject` is part of the program): e (B, T, N, H), added in binary64 to
                the output where delta reads it, before OD rounds. With OD in binary64 delta moves by rowsum(dO e), dQ by
                -scale rowsum(dO e) P K, and the output not at all. The derivative by e is 0
@@ -73,10 +75,10 @@ def attend(
         check_factors(setup.plan)
     if delta_error is not None:
         _check_delta_error(delta_error, setup, engine, q, v)
-    if record is None and engine == "xla":
-        from attention.differentiable import attend_xla
+    if record is None and engine != "numpy":
+        from attention.differentiable import attend_jax
 
-        return attend_xla(setup, None if isinstance(plan, (Plan, str)) else plan, q, k, v, mask, delta_error)
+        return attend_jax(_engine(engine), setup, None if isinstance(plan, (Plan, str)) else plan, q, k, v, mask, delta_error)
     examined = _examine(setup, engine, q, k, v, None, mask)
     return examined.out if record is None else (examined.out, examined.trace)
 
@@ -110,7 +112,7 @@ def _of_heads(plans: "HeadPlans", q: Any, record: Record | None, engine: Engine 
     """What is static of a plan per head."""
     if plans.table.shape[0] != q.shape[2]:
         raise ValueError(f"plan: {plans.table.shape[0]} plans, must be one for each of the {q.shape[2]} heads of q")
-    if record is not None or engine == "numpy":
+    if record is not None or engine in ("numpy", "pallas"):
         raise ValueError("plan: a plan per head runs under xla without a record; use examine with a single plan to trace")
     return plans.like
 
@@ -123,6 +125,8 @@ def setup_of_heads(q: Any, k: Any, v: Any, plans: "HeadPlans", block_q: int, blo
 
 
 def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:
+    if engine == "pallas":
+        raise ValueError("plan: the fused kernel takes one plan; use engine='xla', or a call for each")
     if len(plans) != q.shape[0]:
         raise ValueError(f"plan: {len(plans)} plans, must be one for each of the {q.shape[0]} batch entries of q")
     for n, p in enumerate(plans):
@@ -154,9 +158,18 @@ def _setup(
         heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=is_causal, inject=inject, record=record,
     )  # fmt: skip
     check_blocks(setup)
-    if engine not in (None, "numpy", "xla"):
-        raise ValueError(f"engine={engine!r}: the engines are 'numpy' and 'xla'")
+    if engine not in (None, *get_args(Engine)):
+        raise ValueError(f"engine={engine!r}: the engines are {', '.join(map(repr, get_args(Engine)))}")
+    if engine == "pallas":
+        from attention.pallas_engine import check
+
+        check(setup, (q.shape[3], v.shape[3]), mask, None)
     return setup, engine or ("xla" if is_jax else "numpy")
+
+
+def _engine(name: Engine) -> Any:
+    """The module that runs heads."""
+    return importlib.import_module(f"attention.{name}_engine")
 
 
 def _check_shapes(q: Any, k: Any, v: Any) -> None:
@@ -191,10 +204,7 @@ def _check_injection(injection: Injection, plan: Plan) -> None:
 
 
 def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:
-    if engine == "numpy":
-        from attention import numpy_engine as run
-    else:
-        from attention import xla_engine as run  # type: ignore[no-redef]
+    run = _engine(engine)
     setup, each = run.prepare(setups)
     dtype = result_type(q, k, v)
     b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])

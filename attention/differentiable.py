@@ -14,8 +14,8 @@ from attention.sites import Site
 from attention.traced_plan import HeadPlans
 
 
-def attend_xla(setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, mask: Any, delta_error: Any = None) -> Array:
-    """The output (B, T, N, H). Inputs narrower than float32 are cast outside, so their gradients are cast back by JAX.
+def attend_jax(engine: Any, setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, mask: Any, delta_error: Any = None) -> Array:
+    """The output (B, T, N, H). engine: the module that runs the forward, `xla_engine` or `pallas_engine`. Inputs narrower than float32 are cast outside, so their gradients are cast back by JAX.
 
     delta_error  (B, T, N, H) or None: what the backward adds to the output where delta reads it
     """
@@ -24,37 +24,39 @@ def attend_xla(setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, ma
         q, k, v = (jnp.asarray(x).astype(dtype) for x in (q, k, v))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
     each = None if plans is None else run.by_head(plans, q.shape[0])
-    return _attend(setup, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error)
+    return _attend(engine, setup, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None) -> Array:
-    return _forward(setup, each, q, k, v, mask, error)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None
+) -> Array:
+    return _forward(engine, setup, each, q, k, v, mask, error)[0]
 
 
 def _forward(
-    setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None = None
+    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None = None
 ) -> tuple[Array, Any]:
     rounded = [
         run.round_inputs(setup, site, run.enter(x, block), each)[0]
         for site, x, block in ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
     ]
-    (out, wide, lse), _ = run.forward(setup, *rounded, mask, each)
+    (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each)
     result = run.leave(out, q.shape[0], setup.queries, q.dtype)
     return result, (each, *rounded, mask, out, wide, lse, error)
 
 
-def _backward(setup: Setup, residuals: Any, do: Array) -> tuple[None, Array, Array, Array, None, None]:
-    return None, *_gradients(setup, residuals, do)[:3], None, None
+def _backward(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[None, Array, Array, Array, None, None]:
+    return None, *_gradients(engine, setup, residuals, do)[:3], None, None
 
 
-def _gradients(setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, Array]:
+def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, Array]:
     """dQ, dK, dV and delta."""
     each, q, k, v, mask, out, wide, lse, error = residuals
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
     do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
-    found, _ = run.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each)
+    found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     return tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))  # type: ignore[return-value]
 
@@ -80,6 +82,6 @@ def pulled(q: Any, k: Any, v: Any, do: Any, *, plan: HeadPlans, block_q: int = 1
     """
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
-    out, residuals = _forward(setup, run.by_head(plan, q.shape[0]), q, k, v, None)
-    dq, dk, dv, delta = _gradients(setup, residuals, jnp.asarray(do).astype(dtype))
+    out, residuals = _forward(run, setup, run.by_head(plan, q.shape[0]), q, k, v, None)
+    dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
     return Pulled(out, run.leave(residuals[-2], q.shape[0], setup.queries, dtype), dq, dk, dv, delta)

@@ -6,7 +6,7 @@ from typing import Any
 from attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, Where
 from attention.plan import Plan, ordinal
 from attention.sites import BLOCK_AXIS, Axes, Site
-from emu.accumulate import Order, accumulate
+from emu.accumulate import Accumulator, Order, accumulate
 from emu.block import BlockFormat
 from emu.codes import decode, encode
 from emu.formats import Format
@@ -16,6 +16,7 @@ from emu.rounding import BINARY64, Rounding, RoundingMode
 from emu.spacing import spacing
 
 NOISE = 2**31  # the step whose random bits are an injection's, not a rounding's
+_WHOLE = Accumulator(step=BINARY64)
 ERRORS = 3  # of the sums of `Ops.stats`: error, its size and square, before those in ulps
 RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})  # events that a row's first tile does not have
 
@@ -97,7 +98,7 @@ class Events:
             if injection.site is site:
                 hit = self._inject(injection, value if exact is None else exact, after, r.format, unit)
                 after = self.ops.xp.where(self._selected(injection, after), hit, after)
-        valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site)[:, 0]
+        valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site).squeeze(1)
         after = self.ops.xp.where(valid, after, value if kept is None else kept)
         self._keep(str(site), site, value, after, r.format, unit)
         return after
@@ -117,14 +118,21 @@ class Events:
         xp = self.ops.xp
         acc = self.plan.accumulator(site)
         start = xp.zeros((a.shape[0], b.shape[1])) if init is None else init
+        if self.ops.own_sum is not None:
+            return self.ops.own_sum(acc, a, b, start), self._exact_sum(event or site, a, b, start)
         keep_steps = self.record is not None and site in self.record.steps and acc.order is not Order.NATIVE
         steps: list[Any] | None = [] if keep_steps else None
         step = self._stochastic_step(site, acc.step) if acc.step.mode is RoundingMode.STOCHASTIC else None
         total = accumulate(self.ops, acc, a.T, b, start, step, steps)
         for before, after in steps or ():
             self._keep_steps(site, before, after, acc.step.format)
-        wants_exact = any(i.site is (event or site) and isinstance(i.what, Exact) for i in self.inject)
-        return total, self.ops.ascending(a.T, b, start, BINARY64) if wants_exact else None
+        return total, self._exact_sum(event or site, a, b, start)
+
+    def _exact_sum(self, event: Site, a: Array, b: Array, init: Array) -> Array | None:
+        """init + a @ b in binary64 if an injection at the event wants it."""
+        if not any(i.site is event and isinstance(i.what, Exact) for i in self.inject):
+            return None
+        return accumulate(self.ops, _WHOLE, a.T, b, init) if self.ops.own_sum is None else self.ops.own_sum(_WHOLE, a, b, init)
 
     def product(self, site: Site, a: Array, b: Array, init: Array | None = None) -> Array:
         """The event of a sum of products: init + a @ b, added up and then rounded."""

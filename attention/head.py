@@ -69,22 +69,26 @@ def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | N
     )  # fmt: skip
 
 
-def _tile(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | None, before: Array | None) -> Tile:
+def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | None, before: Array | None) -> Tile:
     """Tile (i, j); mask: its part of the caller's mask; before: rows that had a key earlier (None: all, as in the backward)."""
     xp = ops.xp
     row0, key0 = i * setup.block_q, j * setup.block_k
     t, s = row0 + xp.arange(setup.block_q), key0 + xp.arange(setup.block_k)
-    exists = (t < setup.queries)[:, None] & (s < setup.keys)[None, :]
+    here, keys = t < setup.queries, s < setup.keys
+    exists = here[:, None] & keys[None, :]
+    active = row0 < setup.queries  # and some key, or there would be no such tile
     if setup.is_causal:
         exists = exists & (s[None, :] <= t[:, None])
+        last = xp.minimum(row0 + setup.block_q, setup.queries) - 1
+        here, keys, active = here & (key0 <= t), keys & (s <= last), key0 <= last
     if mask is not None:
         exists = exists & mask
-    here = exists.any(axis=1)
+        here, keys = exists.any(axis=1), exists.any(axis=0)
+        active = here.any()
     before = here if before is None else before
-    active = here.any()
     return Tile(
         head=head, heads=setup.heads, i=i, j=j, row0=row0, key0=key0, mask=exists,
-        rows=(before | here) & active, rescaled=before & active, keys=exists.any(axis=0),
+        rows=(before | here) & active, rescaled=before & active, keys=keys,
     )  # fmt: skip
 
 
@@ -134,7 +138,7 @@ def forward(
     def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
         def key_tile(state: Any, n: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
             j = setup.key_tiles - 1 - n if descending else n
-            tile = _tile(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
+            tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
 
             def compute() -> tuple[Any, Seen]:
                 at = _events(ops, setup, tile)
@@ -150,7 +154,7 @@ def forward(
 
     rows = (q_tiles,) if masks is None else (q_tiles, masks)
     _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
-    at = _events(ops, setup, _whole(ops, setup, head, mask))
+    at = whole_events(ops, setup, head, mask)
     state = m.reshape(-1), l.reshape(-1), o.reshape(-1, o.shape[-1])
     return algorithm.finish(at, state), {"tiles": seen, "whole": at.seen()}
 
@@ -161,15 +165,15 @@ def backward(
 ) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:  # fmt: skip
     """(dQ rounded, dK and dV before the rounding of the outputs, delta) of one head, and what was seen."""
     xp = ops.xp
-    at = _events(ops, setup, _whole(ops, setup, head, mask))
-    delta = _delta(ops, setup, head, at, q, k, v, mask, out, wide, lse, do)
+    at = whole_events(ops, setup, head, mask)
+    delta = deltas(ops, setup, head, at, q, k, v, mask, out, wide, lse, do)
     q_tiles, do_tiles, lse_tiles, delta_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse, delta))
     k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
 
     def key_tile(dq_tiles: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
         def query_tile(carry: Any, i: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
-            tile = _tile(ops, setup, head, i, j, x[5] if masks is not None else None, None)
+            tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
             def compute() -> tuple[Any, Seen]:
                 at = _events(ops, setup, tile)
@@ -188,14 +192,25 @@ def backward(
 
     columns = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, masks.swapaxes(0, 1))
     dq, (dk, dv, seen) = ops.scan(key_tile, xp.zeros_like(q_tiles), columns)
-    dq = at(Site.DQ_OUT, ops.multiply(dq.reshape(q.shape), setup.scale))
+    dq = round_query_gradients(at, setup, dq.reshape(q.shape))
     return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen()}
 
 
-def _delta(
+def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Events:
+    """The hook of events that a head has once."""
+    return _events(ops, setup, _whole(ops, setup, head, mask))
+
+
+def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
+    """dQ as it leaves."""
+    return at(Site.DQ_OUT, at.ops.multiply(dq, setup.scale))
+
+
+def deltas(
     ops: Ops, setup: Setup, head: Any, at: Events, q: Array, k: Array, v: Array, mask: Array | None,
     out: Array, wide: Array, lse: Array, do: Array,
 ) -> Array:  # fmt: skip
+    """delta of all rows, by the plan's operands."""
     if setup.plan.delta_from is DeltaFrom.OUT:
         return algorithm.delta(at, do, out)
     if setup.plan.delta_from is DeltaFrom.WIDE_O:
@@ -216,7 +231,7 @@ def _delta_from_p_dp(
 
     def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
         def key_tile(sums: Any, j: Any, y: tuple[Array, ...]) -> tuple[Any, None]:
-            tile = _tile(ops, setup, head, i, j, y[2] if masks is not None else None, None)
+            tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, None)
 
             def compute() -> tuple[Any, None]:
                 at = _events(ops, setup, tile, silent=True)

@@ -32,6 +32,7 @@ class Ops:
     native     (a, b) -> a @ b of float32 arrays in the device's own order
     aligned    (a, b, init, accumulator) -> emu.aligned's sum; a, b: numbers and their binades
     ascending  (a, b, init, rounding) -> fold of a_k b_k, k ascending, each step rounded
+    own_sum    (accumulator, a, b, init) -> init + a @ b, a (T, K), b (K, N), of a library that adds in its own way; None: emu.accumulate
     stats      events [(before, after, format, valid)] -> for each its counts, sums, peak, place, row sums (emu.stats)
     """
 
@@ -48,3 +49,4 @@ class Ops:
     aligned: Callable[..., Array]
     ascending: Callable[[Array, Array, Array, Rounding], Array]
     stats: Callable[[Sequence[Event]], list[Any]]
+    own_sum: Callable[..., Array] | None = None

@@ -25,15 +25,17 @@ from emu.xla import round_wide
 _UNROLL = {"gpu": 16, "cuda": 16}
 
 
-def _bits(x: Array) -> Array:
+def bits_of(x: Array) -> Array:
+    """The bits of a float64 array, int64."""
     return lax.bitcast_convert_type(x, jnp.int64)
 
 
-def _from_bits(b: Array) -> Array:
+def number_of(b: Array) -> Array:
+    """The float64 array of these bits."""
     return lax.bitcast_convert_type(b, jnp.float64)
 
 
-_classify = build_classify(jnp.where, _from_bits, lambda f: f)
+_classify = build_classify(jnp.where, number_of, lambda f: f)
 
 
 @jax.custom_batching.custom_vmap
@@ -62,9 +64,9 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         xp=jnp,
         round=partial(_round, zero),
         round_blocks=_round_blocks,
-        multiply=partial(_guarded, zero),
-        bits=_bits,
-        from_bits=_from_bits,
+        multiply=partial(guarded, zero),
+        bits=bits_of,
+        from_bits=number_of,
         scan=_scan,
         when=_when,
         call=lambda function, x: _call(function, wide, zero, x),
@@ -75,8 +77,9 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
     )
 
 
-def _guarded(zero: Array, a: Array, b: Array) -> Array:
-    return _from_bits(_bits(a * b) ^ zero)
+def guarded(zero: Array, a: Array, b: Array) -> Array:
+    """a * b, which no compiler fuses with a following addition."""
+    return number_of(bits_of(a * b) ^ zero)
 
 
 def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
@@ -89,15 +92,16 @@ def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | 
 
 @partial(jax.jit, static_argnums=3)
 def _round_traced(x: Array, t: Target, random: Array | None, mode: RoundingMode | None) -> Array:
-    return _rounded(x, TracedRounding(mode, None, t, None), random)  # type: ignore[arg-type]
+    return rounded(x, TracedRounding(mode, None, t, None), random)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnums=3)
 def _round_static(zero: Array, x: Array, random: Array | None, r: Rounding) -> Array:
-    return _once(zero, lambda: _rounded(x, r, random), x)
+    return _once(zero, lambda: rounded(x, r, random), x)
 
 
-def _rounded(x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
+def rounded(x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
+    """A float64 array rounded once. Needs 64-bit types enabled."""
     return _step(r)(x) if random is None else round_wide(x, r, random)
 
 
@@ -141,10 +145,10 @@ def _ascending(zero: Array, a: Array, b: Array, init: Array, r: Rounding | Trace
 
 
 def _fold(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, wide: bool) -> Array:
-    rounded, multiply = _step(r), partial(_guarded, zero) if wide else jnp.multiply
+    nearest, multiply = _step(r), partial(guarded, zero) if wide else jnp.multiply
 
     def step(total: Array, ab: tuple[Array, Array]) -> tuple[Array, None]:
-        return rounded(total + multiply(ab[0][:, None], ab[1][None, :])), None
+        return nearest(total + multiply(ab[0][:, None], ab[1][None, :])), None
 
     return lax.scan(step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
 
@@ -192,7 +196,7 @@ def _judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple
     One reduction over many operands: as many reductions would classify every event as many times over.
     """
     x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
-    a, b = _bits(x) & C64.magnitude, _bits(y) & C64.magnitude
+    a, b = bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude
     *flags, error, ulps = _classify(x, y, a, b, f)
     size = jnp.abs(ulps)
     counts = [(flag & valid).astype(jnp.int64) for flag in (valid, *flags)]

@@ -51,7 +51,7 @@ def show(verdicts: Sequence[Verdict], data: dict[str, Any], out: Path) -> None:
     """The answer, every verdict, and where the rest is."""
     screen = console()
     screen.print(data["answer"], markup=False)
-    screen.print(verdict_table.screen(verdicts, {"source": 9, "claim": 27, "case": 14, "measured": 33, "verdict": 12}))
+    screen.print(verdict_table.screen(verdicts, {"source": 10, "claim": 26, "case": 14, "measured": 33, "verdict": 12}))
     run = data["run"]
     screen.print(f"{run['ran']} of {run['launches']} launches computed now, {run['seconds']:.0f} s ({data['scale']})", markup=False)
     print(f"written: {out / 'report.html'}, {out / 'mxfp8.json'}, {out / 'mxfp8.sqlite'}, {out / 'proxy.sqlite'}")

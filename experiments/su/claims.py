@@ -41,7 +41,7 @@ def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
             note="" if smooth else here,
         )  # fmt: skip
         if len(scale.base.rates) > 1:
-            yield _limit("1", f"{name} lowers the rate at which training diverges", "all rates", own, exact, SMALLER)
+            yield _limit("1", f"{name} lowers the rate at which training diverges by 5 % or more", "all rates", own, exact, SMALLER)
 
 
 def _smooth(own: Sequence[Result]) -> Word:

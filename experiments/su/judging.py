@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scipy.stats import beta, binom
 
 from experiments.golden.estimates import Estimate, Values, ratio
-from experiments.golden.verdicts import Word, number
+from experiments.golden.verdicts import Word
 from experiments.proxy.results import Result
 
 LEVEL = 0.05  # of one-sided tests
@@ -15,8 +15,8 @@ RULES = (
     "Two arms are compared seed by seed, on the same rows from the same weights: which diverged earlier (never is later than all steps)? "
     "A claim agrees if the probability of so many wins, were a win as likely as a loss, is at most 0.05, one-sided; contradicts if that "
     "of the losses is; else it is undecided, with too few seeds or because nothing is there. Shares have 95 % Clopper-Pearson intervals. A "
-    "setting's limit is the lowest of its rates at which a seed diverged; ratios of limits pair seeds, and seeds that no rate felled, or "
-    "all did, say nothing. Intervals are not widened for the number of claims."
+    "setting's limit is the lowest of its rates at which a seed diverged, and counts as moved from 5 % on; ratios of limits pair seeds, "
+    "and seeds that no rate felled, or all did, say nothing. Intervals are not widened for the number of claims."
 )
 
 
@@ -89,5 +89,6 @@ def limit_ratio(over: Sequence[Result], under: Sequence[Result]) -> Estimate:
 
 
 def shown(limit: Mapping[int, float]) -> str:
-    """The limits of seeds, ascending."""
-    return " ".join(number(x) for x in sorted(limit.values())) or "none inside the rates"
+    """The median of seeds' limits and their range."""
+    rates = sorted(limit.values())
+    return f"{rates[len(rates) // 2]:g} [{rates[0]:g}, {rates[-1]:g}]" if rates else "none inside the rates"

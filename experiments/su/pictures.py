@@ -34,7 +34,7 @@ def opening(found: Found, scale: Scale) -> Figure | None:
     for ax, lead in zip(axes[0], leads, strict=True):
         _panel(ax, found, lead, lines)
         ax.set_title(f"changed {lead} steps before", fontsize=9.5, loc="left", color=INK)
-        ax.set_xlabel("steps from the change to divergence (hollow: none)")
+    figure.supxlabel("steps from the change to divergence (hollow: none)", fontsize=9.5)
     axes[0, 0].set_yticks(range(len(lines)), lines, fontsize=9)
     axes[0, 0].set_ylim(len(lines) - 0.5, -0.6)
     return figure

@@ -62,7 +62,7 @@ SMALL = Config(depth=4, width=64, batch=64, steps=650, lr=0.1, min_lr=0.1, warmu
 QUICK = Scale(
     name="quick", mx="mxfp4", rate=0.1, formats=("fp32", "bf16", "mxfp8_e4m3", "mxfp4"), few=("fp32", "mxfp4"),
     settings=varied(Setting(name="base", config=SMALL, rates=(0.1,)), no_LN=({"norm": False}, (0.0175,))),
-    seeds=tuple(range(8)), parted=5, leads=(400, 50), shams=4, looks=100,
+    seeds=tuple(range(6)), parted=3, leads=(200,), shams=2, looks=200,
 )  # fmt: skip
 ALL = ("fp32", "bf16", "mxfp8_e4m3", "mxfp8_e5m2", "e4m3 / e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxfp4:rceil")
 FULL = Scale(

@@ -1,9 +1,11 @@
 """The question, the answer in two sentences, and what is not shown."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from experiments.proxy.arms import EXACT
+from experiments.su.arms import FROZEN
 from experiments.su.found import Found
 from experiments.su.judging import diverged, limit_ratio, signs
 from experiments.su.outcomes import Effect, Outcome, outcomes
@@ -26,10 +28,24 @@ def answer(found: Found, scale: Scale) -> str:
         return "The base runs are not there yet."
     start = f"{scale.mx} diverged in {diverged(own)} of {len(own)} runs and FP32 on the same rows in {diverged(exact)} of {len(exact)}"
     sure = signs(own, exact).word
-    return f"{start} ({LIKELY[sure.value]}){_limit(found, scale)}. {_arms(found, scale)}"
+    return f"{start} ({LIKELY[sure.value]}){_longer(found, scale)}{_limit(found, scale)}.{_frozen(found, scale)} {_arms(found, scale)}"
 
 
 LIKELY = {"agrees": "more than chance", "contradicts": "FP32 earlier, more than chance", "undecided": "not more than chance allows"}
+
+
+def _longer(found: Found, scale: Scale) -> str:
+    """FP32 at the same rate in more steps: does the format cause the divergence or hasten it?"""
+    for setting in scale.settings[1:]:
+        own = found.of(setting.name, EXACT, scale.rate)
+        if own and setting.config == replace(scale.base.config, steps=setting.config.steps):
+            return f"; within {setting.config.steps} steps FP32 diverged in {diverged(own)} of {len(own)}"
+    return ""
+
+
+def _frozen(found: Found, scale: Scale) -> str:
+    own = found.of(scale.base.name, f"{scale.mx}, {FROZEN}", scale.rate)
+    return f" With LayerNorm's shift frozen from the first step {scale.mx} diverged in {diverged(own)} of {len(own)}." if own else ""
 
 
 def _limit(found: Found, scale: Scale) -> str:
