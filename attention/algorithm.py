@@ -119,8 +119,8 @@ def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
 
 def key_gradients(at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Array, dv: Array) -> tuple[Array, Array]:
     """dK + dS^T Q and dV + P^T dO."""
-    dv = at.product(Site.DV, p.T, do, init=dv)
-    return at.product(Site.DK, ds.T, q, init=dk), dv
+    dv = at.product(Site.DV, at.ops.transposed(p), do, init=dv)
+    return at.product(Site.DK, at.ops.transposed(ds), q, init=dk), dv
 
 
 def delta_tile(

@@ -163,7 +163,7 @@ def _setup(
     if engine == "pallas":
         from attention.pallas_engine import check
 
-        check(setup, (q.shape[3], v.shape[3]), mask, None)
+        check(setup, (q.shape[3], v.shape[3]), mask, is_jax and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in (q, k, v)))
     return setup, engine or ("xla" if is_jax else "numpy")
 
 

@@ -15,8 +15,9 @@ from attention.traced_plan import HeadPlans
 
 
 def attend_jax(engine: Any, setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, mask: Any, delta_error: Any = None) -> Array:
-    """The output (B, T, N, H). engine: the module that runs the forward, `xla_engine` or `pallas_engine`. Inputs narrower than float32 are cast outside, so their gradients are cast back by JAX.
+    """The output (B, T, N, H). Inputs narrower than float32 are cast outside, so their gradients are cast back by JAX.
 
+    engine       the module that runs heads: `xla_engine` or `pallas_engine`
     delta_error  (B, T, N, H) or None: what the backward adds to the output where delta reads it
     """
     dtype = result_type(q, k, v)

@@ -14,11 +14,11 @@ from attention import head, pallas_kernels
 from attention.head import Setup
 from attention.plan import Plan
 from attention.sites import Axes, Site
-from attention.xla_engine import Each, enter, leave, moved, prepare, round_inputs
+from attention.xla_engine import enter, leave, moved, prepare, round_inputs
 from emu.accumulate import Accumulator, Order
 from emu.xla_ops import opaque_zero, xla_ops
 
-__all__ = ["backward", "check", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
+__all__ = ["backward", "check", "check_plan", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
 READ = ("bf16", "fp16", "tf32")  # FP8 sums of a fused kernel are added in pieces, which no accumulator here describes
 FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
 ELSEWHERE = "; use engine='xla', which gives the same bits"
@@ -65,20 +65,23 @@ def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Arra
     return jax.vmap(finished)(number, dq), dk, dv, delta
 
 
-def check(setup: Setup, sizes: tuple[int, ...], mask: Any, each: Each | None) -> None:
-    """Raises ValueError for what the kernel does not do, with what does. sizes: features of q and of v."""
+def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
+    """Raises ValueError for what the kernel does not do, with what does. sizes: features of q and of v; traced: inside jit or grad."""
     if setup.record is not None:
         raise ValueError("record: the fused kernel keeps none; pass record=None" + ELSEWHERE)
-    if mask is not None or each is not None:
-        raise ValueError(f"{'mask' if each is None else 'plan'}: the fused kernel takes one plan and no mask but is_causal{ELSEWHERE}")
+    if mask is not None:
+        raise ValueError(f"mask: the fused kernel takes none but is_causal{ELSEWHERE}")
+    check_plan(setup.plan)
+    if traced and jax.default_backend() != "gpu" and not jax.config.read("jax_enable_x64"):
+        raise ValueError("engine=pallas: interpreted inside jit or grad it needs 64-bit types; call it with jax.enable_x64(True)")
     named = {"block_q": setup.block_q, "block_k": setup.block_k, "features of q and k": sizes[0], "features of v": sizes[1]}
     for name, size in named.items():
         if size < 16 or size & (size - 1):
             raise ValueError(f"{name}: {size}, a kernel's tiles are powers of two from 16 on{ELSEWHERE}")
-    _check_plan(setup.plan)
 
 
-def _check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Raises ValueError for a plan that the kernels do not run, with what does."""
     if plan.normalise_first:
         raise ValueError(f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not have{ELSEWHERE}")
     for site, block in plan.blocks:

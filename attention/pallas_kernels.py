@@ -19,15 +19,18 @@ from attention import algorithm
 from attention.events import Events, Tile
 from attention.head import Setup, tile_at
 from attention.plan import KeyOrder
+from attention.sites import Site
+from emu.ops import Ops
 from emu.pallas_ops import pallas_ops
 
-
+STORED = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
 F64 = partial(jax.ShapeDtypeStruct, dtype=jnp.float64)
 
 
 def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[Array, Array, Array]:
     """(output, output before its last rounding, L) of heads; q (heads, T, H), k, v (key heads, S, H), in whole tiles."""
     heads, rows, width = q.shape[0], q.shape[1], v.shape[2]
+    q, k, v = (_stored(setup, site, x, on_gpu) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v)))
     spec = _Specs(setup, heads // k.shape[0])
     out, before, lse, *_ = _call(
         _forward, setup, on_gpu, (heads, setup.query_tiles), max(q.shape[2], width),
@@ -40,6 +43,7 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[A
 def backward(setup: Setup, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array, on_gpu: bool) -> tuple[Array, Array, Array]:
     """(dQ, dK and dV of query heads) before their last roundings: two kernels, each with its own P and dS."""
     heads = q.shape[0]
+    q, k, v, do = (_stored(setup, site, x, on_gpu) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v), (Site.DO, do)))
     spec, wide = _Specs(setup, heads // k.shape[0]), max(q.shape[2], v.shape[2])
     rows, keys = ((q, do, lse, delta), (k, v))
     dq, *_ = _call(
@@ -52,6 +56,18 @@ def backward(setup: Setup, q: Array, k: Array, v: Array, do: Array, lse: Array, 
         results=[F64((heads, *k.shape[1:])), F64((heads, *v.shape[1:]))],
     )  # fmt: skip
     return dq, dk, dv
+
+
+def _stored(setup: Setup, site: Site, x: Array, on_gpu: bool) -> Array:
+    """An input in the type of its format, where that loses nothing: memory is what a kernel waits for. A CPU may flush subnormals."""
+    changed = any(injection.site is site for injection in setup.inject)
+    name = setup.plan[site].format.name
+    exact = on_gpu and not changed and setup.plan.block(site) is None and name in STORED
+    return x.astype(STORED[name]) if exact else x
+
+
+def _read(ref: Any, *at: Any) -> Array:
+    return (ref[at] if at else ref[...]).astype(jnp.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +125,13 @@ def _call(
 
 def _forward(setup: Setup, on_gpu: bool, q: Any, k: Any, v: Any, zero: Any, out: Any, wide: Any, lse: Any, *scratch: Any) -> None:
     h, i = pl.program_id(0), pl.program_id(1)
-    ops, x = pallas_ops(zero[0], scratch, on_gpu), q[...]
+    ops, x = pallas_ops(zero[0], scratch, on_gpu), _read(q)
 
     def key_tile(n: Array, state: algorithm.State) -> algorithm.State:
         j = last - 1 - n if setup.plan.key_order is KeyOrder.DESCENDING else n
         keys = pl.ds(j * setup.block_k, setup.block_k)
-        at = Events(ops, setup.plan, tile_at(ops, setup, h, i, j, None, state[0] > -jnp.inf), setup.inject, None)
-        return algorithm.forward_tile(at, setup.scale, state, x, k[keys, :], v[keys, :])
+        at = Events(ops, setup.plan, _tile(ops, setup, h, i, j, state[0] > -jnp.inf), setup.inject, None)
+        return algorithm.forward_tile(at, setup.scale, state, x, *(_read(ref, keys, slice(None)) for ref in (k, v)))
 
     last = _seen_tiles(setup, i)
     state = lax.fori_loop(0, last, key_tile, algorithm.start(jnp, setup.block_q, v.shape[1]))
@@ -126,13 +142,13 @@ def _query_gradients(
     setup: Setup, on_gpu: bool, q: Any, do: Any, lse: Any, delta: Any, k: Any, v: Any, zero: Any, dq: Any, *scratch: Any
 ) -> None:
     h, i = pl.program_id(0), pl.program_id(1)
-    ops, rows = pallas_ops(zero[0], scratch, on_gpu), (do[...], lse[...], delta[...])
-    x = q[...]
+    ops, rows = pallas_ops(zero[0], scratch, on_gpu), (_read(do), lse[...], delta[...])
+    x = _read(q)
 
     def key_tile(j: Array, total: Array) -> Array:
         keys = pl.ds(j * setup.block_k, setup.block_k)
-        at, y = Events(ops, setup.plan, tile_at(ops, setup, h, i, j, None, None), setup.inject, None), k[keys, :]
-        _, ds = algorithm.score_gradients(at, setup.scale, x, y, v[keys, :], *rows)
+        at, y = Events(ops, setup.plan, _tile(ops, setup, h, i, j), setup.inject, None), _read(k, keys, slice(None))
+        _, ds = algorithm.score_gradients(at, setup.scale, x, y, _read(v, keys, slice(None)), *rows)
         return algorithm.query_gradients(at, ds, y, total)
 
     dq[...] = lax.fori_loop(0, _seen_tiles(setup, i), key_tile, jnp.zeros(dq.shape))
@@ -142,16 +158,23 @@ def _key_gradients(
     setup: Setup, on_gpu: bool, q: Any, do: Any, lse: Any, delta: Any, k: Any, v: Any, zero: Any, dk: Any, dv: Any, *scratch: Any
 ) -> None:
     h, j = pl.program_id(0), pl.program_id(1)
-    ops, y, w = pallas_ops(zero[0], scratch, on_gpu), k[...], v[...]
+    ops, y, w = pallas_ops(zero[0], scratch, on_gpu), _read(k), _read(v)
 
     def query_tile(i: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         rows = pl.ds(i * setup.block_q, setup.block_q)
-        at, x, z = Events(ops, setup.plan, tile_at(ops, setup, h, i, j, None, None), setup.inject, None), q[rows, :], do[rows, :]
+        at = Events(ops, setup.plan, _tile(ops, setup, h, i, j), setup.inject, None)
+        x, z = (_read(ref, rows, slice(None)) for ref in (q, do))
         p, ds = algorithm.score_gradients(at, setup.scale, x, y, w, z, lse[rows], delta[rows])
         return algorithm.key_gradients(at, p, ds, x, z, *totals)
 
     first = lax.div(j * setup.block_k, np.int32(setup.block_q)) if setup.is_causal else 0
     dk[...], dv[...] = lax.fori_loop(first, setup.query_tiles, query_tile, (jnp.zeros(dk.shape), jnp.zeros(dv.shape)))
+
+
+def _tile(ops: Ops, setup: Setup, h: Array, i: Array, j: Array, before: Array | None = None) -> Tile:
+    """Tile (i, j) of a head; a program counts in 32 bits."""
+    h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
+    return tile_at(ops, setup, h, i, j, None, before)
 
 
 def _seen_tiles(setup: Setup, i: Array) -> Any:
@@ -164,7 +187,7 @@ def _seen_tiles(setup: Setup, i: Array) -> Any:
 
 def _rows(setup: Setup, h: Array, i: Array) -> Tile:
     """The rows of query tile i, as part of the whole head."""
-    row0 = i * setup.block_q
+    h, row0 = (jnp.asarray(n, jnp.int64) for n in (h, i * setup.block_q))
     rows = row0 + jnp.arange(setup.block_q) < setup.queries
     nothing = jnp.zeros((1, 1), bool)
     return Tile(head=h, heads=setup.heads, i=0, j=0, row0=row0, key0=0, mask=nothing, rows=rows, rescaled=rows, keys=rows)

@@ -63,6 +63,7 @@ def numpy_ops() -> Ops:
         xp=np,
         round=_round,
         round_blocks=_round_blocks,
+        transposed=lambda x: x.T,
         multiply=np.multiply,
         bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),

@@ -18,6 +18,7 @@ from emu.ops import Ops
 from emu.rounding import Rounding
 from emu.xla_ops import bits_of, guarded, number_of, rounded, xla_ops
 
+UNROLL = 8  # additions in a turn of a loop: their factors are read ahead
 TYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "tf32": jnp.float32}
 
 
@@ -29,12 +30,14 @@ def pallas_ops(zero: Array, scratch: Sequence[Any], on_gpu: bool) -> Ops:
     on_gpu   whether the kernel runs on a GPU, by its instructions and tensor cores; else it is interpreted, with models of them
     """
     round_one, multiply = (_converted, multiplied) if on_gpu else (_round, partial(guarded, zero))
-    fold = partial(_ascending, scratch, triton.debug_barrier if on_gpu else lambda: None, round_one, multiply)
+    barrier = triton.debug_barrier if on_gpu else lambda: None
+    fold = partial(_ascending, scratch, barrier, round_one, multiply)
     on_tensor_core = _on_tensor_core if on_gpu else partial(_modelled, zero)
     ops = Ops(
         xp=jnp,
         round=round_one,
         round_blocks=_refused("a block format"),
+        transposed=partial(_transposed, scratch[0], barrier),
         multiply=multiply,
         bits=bits_of,
         from_bits=number_of,
@@ -66,19 +69,30 @@ def _converted(x: Array, r: Rounding, random: Array | None = None) -> Array:
     return _round(x, r, random) if found is None else found
 
 
+def _transposed(scratch: Any, barrier: Callable[[], Any], x: Array) -> Array:
+    """By way of memory: XLA pushes a transposition up through all that made the array, and makes it anew for every use."""
+    scratch[: x.shape[0], : x.shape[1]] = x
+    barrier()
+    found = scratch[: x.shape[0], : x.shape[1]].T
+    barrier()
+    return found
+
+
 def _ascending(
     scratch: Sequence[Any], barrier: Callable[[], Any], round_one: Any, multiply: Any, acc: Accumulator, a: Array, b: Array, init: Array
 ) -> Array:
-    """init + a @ b, ascending; a (T, K), b (K, N)."""
+    """init + a @ b, ascending; a (T, K), b (K, N), K a multiple of UNROLL."""
     left, right = scratch
     left[: a.shape[0], : a.shape[1]], right[: b.shape[0], : b.shape[1]] = a, b
     barrier()  # every thread reads what others wrote
 
-    def step(k: Array, total: Array) -> Array:
-        x, y = left[: a.shape[0], k], right[k, : b.shape[1]]
-        return round_one(total + multiply(*jnp.broadcast_arrays(x[:, None], y[None, :])), acc.step)
+    def steps(n: Array, total: Array) -> Array:
+        for k in range(UNROLL):
+            x, y = left[: a.shape[0], n * UNROLL + k], right[n * UNROLL + k, : b.shape[1]]
+            total = round_one(total + multiply(*jnp.broadcast_arrays(x[:, None], y[None, :])), acc.step)
+        return total
 
-    total: Array = lax.fori_loop(0, a.shape[1], step, init)
+    total: Array = lax.fori_loop(0, a.shape[1] // UNROLL, steps, init)
     barrier()  # before the buffers are written again
     return total
 

@@ -64,6 +64,7 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         xp=jnp,
         round=partial(_round, zero),
         round_blocks=_round_blocks,
+        transposed=lambda x: x.T,
         multiply=partial(guarded, zero),
         bits=bits_of,
         from_bits=number_of,

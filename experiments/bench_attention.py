@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+FUSED = 64  # rows and keys of a fused kernel's tile
 OPERATIONS = 9  # binary64 operations of one step: product, sum, exponent mask and limit, two roundings, sign, overflow
 
 LEGEND = """
 GMAC/s: multiply-adds of Q K^T and P V per second, forward.  times JAX: our forward over jax.nn.dot_product_attention.
 floor: multiply-adds x 9 binary64 operations of a pinned, rounded step, at the binary64 additions per second that a
 dependent chain reached in this run.  native sums round the same events but add in the device's own order (not
-reproducible): the gap to fa2-bf16 is the price of pinned sums, the gap to jax.nn that of the other events.
+reproducible): the gap to fa2-bf16 is the price of pinned sums, the gap to jax.nn that of the other events.  fused: one
+kernel (engine pallas), tiles of 64 x 64; others 128 x 128.
 """
 
 
@@ -61,10 +63,10 @@ def bench_attention(progress: Callable[[str], None], repeat: int = 5) -> list[Ro
 
     platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
     rate = _binary64_rate(platform)
-    return [row for size in SIZES[platform] for row in _rows(size, rate, progress, repeat)]
+    return [row for size in SIZES[platform] for row in _rows(size, platform, rate, progress, repeat)]
 
 
-def _rows(size: Size, rate: float, progress: Callable[[str], None], repeat: int) -> list[Row]:
+def _rows(size: Size, platform: str, rate: float, progress: Callable[[str], None], repeat: int) -> list[Row]:
     import jax
     import jax.numpy as jnp
 
@@ -75,7 +77,8 @@ def _rows(size: Size, rate: float, progress: Callable[[str], None], repeat: int)
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(key, shape).astype(jnp.bfloat16).astype(jnp.float32) for key in keys)
     rows: list[Row] = []
-    for what, attention in _contenders(size, Plan.preset):
+    contenders = _contenders(size, Plan.preset) | (_on_gpu(size) if platform == "gpu" else {})
+    for what, attention in contenders.items():
         progress(f"{name} {what}")
         forward = _seconds(jax.jit(attention), (q, k, v), repeat)
         gradient = jax.jit(jax.grad(lambda *x: attention(*x).sum(), argnums=(0, 1, 2)))  # noqa: B023
@@ -90,7 +93,7 @@ def _rows(size: Size, rate: float, progress: Callable[[str], None], repeat: int)
     return rows
 
 
-def _contenders(size: Size, preset: Callable[[str], Any]) -> list[tuple[str, Callable[..., Any]]]:
+def _contenders(size: Size, preset: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
     import jax
 
     from attention import PRODUCTS, attend
@@ -101,13 +104,34 @@ def _contenders(size: Size, preset: Callable[[str], Any]) -> list[tuple[str, Cal
 
     fa2 = preset("fa2-bf16")
     native = replace(fa2, accumulators=(Accumulator(order=Order.NATIVE),) * len(PRODUCTS))
-    return [
-        ("jax.nn, float32", jax.nn.dot_product_attention),
-        ("fa2-bf16, native sums", emulated(native)),
-        ("fa2-bf16", emulated(fa2)),
-        ("qiu-yao", emulated(preset("qiu-yao"))),
-        ("all:bf16", emulated(preset("all:bf16"))),
-    ]
+    return {
+        "jax.nn, float32": jax.nn.dot_product_attention,
+        "fa2-bf16, native sums": emulated(native),
+        "fa2-bf16": emulated(fa2),
+        "qiu-yao": emulated(preset("qiu-yao")),
+        "all:bf16": emulated(preset("all:bf16")),
+    }
+
+
+def _on_gpu(size: Size) -> dict[str, Callable[..., Any]]:
+    """The fused kernels, in their own tiles, and what they are measured against: cuDNN's attention in BF16, which rounds as it likes."""
+    import jax
+    import jax.numpy as jnp
+
+    from attention import attend
+
+    def fused(preset: str) -> Callable[..., Any]:
+        return lambda q, k, v: attend(q, k, v, plan=preset, block_q=FUSED, block_k=FUSED, engine="pallas")
+
+    def cudnn(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.dot_product_attention(*(x.astype(jnp.bfloat16) for x in (q, k, v)), implementation="cudnn")
+
+    presets = ("fa2-bf16@hopper", "qiu-yao@hopper", "fa2-bf16", "qiu-yao")
+    return {
+        "fa2-bf16@hopper": lambda q, k, v: attend(q, k, v, plan="fa2-bf16@hopper", block_q=size.block, block_k=size.block),
+        **{f"{preset}, fused": fused(preset) for preset in presets},
+        "jax.nn, BF16, cuDNN": cudnn,
+    }
 
 
 def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...], repeat: int) -> float:

@@ -1,6 +1,7 @@
 """The bits of this machine's default JAX device against the stored ones: `make gpu-check`.
 
     python -m tests.gpu_check            # 48 compilations; --jobs N compiles N at a time
+    python -m tests.gpu_check --engine pallas    # results of the fused kernels, of every preset that they run
     python -m tests.gpu_check --write    # digests of the NumPy engine into tests/golden/engines.json
 
 Compared by SHA-256: out, L, dq, dk, dv, delta and the counts of every site for every preset x {full, causal} x tiles
@@ -23,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from attention import Examined
+from attention import Examined, Plan
 from emu.classify import COUNTS
 from emu.formats import NAMED
 from emu.functions import exp64, log64
 from emu.random import event_bits
 from emu.rounding import Rounding, RoundingMode, rounding
-from tests.engines import FAMILIES, RESULTS, bits, bits31, run
+from tests.engines import FAMILIES, RESULTS, SUMMARY, bits, bits31, run
 from tests.engines import PRESETS as PLAIN
 
 GOLDEN = Path(__file__).parent / "golden" / "engines.json"
@@ -62,11 +63,24 @@ def digests_of(seen: Examined) -> dict[str, str]:
 
 
 def attention_digests(engine: str, cell: tuple[str, bool, tuple[int, int]]) -> dict[str, dict[str, str]]:
-    """The families of one cell share compiled code."""
+    """The families of one cell share compiled code. Fused kernels count nothing."""
     preset, causal, tile = cell
-    return {
-        cell_name(preset, causal, tile, family): digests_of(run(engine, preset, family, causal=causal, tile=tile)) for family in FAMILIES
-    }
+    record = None if engine == "pallas" else SUMMARY
+    found = {family: digests_of(run(engine, preset, family, causal=causal, tile=tile, record=record)) for family in FAMILIES}
+    if engine == "pallas":
+        found = {family: {name: own[name] for name in RESULTS} for family, own in found.items()}
+    return {cell_name(preset, causal, tile, family): own for family, own in found.items()}
+
+
+def fits(preset: str) -> bool:
+    """Whether the fused kernels run it."""
+    from attention.pallas_engine import check_plan
+
+    try:
+        check_plan(Plan.preset(preset))
+    except ValueError:
+        return False
+    return True
 
 
 # --- the rule -------------------------------------------------------------------------------------------------
@@ -190,7 +204,9 @@ def function_digests(on: str) -> dict[str, dict[str, str]]:
 
 
 def work(on: str) -> list[tuple[str, Callable[[], dict[str, dict[str, str]]]]]:
-    """Everything to do, by group; on: "numpy" or "xla"."""
+    """Everything to do, by group; on: "numpy", "xla" or "pallas", which is attention alone."""
+    if on == "pallas":
+        return [(cell[0], lambda cell=cell: attention_digests(on, cell)) for cell in CELLS if fits(cell[0])]  # type: ignore[misc]
     rounder = numpy_rounder() if on == "numpy" else xla_rounder()
     return [
         *((cell[0], lambda cell=cell: attention_digests(on, cell)) for cell in CELLS),
@@ -203,9 +219,10 @@ def computed(on: str, jobs: int) -> tuple[dict[str, dict[str, str]], dict[str, l
     """All digests, their names by group, and the seconds of each group's pieces."""
     began, names, seconds, found = time.perf_counter(), {}, {}, {}
     tasks = work(on)
-    for carrier in CARRIERS:
-        rounding_inputs(carrier)  # before the threads want it
-    random_words(1 << 24)
+    if on != "pallas":
+        for carrier in CARRIERS:
+            rounding_inputs(carrier)  # before the threads want it
+        random_words(1 << 24)
 
     def timed(task: Callable[[], dict]) -> tuple[dict, float]:
         start = time.perf_counter()
@@ -248,7 +265,7 @@ def write(jobs: int) -> int:
     return 0
 
 
-def check(jobs: int) -> int:
+def check(jobs: int, engine: str) -> int:
     import jax
     import jaxlib
 
@@ -257,7 +274,9 @@ def check(jobs: int) -> int:
     print(f"versions  python {platform.python_version()}, numpy {np.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
     began = time.perf_counter()
     golden = json.loads(GOLDEN.read_text())
-    found, names, seconds = computed("xla", jobs)
+    found, names, seconds = computed(engine, jobs)
+    if engine == "pallas":
+        golden = {name: {part: own[part] for part in RESULTS} for name, own in golden.items() if name in found}
     print(f"{'':<16}{'runs':>6}{'digests':>9}{'different':>11}{'seconds':>9}")
     bad = differing(found, golden)
     for group, members in names.items():
@@ -275,8 +294,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu_check", description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="store the NumPy engine's digests")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="compilations at a time")
+    parser.add_argument("--engine", choices=("xla", "pallas"), default="xla")
     args = parser.parse_args(arguments)
-    return write(args.jobs) if args.write else check(args.jobs)
+    return write(args.jobs) if args.write else check(args.jobs, args.engine)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,126 @@
+"""The fused kernels, interpreted, against the NumPy engine; that they lower for a GPU; what they refuse. On a GPU: `make gpu-check`."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import AddUlps, Exact, Injection, Noise, Plan, Record, Site, attend, examine, pallas_kernels
+from attention.attend import _setup
+from emu import Accumulator, Order, round_to
+from emu.gpu_convert import converted
+from emu.rounding import BF16, BINARY32, E4M3, FP16
+from tests.engines import RESULTS, bits, normal
+
+HOPPER = "fa2-bf16@hopper"
+SIZES = (1, 40, 4, 32), (1, 56, 2, 32), (1, 56, 2, 32), (1, 40, 4, 32)  # 2 query heads to a key head; tiles that end beyond the rows
+TILES = {"block_q": 32, "block_k": 16}
+
+
+def inputs():
+    return [2.0 * normal(90 + i, *s) for i, s in enumerate(SIZES)]
+
+
+def assert_equal(plan, *, is_causal=False, inject=()):
+    options = {"plan": plan, "is_causal": is_causal, "inject": inject, "record": None, **TILES}
+    ours, theirs = (examine(*inputs(), engine=engine, **options) for engine in ("pallas", "numpy"))
+    for name in RESULTS:
+        assert np.array_equal(bits(getattr(ours, name)), bits(getattr(theirs, name))), name
+
+
+def test_on_tensor_cores_with_all_that_a_tile_can_be():
+    """A wrong tile, mask, head or order of a sum: causal, with tiles that nothing is in, key heads shared, rows beyond the end."""
+    assert_equal(HOPPER, is_causal=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("plan", ["exact", "fp32", "qiu-yao", "all:e4m3fn", "fa3-fp8-scaled", "qiu-yao@hopper"])
+def test_other_plans(plan, is_causal):
+    """Ascending sums by way of memory, in every format; key tiles from the last to the first."""
+    assert_equal(plan, is_causal=is_causal)
+
+
+@pytest.mark.thorough
+def test_random_bits_and_injections():
+    """Streams and places are those of the whole, wherever a program stands."""
+    plan = Plan.preset(HOPPER).at("P", "bf16", "stochastic", seed=5).at("OUT", "bf16", "stochastic").at("DS", "bf16", "stochastic")
+    inject = (
+        Injection(site=Site.O, what=AddUlps(ulps=1.0), heads=1, rows=range(3, 40, 4), features=(0, 7)),
+        Injection(site=Site.S, what=Noise(ulps=1.0, seed=9), columns=range(8, 50)),
+        Injection(site=Site.DV, what=Exact(), tiles=1),
+        Injection(site=Site.OUT, what=Exact(), rows=35),
+    )
+    assert_equal(plan, is_causal=True, inject=inject)
+
+
+@pytest.mark.thorough
+def test_the_derivative_of_attend_is_the_fused_backward():
+    """Through jit and grad. Interpreted, it runs as XLA does, which takes 64-bit types from its caller."""
+    q, k, v, do = (jnp.asarray(x) for x in inputs())
+
+    def gradients(engine):
+        return jax.jit(jax.grad(lambda *x: (attend(*x, plan=HOPPER, engine=engine, **TILES) * do).sum(), argnums=(0, 1, 2)))
+
+    with pytest.raises(ValueError, match=re.escape("call it with jax.enable_x64(True)")):
+        gradients("pallas")(q, k, v)
+    with jax.enable_x64(True):
+        ours = gradients("pallas")(q, k, v)
+    assert all(np.array_equal(bits(x), bits(y)) for x, y in zip(ours, gradients("xla")(q, k, v), strict=True))
+
+
+@pytest.mark.parametrize("plan", [HOPPER, "qiu-yao"])
+def test_kernels_lower_for_a_gpu(plan):
+    """An operation that Triton does not have, or one that needs 64-bit types where they are off."""
+    like = jax.ShapeDtypeStruct((1, 128, 2, 32), jnp.float32)
+    setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), None, "xla")
+    with jax.enable_x64(True):
+        x, row = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64), jax.ShapeDtypeStruct((2, 128), jnp.float64)
+        forward = jax.jit(lambda q, k, v: pallas_kernels.forward(setup, q, k, v, True)).trace(x, x, x)
+        backward = jax.jit(lambda q, k, v, do, *r: pallas_kernels.backward(setup, q, k, v, do, *r, True)).trace(x, x, x, x, row, row)
+    for traced in (forward, backward):
+        assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("r", [BINARY32, BF16, FP16], ids=str)
+def test_conversions_round_once(r):
+    """Two roundings to nearest in a row: ties that the first one makes, and numbers a little off a tie."""
+    rng = np.random.Generator(np.random.PCG64(4))
+    f = r.format
+    ties = np.ldexp(rng.integers(2 ** (f.precision), 2 ** (f.precision + 1), 4000) * 2.0 + 1.0, -f.precision - 5)
+    off = np.ldexp(rng.choice([-1.0, 0.0, 1.0], ties.size), rng.integers(-45, -20, ties.size))
+    x = np.concatenate([ties * (1.0 + off), -ties * (1.0 + off), rng.normal(size=4000), [0.0, -0.0, np.inf, -np.inf, 1e300, -1e300]])
+    with jax.enable_x64(True):
+        assert np.array_equal(np.asarray(converted(jnp.asarray(x), r)).view(np.int64), round_to(x, r).view(np.int64))
+
+
+def test_conversions_leave_other_roundings_to_the_rule():
+    """A format that saturates, a mode that is not nearest even."""
+    with jax.enable_x64(True):
+        assert converted(jnp.zeros(2), E4M3) is None
+        assert converted(jnp.zeros(2), replace(BF16, mode=type(BF16.mode)("toward-zero"))) is None
+
+
+EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"record": Record()}, "record: the fused kernel keeps none"),
+        ({"mask": np.ones((40, 56), bool)}, "mask: the fused kernel takes none but is_causal"),
+        ({"block_q": 24}, "block_q: 24, a kernel's tiles are powers of two from 16 on"),
+        ({"plan": "baseline-bf16"}, "softmax before P V needs whole rows"),
+        ({"plan": "mxfp8-attention", "block_k": 32}, "P in blocks of"),
+        ({"plan": "fa3-fp8@hopper"}, "sums of e4m3fn run in pieces in a fused kernel"),
+        ({"plan": EXACT_SUM}, "accumulator of S: the fused kernel adds in ascending order or on tensor cores, not exact"),
+        ({"plan": ["fp32"]}, "the fused kernel takes one plan"),
+    ],
+)
+def test_what_it_does_not_run_says_what_does(options, said):
+    """Nothing is run by another engine in silence."""
+    with pytest.raises(ValueError, match=re.escape(said) + ".*engine='xla'"):
+        examine(*inputs()[:3], **{"plan": HOPPER, "record": None, "engine": "pallas", **TILES} | options)
