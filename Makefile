@@ -38,6 +38,7 @@ engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and wi
 
 gpu-check:  ## on a machine with a GPU and jax: digests of every preset against the stored ones
 	$(PYTHON) -m tests.gpu_check
+	$(PYTHON) -m tests.gpu_check --engine pallas
 
 gpu-tensor-core:  ## on a machine with a GPU, Triton, PyTorch and jax: its tensor cores against the models of them
 	$(PYTHON) -m tests.gpu_tensor_core
