@@ -225,12 +225,16 @@ def reproduce(
 @app.command()
 def accumulators(
     out: Annotated[Path, typer.Option(help="Folder for report.html and accumulators.json.")] = Path("accumulators"),
+    order: Annotated[bool, typer.Option("--order", help="Find the order in which this machine's own products add instead.")] = False,
     json: Json = False,
 ) -> None:
     """Measure which way the sums of tensor cores lean, against K."""
     from experiments.tensor_cores import command
 
-    command.run(out=out, as_json=json)
+    if order:
+        command.run_order(as_json=json)
+    else:
+        command.run(out=out, as_json=json)
 
 
 @app.command()

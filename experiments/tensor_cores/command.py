@@ -52,6 +52,25 @@ def run(*, out: Path, as_json: bool) -> None:
         _show(points, out)
 
 
+def run_order(*, as_json: bool) -> None:
+    """Prints in which order NumPy's and JAX's products add on this machine."""
+    from rich.table import Table
+
+    from experiments.tensor_cores.order import TERMS, measured
+
+    with bar("orders", 1):
+        ways = measured()
+    if as_json:
+        print_json({"terms": TERMS, "ways": plain(ways)})
+        return
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    made.add_column("product", overflow="fold")
+    made.add_column(f"order of {TERMS} terms", overflow="fold")
+    for way in ways:
+        made.add_row(way.name, way.order)
+    console().print(made)
+
+
 def answer(points: Sequence[Point]) -> str:
     """Two sentences for the longest sums."""
     found = {(p.model, p.inputs): p for p in points if p.k == LENGTHS[-1]}

@@ -15,7 +15,7 @@ from tests.experiments.su.made import looks, of_arm
 TINY = replace(
     QUICK, settings=varied(Setting(name="base", config=Config(depth=4, width=32, batch=32, steps=1000), rates=(0.05, 0.1)),
                            no_LN=({"norm": False}, (0.01, 0.02))),
-    seeds=tuple(range(6)), leads=(100, 20), looks=100,
+    seeds=tuple(range(6)), parted=5, leads=(100, 20), shams=4, looks=100,
 )  # fmt: skip
 
 
