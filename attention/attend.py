@@ -59,7 +59,7 @@ def attend(
     record     if given, returns (out, Trace); a trace never changes an output bit
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
                has a native accumulator. "pallas" runs the forward in one fused kernel, on a GPU, for plans that it fits
-               (`attention.pallas_engine.check`); elsewhere it is interpreted, slowly
+               (`attention.pallas_fit.check`); elsewhere it is interpreted, slowly
     delta_error   under xla without a record, an error as data (`inject` is part of the program): e (B, T, N, H), added in binary64 to
                the output where delta reads it, before OD rounds. With OD in binary64 delta moves by rowsum(dO e), dQ by
                -scale rowsum(dO e) P K, and the output not at all. The derivative by e is 0
@@ -161,7 +161,7 @@ def _setup(
     if engine not in (None, *get_args(Engine)):
         raise ValueError(f"engine={engine!r}: the engines are {', '.join(map(repr, get_args(Engine)))}")
     if engine == "pallas":
-        from attention.pallas_engine import check
+        from attention.pallas_fit import check
 
         check(setup, (q.shape[3], v.shape[3]), mask, is_jax and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in (q, k, v)))
     return setup, engine or ("xla" if is_jax else "numpy")

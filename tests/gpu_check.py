@@ -74,7 +74,7 @@ def attention_digests(engine: str, cell: tuple[str, bool, tuple[int, int]]) -> d
 
 def fits(preset: str) -> bool:
     """Whether the fused kernels run it."""
-    from attention.pallas_engine import check_plan
+    from attention.pallas_fit import check_plan
 
     try:
         check_plan(Plan.preset(preset))

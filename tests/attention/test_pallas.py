@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import AddUlps, Exact, Injection, Noise, Plan, Record, Site, attend, examine, pallas_kernels
+from attention import AddUlps, Bias, Exact, Injection, Noise, Plan, Record, SetTo, Site, attend, examine, pallas_kernels
 from attention.attend import _setup
 from emu import Accumulator, Order, round_to
 from emu.gpu_convert import converted
@@ -51,7 +51,7 @@ def test_random_bits_and_injections():
     inject = (
         Injection(site=Site.O, what=AddUlps(ulps=1.0), heads=1, rows=range(3, 40, 4), features=(0, 7)),
         Injection(site=Site.S, what=Noise(ulps=1.0, seed=9), columns=range(8, 50)),
-        Injection(site=Site.DV, what=Exact(), tiles=1),
+        Injection(site=Site.P, what=Noise(ulps=1.0, seed=3), rows=range(9, 30)),
         Injection(site=Site.OUT, what=Exact(), rows=35),
     )
     assert_equal(plan, is_causal=True, inject=inject)
@@ -104,6 +104,7 @@ def test_conversions_leave_other_roundings_to_the_rule():
         assert converted(jnp.zeros(2), replace(BF16, mode=type(BF16.mode)("toward-zero"))) is None
 
 
+FP16_SUM = Plan.preset("all:fp16").adding("S", Accumulator.tensor_core("hopper", "fp16", "fp16"))
 EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
 
 
@@ -117,6 +118,11 @@ EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
         ({"plan": "mxfp8-attention", "block_k": 32}, "P in blocks of"),
         ({"plan": "fa3-fp8@hopper"}, "sums of e4m3fn run in pieces in a fused kernel"),
         ({"plan": EXACT_SUM}, "accumulator of S: the fused kernel adds in ascending order or on tensor cores, not exact"),
+        ({"inject": (Injection(site=Site.P, what=Bias(value=0.1)),)}, "inject at P: Bias(value=0.1) may leave the numbers that the tensor"),
+        ({"inject": (Injection(site=Site.DV, what=Exact()),)}, "inject at DV: Exact() may leave"),
+        ({"inject": (Injection(site=Site.V, what=SetTo(value=1.001)),)}, "inject at V: SetTo(value=1.001) may leave"),
+        ({"plan": Plan.preset(HOPPER).at("AO", "fp64")}, "accumulator of PV: its first term, AO in fp64, is no binary32 number"),
+        ({"plan": FP16_SUM}, "accumulator of S: the fused kernel's tensor cores add in fp32, not fp16"),
         ({"plan": ["fp32"]}, "the fused kernel takes one plan"),
     ],
 )

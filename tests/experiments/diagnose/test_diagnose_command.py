@@ -47,6 +47,7 @@ def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
     assert sum(a["mean"] for a in data["steps"]["5 origin"]["accounts"].values()) == pytest.approx(total)
 
 
+@pytest.mark.thorough
 def test_the_sample_has_no_bias_and_says_what_it_would_have_seen(run, tmp_path):
     """Catches a false alarm on real tensors, and silence about the power."""
     x = read_layers(sample_path(), layer="layer4")[0]

@@ -109,6 +109,7 @@ def test_mean_ulps_of_sites_are_those_of_examine():
     assert found[0]["OUT"] != found[1]["OUT"] and found[0]["S"] == found[1]["S"]
 
 
+@pytest.mark.thorough
 def test_an_injected_error_counts_as_delta_s():
     """A monitor that says delta is exact while an error is injected, or that counts another layer's or head's."""
     config = replace(CONFIG, plan="fp32", matmul="fp32", vocab=16)
