@@ -11,7 +11,10 @@ from emu.rounding import rounding
 from tests.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
 
 # each preset once, in turn full and plain or causal and injected, on tiles that take turns; all of them: `make engines`
-SELECTED = [(preset, bool(i % 2), TILES[i % 4], bool(i % 2)) for i, preset in enumerate(PRESETS)]
+SELECTED = [
+    pytest.param(preset, bool(i % 2), TILES[i % 4], bool(i % 2), marks=[pytest.mark.thorough] if preset in ("fp32", "all:bf16") else [])
+    for i, preset in enumerate(PRESETS)
+]
 WATCHED = Record(events=(Site.P, Site.DK), steps=(Site.PV,))
 RECORDED = [  # 10 s each to compile
     pytest.param("qiu-yao", False, (16, 8), True, WATCHED, marks=pytest.mark.thorough),
@@ -118,7 +121,8 @@ def mixed_plan():
 
 
 @pytest.mark.parametrize(
-    "plan", [stochastic_plan(), mixed_plan(), replace(Plan.preset("qiu-yao"), delta_from=DeltaFrom.CENTRED),
+    "plan", [stochastic_plan(), pytest.param(mixed_plan(), marks=pytest.mark.thorough),
+             replace(Plan.preset("qiu-yao"), delta_from=DeltaFrom.CENTRED),
              pytest.param(replace(Plan.preset("fa2-bf16"), delta_from=DeltaFrom.WIDE_O), marks=pytest.mark.thorough)],
     ids=["stochastic", "mixed", "centred", "wide"],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from emu.rounding import BF16, BINARY32, E4M3, FP16
 from tests.engines import RESULTS, bits, normal
 
 HOPPER = "fa2-bf16@hopper"
-SIZES = (1, 40, 4, 32), (1, 56, 2, 32), (1, 56, 2, 32), (1, 40, 4, 32)  # 2 query heads to a key head; tiles that end beyond the rows
+SIZES = (1, 40, 2, 16), (1, 56, 1, 16), (1, 56, 1, 16), (1, 40, 2, 16)  # 2 query heads to a key head; tiles that end beyond the rows
 TILES = {"block_q": 32, "block_k": 16}
 
 

@@ -57,6 +57,7 @@ def fake(monkeypatch):
     return install
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_from_end_to_end_and_again(run, tmp_path):
     """Catches conditions that cannot be computed, a report that cannot be drawn, SQL that gives other numbers, and a second
