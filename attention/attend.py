@@ -58,7 +58,7 @@ def attend(
     inject     injections; each touches what it names and what depends on it
     record     if given, returns (out, Trace); a trace never changes an output bit
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
-               has a native accumulator. "pallas" runs the forward in one fused kernel, on a GPU, for plans that it fits
+               has a native accumulator. "pallas" runs forward and backward in fused kernels, on a GPU, for plans that fit
                (`attention.pallas_fit.check`); elsewhere it is interpreted, slowly
     delta_error   under xla without a record, an error as data (`inject` is part of the program): e (B, T, N, H), added in binary64 to
                the output where delta reads it, before OD rounds. With OD in binary64 delta moves by rowsum(dO e), dQ by

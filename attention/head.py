@@ -48,7 +48,8 @@ class Setup:
         return -(-self.keys // self.block_k)
 
 
-def _events(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
+def events_at(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
+    """The hook of a tile's events; silent: without a record."""
     return Events(ops, setup.plan, tile, setup.inject, None if silent else setup.record)
 
 
@@ -121,7 +122,7 @@ def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
 def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tuple[Array, Seen]:
     """The event of one input tensor: (rows, features), padded."""
     heads = setup.key_heads if site in (Site.K, Site.V) else setup.heads
-    at = _events(ops, setup, _whole(ops, setup, head, None, heads))
+    at = events_at(ops, setup, _whole(ops, setup, head, None, heads))
     return at(site, x), at.seen()
 
 
@@ -141,7 +142,7 @@ def forward(
             tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
 
             def compute() -> tuple[Any, Seen]:
-                at = _events(ops, setup, tile)
+                at = events_at(ops, setup, tile)
                 new = algorithm.forward_tile(at, setup.scale, state, x[0], y[0], y[1])
                 return new, at.seen()
 
@@ -176,7 +177,7 @@ def backward(
             tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
             def compute() -> tuple[Any, Seen]:
-                at = _events(ops, setup, tile)
+                at = events_at(ops, setup, tile)
                 dq, dk, dv = algorithm.backward_tile(
                     at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
                 )  # fmt: skip
@@ -198,7 +199,7 @@ def backward(
 
 def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Events:
     """The hook of events that a head has once."""
-    return _events(ops, setup, _whole(ops, setup, head, mask))
+    return events_at(ops, setup, _whole(ops, setup, head, mask))
 
 
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
@@ -234,7 +235,7 @@ def _delta_from_p_dp(
             tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, None)
 
             def compute() -> tuple[Any, None]:
-                at = _events(ops, setup, tile, silent=True)
+                at = events_at(ops, setup, tile, silent=True)
                 return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], sums), None
 
             return _if_any(ops, setup, tile, masks, compute, sums)
@@ -252,6 +253,6 @@ def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array)
 
     The sum over the group is in binary64: the rounding of the outputs is its only one.
     """
-    at = _events(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
+    at = events_at(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
     return (at(Site.DK_OUT, ops.multiply(dk, setup.scale)), at(Site.DV_OUT, dv)), at.seen()

@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from attention import algorithm
-from attention.events import Events, Tile
-from attention.head import Setup, tile_at
+from attention.events import Tile
+from attention.head import Setup, events_at, tile_at
 from attention.plan import KeyOrder
 from attention.sites import Site
 from emu.ops import Ops
@@ -66,8 +66,8 @@ def _stored(setup: Setup, site: Site, x: Array, on_gpu: bool) -> Array:
     return x.astype(STORED[name]) if exact else x
 
 
-def _read(ref: Any, *at: Any) -> Array:
-    return (ref[at] if at else ref[...]).astype(jnp.float64)
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,30 +125,30 @@ def _call(
 
 def _forward(setup: Setup, on_gpu: bool, q: Any, k: Any, v: Any, zero: Any, out: Any, wide: Any, lse: Any, *scratch: Any) -> None:
     h, i = pl.program_id(0), pl.program_id(1)
-    ops, x = pallas_ops(zero[0], scratch, on_gpu), _read(q)
+    ops, x = pallas_ops(zero[0], scratch, on_gpu), _wide(q[...])
 
     def key_tile(n: Array, state: algorithm.State) -> algorithm.State:
         j = last - 1 - n if setup.plan.key_order is KeyOrder.DESCENDING else n
         keys = pl.ds(j * setup.block_k, setup.block_k)
-        at = Events(ops, setup.plan, _tile(ops, setup, h, i, j, state[0] > -jnp.inf), setup.inject, None)
-        return algorithm.forward_tile(at, setup.scale, state, x, *(_read(ref, keys, slice(None)) for ref in (k, v)))
+        at = events_at(ops, setup, _tile(ops, setup, h, i, j, state[0] > -jnp.inf))
+        return algorithm.forward_tile(at, setup.scale, state, x, _wide(k[keys, :]), _wide(v[keys, :]))
 
     last = _seen_tiles(setup, i)
     state = lax.fori_loop(0, last, key_tile, algorithm.start(jnp, setup.block_q, v.shape[1]))
-    out[...], wide[...], lse[...] = algorithm.finish(Events(ops, setup.plan, _rows(setup, h, i), setup.inject, None), state)
+    out[...], wide[...], lse[...] = algorithm.finish(events_at(ops, setup, _rows(setup, h, i)), state)
 
 
 def _query_gradients(
     setup: Setup, on_gpu: bool, q: Any, do: Any, lse: Any, delta: Any, k: Any, v: Any, zero: Any, dq: Any, *scratch: Any
 ) -> None:
     h, i = pl.program_id(0), pl.program_id(1)
-    ops, rows = pallas_ops(zero[0], scratch, on_gpu), (_read(do), lse[...], delta[...])
-    x = _read(q)
+    ops, rows = pallas_ops(zero[0], scratch, on_gpu), (_wide(do[...]), lse[...], delta[...])
+    x = _wide(q[...])
 
     def key_tile(j: Array, total: Array) -> Array:
         keys = pl.ds(j * setup.block_k, setup.block_k)
-        at, y = Events(ops, setup.plan, _tile(ops, setup, h, i, j), setup.inject, None), _read(k, keys, slice(None))
-        _, ds = algorithm.score_gradients(at, setup.scale, x, y, _read(v, keys, slice(None)), *rows)
+        at, y = events_at(ops, setup, _tile(ops, setup, h, i, j)), _wide(k[keys, :])
+        _, ds = algorithm.score_gradients(at, setup.scale, x, y, _wide(v[keys, :]), *rows)
         return algorithm.query_gradients(at, ds, y, total)
 
     dq[...] = lax.fori_loop(0, _seen_tiles(setup, i), key_tile, jnp.zeros(dq.shape))
@@ -158,12 +158,12 @@ def _key_gradients(
     setup: Setup, on_gpu: bool, q: Any, do: Any, lse: Any, delta: Any, k: Any, v: Any, zero: Any, dk: Any, dv: Any, *scratch: Any
 ) -> None:
     h, j = pl.program_id(0), pl.program_id(1)
-    ops, y, w = pallas_ops(zero[0], scratch, on_gpu), _read(k), _read(v)
+    ops, y, w = pallas_ops(zero[0], scratch, on_gpu), _wide(k[...]), _wide(v[...])
 
     def query_tile(i: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         rows = pl.ds(i * setup.block_q, setup.block_q)
-        at = Events(ops, setup.plan, _tile(ops, setup, h, i, j), setup.inject, None)
-        x, z = (_read(ref, rows, slice(None)) for ref in (q, do))
+        at = events_at(ops, setup, _tile(ops, setup, h, i, j))
+        x, z = _wide(q[rows, :]), _wide(do[rows, :])
         p, ds = algorithm.score_gradients(at, setup.scale, x, y, w, z, lse[rows], delta[rows])
         return algorithm.key_gradients(at, p, ds, x, z, *totals)
 
