@@ -156,7 +156,7 @@ def exponential(at: Events, x: Array) -> Array:
 
 def masked(at: Events, s: Array) -> Array:
     """Scores that do not exist are -inf: their exp is 0, and no event counts them."""
-    return at.ops.xp.where(at.tile.mask, s, -math.inf)
+    return s if at.tile.is_whole else at.ops.xp.where(at.tile.mask, s, -math.inf)
 
 
 def finite(xp: Any, m: Array) -> Array:

@@ -44,6 +44,8 @@ class Tile:
     mask       (queries, keys): the scores that exist
     rows       (queries,): rows that have had a key by now;  rescaled: rows that had one before this tile
     keys       (keys,): keys that some query of this tile sees
+    is_whole   all scores exist
+    is_bare    events may happen where none exists, if they leave what is there as it is: nobody counts them
     """
 
     head: Any
@@ -56,6 +58,8 @@ class Tile:
     rows: Array
     rescaled: Array
     keys: Array
+    is_whole: bool = False
+    is_bare: bool = False
 
     def valid(self, site: Site) -> Array:
         """Which entries of an event exist, as a (rows, columns or 1) array."""
@@ -98,10 +102,17 @@ class Events:
             if injection.site is site:
                 hit = self._inject(injection, value if exact is None else exact, after, r.format, unit)
                 after = self.ops.xp.where(self._selected(injection, after), hit, after)
-        valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site).squeeze(1)
-        after = self.ops.xp.where(valid, after, value if kept is None else kept)
+        if not (self.tile.is_bare and self._is_idle_elsewhere(site, r)):
+            valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site).squeeze(1)
+            after = self.ops.xp.where(valid, after, value if kept is None else kept)
         self._keep(str(site), site, value, after, r.format, unit)
         return after
+
+    def _is_idle_elsewhere(self, site: Site, r: Rounding) -> bool:
+        """Whether the event does nothing where it does not exist. What is there is 0, -inf or NaN, or, of scores, masked later; but what
+        is there of DP and DPD meets P = 0, and an infinity would make it NaN.
+        """
+        return r.format.inf and site not in (Site.DP, Site.DPD) and not any(injection.site is site for injection in self.inject)
 
     def _rounded_in_blocks(self, site: Site, value: Array, block: BlockFormat, random: Array | None) -> tuple[Array, Array]:
         """(the value rounded, the scale of each entry, 1 where it is NaN). Entries that do not exist are zeros of their block."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from attention.plan import DeltaFrom, KeyOrder, Plan
 from attention.sites import FACTORS, PRODUCTS, Site
-from emu.accumulate import Accumulator
+from emu.accumulate import Accumulator, Order
 from emu.block import BlockFormat, ScaleRule, block_format
 from emu.formats import Format, format_named, unknown
 from emu.rounding import BF16, BINARY32, BINARY64, E4M3, FP16, Overflow, Rounding, rounding
@@ -126,8 +126,9 @@ PRESETS: dict[str, Callable[[], Plan]] = {
 
 def on_tensor_cores(plan: Plan, arch: str) -> Plan:
     """The plan with its products on the tensor cores of an architecture ("hopper"): those whose factors both have a type that it
-    reads. Factors of two types meet in the first of bf16 and fp16 that holds both. Sums of FP32 factors, the row sum and delta stay
-    as they are: they run elsewhere. In blocks the scales are in the factors, so those products stay too.
+    reads. Factors of two types meet in the first of bf16 and fp16 that holds both. Sums of FP32 factors and delta stay as they are:
+    they run elsewhere. In blocks the scales are in the factors, so those products stay too. The row sum adds by halves, as lanes of
+    a GPU reduce. (FlashAttention-3's own lanes first add their columns one after the other, over all tiles.)
 
     Raises ValueError for an unknown architecture.
     """
@@ -137,6 +138,8 @@ def on_tensor_cores(plan: Plan, arch: str) -> Plan:
         fitting = [f for f in (*formats, BF16.format, FP16.format) if f.name in own and all(map(f.holds, formats))]
         if fitting and not any(map(plan.block, factors)):
             found = found.adding(site, tensor_core(arch, fitting[0].name))
+    if found is not plan and plan.accumulator(Site.ROWSUM).order is Order.ASCENDING:
+        found = found.adding(Site.ROWSUM, replace(plan.accumulator(Site.ROWSUM), order=Order.HALVES))
     return replace(found, name=f"{plan.name}@{arch}")
 
 

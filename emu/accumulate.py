@@ -20,6 +20,7 @@ class Order(StrEnum):
 
     ASCENDING = "ascending"  # ((init + x0) + x1) + x2 ...
     PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
+    HALVES = "halves"  # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU or SIMD unit add
     CHUNKED = "chunked"  # each chunk ascending from its first product; chunk sums ascending from init
     EXACT = "exact"  # init + the exact sum, one rounding at the end
     ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.aligned
@@ -85,13 +86,14 @@ def accumulate(ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step
     if acc.alignment is not None:
         emin = acc.alignment.operand.emin
         return add_aligned(ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps)
+    at_once = step is None
     step = _kept(step or _plain(ops, acc.step), steps)
     if acc.order is Order.EXACT:
         return step(0, exact_sum(ops, a, b, init))
     if acc.order is Order.ASCENDING:
         return _ascending(ops, step, a, b, init, 0, steps)
-    if acc.order is Order.PAIRWISE:
-        return _pairwise(ops, step, a, b, init)
+    if acc.order in (Order.PAIRWISE, Order.HALVES):
+        return _tree(ops, acc.order, step, a, b, init, at_once)
     return _chunked(ops, acc, step, a, b, init, steps)
 
 
@@ -118,13 +120,13 @@ def _plain(ops: Ops, r: Rounding) -> Step:
 
 
 def _kept(step: Step, steps: Steps | None) -> Step:
-    """The step, with (before, after) appended to `steps` where it is not inside a scan."""
+    """The step, with (before, after) appended to `steps` where it is not inside a scan: one addition, or several along a first axis."""
     if steps is None:
         return step
 
     def keeping(k: Any, total: Array) -> Array:
         after = step(k, total)
-        steps.append((total[None], after[None]))
+        steps.append((total, after) if total.ndim == 3 else (total[None], after[None]))
         return after
 
     keeping.plain = step  # type: ignore[attr-defined]
@@ -145,16 +147,17 @@ def _ascending(ops: Ops, step: Step, a: Array, b: Array, init: Array, first: int
     return total
 
 
-def _pairwise(ops: Ops, step: Step, a: Array, b: Array, init: Array) -> Array:
+def _tree(ops: Ops, order: Order, step: Step, a: Array, b: Array, init: Array, at_once: bool) -> Array:
+    """Two by two; at_once: additions of one level in one call, where their rounding needs no index."""
     if not a.shape[0]:
         return init
-    values = ops.multiply(a[:, :, None], b[:, None, :])
-    k = 0
-    while values.shape[0] > 1:
-        paired = values.shape[0] // 2 * 2
-        sums = [step(k + n, values[2 * n] + values[2 * n + 1]) for n in range(paired // 2)]
-        values = ops.xp.concatenate([ops.xp.stack(sums), values[paired:]])
-        k += paired // 2
+    values, k = ops.multiply(a[:, :, None], b[:, None, :]), 0
+    while (pairs := values.shape[0] // 2) > 0:
+        halves = order is Order.HALVES
+        left, right = (values[:pairs], values[pairs : 2 * pairs]) if halves else (values[: 2 * pairs : 2], values[1 : 2 * pairs : 2])
+        sums = step(k, left + right) if at_once else ops.xp.stack([step(k + n, left[n] + right[n]) for n in range(pairs)])
+        values = ops.xp.concatenate([sums, values[2 * pairs :]])
+        k += pairs
     return step(k, init + values[0])
 
 

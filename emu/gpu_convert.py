@@ -1,10 +1,12 @@
-"""Roundings and products by a GPU's own instructions, for kernels: a few operations where the rule takes forty.
+"""Roundings, sums and products by a GPU's own instructions, for kernels: a few operations where the rule takes forty.
 
 A GPU converts binary64 to binary32 and binary32 to bfloat16 or binary16 to nearest even, subnormal numbers included. There is no
 conversion from binary64 to the narrow two, and two in a row would round twice. So the first rounds **to odd**: where binary32 had to
 drop something, the result is the neighbour whose last bit is 1, which lies on no boundary of a format with 22 bits or fewer, so that
 the second conversion sees on which side of it x was (Boldo and Melquiond 2008).
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +36,39 @@ def to_odd(x: Array) -> Array:
     return lax.bitcast_convert_type(jnp.where(moves, b + toward, b), jnp.float32)
 
 
+def narrowed_to(x: Array, r: Rounding) -> Array:
+    """A float32 array rounded once to bfloat16 or float16, in that type."""
+    return x.astype(NARROW[r])
+
+
 def multiplied(a: Array, b: Array) -> Array:
     """a * b of float64 arrays inside a kernel; an instruction that says how it rounds is not fused with an addition."""
-    a, b = jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
-    (product,) = triton.elementwise_inline_asm(
-        "mul.rn.f64 $0, $1, $2;", args=[a, b], constraints="=d,d,d", pack=1, result_shape_dtypes=[jax.ShapeDtypeStruct(a.shape, a.dtype)]
-    )
-    return product
+    return instruction("mul.rn.f64 $0, $1, $2;", jnp.float64, a, b)
+
+
+def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
+    """a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded to nearest even, or to odd: of the two neighbours of an inexact
+    result, by rounding down and up, the one whose last bit is 1; they are one number where it is exact.
+    """
+    if not to_odd:
+        return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)
+    text = f"""{{ .reg .f32 down, up; .reg .b32 bits; .reg .pred odd;
+        {operation}.rm.f32 down, $1, $2; {operation}.rp.f32 up, $1, $2;
+        mov.b32 bits, down; and.b32 bits, bits, 1; setp.ne.b32 odd, bits, 0; selp.f32 $0, down, up, odd; }}"""
+    return instruction(text, jnp.float32, a, b)
+
+
+def multiplied_and_added(a: Array, b: Array, c: Array) -> Array:
+    """a b + c of float32 arrays, rounded once to nearest even."""
+    return instruction("fma.rn.f32 $0, $1, $2, $3;", jnp.float32, a, b, c)
+
+
+def instruction(text: str, dtype: Any, *args: Any) -> Array:
+    """PTX for every element of arrays of one type, to a result of that type."""
+    arrays = jnp.broadcast_arrays(*(jnp.asarray(x, dtype) for x in args))
+    letter = "d" if dtype == jnp.float64 else "f"
+    (found,) = triton.elementwise_inline_asm(
+        text, args=arrays, constraints=",".join([f"={letter}", *letter * len(arrays)]), pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(arrays[0].shape, dtype)],
+    )  # fmt: skip
+    return found
