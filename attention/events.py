@@ -102,17 +102,20 @@ class Events:
             if injection.site is site:
                 hit = self._inject(injection, value if exact is None else exact, after, r.format, unit)
                 after = self.ops.xp.where(self._selected(injection, after), hit, after)
-        if not (self.tile.is_bare and self._is_idle_elsewhere(site, r)):
+        if not self._may_happen_everywhere(site, r):
             valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site).squeeze(1)
             after = self.ops.xp.where(valid, after, value if kept is None else kept)
         self._keep(str(site), site, value, after, r.format, unit)
         return after
 
-    def _is_idle_elsewhere(self, site: Site, r: Rounding) -> bool:
-        """Whether the event does nothing where it does not exist. What is there is 0, -inf or NaN, or, of scores, masked later; but what
-        is there of DP and DPD meets P = 0, and an infinity would make it NaN.
+    def _may_happen_everywhere(self, site: Site, r: Rounding) -> bool:
+        """Whether all of the event exists, or it does nothing elsewhere: there it meets 0, -inf or NaN, or scores that are masked later.
+        But what it meets of DP and DPD is multiplied by P = 0, and an infinity would become NaN.
         """
-        return r.format.inf and site not in (Site.DP, Site.DPD) and not any(injection.site is site for injection in self.inject)
+        if self.tile.is_whole and site.axes is Axes.TS:
+            return True
+        disturbed = site in (Site.DP, Site.DPD) or any(injection.site is site for injection in self.inject)
+        return self.tile.is_bare and r.format.inf and not disturbed
 
     def _rounded_in_blocks(self, site: Site, value: Array, block: BlockFormat, random: Array | None) -> tuple[Array, Array]:
         """(the value rounded, the scale of each entry, 1 where it is NaN). Entries that do not exist are zeros of their block."""

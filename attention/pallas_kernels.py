@@ -26,7 +26,7 @@ from emu.narrowing import FP32, FP64, Held, Machine, narrowed
 from emu.pallas_ops import TYPES, kernel_machine, kernel_ops, types
 
 SUMS = {"forward": (Site.S, Site.ROWSUM, Site.PV), "query": (Site.S_B, Site.DP, Site.DQ), "key": (Site.S_B, Site.DP, Site.DV, Site.DK)}
-FEW_SCORES = 4096  # a tile of so many is the work of 4 warps, one matrix unit's worth
+ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def _run(
         in_specs=[*(spec for _, spec in inputs), pl.BlockSpec((1,), lambda h, i: (0,))],
         out_specs=[*(_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes), *(scratch for _ in buffers)],
         out_shape=[*shapes, *buffers],
-        compiler_params=triton.CompilerParams(num_warps=4 if setup.block_q * setup.block_k <= FEW_SCORES else 8, num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=max(4, setup.block_q // ROWS_OF_A_WARP), num_stages=2),
         interpret=not call.on_gpu,
         name=kernel.__name__.strip("_"),
     )(*(x for x, _ in inputs), jnp.zeros(1, jnp.int64))

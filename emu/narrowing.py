@@ -28,6 +28,8 @@ ARITHMETIC = ("add", "sub", "mul")
 STRUCTURE = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "copy", "select_n")  # numbers move, none is made
 COMPARISON = ("max", "min", "reduce_max", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")  # the same in any type that holds them
 INLINED = ("jit", "pjit", "closed_call", "custom_jvp_call")
+ROUNDINGS = {"bf16": BF16, "fp16": FP16}
+EVERYWHERE = (0.0, np.inf, -np.inf)
 SMALLEST_FACTOR = 2.0**-16  # times a bfloat16 number this is a binary32 number, subnormal ones included: 2^-133 2^-16 = 2^-149
 
 
@@ -38,13 +40,21 @@ class Held:
     array    of the machine's type for the format; None where they are not computed yet
     format   bf16, fp16, fp32 or fp64: one that holds them all
     made     (operation, factors), what they are made from: add, sub, mul or a function; not rounded
+    wider    a float32 array that is to be rounded to the format: as which type, its reader says
     uniform  the number, where all are one
     """
 
     array: Any
     format: str
     made: tuple[Any, tuple["Held", ...]] | None = None
+    wider: Any = None
     uniform: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers, once computed."""
+        own: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
+        return own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,31 +63,36 @@ class Machine:
 
     types        of arrays, by the name of the format
     combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to binary32: to nearest even, or to odd
-    narrow       (x, rounding) -> a float32 array rounded once, in the type of its format
-    exponential  a function of a float64 array, such as exp64, and exp: that of a float32 array, rounded once to binary32
+    narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;  narrow32: as a float32 array
+    exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of a float32 array, rounded once to binary32
     round        (x, rounding, random) -> a float64 array rounded once
     multiply     the product of float64 arrays that no compiler fuses with a following addition
     function     (f, x) -> f of a float64 array
     total        (machine, accumulator, a, b, init) -> init + a @ b
-    transposed   the array of numbers, transposed
+    transposed   (machine, x) -> the array of numbers, transposed
     """
 
     types: dict[str, Any]
     combined: Callable[[str, Array, Array, bool], Array]
     narrow: Callable[[Array, Rounding], Array]
+    narrow32: Callable[[Array, Rounding], Array]
     exponential: Callable[..., Any]
-    exp: Callable[[Array], Array]
+    exp: Callable[[Array, str], Array]
     round: Callable[[Array, Rounding, Array | None], Array]
     multiply: Callable[[Array, Array], Array]
     function: Callable[[Callable[..., Array], Array], Array]
     total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
-    transposed: Callable[[Held], Array]
+    transposed: Callable[["Machine", Held], Array]
 
 
 def held_as(machine: Machine, x: Held, name: str) -> Array:
     """The numbers as an array for a format that holds them."""
-    x = _computed(machine, x)
-    return x.array if x.format == name else jnp.asarray(x.array).astype(machine.types[name])
+    x, array = _computed(machine, x), None
+    if x.wider is not None:
+        rounding_ = ROUNDINGS[x.format]
+        array = machine.narrow(x.wider, rounding_) if name == x.format else machine.narrow32(x.wider, rounding_)
+    array = x.array if array is None else array
+    return array if array.dtype == machine.types[name] else jnp.asarray(array).astype(machine.types[name])
 
 
 def _computed(machine: Machine, x: Held) -> Held:
@@ -201,7 +216,7 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
         return [machine.total(machine, params["accumulator"], *(_computed(machine, y) for y in x))]
     if eqn.primitive is _TRANSPOSED:
         y = _computed(machine, x[0])
-        return [Held(array=machine.transposed(y), format=y.format)]
+        return [Held(array=machine.transposed(machine, y), format=y.format)]
     if eqn.primitive is _FUNCTION:
         return [promised(machine, params["function"], x)]
     if eqn.primitive is _PRODUCT or name in ARITHMETIC:
@@ -231,15 +246,15 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
         return _stored(machine, array, FP32 if r.format.fits_binary32 else FP64)
     if x.made is None or (callable(x.made[0]) and r != BINARY32):
         if x.format in WITHIN_FP32:
-            return Held(array=machine.narrow(held_as(machine, x, FP32), r), format=name)
+            return Held(array=None, wider=held_as(machine, x, FP32), format=name)
         return _stored(machine, machine.round(held_as(machine, x, FP64), r, None), name)
     operation, factors = x.made
     arrays = [held_as(machine, y, FP32) for y in factors]
     if callable(operation):
-        return Held(array=machine.exp(arrays[0]), format=FP32)
+        return Held(array=machine.exp(arrays[0], factors[0].format), format=FP32)
     to_odd = r != BINARY32 and not _rounds_once(operation, factors, name)
     array = machine.combined(operation, arrays[0], arrays[1], to_odd)
-    return Held(array=array if r == BINARY32 else machine.narrow(array, r), format=name)
+    return Held(array=array, format=FP32) if r == BINARY32 else Held(array=None, wider=array, format=name)
 
 
 def _rounds_once(operation: str, factors: tuple[Held, ...], name: str) -> bool:
@@ -269,9 +284,10 @@ def _widened(machine: Machine, x: Any) -> Held:
 
 
 def _joined(x: Sequence[Any], least: str | None = None) -> str:
-    """The narrowest format that holds them all, and no narrower than `least`."""
-    own = {y.format for y in x if isinstance(y, Held)} | ({least} if least else set())
-    return own.pop() if len(own) == 1 else (FP64 if FP64 in own else FP32)
+    """The narrowest format that holds them all, and no narrower than `least`. Every one here holds 0 and infinities."""
+    held = [y for y in x if isinstance(y, Held)]
+    own = {y.format for y in held if y.uniform not in EVERYWHERE} | ({least} if least else set())
+    return FP32 if not own else own.pop() if len(own) == 1 else (FP64 if FP64 in own else FP32)
 
 
 def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:

@@ -75,8 +75,9 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
         types=types(on_gpu),
         combined=gpu_convert.combined if on_gpu else partial(_combined, multiply),
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
+        narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
-        exp=exp32 if on_gpu else lambda x: _round(exp64(wide, x), BINARY32),
+        exp=exp32 if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
         round=_converted if on_gpu else _round,
         multiply=multiply,
         function=lambda f, x: f(wide, x),
@@ -100,14 +101,14 @@ def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -
     return _round(made, TO_ODD if to_odd else BINARY32)
 
 
-def _transposed(buffers: Buffers, on_gpu: bool, x: Held) -> Array:
+def _transposed(buffers: Buffers, on_gpu: bool, machine: Machine, x: Held) -> Array:
     """By way of memory: XLA pushes a transposition up through all that made the array, and makes it anew for every use."""
     if not on_gpu:
-        return x.array.T
+        return held_as(machine, x, FP64).T
     buffer = buffers[x.format][0]
-    buffer[: x.array.shape[0], : x.array.shape[1]] = x.array
+    buffer[: x.shape[0], : x.shape[1]] = held_as(machine, x, x.format)
     triton.debug_barrier()
-    found: Array = buffer[: x.array.shape[0], : x.array.shape[1]].T
+    found: Array = buffer[: x.shape[0], : x.shape[1]].T
     triton.debug_barrier()
     return found
 
@@ -148,7 +149,7 @@ def _by_halves(on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: 
 def _ascending(buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
     """Ascending; K a multiple of UNROLL."""
     single = acc.step == BINARY32 and init.format != FP64 and _product_bits(a) + _product_bits(b) <= PRECISION[FP32]
-    name, (rows, width), columns = FP32 if single else FP64, a.array.shape, b.array.shape[1]
+    name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
     add = partial(_fused, on_gpu, machine) if single else partial(_added, machine)
     left, right = buffers[name]
     barrier = triton.debug_barrier if on_gpu else lambda: None
