@@ -122,7 +122,8 @@ def _run(
         in_specs=[*(spec for _, spec in inputs), pl.BlockSpec((1,), lambda h, i: (0,))],
         out_specs=[*(_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes), *(scratch for _ in buffers)],
         out_shape=[*shapes, *buffers],
-        compiler_params=triton.CompilerParams(num_warps=max(4, setup.block_q // ROWS_OF_A_WARP), num_stages=2),
+        # loads of two stages run ahead of stores, those of the buffers too
+        compiler_params=triton.CompilerParams(num_warps=max(4, setup.block_q // ROWS_OF_A_WARP), num_stages=1 if passed else 2),
         interpret=not call.on_gpu,
         name=kernel.__name__.strip("_"),
     )(*(x for x, _ in inputs), jnp.zeros(1, jnp.int64))
@@ -230,8 +231,9 @@ def _read(call: Call, named: Sequence[tuple[Site, Any]], rows: Any) -> list[Held
 
 def _walk(tile: Callable[[Array, Any], Any], first: Any, last: Any, state: Any) -> Any:
     """The tiles from first to before last; no loop in the program where there never is one."""
-    is_empty = isinstance(first, int) and isinstance(last, int) and first >= last
-    return state if is_empty else lax.fori_loop(first, last, tile, state)
+    if isinstance(first, int) and isinstance(last, int) and first >= last:
+        return state
+    return lax.fori_loop(jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32), tile, state)
 
 
 def _tile(call: Call, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None) -> Events:
@@ -246,16 +248,16 @@ def _seen_tiles(setup: Setup, i: Array) -> Any:
     if not setup.is_causal:
         return setup.key_tiles
     last = jnp.minimum((i + 1) * setup.block_q, setup.queries) - 1
-    return jnp.minimum(lax.div(last, np.int32(setup.block_k)) + 1, setup.key_tiles)
+    return jnp.minimum(lax.div(last, np.int32(setup.block_k)) + 1, np.int32(setup.key_tiles))
 
 
 def _whole_tiles(setup: Setup, i: Array) -> Any:
     """How many key tiles, the first ones, all queries of tile i see whole."""
     whole: Any = setup.keys // setup.block_k
     if setup.is_causal:
-        whole = jnp.minimum(lax.div(i * setup.block_q + 1, np.int32(setup.block_k)), whole)
+        whole = jnp.minimum(lax.div(i * setup.block_q + 1, np.int32(setup.block_k)), np.int32(whole))
     ends_within = setup.queries % setup.block_q == 0
-    return whole if ends_within else jnp.where((i + 1) * setup.block_q <= setup.queries, whole, 0)
+    return whole if ends_within else jnp.where((i + 1) * setup.block_q <= setup.queries, jnp.asarray(whole, jnp.int32), np.int32(0))
 
 
 def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
@@ -266,11 +268,11 @@ def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
     if setup.is_causal:
         whole = lax.div((j + 1) * setup.block_k + setup.block_q - 2, np.int32(setup.block_q))
     if setup.keys % setup.block_k:
-        whole = jnp.where((j + 1) * setup.block_k <= setup.keys, whole, setup.query_tiles)
+        whole = jnp.where((j + 1) * setup.block_k <= setup.keys, jnp.asarray(whole, jnp.int32), np.int32(setup.query_tiles))
     if isinstance(whole, int):
         return first, whole, end
-    whole = jnp.clip(whole, first, setup.query_tiles)
-    return first, whole, jnp.maximum(whole, end)
+    whole = jnp.minimum(whole, np.int32(setup.query_tiles))
+    return first, whole, jnp.maximum(whole, np.int32(end))
 
 
 def _rows(setup: Setup, h: Array, i: Array) -> Tile:

@@ -11,13 +11,14 @@ bfloat16   g of degree 5, 2^-34: none of its 2^16 arguments is that near to a bo
 import struct
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
-
-from emu.gpu_convert import instruction
+from jax.experimental.pallas import triton
 
 LN2 = "0x1.62e42fefa39efp-1", "0x1.abc9e3b39803fp-56"
 LOG2_E = "0x1.71547652b82fep+0"
+TOGETHER, THREADS = 32, 128  # elements of a thread at a time; threads of 64 rows of a tile
 MAGIC = "0x1.8p+52"  # added and taken away again: a binary64 number rounded to a whole one, which is in the low word between
 
 
@@ -36,23 +37,45 @@ BFLOAT16 = _Series(LN2[:1], (
 ))  # fmt: skip
 
 
-def exp32(x: Array, name: str) -> Array:
-    """e^x of a float32 array, rounded once to nearest even; NaN for NaN. name: a format that holds x, bf16 or another."""
-    return instruction(_text(BFLOAT16 if name == "bf16" else BINARY32), jnp.float32, x)
+def exp32(x: Array, name: str, zero: Array) -> Array:
+    """e^x of a float32 array, rounded once to nearest even; NaN for NaN.
+
+    name  a format that holds x, bf16 or another;  zero: an integer 0 that no compiler knows
+    """
+    together = 2 if x.ndim < 2 else max(1, min(TOGETHER, x.size // THREADS))
+    text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
+    constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
+    args = [x, jnp.broadcast_to(zero.astype(jnp.int32), x.shape)]
+    like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    (found,) = triton.elementwise_inline_asm(text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like])
+    return found
 
 
-def _text(series: _Series) -> str:
-    """Beyond [-110, 100] the result is 0 or infinity anyway."""
-    reduced = f"fma.rn.f64 r, k, {_constant(series.ln2[0], -1.0)}, x; "
-    reduced += "".join(f"fma.rn.f64 r, k, {_constant(part, -1.0)}, r; " for part in series.ln2[1:])
-    terms = "".join(f"fma.rn.f64 p, p, r, {_constant(c)}; " for c in (*series.g[1:], "0x1p+0", "0x1p+0"))
-    return f"""{{ .reg .f32 z; .reg .f64 x, k, r, p; .reg .b32 whole, unused, low, high;
-        max.NaN.f32 z, $1, 0fC2DC0000; min.NaN.f32 z, z, 0f42C80000; cvt.f64.f32 x, z;
-        fma.rn.f64 k, x, {_constant(LOG2_E)}, {_constant(MAGIC)}; mov.b64 {{whole, unused}}, k; sub.rn.f64 k, k, {_constant(MAGIC)};
-        {reduced}
-        mov.f64 p, {_constant(series.g[0])}; {terms}
-        mov.b64 {{low, high}}, p; shl.b32 whole, whole, 20; add.s32 high, high, whole; mov.b64 p, {{low, high}};
-        cvt.rn.f32.f64 $0, p; }}"""
+def _text(series: _Series, together: int) -> str:
+    """PTX for some elements at a time, an instruction for each in turn. An operation waits for the one before it, and the assembler,
+    to save registers, would draw those of one element together. A branch that is never taken, before the series, keeps it from that: a
+    fused kernel is faster by a fifth. Beyond [-110, 100] the result is 0 or infinity anyway.
+    """
+    registers = (".f32 z#", ".f64 x#", ".f64 k#", ".f64 p#", ".b32 whole#", ".b32 unused#", ".b32 low#", ".b32 high#")
+    reduction = [
+        "max.NaN.f32 z#, %, 0fC2DC0000;", "min.NaN.f32 z#, z#, 0f42C80000;", "cvt.f64.f32 x#, z#;",
+        f"fma.rn.f64 k#, x#, {_constant(LOG2_E)}, {_constant(MAGIC)};", "mov.b64 {whole#, unused#}, k#;",
+        f"sub.rn.f64 k#, k#, {_constant(MAGIC)};", *(f"fma.rn.f64 x#, k#, {_constant(part, -1.0)}, x#;" for part in series.ln2),
+    ]  # fmt: skip
+    power = [
+        f"mov.f64 p#, {_constant(series.g[0])};",
+        *(f"fma.rn.f64 p#, p#, x#, {_constant(c)};" for c in (*series.g[1:], "0x1p+0", "0x1p+0")),
+        "mov.b64 {low#, high#}, p#;", "shl.b32 whole#, whole#, 20;", "add.s32 high#, high#, whole#;", "mov.b64 p#, {low#, high#};",
+        "cvt.rn.f32.f64 @, p#;",
+    ]  # fmt: skip
+    never = [".reg .pred never;", f"setp.ne.s32 never, ${2 * together}, 0;", "@never bra NEVER;"]
+    lines = [*_each([f".reg {r};" for r in registers] + reduction, together), *never, *_each(power, together)]
+    return "{ " + "\n".join([*lines, "bra DONE;", "NEVER: trap;", "DONE:"]) + " }"
+
+
+def _each(lines: list[str], together: int) -> list[str]:
+    """Every line for every element: # its number, % its argument, @ its result."""
+    return [line.replace("#", str(n)).replace("%", f"${together + n}").replace("@", f"${n}") for line in lines for n in range(together)]
 
 
 def _constant(text: str, sign: float = 1.0) -> str:

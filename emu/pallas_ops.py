@@ -77,7 +77,7 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
         narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
-        exp=exp32 if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
+        exp=partial(exp32, zero=zero) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
         round=_converted if on_gpu else _round,
         multiply=multiply,
         function=lambda f, x: f(wide, x),
