@@ -1,196 +1,206 @@
-"""`roundscope bench attention`: the emulated XLA engine against plain JAX attention, on the device that JAX has."""
+"""`roundscope bench attention`: emulated attention against attention that emulates nothing, on the device that JAX has.
 
-import statistics
+One run measures all: each round times everyone once, in turn, and a ratio is the median over the rounds of ratios within one. A GPU's
+calls are queued, some at a time, so that what is timed is the device.
+"""
+
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-FUSED = 64  # rows and keys of a fused kernel's tile
-OPERATIONS = 9  # binary64 operations of one step: product, sum, exponent mask and limit, two roundings, sign, overflow
+import numpy as np
+
+from experiments.bench_round import race
+
+QUEUED = 0.05  # seconds of calls in a row
+MOST = 20  # calls in a row
 
 LEGEND = """
-GMAC/s: multiply-adds of Q K^T and P V per second, forward.  times JAX: our forward over jax.nn.dot_product_attention.
-floor: multiply-adds x 9 binary64 operations of a pinned, rounded step, at the binary64 additions per second that a
-dependent chain reached in this run.  native sums round the same events but add in the device's own order (not
-reproducible): the gap to fa2-bf16 is the price of pinned sums, the gap to jax.nn that of the other events.  fused: one
-kernel (engine pallas), tiles of 64 x 64; others 128 x 128.
+TFLOP/s: 4 B N T T H operations of the forward (half of them where causal) per second.  times: our time over that of {first}, forward, and
+forward with backward.  fused: one kernel a direction (engine pallas), tile sizes behind its name; @hopper: sums by the tensor core,
+else pinned in ascending order.  xla: the engine that runs everywhere.  native sums round the same events, but add in the device's own
+order (not reproducible).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A self-attention: batch, heads, tokens, features; square tiles."""
+    """A self-attention: batch, heads, tokens, features."""
 
     batch: int
     heads: int
     tokens: int
     features: int
-    block: int = 128
+    is_causal: bool = False
 
     @property
-    def multiply_adds(self) -> int:
-        """Of the forward: Q K^T and P V."""
-        return 2 * self.batch * self.heads * self.tokens**2 * self.features
+    def operations(self) -> float:
+        """Of the forward's products: Q K^T and P V."""
+        return 4.0 * self.batch * self.heads * self.tokens**2 * self.features / (2 if self.is_causal else 1)
+
+    def __str__(self) -> str:
+        return f"{self.batch} {self.heads} {self.tokens} {self.features}{' causal' if self.is_causal else ''}"
 
 
-SIZES = {
-    "cpu": (Size(batch=1, heads=12, tokens=512, features=32), Size(batch=1, heads=4, tokens=1024, features=64)),
-    "gpu": (
-        Size(batch=1, heads=12, tokens=512, features=32),
-        Size(batch=4, heads=12, tokens=1024, features=64),
-        Size(batch=4, heads=12, tokens=4096, features=64),
-    ),
-}
+class Contestant(NamedTuple):
+    """Calls that return at once what `wait` waits for."""
+
+    name: str
+    forward: Callable[[], Any]
+    both: Callable[[], Any]
+    wait: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement: seconds are medians; floor and ratio None where they have no meaning."""
+    """One measurement. Seconds are medians; times: over those of the first contestant."""
 
     size: str
     what: str
     forward: float
-    backward: float | None
-    per_second: float
-    against_jax: float
-    floor: float | None
+    both: float
+    tflops: float
+    times: float
+    times_both: float
 
 
-def bench_attention(progress: Callable[[str], None], repeat: int = 5) -> list[Row]:
-    """Every row, plain JAX first. `backward` is forward plus backward."""
+SIZES = {
+    "cpu": (Size(batch=1, heads=12, tokens=512, features=32), Size(batch=1, heads=4, tokens=1024, features=64)),
+    "gpu": tuple(Size(batch=4, heads=12, tokens=4096, features=h, is_causal=causal) for h in (64, 128) for causal in (False, True)),
+}
+
+
+def bench_attention(progress: Callable[[str], None], repeat: int = 5, sizes: tuple[Size, ...] | None = None) -> list[Row]:
+    """Every row, size by size, what they are measured against first."""
     import jax
 
     platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    rate = _binary64_rate(platform)
-    return [row for size in SIZES[platform] for row in _rows(size, platform, rate, progress, repeat)]
+    return [row for size in sizes or SIZES[platform] for row in _rows(size, _field(size, platform, progress), progress, repeat)]
 
 
-def _rows(size: Size, platform: str, rate: float, progress: Callable[[str], None], repeat: int) -> list[Row]:
+def _field(size: Size, platform: str, progress: Callable[[str], None]) -> list[Contestant]:
+    from experiments import bench_attention_gpu
+
+    progress(f"{size}: compiling")
+    return _on_cpu(size) if platform == "cpu" else bench_attention_gpu.contestants(size)
+
+
+def _on_cpu(size: Size) -> list[Contestant]:
+    import jax
+
+    from attention import PRODUCTS, Plan
+    from emu import Accumulator, Order
+
+    fa2 = Plan.preset("fa2-bf16")
+    native = replace(fa2, accumulators=(Accumulator(order=Order.NATIVE),) * len(PRODUCTS))
+    plans = {"fa2-bf16, native sums": native, "fa2-bf16": fa2} | {name: Plan.preset(name) for name in ("qiu-yao", "all:bf16")}
+    arrays = inputs(size)
+    found = [of_jax("jax.nn, FP32", partial(jax.nn.dot_product_attention, is_causal=size.is_causal), arrays)]
+    return found + [of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays) for name, plan in plans.items()]
+
+
+def inputs(size: Size) -> list[Any]:
+    """q, k, v (B, T, N, H): normal BF16 numbers, as float32 arrays."""
     import jax
     import jax.numpy as jnp
 
-    from attention import Plan
-
-    name = f"{size.batch} {size.heads} {size.tokens} {size.features}"
     shape = (size.batch, size.tokens, size.heads, size.features)
-    keys = jax.random.split(jax.random.key(0), 3)
-    q, k, v = (jax.random.normal(key, shape).astype(jnp.bfloat16).astype(jnp.float32) for key in keys)
-    rows: list[Row] = []
-    contenders = _contenders(size, Plan.preset) | (_on_gpu(size) if platform == "gpu" else {})
-    for what, attention in contenders.items():
-        progress(f"{name} {what}")
-        forward = _seconds(jax.jit(attention), (q, k, v), repeat)
-        gradient = jax.jit(jax.grad(lambda *x: attention(*x).sum(), argnums=(0, 1, 2)))  # noqa: B023
-        both = _seconds(gradient, (q, k, v), repeat)
+    return [jax.random.normal(key, shape).astype(jnp.bfloat16).astype(jnp.float32) for key in jax.random.split(jax.random.key(0), 3)]
+
+
+def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Callable[..., Any]:
+    """Attention by a plan, as a function of q, k, v."""
+    from attention import attend
+
+    return partial(attend, plan=plan, block_q=tile[0], block_k=tile[1], is_causal=size.is_causal, engine=engine)
+
+
+def of_jax(name: str, attention: Callable[..., Any], arrays: list[Any]) -> Contestant:
+    """Forward, and the gradients of its sum, both compiled."""
+    import jax
+    import jax.numpy as jnp
+
+    gradients = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    forward, both = (jax.jit(f).lower(*arrays).compile() for f in (attention, gradients))
+    return Contestant(name, partial(forward, *arrays), partial(both, *arrays), jax.block_until_ready)
+
+
+def _rows(size: Size, field: list[Contestant], progress: Callable[[str], None], repeat: int) -> list[Row]:
+    progress(str(size))
+    runs = {(c.name, call): _several(getattr(c, call), c.wait) for c in field for call in ("forward", "both")}
+    times = race(runs, repeat, lambda share: None)  # type: ignore[arg-type]
+    rows, first = [], field[0].name
+    for name in (c.name for c in field):
+        ratios = {call: float(np.median(times[name, call] / times[first, call])) for call in ("forward", "both")}  # type: ignore[index]
+        forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))  # type: ignore[index]
         rows.append(
             Row(
-                size=name, what=what, forward=forward, backward=both, per_second=size.multiply_adds / forward,
-                against_jax=forward / rows[0].forward if rows else 1.0,
-                floor=size.multiply_adds * OPERATIONS / rate if rows else None,
+                size=str(size), what=name, forward=forward, both=both, tflops=size.operations / forward * 1e-12,
+                times=ratios["forward"], times_both=ratios["both"],
             )
         )  # fmt: skip
     return rows
 
 
-def _contenders(size: Size, preset: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
-    import jax
-
-    from attention import PRODUCTS, attend
-    from emu import Accumulator, Order
-
-    def emulated(plan: Any) -> Callable[..., Any]:
-        return lambda q, k, v: attend(q, k, v, plan=plan, block_q=size.block, block_k=size.block)
-
-    fa2 = preset("fa2-bf16")
-    native = replace(fa2, accumulators=(Accumulator(order=Order.NATIVE),) * len(PRODUCTS))
-    return {
-        "jax.nn, float32": jax.nn.dot_product_attention,
-        "fa2-bf16, native sums": emulated(native),
-        "fa2-bf16": emulated(fa2),
-        "qiu-yao": emulated(preset("qiu-yao")),
-        "all:bf16": emulated(preset("all:bf16")),
-    }
+def _several(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Callable[[], Any], int]:
+    """A call again and again, and how often: about QUEUED seconds of it."""
+    wait(call())
+    start = time.perf_counter()
+    wait(call())
+    n = int(np.clip(QUEUED / (time.perf_counter() - start), 1, MOST))
+    return lambda: [wait(x) for x in [call() for _ in range(n)][-1:]], n
 
 
-def _on_gpu(size: Size) -> dict[str, Callable[..., Any]]:
-    """The fused kernels, in their own tiles, and what they are measured against: cuDNN's attention in BF16, which rounds as it likes."""
-    import jax
-    import jax.numpy as jnp
-
-    from attention import attend
-
-    def fused(preset: str) -> Callable[..., Any]:
-        return lambda q, k, v: attend(q, k, v, plan=preset, block_q=FUSED, block_k=FUSED, engine="pallas")
-
-    def cudnn(q: Any, k: Any, v: Any) -> Any:
-        return jax.nn.dot_product_attention(*(x.astype(jnp.bfloat16) for x in (q, k, v)), implementation="cudnn")
-
-    presets = ("fa2-bf16@hopper", "qiu-yao@hopper", "fa2-bf16", "qiu-yao")
-    return {
-        "fa2-bf16@hopper": lambda q, k, v: attend(q, k, v, plan="fa2-bf16@hopper", block_q=size.block, block_k=size.block),
-        **{f"{preset}, fused": fused(preset) for preset in presets},
-        "jax.nn, BF16, cuDNN": cudnn,
-    }
-
-
-def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...], repeat: int) -> float:
-    import jax
-
-    jax.block_until_ready(function(*arguments))
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _binary64_rate(platform: str) -> float:
-    """Binary64 additions per second: chains of 64 dependent additions on many numbers, all cores."""
-    import jax
-    import jax.numpy as jnp
-
-    with jax.enable_x64(True):
-        x = jnp.linspace(0.0, 1.0, 1 << (14 if platform == "cpu" else 24))
-        rounds = 4000 if platform == "cpu" else 40
-
-        @jax.jit
-        def chain(x: Any) -> Any:
-            def many(_: int, y: Any) -> Any:
-                for _ in range(64):
-                    y = y + x
-                return y
-
-            return jax.lax.fori_loop(0, rounds, many, x)
-
-        return 64 * rounds * x.size / _seconds(chain, (x,), 3)
-
-
-def run(as_json: bool) -> None:
-    """Print the table, or JSON."""
+def run(as_json: bool, out: Path | None = None) -> None:
+    """Print the table, or JSON; write both, and a picture, to a folder."""
     from dataclasses import asdict
 
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+    from experiments.bench_machine import machine
     from experiments.output import console, print_json
 
     with console(stderr=True).status("attention") as status:
         rows = bench_attention(lambda text: status.update(text))
+    found = {"machine": machine(None), "rows": [asdict(r) for r in rows]}
     if as_json:
-        print_json([asdict(r) for r in rows])
-        return
+        print_json(found)
+    else:
+        _print(rows)
+    if out is not None:
+        _write(out, found, rows)
+
+
+def _print(rows: list[Row]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from experiments.output import console
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("B N T H", "", "forward ms", "with backward", "GMAC/s", "times JAX", "floor ms"):
+    for heading in ("B N T H", "", "forward ms", "with backward", "TFLOP/s", "times", "with backward"):
         table.add_column(heading, justify="left" if heading in ("B N T H", "") else "right", no_wrap=True)
     for previous, row in zip([None, *rows], rows, strict=False):
-        if previous and previous.size != row.size:
-            table.add_section()
-        floor = "" if row.floor is None else f"{row.floor * 1e3:.2f}"
-        cells = (f"{row.forward * 1e3:.2f}", f"{(row.backward or 0) * 1e3:.2f}", f"{row.per_second / 1e9:.1f}", f"{row.against_jax:.1f}")
         first = previous is None or previous.size != row.size
-        table.add_row(row.size if first else "", row.what, *cells, floor)
+        if previous and first:
+            table.add_section()
+        cells = f"{row.forward * 1e3:.3g}", f"{row.both * 1e3:.3g}", f"{row.tflops:.3g}", f"{row.times:.3g}", f"{row.times_both:.3g}"
+        table.add_row(row.size if first else "", row.what, *cells)
     out = console()
     out.print(table)
-    out.print(" ".join(LEGEND.split()), style="dim")
+    out.print(" ".join(LEGEND.format(first=rows[0].what).split()), style="dim")
+
+
+def _write(out: Path, found: dict[str, Any], rows: list[Row]) -> None:
+    import json
+
+    from experiments.bench_picture import draw
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench-attention.json").write_text(json.dumps(found, indent=1) + "\n")
+    bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, "@" in r.what or "," not in r.what) for r in rows]
+    title = f"Forward attention with every rounding emulated, against {rows[0].what}"
+    draw(out / "bench-attention.png", bars, title, f"speed / speed of {rows[0].what}")
+    for name in ("bench-attention.json", "bench-attention.png"):
+        print(f"written: {out / name}")

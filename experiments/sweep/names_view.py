@@ -56,7 +56,7 @@ _GRAMMARS = {
     "one event": f"{' '.join(f'{kind}.SITE' for kind in PER_SITE)}, such as format.O=bf16; accumulator only at {' '.join(PRODUCTS)}",
     "SITE": " ".join(Site),
     "blocks": f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product: format.P=mxfp8_e4m3",
-    "accumulator": "ascending | pairwise | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native | "
+    "accumulator": "ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native | "
     f"tensor cores: ARCHITECTURE:TYPE[:fp16], of {' '.join(ARCHITECTURES)}, such as hopper:bf16",
     "only, but": "SITE+SITE, an event each; SITE.step: the steps of its sum",
     "injection": "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; "

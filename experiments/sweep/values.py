@@ -63,7 +63,7 @@ def event_of(name: str, mode: str | None = None) -> Event:
 
 
 def accumulator_of(text: str) -> Accumulator:
-    """ascending | pairwise | chunkedN | exact | native, each but native with an optional :FORMAT[:MODE] of its steps; or a tensor
+    """ascending | pairwise | halves | chunkedN | exact | native, each but native with an optional :FORMAT[:MODE] of its steps; or a tensor
     core, ARCHITECTURE:TYPE[:FORMAT], with the type of its factors and the format of its sums.
     """
     order, given, step = text.partition(":")
@@ -73,12 +73,12 @@ def accumulator_of(text: str) -> Accumulator:
             raise ValueError(f"accumulator '{order}': say the type of the factors too: {' '.join(f'{order}:{name}' for name in types)}")
         return Accumulator.tensor_core(*text.split(":", 2))
     chunk = re.fullmatch(r"chunked([0-9]+)", order)
-    if chunk is None and order not in ("ascending", "pairwise", "exact", "native"):
+    if chunk is None and order not in ("ascending", "pairwise", "halves", "exact", "native"):
         raise ValueError(
             unknown(
                 "accumulator",
                 order,
-                ("ascending", "pairwise", "chunked16", "exact", "native", *ARCHITECTURES),
+                ("ascending", "pairwise", "halves", "chunked16", "exact", "native", *ARCHITECTURES),
                 "with :FORMAT[:MODE], tensor cores with :TYPE",
             )
         )

@@ -74,7 +74,7 @@ def told(product: Product) -> str:
 @cache
 def _known() -> dict[str, Tree]:
     accumulators = {
-        "ascending": Accumulator(), "pairwise": Accumulator(order=Order.PAIRWISE),
+        "ascending": Accumulator(), "pairwise": Accumulator(order=Order.PAIRWISE), "halves": Accumulator(order=Order.HALVES),
         **{f"chunks of {c}, each ascending": Accumulator(order=Order.CHUNKED, chunk=c) for c in (4, 8, 16, 32)},
     }  # fmt: skip
     found = {name: tree_of(sizes(partial(dot, accumulator=acc))) for name, acc in accumulators.items()}

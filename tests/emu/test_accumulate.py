@@ -31,6 +31,7 @@ STEPS = tuple(
 FOLDS = (
     Accumulator(order=Order.ASCENDING),
     Accumulator(order=Order.PAIRWISE),
+    Accumulator(order=Order.HALVES),
     Accumulator(order=Order.CHUNKED, chunk=4),
     Accumulator(order=Order.CHUNKED, chunk=1),
     Accumulator(order=Order.CHUNKED, chunk=100),
@@ -108,6 +109,13 @@ class Fold:
             level = pairs + level[len(level) // 2 * 2 :]
         return self.step(start, level[0])
 
+    def halves(self, start: float, products: list[Fraction]) -> float:
+        level: list[Any] = list(products)
+        while len(level) > 1:
+            half = len(level) // 2
+            level = [self.step(level[i], level[i + half]) for i in range(half)] + level[2 * half :]
+        return self.step(start, level[0])
+
     def chunked(self, start: float, products: list[Fraction], chunk: int) -> float:
         for lo in range(0, len(products), chunk):
             start = self.step(start, self.ascending(0.0, products[lo : lo + chunk]))
@@ -126,6 +134,8 @@ def reference(acc: Accumulator, a: np.ndarray, b: np.ndarray, init: np.ndarray) 
                 total = fold.ascending(start, products)
             case Order.PAIRWISE:
                 total = fold.pairwise(start, products)
+            case Order.HALVES:
+                total = fold.halves(start, products)
             case Order.CHUNKED:
                 total = fold.chunked(start, products, acc.chunk)
             case _:

@@ -19,6 +19,7 @@ def by(acc):
     [
         (Accumulator(), "ascending"),
         (Accumulator(order=Order.PAIRWISE), "pairwise"),
+        (Accumulator(order=Order.HALVES), "halves"),
         (Accumulator(order=Order.CHUNKED, chunk=16), "chunks of 16, each ascending"),
         (Accumulator.tensor_core("hopper", "bf16"), "16 and the sum so far at once, ascending: a tensor core"),
         (Accumulator.tensor_core("ampere", "fp16"), "8 and the sum so far at once, ascending: a tensor core"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from emu import Accumulator, Order, rounding
 from experiments.errors import UsageError
 from experiments.sweep.axes import points, spec_of
 from experiments.sweep.values import accumulator_of, places_of, typed
@@ -203,6 +204,7 @@ def test_accumulators():
     made = accumulator_of("chunked8:bf16:toward-zero")
     assert (made.order, made.chunk, made.step.format.name, made.step.mode) == ("chunked", 8, "bf16", "toward-zero")
     assert accumulator_of("pairwise").step.format.name == "fp32"
+    assert accumulator_of("halves:bf16") == Accumulator(order=Order.HALVES, step=rounding("bf16"))
     assert accumulator_of("ascending:e4m3fn").step.overflow == "saturate"
 
 

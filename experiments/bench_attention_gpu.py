@@ -1,0 +1,74 @@
+"""Who races on a GPU: fused kernels and the XLA engine of ours; PyTorch's and cuDNN's attention in BF16, which round as they like."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from experiments.bench_attention import Contestant, Size, emulated, inputs, of_jax
+
+TILES = {64: (64, 128), 128: (128, 128)}  # by features: the fastest of those measured
+BACKWARD_TILE = (64, 64)
+
+
+def contestants(size: Size) -> list[Contestant]:
+    """Rivals first. PyTorch joins if it is installed and sees the GPU; what runs for seconds races at one size alone."""
+    import jax
+
+    arrays, tile = inputs(size), TILES[size.features]
+    fused = {f"{name}, fused {q} x {k}": emulated(name, size, "pallas", (q, k)) for name in OURS for q, k in (tile, BACKWARD_TILE)}
+    slow = {
+        "fa2-bf16, fused 64 x 64": emulated("fa2-bf16", size, "pallas", BACKWARD_TILE),
+        "qiu-yao, fused 64 x 64": emulated("qiu-yao", size, "pallas", BACKWARD_TILE),
+        "fa2-bf16@hopper, xla": emulated("fa2-bf16@hopper", size, "xla", (128, 128)),
+    }
+    is_first = size.features == 64 and not size.is_causal
+    makers: dict[str, Callable[..., Any]] = {
+        "jax.nn, BF16, cuDNN": partial(_cudnn, size.is_causal),
+        "jax.nn, FP32, XLA": partial(jax.nn.dot_product_attention, is_causal=size.is_causal),
+        **fused, **(slow if is_first else {}),
+    }  # fmt: skip
+    with ThreadPoolExecutor(8) as pool:
+        ours = list(pool.map(lambda item: of_jax(item[0], item[1], arrays), makers.items()))
+    return [*_torch(size), *ours]
+
+
+OURS = ("fa2-bf16@hopper", "qiu-yao@hopper")
+
+
+def _cudnn(is_causal: bool, q: Any, k: Any, v: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    return jax.nn.dot_product_attention(*(x.astype(jnp.bfloat16) for x in (q, k, v)), is_causal=is_causal, implementation="cudnn")
+
+
+def _torch(size: Size) -> list[Contestant]:
+    """scaled_dot_product_attention, by each of the two fast kernels that PyTorch may choose."""
+    try:
+        import torch
+        from torch.nn.attention import SDPBackend
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+    shape = (size.batch, size.heads, size.tokens, size.features)
+    x = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    backends = {"torch SDPA, BF16, cuDNN": SDPBackend.CUDNN_ATTENTION, "torch SDPA, BF16, FlashAttention-2": SDPBackend.FLASH_ATTENTION}
+    return [_of_torch(name, backend, x, size.is_causal) for name, backend in backends.items()]
+
+
+def _of_torch(name: str, backend: Any, x: list[Any], is_causal: bool) -> Contestant:
+    import torch
+    from torch.nn.attention import sdpa_kernel
+
+    def forward() -> Any:
+        with sdpa_kernel(backend), torch.no_grad():
+            return torch.nn.functional.scaled_dot_product_attention(*x, is_causal=is_causal)
+
+    def both() -> Any:
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(*x, is_causal=is_causal)
+        return torch.autograd.grad(out, x, torch.ones_like(out))
+
+    return Contestant(name, forward, both, lambda _: torch.cuda.synchronize())

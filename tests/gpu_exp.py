@@ -1,0 +1,133 @@
+"""Every argument of the exp of fused kernels (`emu.gpu_exp`): `make exhaustive` on a processor, `make gpu-check` on a GPU.
+
+    python -m tests.gpu_exp
+
+With a GPU: the kernel's own instructions on all 2^32 binary32 arguments, and on the 2^16 bfloat16 ones by their own series, against
+exp64 rounded once, which tests.exhaustive_exp settles. Without one: the same operations by Numba, fused multiply-adds included. Prints
+how many results differ; exit code 1 if any does.
+"""
+
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from emu.gpu_exp import BFLOAT16, BINARY32, LOG2_E, MAGIC
+from tests.exhaustive_exp import scalar_exp64
+
+LARGEST = 1 << 24  # arguments at a time on a GPU
+L, M = float.fromhex(LOG2_E), float.fromhex(MAGIC)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c, rounded once."""
+    return numba.float64(a, b, c), lambda context, builder, sig, args: builder.fma(*args)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def scaled(_: Any, x: Any, k: Any) -> Any:
+    """x 2^k by its exponent's bits."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        bits = builder.add(builder.bitcast(args[0], word), builder.shl(args[1], word(52)))
+        return builder.bitcast(bits, ir.DoubleType())
+
+    return numba.float64(x, k), code
+
+
+def constants(series: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(-ln 2 in parts, coefficients from the highest power on), as the kernel's text has them."""
+    return np.array([-float.fromhex(x) for x in series.ln2]), np.array([float.fromhex(x) for x in (*series.g, "1", "1")])
+
+
+@numba.njit
+def mirrored(x, ln2, terms):  # type: ignore[no-untyped-def]
+    """The operations of the kernel on one number, in their order."""
+    if x != x:
+        return np.float32(x)
+    x = np.float64(min(max(x, np.float32(-110.0)), np.float32(100.0)))
+    k = fma(x, L, M) - M
+    for part in ln2:
+        x = fma(k, part, x)
+    p = terms[0]
+    for c in terms[1:]:
+        p = fma(p, x, c)
+    return np.float32(scaled(p, np.int64(k)))
+
+
+@numba.njit(parallel=True)
+def differing(start, step, count, ln2, terms):  # type: ignore[no-untyped-def]
+    """How many arguments of these bits, start + n step, the mirror and exp64 do not agree on."""
+    wrong = 0
+    for n in numba.prange(count):
+        x = np.empty(1, np.uint32)
+        x[0] = start + n * step
+        v = x.view(np.float32)[0]
+        ours, theirs = mirrored(v, ln2, terms), np.float32(scalar_exp64(np.float64(v)))
+        wrong += int(ours != theirs and v == v)
+    return wrong
+
+
+def on_processor() -> dict[str, int]:
+    """How many results differ, by series."""
+    return {
+        "binary32": differing(0, 1, 1 << 32, *constants(BINARY32)),
+        "bfloat16": differing(0, 1 << 16, 1 << 16, *constants(BFLOAT16)),
+    }
+
+
+def on_gpu() -> dict[str, int]:
+    """The same, of the kernel itself."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+    from jax.experimental import pallas as pl
+
+    from emu.functions import exp64
+    from emu.gpu_exp import exp32
+    from emu.rounding import BINARY32 as ROUNDED
+    from emu.widths import narrow, widen
+    from emu.xla import round_wide
+    from emu.xla_ops import opaque_zero, xla_ops
+
+    def kernel(name: str, x: Any, zero: Any, y: Any) -> None:
+        y[...] = exp32(x[...], name, zero[0])
+
+    @partial(jax.jit, static_argnums=(2, 3))
+    def wrong(start: Any, step: Any, count: int, name: str) -> Any:
+        x = lax.bitcast_convert_type(start + step * jnp.arange(count, dtype=jnp.uint32), jnp.float32).reshape(-1, 64)
+        tile, none = pl.BlockSpec((64, 64), lambda i: (i, 0)), pl.BlockSpec((1,), lambda i: (0,))
+        like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+        call = pl.pallas_call(partial(kernel, name), grid=(x.shape[0] // 64,), in_specs=[tile, none], out_specs=tile, out_shape=like)
+        ours, wide = call(x, jnp.zeros(1, jnp.int64)), widen(x)
+        theirs = narrow(round_wide(exp64(xla_ops(opaque_zero(wide), True), wide), ROUNDED))
+        a, b = (lax.bitcast_convert_type(y, jnp.int32) for y in (ours, theirs))
+        return ((a != b) & ~(jnp.isnan(ours) & jnp.isnan(theirs))).sum()
+
+    with jax.enable_x64(True):
+        found = sum(int(wrong(jnp.uint32(n), jnp.uint32(1), LARGEST, "fp32")) for n in range(0, 1 << 32, LARGEST))
+        return {"binary32": found, "bfloat16": int(wrong(jnp.uint32(0), jnp.uint32(1 << 16), 1 << 16, "bf16"))}
+
+
+def main() -> int:
+    import jax
+
+    began = time.perf_counter()
+    gpu = jax.default_backend() == "gpu"
+    found = on_gpu() if gpu else on_processor()
+    where = jax.devices()[0].device_kind if gpu else "the operations on a processor"
+    for name, wrong in found.items():
+        print(f"exp of fused kernels, {where}: {wrong} of 2^{32 if name == 'binary32' else 16} {name} arguments differ")
+    print(f"{time.perf_counter() - began:.0f} s")
+    return 1 if any(found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
