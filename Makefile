@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-tensor-core bench bench-check clean
+.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-scaling gpu-tensor-core bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -32,6 +32,7 @@ lint: $(READY)
 exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp
 	$(BIN)/python -m tests.exhaustive
 	$(BIN)/python -m tests.exhaustive_exp
+	$(BIN)/python -m tests.gpu_exp
 
 engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and without injections
 	$(BIN)/python -m tests.engines
@@ -39,6 +40,11 @@ engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and wi
 gpu-check:  ## on a machine with a GPU and jax: digests of every preset against the stored ones
 	$(PYTHON) -m tests.gpu_check
 	$(PYTHON) -m tests.gpu_check --engine pallas
+	$(PYTHON) -m tests.gpu_exp
+
+gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
+	$(PYTHON) -m tests.gpu_scaling
+	$(PYTHON) -m tests.gpu_scaling --devices
 
 gpu-tensor-core:  ## on a machine with a GPU, Triton, PyTorch and jax: its tensor cores against the models of them
 	$(PYTHON) -m tests.gpu_tensor_core

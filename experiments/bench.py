@@ -1,12 +1,13 @@
 """The verb `bench`: our own speed against what a user would pick instead, ratios from one run."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from emu.formats import unknown
 from experiments.bench_device import bench_device
-from experiments.bench_round import Row, bench_round
-from experiments.errors import UsageError
+from experiments.bench_round import THREADS, Row, bench_round
+from experiments.errors import UsageError, bad
 from experiments.output import console, print_json
 
 LEGEND = (
@@ -16,28 +17,71 @@ LEGEND = (
 )
 
 
-def run(what: str, as_json: bool = False) -> None:
-    """One benchmark by name. Raises UsageError for a name that is none."""
+def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
+    """One benchmark by name; out: a folder for its numbers and its picture. Raises UsageError for what it cannot do, before it measures."""
     from experiments import bench_attention, bench_dot, bench_mx, bench_step, bench_sweep
 
-    benchmarks: dict[str, Callable[[bool], None]] = {
+    drawn: dict[str, Callable[[bool, Path | None], None]] = {
         "round": run_round, "mx": bench_mx.run, "dot": bench_dot.run, "attention": bench_attention.run,
-        "sweep": bench_sweep.run, "step": bench_step.run,
     }  # fmt: skip
-    if what not in benchmarks:
-        raise UsageError(unknown("benchmark", what, benchmarks))
-    benchmarks[what](as_json)
+    told: dict[str, Callable[[bool], None]] = {"sweep": bench_sweep.run, "step": bench_step.run}
+    if what not in (*drawn, *told):
+        raise UsageError(unknown("benchmark", what, (*drawn, *told)))
+    if out is not None and what in told:
+        raise bad("--out", str(out), f"bench {what} has no picture; use --json, or bench {', '.join(drawn)}")
+    if out is not None and out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    if what in told:
+        told[what](as_json)
+    else:
+        drawn[what](as_json, out)
 
 
-def run_round(json: bool = False, size: int = 1 << 26) -> None:
+def run_round(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> None:
     """Print how fast float32 -> format -> float32 is. Raises ValueError if size is below 1."""
     if size < 1:
         raise ValueError(f"size={size}: give the number of values, 1 or more")
-    rows = _measure(size)
-    if json:
-        print_json(rows)
+    deliver("round", "Rounding", _measure(size), as_json, out)
+
+
+def deliver(what: str, doing: str, rows: list[Row], as_json: bool, out: Path | None) -> None:
+    """Rows as a table or JSON, and into a folder. With JSON nothing else goes to stdout."""
+    from experiments.bench_machine import machine, show
+
+    ran_on = machine(THREADS)
+    found = {"machine": ran_on, "rows": rows}
+    if as_json:
+        print_json(found)
     else:
         _print(rows)
+        show(ran_on)
+    if out is not None:
+        from experiments.bench_picture import write
+
+        axis = f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the same GPU"
+        write(out, what, found, _bars(rows), answer(doing, rows), axis, as_json=as_json)
+
+
+def answer(doing: str, rows: list[Row]) -> str:
+    """How fast ours is against the fastest library of each format, both into a new array, and in place against a copy."""
+    from experiments.bench_picture import span
+
+    rivals = [r for r in rows if r.ours is not None and not _is_ours(r) and r.name != "copy"]
+    best = [min(float(r.ours or 0.0) for r in rivals if r.format == name) for name in dict.fromkeys(r.format for r in rivals)]
+    in_place = [float(r.of_copy or 0.0) for r in rows if r.name == "ours"]
+    return (
+        f"{doing} into a new array is {span(best)} times as fast as the fastest library that has the format; "
+        f"in place it runs at {span(in_place)} of a copy's speed"
+    )
+
+
+def _is_ours(row: Row) -> bool:
+    return row.name.startswith("ours")
+
+
+def _bars(rows: list[Row]) -> list[tuple[str, str, float, bool]]:
+    """All that ran but the copy, which is 1."""
+    return [(r.format, r.name, r.of_copy, _is_ours(r)) for r in rows if r.of_copy is not None and not r.name.startswith("copy")]
 
 
 def _measure(size: int) -> list[Row]:

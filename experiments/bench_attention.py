@@ -52,6 +52,7 @@ class Contestant(NamedTuple):
     forward: Callable[[], Any]
     both: Callable[[], Any]
     wait: Callable[[Any], Any]
+    is_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class Row:
 
     size: str
     what: str
+    is_ours: bool
     forward: float
     both: float
     tflops: float
@@ -98,8 +100,8 @@ def _on_cpu(size: Size) -> list[Contestant]:
     native = replace(fa2, accumulators=(Accumulator(order=Order.NATIVE),) * len(PRODUCTS))
     plans = {"fa2-bf16, native sums": native, "fa2-bf16": fa2} | {name: Plan.preset(name) for name in ("qiu-yao", "all:bf16")}
     arrays = inputs(size)
-    found = [of_jax("jax.nn, FP32", partial(jax.nn.dot_product_attention, is_causal=size.is_causal), arrays)]
-    return found + [of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays) for name, plan in plans.items()]
+    found = [of_jax("jax.nn, FP32", partial(jax.nn.dot_product_attention, is_causal=size.is_causal), arrays, is_ours=False)]
+    return found + [of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays, is_ours=True) for name, plan in plans.items()]
 
 
 def inputs(size: Size) -> list[Any]:
@@ -118,14 +120,14 @@ def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Calla
     return partial(attend, plan=plan, block_q=tile[0], block_k=tile[1], is_causal=size.is_causal, engine=engine)
 
 
-def of_jax(name: str, attention: Callable[..., Any], arrays: list[Any]) -> Contestant:
+def of_jax(name: str, attention: Callable[..., Any], arrays: list[Any], *, is_ours: bool) -> Contestant:
     """Forward, and the gradients of its sum, both compiled."""
     import jax
     import jax.numpy as jnp
 
     gradients = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
     forward, both = (jax.jit(f).lower(*arrays).compile() for f in (attention, gradients))
-    return Contestant(name, partial(forward, *arrays), partial(both, *arrays), jax.block_until_ready)
+    return Contestant(name, partial(forward, *arrays), partial(both, *arrays), jax.block_until_ready, is_ours)
 
 
 def _rows(size: Size, field: list[Contestant], progress: Callable[[str], None], repeat: int) -> list[Row]:
@@ -133,12 +135,12 @@ def _rows(size: Size, field: list[Contestant], progress: Callable[[str], None], 
     runs = {(c.name, call): _several(getattr(c, call), c.wait) for c in field for call in ("forward", "both")}
     times = race(runs, repeat, lambda share: None)  # type: ignore[arg-type]
     rows, first = [], field[0].name
-    for name in (c.name for c in field):
+    for name, is_ours in ((c.name, c.is_ours) for c in field):
         ratios = {call: float(np.median(times[name, call] / times[first, call])) for call in ("forward", "both")}  # type: ignore[index]
         forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))  # type: ignore[index]
         rows.append(
             Row(
-                size=str(size), what=name, forward=forward, both=both, tflops=size.operations / forward * 1e-12,
+                size=str(size), what=name, is_ours=is_ours, forward=forward, both=both, tflops=size.operations / forward * 1e-12,
                 times=ratios["forward"], times_both=ratios["both"],
             )
         )  # fmt: skip
@@ -158,18 +160,29 @@ def run(as_json: bool, out: Path | None = None) -> None:
     """Print the table, or JSON; write both, and a picture, to a folder."""
     from dataclasses import asdict
 
-    from experiments.bench_machine import machine
+    from experiments.bench_machine import machine, show
+    from experiments.bench_picture import write
     from experiments.output import console, print_json
 
     with console(stderr=True).status("attention") as status:
         rows = bench_attention(lambda text: status.update(text))
-    found = {"machine": machine(None), "rows": [asdict(r) for r in rows]}
+    found: dict[str, Any] = {"machine": machine(None), "rows": [asdict(r) for r in rows]}
     if as_json:
         print_json(found)
     else:
         _print(rows)
+        show(found["machine"])
     if out is not None:
-        _write(out, found, rows)
+        bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
+        write(out, "attention", found, bars, _title(rows), f"speed of the forward / speed of {rows[0].what}", as_json=as_json)
+
+
+def _title(rows: list[Row]) -> str:
+    """What the picture shows, as a sentence."""
+    from experiments.bench_picture import span
+
+    best = [min(r.times for r in rows if r.is_ours and r.size == size) for size in dict.fromkeys(r.size for r in rows)]
+    return f"Attention with every rounding emulated takes {span(best)} times as long as {rows[0].what}, which rounds as it likes"
 
 
 def _print(rows: list[Row]) -> None:
@@ -190,17 +203,3 @@ def _print(rows: list[Row]) -> None:
     out = console()
     out.print(table)
     out.print(" ".join(LEGEND.format(first=rows[0].what).split()), style="dim")
-
-
-def _write(out: Path, found: dict[str, Any], rows: list[Row]) -> None:
-    import json
-
-    from experiments.bench_picture import draw
-
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "bench-attention.json").write_text(json.dumps(found, indent=1) + "\n")
-    bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, "@" in r.what or "," not in r.what) for r in rows]
-    title = f"Forward attention with every rounding emulated, against {rows[0].what}"
-    draw(out / "bench-attention.png", bars, title, f"speed / speed of {rows[0].what}")
-    for name in ("bench-attention.json", "bench-attention.png"):
-        print(f"written: {out / name}")

@@ -7,21 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from emu import Accumulator, Order, dot, round_to
 from emu.rounding import rounding
-from experiments.bench_round import numba_threads, race
+from experiments.bench_round import THREADS, numba_threads, race
 from experiments.output import console, print_json
 from experiments.progress import bar
 
 SIZE = 512
-THREADS = 2
 REPEAT = 5
 CORES = ("bf16", "fp16", "tf32", "e4m3fn")
 MATMUL = "float32 matmul"
+RIVAL = "MMA-Sim"
 LEGEND = (
     "M/s: million multiply-adds per second.  of matmul: speed / speed of NumPy's float32 product, which emulates nothing.\n"
     "ours: our speed / MMA-Sim's.  differ: its sums that are not ours in every bit."
@@ -42,14 +43,35 @@ class Row:
     note: str = ""
 
 
-def run(as_json: bool = False) -> None:
-    """Print how fast each accumulator adds."""
+def run(as_json: bool = False, out: Path | None = None) -> None:
+    """Print how fast each accumulator adds; out: a folder for the numbers and their picture."""
+    from experiments.bench_machine import machine, show
+
     with bar("sums", REPEAT + 1) as done:
         rows = bench_dot(progress=done)
+    ran_on = machine(THREADS)
+    found = {"machine": ran_on, "rows": rows}
     if as_json:
-        print_json(rows)
+        print_json(found)
     else:
         _print(rows)
+        show(ran_on)
+    if out is not None:
+        from experiments.bench_picture import write
+
+        bars = [(r.operand, r.name, r.of_matmul, r.name != RIVAL) for r in rows if r.of_matmul is not None and r.name != MATMUL]
+        axis = "of matmul: speed / speed of NumPy's float32 product (dashed), which emulates nothing"
+        write(out, "dot", found, bars, answer(rows), axis, as_json=as_json)
+
+
+def answer(rows: list[Row]) -> str:
+    """How fast the sums of a tensor core are against a product that emulates nothing, and against MMA-Sim."""
+    from experiments.bench_picture import number, span
+
+    cores = span([r.of_matmul for r in rows if r.name == "Hopper" and r.of_matmul is not None])
+    ratio = next((r.ours for r in rows if r.ours is not None), None)
+    theirs = f"{RIVAL}, the rival, is not installed" if ratio is None else f"{number(ratio)} times as fast as {RIVAL}"
+    return f"Sums as Hopper's tensor cores add them run at {cores} of the speed of a float32 product; {theirs}"
 
 
 def matrices(operand: str, rows: int, k: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +99,7 @@ def _timed(row: Row, times: dict[str, np.ndarray]) -> Row:
     t = times.get(_key(row.operand, row.name))
     if t is None:
         return row
-    ours = float(np.median(t / times[_key(row.operand, "Hopper")])) if row.name == "MMA-Sim" else None
+    ours = float(np.median(t / times[_key(row.operand, "Hopper")])) if row.name == RIVAL else None
     of_matmul = float(np.median(times[_key("fp32", MATMUL)] / t))
     return replace(row, rate=float(1e-6 / np.median(t)), of_matmul=of_matmul, ours=ours)
 
@@ -108,14 +130,14 @@ def _mma_sim(size: int) -> tuple[dict[str, Any], list[Row]]:
         import torch
         from mmasim.nv_ptx.sim import WGMMA
     except ImportError:
-        return {}, [Row(operand="bf16", name="MMA-Sim", note="not installed")]
+        return {}, [Row(operand="bf16", name=RIVAL, note="not installed")]
     a, b = matrices("bf16", 64, size, 8)
     model = WGMMA("Hopper", "m64n8k16.f32.bf16.bf16").arithmetic_op
     x, y, c = torch.from_numpy(a).bfloat16(), torch.from_numpy(b).bfloat16(), torch.zeros(64, 8)
     found = model(x, y, c).double().numpy()
     wrong = int((found != dot(a, b, Accumulator.tensor_core("hopper", "bf16"))).sum())
-    row = Row(operand="bf16", name="MMA-Sim", differing=wrong, values=found.size)
-    return {_key("bf16", "MMA-Sim"): (partial(model, x, y, c), found.size * size)}, [row]
+    row = Row(operand="bf16", name=RIVAL, differing=wrong, values=found.size)
+    return {_key("bf16", RIVAL): (partial(model, x, y, c), found.size * size)}, [row]
 
 
 def _print(rows: list[Row]) -> None:

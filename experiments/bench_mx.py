@@ -6,6 +6,7 @@ Measured as in bench_round: everyone once in each round, in turn, and medians ov
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from experiments.bench_mx_rivals import RIVALS, ours_on_xla
 from experiments.bench_rivals import Rival
 from experiments.bench_round import (
     NEW,
+    THREADS,
     Progress,
     Row,
     _rows,
@@ -30,12 +32,12 @@ FORMATS = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp4", "mxint8", "nvfp4",
 CHECKED = 1 << 22  # numbers of the GPU's that are compared with the processor's
 
 
-def run(as_json: bool = False, size: int = 1 << 26) -> None:
+def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> None:
     """Print how fast block formats are. Raises ValueError for a size that is no multiple of 65,536."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from experiments.bench import _print
-    from experiments.output import console, print_json
+    from experiments.bench import deliver
+    from experiments.output import console
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
@@ -43,14 +45,11 @@ def run(as_json: bool = False, size: int = 1 << 26) -> None:
         rows = bench_mx(size, progress=lambda share: bar.advance(task, share))
         task = bar.add_task("on the GPU", total=1.0)
         rows += bench_device(4 * size, progress=lambda share: bar.advance(task, share))
-    if as_json:
-        print_json(rows)
-    else:
-        _print(rows)
+    deliver("mx", "Quantising blocks", rows, as_json, out)
 
 
 def bench_mx(
-    size: int = 1 << 26, threads: int = 2, repeat: int = 7, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
+    size: int = 1 << 26, threads: int = THREADS, repeat: int = 7, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
 ) -> list[Row]:
     """Rows for the copy, ours and every rival, format by format; arguments as of `bench_round`."""
     from emu import round_blocks

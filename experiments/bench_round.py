@@ -18,6 +18,7 @@ from emu.rounding import rounding
 from experiments.bench_rivals import RIVALS, Rival
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "e2m3fn")
+THREADS = 2
 SECONDS = 0.2  # a rival that would take longer gets a shorter slice
 PROBE = 1 << 16
 NEW = "ours, new array"
@@ -61,7 +62,7 @@ def differing(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def bench_round(
-    size: int = 1 << 26, threads: int = 2, repeat: int = 9, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
+    size: int = 1 << 26, threads: int = THREADS, repeat: int = 9, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
 ) -> list[Row]:
     """Rows for the copy, ours and every rival, format by format.
 

@@ -382,12 +382,15 @@ def report(
 @app.command()
 def bench(
     what: Annotated[str, typer.Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for bench-WHAT.json and a picture, bench-WHAT.png; not of sweep and step.", metavar="DIR")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure our speed against what one would use instead."""
     from experiments import bench as bench_command
 
-    bench_command.run(what, as_json=json)
+    bench_command.run(what, as_json=json, out=out)
 
 
 @app.command()
