@@ -65,6 +65,11 @@ def multiplied(a: Array, b: Array) -> Array:
     return instruction("mul.rn.f64 $0, $1, $2;", jnp.float64, a, b)
 
 
+def divided(a: Array, b: Array) -> Array:
+    """a / b of float64 arrays, rounded once to nearest even."""
+    return instruction("div.rn.f64 $0, $1, $2;", jnp.float64, a, b)
+
+
 def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded to nearest even, or to odd: of the two neighbours of an inexact
     result, by rounding down and up, the one whose last bit is 1; they are one number where it is exact.

@@ -67,6 +67,8 @@ class Machine:
     exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of a float32 array, rounded once to binary32
     round        (x, rounding, random) -> a float64 array rounded once
     multiply     the product of float64 arrays that no compiler fuses with a following addition
+    divide       their quotient, which no compiler narrows: of binary32 numbers, rounded to binary32, LLVM makes a division in binary32,
+                 and on a GPU that is an approximate one
     function     (f, x) -> f of a float64 array
     total        (machine, accumulator, a, b, init) -> init + a @ b
     transposed   (machine, x) -> the array of numbers, transposed
@@ -80,6 +82,7 @@ class Machine:
     exp: Callable[[Array, str], Array]
     round: Callable[[Array, Rounding, Array | None], Array]
     multiply: Callable[[Array, Array], Array]
+    divide: Callable[[Array, Array], Array]
     function: Callable[[Callable[..., Array], Array], Array]
     total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
     transposed: Callable[["Machine", Held], Array]
@@ -222,6 +225,8 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     if eqn.primitive is _PRODUCT or name in ARITHMETIC:
         if any(isinstance(y, Held) for y in x):
             return [promised(machine, "mul" if eqn.primitive is _PRODUCT else name, x)]
+    elif name == "div" and any(isinstance(y, Held) for y in x):
+        return [Held(array=machine.divide(*(held_as(machine, y, FP64) for y in x)), format=FP64)]
     elif name == "convert_element_type" and params["new_dtype"] == jnp.float64:
         return [_widened(machine, x[0])]
     elif name in STRUCTURE and any(isinstance(y, Held) for y in x):

@@ -80,6 +80,7 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
         exp=partial(exp32, zero=zero) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
         round=_converted if on_gpu else _round,
         multiply=multiply,
+        divide=gpu_convert.divided if on_gpu else jnp.divide,
         function=lambda f, x: f(wide, x),
         total=partial(_total, zero, buffers, on_gpu),
         transposed=partial(_transposed, buffers, on_gpu),
