@@ -67,20 +67,20 @@ def repeated() -> Inputs:
     return bf16(q / 2 + direction / 4), k, -bf16(np.abs(v) / 4 + 1), do
 
 
-@cache
-def real() -> Inputs:
-    """The shipped tensors of layer 4, cropped. The file is read by hand: the GPU machine may not have safetensors."""
+def shipped(name: str) -> np.ndarray:
+    """A shipped tensor of layer 4, (B, N, T, H). The file is read by hand: the GPU machine may not have safetensors."""
     blob = SAMPLE.read_bytes()
     size = int.from_bytes(blob[:8], "little")
-    header = json.loads(blob[8 : 8 + size])
+    entry = json.loads(blob[8 : 8 + size])[f"layer4.{name}"]
+    lo, hi = (8 + size + n for n in entry["data_offsets"])
+    return np.frombuffer(blob[lo:hi], ml_dtypes.bfloat16).astype(np.float32).reshape(entry["shape"])
 
-    def tensor(name: str) -> np.ndarray:
-        entry = header[f"layer4.{name}"]
-        lo, hi = (8 + size + n for n in entry["data_offsets"])
-        x = np.frombuffer(blob[lo:hi], ml_dtypes.bfloat16).astype(np.float32).reshape(entry["shape"])
-        return np.ascontiguousarray(x[:, :HEADS, :TOKENS].swapaxes(1, 2))
 
-    return tensor("q"), tensor("k"), tensor("v"), tensor("do")
+@cache
+def real() -> Inputs:
+    """The shipped tensors, cropped."""
+    q, k, v, do = (np.ascontiguousarray(shipped(name)[:, :HEADS, :TOKENS].swapaxes(1, 2)) for name in ("q", "k", "v", "do"))
+    return q, k, v, do
 
 
 def tiny() -> Inputs:

@@ -34,7 +34,16 @@ from tests.engines import FAMILIES, RESULTS, SUMMARY, bits, bits31, run
 from tests.engines import PRESETS as PLAIN
 
 GOLDEN = Path(__file__).parent / "golden" / "engines.json"
-PRESETS = (*PLAIN, "fa3-fp8-scaled", "mxfp8-attention", "fa2-bf16@hopper", "qiu-yao@hopper", "fa3-fp8@hopper")
+PRESETS = (
+    *PLAIN,
+    "fa3-fp8-scaled",
+    "mxfp8-attention",
+    "fa2-bf16@hopper",
+    "qiu-yao@hopper",
+    "fa3-fp8@hopper",
+    "all:fp16@hopper",
+    "all:tf32@hopper",
+)
 TILES = ((64, 64), (128, 32))
 CELLS = [(preset, causal, tile) for preset in PRESETS for causal in (False, True) for tile in TILES]
 CARRIERS = {"float32": (np.float32, 24), "float64": (np.float64, 22)}

@@ -4,7 +4,8 @@
 
 Triton's `tl.dot` multiplies tiles of 64 x 64 with the sums in the tensor core, K = 64 factors at a time and ascending; the XLA executor of
 the model runs on the same GPU. Inputs of each type, size^2 sums each: normal numbers, a wide range of exponents, mostly zeros, numbers
-about the smallest normal one, sums that cancel, random finite codes. Needs Triton, PyTorch and JAX. Exit code 1 on a difference.
+about the smallest normal one, sums that cancel, random finite codes, q and k of the shipped tensors. Needs Triton, PyTorch and JAX.
+Exit code 1 on a difference.
 """
 
 import argparse
@@ -17,8 +18,9 @@ import numpy as np
 
 from emu import Accumulator, dot, format_named, round_to
 from emu.formats import Format
+from tests.engines import shipped
 
-KINDS = ("normal", "wide", "sparse", "tiny", "cancelling", "codes")
+KINDS = ("normal", "wide", "sparse", "tiny", "cancelling", "codes", "real")
 TYPES = ("bf16", "fp16", "tf32", "e4m3fn", "e5m2")
 K, BLOCK = 128, 1024
 
@@ -30,6 +32,8 @@ def numbers(kind: str, seed: int, shape: tuple[int, int], f: Format) -> np.ndarr
         x = rng.integers(0, 2**32, shape, dtype=np.uint32).view(np.float32)
         x = np.where(np.abs(x) < min(f.max_finite, 2.0**60), x, np.float32(0.0))  # NaN too; a larger one would make all sums infinite
         return round_to(x, f, "toward-zero")
+    if kind == "real":
+        return round_to(np.resize(shipped("qk"[seed - 1]), shape), f)
     x = rng.standard_normal(shape, dtype=np.float32)
     scale = {"wide": 2.0 ** rng.integers(-9, 6, shape), "sparse": rng.random(shape) < 0.2, "tiny": 2.0**f.emin}.get(kind, 1.0)
     x = round_to((x * scale).astype(np.float32), f)
