@@ -102,18 +102,20 @@ class Events:
             if injection.site is site:
                 hit = self._inject(injection, value if exact is None else exact, after, r.format, unit)
                 after = self.ops.xp.where(self._selected(injection, after), hit, after)
-        if not self._may_happen_everywhere(site, r):
+        if not self._may_happen_everywhere(site, r, kept):
             valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site).squeeze(1)
             after = self.ops.xp.where(valid, after, value if kept is None else kept)
         self._keep(str(site), site, value, after, r.format, unit)
         return after
 
-    def _may_happen_everywhere(self, site: Site, r: Rounding) -> bool:
+    def _may_happen_everywhere(self, site: Site, r: Rounding, kept: Array | None) -> bool:
         """Whether all of the event exists, or it does nothing elsewhere: there it meets 0, -inf or NaN, or scores that are masked later.
-        But what it meets of DP and DPD is multiplied by P = 0, and an infinity would become NaN.
+        But what it meets of DP and DPD is multiplied by P = 0, and an infinity would become NaN; and a sum so far of -0 would become +0.
         """
-        if self.tile.is_whole and site.axes is Axes.TS:
+        if self.tile.is_whole and site not in RESCALES:
             return True
+        if kept is not None:
+            return False
         disturbed = site in (Site.DP, Site.DPD) or any(injection.site is site for injection in self.inject)
         return self.tile.is_bare and r.format.inf and not disturbed
 

@@ -24,9 +24,10 @@ def inputs():
     return [2.0 * normal(90 + i, *s) for i, s in enumerate(SIZES)]
 
 
-def assert_equal(plan, *, is_causal=False, inject=()):
+def assert_equal(plan, *, is_causal=False, inject=(), gradient=1.0):
     options = {"plan": plan, "is_causal": is_causal, "inject": inject, "record": None, **TILES}
-    ours, theirs = (examine(*inputs(), engine=engine, **options) for engine in ("pallas", "numpy"))
+    q, k, v, do = inputs()
+    ours, theirs = (examine(q, k, v, gradient * do, engine=engine, **options) for engine in ("pallas", "numpy"))
     for name in RESULTS:
         assert np.array_equal(bits(getattr(ours, name)), bits(getattr(theirs, name))), name
 
@@ -42,6 +43,12 @@ def test_on_tensor_cores_with_all_that_a_tile_can_be():
 def test_other_plans(plan, is_causal):
     """Ascending sums by way of memory, in every format; key tiles from the last to the first."""
     assert_equal(plan, is_causal=is_causal)
+
+
+@pytest.mark.thorough
+def test_zeros_keep_their_sign():
+    """A gradient that underflowed to -0, where no key of the next tile is seen: adding nothing would make it +0."""
+    assert_equal("all:fp16@hopper", is_causal=True, gradient=2.0**-21)
 
 
 @pytest.mark.thorough
