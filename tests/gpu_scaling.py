@@ -24,13 +24,14 @@ def inputs(batch: int, tokens: int, heads: int) -> list[jax.Array]:
     return [jax.random.normal(key, (batch, tokens, heads, 64)).astype(jnp.bfloat16).astype(jnp.float32) for key in keys]
 
 
-def seconds(call: Any, repeat: int = 5) -> float:
+def seconds(call: Any, repeat: int = 5, queued: int = 8) -> float:
+    """The median of a few measurements, each of some calls in a row: the device's time, not that of waiting for it."""
     jax.block_until_ready(call())
     times = []
     for _ in range(repeat):
         start = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
+        jax.block_until_ready([call() for _ in range(queued)])
+        times.append((time.perf_counter() - start) / queued)
     return float(np.median(times))
 
 
