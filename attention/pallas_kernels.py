@@ -22,8 +22,8 @@ from attention.head import Setup, events_at, tile_at
 from attention.plan import DeltaFrom, KeyOrder
 from attention.sites import Site
 from emu.accumulate import Order
-from emu.narrowing import FP32, FP64, Held, Machine, narrowed
-from emu.pallas_ops import TYPES, kernel_machine, kernel_ops, types
+from emu.narrowing import FP32, FP64, Held, Machine, format_of, narrowed
+from emu.pallas_ops import kernel_machine, kernel_ops, types
 
 SUMS = {"forward": (Site.S, Site.ROWSUM, Site.PV), "query": (Site.S_B, Site.DP, Site.DQ), "key": (Site.S_B, Site.DP, Site.DV, Site.DK)}
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
@@ -39,12 +39,9 @@ class Call:
 
     def format(self, site: Site) -> str:
         """The name under which the results of an event are held. An injection may have moved them anywhere, the scale of a block too."""
-        f = self.setup.plan[site].format
         if self.setup.plan.block(site) is not None or any(injection.site is site for injection in self.setup.inject):
             return FP64
-        if f.name in TYPES:
-            return f.name
-        return FP32 if f.fits_binary32 else FP64
+        return format_of(self.setup.plan[site].format)
 
     def stored(self, x: Array, name: str) -> Array:
         """As an array for a format that holds it: memory is what a kernel waits for."""
@@ -132,9 +129,12 @@ def _run(
 
 def _passed(call: Call, what: str) -> list[str]:
     """The formats of what a kernel passes through memory: factors of ascending sums, and what it transposes."""
-    is_ascending = any(call.setup.plan.accumulator(site).order is Order.ASCENDING for site in SUMS[what])
-    turned = [call.format(site) for site in (Site.P_B, Site.DS)] if what == "key" else []
-    return sorted({*([FP32, FP64] if is_ascending else []), *turned, *([FP32, FP64] if turned and call.setup.inject else [])})
+    plan = call.setup.plan
+    is_ascending = any(plan.accumulator(site).order is Order.ASCENDING for site in SUMS[what])
+    turned = (Site.P_B, Site.DS) if what == "key" else ()
+    # an infinity that a format lacks stays in binary64 where an event does not happen
+    is_plain = all(plan[site].format.inf for site in turned) and not (turned and call.setup.inject)
+    return sorted({*([FP32, FP64] if is_ascending else []), *map(call.format, turned), *([] if is_plain else [FP64])})
 
 
 def _machine(call: Call, passed: list[str], zero: Any, buffers: Sequence[Any]) -> Machine:

@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.typing import ArrayLike
 
 from emu.accumulate import Accumulator
+from emu.formats import Format
 from emu.rounding import BF16, BINARY32, FP16, Rounding
 
 FP64, FP32 = "fp64", "fp32"
@@ -86,6 +87,13 @@ class Machine:
     function: Callable[[Callable[..., Array], Array], Array]
     total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
     transposed: Callable[["Machine", Held], Array]
+
+
+def format_of(f: Format) -> str:
+    """The narrowest of the formats above that holds the numbers of another."""
+    if f in (BF16.format, FP16.format, BINARY32.format):
+        return f.name
+    return FP32 if f.fits_binary32 else FP64
 
 
 def held_as(machine: Machine, x: Held, name: str) -> Array:
@@ -247,8 +255,7 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
     if r.is_identity or (r == BINARY32 and x.format in WITHIN_FP32) or (r in (BF16, FP16) and x.format == name):
         return x
     if r not in (BINARY32, BF16, FP16):
-        array = machine.round(held_as(machine, x, FP64), r, random)
-        return _stored(machine, array, FP32 if r.format.fits_binary32 else FP64)
+        return _stored(machine, machine.round(held_as(machine, x, FP64), r, random), format_of(r.format))
     if x.made is None or (callable(x.made[0]) and r != BINARY32):
         if x.format in WITHIN_FP32:
             return Held(array=None, wider=held_as(machine, x, FP32), format=name)

@@ -106,8 +106,9 @@ def _transposed(buffers: Buffers, on_gpu: bool, machine: Machine, x: Held) -> Ar
     """By way of memory: XLA pushes a transposition up through all that made the array, and makes it anew for every use."""
     if not on_gpu:
         return held_as(machine, x, FP64).T
-    buffer = buffers[x.format][0]
-    buffer[: x.shape[0], : x.shape[1]] = held_as(machine, x, x.format)
+    name = x.format if x.format in buffers else FP64
+    buffer = buffers[name][0]
+    buffer[: x.shape[0], : x.shape[1]] = held_as(machine, x, name)
     triton.debug_barrier()
     found: Array = buffer[: x.shape[0], : x.shape[1]].T
     triton.debug_barrier()

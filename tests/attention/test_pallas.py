@@ -79,9 +79,12 @@ def test_the_derivative_of_attend_is_the_fused_backward():
     assert all(np.array_equal(bits(x), bits(y)) for x, y in zip(ours, gradients("xla")(q, k, v), strict=True))
 
 
-@pytest.mark.parametrize("plan", [HOPPER, "qiu-yao"])
+OTHERWISE = Plan.preset(HOPPER).at("P_B", "bf16", "stochastic").at("DS", "e4m3fn", overflow="saturate").at("L", "tf32")
+
+
+@pytest.mark.parametrize("plan", [HOPPER, "qiu-yao", OTHERWISE], ids=["hopper", "qiu-yao", "otherwise"])
 def test_kernels_lower_for_a_gpu(plan):
-    """An operation that Triton does not have, or one that needs 64-bit types where they are off."""
+    """An operation that Triton does not have, one that needs 64-bit types where they are off, a type that no buffer was made for."""
     like = jax.ShapeDtypeStruct((1, 128, 2, 32), jnp.float32)
     setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), None, "xla")
     with jax.enable_x64(True):
