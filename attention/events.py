@@ -45,7 +45,7 @@ class Tile:
     rows       (queries,): rows that have had a key by now;  rescaled: rows that had one before this tile
     keys       (keys,): keys that some query of this tile sees
     is_whole   all scores exist
-    is_bare    events may happen where none exists, if they leave what is there as it is: nobody counts them
+    is_unrecorded    events may happen where none exists, if they leave what is there as it is: nobody counts them
     """
 
     head: Any
@@ -59,7 +59,7 @@ class Tile:
     rescaled: Array
     keys: Array
     is_whole: bool = False
-    is_bare: bool = False
+    is_unrecorded: bool = False
 
     def valid(self, site: Site) -> Array:
         """Which entries of an event exist, as a (rows, columns or 1) array."""
@@ -117,7 +117,7 @@ class Events:
         if kept is not None:
             return False
         disturbed = site in (Site.DP, Site.DPD) or any(injection.site is site for injection in self.inject)
-        return self.tile.is_bare and r.format.inf and not disturbed
+        return self.tile.is_unrecorded and r.keeps_specials and not disturbed
 
     def _rounded_in_blocks(self, site: Site, value: Array, block: BlockFormat, random: Array | None) -> tuple[Array, Array]:
         """(the value rounded, the scale of each entry, 1 where it is NaN). Entries that do not exist are zeros of their block."""

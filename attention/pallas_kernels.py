@@ -132,8 +132,8 @@ def _passed(call: Call, what: str) -> list[str]:
     plan = call.setup.plan
     is_ascending = any(plan.accumulator(site).order is Order.ASCENDING for site in SUMS[what])
     turned = (Site.P_B, Site.DS) if what == "key" else ()
-    # an infinity that a format lacks stays in binary64 where an event does not happen
-    is_plain = all(plan[site].format.inf for site in turned) and not (turned and call.setup.inject)
+    # where an event does not happen, what it would change stays in binary64; an Exact() injection adds up in it
+    is_plain = all(plan[site].keeps_specials for site in turned) and not call.setup.inject
     return sorted({*([FP32, FP64] if is_ascending else []), *map(call.format, turned), *([] if is_plain else [FP64])})
 
 
@@ -240,7 +240,7 @@ def _tile(call: Call, h: Array, i: Array, j: Array, is_whole: bool, before: Arra
     """The hook of tile (i, j) of a head; a program counts in 32 bits."""
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
     tile = tile_at(kernel_ops(), call.setup, h, i, j, None, before)
-    return events_at(kernel_ops(), call.setup, replace(tile, is_whole=is_whole, is_bare=True))
+    return events_at(kernel_ops(), call.setup, replace(tile, is_whole=is_whole, is_unrecorded=True))
 
 
 def _seen_tiles(setup: Setup, i: Array) -> Any:
@@ -280,4 +280,6 @@ def _rows(setup: Setup, h: Array, i: Array) -> Tile:
     h, row0 = (jnp.asarray(n, jnp.int64) for n in (h, i * setup.block_q))
     rows = row0 + jnp.arange(setup.block_q) < setup.queries
     nothing = jnp.zeros((1, 1), bool)
-    return Tile(head=h, heads=setup.heads, i=0, j=0, row0=row0, key0=0, mask=nothing, rows=rows, rescaled=rows, keys=rows, is_bare=True)
+    return Tile(
+        head=h, heads=setup.heads, i=0, j=0, row0=row0, key0=0, mask=nothing, rows=rows, rescaled=rows, keys=rows, is_unrecorded=True
+    )

@@ -71,8 +71,8 @@ def divided(a: Array, b: Array) -> Array:
 
 
 def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded to nearest even, or to odd: of the two neighbours of an inexact
-    result, by rounding down and up, the one whose last bit is 1; they are one number where it is exact.
+    """a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded to nearest even; a product also to odd: of the two neighbours of an
+    inexact result, by rounding down and up, the one whose last bit is 1; they are one number where it is exact.
     """
     if not to_odd:
         return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)

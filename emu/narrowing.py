@@ -63,7 +63,8 @@ class Machine:
     """What does the arithmetic. A float32 array here is one of the type for fp32, which an interpreter may make float64.
 
     types        of arrays, by the name of the format
-    combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to binary32: to nearest even, or to odd
+    combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to binary32: to nearest even, or, of products,
+                 to odd
     narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;  narrow32: as a float32 array
     exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of a float32 array, rounded once to binary32
     round        (x, rounding, random) -> a float64 array rounded once
@@ -261,10 +262,12 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
             return Held(array=None, wider=held_as(machine, x, FP32), format=name)
         return _stored(machine, machine.round(held_as(machine, x, FP64), r, None), name)
     operation, factors = x.made
+    to_odd = r != BINARY32 and not _rounds_once(operation, factors, name)
+    if to_odd and operation != "mul":  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
+        return _stored(machine, machine.round(held_as(machine, x, FP64), r, None), name)
     arrays = [held_as(machine, y, FP32) for y in factors]
     if callable(operation):
         return Held(array=machine.exp(arrays[0], factors[0].format), format=FP32)
-    to_odd = r != BINARY32 and not _rounds_once(operation, factors, name)
     array = machine.combined(operation, arrays[0], arrays[1], to_odd)
     return Held(array=array, format=FP32) if r == BINARY32 else Held(array=None, wider=array, format=name)
 

@@ -1,6 +1,6 @@
 """`Ops`: what an algorithm needs from an array library, so that it is written once.
 
-Two records exist: `numpy_ops()` (NumPy with Numba kernels) and `xla_ops(zero)` (JAX). Every value is
+Three records exist: `numpy_ops()` (NumPy with Numba kernels), `xla_ops(zero)` (JAX) and `kernel_ops()` (in Pallas kernels). Every value is
 binary64, the carrier: a product of two numbers of up to 26 bits is exact in it, and rounding such a sum,
 product, quotient or root once to p <= 24 bits gives the correctly rounded result (53 >= 2p + 2, Figueroa 1995).
 """

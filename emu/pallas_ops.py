@@ -97,7 +97,7 @@ def _converted(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """What `gpu_convert.combined` does, by the rule."""
+    """What `gpu_convert.combined` does, by the rule: binary64 holds every product, and a sum rounds to binary32 as if it held that."""
     made = {"add": jnp.add, "sub": jnp.subtract, "mul": multiply}[operation](a, b)
     return _round(made, TO_ODD if to_odd else BINARY32)
 
@@ -128,11 +128,13 @@ def _total(zero: Array, buffers: Buffers, on_gpu: bool, machine: Machine, acc: A
 
 
 def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
-    """By the matrix unit. Triton makes init the first term of its sum, and leaves no other addition (TritonCombineOps)."""
+    """By the matrix unit, whatever precision a user asks of JAX's products. Triton makes init the first term of its sum, and leaves no
+    other addition (TritonCombineOps).
+    """
     assert acc.alignment is not None
     name = acc.alignment.operand.name
     x, y = (held_as(machine, v, FP32 if name == "tf32" else name) for v in (a, b))
-    return Held(array=triton.dot(x, y) + held_as(machine, init, FP32), format=FP32)
+    return Held(array=triton.dot(x, y, precision=lax.Precision.DEFAULT) + held_as(machine, init, FP32), format=FP32)
 
 
 def _by_halves(on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held) -> Held:

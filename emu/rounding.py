@@ -83,6 +83,12 @@ class Rounding:
         f = self.format
         return (f.precision, f.emin, f.max_finite) == (53, -1022, sys.float_info.max)
 
+    @property
+    def keeps_specials(self) -> bool:
+        """Whether 0, -0, infinities and NaN stay what they are."""
+        f = self.format
+        return self.overflow is Overflow.INF and f.nan and f.zero and f.negative_zero and f.signed
+
 
 def mode_named(name: str | RoundingMode) -> RoundingMode:
     """The rounding mode of that name. Raises ValueError with the nearest name."""

@@ -12,7 +12,7 @@ from attention import AddUlps, Bias, Exact, Injection, Noise, Plan, Record, SetT
 from attention.attend import _setup
 from emu import Accumulator, Order, round_to
 from emu.gpu_convert import converted
-from emu.rounding import BF16, BINARY32, E4M3, FP16
+from emu.rounding import BF16, BINARY32, E4M3, FP16, rounding
 from tests.engines import RESULTS, bits, normal
 
 HOPPER = "fa2-bf16@hopper"
@@ -114,7 +114,28 @@ def test_conversions_leave_other_roundings_to_the_rule():
         assert converted(jnp.zeros(2), replace(BF16, mode=type(BF16.mode)("toward-zero"))) is None
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan.preset(HOPPER).at("DM", "bf16", overflow="nan"),
+        Plan.preset(HOPPER).at("X", "bf16", overflow="saturate").at("EXP", "fp16", "away-from-zero"),
+    ],
+    ids=["nan", "saturate"],
+)
+def test_infinities_that_a_rounding_would_change(plan):
+    """A row's first tile and masked scores are -inf, which these events must not meet."""
+    assert_equal(plan, is_causal=True)
+
+
+@pytest.mark.thorough
+def test_exact_sums_beside_tensor_cores():
+    """A kernel without ascending sums has memory to add in binary64 where an injection wants that."""
+    assert_equal(HOPPER, inject=(Injection(site=Site.S, what=Exact(), rows=3), Injection(site=Site.DP, what=Exact(), rows=5)))
+
+
 FP16_SUM = Plan.preset("all:fp16").adding("S", Accumulator.tensor_core("hopper", "fp16", "fp16"))
+DRAWN_SUM = Plan.preset("fp32").adding("ROWSUM", Accumulator(order=Order.HALVES, step=rounding("bf16", "stochastic")))
 EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
 
 
@@ -131,6 +152,8 @@ EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
         ({"inject": (Injection(site=Site.P, what=Bias(value=0.1)),)}, "inject at P: Bias(value=0.1) may leave the numbers that the tensor"),
         ({"inject": (Injection(site=Site.DV, what=Exact()),)}, "inject at DV: Exact() may leave"),
         ({"inject": (Injection(site=Site.V, what=SetTo(value=1.001)),)}, "inject at V: SetTo(value=1.001) may leave"),
+        ({"inject": (Injection(site=Site.P, what=AddUlps(ulps=2.0)),)}, "inject at P: AddUlps(ulps=2.0) may leave"),
+        ({"plan": DRAWN_SUM}, "accumulator of ROWSUM: a stochastic step needs random bits for every addition"),
         ({"plan": Plan.preset(HOPPER).at("AO", "fp64")}, "accumulator of PV: its first term, AO in fp64, is no binary32 number"),
         ({"plan": FP16_SUM}, "accumulator of S: the fused kernel's tensor cores add in fp32, not fp16"),
         ({"plan": ["fp32"]}, "the fused kernel takes one plan"),

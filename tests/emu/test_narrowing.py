@@ -78,8 +78,20 @@ def test_one_instruction_rounds_as_binary64_and_once(machine, calls, operation, 
         want = round_to(OPERATIONS[operation](a, b), r)
     (got,) = run(machine, lambda x, y: round_event(WRITTEN[operation](x, y), r), [r.format.name], held(a, formats[0]), held(b, formats[1]))
     assert np.array_equal(bits(got), bits(want))
-    exact = r == BINARY32 or (operation != "mul" and set(formats) == {r.format.name})
-    assert calls == {operation if exact else f"{operation} to odd": 1}
+    if r == BINARY32 or (operation != "mul" and set(formats) == {r.format.name}):
+        assert calls == {operation: 1}
+    else:
+        assert calls == {"mul to odd" if operation == "mul" else "binary64": 1}
+
+
+@pytest.mark.parametrize(
+    ("r", "x", "y", "want"), [(BF16, 1 + 2.0**-8, 2.0**-60, 1.0), (BF16, 257.0, 2.0**-50, 256.0), (FP16, 2.0**-25, 2.0**-90, 0.0)]
+)
+def test_a_sum_has_53_bits_before_it_is_narrowed(machine, r, x, y, want):
+    """An instruction that rounds the exact sum to odd would see what binary64 has dropped beside a tie."""
+    a, b = (held(np.full((2, 2), v), "fp32") for v in (x, y))
+    (got,) = run(machine, lambda a, b: round_event(a + b, r), ["fp32"], a, b)
+    assert np.array_equal(got, np.full((2, 2), want))
 
 
 def test_a_power_of_two_needs_no_second_look(machine, calls):
