@@ -127,8 +127,8 @@ PRESETS: dict[str, Callable[[], Plan]] = {
 def on_tensor_cores(plan: Plan, arch: str) -> Plan:
     """The plan with its products on the tensor cores of an architecture ("hopper"): those whose factors both have a type that it
     reads. Factors of two types meet in the first of their own two, bf16 and fp16 that holds both. Sums of FP32 factors and delta
-    stay as they are: they run elsewhere. In blocks the scales are in the factors, so those products stay too. The row sum adds by halves, as lanes of
-    a GPU reduce. (FlashAttention-3's own lanes first add their columns one after the other, over all tiles.)
+    stay as they are: they run elsewhere. In blocks the scales are in the factors, so those products stay too. The row sum adds by
+    halves, as lanes of a GPU reduce. (FlashAttention-3's own lanes first add their columns one after the other, over all tiles.)
 
     Raises ValueError for an unknown architecture.
     """
