@@ -43,9 +43,9 @@ class Call:
             return FP64
         return format_of(self.setup.plan[site].format)
 
-    def stored(self, x: Array, name: str) -> Array:
-        """As an array for a format that holds it: memory is what a kernel waits for."""
-        return x.astype(types(self.on_gpu)[name])
+    def stored(self, site: Site, x: Array) -> Array:
+        """The results of an event as the narrowest array that holds them: memory is what a kernel waits for."""
+        return x.astype(types(self.on_gpu)[self.format(site)])
 
     def own(self, x: Array) -> pl.BlockSpec:
         """What a program (head, tile) sees of an array (heads, rows, ...): its tile of query rows."""
@@ -74,7 +74,7 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[A
     Where delta does not read it, the second is the first.
     """
     call = Call(setup=setup, on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
-    q, k, v = (call.stored(x, call.format(site)) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v)))
+    q, k, v = (call.stored(site, x) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v)))
     rows, is_read = q.shape[:2], setup.plan.delta_from is DeltaFrom.WIDE_O
     results = [((*rows, v.shape[2]), Site.OUT), (rows, Site.LSE), *([((*rows, v.shape[2]), None)] if is_read else [])]
     out, lse, *wide = _run(
@@ -88,7 +88,7 @@ def backward(setup: Setup, q: Array, k: Array, v: Array, do: Array, lse: Array, 
     """(dQ, dK and dV of query heads) before their last roundings: two kernels, each with its own P and dS."""
     call = Call(setup=setup, on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     inputs = ((Site.Q, q), (Site.K, k), (Site.V, v), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))
-    q, k, v, do, lse, delta = (call.stored(x, call.format(site)) for site, x in inputs)
+    q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
     rows, keys, heads = ((q, do, lse, delta), (k, v), q.shape[0])
     (dq,) = _run(
         _query_gradients, call, "query", (heads, setup.query_tiles),

@@ -39,7 +39,7 @@ def to_odd(x: Array) -> Array:
 
 def narrowed_to(x: Array, r: Rounding) -> Array:
     """A float32 array rounded once to bfloat16 or float16, in that type; of a tile two at a time, in a fourth of the time."""
-    return x.astype(NARROW[r]) if x.ndim < 2 else _in_pairs(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", x, NARROW[r])
+    return x.astype(NARROW[r]) if x.ndim < 2 else assembled(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", 2, NARROW[r], x)
 
 
 def narrowed32(x: Array, r: Rounding) -> Array:
@@ -51,13 +51,7 @@ def narrowed32(x: Array, r: Rounding) -> Array:
         FP16: "mov.b32 {low, high}, both; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high;",
     }[r]
     text = f"{{ .reg .b32 both; .reg .b16 low, high; cvt.rn.{PAIRS[r]}.f32 both, $3, $2; {apart} }}"
-    return _in_pairs(text, "=f,=f,f,f", x, jnp.float32)
-
-
-def _in_pairs(text: str, constraints: str, x: Array, dtype: Any) -> Array:
-    like = jax.ShapeDtypeStruct(x.shape, dtype)
-    (found,) = triton.elementwise_inline_asm(text, args=[x], constraints=constraints, pack=2, result_shape_dtypes=[like])
-    return found
+    return assembled(text, "=f,=f,f,f", 2, jnp.float32, x)
 
 
 def multiplied(a: Array, b: Array) -> Array:
@@ -91,8 +85,11 @@ def instruction(text: str, dtype: Any, *args: Any) -> Array:
     """PTX for every element of arrays of one type, to a result of that type."""
     arrays = jnp.broadcast_arrays(*(jnp.asarray(x, dtype) for x in args))
     letter = "d" if dtype == jnp.float64 else "f"
-    (found,) = triton.elementwise_inline_asm(
-        text, args=arrays, constraints=",".join([f"={letter}", *letter * len(arrays)]), pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(arrays[0].shape, dtype)],
-    )  # fmt: skip
+    return assembled(text, ",".join([f"={letter}", *letter * len(arrays)]), 1, dtype, *arrays)
+
+
+def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
+    """PTX for so many elements at a time of arrays of one shape, to a result of another type."""
+    like = jax.ShapeDtypeStruct(args[0].shape, dtype)
+    (found,) = triton.elementwise_inline_asm(text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like])
     return found

@@ -11,10 +11,10 @@ bfloat16   g of degree 5, 2^-34: none of its 2^16 arguments is that near to a bo
 import struct
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas import triton
+
+from emu.gpu_convert import assembled
 
 LN2 = "0x1.62e42fefa39efp-1", "0x1.abc9e3b39803fp-56"
 LOG2_E = "0x1.71547652b82fep+0"
@@ -45,10 +45,7 @@ def exp32(x: Array, name: str, zero: Array) -> Array:
     together = 2 if x.ndim < 2 else max(1, min(TOGETHER, x.size // THREADS))
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
     constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
-    args = [x, jnp.broadcast_to(zero.astype(jnp.int32), x.shape)]
-    like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    (found,) = triton.elementwise_inline_asm(text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like])
-    return found
+    return assembled(text, constraints, together, jnp.float32, x, jnp.broadcast_to(zero.astype(jnp.int32), x.shape))
 
 
 def _text(series: _Series, together: int) -> str:

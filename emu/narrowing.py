@@ -99,11 +99,11 @@ def format_of(f: Format) -> str:
 
 def held_as(machine: Machine, x: Held, name: str) -> Array:
     """The numbers as an array for a format that holds them."""
-    x, array = _computed(machine, x), None
-    if x.wider is not None:
-        rounding_ = ROUNDINGS[x.format]
-        array = machine.narrow(x.wider, rounding_) if name == x.format else machine.narrow32(x.wider, rounding_)
-    array = x.array if array is None else array
+    x = _computed(machine, x)
+    if x.wider is None:
+        array = x.array
+    else:
+        array = (machine.narrow if name == x.format else machine.narrow32)(x.wider, ROUNDINGS[x.format])
     return array if array.dtype == machine.types[name] else jnp.asarray(array).astype(machine.types[name])
 
 
@@ -237,7 +237,7 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     elif name == "div" and any(isinstance(y, Held) for y in x):
         return [Held(array=machine.divide(*(held_as(machine, y, FP64) for y in x)), format=FP64)]
     elif name == "convert_element_type" and params["new_dtype"] == jnp.float64:
-        return [_widened(machine, x[0])]
+        return [x[0] if isinstance(x[0], Held) else Held(array=jnp.asarray(x[0]).astype(jnp.float64), format=FP64)]
     elif name in STRUCTURE and any(isinstance(y, Held) for y in x):
         return [_moved(machine, eqn, x)]
     return _bound(machine, eqn, x, FP64 if name not in COMPARISON else _joined(x, FP32))
@@ -252,24 +252,27 @@ def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
 
 def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None) -> Held:
     """Numbers rounded once."""
-    name = r.format.name
+    name = format_of(r.format)
     if r.is_identity or (r == BINARY32 and x.format in WITHIN_FP32) or (r in (BF16, FP16) and x.format == name):
         return x
-    if r not in (BINARY32, BF16, FP16):
-        return _stored(machine, machine.round(held_as(machine, x, FP64), r, random), format_of(r.format))
-    if x.made is None or (callable(x.made[0]) and r != BINARY32):
-        if x.format in WITHIN_FP32:
-            return Held(array=None, wider=held_as(machine, x, FP32), format=name)
-        return _stored(machine, machine.round(held_as(machine, x, FP64), r, None), name)
-    operation, factors = x.made
-    to_odd = r != BINARY32 and not _rounds_once(operation, factors, name)
-    if to_odd and operation != "mul":  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
-        return _stored(machine, machine.round(held_as(machine, x, FP64), r, None), name)
-    arrays = [held_as(machine, y, FP32) for y in factors]
-    if callable(operation):
-        return Held(array=machine.exp(arrays[0], factors[0].format), format=FP32)
-    array = machine.combined(operation, arrays[0], arrays[1], to_odd)
+    array = _in_binary32(machine, x, r) if r in (BINARY32, BF16, FP16) else None
+    if array is None:
+        return Held(array=machine.round(held_as(machine, x, FP64), r, random).astype(machine.types[name]), format=name)
     return Held(array=array, format=FP32) if r == BINARY32 else Held(array=None, wider=array, format=name)
+
+
+def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
+    """A float32 array that rounds to what x rounds to; None where binary64 has to say."""
+    if x.made is None:
+        return held_as(machine, x, FP32) if x.format in WITHIN_FP32 else None
+    operation, factors = x.made
+    if callable(operation):
+        return machine.exp(held_as(machine, factors[0], FP32), factors[0].format) if r == BINARY32 else None
+    to_odd = r != BINARY32 and not _rounds_once(operation, factors, r.format.name)
+    if to_odd and operation != "mul":  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
+        return None
+    a, b = (held_as(machine, y, FP32) for y in factors)
+    return machine.combined(operation, a, b, to_odd)
 
 
 def _rounds_once(operation: str, factors: tuple[Held, ...], name: str) -> bool:
@@ -284,18 +287,6 @@ def _rounds_once(operation: str, factors: tuple[Held, ...], name: str) -> bool:
 
 def _is_power_of_two(x: float) -> bool:
     return SMALLEST_FACTOR <= x <= 1.0 and float(np.frexp(x)[0]) == 0.5
-
-
-def _stored(machine: Machine, x: Array, name: str) -> Held:
-    """A float64 array whose numbers a format holds."""
-    return Held(array=x.astype(machine.types[name]), format=name)
-
-
-def _widened(machine: Machine, x: Any) -> Held:
-    """What the function converts to float64."""
-    if isinstance(x, Held):
-        return x
-    return Held(array=jnp.asarray(x).astype(jnp.float64), format=FP64)
 
 
 def _joined(x: Sequence[Any], least: str | None = None) -> str:

@@ -4,7 +4,7 @@ Sums run on the tensor cores, by halves, or in ascending order. A kernel may not
 ascending sum writes its factors to buffers of its program and reads them back line by line. Needs 64-bit types enabled while traced.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -154,7 +154,7 @@ def _ascending(buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulato
     """Ascending; K a multiple of UNROLL."""
     single = acc.step == BINARY32 and init.format != FP64 and _product_bits(a) + _product_bits(b) <= PRECISION[FP32]
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
-    add = partial(_fused, on_gpu, machine) if single else partial(_added, machine)
+    add: Callable[..., Array] = _fused if single and on_gpu else partial(_added, machine, acc.step)
     left, right = buffers[name]
     barrier = triton.debug_barrier if on_gpu else lambda: None
     left[:rows, :width], right[:width, :columns] = held_as(machine, a, name), held_as(machine, b, name)
@@ -163,7 +163,7 @@ def _ascending(buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulato
     def steps(n: Array, total: Array) -> Array:
         for k in range(UNROLL):
             x, y = left[:rows, n * UNROLL + k], right[n * UNROLL + k, :columns]
-            total = add(acc, *jnp.broadcast_arrays(x[:, None], y[None, :]), total)
+            total = add(*jnp.broadcast_arrays(x[:, None], y[None, :]), total)
         return total
 
     total: Array = lax.fori_loop(0, width // UNROLL, steps, held_as(machine, init, name))
@@ -178,14 +178,12 @@ def _product_bits(x: Held) -> int:
     return PRECISION.get(x.format, 53)
 
 
-def _fused(on_gpu: bool, machine: Machine, acc: Accumulator, x: Array, y: Array, total: Array) -> Array:
-    """One addition of a product of at most 24 bits: rounded once it is the sum in binary64, rounded. Where that is inexact, one term is
-    so much smaller than the other, a binary32 number, that neither sum is near a boundary.
+def _fused(x: Array, y: Array, total: Array) -> Array:
+    """`_added` to binary32, of a product of at most 24 bits: rounded once it is the sum in binary64, rounded. Where that is inexact, one
+    term is so much smaller than the other, a binary32 number, that neither sum is near a boundary.
     """
-    if on_gpu:
-        return gpu_convert.multiplied_and_added(x, y, total)
-    return _added(machine, acc, x, y, total)
+    return gpu_convert.multiplied_and_added(x, y, total)
 
 
-def _added(machine: Machine, acc: Accumulator, x: Array, y: Array, total: Array) -> Array:
-    return machine.round(total + machine.multiply(x, y), acc.step, None)
+def _added(machine: Machine, step: Rounding, x: Array, y: Array, total: Array) -> Array:
+    return machine.round(total + machine.multiply(x, y), step, None)

@@ -4,11 +4,9 @@ As in bench_rivals: a maker returns None where the library has no such format, a
 installed. Each takes flat float32 arrays and returns as many numbers.
 """
 
-from typing import Any
-
 import numpy as np
 
-from experiments.bench_rivals import ML_DTYPES, Rival, Round, on_cpu
+from experiments.bench_rivals import ML_DTYPES, Rival, Round, on_cpu, on_torch
 
 
 def ml_dtypes_and_numpy(name: str) -> Round | None:
@@ -69,16 +67,9 @@ def torchao(name: str) -> Round | None:
     return lambda x: MXTensor.to_mx(x.reshape(-1, 32), dtype, 32).dequantize(torch.float32).reshape(-1).numpy()
 
 
-def as_tensor(x: np.ndarray) -> Any:
-    """x as a PyTorch tensor that shares its memory."""
-    import torch
-
-    return torch.from_numpy(x)
-
-
 RIVALS = (
     Rival("ours, XLA on CPU", ours_on_xla, on_cpu),
     Rival("ml_dtypes + NumPy", ml_dtypes_and_numpy),
-    Rival("microxcaling", microxcaling, as_tensor, "log2 in float32; no -0"),
-    Rival("torchao", torchao, as_tensor),
+    Rival("microxcaling", microxcaling, on_torch, "log2 in float32; no -0"),
+    Rival("torchao", torchao, on_torch),
 )
