@@ -40,6 +40,7 @@ engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and wi
 gpu-check:  ## on a machine with a GPU and jax: digests of every preset against the stored ones
 	$(PYTHON) -m tests.gpu_check
 	$(PYTHON) -m tests.gpu_check --engine pallas
+	$(PYTHON) -m tests.gpu_trace
 	$(PYTHON) -m tests.gpu_exp
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs

@@ -19,9 +19,10 @@ __all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_i
 
 
 def forward(setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each: None = None) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded. As `xla_engine.forward`, nothing seen."""
+    """q: (heads, T, H); k, v: (key heads, S, H), rounded. As `xla_engine.forward`, what was seen of whole heads."""
     with jax.enable_x64(True):
-        return _forward(setup, q, k, v), {"tiles": {}, "whole": {}}
+        results, seen = _forward(setup, q, k, v)
+        return results, {"tiles": {}, "whole": seen}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -32,9 +33,10 @@ def _forward(setup: Setup, q: Array, k: Array, v: Array) -> Any:
 def backward(
     setup: Setup, q: Array, k: Array, v: Array, mask: None, out: Array, wide: Array, lse: Array, do: Array, each: None = None
 ) -> Any:
-    """As `xla_engine.backward`, nothing seen."""
+    """As `xla_engine.backward`, what was seen of whole heads."""
     with jax.enable_x64(True):
-        return _backward(setup, q, k, v, out, wide, lse, do), {"tiles": {}, "whole": {}, "keys": {}}
+        results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do)
+        return results, {"tiles": {}, "whole": whole, "keys": keys}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -42,18 +44,21 @@ def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Arra
     ops, (heads, keys) = xla_ops(opaque_zero(q), setup.plan.has_wide_operands or bool(setup.inject)), (q.shape[0], k.shape[0])
     group = heads // keys
 
-    def deltas(h: Array, *x: Array) -> Array:
+    def deltas(h: Array, *x: Array) -> Any:
         q, k, v, *rest = x
-        return head.deltas(ops, setup, h, head.whole_events(ops, setup, h, None), q, k, v, None, *rest)
+        at = head.whole_events(ops, setup, h, None)
+        return head.deltas(ops, setup, h, at, q, k, v, None, *rest), at.seen()
 
-    def finished(h: Array, dq: Array) -> Array:
-        return head.round_query_gradients(head.whole_events(ops, setup, h, None), setup, dq)
+    def finished(h: Array, dq: Array) -> Any:
+        at = head.whole_events(ops, setup, h, None)
+        return head.round_query_gradients(at, setup, dq), at.seen()
 
     def added(g: Array, dk: Array, dv: Array) -> Any:
-        return head.round_key_gradients(ops, setup, g, dk, dv)[0]
+        return head.round_key_gradients(ops, setup, g, dk, dv)
 
     number = jnp.arange(heads)
-    delta = jax.vmap(deltas)(number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do)
-    dq, dk, dv = pallas_kernels.backward(setup, q, k, v, do, lse, delta, jax.default_backend() == "gpu")
-    dk, dv = jax.vmap(added)(jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv)))
-    return jax.vmap(finished)(number, dq), dk, dv, delta
+    delta, seen_delta = jax.vmap(deltas)(number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do)
+    (dq, dk, dv), seen = pallas_kernels.backward(setup, q, k, v, do, lse, delta, jax.default_backend() == "gpu")
+    (dk, dv), seen_keys = jax.vmap(added)(jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv)))
+    dq, seen_dq = jax.vmap(finished)(number, dq)
+    return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys

@@ -41,11 +41,15 @@ def site_of(name: str) -> Site:
 
 
 def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
-    """From events that are not repeated: arrays with the heads along the first axis; lead: (batch, heads)."""
+    """From events that are not repeated, or that an engine has added up: arrays with the heads along the first axis; lead: (batch, heads).
+
+    Ones may be (heads, rows), or by the repeating tile (heads, tiles, rows).
+    """
     stats, rows, events, ones = {}, {}, {}, {}
     for name, value in on_host(seen or {}).items():
         if name.endswith(".ones"):
-            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, 1, -1)[..., : _size(setup, name)]
+            tiles = value.shape[1] if value.ndim == 3 else 1
+            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[..., : _size(setup, name)]
             continue
         if name.endswith(".events"):
             size = _size(setup, name)
@@ -92,6 +96,7 @@ def _added(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: 
 def tiles_added(setup: Setup, site: Site, seen: Any, lead: tuple[int, ...], features: int, backward: bool) -> tuple[Any, ...]:
     """Summaries of tiles (counts, sums, peak, place, sums of rows) as those of heads, (*lead, ...). NumPy or JAX."""
     counts, sums, peak, place, row = (v.swapaxes(1, 2) for v in seen) if backward else seen
+    place = counts.__array_namespace__().where(counts[..., 0] > 0, place, -1)  # a tile that was left out has no place
     whole = counts.sum((1, 2)), sums.sum((1, 2)), *_worst(setup, site, peak, place, features)
     return *(x.reshape(*lead, *x.shape[1:]) for x in whole), _by_row(setup, site, row, lead).sum(2)
 

@@ -4,7 +4,7 @@ Sums run on the tensor cores, by halves, or in ascending order. A kernel may not
 ascending sum writes its factors to buffers of its program and reads them back line by line. Needs 64-bit types enabled while traced.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import triton
 
-from emu import gpu_convert, narrowing
+from emu import gpu_convert, marks, narrowing
 from emu.accumulate import Accumulator, Order, accumulate
 from emu.functions import exp64
 from emu.gpu_exp import exp32
-from emu.narrowing import FP32, FP64, Held, Machine, held_as
-from emu.ops import Ops
+from emu.held import FP32, FP64, Held, Machine, held_as
+from emu.ops import Event, Ops
 from emu.rounding import BINARY32, Rounding, rounding
 from emu.xla_ops import bits_of, guarded, number_of, rounded, xla_ops
 
@@ -38,21 +38,26 @@ def kernel_ops() -> Ops:
     """The record for what `emu.narrowing.narrowed` runs."""
     return Ops(
         xp=jnp,
-        round=narrowing.round_event,
+        round=marks.round_event,
         round_blocks=_refused("a block format"),
-        transposed=narrowing.transposed,
-        multiply=narrowing.product,
+        transposed=marks.transposed,
+        multiply=marks.product,
         bits=bits_of,
         from_bits=number_of,
         scan=_refused("a loop over an array"),
         when=_refused("a mask"),
-        call=narrowing.function,
+        call=marks.function,
         native=_refused("a native sum"),
         aligned=_refused("a sum of other factors"),
         ascending=_refused("a sum of other factors"),
-        stats=_refused("a record"),
-        own_sum=narrowing.total,
+        stats=_events,
+        own_sum=marks.total,
     )
+
+
+def _events(events: Sequence[Event]) -> list[tuple[Array, Array, Array]]:
+    """Events as they are, before and after, and how many of each row exist, the first ones: a kernel has no other masks."""
+    return [(before, after, valid.sum(axis=1).astype(jnp.int32)) for before, after, _, valid in events]
 
 
 def _refused(what: str) -> Any:

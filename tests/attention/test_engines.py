@@ -89,8 +89,17 @@ def test_everything_masked():
         assert np.all(getattr(seen, name) == 0.0), name
     for name, s in seen.trace.stats.items():
         assert s.nan.sum() == 0, name
+        assert np.all(s.place[s.n == 0] == -1), name
         if Site(name).axes != Site.K.axes and Site(name) not in (Site.Q, Site.DO, Site.DQ_OUT):
             assert s.n.sum() == 0, name
+
+
+def test_the_place_of_no_error_is_that_of_an_event():
+    """Key tiles that no query sees, before the first row that is rescaled."""
+    x = [normal(7 + n, 1, 32, 1, 16) for n in range(3)]
+    stats = both(*x, None, plan=Plan.preset("exact"), block_q=16, block_k=16, is_causal=True, record=Record()).trace.stats
+    assert (stats["ALPHA"].peak, stats["ALPHA"].place) == (0.0, 16)
+    assert stats["EXP"].place == 0
 
 
 def stochastic_plan():

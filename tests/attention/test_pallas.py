@@ -13,11 +13,14 @@ from attention.attend import _setup
 from emu import Accumulator, Order, round_to
 from emu.gpu_convert import converted
 from emu.rounding import BF16, BINARY32, E4M3, FP16, rounding
-from tests.engines import RESULTS, bits, normal
+from tests.engines import RESULTS, bits, differences, normal
 
 HOPPER = "fa2-bf16@hopper"
 SIZES = (1, 40, 2, 16), (1, 56, 1, 16), (1, 56, 1, 16), (1, 40, 2, 16)  # 2 query heads to a key head; tiles that end beyond the rows
 TILES = {"block_q": 32, "block_k": 16}
+
+
+COUNTED = Record(ones=(Site.P, Site.ALPHA, Site.INV, Site.DV))  # by tile, of rows; once; by tile, of keys
 
 
 def inputs():
@@ -35,6 +38,28 @@ def assert_equal(plan, *, is_causal=False, inject=(), gradient=1.0):
 def test_on_tensor_cores_with_all_that_a_tile_can_be():
     """A wrong tile, mask, head or order of a sum: causal, with tiles that nothing is in, key heads shared, rows beyond the end."""
     assert_equal(HOPPER, is_causal=True)
+
+
+def assert_traces_are_equal(plan, is_causal, sizes=SIZES):
+    q, k, v, do = (2.0 * normal(90 + i, *s) for i, s in enumerate(sizes))
+    options = {"plan": plan, "is_causal": is_causal, "record": COUNTED, **TILES}
+    ours, theirs = (examine(q, k, v, do, engine=engine, **options) for engine in ("pallas", "numpy"))
+    assert differences(ours, theirs) == []
+    for site in COUNTED.ones:
+        assert np.array_equal(ours.trace.ones[site], theirs.trace.ones[site]), site
+    assert all(theirs.trace.ones[site].any() for site in (Site.P, Site.ALPHA))
+
+
+def test_a_trace_on_tensor_cores():
+    """Sums of rows that miss a tile, count an event twice or where none exists, a largest error at another place."""
+    assert_traces_are_equal(HOPPER, False, [(1, 32, 2, 16), (1, 32, 1, 16), (1, 32, 1, 16), (1, 32, 2, 16)])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("plan", [HOPPER, "qiu-yao@hopper", "fp32"])
+def test_traces_with_all_that_a_tile_can_be(plan):
+    """Causal, rows and keys beyond the end; key tiles from the last to the first; ascending sums."""
+    assert_traces_are_equal(plan, True)
 
 
 @pytest.mark.thorough
@@ -82,11 +107,15 @@ def test_the_derivative_of_attend_is_the_fused_backward():
 OTHERWISE = Plan.preset(HOPPER).at("P_B", "bf16", "stochastic").at("DS", "e4m3fn", overflow="saturate").at("L", "tf32")
 
 
-@pytest.mark.parametrize("plan", [HOPPER, "qiu-yao", OTHERWISE], ids=["hopper", "qiu-yao", "otherwise"])
-def test_kernels_lower_for_a_gpu(plan):
+@pytest.mark.parametrize(
+    ("plan", "record"),
+    [(HOPPER, None), ("qiu-yao", None), (OTHERWISE, None), (HOPPER, COUNTED)],
+    ids=["hopper", "qiu-yao", "otherwise", "traced"],
+)
+def test_kernels_lower_for_a_gpu(plan, record):
     """An operation that Triton does not have, one that needs 64-bit types where they are off, a type that no buffer was made for."""
     like = jax.ShapeDtypeStruct((1, 128, 2, 32), jnp.float32)
-    setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), None, "xla")
+    setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), record, "xla")
     with jax.enable_x64(True):
         x, row = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64), jax.ShapeDtypeStruct((2, 128), jnp.float64)
         forward = jax.jit(lambda q, k, v: pallas_kernels.forward(setup, q, k, v, True)).trace(x, x, x)
@@ -142,7 +171,8 @@ EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"record": Record()}, "record: the fused kernel keeps none"),
+        ({"record": Record(events=(Site.P,))}, "record: the fused kernel keeps sums and ones, no events or steps"),
+        ({"record": Record(steps=(Site.PV,))}, "record: the fused kernel keeps sums and ones, no events or steps"),
         ({"mask": np.ones((40, 56), bool)}, "mask: the fused kernel takes none but is_causal"),
         ({"block_q": 24}, "block_q: 24, a kernel's tiles are powers of two from 16 on"),
         ({"plan": "baseline-bf16"}, "softmax before P V needs whole rows"),

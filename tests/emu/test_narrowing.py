@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from emu import narrowing, round_to
+from emu import marks, round_to
 from emu.functions import exp64
-from emu.narrowing import Held, held_as, narrowed, product, round_event
+from emu.held import Held, held_as
+from emu.marks import product, round_event
+from emu.narrowing import narrowed
 from emu.pallas_ops import kernel_machine
 from emu.rounding import BF16, BINARY32, E4M3, FP16, rounding
 from tests.engines import bits
@@ -61,7 +63,9 @@ def held(x, name):
 
 
 def run(machine, f, formats, *args):
-    return [np.asarray(x) for x in narrowed(machine, f, formats)(*args)]
+    found, nothing = narrowed(machine, lambda *x: (tuple(jax.tree.leaves(f(*x))), {}), formats)(*args)
+    assert nothing == {}
+    return [np.asarray(x) for x in found]
 
 
 OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
@@ -123,7 +127,7 @@ def test_exp_knows_what_it_reads(machine, calls):
     y = round_to(x, BF16)
 
     def f(x, y):
-        return [round_event(narrowing.function(exp64, v), r) for v, r in ((x, BINARY32), (y, BINARY32), (x, BF16))]
+        return [round_event(marks.function(exp64, v), r) for v, r in ((x, BINARY32), (y, BINARY32), (x, BF16))]
 
     got = run(machine, f, ["fp32", "fp32", "bf16"], held(x, "fp32"), held(y, "bf16"))
     with np.errstate(all="ignore"):
@@ -160,3 +164,20 @@ def test_a_rounding_that_waits_for_its_reader(machine):
     want = round_to(np.asarray(x.wider), BF16)
     for name in ("bf16", "fp32", "fp64"):
         assert np.array_equal(bits(np.asarray(held_as(machine, x, name))), bits(want))
+
+
+def test_what_is_seen_beside_the_numbers(machine, calls):
+    """An event that had nothing to round is one array before and after; what nobody asks for is not computed."""
+    x = held(numbers("bf16", 7), "bf16")
+
+    def f(x):
+        y = round_event(x, BINARY32)
+        round_event(x, DOWN)
+        return (y,), {"exact": (x, y), "rounded": (x + 1.0, round_event(x + 1.0, BF16)), "flag": x > 0.0}
+
+    _, seen = narrowed(machine, f, ["fp32"])(x)
+    before, after = seen["exact"]
+    assert before is after and before.dtype == jnp.float64
+    assert not np.array_equal(*seen["rounded"])
+    assert seen["flag"].dtype == bool
+    assert calls == {"binary64": 1}

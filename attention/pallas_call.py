@@ -1,0 +1,164 @@
+"""How a fused kernel is called: over a grid of (heads, tiles), what a program sees of each array, and the memory of its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from attention.head import Setup
+from attention.pallas_record import Kept, Recorder
+from attention.sites import Site
+from emu.accumulate import Order
+from emu.held import FP32, FP64, Held, Machine, format_of
+from emu.narrowing import narrowed
+from emu.pallas_ops import kernel_machine, types
+from emu.xla_ops import opaque_zero
+
+ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
+Input = tuple[Array, pl.BlockSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a kernel is made for. on_gpu: compiled for one, else interpreted; group: query heads of a key head."""
+
+    setup: Setup
+    on_gpu: bool
+    group: int
+
+    def format(self, site: Site) -> str:
+        """The name under which the results of an event are held. An injection may have moved them anywhere, the scale of a block too."""
+        if self.setup.plan.block(site) is not None or any(injection.site is site for injection in self.setup.inject):
+            return FP64
+        return format_of(self.setup.plan[site].format)
+
+    def stored(self, site: Site, x: Array) -> Array:
+        """The results of an event as the narrowest array that holds them: memory is what a kernel waits for."""
+        return x.astype(types(self.on_gpu)[self.format(site)])
+
+    def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
+        """Rows of what a program sees of them."""
+        return Held(array=ref[(rows, slice(None))[: len(ref.shape)]], format=self.format(site))
+
+    def barrier(self) -> None:
+        """Threads wait for each other, and see what others wrote."""
+        if self.on_gpu:
+            triton.debug_barrier()
+
+    def own(self, x: Array) -> Input:
+        """What a program (head, tile) sees of an array (heads, rows, ...): its tile of query rows."""
+        return x, _block(x, self.setup.block_q, lambda h, i: (h, i))
+
+    def own_keys(self, x: Array) -> Input:
+        """Its tile of keys."""
+        return x, _block(x, self.setup.block_k, lambda h, j: (h // self.group, j))
+
+    def whole(self, x: Array) -> Input:
+        """All keys of its key head."""
+        return x, _block(x, x.shape[1], lambda h, i: (h // self.group, 0))
+
+    def whole_of_query_head(self, x: Array) -> Input:
+        """All rows of its head."""
+        return x, _block(x, x.shape[1], lambda h, j: (h, 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel and what it needs to know before it is traced.
+
+    body    (call, work, what it sees of the inputs, and of the results) -> None
+    sums    the sites whose accumulators it runs;  turned: those whose results it transposes;  sites: those it keeps a record of
+    walked  its program walks over this many tiles
+    """
+
+    body: Callable[..., None]
+    sums: tuple[Site, ...]
+    turned: tuple[Site, ...]
+    recorder: Recorder
+    walked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A program's arithmetic, and what it does with (what was seen, the tile walked over)."""
+
+    machine: Machine
+    keep: Callable[[Any, Any], None]
+
+    def tile(self, f: Callable[..., Any], formats: Sequence[str], tile: Any, *args: Held) -> tuple[Array, ...]:
+        """What f returns, (numbers, what was seen of one tile, walked over), as arrays for these formats; the second is kept."""
+        found, seen = narrowed(self.machine, f, formats)(*args)
+        self.keep(seen, tile)
+        return found
+
+
+def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
+    return pl.BlockSpec((None, rows, *x.shape[2:]), lambda h, i: (*at(h, i), *(0 for _ in x.shape[2:])))
+
+
+def _all(x: Any) -> pl.BlockSpec:
+    return pl.BlockSpec(x.shape, lambda h, i: (0,) * x.ndim)
+
+
+def _own(x: Any) -> pl.BlockSpec:
+    """A program's part of an array (heads, tiles, ...)."""
+    return pl.BlockSpec((None, None, *x.shape[2:]), lambda h, i: (h, i, *(0 for _ in x.shape[2:])))
+
+
+def run(
+    kernel: Kernel, call: Call, grid: tuple[int, int], inputs: Sequence[Input], results: Sequence[tuple[tuple[int, ...], Site | None]]
+) -> tuple[list[Array], dict[str, Any]]:
+    """The kernel over a grid of (heads, tiles): its results, in binary64, of which each tile writes its rows; and what it saw of heads."""
+    setup, dtypes = call.setup, types(call.on_gpu)
+    side = max(setup.block_q, setup.block_k, *(x.shape[2] for x, _ in inputs if x.ndim == 3))
+    passed = _passed(call, kernel)
+    shapes = [jax.ShapeDtypeStruct(shape, dtypes[FP64 if site is None else call.format(site)]) for shape, site in results]
+    buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
+    record = kernel.recorder
+    kept, tree = jax.tree.flatten(record.nothing(grid, shapes[0].shape[1] // grid[1], kernel.walked))
+    zero = jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter is XLA, which knows what is constant
+    formats = [record.formats()] if kept else []
+    before, after = len(inputs) + 1 + len(formats), len(shapes) + len(buffers)
+
+    def body(*refs: Any) -> None:
+        refs_out = refs[before + len(kept) :]
+        machine = _machine(call, passed, refs[len(inputs)], refs_out[len(shapes) : after])
+        own = jax.tree.unflatten(tree, refs_out[after:])
+        work = Work(machine=machine, keep=partial(record.keep, own, refs[before - 1], call.barrier))
+        kernel.body(call, work, refs[: len(inputs)], refs_out[: len(shapes)])
+
+    warps = max(4, setup.block_q // ROWS_OF_A_WARP)
+    stages = 1 if passed or kept else 2  # loads of two stages run ahead of stores, those to memory of its own too
+    found = pl.pallas_call(
+        body,
+        grid=grid,
+        in_specs=[*(spec for _, spec in inputs), pl.BlockSpec((1,), lambda h, i: (0,)), *map(_all, formats), *map(_own, kept)],
+        out_specs=[*(_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes), *map(_own, (*buffers, *kept))],
+        out_shape=[*shapes, *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
+        input_output_aliases={before + n: after + n for n in range(len(kept))},
+        compiler_params=triton.CompilerParams(num_warps=2 * warps if kept else warps, num_stages=stages),
+        interpret=not call.on_gpu,
+        name=kernel.body.__name__.strip("_"),
+    )(*(x for x, _ in inputs), zero[None], *formats, *kept)
+    seen: Kept | None = jax.tree.unflatten(tree, found[after:])
+    return [x.astype(jnp.float64) for x in found[: len(shapes)]], record.of_heads(seen)
+
+
+def _passed(call: Call, kernel: Kernel) -> list[str]:
+    """The formats of what a kernel passes through memory: factors of ascending sums, and what it transposes."""
+    plan, turned = call.setup.plan, kernel.turned
+    is_ascending = any(plan.accumulator(site).order is Order.ASCENDING for site in kernel.sums)
+    # where an event does not happen, what it would change stays in binary64; an Exact() injection adds up in it
+    is_plain = all(plan[site].keeps_specials for site in turned) and not call.setup.inject and call.setup.record is None
+    return sorted({*([FP32, FP64] if is_ascending else []), *map(call.format, turned), *([] if is_plain else [FP64])})
+
+
+def _machine(call: Call, passed: list[str], zero: Any, buffers: Sequence[Any]) -> Machine:
+    pairs = zip(buffers[::2], buffers[1::2], strict=True)
+    return kernel_machine(zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu)
