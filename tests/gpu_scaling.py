@@ -47,7 +47,7 @@ def over_devices() -> None:
     for count in (1, jax.device_count()):
         mesh = jax.make_mesh((count, 1), ("batch", "heads"), devices=jax.devices()[:count])
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch", None, "heads", None))
-        x = [jax.device_put(a, sharding) for a in inputs(Size(batch=8, heads=12, tokens=4096, features=64))]
+        x = [jax.device_put(a, sharding) for a in inputs(Size(batch=8, heads=12, tokens=8192, features=64))]
         forward = partial(attend_sharded, mesh=mesh, **OPTIONS)
         both = jax.grad(lambda *x, f=forward: f(*x).sum(), argnums=(0, 1, 2))
         runs = [jax.jit(f).lower(*x).compile() for f in (forward, both)]
