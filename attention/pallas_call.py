@@ -1,8 +1,10 @@
 """How a fused kernel is called: over a grid of (heads, tiles), what a program sees of each array, and the memory of its own."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from attention.head import Setup
-from attention.pallas_record import Kept, Recorder
+from attention.pallas_record import Recorder
 from attention.sites import Site
 from emu.accumulate import Order
 from emu.held import FP32, FP64, Held, Machine, format_of
@@ -120,18 +122,16 @@ def run(
     passed = _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[FP64 if site is None else call.format(site)]) for shape, site in results]
     buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
-    record = kernel.recorder
+    record, zero = kernel.recorder, jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
     kept, tree = jax.tree.flatten(record.nothing(grid, shapes[0].shape[1] // grid[1], kernel.walked))
-    zero = jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter is XLA, which knows what is constant
     formats = [record.formats()] if kept else []
-    before, after = len(inputs) + 1 + len(formats), len(shapes) + len(buffers)
+    _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid)
+    parts = len(inputs), 1, len(formats), len(kept), len(shapes), len(buffers), len(kept)
 
     def body(*refs: Any) -> None:
-        refs_out = refs[before + len(kept) :]
-        machine = _machine(call, passed, refs[len(inputs)], refs_out[len(shapes) : after])
-        own = jax.tree.unflatten(tree, refs_out[after:])
-        work = Work(machine=machine, keep=partial(record.keep, own, refs[before - 1], call.barrier))
-        kernel.body(call, work, refs[: len(inputs)], refs_out[: len(shapes)])
+        given, own_zero, own_formats, _, to_write, memory, to_keep = _split(refs, parts)
+        keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), own_formats, call.barrier)
+        kernel.body(call, Work(machine=_machine(call, passed, own_zero[0], memory), keep=keep), given, to_write)
 
     warps = max(4, setup.block_q // ROWS_OF_A_WARP)
     stages = 1 if passed or kept else 2  # loads of two stages run ahead of stores, those to memory of its own too
@@ -141,13 +141,27 @@ def run(
         in_specs=[*(spec for _, spec in inputs), pl.BlockSpec((1,), lambda h, i: (0,)), *map(_all, formats), *map(_own, kept)],
         out_specs=[*(_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes), *map(_own, (*buffers, *kept))],
         out_shape=[*shapes, *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
-        input_output_aliases={before + n: after + n for n in range(len(kept))},
+        input_output_aliases={sum(parts[:3]) + n: sum(parts[4:6]) + n for n in range(len(kept))},
         compiler_params=triton.CompilerParams(num_warps=2 * warps if kept else warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
     )(*(x for x, _ in inputs), zero[None], *formats, *kept)
-    seen: Kept | None = jax.tree.unflatten(tree, found[after:])
-    return [x.astype(jnp.float64) for x in found[: len(shapes)]], record.of_heads(seen)
+    results_, _, seen = _split(found, parts[4:])
+    return [x.astype(jnp.float64) for x in results_], record.of_heads(jax.tree.unflatten(tree, seen))
+
+
+def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+    """Neighbours, so many each."""
+    ends = list(accumulate(sizes))
+    return [x[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _check_counts(arrays: Sequence[Any], grid: tuple[int, int]) -> None:
+    """A program finds its part of an array by 32-bit arithmetic."""
+    for x in arrays:
+        if math.prod(x.shape) >= 2**31:
+            told = f"q: {grid[0]} heads in {grid[1]} tiles need an array of shape {tuple(x.shape)}, 2^31 elements or more"
+            raise ValueError(f"{told}, which a fused kernel does not count; call it for fewer batch entries or heads at a time")
 
 
 def _passed(call: Call, kernel: Kernel) -> list[str]:

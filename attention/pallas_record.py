@@ -78,8 +78,8 @@ class Recorder:
         """The format of site n."""
         return judged(self.setup.plan[self.sites[n]].format)
 
-    def keep(self, kept: Kept | None, formats: Any, barrier: Callable[[], None], seen: Mapping[str, Any], tile: Any) -> None:
-        """Add what was seen of some sites in one tile (walked over) to what a program has kept. formats: as above."""
+    def keep(self, kept: Kept | None, formats: Sequence[Any], barrier: Callable[[], None], seen: Mapping[str, Any], tile: Any) -> None:
+        """Add what was seen of some sites in one tile (walked over) to what a program has kept; formats: the array above."""
         if kept is None:
             return
         for n, site in enumerate(self.counted):
@@ -97,7 +97,7 @@ class Recorder:
         barrier()  # every thread reads what others wrote
 
         def look(k: Array, _: Any) -> None:
-            _look_at(kept, kept.order[k], formats, tile)
+            _look_at(kept, kept.order[k], formats[0], tile)
 
         lax.fori_loop(np.int32(0), np.int32(len(inexact)), look, None)
         barrier()  # before the next tile is written

@@ -125,6 +125,18 @@ def test_kernels_lower_for_a_gpu(plan, record):
         assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.parametrize("record", [None, Record()], ids=["plain", "traced"])
+def test_what_32_bits_do_not_count_is_refused(record):
+    """An offset that wraps round: results of other heads, or another program's memory."""
+    heads, tokens = (300, 131072) if record is None else (16, 131072)
+    like = jax.ShapeDtypeStruct((1, tokens, heads, 64), jnp.float32)
+    setup, _ = _setup(like, like, like, HOPPER, 64, 64, None, False, None, (), record, "xla")
+    with jax.enable_x64(True):
+        x = jax.ShapeDtypeStruct((heads, tokens, 64), jnp.float64)
+        with pytest.raises(ValueError, match=re.escape(f"q: {heads} heads in 2048 tiles need an array of shape")):
+            jax.eval_shape(lambda q, k, v: pallas_kernels.forward(setup, q, k, v, True), x, x, x)
+
+
 @pytest.mark.parametrize("r", [BINARY32, BF16, FP16], ids=str)
 def test_conversions_round_once(r):
     """Two roundings to nearest in a row: ties that the first one makes, and numbers a little off a tie."""
