@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from emu.formats import unknown
+from experiments.bench_deliver import Drawing, deliver
 from experiments.bench_device import bench_device
 from experiments.bench_round import THREADS, Row, bench_round
 from experiments.errors import UsageError, bad
-from experiments.output import console, print_json
+from experiments.output import console
 
 LEGEND = (
     "GB/s: bytes read and written.  of copy: speed / speed of a copy on as many threads.\n"
@@ -41,25 +42,16 @@ def run_round(as_json: bool = False, out: Path | None = None, size: int = 1 << 2
     """Print how fast float32 -> format -> float32 is. Raises ValueError if size is below 1."""
     if size < 1:
         raise ValueError(f"size={size}: give the number of values, 1 or more")
-    deliver("round", "Rounding", _measure(size), as_json, out)
+    deliver_rows("round", "Rounding", _measure(size), as_json, out)
 
 
-def deliver(what: str, doing: str, rows: list[Row], as_json: bool, out: Path | None) -> None:
-    """Rows as a table or JSON, and into a folder. With JSON nothing else goes to stdout."""
-    from experiments.bench_machine import machine, show
-
-    ran_on = machine(THREADS)
-    found = {"machine": ran_on, "rows": rows}
-    if as_json:
-        print_json(found)
-    else:
-        _print(rows)
-        show(ran_on)
-    if out is not None:
-        from experiments.bench_picture import write
-
-        axis = f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the same GPU"
-        write(out, what, found, _bars(rows), answer(doing, rows), axis, as_json=as_json)
+def deliver_rows(what: str, doing: str, rows: list[Row], as_json: bool, out: Path | None) -> None:
+    """Rows of a benchmark of roundings."""
+    axis = f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the same GPU"
+    deliver(
+        what, rows, THREADS, as_json, out,
+        show_table=lambda: _print(rows), drawing=lambda: Drawing(_bars(rows), answer(doing, rows), axis),
+    )  # fmt: skip
 
 
 def answer(doing: str, rows: list[Row]) -> str:

@@ -158,23 +158,19 @@ def _several(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Calla
 
 def run(as_json: bool, out: Path | None = None) -> None:
     """Print the table, or JSON; write both, and a picture, to a folder."""
-    from dataclasses import asdict
-
-    from experiments.bench_machine import machine, show
-    from experiments.bench_picture import write
-    from experiments.output import console, print_json
+    from experiments.bench_deliver import deliver
+    from experiments.output import console
 
     with console(stderr=True).status("attention") as status:
         rows = bench_attention(lambda text: status.update(text))
-    found: dict[str, Any] = {"machine": machine(None), "rows": [asdict(r) for r in rows]}
-    if as_json:
-        print_json(found)
-    else:
-        _print(rows)
-        show(found["machine"])
-    if out is not None:
-        bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
-        write(out, "attention", found, bars, _title(rows), f"speed of the forward / speed of {rows[0].what}", as_json=as_json)
+    deliver("attention", rows, None, as_json, out, show_table=lambda: _print(rows), drawing=lambda: _drawing(rows))
+
+
+def _drawing(rows: list[Row]) -> Any:
+    from experiments.bench_deliver import Drawing
+
+    bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
+    return Drawing(bars, _title(rows), f"speed of the forward / speed of {rows[0].what}")
 
 
 def _title(rows: list[Row]) -> str:

@@ -14,8 +14,9 @@ import numpy as np
 
 from emu import Accumulator, Order, dot, round_to
 from emu.rounding import rounding
+from experiments.bench_deliver import Drawing, deliver
 from experiments.bench_round import THREADS, numba_threads, race
-from experiments.output import console, print_json
+from experiments.output import console
 from experiments.progress import bar
 
 SIZE = 512
@@ -45,23 +46,14 @@ class Row:
 
 def run(as_json: bool = False, out: Path | None = None) -> None:
     """Print how fast each accumulator adds; out: a folder for the numbers and their picture."""
-    from experiments.bench_machine import machine, show
-
     with bar("sums", REPEAT + 1) as done:
         rows = bench_dot(progress=done)
-    ran_on = machine(THREADS)
-    found = {"machine": ran_on, "rows": rows}
-    if as_json:
-        print_json(found)
-    else:
-        _print(rows)
-        show(ran_on)
-    if out is not None:
-        from experiments.bench_picture import write
+    deliver("dot", rows, THREADS, as_json, out, show_table=lambda: _print(rows), drawing=lambda: _drawing(rows))
 
-        bars = [(r.operand, r.name, r.of_matmul, r.name != RIVAL) for r in rows if r.of_matmul is not None and r.name != MATMUL]
-        axis = "of matmul: speed / speed of NumPy's float32 product (dashed), which emulates nothing"
-        write(out, "dot", found, bars, answer(rows), axis, as_json=as_json)
+
+def _drawing(rows: list[Row]) -> Drawing:
+    bars = [(r.operand, r.name, r.of_matmul, r.name != RIVAL) for r in rows if r.of_matmul is not None and r.name != MATMUL]
+    return Drawing(bars, answer(rows), "of matmul: speed / speed of NumPy's float32 product (dashed), which emulates nothing")
 
 
 def answer(rows: list[Row]) -> str:

@@ -36,7 +36,7 @@ def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> 
     """Print how fast block formats are. Raises ValueError for a size that is no multiple of 65,536."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from experiments.bench import deliver
+    from experiments.bench import deliver_rows
     from experiments.output import console
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
@@ -45,7 +45,7 @@ def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> 
         rows = bench_mx(size, progress=lambda share: bar.advance(task, share))
         task = bar.add_task("on the GPU", total=1.0)
         rows += bench_device(4 * size, progress=lambda share: bar.advance(task, share))
-    deliver("mx", "Quantising blocks", rows, as_json, out)
+    deliver_rows("mx", "Quantising blocks", rows, as_json, out)
 
 
 def bench_mx(

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from experiments import plots
+from experiments.bench_deliver import Bar
 from experiments.output import plain
 from experiments.plots import INK, QUIET
 from experiments.sweep.plots import COLOURS
 
-Bar = tuple[str, str, float, bool]  # group, name, ratio of speeds, whether it is ours
 OURS, OTHERS = COLOURS[0], (*COLOURS[1:5], *COLOURS[7:], COLOURS[5])
 WIDTH = 8.2  # inches: 1200 pixels in a PNG
 SPREAD = 30  # the longest bar over the shortest: beyond, an axis of equal steps shows nothing of the short ones
