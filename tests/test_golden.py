@@ -42,6 +42,6 @@ def test_a_changed_bit_changes_a_digest():
 
 def test_the_version_of_the_numbers_goes_with_the_digests():
     """Golden digests that moved while stored sweeps still pass for comparable. Moved on purpose: raise NUMERICS, note the new digest;
-    digests that were only added need the note alone.
+    digests that were only added, or moved by what no sweep stores (the place of an error), need the note alone.
     """
-    assert (NUMERICS, hashlib.sha256(gpu_check.GOLDEN.read_bytes()).hexdigest()[:16]) == (4, "087fb4eea83b51a1")
+    assert (NUMERICS, hashlib.sha256(gpu_check.GOLDEN.read_bytes()).hexdigest()[:16]) == (4, "7c93feed6a2c0b51")
