@@ -19,7 +19,7 @@ from attention.sites import Site
 from emu.accumulate import Order
 from emu.held import FP32, FP64, Held, Machine, format_of
 from emu.narrowing import narrowed
-from emu.pallas_ops import kernel_machine, types
+from emu.pallas_ops import barrier, kernel_machine, types
 from emu.xla_ops import opaque_zero
 
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
@@ -48,11 +48,6 @@ class Call:
         """Rows of what a program sees of them."""
         return Held(array=ref[(rows, slice(None))[: len(ref.shape)]], format=self.format(site))
 
-    def barrier(self) -> None:
-        """Threads wait for each other, and see what others wrote."""
-        if self.on_gpu:
-            triton.debug_barrier()
-
     def own(self, x: Array) -> Input:
         """What a program (head, tile) sees of an array (heads, rows, ...): its tile of query rows."""
         return x, _block(x, self.setup.block_q, lambda h, i: (h, i))
@@ -75,7 +70,7 @@ class Kernel:
     """A kernel and what it needs to know before it is traced.
 
     body    (call, work, what it sees of the inputs, and of the results) -> None
-    sums    the sites whose accumulators it runs;  turned: those whose results it transposes;  sites: those it keeps a record of
+    sums    the sites whose accumulators it runs;  turned: those whose results it transposes;  recorder: of what it sees
     walked  its program walks over this many tiles
     """
 
@@ -105,6 +100,7 @@ def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.B
 
 
 def _all(x: Any) -> pl.BlockSpec:
+    """The same array for every program."""
     return pl.BlockSpec(x.shape, lambda h, i: (0,) * x.ndim)
 
 
@@ -124,29 +120,29 @@ def run(
     buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
     record, zero = kernel.recorder, jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
     kept, tree = jax.tree.flatten(record.nothing(grid, shapes[0].shape[1] // grid[1], kernel.walked))
-    formats = [record.formats()] if kept else []
+    shared = [zero[None], *([record.formats()] if kept else [])]
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid)
-    parts = len(inputs), 1, len(formats), len(kept), len(shapes), len(buffers), len(kept)
+    parts = len(inputs), len(shared), len(kept), len(shapes), len(buffers), len(kept)
 
     def body(*refs: Any) -> None:
-        given, own_zero, own_formats, _, to_write, memory, to_keep = _split(refs, parts)
-        keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), own_formats, call.barrier)
-        kernel.body(call, Work(machine=_machine(call, passed, own_zero[0], memory), keep=keep), given, to_write)
+        given, (own_zero, *formats), _, to_write, memory, to_keep = _split(refs, parts)
+        keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), formats, partial(barrier, call.on_gpu))
+        kernel.body(call, Work(machine=_machine(call, passed, own_zero, memory), keep=keep), given, to_write)
 
     warps = max(4, setup.block_q // ROWS_OF_A_WARP)
     stages = 1 if passed or kept else 2  # loads of two stages run ahead of stores, those to memory of its own too
     found = pl.pallas_call(
         body,
         grid=grid,
-        in_specs=[*(spec for _, spec in inputs), pl.BlockSpec((1,), lambda h, i: (0,)), *map(_all, formats), *map(_own, kept)],
+        in_specs=[*(spec for _, spec in inputs), *map(_all, shared), *map(_own, kept)],
         out_specs=[*(_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes), *map(_own, (*buffers, *kept))],
         out_shape=[*shapes, *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
-        input_output_aliases={sum(parts[:3]) + n: sum(parts[4:6]) + n for n in range(len(kept))},
+        input_output_aliases={sum(parts[:2]) + n: sum(parts[3:5]) + n for n in range(len(kept))},
         compiler_params=triton.CompilerParams(num_warps=2 * warps if kept else warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
-    )(*(x for x, _ in inputs), zero[None], *formats, *kept)
-    results_, _, seen = _split(found, parts[4:])
+    )(*(x for x, _ in inputs), *shared, *kept)
+    results_, _, seen = _split(found, parts[3:])
     return [x.astype(jnp.float64) for x in results_], record.of_heads(jax.tree.unflatten(tree, seen))
 
 

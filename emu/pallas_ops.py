@@ -107,6 +107,12 @@ def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -
     return _round(made, TO_ODD if to_odd else BINARY32)
 
 
+def barrier(on_gpu: bool) -> None:
+    """The threads of a program wait for each other, and see what others wrote; an interpreter has one."""
+    if on_gpu:
+        triton.debug_barrier()
+
+
 def _transposed(buffers: Buffers, on_gpu: bool, machine: Machine, x: Held) -> Array:
     """By way of memory: XLA pushes a transposition up through all that made the array, and makes it anew for every use."""
     if not on_gpu:
@@ -114,9 +120,9 @@ def _transposed(buffers: Buffers, on_gpu: bool, machine: Machine, x: Held) -> Ar
     name = x.format if x.format in buffers else FP64
     buffer = buffers[name][0]
     buffer[: x.shape[0], : x.shape[1]] = held_as(machine, x, name)
-    triton.debug_barrier()
+    barrier(on_gpu)
     found: Array = buffer[: x.shape[0], : x.shape[1]].T
-    triton.debug_barrier()
+    barrier(on_gpu)
     return found
 
 
@@ -161,9 +167,8 @@ def _ascending(buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulato
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
     add: Callable[..., Array] = _fused if single and on_gpu else partial(_added, machine, acc.step)
     left, right = buffers[name]
-    barrier = triton.debug_barrier if on_gpu else lambda: None
     left[:rows, :width], right[:width, :columns] = held_as(machine, a, name), held_as(machine, b, name)
-    barrier()  # every thread reads what others wrote
+    barrier(on_gpu)  # every thread reads what others wrote
 
     def steps(n: Array, total: Array) -> Array:
         for k in range(UNROLL):
@@ -172,7 +177,7 @@ def _ascending(buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulato
         return total
 
     total: Array = lax.fori_loop(0, width // UNROLL, steps, held_as(machine, init, name))
-    barrier()  # before the buffers are written again
+    barrier(on_gpu)  # before the buffers are written again
     return Held(array=total, format=name)
 
 

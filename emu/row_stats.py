@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from emu.classify import COUNTS, SUMS, Judged, build_classify
-from emu.rule import C64
-from emu.xla_ops import bits_of, number_of
+from emu.classify import COUNTS, SUMS, Judged
+from emu.xla_ops import judged_events
 
 BITS = 15  # of a count in a word: a row has at most 32,767 columns
 NOWHERE = np.iinfo(np.int32).max
@@ -38,9 +37,6 @@ class RowStats(NamedTuple):
     column: Array
 
 
-_classify = build_classify(jnp.where, number_of, lambda f: f)
-
-
 def nothing_seen(shape: tuple[int, int]) -> SoFar:
     """Before the first columns."""
     word, number = jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
@@ -49,11 +45,9 @@ def nothing_seen(shape: tuple[int, int]) -> SoFar:
 
 def with_columns(so_far: SoFar, before: Array, after: Array, valid: Array, column: Array, f: Judged) -> SoFar:
     """With float64 arrays of some columns more; valid: which events exist; column: their numbers, which grow from call to call."""
-    x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
-    *flags, error, ulps = _classify(x, y, bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude, f)
-    size = jnp.abs(ulps)
-    words = [_word([valid, *flags][n : n + 2]) for n in range(0, len(COUNTS), 2)]
-    sums = error, jnp.abs(error), error * error, ulps, size, ulps * ulps
+    flags, sums = judged_events(before, after, f, valid)
+    size = sums[SUMS.index("abs_ulps")]
+    words = [_word(flags[n : n + 2]) for n in range(0, len(COUNTS), 2)]
     is_new = valid & (size > so_far.peak)
     return SoFar(
         tuple(a + b for a, b in zip(so_far.words, words, strict=True)), tuple(a + b for a, b in zip(so_far.sums, sums, strict=True)),
@@ -73,10 +67,8 @@ def of_rows(seen: SoFar) -> RowStats:
 def of_exact_rows(results: Array, valid: Array, f: Judged) -> RowStats:
     """Of events that had nothing to round; the first `valid` (rows,) of each row exist."""
     exists = jnp.arange(results.shape[1], dtype=jnp.int32) < valid[:, None]
-    b = bits_of(results) & C64.magnitude
-    found = dict(zip(COUNTS[1:], _classify(results, results, b, b, f), strict=False))
-    names = "subnormal", "nan"
-    subnormal, nan = _counts(_word([found[name] & exists for name in names]))
+    flags, _ = judged_events(results, results, f, exists)
+    subnormal, nan = _counts(_word([flags[COUNTS.index(name)] for name in ("subnormal", "nan")]))
     return RowStats({"n": valid, "subnormal": subnormal, "nan": nan}, {}, jnp.where(valid > 0, 0.0, -1.0), jnp.zeros_like(valid))
 
 

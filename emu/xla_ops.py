@@ -12,7 +12,7 @@ from emu.aligned import Factors, aligned
 from emu.block import BlockFormat
 from emu.block_ops import round_blocks
 from emu.block_xla import quantise
-from emu.classify import Judged, build_classify, judged
+from emu.classify import SUMS, Judged, build_classify, judged
 from emu.nearest import nearest_even, takes_nearest_even
 from emu.ops import Event, Ops
 from emu.rounding import Rounding, RoundingMode
@@ -190,19 +190,24 @@ def _stats(events: Sequence[Event]) -> list[Any]:
     return [found[n] for n in range(len(events))]
 
 
+def judged_events(before: Array, after: Array, f: Judged, valid: Array) -> tuple[list[Array], list[Array]]:
+    """Each event by itself: flags in the order of COUNTS, terms of the sums in that of SUMS; none where it is not valid."""
+    x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
+    *flags, error, ulps = _classify(x, y, bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude, f)
+    return [valid, *flags], [error, jnp.abs(error), error * error, ulps, jnp.abs(ulps), ulps * ulps]
+
+
 @jax.jit
 def _judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
     """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows, columns).
 
     One reduction over many operands: as many reductions would classify every event as many times over.
     """
-    x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
-    a, b = bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude
-    *flags, error, ulps = _classify(x, y, a, b, f)
-    size = jnp.abs(ulps)
-    counts = [(flag & valid).astype(jnp.int64) for flag in (valid, *flags)]
-    sums = [error, jnp.abs(error), error * error, ulps, size, ulps * ulps]
-    place = lax.broadcasted_iota(jnp.int64, x.shape, 0) * x.shape[1] + lax.broadcasted_iota(jnp.int64, x.shape, 1)
+    flags, sums = judged_events(before, after, f, valid)
+    size = sums[SUMS.index("abs_ulps")]
+    counts = [(flag & valid).astype(jnp.int64) for flag in flags]
+    shape = before.shape
+    place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(jnp.int64, shape, 1)
     per_row = _reduce_rows([*counts, *sums], jnp.where(valid, size, -1.0), place)
     n, parts, (peak, place) = per_row[:11], per_row[11:17], per_row[17:]
     worst = jnp.argmax(peak)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.bench_deliver import Drawing, deliver
 from experiments.bench_round import race
 
 QUEUED = 0.05  # seconds of calls in a row
@@ -158,7 +159,6 @@ def _several(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Calla
 
 def run(as_json: bool, out: Path | None = None) -> None:
     """Print the table, or JSON; write both, and a picture, to a folder."""
-    from experiments.bench_deliver import deliver
     from experiments.output import console
 
     with console(stderr=True).status("attention") as status:
@@ -166,9 +166,7 @@ def run(as_json: bool, out: Path | None = None) -> None:
     deliver("attention", rows, None, as_json, out, show_table=lambda: _print(rows), drawing=lambda: _drawing(rows))
 
 
-def _drawing(rows: list[Row]) -> Any:
-    from experiments.bench_deliver import Drawing
-
+def _drawing(rows: list[Row]) -> Drawing:
     bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
     return Drawing(bars, _title(rows), f"speed of the forward / speed of {rows[0].what}")
 

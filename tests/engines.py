@@ -133,13 +133,14 @@ def _same(x: object, y: object) -> bool:
 
 
 def trace_differences(a: Trace, b: Trace) -> list[str]:
-    if list(a.stats) != list(b.stats) or set(a.rows) != set(b.rows) or set(a.events) != set(b.events):
+    if list(a.stats) != list(b.stats) or set(a.rows) != set(b.rows) or set(a.events) != set(b.events) or set(a.ones) != set(b.ones):
         return ["the names of what was seen"]
     found = [f"{name}.{field}" for name in a.stats for field in stats_differences(a.stats[name], b.stats[name])]
     for name, row in a.rows.items():
         size = np.maximum(a.stats[name].abs_ulps, 1.0)[..., None]
         if row.shape != b.rows[name].shape or np.any(np.abs(row - b.rows[name]) > 1e-12 * size):
             found.append(f"rows of {name}")
+    found += [f"ones of {name}" for name in a.ones if not np.array_equal(a.ones[name], b.ones[name])]
     pairs = ((name, x, y) for name in a.events for x, y in zip(a.events[name], b.events[name], strict=True))
     return found + [f"events of {name}" for name, x, y in pairs if not _same(x, y)]
 
