@@ -12,6 +12,7 @@ from attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site
 from emu.accumulate import Accumulator
 from emu.block import BLOCK_NAMED, BlockFormat, block_format
 from emu.formats import Format, format_named, unknown
+from emu.ops import ANY_PRODUCT, EXACT_PRODUCT
 from emu.rounding import Rounding, RoundingMode, rounding
 
 Event = Rounding | BlockFormat  # how one site rounds
@@ -168,6 +169,15 @@ class Plan:
         steps = [a.step for a in self.accumulators]
         scaled = any(_precision(block) > 26 for _, block in self.blocks)
         return scaled or any(r.format.precision > 26 for r in (*self.roundings, *steps))
+
+    @property
+    def product_bits(self) -> int:
+        """`xla_ops`' number for the sums of this plan."""
+        if self.has_wide_operands or not all(r.format.fits_binary32 for r in self.roundings):
+            return ANY_PRODUCT if self.has_wide_operands else EXACT_PRODUCT
+        widths = {site: self[site].format.precision for site in Site} | {site: _precision(block) for site, block in self.blocks}
+        of_delta = (Site.P_B, Site.DP) if self.delta_from is DeltaFrom.P_DP else (Site.DO, Site.OD)
+        return max(*widths.values(), *(widths[a] + widths[b] for a, b in (*FACTORS.values(), of_delta)))
 
     @property
     def is_reproducible(self) -> bool:

@@ -15,6 +15,7 @@ from attention.head import Setup
 from attention.layout import from_heads, to_heads
 from attention.sites import Site
 from attention.traced_plan import HeadPlans, TracedPlan, common_structure, table_of
+from emu.ops import ANY_PRODUCT
 from emu.rounding import BINARY32
 from emu.widths import narrow, widen
 from emu.xla import round_wide
@@ -22,7 +23,7 @@ from emu.xla_ops import opaque_zero, xla_ops
 
 
 def _ops(setup: Setup, x: Array, each: Any = None) -> Any:
-    return xla_ops(opaque_zero(x), wide=each is not None or setup.plan.has_wide_operands or bool(setup.inject))
+    return xla_ops(opaque_zero(x), ANY_PRODUCT if each is not None or setup.inject else setup.plan.product_bits)
 
 
 _COMPILED: list[Any] = []

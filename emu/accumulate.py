@@ -1,16 +1,19 @@
 """`Accumulator`: how a sum of products becomes one number, step by step or exactly.
 
-Every step is an addition in binary64 (the products of numbers of up to 26 bits are exact in it) and one
-rounding to the step's format: for operands of one machine format this is that machine's fused multiply-add.
+Every step is one rounding of the exact sum of two numbers to the step's format: a machine's fused multiply-add, for factors of any of its
+formats. Products are binary64 numbers, exact for factors of up to 26 bits (emu.odd_sum; a step to 52 bits or more is an addition in
+binary64).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from emu.aligned import Alignment, Factors, aligned, binade, in_chunks
 from emu.exact_sum import exact_sum
+from emu.odd_sum import sum_to_round
 from emu.ops import Array, Ops
 from emu.rounding import BINARY32, BINARY64, Rounding, RoundingMode
 
@@ -69,7 +72,8 @@ class Accumulator:
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
 
 
-Step = Callable[[Any, Array], Array]  # (index of the addition, sum before rounding) -> rounded
+Step = Callable[[Any, Array], Array]  # (index of the addition, the sum rounded to odd) -> rounded
+Add = Callable[[Array, Array], Array]
 Steps = list[tuple[Array, Array]]  # (before, after) of each addition, leading axis k where they were scanned
 
 
@@ -88,13 +92,14 @@ def accumulate(ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step
         return add_aligned(ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps)
     at_once = step is None
     step = _kept(step or _plain(ops, acc.step), steps)
+    add = partial(sum_to_round, ops, acc.step.format.precision)
     if acc.order is Order.EXACT:
         return step(0, exact_sum(ops, a, b, init))
     if acc.order is Order.ASCENDING:
-        return _ascending(ops, step, a, b, init, 0, steps)
+        return _ascending(ops, add, step, a, b, init, 0, steps)
     if acc.order in (Order.PAIRWISE, Order.HALVES):
-        return _tree(ops, acc.order, step, a, b, init, at_once)
-    return _chunked(ops, acc, step, a, b, init, steps)
+        return _tree(ops, acc.order, add, step, a, b, init, at_once)
+    return _chunked(ops, acc, add, step, a, b, init, steps)
 
 
 def add_aligned(ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array, steps: Steps | None = None) -> Array:
@@ -133,11 +138,11 @@ def _kept(step: Step, steps: Steps | None) -> Step:
     return keeping
 
 
-def _ascending(ops: Ops, step: Step, a: Array, b: Array, init: Array, first: int, steps: Steps | None) -> Array:
+def _ascending(ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array, first: int, steps: Steps | None) -> Array:
     plain = getattr(step, "plain", step)
 
     def body(total: Array, k: Any, x: tuple[Array, Array]) -> tuple[Array, Any]:
-        before = total + ops.multiply(x[0][:, None], x[1][None, :])
+        before = add(total, ops.multiply(x[0][:, None], x[1][None, :]))
         after = plain(first + k, before)
         return after, None if steps is None else (before, after)
 
@@ -147,7 +152,7 @@ def _ascending(ops: Ops, step: Step, a: Array, b: Array, init: Array, first: int
     return total
 
 
-def _tree(ops: Ops, order: Order, step: Step, a: Array, b: Array, init: Array, at_once: bool) -> Array:
+def _tree(ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init: Array, at_once: bool) -> Array:
     """Two by two; at_once: additions of one level in one call, where their rounding needs no index."""
     if not a.shape[0]:
         return init
@@ -155,16 +160,17 @@ def _tree(ops: Ops, order: Order, step: Step, a: Array, b: Array, init: Array, a
     while (pairs := values.shape[0] // 2) > 0:
         halves = order is Order.HALVES
         left, right = (values[:pairs], values[pairs : 2 * pairs]) if halves else (values[: 2 * pairs : 2], values[1 : 2 * pairs : 2])
-        sums = step(k, left + right) if at_once else ops.xp.stack([step(k + n, left[n] + right[n]) for n in range(pairs)])
+        sums = add(left, right)
+        sums = step(k, sums) if at_once else ops.xp.stack([step(k + n, sums[n]) for n in range(pairs)])
         values = ops.xp.concatenate([sums, values[2 * pairs :]])
         k += pairs
-    return step(k, init + values[0])
+    return step(k, add(init, values[0]))
 
 
-def _chunked(ops: Ops, acc: Accumulator, step: Step, a: Array, b: Array, init: Array, steps: Steps | None) -> Array:
+def _chunked(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array, steps: Steps | None) -> Array:
     zero, total = ops.xp.zeros_like(init), init
     for n, lo in enumerate(range(0, a.shape[0], acc.chunk)):
         chunk = slice(lo, lo + acc.chunk)
-        part = _ascending(ops, step, a[chunk], b[chunk], zero, lo + n, steps)
-        total = step(min(lo + acc.chunk, a.shape[0]) + n, total + part)
+        part = _ascending(ops, add, step, a[chunk], b[chunk], zero, lo + n, steps)
+        total = step(min(lo + acc.chunk, a.shape[0]) + n, add(total, part))
     return total

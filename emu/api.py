@@ -231,7 +231,7 @@ def _ops(x: Array) -> Ops:
     if _is_jax(x):
         from emu.xla_ops import opaque_zero, xla_ops
 
-        return xla_ops(opaque_zero(x), wide=True)
+        return xla_ops(opaque_zero(x))
     from emu.numpy_ops import numpy_ops
 
     return numpy_ops()

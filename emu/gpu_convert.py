@@ -76,11 +76,6 @@ def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     return instruction(text, jnp.float32, a, b)
 
 
-def multiplied_and_added(a: Array, b: Array, c: Array) -> Array:
-    """a b + c of float32 arrays, rounded once to nearest even."""
-    return instruction("fma.rn.f32 $0, $1, $2, $3;", jnp.float32, a, b, c)
-
-
 def instruction(text: str, dtype: Any, *args: Any) -> Array:
     """PTX for every element of arrays of one type, to a result of that type."""
     arrays = jnp.broadcast_arrays(*(jnp.asarray(x, dtype) for x in args))

@@ -13,6 +13,7 @@ from emu.block import BlockFormat
 from emu.rounding import Rounding
 
 Array = Any  # numpy.ndarray or jax.Array, float64 unless said otherwise
+ANY_PRODUCT, EXACT_PRODUCT = 106, 53  # bits of a product of two binary64 numbers; those that binary64 holds
 Event = tuple[Array, Array, Any, Array]  # before, after, format, valid; of shape (rows, columns)
 
 

@@ -4,13 +4,14 @@ Sums run on the tensor cores, by halves, or in ascending order. A kernel may not
 ascending sum writes its factors to buffers of its program and reads them back line by line. Needs 64-bit types enabled while traced.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from emu import gpu_convert, marks, narrowing
@@ -18,13 +19,14 @@ from emu.accumulate import Accumulator, Order, accumulate
 from emu.functions import exp64
 from emu.gpu_exp import exp32
 from emu.held import FP32, FP64, Held, Machine, held_as
+from emu.odd_sum import sum_to_round
 from emu.ops import Event, Ops
 from emu.rounding import BINARY32, Rounding, rounding
 from emu.xla_ops import bits_of, guarded, number_of, rounded, xla_ops
 
 UNROLL = 8  # additions in a turn of a loop: their factors are read ahead
+DEPTH = 16  # products of a sum that a multiprocessor's threads add up in a turn: its factors fit into their registers
 TO_ODD = rounding("fp32", "to-odd")
-PRECISION = {"bf16": 8, "fp16": 11, FP32: 24}
 TYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, FP32: jnp.float32, FP64: jnp.float64}
 Buffers = Mapping[str, tuple[Any, Any]]  # by the name of the format that an array of this type holds: two, a square each
 
@@ -75,7 +77,7 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
     on_gpu   whether the kernel runs on a GPU, by its instructions and tensor cores; else it is interpreted, with models of them
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
-    wide = replace(xla_ops(zero, wide=True), multiply=multiply)
+    wide = replace(xla_ops(zero), multiply=multiply)
     return Machine(
         types=types(on_gpu),
         combined=gpu_convert.combined if on_gpu else partial(_combined, multiply),
@@ -87,7 +89,7 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
         multiply=multiply,
         divide=gpu_convert.divided if on_gpu else jnp.divide,
         function=lambda f, x: f(wide, x),
-        total=partial(_total, zero, buffers, on_gpu),
+        total=partial(_total, wide, buffers, on_gpu),
         transposed=partial(_transposed, buffers, on_gpu),
     )
 
@@ -126,16 +128,16 @@ def _transposed(buffers: Buffers, on_gpu: bool, machine: Machine, x: Held) -> Ar
     return found
 
 
-def _total(zero: Array, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
+def _total(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
     """init + a @ b; a (T, K), b (K, N). By halves: K a power of two, and b ones, a row sum."""
     if acc.order is Order.HALVES:
-        return _by_halves(on_gpu, machine, acc, a, init)
+        return _by_halves(wide, on_gpu, machine, acc, a, init)
     if acc.alignment is None:
-        return _ascending(buffers, on_gpu, machine, acc, a, b, init)
+        return _ascending(wide, buffers, on_gpu, machine, acc, a, b, init)
     if on_gpu:
         return _on_tensor_core(machine, acc, a, b, init)
     x, y, start = (held_as(machine, v, FP64) for v in (a, b, init))
-    return Held(array=accumulate(xla_ops(zero, wide=False), acc, x.T, y, start), format=FP32)
+    return Held(array=accumulate(wide, acc, x.T, y, start), format=FP32)
 
 
 def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
@@ -148,52 +150,61 @@ def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: 
     return Held(array=triton.dot(x, y, precision=lax.Precision.DEFAULT) + held_as(machine, init, FP32), format=FP32)
 
 
-def _by_halves(on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held) -> Held:
+def _by_halves(wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held) -> Held:
     """The sum of the numbers of each row, K a power of two."""
-    single = acc.step == BINARY32 and a.format != FP64
+    single = acc.step == BINARY32 and FP64 not in (a.format, init.format)
     x = held_as(machine, a, FP32 if single else FP64)
     while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        # a kernel has no slices, but sums over an axis; of two numbers there is one sum
-        x = x.reshape(-1, 2, half).sum(axis=1) if on_gpu else x[:, :half] + x[:, half:]
-        x = x if single and on_gpu else machine.round(x, acc.step, None)
-    total = Held(array=x, format=FP32 if single else FP64)
-    return narrowing.rounded(machine, narrowing.promised(machine, "add", (init, total)), acc.step)
+        if single and on_gpu:
+            x = x.reshape(-1, 2, x.shape[1] // 2).sum(axis=1)  # of two numbers there is one sum
+        else:
+            x = _added(wide, machine, acc.step, *_halves(on_gpu, x))
+    if single:
+        total = Held(array=x, format=FP32)
+        return narrowing.rounded(machine, narrowing.promised(machine, "add", (init, total)), acc.step)
+    return Held(array=_added(wide, machine, acc.step, held_as(machine, init, FP64), x), format=FP64)
 
 
-def _ascending(buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
-    """Ascending; K a multiple of UNROLL."""
-    single = acc.step == BINARY32 and init.format != FP64 and _product_bits(a) + _product_bits(b) <= PRECISION[FP32]
+def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
+    """The left and the right half of a row; a kernel has no slices, but sums over an axis, and x + -0 is x."""
+    half = x.shape[1] // 2
+    if not on_gpu:
+        return x[:, :half], x[:, half:]
+    pairs = x.reshape(-1, 2, half)
+    is_left = lax.broadcasted_iota(jnp.int32, pairs.shape, 1) == 0
+    return jnp.where(is_left, pairs, -0.0).sum(axis=1), jnp.where(is_left, -0.0, pairs).sum(axis=1)
+
+
+def _ascending(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
+    """Ascending; K a multiple of DEPTH. Of binary32 numbers with binary32 steps by fused multiply-adds: Triton's product of float32
+    matrices at full precision, which adds to one sum in ascending order.
+    """
+    single = acc.step == BINARY32 and init.format != FP64 and _is_binary32(a) and _is_binary32(b)
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
-    add: Callable[..., Array] = _fused if single and on_gpu else partial(_added, machine, acc.step)
     left, right = buffers[name]
     left[:rows, :width], right[:width, :columns] = held_as(machine, a, name), held_as(machine, b, name)
     barrier(on_gpu)  # every thread reads what others wrote
 
+    def fused(n: Array, total: Array) -> Array:
+        at = pl.ds(n * DEPTH, DEPTH)
+        return triton.dot(left[:rows, at], right[at, :columns], precision=lax.Precision.HIGHEST) + total
+
     def steps(n: Array, total: Array) -> Array:
         for k in range(UNROLL):
             x, y = left[:rows, n * UNROLL + k], right[n * UNROLL + k, :columns]
-            total = add(*jnp.broadcast_arrays(x[:, None], y[None, :]), total)
+            total = _added(wide, machine, acc.step, total, wide.multiply(x[:, None], y[None, :]))
         return total
 
-    total: Array = lax.fori_loop(0, width // UNROLL, steps, held_as(machine, init, name))
+    turn, depth = (fused, DEPTH) if single and on_gpu else (steps, UNROLL)
+    total: Array = lax.fori_loop(0, width // depth, turn, held_as(machine, init, name))
     barrier(on_gpu)  # before the buffers are written again
     return Held(array=total, format=name)
 
 
-def _product_bits(x: Held) -> int:
-    """Of a factor: those that it adds to a product's."""
-    if x.uniform == 1.0:
-        return 0
-    return PRECISION.get(x.format, 53)
+def _is_binary32(x: Held) -> bool:
+    return x.format != FP64 or x.uniform == 1.0
 
 
-def _fused(x: Array, y: Array, total: Array) -> Array:
-    """`_added` to binary32, of a product of at most 24 bits: rounded once it is the sum in binary64, rounded. Where that is inexact, one
-    term is so much smaller than the other, a binary32 number, that neither sum is near a boundary.
-    """
-    return gpu_convert.multiplied_and_added(x, y, total)
-
-
-def _added(machine: Machine, step: Rounding, x: Array, y: Array, total: Array) -> Array:
-    return machine.round(total + machine.multiply(x, y), step, None)
+def _added(wide: Ops, machine: Machine, step: Rounding, a: Array, b: Array) -> Array:
+    """A step of an accumulator, in binary64."""
+    return machine.round(sum_to_round(wide, step.format.precision, a, b), step, None)

@@ -14,8 +14,9 @@ from emu.block_ops import round_blocks
 from emu.block_xla import quantise
 from emu.classify import SUMS, Judged, build_classify, judged
 from emu.nearest import nearest_even, takes_nearest_even
-from emu.ops import Event, Ops
-from emu.rounding import Rounding, RoundingMode
+from emu.odd_sum import sum_to_round
+from emu.ops import ANY_PRODUCT, EXACT_PRODUCT, Event, Ops
+from emu.rounding import BINARY32, Rounding, RoundingMode
 from emu.rule import C64, Target, target_of
 from emu.traced import TracedRounding
 from emu.widths import widen
@@ -51,13 +52,14 @@ def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array,
         return opaque_zero(x), False
 
 
-def xla_ops(zero: Array, wide: bool) -> Ops:
+def xla_ops(zero: Array, product_bits: int = ANY_PRODUCT) -> Ops:
     """The record for JAX arrays.
 
-    zero  an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product with a following
-          addition.
-    wide  whether sums of products need that too. Their products are exact in binary64 unless an operand has more
-          than 26 bits, and an exact product may be fused: the bits are the same.
+    zero          an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product with a following
+                  addition.
+    product_bits  the most that a product in an ascending sum has; up to 24, all numbers in it are binary32 ones. An exact
+                  product, of 53, may be fused: the bits are the same. And a sum of two binary32 numbers rounds to binary32 once by
+                  way of binary64 (53 >= 2 p + 2).
     """
 
     return Ops(
@@ -70,10 +72,10 @@ def xla_ops(zero: Array, wide: bool) -> Ops:
         from_bits=number_of,
         scan=_scan,
         when=_when,
-        call=lambda function, x: _call(function, wide, zero, x),
+        call=lambda function, x: _call(function, product_bits, zero, x),
         aligned=_aligned,
         native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),  # or a GPU drops bits of the operands (TF32)
-        ascending=lambda a, b, init, r: _ascending(zero, a, b, init, r, wide),
+        ascending=lambda a, b, init, r: _ascending(zero, a, b, init, r, product_bits),
         stats=_stats,
     )
 
@@ -107,8 +109,8 @@ def rounded(x: Array, r: Rounding | TracedRounding, random: Array | None) -> Arr
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _call(function: Callable[..., Array], wide: bool, zero: Array, x: Array) -> Array:
-    return _once(zero, lambda: function(xla_ops(zero, wide), x), x)
+def _call(function: Callable[..., Array], product_bits: int, zero: Array, x: Array) -> Array:
+    return _once(zero, lambda: function(xla_ops(zero, product_bits), x), x)
 
 
 def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> tuple[Array, Array]:
@@ -141,15 +143,17 @@ def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
     return compute() if jax.default_backend() != "cpu" else lax.cond(zero == 0, compute, lambda: jnp.zeros_like(like))
 
 
-def _ascending(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, wide: bool) -> Array:
-    return (_fold if isinstance(r, TracedRounding) else _fold_compiled)(zero, a, b, init, r, wide)
+def _ascending(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int) -> Array:
+    return (_fold if isinstance(r, TracedRounding) else _fold_compiled)(zero, a, b, init, r, product_bits)
 
 
-def _fold(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, wide: bool) -> Array:
-    nearest, multiply = _step(r), partial(guarded, zero) if wide else jnp.multiply
+def _fold(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int) -> Array:
+    nearest, multiply = _step(r), partial(guarded, zero) if product_bits > EXACT_PRODUCT else jnp.multiply
+    rounds_once = product_bits <= BINARY32.format.precision and r == BINARY32
+    add = jnp.add if rounds_once else partial(sum_to_round, _exact_ops(), r.format.precision)
 
     def step(total: Array, ab: tuple[Array, Array]) -> tuple[Array, None]:
-        return nearest(total + multiply(ab[0][:, None], ab[1][None, :])), None
+        return nearest(add(total, multiply(ab[0][:, None], ab[1][None, :]))), None
 
     return lax.scan(step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
 
@@ -168,7 +172,7 @@ def _aligned_compiled(acc: Any, a: Factors, b: Factors, init: Array) -> Array:
 
 
 def _exact_ops() -> Ops:
-    return xla_ops(jnp.int64(0), wide=False)
+    return xla_ops(jnp.int64(0), EXACT_PRODUCT)
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:

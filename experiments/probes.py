@@ -37,7 +37,7 @@ def _wide(f: Callable[..., Any], *args: np.ndarray) -> np.ndarray:
     """f(ops, *args) on XLA in the binary64 carrier, as the algorithm runs it."""
 
     def run(*xs: Any) -> Any:
-        return f(xla_ops(opaque_zero(xs[0]), wide=True), *xs)
+        return f(xla_ops(opaque_zero(xs[0])), *xs)
 
     with jax.enable_x64(True):
         return np.asarray(jax.jit(run)(*(np.asarray(a, np.float64) for a in args)))

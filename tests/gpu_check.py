@@ -203,7 +203,7 @@ def function_digests(on: str) -> dict[str, dict[str, str]]:
 
         with jax.enable_x64(True):
             results = {
-                name: np.asarray(jax.jit(lambda x, f=functions[name]: f(xla_ops(opaque_zero(x), wide=True), x))(x))
+                name: np.asarray(jax.jit(lambda x, f=functions[name]: f(xla_ops(opaque_zero(x)), x))(x))
                 for name, x in function_arguments().items()
             }
     return {"functions": {name: sha(bits(y)) for name, y in results.items()}}

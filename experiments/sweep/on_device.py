@@ -34,7 +34,7 @@ def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dic
 @jax.jit
 def _sums(zero: Array, mine: Arrays, golden: Arrays, unfused: Arrays, emin: Array) -> dict[str, Sums]:
     """zero: an argument, so that no compiler sees through it."""
-    return sums_of(xla_ops(zero, wide=True), mine, golden, unfused, emin)
+    return sums_of(xla_ops(zero), mine, golden, unfused, emin)
 
 
 @jax.jit

@@ -37,10 +37,15 @@ FOLDS = (
     Accumulator(order=Order.CHUNKED, chunk=100),
 )
 T, N = 3, 2
+ODD = rounding("fp64", "to-odd")
 
 
 def with_step(acc: Accumulator, r: Rounding) -> Accumulator:
     return Accumulator(order=acc.order, chunk=acc.chunk, step=r)
+
+
+def column(*values: float) -> np.ndarray:
+    return np.array(values)[:, None]
 
 
 def operands(count: int, dtype: str = "bf16", seed: int = 0, t: int = T, n: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -57,7 +62,7 @@ def on_xla(acc: Accumulator, *arrays: np.ndarray, steps: bool = False) -> Any:
 
     def run(a: Any, b: Any, init: Any) -> Any:
         seen: Any = [] if steps else None
-        ops = xla_ops(opaque_zero(a), wide=False)
+        ops = xla_ops(opaque_zero(a))
         return accumulate(ops, acc, a, b, init, seeded_step(ops, acc.step, init.shape), seen), seen
 
     with jax.enable_x64(True):
@@ -67,7 +72,8 @@ def on_xla(acc: Accumulator, *arrays: np.ndarray, steps: bool = False) -> Any:
 def on_numpy(acc: Accumulator, *arrays: np.ndarray, steps: bool = False) -> Any:
     seen: Any = [] if steps else None
     step = seeded_step(numpy_ops(), acc.step, arrays[2].shape)
-    return accumulate(numpy_ops(), acc, *arrays, step, seen), seen
+    with np.errstate(all="ignore"):  # as emu.dot: overflow and inf - inf are results
+        return accumulate(numpy_ops(), acc, *arrays, step, seen), seen
 
 
 def seeded_step(ops: Ops, r: Rounding, shape: tuple[int, ...]) -> Callable[[Any, Any], Any] | None:
@@ -90,11 +96,11 @@ class Fold:
         self.seen: list[tuple[float, float]] = []
 
     def step(self, x: float, y: Fraction | float) -> float:
-        """x + y in binary64, rounded once."""
-        exact = Fraction(x) + Fraction(y) if math.isfinite(x) and math.isfinite(y) else None
-        before = (x + float(y)) if exact is None else float(exact)
-        after = judge(before, self.r, self.random(len(self.seen)))
-        self.seen.append((before, after))
+        """x + y, rounded once; before that it is seen in binary64, to odd. A sum of 0 has a sign of its own."""
+        exact: Any = Fraction(x) + Fraction(y) if math.isfinite(x) and math.isfinite(y) else 0
+        exact = exact or x + float(y)
+        after = judge(exact, self.r, self.random(len(self.seen)))
+        self.seen.append((judge(exact, ODD), after))
         return after
 
     def ascending(self, start: float, products: list[Fraction]) -> float:
@@ -192,6 +198,29 @@ def test_a_stochastic_step_draws_by_its_index(acc: Accumulator) -> None:
         accumulate(numpy_ops(), acc, *arrays, steps=[])
 
 
+ULP = 2.0**-23
+# (numbers, their factors): sums whose last bit lies more than 53 below the first
+BEYOND = {
+    "2^-24 + 2^-60, both factors of 24 bits": (column(1.0, (1 + 2.0**-12) * ULP / 2), column(1.0, 1 - 2.0**-12 + 2.0**-24)),
+    "2^-24 - 2^-70, both factors of 24 bits": (column(1 + ULP, (1 + ULP) * ULP / 2), column(1.0, 1 - ULP)),
+    "2^-24 + 2^-54, a factor of 8 bits": (column(1.0, 5237765 * 2.0**-54), column(1.0, 205.0)),  # 5237765 x 205 = 2^30 + 1
+    "1 - 2^-60": (column(1.0, -(2.0**-60)), column(1.0, 1.0)),
+    "1 + 2^-60": (column(1.0, 2.0**-60), column(1.0, 1.0)),
+    "2^-149 + 2^-220": (column(2.0**-149, 2.0**-100), column(1.0, 2.0**-120)),
+}
+BEYOND_STEPS = tuple(rounding(f, m) for f in ("fp32", "bf16") for m in RoundingMode if m is not RoundingMode.STOCHASTIC)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_step_sees_what_binary64_would_lose(name: str, engine: str) -> None:
+    """One rounding of the exact sum, as a fused multiply-add; by way of binary64 each of these would be another number in some mode."""
+    a, b = BEYOND[name]
+    for r, sign, acc in product(BEYOND_STEPS, (1.0, -1.0), FOLDS[:3] if engine == "numpy" else FOLDS[:1]):
+        acc, arrays = with_step(acc, r), (sign * a, b, np.zeros((1, 1)))
+        assert_folded(acc, arrays, (on_numpy if engine == "numpy" else on_xla)(acc, *arrays)[0])
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "e4m3fn"])
 def test_operands_of_other_formats(dtype: str) -> None:
     """Products of 24-bit numbers are exact in binary64 too."""
@@ -225,10 +254,6 @@ def test_identity_step_is_binary64() -> None:
 
 
 # ------------------------------------------------------------------------------------- exact
-
-
-def column(*values: float) -> np.ndarray:
-    return np.array(values)[:, None]
 
 
 EXACT_CASES = {
@@ -342,7 +367,7 @@ def test_exact_sums_agree_between_engines(name: str) -> None:
 def exact_on_xla() -> Any:
     """One compiled exact sum."""
     acc = Accumulator(order=Order.EXACT)
-    return jax.jit(lambda a, b, init: accumulate(xla_ops(opaque_zero(a), wide=False), acc, a, b, init))
+    return jax.jit(lambda a, b, init: accumulate(xla_ops(opaque_zero(a)), acc, a, b, init))
 
 
 @pytest.mark.parametrize("run", [on_numpy, on_xla])

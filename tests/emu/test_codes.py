@@ -26,7 +26,7 @@ formats = pytest.mark.parametrize("f", SMALL, ids=lambda f: f.name)
 def engine(name: str) -> Iterator[Ops]:
     """The record of one engine, with 64-bit types."""
     with jax.enable_x64(True):
-        yield numpy_ops() if name == "numpy" else xla_ops(jnp.int64(0), wide=False)
+        yield numpy_ops() if name == "numpy" else xla_ops(jnp.int64(0))
 
 
 engines = pytest.mark.parametrize("name", ["numpy", "xla"])

@@ -40,7 +40,7 @@ def on_numpy(function: Callable[..., Any], x: np.ndarray) -> np.ndarray:
 
 def on_xla(function: Callable[..., Any], x: np.ndarray) -> np.ndarray:
     with jax.enable_x64(True):
-        return np.asarray(jax.jit(lambda x: function(xla_ops(opaque_zero(x), wide=False), x))(x))
+        return np.asarray(jax.jit(lambda x: function(xla_ops(opaque_zero(x)), x))(x))
 
 
 ENGINES = {"numpy": on_numpy, "xla": on_xla}

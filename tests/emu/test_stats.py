@@ -106,7 +106,7 @@ def on_xla(x: np.ndarray, y: np.ndarray, f: Format, valid: np.ndarray) -> tuple[
 
 @cache
 def compiled(f: Format) -> Any:
-    return jax.jit(lambda x, y, valid: xla_ops(opaque_zero(x), wide=False).stats([(x, y, f, valid)])[0])
+    return jax.jit(lambda x, y, valid: xla_ops(opaque_zero(x)).stats([(x, y, f, valid)])[0])
 
 
 def test_events_together_are_events_alone():
@@ -118,9 +118,7 @@ def test_events_together_are_events_alone():
         events.append((x, numpy_ops().round(x, rounding(name), None), rounding(name).format, rng.random(shape) < 0.8))
     with jax.enable_x64(True):
         formats = [f for *_, f, _ in events]
-        summarise = jax.jit(
-            lambda arrays: xla_ops(np.int64(0), wide=False).stats([(x, y, f, v) for f, (x, y, v) in zip(formats, arrays, strict=True)])
-        )
+        summarise = jax.jit(lambda arrays: xla_ops(np.int64(0)).stats([(x, y, f, v) for f, (x, y, v) in zip(formats, arrays, strict=True)]))
         together = summarise([(x, y, v) for x, y, _, v in events])
     for event, found in zip(events, together, strict=True):
         for mine, theirs in zip(on_numpy(*event), found, strict=True):
