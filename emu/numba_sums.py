@@ -20,7 +20,7 @@ _odd_sum = numba.njit(build_odd_sum(where, bits_of_float, float_of_bits))
 
 
 @intrinsic
-def _fused(_: Any, a: Any, b: Any, c: Any) -> Any:
+def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
     """a b + c of three float32 numbers, rounded once: the processor's instruction, or its library's function."""
 
     def lowered(_: Any, builder: ir.IRBuilder, __: Any, args: Any) -> Any:
@@ -37,7 +37,7 @@ def _fold32(a, b, total):
             x = a[k, i]
             row, y = total[i], b[k]
             for j in range(row.size):
-                row[j] = _fused(x, y[j], row[j])
+                row[j] = fused(x, y[j], row[j])
 
 
 @compiled
