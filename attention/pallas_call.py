@@ -23,6 +23,7 @@ from emu.pallas_ops import barrier, kernel_machine, types
 from emu.xla_ops import opaque_zero
 
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
+AHEAD = 128 * 1024  # bytes of a multiprocessor's shared memory for tiles that are read ahead, of 227 KiB
 Input = tuple[Array, pl.BlockSpec]
 
 
@@ -130,7 +131,7 @@ def run(
         kernel.body(call, Work(machine=_machine(call, passed, own_zero, memory), keep=keep), given, to_write)
 
     warps = max(4, setup.block_q // ROWS_OF_A_WARP)
-    stages = 1 if passed or kept else 2  # loads of two stages run ahead of stores, those to memory of its own too
+    stages = 1 if passed or kept else _stages(inputs, max(setup.block_q, setup.block_k))
     found = pl.pallas_call(
         body,
         grid=grid,
@@ -167,6 +168,15 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
     # where an event does not happen, what it would change stays in binary64; an Exact() injection adds up in it
     is_plain = all(plan[site].keeps_specials for site in turned) and not call.setup.inject and call.setup.record is None
     return sorted({*([FP32, FP64] if is_ascending else []), *map(call.format, turned), *([] if is_plain else [FP64])})
+
+
+def _stages(inputs: Sequence[Input], rows: int) -> int:
+    """How many turns' tiles of what a program walks over are in shared memory at once. A load of a later turn runs ahead of stores, to
+    memory of the program too: where there are some, one turn at a time.
+    """
+    walked = [x for x, spec in inputs if tuple(spec.block_shape or ())[1:2] == x.shape[1:2]]
+    turn = rows * sum(math.prod(x.shape[2:]) * x.dtype.itemsize for x in walked)
+    return 3 if 3 * turn <= AHEAD else 2
 
 
 def _machine(call: Call, passed: list[str], zero: Any, buffers: Sequence[Any]) -> Machine:

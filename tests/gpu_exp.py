@@ -17,13 +17,11 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from emu.gpu_exp import BFLOAT16, BINARY32, LARGEST, LEAST, LN2, MAGIC, SCALE, powers
-from emu.numba_sums import fused
+from emu.gpu_exp import BFLOAT16, BINARY32, LOG2_E, MAGIC
 from tests.exhaustive_exp import scalar_exp64
 
-AT_ONCE = 1 << 24  # arguments at a time on a GPU
-LOW, HIGH, BY, ROUNDER, FIRST = (np.float32(float.fromhex(x)) for x in (LEAST, LARGEST, SCALE, MAGIC, f"-{LN2[0]}"))
-REST = -float.fromhex(LN2[1])
+LARGEST = 1 << 24  # arguments at a time on a GPU
+L, M = float.fromhex(LOG2_E), float.fromhex(MAGIC)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -44,35 +42,35 @@ def scaled(_: Any, x: Any, k: Any) -> Any:
     return numba.float64(x, k), code
 
 
-def numbers(q: tuple[str, ...]) -> np.ndarray:
-    """The polynomial from the highest power on, as the kernel's text has it."""
-    return np.array([float.fromhex(c) for c in (*q, "1")])
+def constants(series: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(-ln 2 in parts, coefficients from the highest power on), as the kernel's text has them."""
+    return np.array([-float.fromhex(x) for x in series.ln2]), np.array([float.fromhex(x) for x in (*series.g, "1", "1")])
 
 
 @numba.njit
-def mirrored(x, q, powers):  # type: ignore[no-untyped-def]
+def mirrored(x, ln2, terms):  # type: ignore[no-untyped-def]
     """The operations of the kernel on one number, in their order."""
     if x != x:
         return np.float32(x)
-    z = min(max(x, LOW), HIGH)
-    k = np.float32(fused(z, BY, ROUNDER) - ROUNDER)
-    r = fma(np.float64(k), REST, np.float64(fused(k, FIRST, z)))
-    p = q[0]
-    for c in q[1:]:
-        p = fma(p, r, c)
-    t = scaled(powers[np.int64(k) & 31], np.int64(k) >> 5)
-    return np.float32(fma(r * t, p, t))
+    x = np.float64(min(max(x, np.float32(-110.0)), np.float32(100.0)))
+    k = fma(x, L, M) - M
+    for part in ln2:
+        x = fma(k, part, x)
+    p = terms[0]
+    for c in terms[1:]:
+        p = fma(p, x, c)
+    return np.float32(scaled(p, np.int64(k)))
 
 
 @numba.njit(parallel=True)
-def differing(start, step, count, q, powers):  # type: ignore[no-untyped-def]
+def differing(start, step, count, ln2, terms):  # type: ignore[no-untyped-def]
     """How many arguments of these bits, start + n step, the mirror and exp64 do not agree on."""
     wrong = 0
     for n in numba.prange(count):
         x = np.empty(1, np.uint32)
         x[0] = start + n * step
         v = x.view(np.float32)[0]
-        ours, theirs = mirrored(v, q, powers), np.float32(scalar_exp64(np.float64(v)))
+        ours, theirs = mirrored(v, ln2, terms), np.float32(scalar_exp64(np.float64(v)))
         wrong += int(ours != theirs and v == v)
     return wrong
 
@@ -80,8 +78,8 @@ def differing(start, step, count, q, powers):  # type: ignore[no-untyped-def]
 def on_processor() -> dict[str, int]:
     """How many results differ, by series."""
     return {
-        "binary32": differing(0, 1, 1 << 32, numbers(BINARY32), np.array(powers())),
-        "bfloat16": differing(0, 1 << 16, 1 << 16, numbers(BFLOAT16), np.array(powers())),
+        "binary32": differing(0, 1, 1 << 32, *constants(BINARY32)),
+        "bfloat16": differing(0, 1 << 16, 1 << 16, *constants(BFLOAT16)),
     }
 
 
@@ -114,7 +112,7 @@ def on_gpu() -> dict[str, int]:
         return ((a != b) & ~(jnp.isnan(ours) & jnp.isnan(theirs))).sum()
 
     with jax.enable_x64(True):
-        found = sum(int(wrong(jnp.uint32(n), jnp.uint32(1), AT_ONCE, "fp32")) for n in range(0, 1 << 32, AT_ONCE))
+        found = sum(int(wrong(jnp.uint32(n), jnp.uint32(1), LARGEST, "fp32")) for n in range(0, 1 << 32, LARGEST))
         return {"binary32": found, "bfloat16": int(wrong(jnp.uint32(0), jnp.uint32(1 << 16), 1 << 16, "bf16"))}
 
 
