@@ -176,8 +176,12 @@ class Plan:
         if self.has_wide_operands or not all(r.format.fits_binary32 for r in self.roundings):
             return ANY_PRODUCT if self.has_wide_operands else EXACT_PRODUCT
         widths = {site: self[site].format.precision for site in Site} | {site: _precision(block) for site, block in self.blocks}
-        of_delta = (Site.P_B, Site.DP) if self.delta_from is DeltaFrom.P_DP else (Site.DO, Site.OD)
-        return max(*widths.values(), *(widths[a] + widths[b] for a, b in (*FACTORS.values(), of_delta)))
+        of_delta = widths[Site.DO] + widths[Site.OD]
+        if self.delta_from is DeltaFrom.OUT:
+            of_delta = min(of_delta, widths[Site.DO] + widths[Site.OUT])
+        elif self.delta_from is DeltaFrom.P_DP:
+            of_delta = widths[Site.P_B] + widths[Site.DP]
+        return max(of_delta, *widths.values(), *(widths[a] + widths[b] for a, b in FACTORS.values()))
 
     @property
     def is_reproducible(self) -> bool:
