@@ -1,6 +1,6 @@
 """A sum of two numbers in binary64, rounded to odd: a second rounding then sees on which side of every boundary the exact sum lies.
 
-    s = a + b to nearest,   e = a + b - s exactly (Knuth's TwoSum),   s moves toward a + b by one bit where e is not 0 and s is even
+    s = a + b to nearest,   e = a + b - s exactly (Knuth's TwoSum);   where e is not 0: s cut toward zero, its last bit 1
 
 A step of an accumulator is one rounding of total + product, as a fused multiply-add is. By way of binary64 to nearest it is two, and
 1 + (2^-24 + 2^-70) would be a tie, 1 - 2^-60 toward zero would be 1. Rounded to odd first, one more rounding to 51 bits or fewer gives what
@@ -23,8 +23,8 @@ def build_odd_sum(where: Callable[..., Any], bits_of: Callable[[Any], Any], numb
         rest = s - a
         e = (a - (s - rest)) + (b - rest)
         bits = bits_of(s)
-        moves = ((e < 0) | (e > 0)) & (bits & 1 == 0)
-        return number_of(where(moves, where((e > 0) == (s > 0), bits + 1, bits - 1), bits))
+        cut = (bits_of(e) ^ bits) >> 63  # -1 where e points toward zero
+        return number_of(where(abs(e) > 0, (bits + cut) | 1, bits))
 
     return odd_sum
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attention import Record, Site
-from emu.api import round_to
+from emu.api import dot, round_to
 from emu.rounding import RoundingMode
 from experiments.trace_run import Observed, call
 
@@ -101,12 +101,9 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
 
 def _fold(p: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Every prefix of the ascending sum, each step rounded to binary32."""
-    total, prefix = 0.0, np.empty(p.size)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for s, x in enumerate(p * v):
-            total = float(np.float32(total + x))
-            prefix[s] = total
-    return prefix
+    steps: list[tuple[np.ndarray, np.ndarray]] = []
+    dot(p[None, :], v[:, None], steps=steps)
+    return np.concatenate([after.reshape(-1) for _, after in steps])
 
 
 def tied(run: Running) -> Any:

@@ -149,16 +149,12 @@ def test_stochastic_bits_depend_on_no_tiling_of_queries():
     assert np.array_equal(outs[0], outs[2])
 
 
-@pytest.mark.parametrize("engine", ["numpy", "xla", "pallas"])
-@pytest.mark.parametrize(
-    ("plan", "q", "k", "score"),
-    [("fp32", (1.0, 205.0), (1.0, 5237765 * 2.0**-54), 1 + 2.0**-23), ("all:bf16", (2.0**-35, 130.0), (2.0**-35, 160.0), 163 * 128.0)],
-)
-def test_a_step_of_a_sum_rounds_once(plan, q, k, score, engine):
-    """By way of binary64 both are ties that go to the even number below: 1 + 2^-24 + 2^-54, as 205 x 5237765 = 2^30 + 1, and 162.5 x 128
-    + 2^-70. The first row sees one key, whose score is its L.
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_a_step_of_a_sum_rounds_once(engine):
+    """By way of binary64 the score is a tie that goes to 1: 1 + 2^-24 + 2^-54, as 205 x 5237765 = 2^30 + 1. The first row sees one key,
+    whose score is its L.
     """
-    rows, keys = np.zeros((2, 1, 16, 1, 16))
-    rows[..., :2], keys[..., :2] = q, k
-    found = examine(rows, keys, keys, plan=plan, scale=1.0, is_causal=True, engine=engine, block_q=16, block_k=16)
-    assert np.asarray(found.lse).flat[0] == score
+    q, k = np.zeros((2, 1, 16, 1, 16))
+    q[..., :2], k[..., :2] = (1.0, 205.0), (1.0, 5237765 * 2.0**-54)
+    found = examine(q, k, k, plan="fp32", scale=1.0, is_causal=True, engine=engine, block_q=16, block_k=16)
+    assert np.asarray(found.lse).flat[0] == 1 + 2.0**-23

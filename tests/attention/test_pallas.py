@@ -70,6 +70,20 @@ def test_other_plans(plan, is_causal):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("plan", "q", "k", "score"),
+    [("fp32", (1.0, 205.0), (1.0, 5237765 * 2.0**-54), 1 + 2.0**-23), ("all:bf16", (2.0**-35, 130.0), (2.0**-35, 160.0), 163 * 128.0)],
+)
+def test_a_step_of_a_sum_rounds_once(plan, q, k, score):
+    """By way of binary64 both are ties that go to the even number below: 1 + 2^-24 + 2^-54, as 205 x 5237765 = 2^30 + 1, and 162.5 x 128
+    + 2^-70. The first row sees one key, whose score is its L.
+    """
+    rows, keys = np.zeros((2, 1, 16, 1, 16))
+    rows[..., :2], keys[..., :2] = q, k
+    found = examine(rows, keys, keys, plan=plan, scale=1.0, is_causal=True, record=None, engine="pallas", block_q=16, block_k=16)
+    assert np.asarray(found.lse).flat[0] == score
+
+
 def test_zeros_keep_their_sign():
     """A gradient that underflowed to -0, where no key of the next tile is seen: adding nothing would make it +0."""
     assert_equal("all:fp16@hopper", is_causal=True, gradient=2.0**-21)
