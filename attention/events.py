@@ -10,7 +10,7 @@ from emu.accumulate import Accumulator, Order, accumulate
 from emu.block import BlockFormat
 from emu.codes import decode, encode
 from emu.formats import Format
-from emu.ops import Array, Event, Ops
+from emu.ops import ANY_PRODUCT, Array, Event, Ops
 from emu.random import event_bits
 from emu.rounding import BINARY64, Rounding, RoundingMode
 from emu.spacing import spacing
@@ -139,7 +139,7 @@ class Events:
         keep_steps = self.record is not None and site in self.record.steps and acc.order is not Order.NATIVE
         steps: list[Any] | None = [] if keep_steps else None
         step = self._stochastic_step(site, acc.step) if acc.step.mode is RoundingMode.STOCHASTIC else None
-        total = accumulate(self.ops, acc, a.T, b, start, step, steps)
+        total = accumulate(self.ops, acc, a.T, b, start, step, steps, ANY_PRODUCT if self.inject else self.plan.product_bits(site))
         for before, after in steps or ():
             self._keep_steps(site, before, after, acc.step.format)
         return total, self._exact_sum(event or site, a, b, start)

@@ -13,7 +13,6 @@ from jax import Array
 from attention import head, pallas_kernels
 from attention.head import Setup
 from attention.xla_engine import enter, leave, moved, prepare, round_inputs
-from emu.ops import ANY_PRODUCT
 from emu.xla_ops import opaque_zero, xla_ops
 
 __all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
@@ -42,7 +41,7 @@ def backward(
 
 @partial(jax.jit, static_argnums=0)
 def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Array, lse: Array, do: Array) -> Any:
-    ops, (heads, keys) = xla_ops(opaque_zero(q), ANY_PRODUCT if setup.inject else setup.plan.product_bits), (q.shape[0], k.shape[0])
+    ops, (heads, keys) = xla_ops(opaque_zero(q)), (q.shape[0], k.shape[0])
     group = heads // keys
 
     def deltas(h: Array, *x: Array) -> Any:

@@ -43,24 +43,17 @@ def check_plan(plan: Plan) -> None:
         if site.axes is Axes.TS:
             raise ValueError(f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not make{ELSEWHERE}")
     for site in FUSED:
-        acc, first = plan.accumulator(site), _first_term(plan, site)
+        acc, first = plan.accumulator(site), plan.first_term(site)
         if acc.alignment is not None and first is not None and not plan[first].format.fits_binary32:
             raise ValueError(f"accumulator of {site}: its first term, {first} in {plan[first]}, is no binary32 number{ELSEWHERE}")
         if problem := _unfit(acc, site):
             raise ValueError(f"accumulator of {site}: {problem}{ELSEWHERE}")
 
 
-def _first_term(plan: Plan, site: Site) -> Site | None:
-    """The event whose result a sum starts from; None where that is 0."""
-    if site is Site.PV:
-        return Site.AO if plan.pv_into_o else None
-    return site if site in (Site.DV, Site.DQ, Site.DK) else None
-
-
 def _check_injection(plan: Plan, injection: Injection) -> None:
     """A tensor core reads numbers of its own types: an error that leaves them would be rounded away, unnamed."""
     for site in FACTORS:
-        if plan.accumulator(site).alignment is None or injection.site not in (*FACTORS[site], _first_term(plan, site)):
+        if plan.accumulator(site).alignment is None or injection.site not in (*FACTORS[site], plan.first_term(site)):
             continue
         if not _stays(injection.what, plan[injection.site]):
             told = f"inject at {injection.site}: {injection.what} may leave the numbers that the tensor cores of {site} read"

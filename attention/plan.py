@@ -163,25 +163,38 @@ class Plan:
         new[PRODUCTS.index(site)] = accumulator
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
-    @property
-    def has_wide_operands(self) -> bool:
-        """Whether some product may be inexact in binary64, so that a fused one would differ."""
-        steps = [a.step for a in self.accumulators]
-        scaled = any(_precision(block) > 26 for _, block in self.blocks)
-        return scaled or any(r.format.precision > 26 for r in (*self.roundings, *steps))
+    def first_term(self, site: Site) -> Site | None:
+        """The event whose result a sum starts from; None where that is 0."""
+        if site is Site.PV:
+            return Site.AO if self.pv_into_o else None
+        return site if site in (Site.DV, Site.DQ, Site.DK) else None
 
-    @property
-    def product_bits(self) -> int:
-        """`xla_ops`' number for the sums of this plan."""
-        if self.has_wide_operands or not all(r.format.fits_binary32 for r in self.roundings):
-            return ANY_PRODUCT if self.has_wide_operands else EXACT_PRODUCT
-        widths = {site: self[site].format.precision for site in Site} | {site: _precision(block) for site, block in self.blocks}
-        of_delta = widths[Site.DO] + widths[Site.OD]
-        if self.delta_from is DeltaFrom.OUT:
-            of_delta = min(of_delta, widths[Site.DO] + widths[Site.OUT])
-        elif self.delta_from is DeltaFrom.P_DP:
-            of_delta = widths[Site.P_B] + widths[Site.DP]
-        return max(of_delta, *widths.values(), *(widths[a] + widths[b] for a, b in FACTORS.values()))
+    def product_bits(self, site: Site) -> int:
+        """The most significand bits of a product in the sum at a site, by the formats of its factors. Up to 24, the products and what the
+        sum starts from are binary32 numbers; up to 53, products are exact in binary64; else ANY_PRODUCT.
+        """
+        factors = self._factors(site)
+        bits = sum(self._bits(factor) for factor in factors)
+        first = self.first_term(site)
+        own = [self[s].format for s in (*factors, *([first] if first else []))]
+        if not all(f.fits_binary32 for f in own) or any(self.block(factor) for factor in factors):
+            bits = max(bits, EXACT_PRODUCT)
+        return bits if bits <= EXACT_PRODUCT else ANY_PRODUCT
+
+    def _factors(self, site: Site) -> tuple[Site, ...]:
+        """The events whose results are multiplied at a site; ones have no event."""
+        if site is Site.ROWSUM:
+            return (self.row_sum_of,)
+        if site is not Site.DELTA:
+            return FACTORS[site]
+        if self.delta_from is DeltaFrom.P_DP:
+            return Site.EXP_B, Site.DP
+        # OD rounds OUT, or O, once more
+        return Site.DO, (Site.OUT if self.delta_from is DeltaFrom.OUT and self._bits(Site.OUT) < self._bits(Site.OD) else Site.OD)
+
+    def _bits(self, site: Site) -> int:
+        block = self.block(site)
+        return self[site].format.precision if block is None else _precision(block)
 
     @property
     def is_reproducible(self) -> bool:

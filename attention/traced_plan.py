@@ -17,6 +17,7 @@ from attention.plan import Plan, check_factors, ordinal
 from attention.sites import PRODUCTS, Site
 from emu.accumulate import Order
 from emu.aligned import Alignment
+from emu.ops import ANY_PRODUCT
 from emu.rounding import BINARY32, Rounding, rounding
 from emu.threefry import threefry2x32
 from emu.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
@@ -47,6 +48,10 @@ class TracedPlan:
     def __getitem__(self, site: Site) -> TracedRounding:
         kind = kind_of(self.like[site])
         return rounding_of(self.table[ordinal(site)], Kind.ANY if kind is Kind.NEAREST else kind)
+
+    def product_bits(self, _: Site) -> int:
+        """As `Plan.product_bits`, of any formats."""
+        return ANY_PRODUCT
 
     def accumulator(self, site: Site) -> TracedAccumulator:
         """As `Plan.accumulator`."""

@@ -15,16 +15,10 @@ from attention.head import Setup
 from attention.layout import from_heads, to_heads
 from attention.sites import Site
 from attention.traced_plan import HeadPlans, TracedPlan, common_structure, table_of
-from emu.ops import ANY_PRODUCT
 from emu.rounding import BINARY32
 from emu.widths import narrow, widen
 from emu.xla import round_wide
 from emu.xla_ops import opaque_zero, xla_ops
-
-
-def _ops(setup: Setup, x: Array, each: Any = None) -> Any:
-    return xla_ops(opaque_zero(x), ANY_PRODUCT if each is not None or setup.inject else setup.plan.product_bits)
-
 
 _COMPILED: list[Any] = []
 
@@ -92,7 +86,7 @@ def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _round_inputs(site: Site, setup: Setup, x: Array, each: Each | None = None) -> Any:
     def one(h: Array, x: Array, own: Any) -> Any:
-        return head_of.round_inputs(_ops(setup, x, each), _own(setup, own), h, site, x)
+        return head_of.round_inputs(xla_ops(opaque_zero(x)), _own(setup, own), h, site, x)
 
     number, own, axis = _per_head(each, x.shape[0])
     return jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
@@ -109,7 +103,7 @@ def round_inputs(setup: Setup, site: Site, x: Array, each: Each | None = None) -
 @_wide
 def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each: Each | None = None) -> Any:
     """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None."""
-    ops, group = _ops(setup, q, each), q.shape[0] // k.shape[0]
+    ops, group = xla_ops(opaque_zero(q)), q.shape[0] // k.shape[0]
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
     def one(h: Array, own: Any, *arrays: Any) -> Any:
@@ -125,7 +119,7 @@ def backward(
     each: Each | None = None,
 ) -> Any:  # fmt: skip
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
-    ops, keys = _ops(setup, q, each), k.shape[0]
+    ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 

@@ -14,7 +14,7 @@ from typing import Any
 from emu.aligned import Alignment, Factors, aligned, binade, in_chunks
 from emu.exact_sum import exact_sum
 from emu.odd_sum import sum_to_round
-from emu.ops import Array, Ops
+from emu.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from emu.rounding import BINARY32, BINARY64, Rounding, RoundingMode
 
 
@@ -77,16 +77,20 @@ Add = Callable[[Array, Array], Array]
 Steps = list[tuple[Array, Array]]  # (before, after) of each addition, leading axis k where they were scanned
 
 
-def accumulate(ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step: Step | None = None, steps: Steps | None = None) -> Array:
+def accumulate(
+    ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step: Step | None = None, steps: Steps | None = None,
+    product_bits: int = ANY_PRODUCT,
+) -> Array:  # fmt: skip
     """init + sum over k of a[k, :, None] b[k, None, :], by the accumulator.
 
     a: (K, T); b: (K, N); init: (T, N); result (T, N). `step` replaces the rounding of each addition (a
     stochastic one needs its index); `steps` is a list to which every addition's (before, after) is appended.
+    `product_bits` spares work: the most significand bits of a product; up to 24 only where all numbers are binary32 ones.
     """
     if acc.order is Order.NATIVE:
         return ops.native(a.astype("float32").T, b.astype("float32")).astype("float64") + init
     if acc.order is Order.ASCENDING and step is None and steps is None:
-        return ops.ascending(a, b, init, acc.step)
+        return ops.ascending(a, b, init, acc.step, product_bits)
     if acc.alignment is not None:
         emin = acc.alignment.operand.emin
         return add_aligned(ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps)
@@ -113,7 +117,7 @@ def add_aligned(ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array,
     totals: list[Array] = []
     total = aligned(ops, a, b, init, acc, totals)
     pieces = (in_chunks(ops, a[0], acc.chunk), in_chunks(ops, b[0], acc.chunk), totals[0])
-    _, whole = ops.scan(lambda _, k, x: (None, ops.ascending(x[0], x[1], x[2], BINARY64)), None, pieces)
+    _, whole = ops.scan(lambda _, k, x: (None, ops.ascending(x[0], x[1], x[2], BINARY64, EXACT_PRODUCT)), None, pieces)
     steps.append((whole, totals[1]))
     return total
 

@@ -33,7 +33,7 @@ class Ops:
     call       (f, x) -> f(these ops, x), an array like x; traced once, and computed once for all that use it
     native     (a, b) -> a @ b of float32 arrays in the device's own order
     aligned    (a, b, init, accumulator) -> emu.aligned's sum; a, b: numbers and their binades
-    ascending  (a, b, init, rounding) -> fold of a_k b_k, k ascending, each step rounded
+    ascending  (a, b, init, rounding, product bits) -> fold of a_k b_k, k ascending, each step rounded once; bits as in emu.accumulate
     own_sum    (accumulator, a, b, init) -> init + a @ b, a (T, K), b (K, N), of a library that adds in its own way; None: emu.accumulate
     stats      events [(before, after, format, valid)] -> for each its counts, sums, peak, place, row sums (emu.stats)
     """
@@ -50,6 +50,6 @@ class Ops:
     call: Callable[[Callable[..., Array], Array], Array]
     native: Callable[[Array, Array], Array]
     aligned: Callable[..., Array]
-    ascending: Callable[[Array, Array, Array, Rounding], Array]
+    ascending: Callable[[Array, Array, Array, Rounding, int], Array]
     stats: Callable[[Sequence[Event]], list[Any]]
     own_sum: Callable[..., Array] | None = None

@@ -15,7 +15,7 @@ from emu.block_xla import quantise
 from emu.classify import SUMS, Judged, build_classify, judged
 from emu.nearest import nearest_even, takes_nearest_even
 from emu.odd_sum import sum_to_round
-from emu.ops import ANY_PRODUCT, EXACT_PRODUCT, Event, Ops
+from emu.ops import EXACT_PRODUCT, Event, Ops
 from emu.rounding import BINARY32, Rounding, RoundingMode
 from emu.rule import C64, Target, target_of
 from emu.traced import TracedRounding
@@ -52,14 +52,11 @@ def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array,
         return opaque_zero(x), False
 
 
-def xla_ops(zero: Array, product_bits: int = ANY_PRODUCT) -> Ops:
+def xla_ops(zero: Array) -> Ops:
     """The record for JAX arrays.
 
-    zero          an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product with a following
-                  addition.
-    product_bits  the most that a product in an ascending sum has; up to 24, all numbers in it are binary32 ones. An exact
-                  product, of 53, may be fused: the bits are the same. And a sum of two binary32 numbers rounds to binary32 once by
-                  way of binary64 (53 >= 2 p + 2).
+    zero  an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product with a following
+          addition.
     """
 
     return Ops(
@@ -72,10 +69,10 @@ def xla_ops(zero: Array, product_bits: int = ANY_PRODUCT) -> Ops:
         from_bits=number_of,
         scan=_scan,
         when=_when,
-        call=lambda function, x: _call(function, product_bits, zero, x),
+        call=lambda function, x: _call(function, zero, x),
         aligned=_aligned,
         native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),  # or a GPU drops bits of the operands (TF32)
-        ascending=lambda a, b, init, r: _ascending(zero, a, b, init, r, product_bits),
+        ascending=partial(_ascending, zero),
         stats=_stats,
     )
 
@@ -108,9 +105,9 @@ def rounded(x: Array, r: Rounding | TracedRounding, random: Array | None) -> Arr
     return _step(r)(x) if random is None else round_wide(x, r, random)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _call(function: Callable[..., Array], product_bits: int, zero: Array, x: Array) -> Array:
-    return _once(zero, lambda: function(xla_ops(zero, product_bits), x), x)
+@partial(jax.jit, static_argnums=0)
+def _call(function: Callable[..., Array], zero: Array, x: Array) -> Array:
+    return _once(zero, lambda: function(xla_ops(zero), x), x)
 
 
 def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> tuple[Array, Array]:
@@ -148,6 +145,7 @@ def _ascending(zero: Array, a: Array, b: Array, init: Array, r: Rounding | Trace
 
 
 def _fold(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int) -> Array:
+    # an exact product may be fused with the addition, and a sum of two binary32 numbers rounds to one by way of binary64 (53 >= 2 p + 2)
     nearest, multiply = _step(r), partial(guarded, zero) if product_bits > EXACT_PRODUCT else jnp.multiply
     rounds_once = product_bits <= BINARY32.format.precision and r == BINARY32
     add = jnp.add if rounds_once else partial(sum_to_round, _exact_ops(), r.format.precision)
@@ -172,7 +170,7 @@ def _aligned_compiled(acc: Any, a: Factors, b: Factors, init: Array) -> Array:
 
 
 def _exact_ops() -> Ops:
-    return xla_ops(jnp.int64(0), EXACT_PRODUCT)
+    return xla_ops(jnp.int64(0))
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:

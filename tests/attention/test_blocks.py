@@ -87,7 +87,7 @@ def test_the_presets_are_their_sources():
     fa3, mx = Plan.preset("fa3-fp8-scaled"), Plan.preset("mxfp8-attention")
     assert dict(fa3.blocks) == dict.fromkeys((Site.Q, Site.K, Site.V), HEAD_FP8) and HEAD_FP8.size == ALL
     assert dict(mx.blocks) == dict.fromkeys((Site.Q, Site.K, Site.V, Site.P), MX)
-    assert fa3.has_wide_operands and not mx.has_wide_operands  # 4 + 24 bits, and 4
+    assert fa3.product_bits(Site.S) == 106 and mx.product_bits(Site.S) == 53  # factors of 4 + 24 bits, and of 4 with any exponent
     x = inputs(64, 64, 8)
     seen = examine(*x[:3], plan=fa3, block_q=16, block_k=16, engine="numpy", record=Record(events=(Site.Q, Site.K, Site.V))).trace
     for before, after in seen.events.values():

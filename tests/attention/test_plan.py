@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -66,8 +67,25 @@ def test_presets_name_themselves_and_are_values(name):
     assert plan.is_reproducible
     assert json.loads(json.dumps(plan.describe()))["name"] == name
     assert set(plan.describe()["roundings"]) == set(Site)
-    scaled = name == "fa3-fp8-scaled"  # 4 bits times a scale of 24
-    assert plan.has_wide_operands == (scaled or any(plan[s].format.precision > 26 for s in Site))
+
+
+PRODUCT_BITS = [
+    ("fa2-bf16", "S", 8 + 8), ("fa2-bf16", "ROWSUM", 24), ("fa2-bf16", "DELTA", 8 + 8), ("qiu-yao", "PV", 8 + 8), ("qiu-yao", "DQ", 24 + 8),
+    ("fp32", "S", 24 + 24), ("fa3-fp8", "DQ", 8 + 4), ("exact", "S", 106), ("fa3-fp8-scaled", "S", 106), ("mxfp8-attention", "DP", 53),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "site", "bits"), PRODUCT_BITS)
+def test_bits_of_products(name, site, bits):
+    """A factor of another site, or one more: a sum under XLA would round twice, or a compiler fuse what is inexact."""
+    assert Plan.preset(name).product_bits(Site(site)) == bits
+
+
+def test_sums_that_start_from_numbers_beyond_binary32():
+    """The total of P V into O, wider than its products; delta from P dP, of the rounded exp."""
+    fa2 = Plan.preset("fa2-bf16")
+    assert fa2.at("AO", "fp64").product_bits(Site.PV) == 53
+    assert replace(fa2, delta_from=DeltaFrom.P_DP).product_bits(Site.DELTA) == 24 + 24
 
 
 def test_a_plan_is_a_static_argument():
