@@ -135,9 +135,9 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
 
     a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits
     each. Stochastic steps take their bits from the step's seed, the entry and the index of the addition.
-    steps: a list that receives every addition's (before, after), leading axis k. `Blocked` operands: emu.block_dot
-    says how their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays, for factors that are not
-    numbers of a tensor core's type.
+    steps: a list that receives every addition's (before, after), leading axis k; before is the exact sum, in binary64 to odd.
+    `Blocked` operands: emu.block_dot says how their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays,
+    for factors that are not numbers of a tensor core's type.
     """
     from emu.block_api import Blocked
 

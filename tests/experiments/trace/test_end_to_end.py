@@ -1,0 +1,98 @@
+"""`roundscope trace` as a whole: the sample, files, every preset, records, injections, seeds."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from attention import Site
+from experiments import trace_json
+from tests.experiments.trace.inputs import PRESETS
+
+
+@pytest.mark.pictures
+def test_sample_end_to_end(run, tmp_path):
+    code, out, err = run("--sample", "--layer", "layer1", "--out", tmp_path / "here")
+    assert (code, err) == (0, "")
+    assert all(len(line) <= 100 for line in out.splitlines()[:-1])
+    first = out.splitlines()[1]
+    assert first.startswith(("Nothing leans", "Of ")) and "several P = 1" in " ".join(out.split())
+    for site in ("S", "P", "PV", "O", "OUT", "DS", "DQ_OUT"):
+        assert re.search(rf"^{site} +bf16|^{site} +fp32", out, re.M)
+    assert re.search(r"^sums whose additions round inside .*DELTA", out, re.M) and "report.html" in out
+    data = json.loads((tmp_path / "here" / "trace.json").read_text())
+    assert data["schema"] == trace_json.SCHEMA and [x["name"] for x in data["layers"]] == ["layer1"]
+    (layer,) = data["layers"]
+    assert set(layer["digests"]["inputs"]) == {"q", "k", "v", "do"}
+    assert set(layer["digests"]["outputs"]) == set(layer["against"]) == {"out", "lse", "delta", "dq", "dk", "dv"}
+    assert {e["name"] for e in layer["events"]} == {str(s) for s in Site}
+    assert layer["several_ones"]["rows"] == sum(map(sum, layer["several_ones"]["by_head"])) > 0
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert page.count("<img ") == 6 and page.index(layer["sentence"][:40]) < page.index("<img ")
+
+
+def test_report_opens_offline(run, small, tmp_path):
+    assert run(small(), "--out", tmp_path / "x")[0] == 0
+    page = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "PNG", (tmp_path / "x" / "report.html").read_text())
+    assert page.count('src="PNG"') >= 5
+    assert not re.search(r"https?:|//|<script|<link|@import|url\(", page)
+
+
+def test_json_is_the_file_and_digests_are_stable(run, small, tmp_path):
+    path = small(layers=("l.10", "l.2"))
+    code, out, _ = run(path, "--json", "--out", tmp_path / "x")
+    first, written = json.loads(out), json.loads((tmp_path / "x" / "trace.json").read_text())
+    assert code == 0 and first == written and [x["name"] for x in first["layers"]] == ["l.2", "l.10"]
+    again = json.loads(run(path, "--json", "--out", tmp_path / "y")[1])
+    assert [x["digests"] for x in again["layers"]] == [x["digests"] for x in first["layers"]]
+    other = json.loads(run(path, "--json", "--plan", "fp32", "--out", tmp_path / "y")[1])
+    assert other["layers"][0]["digests"]["inputs"] == first["layers"][0]["digests"]["inputs"]
+    assert other["layers"][0]["digests"]["outputs"] != first["layers"][0]["digests"]["outputs"]
+
+
+def test_engines_give_the_same_digests(run, small, tmp_path):
+    path = small(b=1, t=8, s=8, n=1, g=1, do=False)
+    numpy, xla = (json.loads(run(path, "--json", "--engine", e, "--out", tmp_path / e)[1])["layers"][0] for e in ("numpy", "xla"))
+    assert numpy["digests"] == xla["digests"]
+    counts = lambda x: [[e[n] for n in ("name", "n", "inexact", "ties", "carries")] for e in x["events"]]  # noqa: E731
+    assert counts(numpy) == counts(xla)
+
+
+@pytest.mark.parametrize(("plan", "do"), [(p, True) for p in PRESETS] + [("qiu-yao", False), ("exact", False)])
+def test_every_preset_with_and_without_do(run, small, tmp_path, plan, do):
+    code, out, err = run(small(do=do), "--plan", plan, "--causal", "--block-k", 16, "--out", tmp_path / "x")
+    assert (code, err) == (0, "") and (do or "no do" in " ".join(out.split()))
+
+
+def test_one_token(run, small, tmp_path):
+    assert run(small(b=1, t=1, s=1, n=1, g=1, h=1, hv=1), "--out", tmp_path / "x")[0] == 0
+
+
+def test_exact_plan_rounds_nothing(run, small, tmp_path):
+    assert "Nothing rounds" in run(small(), "--plan", "exact", "--out", tmp_path / "x")[1]
+
+
+def test_records_and_steps(run, small, tmp_path):
+    args = ("--record", "rows", "--record", "events:P,DS", "--record", "steps:PV")
+    data = json.loads(run(small(), *args, "--json", "--out", tmp_path / "x")[1])
+    (step,) = (e for e in data["layers"][0]["events"] if e["name"] == "PV.step")
+    assert step["n"] == 2 * 4 * 24 * 4 * 40 and step["format"] == "fp32"
+    with np.load(tmp_path / "x" / "records.npz") as kept:
+        assert kept["a.P.after"].shape == (2, 4, 24, 40) and kept["a.P.rows"].shape == (2, 4, 24)
+        assert "a.DS.before" in kept and "a.O.before" not in kept
+
+
+def test_an_injected_bias_leans_and_is_named(run, small, tmp_path):
+    path = small(b=1, t=64, s=64, n=4, g=4)
+    out = " ".join(run(path, "--plan", "fa2-bf16", "--inject", "OUT:ulps=0.25", "--out", tmp_path / "x")[1].split())
+    assert re.search(r"events that round, \d lean.*: OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp", out)
+
+
+def test_seed_decides_stochastic_rounding(run, small, tmp_path):
+    path = small()
+    outs = [
+        json.loads(run(path, "--set", "PV=bf16:stochastic", "--seed", seed, "--json", "--out", tmp_path / "x")[1]) for seed in (1, 1, 2)
+    ]
+    a, b, c = (x["layers"][0]["digests"]["outputs"]["out"] for x in outs)
+    assert a == b != c and outs[2]["seed"] == 2 and outs[0]["plan"]["roundings"]["PV"] == "bf16:stochastic"

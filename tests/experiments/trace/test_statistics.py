@@ -1,0 +1,86 @@
+"""Bias and its nulls, against independent formulas."""
+
+import math
+
+import numpy as np
+import pytest
+
+from emu.formats import format_named
+from emu.stats import Stats
+from experiments import analysis, consequences
+from experiments.analysis import lean, threshold
+
+
+def test_z_is_the_formula_and_its_null_is_standard_normal():
+    random = np.random.default_rng(0)
+    rows = random.standard_normal(50)
+    assert lean([rows], 500).z == pytest.approx(rows.sum() / math.sqrt((rows**2).sum()))
+    flipped = [lean([rows * random.choice([-1, 1], 50)], 500).z for _ in range(4000)]
+    assert abs(np.mean(flipped)) < 0.06 and np.std(flipped) == pytest.approx(1.0, abs=0.04)
+
+
+def test_the_widest_null_counts():
+    rows, values = np.ones(100), np.array([60.0, 40.0])
+    assert lean([rows], 1000).z == pytest.approx(10.0)
+    assert lean([rows, values], 1000).z == pytest.approx(100 / math.hypot(60, 40))
+    assert lean([rows], 1000, independent=1e4).z == pytest.approx(1.0)
+    assert lean([np.zeros(3)], 9).z == 0.0
+
+
+def test_standard_error_is_that_of_the_rows():
+    random = np.random.default_rng(1)
+    errors = [lean([random.normal(0.3, 1.0, 400)], 400) for _ in range(300)]
+    assert np.mean([e.se for e in errors]) == pytest.approx(np.std([e.mean for e in errors]), rel=0.1)
+
+
+@pytest.mark.parametrize(("bias", "leans"), [(0.05, True), (-0.05, True), (0.0, False)])
+def test_planted_bias_is_found_and_none_is_not(bias, leans):
+    random = np.random.default_rng(2)
+    errors = random.uniform(-0.5, 0.5, (1, 3, 200, 32)) + bias
+    e = analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), threshold(30))
+    assert e.leans is leans and e.lean.mean == pytest.approx(errors.mean())
+    assert not leans or math.copysign(1, e.lean.z) == math.copysign(1, bias)
+    assert e.lean.se == pytest.approx(errors.std() / math.sqrt(errors.size), rel=0.1)
+
+
+def test_errors_that_agree_inside_a_row_do_not_pass_for_bias():
+    """Each row's 32 errors are equal: 200 coins, not 6400."""
+    random = np.random.default_rng(4)
+    zs = []
+    for _ in range(200):
+        errors = np.repeat(random.uniform(-0.5, 0.5, (1, 1, 200, 1)), 32, -1)
+        zs.append(analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), 3.3).lean.z)
+    assert np.std(zs) == pytest.approx(1.0, abs=0.15)
+
+
+def _stats(errors):
+    """Stats (B, N) of errors (B, N, T, H) in ulps."""
+    zero = np.zeros(errors.shape[:2], np.int64)
+    n, axes = zero + errors[0, 0].size, (2, 3)
+    fields = dict.fromkeys(Stats.__dataclass_fields__, zero) | {
+        "n": n, "inexact": n, "ulps": errors.sum(axes), "abs_ulps": np.abs(errors).sum(axes), "sq_ulps": (errors**2).sum(axes),
+        "peak": np.abs(errors).max(axes),
+    }  # fmt: skip
+    return Stats(**fields)
+
+
+def test_threshold_is_bonferroni():
+    from scipy.stats import norm
+
+    for tests in (1, 30, 400):
+        assert 2 * tests * norm.sf(threshold(tests)) == pytest.approx(analysis.FALSE_ALARMS)
+
+
+def test_difference():
+    d = consequences.difference(np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 4.0, np.nan, 1.0]))
+    assert (d["max_abs"], d["mean"], d["not_finite"]) == (2.0, pytest.approx(-2 / 3), 1)
+
+
+def test_share_of_rows_with_several_ones():
+    away = np.zeros((1, 1, 2, 50))
+    several = np.zeros((1, 1, 2, 50), dtype=bool)
+    several[..., 0, :10] = True
+    away[several], away[..., 1, :] = 3.0, 0.6
+    s = consequences.share("O", away, away, several, np.ones((2, 50), dtype=bool), 4)
+    assert s.events == (40, 360) and s.share == pytest.approx(0.5)
+    assert s.away[0].mean == pytest.approx(0.75) and s.away[1].mean == pytest.approx(30 / 360)

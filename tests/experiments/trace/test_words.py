@@ -1,0 +1,52 @@
+"""What a trace says."""
+
+import re
+
+import numpy as np
+import pytest
+
+from experiments import consequences, trace_table, trace_words
+from tests.experiments.trace.inputs import asked, change
+
+
+def test_delta_that_crosses_and_comes_back_says_so():
+    error = np.concatenate([np.ones(40), -np.ones(38)])[None, :, None]
+    d = consequences.delta_drift(error, 0 * error, np.zeros((1, 78, 1, 2)), np.zeros((1, 78, 1, 2)), np.zeros((1, 78, 1, 2)))
+    assert not d.leans and 4 <= d.crossing <= 12 and f"at token {d.crossing} but comes back" in trace_words._course(d)
+    flat = np.tile([1.0, -1.0], 39)[None, :, None]
+    assert consequences.delta_drift(flat, 0 * flat, *[np.zeros((1, 78, 1, 2))] * 3).crossing is None
+
+
+def test_injections_and_plans_in_the_words_of_the_command_line():
+    texts = ["O:ulps=0.5:heads=3:rows=0-63", "PV:exact", "P:flip=3:rows=5,9-10", "OUT:set=1", "S:noise=0.5", "S:bias=0.001"]
+    req = asked(inject=texts, sets=["P=e4m3fn"])
+    assert [trace_words.injection_words(i) for i in req.inject] == texts
+    assert trace_words.plan_words(req) == f"qiu-yao with P=e4m3fn, injected {' '.join(texts)}"
+
+
+def test_sums_that_round_inside_are_set_apart(sample):
+    lines = trace_table.folded(sample)
+    (inside,) = (x for x in lines if x.startswith("sums whose additions round inside"))
+    (exact,) = (x for x in lines if x.startswith("exact here"))
+    assert "DELTA" in inside and "DELTA" not in exact and " Q " in exact
+
+
+@pytest.mark.pictures
+def test_nan_and_underflow_are_said(run, small, tmp_path):
+    with np.load(small()) as file:
+        q = file["a.q"].copy()
+    q[0, 1, 2, 3] = np.nan
+    out = " ".join(run(change(small(), **{"a.q": q}), "--allow-nan", "--out", tmp_path / "x")[1].split())
+    assert "1 NaN in q; 40 scores, 4 outputs are NaN. " in out
+    out = " ".join(run(small(), "--plan", "fa3-fp8", "--scale", 4, "--out", tmp_path / "y")[1].split())
+    assert re.search(r"\d+ % of P\b.* become 0\.", out)
+
+
+def test_folder_is_named_after_the_plan_and_layers_have_a_line_each(run, small, tmp_path, monkeypatch):
+    path = small(layers=("a", "b"))
+    monkeypatch.chdir(tmp_path)
+    assert run(path, "--plan", "fa3-fp8")[0] == run(path, "--set", "O=bf16:toward-zero", "--inject", "O:ulps=1:heads=3")[0] == 0
+    assert (tmp_path / "trace-small-fa3-fp8" / "report.html").exists()
+    page = (tmp_path / "trace-small-qiu-yao-O=bf16-toward-zero" / "report.html").read_text()
+    opening = page[: page.index("<img ")]
+    assert "injected O:ulps=1:heads=3" in opening and "<b>a</b>: leaning" in opening and "<b>b</b>: leaning" in opening
