@@ -66,6 +66,21 @@ def _fold64(a, b, total):
                 row[j] += x * b[k, j]
 
 
+@compiled
+def _odd_sums(a, b, total):
+    """Of each pair, to odd."""
+    for i in range(total.size):
+        total[i] = _odd_sum(a[i], b[i])
+
+
+def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b of float64 arrays, rounded to odd."""
+    a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
+    total = np.empty(a.shape)
+    _odd_sums(a.ravel(), b.ravel(), total.ravel())
+    return total
+
+
 def ascending(a: np.ndarray, b: np.ndarray, init: np.ndarray, r: Rounding) -> np.ndarray:
     """init + the fold of a_k b_k, k ascending; a: (K, T), b: (K, N), init: (T, N)."""
     if r == BINARY32 and (narrow := _in_binary32(a, b, init)) is not None:

@@ -9,7 +9,7 @@ from emu.aligned import Factors
 from emu.block import BlockFormat
 from emu.kernels import round_array
 from emu.numba_stats import stats
-from emu.numba_sums import ascending
+from emu.numba_sums import ascending, odd_sum
 from emu.ops import Ops
 from emu.rounding import Rounding
 
@@ -64,6 +64,7 @@ def numpy_ops() -> Ops:
         round=_round,
         round_blocks=_round_blocks,
         transposed=lambda x: x.T,
+        odd_sum=odd_sum,
         multiply=np.multiply,
         bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),

@@ -31,7 +31,6 @@ def build_odd_sum(where: Callable[..., Any], bits_of: Callable[[Any], Any], numb
 
 def sum_to_round(ops: Ops, precision: Any, a: Array, b: Array) -> Array:
     """a + b for a rounding to so many bits, which may be data: to odd, and beyond 51 bits to nearest."""
-    odd = build_odd_sum(ops.xp.where, ops.bits, ops.from_bits)
     if isinstance(precision, int):
-        return odd(a, b) if precision <= WIDEST else a + b
-    return ops.xp.where(precision <= WIDEST, odd(a, b), a + b)
+        return ops.odd_sum(a, b) if precision <= WIDEST else a + b
+    return ops.xp.where(precision <= WIDEST, ops.odd_sum(a, b), a + b)

@@ -25,6 +25,7 @@ class Ops:
     round      (x, rounding, random) -> x rounded once; random: int32 in [0, 2^31) or None
     round_blocks   (x, block format, axis, random) -> x in blocks along an axis, and the scale T X of each number (emu.block_ops)
     transposed (T, K) -> (K, T)
+    odd_sum    a + b in binary64, rounded to odd (emu.odd_sum)
     multiply   a * b that no compiler fuses with a following addition
     bits       float64 -> its int64 bits;  from_bits: back
     scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
@@ -42,6 +43,7 @@ class Ops:
     round: Callable[[Array, Rounding, Array | None], Array]
     round_blocks: Callable[[Array, BlockFormat, int, Array | None], tuple[Array, Array]]
     transposed: Callable[[Array], Array]
+    odd_sum: Callable[[Array, Array], Array]
     multiply: Callable[[Array, Array], Array]
     bits: Callable[[Array], Array]
     from_bits: Callable[[Array], Array]

@@ -43,6 +43,7 @@ def kernel_ops() -> Ops:
         round=marks.round_event,
         round_blocks=_refused("a block format"),
         transposed=marks.transposed,
+        odd_sum=_refused("a sum of other factors"),
         multiply=marks.product,
         bits=bits_of,
         from_bits=number_of,

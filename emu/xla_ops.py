@@ -14,7 +14,7 @@ from emu.block_ops import round_blocks
 from emu.block_xla import quantise
 from emu.classify import SUMS, Judged, build_classify, judged
 from emu.nearest import nearest_even, takes_nearest_even
-from emu.odd_sum import sum_to_round
+from emu.odd_sum import build_odd_sum, sum_to_round
 from emu.ops import EXACT_PRODUCT, Event, Ops
 from emu.rounding import BINARY32, Rounding, RoundingMode
 from emu.rule import C64, Target, target_of
@@ -36,6 +36,7 @@ def number_of(b: Array) -> Array:
     return lax.bitcast_convert_type(b, jnp.float64)
 
 
+_odd_sum = build_odd_sum(jnp.where, bits_of, number_of)
 _classify = build_classify(jnp.where, number_of, lambda f: f)
 
 
@@ -64,6 +65,7 @@ def xla_ops(zero: Array) -> Ops:
         round=partial(_round, zero),
         round_blocks=_round_blocks,
         transposed=lambda x: x.T,
+        odd_sum=_odd_sum,
         multiply=partial(guarded, zero),
         bits=bits_of,
         from_bits=number_of,
