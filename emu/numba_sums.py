@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import types
 from numba.extending import intrinsic
 
-from emu.kernels import RULE64, bits_of_float, compiled, float_of_bits, where
+from emu.kernels import RULE64, bits_of_float, closure, compiled, float_of_bits, where
 from emu.odd_sum import WIDEST, build_odd_sum
 from emu.rounding import BINARY32, Rounding
 from emu.rule import C64, EVEN, target_of
@@ -16,17 +14,17 @@ from emu.rule import C64, EVEN, target_of
 _even, _any, _ = RULE64
 _MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude
 _SPARE = 53 - WIDEST
-_odd_sum = numba.njit(build_odd_sum(where, bits_of_float, float_of_bits))
+_odd_sum = closure("64")(build_odd_sum(where, bits_of_float, float_of_bits))
 
 
 @intrinsic
 def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c of three float32 numbers, rounded once: the processor's instruction, or its library's function."""
+    """a b + c of three numbers of one type, rounded once: the processor's instruction, or its library's function."""
 
     def lowered(_: Any, builder: ir.IRBuilder, __: Any, args: Any) -> Any:
         return builder.fma(*args)
 
-    return types.float32(types.float32, types.float32, types.float32), lowered
+    return a(a, b, c), lowered
 
 
 @compiled

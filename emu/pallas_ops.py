@@ -1,7 +1,8 @@
 """`Ops` inside a Pallas kernel: a tile's arrays stay in registers, in the narrowest type that gives the bits (`emu.narrowing`).
 
 Sums run on the tensor cores, by halves, or in ascending order. A kernel may not index an array by a loop's counter, only memory: so an
-ascending sum writes its factors to buffers of its program and reads them back line by line. Needs 64-bit types enabled while traced.
+ascending sum writes its factors to buffers of its program and reads them back, some lines at a time. Needs 64-bit types enabled while
+traced.
 """
 
 from collections.abc import Mapping, Sequence

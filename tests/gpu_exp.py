@@ -18,16 +18,11 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from emu.gpu_exp import BFLOAT16, BINARY32, LOG2_E, MAGIC
+from emu.numba_sums import fused
 from tests.exhaustive_exp import scalar_exp64
 
 LARGEST = 1 << 24  # arguments at a time on a GPU
 L, M = float.fromhex(LOG2_E), float.fromhex(MAGIC)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c, rounded once."""
-    return numba.float64(a, b, c), lambda context, builder, sig, args: builder.fma(*args)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -53,12 +48,12 @@ def mirrored(x, ln2, terms):  # type: ignore[no-untyped-def]
     if x != x:
         return np.float32(x)
     x = np.float64(min(max(x, np.float32(-110.0)), np.float32(100.0)))
-    k = fma(x, L, M) - M
+    k = fused(x, L, M) - M
     for part in ln2:
-        x = fma(k, part, x)
+        x = fused(k, part, x)
     p = terms[0]
     for c in terms[1:]:
-        p = fma(p, x, c)
+        p = fused(p, x, c)
     return np.float32(scaled(p, np.int64(k)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emu import round_to
-from experiments import bench, bench_attention, bench_dot, bench_machine, bench_mx, bench_picture, bench_rivals, cli, plots
+from experiments import bench, bench_attention, bench_dot, bench_machine, bench_mx, bench_picture, bench_rivals, plots
 from experiments.bench_round import THREADS, Row, bench_round, sample
 
 ROWS = [
@@ -43,18 +43,10 @@ def measured(monkeypatch):
     monkeypatch.setattr(bench_dot, "bench_dot", lambda progress: SUMS)
 
 
-def called(capsys, *words):
-    """(exit code, stdout, stderr)."""
-    with pytest.raises(SystemExit) as end:
-        cli.main([str(w) for w in words])
-    out, err = capsys.readouterr()
-    return end.value.code or 0, out, err
-
-
 @pytest.mark.parametrize(("what", "count"), [("round", len(ROWS)), ("mx", len(ROWS)), ("dot", len(SUMS))])
-def test_json_is_one_object_and_the_file_is_the_same(measured, tmp_path, capsys, what, count):
+def test_json_is_one_object_and_the_file_is_the_same(measured, tmp_path, roundscope, what, count):
     """Words between the JSON, numbers without a machine, a file that says otherwise."""
-    code, out, err = called(capsys, "bench", what, "--json", "--out", tmp_path / "new" / "x")
+    code, out, err = roundscope("bench", what, "--json", "--out", tmp_path / "new" / "x")
     assert (code, err.strip()) == (0, "")
     found = json.loads(out)
     assert set(found) == {"machine", "rows"} and len(found["rows"]) == count
@@ -66,8 +58,8 @@ def test_json_is_one_object_and_the_file_is_the_same(measured, tmp_path, capsys,
 
 
 @pytest.mark.parametrize("what", ["round", "mx", "dot"])
-def test_table_machine_and_files(measured, tmp_path, capsys, what):
-    code, out, _ = called(capsys, "bench", what, "--out", tmp_path)
+def test_table_machine_and_files(measured, tmp_path, roundscope, what):
+    code, out, _ = roundscope("bench", what, "--out", tmp_path)
     lines = out.splitlines()
     assert code == 0 and f"numpy {np.__version__}" in " ".join(lines)
     assert lines[-2:] == [f"written: {tmp_path / f'bench-{what}.{ending}'}" for ending in ("json", "png")]
@@ -132,24 +124,24 @@ def test_titles_say_the_ratios():
 
 
 @pytest.mark.parametrize("what", ["sweep", "step"])
-def test_out_where_there_is_no_picture(tmp_path, capsys, what):
-    code, out, err = called(capsys, "bench", what, "--out", tmp_path / "x")
+def test_out_where_there_is_no_picture(tmp_path, roundscope, what):
+    code, out, err = roundscope("bench", what, "--out", tmp_path / "x")
     assert (code, out) == (2, "") and "--out" in err and f"bench {what} has no picture" in err
     assert not (tmp_path / "x").exists()
 
 
-def test_a_file_is_no_folder(tmp_path, capsys):
+def test_a_file_is_no_folder(tmp_path, roundscope):
     """Found out after a minute's measurement."""
     (tmp_path / "x").write_text("")
-    code, _, err = called(capsys, "bench", "attention", "--out", tmp_path / "x")
+    code, _, err = roundscope("bench", "attention", "--out", tmp_path / "x")
     assert code == 2 and "--out" in err and "is a file; name a folder" in err
 
 
-def test_attention_is_given_the_folder(tmp_path, capsys, monkeypatch):
+def test_attention_is_given_the_folder(tmp_path, roundscope, monkeypatch):
     seen = []
     monkeypatch.setattr(bench_attention, "run", lambda *words: seen.append(words))
-    assert called(capsys, "bench", "attention", "--json", "--out", tmp_path)[0] == 0
-    assert called(capsys, "bench", "attention")[0] == 0
+    assert roundscope("bench", "attention", "--json", "--out", tmp_path)[0] == 0
+    assert roundscope("bench", "attention")[0] == 0
     assert seen == [(True, tmp_path), (False, None)]
 
 
@@ -182,7 +174,7 @@ def test_torch_s_rounding_is_ours():
     assert bench_rivals.torch_there_and_back("e2m3fn") is None
 
 
-def test_no_picture_is_drawn_unless_asked(measured, capsys, monkeypatch):
+def test_no_picture_is_drawn_unless_asked(measured, roundscope, monkeypatch):
     """Matplotlib's half second, spent for a table."""
     monkeypatch.setattr(plots, "png", lambda *a, **k: pytest.fail("drawn"))
-    assert called(capsys, "bench", "round")[0] == 0
+    assert roundscope("bench", "round")[0] == 0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import bench_step, cli
+from experiments import bench_step
 from experiments.train import step
 from experiments.train.config import Config
 
@@ -12,16 +12,14 @@ TINY = Config(layers=1, heads=1, width=8, context=8, batch=2, data="repeat")
 
 
 @pytest.fixture
-def bench(capsys, monkeypatch):
+def bench(roundscope, monkeypatch):
     """(exit code, rows, stderr) of the command at a size that compiles in seconds, plain JAX alone."""
     monkeypatch.setattr(bench_step, "_sizes", lambda on_cpu: [(TINY, 1), (TINY, 2)])
     monkeypatch.setattr(bench_step, "_contenders", lambda arms: [("jax.nn", {"plan": "jax"}), ("again", {"plan": "jax"})])
 
     def run():
-        with pytest.raises(SystemExit) as end:
-            cli.main(["bench", "step", "--json"])
-        out, err = capsys.readouterr()
-        return end.value.code or 0, json.loads(out), err
+        code, out, err = roundscope("bench", "step", "--json")
+        return code, json.loads(out), err
 
     return run
 

@@ -10,23 +10,17 @@ import pytest
 
 from emu.explain import explain
 from emu.rounding import RoundingMode, rounding
-from experiments import cli, doctor, explain_view, output, sites_view
+from experiments import doctor, explain_view, output, sites_view
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("jax", "numba", "numpy", "matplotlib", "rich", "ml_dtypes")
 
 
 @pytest.fixture
-def run(capsys):
+def run(roundscope):
     """Runs the command line in this process: (exit code, stdout, stderr)."""
 
-    def of(*args):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(list(args))
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return of
+    return roundscope
 
 
 def python(*args):

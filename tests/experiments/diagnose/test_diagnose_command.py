@@ -3,27 +3,21 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from experiments import cli
 from experiments.tensors import read_layers, sample_path
 from tests.experiments.diagnose.inputs import layer
 
 
 @pytest.fixture
-def run(capsys):
+def run(roundscope):
     """Runs the verb in this process: (exit code, stdout, stderr)."""
 
-    def of(*args):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["diagnose", *map(str, args)])
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return of
+    return partial(roundscope, "diagnose")
 
 
 def saved(path, x, without=()):

@@ -6,7 +6,6 @@ import sqlite3
 import numpy as np
 import pytest
 
-from experiments import cli
 from experiments.golden import command, drift_run
 from experiments.golden.conditions import biased, cells, narrow
 from experiments.golden.emulations import at
@@ -24,20 +23,14 @@ def trained(t, progress):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+def run(roundscope, monkeypatch, tmp_path):
     """Runs the command line in an empty folder at a tiny scale: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "QUICK", TINY)
     monkeypatch.setattr(drift_run, "run", trained)
     trained.calls = 0
 
-    def of(*args):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(list(args))
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return of
+    return roundscope
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments import cli
 from experiments.errors import ExecutorError, UsageError
 from experiments.sweep import dry_run
 from experiments.sweep import measure as measuring
@@ -24,17 +23,11 @@ TINY = ("N=1", "T=8", "H=4")
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+def run(roundscope, monkeypatch, tmp_path):
     """Runs the command line in an empty folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
-    def of(*args):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(list(args))
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return of
+    return roundscope
 
 
 @pytest.fixture

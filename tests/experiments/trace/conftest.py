@@ -1,9 +1,10 @@
 """The command in this process, a small file of tensors, and the sample's summary."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from experiments import cli
 from experiments.tensors import read_layers, sample_path
 from experiments.trace_run import observe
 from experiments.trace_summary import summarise
@@ -11,16 +12,10 @@ from tests.experiments.trace.inputs import asked, tensors
 
 
 @pytest.fixture
-def run(capsys):
+def run(roundscope):
     """Runs `roundscope trace` in this process: (exit code, stdout, stderr)."""
 
-    def of(*args):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["trace", *map(str, args)])
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return of
+    return partial(roundscope, "trace")
 
 
 @pytest.fixture
