@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from attention.head import Setup
+from attention.injection import Exact
 from attention.pallas_record import Recorder
 from attention.sites import Site
 from emu.accumulate import Order
@@ -43,7 +44,11 @@ class Call:
 
     def stored(self, site: Site, x: Array) -> Array:
         """The results of an event as the narrowest array that holds them: memory is what a kernel waits for."""
-        return x.astype(types(self.on_gpu)[self.format(site)])
+        return x.astype(self.type(site))
+
+    def type(self, site: Site) -> Any:
+        """Of that array."""
+        return jnp.dtype(types(self.on_gpu)[self.format(site)])
 
     def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
         """Rows of what a program sees of them."""
@@ -56,6 +61,14 @@ class Call:
     def own_keys(self, x: Array) -> Input:
         """Its tile of keys."""
         return x, _block(x, self.setup.block_k, lambda h, j: (h // self.group, j))
+
+    def own_columns(self, x: Array) -> Input:
+        """Of an array (heads, rows, T) its tile of query columns."""
+        return x, pl.BlockSpec((None, x.shape[1], self.setup.block_q), lambda h, i: (h, 0, i))
+
+    def scalar(self, x: Array) -> Input:
+        """The same number for all, as an array (1,)."""
+        return x[None], _all(x[None])
 
     def whole(self, x: Array) -> Input:
         """All keys of its key head."""
@@ -71,13 +84,12 @@ class Kernel:
     """A kernel and what it needs to know before it is traced.
 
     body    (call, work, what it sees of the inputs, and of the results) -> None
-    sums    the sites whose accumulators it runs;  turned: those whose results it transposes;  recorder: of what it sees
+    sums    the sites whose accumulators it runs;  recorder: of what it sees
     walked  its program walks over this many tiles
     """
 
     body: Callable[..., None]
     sums: tuple[Site, ...]
-    turned: tuple[Site, ...]
     recorder: Recorder
     walked: int
 
@@ -100,6 +112,11 @@ def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.B
     return pl.BlockSpec((None, rows, *x.shape[2:]), lambda h, i: (*at(h, i), *(0 for _ in x.shape[2:])))
 
 
+def _seen_shape(x: Input) -> tuple[Any, ...]:
+    """What a program sees of an input: None for an axis that it does not."""
+    return tuple(x[1].block_shape or ())
+
+
 def _all(x: Any) -> pl.BlockSpec:
     """The same array for every program."""
     return pl.BlockSpec(x.shape, lambda h, i: (0,) * x.ndim)
@@ -113,9 +130,9 @@ def _own(x: Any) -> pl.BlockSpec:
 def run(
     kernel: Kernel, call: Call, grid: tuple[int, int], inputs: Sequence[Input], results: Sequence[tuple[tuple[int, ...], Site | None]]
 ) -> tuple[list[Array], dict[str, Any]]:
-    """The kernel over a grid of (heads, tiles): its results, in binary64, of which each tile writes its rows; and what it saw of heads."""
+    """The kernel over a grid of (heads, tiles): its results, of which each tile writes its rows; and what it saw of heads."""
     setup, dtypes = call.setup, types(call.on_gpu)
-    side = max(setup.block_q, setup.block_k, *(x.shape[2] for x, _ in inputs if x.ndim == 3))
+    side = max(setup.block_q, setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:]))
     passed = _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[FP64 if site is None else call.format(site)]) for shape, site in results]
     buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
@@ -144,7 +161,7 @@ def run(
         name=kernel.body.__name__.strip("_"),
     )(*(x for x, _ in inputs), *shared, *kept)
     results_, _, seen = _split(found, parts[3:])
-    return [x.astype(jnp.float64) for x in results_], record.of_heads(jax.tree.unflatten(tree, seen))
+    return list(results_), record.of_heads(jax.tree.unflatten(tree, seen))
 
 
 def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
@@ -162,20 +179,18 @@ def _check_counts(arrays: Sequence[Any], grid: tuple[int, int]) -> None:
 
 
 def _passed(call: Call, kernel: Kernel) -> list[str]:
-    """The formats of what a kernel passes through memory: factors of ascending sums, and what it transposes."""
-    plan, turned = call.setup.plan, kernel.turned
-    is_ascending = any(plan.accumulator(site).order is Order.ASCENDING for site in kernel.sums)
-    # where an event does not happen, what it would change stays in binary64; an Exact() injection adds up in it
-    is_plain = all(plan[site].keeps_specials for site in turned) and not call.setup.inject and call.setup.record is None
-    return sorted({*([FP32, FP64] if is_ascending else []), *map(call.format, turned), *([] if is_plain else [FP64])})
+    """The formats of what a kernel passes through memory: factors of ascending sums, those of Exact() injections too."""
+    is_exact = any(isinstance(injection.what, Exact) for injection in call.setup.inject)
+    is_ascending = any(call.setup.plan.accumulator(site).order is Order.ASCENDING for site in kernel.sums)
+    return [FP32, FP64] if is_exact or is_ascending else []
 
 
 def _stages(inputs: Sequence[Input], rows: int) -> int:
     """How many turns' tiles of what a program walks over are in shared memory at once. A load of a later turn runs ahead of stores, to
     memory of the program too: where there are some, one turn at a time.
     """
-    walked = [x for x, spec in inputs if tuple(spec.block_shape or ())[1:2] == x.shape[1:2]]
-    turn = rows * sum(math.prod(x.shape[2:]) * x.dtype.itemsize for x in walked)
+    walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
+    turn = rows * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
     return 3 if 3 * turn <= AHEAD else 2
 
 

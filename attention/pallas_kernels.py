@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from attention import algorithm
@@ -21,9 +21,13 @@ from attention.plan import DeltaFrom, KeyOrder
 from attention.sites import Site
 from attention.trace import site_of
 from emu.held import FP64, Held
+from emu.transposing import untransposed
 
 SCORE_GRADIENTS = (Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B, Site.P_B, Site.DP, Site.DPD, Site.DS)
+SCORES = 2**31  # bytes of dS in memory at once
 Seen = dict[str, Any]
+Rows = tuple[Array, Array, Array, Array]  # Q, dO, L, delta
+Gradients = tuple[Array, Array, Array]
 
 
 def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[tuple[Array, Array, Array], Seen]:
@@ -37,37 +41,94 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[t
     results = [((*rows, v.shape[2]), Site.OUT), (rows, Site.LSE), *([((*rows, v.shape[2]), None)] if is_read else [])]
     sites = [site for site in Site if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)]
     kernel = Kernel(
-        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), turned=(), walked=setup.key_tiles,
+        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), walked=setup.key_tiles,
         recorder=recorder(setup, sites, (q.shape[2], v.shape[2])),
     )  # fmt: skip
-    (out, lse, *wide), seen = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results)
+    found, seen = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results)
+    out, lse, *wide = map(_wide, found)
     return (out, wide[0] if is_read else out, lse), seen
 
 
 def backward(
     setup: Setup, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array, on_gpu: bool
 ) -> tuple[tuple[Array, Array, Array], Seen]:
-    """(dQ, dK and dV of query heads) before their last roundings: two kernels, each with its own P and dS. And what was seen, of P and
-    dS by the first.
+    """(dQ, dK and dV of query heads) before their last roundings, and what was seen.
+
+    A kernel that owns keys has P and dS, makes dK and dV, and writes dS; another makes dQ of it. dS of all keys at once would grow as
+    T S, so keys come in parts. A trace counts P and dS by query: then dQ has a kernel with P and dS of its own instead.
     """
     call = Call(setup=setup, on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     inputs = ((Site.Q, q), (Site.K, k), (Site.V, v), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
-    rows, keys, heads, features = (q, do, lse, delta), (k, v), q.shape[0], (q.shape[2], v.shape[2])
+    both = _by_parts if setup.record is None else _traced
+    (dq, dk, dv), seen = both(call, (q, do, lse, delta), k, v)
+    return (_wide(dq), _wide(dk), _wide(dv)), seen
+
+
+def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen]:
+    """dQ, dK, dV, some key tiles at a time: dS of those is in memory. Nothing is recorded."""
+    heads, size = rows[0].shape[0], call.setup.block_k
+    parts, tiles = _parts(call, heads)
+
+    def apart(x: Array) -> Array:
+        whole = jnp.pad(x, ((0, 0), (0, parts * tiles * size - x.shape[1]), (0, 0)))
+        return jnp.moveaxis(whole.reshape(x.shape[0], parts, tiles * size, x.shape[2]), 1, 0)
+
+    def joined(x: Array) -> Array:
+        return jnp.moveaxis(x, 0, 1).reshape(heads, -1, x.shape[3])[:, : k.shape[1]]
+
+    def part(dq: Array, x: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        first, k, v = x
+        (dk, dv, ds), _ = _run_key_gradients(call, rows, first, k, v)
+        kernel = Kernel(body=_query_gradients, sums=(Site.DQ,), walked=tiles, recorder=recorder(call.setup, (), _features(k, v)))
+        own = [call.own_columns(ds), call.whole(k), call.own(dq), call.scalar(first)]
+        ((dq,), _) = run(kernel, call, (heads, call.setup.query_tiles), own, [(dq.shape, Site.DQ)])
+        return dq, (dk, dv)
+
+    start = call.stored(Site.DQ, jnp.zeros(rows[0].shape))
+    dq, (dk, dv) = lax.scan(part, start, (jnp.arange(parts, dtype=jnp.int32) * tiles, apart(k), apart(v)))
+    return (dq, joined(dk), joined(dv)), {}
+
+
+def _parts(call: Call, heads: int) -> tuple[int, int]:
+    """How many parts, and key tiles of each, so that dS of one is no larger than it may be."""
+    setup = call.setup
+    tile = heads * setup.query_tiles * setup.block_q * setup.block_k * call.type(Site.DS).itemsize
+    parts = -(-setup.key_tiles // max(1, SCORES // tile))
+    return parts, -(-setup.key_tiles // parts)
+
+
+def _run_key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> tuple[list[Array], Seen]:
+    """dK, dV, and dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
+    setup, heads = call.setup, rows[0].shape[0]
     kernel = Kernel(
-        body=_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), turned=(), walked=setup.key_tiles,
-        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), features),
+        body=_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), walked=setup.query_tiles,
+        recorder=recorder(setup, (Site.DV, Site.DK), _features(k, v)),
     )  # fmt: skip
-    own = [*map(call.own, rows), *map(call.whole, keys)]
-    (dq,), seen = run(kernel, call, (heads, setup.query_tiles), own, [(q.shape, Site.DQ)])
+    own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
+    results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV), ((heads, k.shape[1], rows[0].shape[1]), Site.DS)]
+    return run(kernel, call, (heads, k.shape[1] // setup.block_k), own, results[: 3 if setup.record is None else 2])
+
+
+def _traced(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen]:
+    """dQ, dK, dV, and what was seen: of P, dS and dQ by a kernel that owns queries."""
+    setup = call.setup
     kernel = Kernel(
-        body=_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), turned=(Site.P_B, Site.DS), walked=setup.query_tiles,
-        recorder=recorder(setup, (Site.DV, Site.DK), features),
+        body=_own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), walked=setup.key_tiles,
+        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), _features(k, v)),
     )  # fmt: skip
-    own = [*map(call.whole_of_query_head, rows), *map(call.own_keys, keys)]
-    results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV)]
-    (dk, dv), seen_keys = run(kernel, call, (heads, setup.key_tiles), own, results)
+    own = [*map(call.own, rows), call.whole(k), call.whole(v)]
+    (dq,), seen = run(kernel, call, (rows[0].shape[0], setup.query_tiles), own, [(rows[0].shape, Site.DQ)])
+    (dk, dv), seen_keys = _run_key_gradients(call, rows, jnp.int32(0), k, v)
     return (dq, dk, dv), seen | seen_keys
+
+
+def _features(k: Array, v: Array) -> tuple[int, int]:
+    return k.shape[2], v.shape[2]
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.float64)
 
 
 def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
@@ -105,7 +166,7 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
         ref[...] = result
 
 
-def _query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
+def _own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
     setup, h, i, (q, do, lse, delta, k, v), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
     name = call.format(Site.DQ)
     rows = [call.read(site, x) for site, x in ((Site.Q, q), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))]
@@ -125,9 +186,27 @@ def _query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
     dq[...] = walk(partial(key_tile, False), whole, seen_tiles(setup, i), total)
 
 
+def _query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    setup, h, i, (ds, k, so_far, first), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
+    name, tiles = call.format(Site.DQ), k.shape[0] // setup.block_k
+
+    def key_tile(is_whole: bool, n: Array, total: Array) -> Array:
+        def tile(total: Array, ds: Array, y: Array) -> tuple[tuple[Array], Seen]:
+            at = events_of_tile(setup, h, i, first[0] + n, is_whole)
+            return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), at.seen()
+
+        keys = pl.ds(n * setup.block_k, setup.block_k)
+        own = call.read(Site.DS, ds, keys), call.read(Site.K, k, keys)
+        return work.tile(untransposed(tile), [name], n, *_held((total,), [name]), *own)[0]
+
+    whole, end = (jnp.clip(n - first[0], np.int32(0), np.int32(tiles)) for n in (whole_tiles(setup, i), seen_tiles(setup, i)))
+    total = walk(partial(key_tile, True), 0, whole, so_far[...])
+    dq[...] = walk(partial(key_tile, False), whole, end, total)
+
+
 def _key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    setup, h, j, (q, do, lse, delta, k, v), (dk, dv) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
-    formats = [call.format(Site.DK), call.format(Site.DV)]
+    setup, h, (q, do, lse, delta, k, v, first), (dk, dv, *written) = call.setup, pl.program_id(0), inputs, results
+    j, formats = first[0] + pl.program_id(1), [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
     def query_tile(is_whole: bool, i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -135,15 +214,19 @@ def _key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
             at = events_of_tile(setup, h, i, j, is_whole)
             p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
             totals, seen = algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
-            return totals, {name: found for name, found in seen.items() if site_of(name) in (Site.DK, Site.DV)}
+            own = {name: found for name, found in seen.items() if site_of(name) in (Site.DK, Site.DV)}
+            return (*totals, at.ops.transposed(ds))[: len(results)], own
 
         own = pl.ds(i * setup.block_q, setup.block_q)
         rows = [call.read(site, x, own) for site, x in ((Site.Q, q), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))]
-        return work.tile(tile, formats, i, *_held(totals, formats), *keys, *rows)
+        dk, dv, *ds = work.tile(untransposed(tile), formats, i, *_held(totals, formats[:2]), *keys, *rows)
+        for ref, x in zip(written, ds, strict=True):
+            ref[:, own] = x
+        return dk, dv
 
-    first, whole, end = whole_queries(setup, j)
+    whole_first, whole, end = whole_queries(setup, j)
     totals: Any = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    totals = walk(partial(query_tile, False), first, whole, totals)
+    totals = walk(partial(query_tile, False), whole_first, whole, totals)
     totals = walk(partial(query_tile, True), whole, end, totals)
     dk[...], dv[...] = walk(partial(query_tile, False), end, setup.query_tiles, totals)
 

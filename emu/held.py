@@ -55,7 +55,6 @@ class Machine:
                  and on a GPU that is an approximate one
     function     (f, x) -> f of a float64 array
     total        (machine, accumulator, a, b, init) -> init + a @ b
-    transposed   (machine, x) -> the array of numbers, transposed
     """
 
     types: dict[str, Any]
@@ -69,7 +68,6 @@ class Machine:
     divide: Callable[[Array, Array], Array]
     function: Callable[[Callable[..., Array], Array], Array]
     total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
-    transposed: Callable[["Machine", Held], Array]
 
 
 def format_of(f: Format) -> str:

@@ -95,9 +95,6 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
         return [rounded(machine, x[0], params["rounding"], x[1] if len(x) > 1 else None)]
     if eqn.primitive is marks.TOTAL:
         return [machine.total(machine, params["accumulator"], *(computed(machine, y) for y in x))]
-    if eqn.primitive is marks.TRANSPOSED:
-        y = computed(machine, x[0])
-        return [Held(array=machine.transposed(machine, y), format=y.format)]
     if eqn.primitive is marks.FUNCTION:
         return [promised(machine, params["function"], x)]
     if eqn.primitive is marks.PRODUCT or name in ARITHMETIC:

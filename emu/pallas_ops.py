@@ -92,7 +92,6 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
         divide=gpu_convert.divided if on_gpu else jnp.divide,
         function=lambda f, x: f(wide, x),
         total=partial(_total, wide, buffers, on_gpu),
-        transposed=partial(_transposed, buffers, on_gpu),
     )
 
 
@@ -115,19 +114,6 @@ def barrier(on_gpu: bool) -> None:
     """The threads of a program wait for each other, and see what others wrote; an interpreter has one."""
     if on_gpu:
         triton.debug_barrier()
-
-
-def _transposed(buffers: Buffers, on_gpu: bool, machine: Machine, x: Held) -> Array:
-    """By way of memory: XLA pushes a transposition up through all that made the array, and makes it anew for every use."""
-    if not on_gpu:
-        return held_as(machine, x, FP64).T
-    name = x.format if x.format in buffers else FP64
-    buffer = buffers[name][0]
-    buffer[: x.shape[0], : x.shape[1]] = held_as(machine, x, name)
-    barrier(on_gpu)
-    found: Array = buffer[: x.shape[0], : x.shape[1]].T
-    barrier(on_gpu)
-    return found
 
 
 def _total(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
