@@ -42,8 +42,11 @@ _classify = build_classify(jnp.where, number_of, lambda f: f)
 
 @jax.custom_batching.custom_vmap
 def opaque_zero(x: Array) -> Array:
-    """An int64 zero that no compiler can see through: whether the largest element is below the first. One for all that is mapped over."""
-    flat = x.reshape(-1)
+    """An int64 zero that no compiler can see through: whether the largest element is below the first. One for all that is mapped over.
+
+    As integers: XLA's maximum of an array with a NaN may be any of its numbers.
+    """
+    flat = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}").reshape(-1)
     return (jnp.max(flat) < flat[0]).astype(jnp.int64)
 
 
