@@ -16,11 +16,12 @@ from jax.experimental.pallas import triton
 from attention.head import Setup
 from attention.injection import Exact
 from attention.pallas_record import Recorder
-from attention.sites import Site
-from emu.accumulate import Order
+from attention.sites import FACTORS, Site
+from emu.accumulate import Accumulator, Order
 from emu.held import FP32, FP64, Held, Machine, format_of
 from emu.narrowing import narrowed
 from emu.pallas_ops import barrier, kernel_machine, types
+from emu.rounding import BINARY32
 from emu.xla_ops import opaque_zero
 
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
@@ -50,6 +51,15 @@ class Call:
         """Of that array."""
         return jnp.dtype(types(self.on_gpu)[self.format(site)])
 
+    def sums_in_parts(self, *sites: Site) -> bool:
+        """Whether sums of a tile may as well be those of its parts, each by fused multiply-adds: where the rounding of their events is
+        that of their steps, and nobody looks.
+        """
+        setup = self.setup
+        held = {self.format(site) for site in sites} | {self.format(factor) for site in sites for factor in FACTORS[site]}
+        own = {setup.plan.accumulator(site) for site in sites} == {Accumulator()} and {setup.plan[site] for site in sites} == {BINARY32}
+        return own and FP64 not in held and not setup.inject and setup.record is None
+
     def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
         """Rows of what a program sees of them."""
         return Held(array=ref[(rows, slice(None))[: len(ref.shape)]], format=self.format(site))
@@ -65,6 +75,10 @@ class Call:
     def own_columns(self, x: Array) -> Input:
         """Of an array (heads, rows, T) its tile of query columns."""
         return x, pl.BlockSpec((None, x.shape[1], self.setup.block_q), lambda h, i: (h, 0, i))
+
+    def own_rows(self, x: Array) -> Input:
+        """Of one (heads, S, T) its tile of keys."""
+        return x, _block(x, self.setup.block_k, lambda h, j: (h, j))
 
     def scalar(self, x: Array) -> Input:
         """The same number for all, as an array (1,)."""
@@ -86,12 +100,14 @@ class Kernel:
     body    (call, work, what it sees of the inputs, and of the results) -> None
     sums    the sites whose accumulators it runs;  recorder: of what it sees
     walked  its program walks over this many tiles
+    exps_at_once  of a thread
     """
 
     body: Callable[..., None]
     sums: tuple[Site, ...]
     recorder: Recorder
     walked: int
+    exps_at_once: int = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +161,9 @@ def run(
     def body(*refs: Any) -> None:
         given, (own_zero, *formats), _, to_write, memory, to_keep = _split(refs, parts)
         keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), formats, partial(barrier, call.on_gpu))
-        kernel.body(call, Work(machine=_machine(call, passed, own_zero, memory), keep=keep), given, to_write)
+        kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory), keep=keep), given, to_write)
 
-    warps = max(4, setup.block_q // ROWS_OF_A_WARP)
+    warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
     stages = 1 if passed or kept else _stages(inputs, max(setup.block_q, setup.block_k))
     found = pl.pallas_call(
         body,
@@ -194,6 +210,6 @@ def _stages(inputs: Sequence[Input], rows: int) -> int:
     return 3 if 3 * turn <= AHEAD else 2
 
 
-def _machine(call: Call, passed: list[str], zero: Any, buffers: Sequence[Any]) -> Machine:
+def _machine(call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any]) -> Machine:
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
-    return kernel_machine(zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu)
+    return kernel_machine(zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once)

@@ -41,7 +41,7 @@ def backward(
 
 @partial(jax.jit, static_argnums=0)
 def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Array, lse: Array, do: Array) -> Any:
-    ops, (heads, keys) = xla_ops(opaque_zero(q)), (q.shape[0], k.shape[0])
+    ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
     group = heads // keys
 
     def deltas(h: Array, *x: Array) -> Any:

@@ -16,14 +16,16 @@ from attention import algorithm
 from attention.head import Setup
 from attention.pallas_call import Call, Kernel, Work, run
 from attention.pallas_record import recorder
-from attention.pallas_tiles import events_of_rows, events_of_tile, seen_tiles, walk, whole_queries, whole_tiles
+from attention.pallas_tiles import events_of_rows, events_of_tile, seen_tiles, walk, walk_queries, whole_tiles
 from attention.plan import DeltaFrom, KeyOrder
 from attention.sites import Site
 from attention.trace import site_of
 from emu.held import FP64, Held
+from emu.pallas_ops import DEPTH
 from emu.transposing import untransposed
 
 SCORE_GRADIENTS = (Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B, Site.P_B, Site.DP, Site.DPD, Site.DS)
+SUMS = (Site.DQ, Site.DK, Site.DV)
 SCORES = 2**31  # bytes of dS in memory at once
 Seen = dict[str, Any]
 Rows = tuple[Array, Array, Array, Array]  # Q, dO, L, delta
@@ -79,11 +81,8 @@ def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Se
 
     def part(dq: Array, x: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         first, k, v = x
-        (dk, dv, ds), _ = _run_key_gradients(call, rows, first, k, v)
-        kernel = Kernel(body=_query_gradients, sums=(Site.DQ,), walked=tiles, recorder=recorder(call.setup, (), _features(k, v)))
-        own = [call.own_columns(ds), call.whole(k), call.own(dq), call.scalar(first)]
-        ((dq,), _) = run(kernel, call, (heads, call.setup.query_tiles), own, [(dq.shape, Site.DQ)])
-        return dq, (dk, dv)
+        dk, dv, ds = (_from_memory if call.sums_in_parts(*SUMS) else _at_once)(call, rows, first, k, v)
+        return _query_sums(call, dq, first, ds, k), (dk, dv)
 
     start = call.stored(Site.DQ, jnp.zeros(rows[0].shape))
     dq, (dk, dv) = lax.scan(part, start, (jnp.arange(parts, dtype=jnp.int32) * tiles, apart(k), apart(v)))
@@ -98,12 +97,48 @@ def _parts(call: Call, heads: int) -> tuple[int, int]:
     return parts, -(-setup.key_tiles // parts)
 
 
-def _run_key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> tuple[list[Array], Seen]:
+def _at_once(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
+    """dK, dV and dS^T of some key tiles, from the first on."""
+    (dk, dv, ds), _ = _key_gradients(call, rows, first, k, v)
+    return dk, dv, ds
+
+
+def _from_memory(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
+    """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come first, by a kernel of their own."""
+    q, do, *_ = rows
+    setup, heads, scores = call.setup, q.shape[0], (q.shape[0], k.shape[1], q.shape[1])
+    kernel = Kernel(
+        body=_write_scores,
+        sums=(Site.S_B, Site.DP),
+        walked=setup.query_tiles,
+        recorder=recorder(setup, (), _features(k, v)),
+        exps_at_once=8,
+    )
+    own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
+    (p, ds), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, [(scores, Site.P_B), (scores, Site.DS)])
+    kernel = Kernel(body=_add_queries, sums=(), walked=setup.query_tiles, recorder=recorder(setup, (), _features(k, v)))
+    own = [call.whole_of_query_head(q), call.whole_of_query_head(do), call.own_rows(p), call.own_rows(ds), call.scalar(first)]
+    results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV)]
+    (dk, dv), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, results)
+    return dk, dv, ds
+
+
+def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
+    """dQ and what some keys add to it."""
+    tiles, is_apart = k.shape[1] // call.setup.block_k, call.sums_in_parts(*SUMS)
+    recorded = recorder(call.setup, (), (k.shape[2], k.shape[2]))
+    kernel = Kernel(body=_add_keys, sums=() if is_apart else (Site.DQ,), walked=tiles, recorder=recorded)
+    own = [call.whole(k), call.own_columns(ds), call.own(dq), call.scalar(first)]
+    ((found,), _) = run(kernel, call, (dq.shape[0], call.setup.query_tiles), own, [(dq.shape, Site.DQ)])
+    return found
+
+
+def _key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> tuple[list[Array], Seen]:
     """dK, dV, and dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
     setup, heads = call.setup, rows[0].shape[0]
     kernel = Kernel(
-        body=_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), walked=setup.query_tiles,
-        recorder=recorder(setup, (Site.DV, Site.DK), _features(k, v)),
+        body=_own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), walked=setup.query_tiles,
+        recorder=recorder(setup, (Site.DV, Site.DK), _features(k, v)), exps_at_once=8,
     )  # fmt: skip
     own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
     results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV), ((heads, k.shape[1], rows[0].shape[1]), Site.DS)]
@@ -115,11 +150,11 @@ def _traced(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen
     setup = call.setup
     kernel = Kernel(
         body=_own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), walked=setup.key_tiles,
-        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), _features(k, v)),
+        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), _features(k, v)), exps_at_once=8,
     )  # fmt: skip
     own = [*map(call.own, rows), call.whole(k), call.whole(v)]
     (dq,), seen = run(kernel, call, (rows[0].shape[0], setup.query_tiles), own, [(rows[0].shape, Site.DQ)])
-    (dk, dv), seen_keys = _run_key_gradients(call, rows, jnp.int32(0), k, v)
+    (dk, dv), seen_keys = _key_gradients(call, rows, jnp.int32(0), k, v)
     return (dq, dk, dv), seen | seen_keys
 
 
@@ -186,25 +221,67 @@ def _own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> N
     dq[...] = walk(partial(key_tile, False), whole, seen_tiles(setup, i), total)
 
 
-def _query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    setup, h, i, (ds, k, so_far, first), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
-    name, tiles = call.format(Site.DQ), k.shape[0] // setup.block_k
+def _write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """P^T and dS^T."""
+    setup, h, (q, do, lse, delta, k, v, first) = call.setup, pl.program_id(0), inputs
+    j, sites = first[0] + pl.program_id(1), (Site.P_B, Site.DS)
+    keys = call.read(Site.K, k), call.read(Site.V, v)
 
-    def key_tile(is_whole: bool, n: Array, total: Array) -> Array:
+    def query_tile(is_whole: bool, i: Array, _: Any) -> None:
+        def tile(y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array) -> tuple[tuple[Array, ...], Seen]:
+            at = events_of_tile(setup, h, i, j, is_whole)
+            return tuple(map(at.ops.transposed, algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta))), at.seen()
+
+        own = pl.ds(i * setup.block_q, setup.block_q)
+        rows = [call.read(site, x, own) for site, x in ((Site.Q, q), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))]
+        for ref, x in zip(results, work.tile(untransposed(tile), [call.format(site) for site in sites], i, *keys, *rows), strict=True):
+            ref[:, own] = x
+
+    walk_queries(setup, j, query_tile, None)
+
+
+def _add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """dK and dV of P^T and dS^T, some queries at a time."""
+    setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, pl.program_id(0), inputs, results
+    j, formats, parts = first[0] + pl.program_id(1), [call.format(Site.DK), call.format(Site.DV)], setup.block_q // DEPTH
+
+    def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        def tile(dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array) -> tuple[tuple[Array, ...], Seen]:
+            at = events_of_tile(setup, h, lax.div(n, np.int32(parts)), j, is_whole)
+            p, ds = at.ops.transposed(p), at.ops.transposed(ds)
+            return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
+
+        own = pl.ds(n * DEPTH, DEPTH)
+        scores = [Held(array=ref[:, own], format=call.format(site)) for site, ref in ((Site.P_B, p), (Site.DS, ds))]
+        rows = call.read(Site.Q, q, own), call.read(Site.DO, do, own)
+        return work.tile(untransposed(tile), formats, n, *_held(totals, formats), *scores, *rows)
+
+    totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
+    dk[...], dv[...] = walk_queries(setup, j, queries, totals, parts)
+
+
+def _add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """dQ of dS^T, some keys at a time."""
+    setup, h, i, (k, ds, so_far, first), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
+    name, depth = call.format(Site.DQ), DEPTH if call.sums_in_parts(*SUMS) else setup.block_k
+    tiles, parts = k.shape[0] // setup.block_k, setup.block_k // depth
+
+    def keys(is_whole: bool, n: Array, total: Array) -> Array:
         def tile(total: Array, ds: Array, y: Array) -> tuple[tuple[Array], Seen]:
-            at = events_of_tile(setup, h, i, first[0] + n, is_whole)
+            at = events_of_tile(setup, h, i, first[0] + lax.div(n, np.int32(parts)), is_whole)
             return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), at.seen()
 
-        keys = pl.ds(n * setup.block_k, setup.block_k)
-        own = call.read(Site.DS, ds, keys), call.read(Site.K, k, keys)
-        return work.tile(untransposed(tile), [name], n, *_held((total,), [name]), *own)[0]
+        own = pl.ds(n * depth, depth)
+        factors = call.read(Site.DS, ds, own), call.read(Site.K, k, own)
+        return work.tile(untransposed(tile), [name], n, *_held((total,), [name]), *factors)[0]
 
-    whole, end = (jnp.clip(n - first[0], np.int32(0), np.int32(tiles)) for n in (whole_tiles(setup, i), seen_tiles(setup, i)))
-    total = walk(partial(key_tile, True), 0, whole, so_far[...])
-    dq[...] = walk(partial(key_tile, False), whole, end, total)
+    ends = (jnp.clip(n - first[0], np.int32(0), np.int32(tiles)) for n in (whole_tiles(setup, i), seen_tiles(setup, i)))
+    whole, end = (n * np.int32(parts) for n in ends)
+    total = walk(partial(keys, True), 0, whole, so_far[...])
+    dq[...] = walk(partial(keys, False), whole, end, total)
 
 
-def _key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
+def _own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
     setup, h, (q, do, lse, delta, k, v, first), (dk, dv, *written) = call.setup, pl.program_id(0), inputs, results
     j, formats = first[0] + pl.program_id(1), [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
     keys = call.read(Site.K, k), call.read(Site.V, v)
@@ -224,11 +301,8 @@ def _key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
             ref[:, own] = x
         return dk, dv
 
-    whole_first, whole, end = whole_queries(setup, j)
-    totals: Any = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    totals = walk(partial(query_tile, False), whole_first, whole, totals)
-    totals = walk(partial(query_tile, True), whole, end, totals)
-    dk[...], dv[...] = walk(partial(query_tile, False), end, setup.query_tiles, totals)
+    totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
+    dk[...], dv[...] = walk_queries(setup, j, query_tile, totals)
 
 
 def _held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def whole_tiles(setup: Setup, i: Array) -> Any:
     return whole if ends_within else jnp.where((i + 1) * setup.block_q <= setup.queries, jnp.asarray(whole, jnp.int32), np.int32(0))
 
 
-def whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
+def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
     """Of the query tiles that see key tile j: the first, the first that sees all of it, and the end of those."""
     first: Any = lax.div(j * setup.block_k, np.int32(setup.block_q)) if setup.is_causal else 0
     end: Any = setup.queries // setup.block_q
@@ -50,6 +51,14 @@ def whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
         return first, whole, end
     whole = jnp.minimum(whole, np.int32(setup.query_tiles))
     return first, whole, jnp.maximum(whole, np.int32(end))
+
+
+def walk_queries(setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any], state: Any, parts: int = 1) -> Any:
+    """The query tiles that see key tile j, or as many times `parts` of them: tile (is it whole, its number, state) -> state."""
+    first, whole, end = (n * parts for n in _whole_queries(setup, j))
+    state = walk(partial(tile, False), first, whole, state)
+    state = walk(partial(tile, True), whole, end, state)
+    return walk(partial(tile, False), end, setup.query_tiles * parts, state)
 
 
 def events_of_tile(setup: Setup, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None) -> Events:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from attention import head as head_of
 from attention.head import Setup
@@ -161,10 +161,19 @@ def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
-    return to_heads(jnp, x if x.dtype == jnp.float64 else widen(x), block)
+    return to_heads(jnp, x if x.dtype == jnp.float64 else lax.platform_dependent(x, cpu=widen, default=_converted), block)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _leave(x: Array, batch: int, rows: int, wide: bool) -> Array:
     x = from_heads(x, batch, rows)
-    return x if wide else narrow(round_wide(x, BINARY32))
+    return x if wide else lax.platform_dependent(x, cpu=_rounded, default=_converted)
+
+
+def _rounded(x: Array) -> Array:
+    return narrow(round_wide(x, BINARY32))
+
+
+def _converted(x: Array) -> Array:
+    """The other width, by a conversion, which on a GPU is one rounding to nearest even; a CPU may flush subnormal numbers."""
+    return x.astype(jnp.float32 if x.dtype == jnp.float64 else jnp.float64)

@@ -18,7 +18,7 @@ from emu.gpu_convert import assembled
 
 LN2 = "0x1.62e42fefa39efp-1", "0x1.abc9e3b39803fp-56"
 LOG2_E = "0x1.71547652b82fep+0"
-TOGETHER, THREADS = 32, 128  # elements of a thread at a time; threads of 64 rows of a tile
+THREADS = 128  # of 64 rows of a tile
 MAGIC = "0x1.8p+52"  # added and taken away again: a binary64 number rounded to a whole one, which is in the low word between
 
 
@@ -37,12 +37,13 @@ BFLOAT16 = _Series(LN2[:1], (
 ))  # fmt: skip
 
 
-def exp32(x: Array, name: str, zero: Array) -> Array:
+def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
     """e^x of a float32 array, rounded once to nearest even; NaN for NaN.
 
     name  a format that holds x, bf16 or another;  zero: an integer 0 that no compiler knows
+    at_once  elements of a thread that are under way together: they hide each other's latency, and take registers
     """
-    together = 2 if x.ndim < 2 else max(1, min(TOGETHER, x.size // THREADS))
+    together = 2 if x.ndim < 2 else max(1, min(at_once, x.size // THREADS))
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
     constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
     return assembled(text, constraints, together, jnp.float32, x, jnp.broadcast_to(zero.astype(jnp.int32), x.shape))

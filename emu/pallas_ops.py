@@ -71,12 +71,13 @@ def _refused(what: str) -> Any:
     return refuse
 
 
-def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
+def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: int = 32) -> Machine:
     """What does the arithmetic of one program.
 
     zero     an int64 0 that was read from memory: no compiler sees through it (`xla_ops`)
     buffers  of the program's own, for the types that it passes through memory
     on_gpu   whether the kernel runs on a GPU, by its instructions and tensor cores; else it is interpreted, with models of them
+    exps_at_once  of a thread: fewer of them where registers are wanted for more than one sum
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
     wide = replace(xla_ops(zero), multiply=multiply)
@@ -86,7 +87,7 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool) -> Machine:
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
         narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
-        exp=partial(exp32, zero=zero) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
+        exp=partial(exp32, zero=zero, at_once=exps_at_once) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
         round=_converted if on_gpu else _round,
         multiply=multiply,
         divide=gpu_convert.divided if on_gpu else jnp.divide,
@@ -124,8 +125,7 @@ def _total(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Acc
         return _ascending(wide, buffers, on_gpu, machine, acc, a, b, init)
     if on_gpu:
         return _on_tensor_core(machine, acc, a, b, init)
-    x, y, start = (held_as(machine, v, FP64) for v in (a, b, init))
-    return Held(array=accumulate(wide, acc, x.T, y, start), format=FP32)
+    return Held(array=_modelled(wide, acc, *(held_as(machine, v, FP64) for v in (a, b, init))), format=FP32)
 
 
 def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
@@ -169,13 +169,16 @@ def _ascending(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc:
     """
     single = acc.step == BINARY32 and init.format != FP64 and _is_binary32(a) and _is_binary32(b)
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
+    if single and width == DEPTH:
+        factors = (held_as(machine, v, name) for v in (a, b, init))
+        return Held(array=_fused(*factors) if on_gpu else _modelled(wide, acc, *factors), format=FP32)
     left, right = buffers[name]
     left[:rows, :width], right[:width, :columns] = held_as(machine, a, name), held_as(machine, b, name)
     barrier(on_gpu)  # every thread reads what others wrote
 
     def fused(n: Array, total: Array) -> Array:
         at = pl.ds(n * DEPTH, DEPTH)
-        return triton.dot(left[:rows, at], right[at, :columns], precision=lax.Precision.HIGHEST) + total
+        return _fused(left[:rows, at], right[at, :columns], total)
 
     def steps(n: Array, total: Array) -> Array:
         for k in range(UNROLL):
@@ -187,6 +190,16 @@ def _ascending(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc:
     total: Array = lax.fori_loop(0, width // depth, turn, held_as(machine, init, name))
     barrier(on_gpu)  # before the buffers are written again
     return Held(array=total, format=name)
+
+
+def _fused(a: Array, b: Array, init: Array) -> Array:
+    """init + a @ b of float32 arrays, by fused multiply-adds in ascending order."""
+    return triton.dot(a, b, precision=lax.Precision.HIGHEST) + init
+
+
+def _modelled(wide: Ops, acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
+    """The same by any accumulator, in binary64, as an interpreter runs it."""
+    return accumulate(wide, acc, a.T, b, init)
 
 
 def _is_binary32(x: Held) -> bool:
