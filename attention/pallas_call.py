@@ -180,6 +180,16 @@ def run(
     return list(results_), record.of_heads(jax.tree.unflatten(tree, seen))
 
 
+def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
+    """What a program carries from tile to tile."""
+    return [Held(array=x, format=name) for x, name in zip(arrays, formats, strict=True)]
+
+
+def wide(x: Array) -> Array:
+    """The carrier of every engine."""
+    return x.astype(jnp.float64)
+
+
 def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
     """Neighbours, so many each."""
     ends = list(accumulate(sizes))

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from attention import head, pallas_kernels
+from attention import head
 from attention.head import Setup
+from attention.pallas_backward import backward as run_backward
+from attention.pallas_forward import forward as run_forward
 from attention.xla_engine import enter, leave, moved, prepare, round_inputs
 from emu.xla_ops import opaque_zero, xla_ops
 
@@ -27,7 +29,7 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each:
 
 @partial(jax.jit, static_argnums=0)
 def _forward(setup: Setup, q: Array, k: Array, v: Array) -> Any:
-    return pallas_kernels.forward(setup, q, k, v, jax.default_backend() == "gpu")
+    return run_forward(setup, q, k, v, jax.default_backend() == "gpu")
 
 
 def backward(
@@ -58,7 +60,7 @@ def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Arra
 
     number = jnp.arange(heads)
     delta, seen_delta = jax.vmap(deltas)(number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do)
-    (dq, dk, dv), seen = pallas_kernels.backward(setup, q, k, v, do, lse, delta, jax.default_backend() == "gpu")
+    (dq, dk, dv), seen = run_backward(setup, q, k, v, do, lse, delta, jax.default_backend() == "gpu")
     (dk, dv), seen_keys = jax.vmap(added)(jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv)))
     dq, seen_dq = jax.vmap(finished)(number, dq)
     return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import AddUlps, Bias, Exact, Injection, Noise, Plan, Record, SetTo, Site, attend, examine, pallas_kernels
+from attention import AddUlps, Bias, Exact, Injection, Noise, Plan, Record, SetTo, Site, attend, examine, pallas_backward, pallas_forward
 from attention.attend import _setup
 from emu import Accumulator, Order, round_to
 from emu.gpu_convert import converted
@@ -35,9 +35,26 @@ def assert_equal(plan, *, is_causal=False, inject=(), gradient=1.0):
         assert np.array_equal(bits(getattr(ours, name)), bits(getattr(theirs, name))), name
 
 
-def test_on_tensor_cores_with_all_that_a_tile_can_be():
-    """A wrong tile, mask, head or order of a sum: causal, with tiles that nothing is in, key heads shared, rows beyond the end."""
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Room for dS of two of the four key tiles."""
+    monkeypatch.setattr(pallas_backward, "SCORES", 2 * (2 * 64 * 16) * 8)
+
+
+def test_on_tensor_cores_with_all_that_a_tile_can_be(in_parts):
+    """A wrong tile, mask, head, part of the keys or order of a sum: causal, with tiles that nothing is in, key heads shared, rows beyond
+    the end.
+    """
     assert_equal(HOPPER, is_causal=True)
+
+
+def test_sums_of_fused_multiply_adds(in_parts):
+    """A part of a tile left out or taken twice, a mask of another tile: P and dS come from memory, 16 at a time."""
+    q, k, v, do = (2.0 * normal(70 + i, 1, n, 1, 16) for i, n in enumerate((64, 48, 48, 64)))
+    options = {"plan": "qiu-yao@hopper", "is_causal": True, "record": None, "block_q": 32, "block_k": 16}
+    ours, theirs = (examine(q, k, v, do, engine=engine, **options) for engine in ("pallas", "numpy"))
+    for name in RESULTS:
+        assert np.array_equal(bits(getattr(ours, name)), bits(getattr(theirs, name))), name
 
 
 def assert_traces_are_equal(plan, is_causal, sizes=SIZES):
@@ -132,8 +149,8 @@ def test_kernels_lower_for_a_gpu(plan, record):
     setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), record, "xla")
     with jax.enable_x64(True):
         x, row = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64), jax.ShapeDtypeStruct((2, 128), jnp.float64)
-        forward = jax.jit(lambda q, k, v: pallas_kernels.forward(setup, q, k, v, True)).trace(x, x, x)
-        backward = jax.jit(lambda q, k, v, do, *r: pallas_kernels.backward(setup, q, k, v, do, *r, True)).trace(x, x, x, x, row, row)
+        forward = jax.jit(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True)).trace(x, x, x)
+        backward = jax.jit(lambda q, k, v, do, *r: pallas_backward.backward(setup, q, k, v, do, *r, True)).trace(x, x, x, x, row, row)
     for traced in (forward, backward):
         assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -147,7 +164,7 @@ def test_what_32_bits_do_not_count_is_refused(record):
     with jax.enable_x64(True):
         x = jax.ShapeDtypeStruct((heads, tokens, 64), jnp.float64)
         with pytest.raises(ValueError, match=re.escape(f"q: {heads} heads in 2048 tiles need an array of shape")):
-            jax.eval_shape(lambda q, k, v: pallas_kernels.forward(setup, q, k, v, True), x, x, x)
+            jax.eval_shape(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True), x, x, x)
 
 
 @pytest.mark.parametrize("r", [BINARY32, BF16, FP16], ids=str)
