@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton
 from attention.head import Setup
 from attention.injection import Exact
 from attention.pallas_record import Recorder
-from attention.sites import FACTORS, Site
+from attention.sites import FACTORS, Axes, Site
 from emu.accumulate import Accumulator, Order
 from emu.held import FP32, FP64, Held, Machine, format_of
 from emu.narrowing import narrowed
@@ -25,7 +25,8 @@ from emu.rounding import BINARY32
 from emu.xla_ops import opaque_zero
 
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
-AHEAD = 128 * 1024  # bytes of a multiprocessor's shared memory for tiles that are read ahead, of 227 KiB
+SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
+AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
 
 
@@ -164,7 +165,7 @@ def run(
         kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory), keep=keep), given, to_write)
 
     warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
-    stages = 1 if passed or kept else _stages(inputs, max(setup.block_q, setup.block_k))
+    stages = 1 if passed or kept else _stages(call, inputs, [site for _, site in results])
     found = pl.pallas_call(
         body,
         grid=grid,
@@ -211,13 +212,19 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
     return [FP32, FP64] if is_exact or is_ascending else []
 
 
-def _stages(inputs: Sequence[Input], rows: int) -> int:
+def _stages(call: Call, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:
     """How many turns' tiles of what a program walks over are in shared memory at once. A load of a later turn runs ahead of stores, to
     memory of the program too: where there are some, one turn at a time.
     """
+    size = call.setup.block_q, call.setup.block_k
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
-    turn = rows * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
-    return 3 if 3 * turn <= AHEAD else 2
+    turn = max(size) * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
+    wanted = 3 if 3 * turn <= AHEAD else 2
+    written = [math.prod(size) * call.type(site).itemsize for site in results if site is not None and site.axes is Axes.TS]
+    if not written:
+        return wanted
+    own = sum(math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize for x in inputs if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1])
+    return max(1, min(wanted, (SHARED - own - max(written)) // turn))  # scores on their way to memory take a tile, too
 
 
 def _machine(call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any]) -> Machine:
