@@ -20,10 +20,9 @@ QUEUED = 0.05  # seconds of calls in a row
 MOST = 20  # calls in a row
 
 LEGEND = """
-TFLOP/s: 4 B N T T H operations of the forward (half of them where causal) per second.  times: our time over that of {first}, forward, and
-forward with backward.  fused: one kernel a direction (engine pallas), tile sizes behind its name; @hopper: sums by the tensor core,
-else pinned in ascending order.  xla: the engine that runs everywhere.  native sums round the same events, but add in the device's own
-order (not reproducible).
+both: forward with backward. TFLOP/s: 4 B N T T H operations of the forward (half of them where causal) per second. times: our time over
+that of {first}. fused: engine pallas, tile sizes behind its name; @hopper: sums by the tensor core, else pinned in ascending order. xla:
+the engine that runs everywhere. native sums round the same events, but add in the device's own order (not reproducible).
 """
 
 
@@ -186,14 +185,14 @@ def _print(rows: list[Row]) -> None:
     from experiments.output import console
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("B N T H", "", "forward ms", "with backward", "TFLOP/s", "times", "with backward"):
-        table.add_column(heading, justify="left" if heading in ("B N T H", "") else "right", no_wrap=True)
-    for previous, row in zip([None, *rows], rows, strict=False):
-        first = previous is None or previous.size != row.size
-        if previous and first:
-            table.add_section()
-        cells = f"{row.forward * 1e3:.3g}", f"{row.both * 1e3:.3g}", f"{row.tflops:.3g}", f"{row.times:.3g}", f"{row.times_both:.3g}"
-        table.add_row(row.size if first else "", row.what, *cells)
+    for heading in ("B N T H", "forward ms", "both ms", "TFLOP/s", "times", "times both"):
+        table.add_column(heading, justify="left" if heading == "B N T H" else "right", no_wrap=True)
+    for size in dict.fromkeys(row.size for row in rows):
+        table.add_section()
+        table.add_row(size, style="bold")
+        for row in (r for r in rows if r.size == size):
+            numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
+            table.add_row(f"  {row.what}", *(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers))
     out = console()
     out.print(table)
     out.print(" ".join(LEGEND.format(first=rows[0].what).split()), style="dim")
