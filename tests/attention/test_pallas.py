@@ -101,6 +101,7 @@ def test_a_step_of_a_sum_rounds_once(plan, q, k, score):
     assert np.asarray(found.lse).flat[0] == score
 
 
+@pytest.mark.thorough
 def test_zeros_keep_their_sign():
     """A gradient that underflowed to -0, where no key of the next tile is seen: adding nothing would make it +0."""
     assert_equal("all:fp16@hopper", is_causal=True, gradient=2.0**-21)

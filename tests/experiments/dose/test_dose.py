@@ -180,6 +180,7 @@ def test_bad_words_name_themselves(word):
         scales.scale([word], quick=True, seeds=None)
 
 
+@pytest.mark.thorough
 def test_an_arm_that_is_lost_spoils_no_other():
     """A NaN that crosses arms: its neighbours' curves must be those of a launch where all are well."""
     config = scales.scale(TINY, quick=True, seeds="0").config

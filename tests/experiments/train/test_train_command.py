@@ -162,6 +162,7 @@ for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--se
 """
 
 
+@pytest.mark.thorough
 def test_two_devices_share_a_batch(tmp_path, capsys):
     """Sharding that changes more than last bits, that is left to chance, or a log that does not say so."""
     asked = words(PLAIN, monitor_every=100)
