@@ -7,13 +7,13 @@ from jax import Array, lax
 
 from attention.head import Setup
 from attention.pallas_call import Call, Kernel, run, wide
-from attention.pallas_gradients import SUMS, add_keys, add_queries, own_key_gradients, own_query_gradients, write_scores
+from attention.pallas_gradients import add_keys, add_queries, own_key_gradients, own_query_gradients, write_scores
 from attention.pallas_record import Recorder, recorder
 from attention.sites import Site
 
 SCORE_GRADIENTS = (Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B, Site.P_B, Site.DP, Site.DPD, Site.DS)
-SCORES = 2**31  # bytes of dS, and of P where it is written too, in memory at once
-EXPS = 8  # of a thread at once: registers are wanted for two sums beside them
+SCORE_BYTES = 2**31  # of dS, and of P where it is written too, in memory at once
+EXPS_AT_ONCE = 8  # of a thread: registers are wanted for two sums beside them
 Seen = dict[str, Any]
 Rows = tuple[Array, Array, Array, Array]  # Q, dO, L, delta
 Gradients = tuple[Array, Array, Array]
@@ -30,8 +30,8 @@ def backward(
     call = Call(setup=setup, on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     inputs = ((Site.Q, q), (Site.K, k), (Site.V, v), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
-    both = _by_parts if setup.record is None else _traced
-    (dq, dk, dv), seen = both(call, (q, do, lse, delta), k, v)
+    gradients = _by_parts if setup.record is None else _traced
+    (dq, dk, dv), seen = gradients(call, (q, do, lse, delta), k, v)
     return (wide(dq), wide(dk), wide(dv)), seen
 
 
@@ -49,7 +49,7 @@ def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Se
 
     def part(dq: Array, x: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         first, k, v = x
-        dk, dv, ds = (_from_memory if call.sums_in_parts(*SUMS) else _at_once)(call, rows, first, k, v)
+        dk, dv, ds = (_by_way_of_scores if call.sums_in_slices else _in_one_kernel)(call, rows, first, k, v)
         return _query_sums(call, dq, first, ds, k), (dk, dv)
 
     start = call.stored(Site.DQ, jnp.zeros(rows[0].shape))
@@ -59,27 +59,35 @@ def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Se
 
 def _parts(call: Call, heads: int) -> tuple[int, int]:
     """How many parts, and key tiles of each, so that what is written of one is no larger than it may be."""
-    setup, written = call.setup, (Site.DS, Site.P_B) if call.sums_in_parts(*SUMS) else (Site.DS,)
-    tile = heads * setup.query_tiles * setup.block_q * setup.block_k * sum(call.type(site).itemsize for site in written)
-    parts = -(-setup.key_tiles // max(1, SCORES // tile))
+    setup, written = call.setup, (Site.DS, Site.P_B) if call.sums_in_slices else (Site.DS,)
+    tile = heads * setup.query_tiles * setup.block_q * setup.block_k * sum(call.dtype(site).itemsize for site in written)
+    parts = -(-setup.key_tiles // max(1, SCORE_BYTES // tile))
     return parts, -(-setup.key_tiles // parts)
 
 
-def _at_once(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
+def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
     """dK, dV and dS^T of some key tiles, from the first on."""
     (dk, dv, ds), _ = _key_gradients(call, rows, first, k, v)
     return dk, dv, ds
 
 
-def _from_memory(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
+def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
     """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come first, by a kernel of their own."""
     q, do, *_ = rows
     setup, heads, scores = call.setup, q.shape[0], (q.shape[0], k.shape[1], q.shape[1])
-    kernel = Kernel(body=write_scores, sums=(Site.S_B, Site.DP), walked=setup.query_tiles, recorder=_nothing(setup), exps_at_once=EXPS)
+    kernel = Kernel(
+        body=write_scores, sums=(Site.S_B, Site.DP), walked=setup.query_tiles, recorder=_nothing(setup), exps_at_once=EXPS_AT_ONCE
+    )
     own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
     (p, ds), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, [(scores, Site.P_B), (scores, Site.DS)])
     kernel = Kernel(body=add_queries, sums=(), walked=setup.query_tiles, recorder=_nothing(setup))
-    own = [call.whole_of_query_head(q), call.whole_of_query_head(do), call.own_rows(p), call.own_rows(ds), call.scalar(first)]
+    own = [
+        call.whole_of_query_head(q),
+        call.whole_of_query_head(do),
+        call.own_keys_of_query_head(p),
+        call.own_keys_of_query_head(ds),
+        call.scalar(first),
+    ]
     results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV)]
     (dk, dv), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, results)
     return dk, dv, ds
@@ -87,19 +95,19 @@ def _from_memory(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gr
 
 def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
     """dQ and what some keys add to it."""
-    tiles, is_apart = k.shape[1] // call.setup.block_k, call.sums_in_parts(*SUMS)
-    kernel = Kernel(body=add_keys, sums=() if is_apart else (Site.DQ,), walked=tiles, recorder=_nothing(call.setup))
-    own = [call.whole(k), call.own_columns(ds), call.own(dq), call.scalar(first)]
+    tiles, sums = k.shape[1] // call.setup.block_k, () if call.sums_in_slices else (Site.DQ,)
+    kernel = Kernel(body=add_keys, sums=sums, walked=tiles, recorder=_nothing(call.setup))
+    own = [call.whole(k), call.own_queries_of_scores(ds), call.own(dq), call.scalar(first)]
     ((found,), _) = run(kernel, call, (dq.shape[0], call.setup.query_tiles), own, [(dq.shape, Site.DQ)])
     return found
 
 
 def _key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> tuple[list[Array], Seen]:
-    """dK, dV, and dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
+    """dK, dV and, third, dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
     setup, heads = call.setup, rows[0].shape[0]
     kernel = Kernel(
         body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), walked=setup.query_tiles,
-        recorder=recorder(setup, (Site.DV, Site.DK), (k.shape[2], v.shape[2])), exps_at_once=EXPS,
+        recorder=recorder(setup, (Site.DV, Site.DK), (k.shape[2], v.shape[2])), exps_at_once=EXPS_AT_ONCE,
     )  # fmt: skip
     own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
     results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV), ((heads, k.shape[1], rows[0].shape[1]), Site.DS)]
@@ -111,7 +119,7 @@ def _traced(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen
     setup = call.setup
     kernel = Kernel(
         body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), walked=setup.key_tiles,
-        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), (k.shape[2], v.shape[2])), exps_at_once=EXPS,
+        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), (k.shape[2], v.shape[2])), exps_at_once=EXPS_AT_ONCE,
     )  # fmt: skip
     own = [*map(call.own, rows), call.whole(k), call.whole(v)]
     (dq,), seen = run(kernel, call, (rows[0].shape[0], setup.query_tiles), own, [(rows[0].shape, Site.DQ)])

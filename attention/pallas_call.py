@@ -46,20 +46,21 @@ class Call:
 
     def stored(self, site: Site, x: Array) -> Array:
         """The results of an event as the narrowest array that holds them: memory is what a kernel waits for."""
-        return x.astype(self.type(site))
+        return x.astype(self.dtype(site))
 
-    def type(self, site: Site) -> Any:
+    def dtype(self, site: Site) -> Any:
         """Of that array."""
         return jnp.dtype(types(self.on_gpu)[self.format(site)])
 
-    def sums_in_parts(self, *sites: Site) -> bool:
-        """Whether sums of a tile may as well be those of its parts, each by fused multiply-adds: where the rounding of their events is
-        that of their steps, and nobody looks.
+    @property
+    def sums_in_slices(self) -> bool:
+        """Whether dQ, dK and dV of a tile are those of its slices of rows: sums of fused multiply-adds, whose event rounds as each of their
+        steps does, so that it changes nothing, and nobody looks.
         """
-        setup = self.setup
-        held = {self.format(site) for site in sites} | {self.format(factor) for site in sites for factor in FACTORS[site]}
-        own = {setup.plan.accumulator(site) for site in sites} == {Accumulator()} and {setup.plan[site] for site in sites} == {BINARY32}
-        return own and FP64 not in held and not setup.inject and setup.record is None
+        setup, sites = self.setup, (Site.DQ, Site.DK, Site.DV)
+        formats = {self.format(x) for site in sites for x in (site, *FACTORS[site])}
+        own = all(setup.plan.accumulator(site) == Accumulator() and setup.plan[site] == BINARY32 for site in sites)
+        return own and FP64 not in formats and not setup.inject and setup.record is None
 
     def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
         """Rows of what a program sees of them."""
@@ -73,12 +74,12 @@ class Call:
         """Its tile of keys."""
         return x, _block(x, self.setup.block_k, lambda h, j: (h // self.group, j))
 
-    def own_columns(self, x: Array) -> Input:
-        """Of an array (heads, rows, T) its tile of query columns."""
+    def own_queries_of_scores(self, x: Array) -> Input:
+        """Of an array (heads, S, T) its tile of queries."""
         return x, pl.BlockSpec((None, x.shape[1], self.setup.block_q), lambda h, i: (h, 0, i))
 
-    def own_rows(self, x: Array) -> Input:
-        """Of one (heads, S, T) its tile of keys."""
+    def own_keys_of_query_head(self, x: Array) -> Input:
+        """Of an array (heads, S, T) its tile of keys."""
         return x, _block(x, self.setup.block_k, lambda h, j: (h, j))
 
     def scalar(self, x: Array) -> Input:
@@ -99,7 +100,7 @@ class Kernel:
     """A kernel and what it needs to know before it is traced.
 
     body    (call, work, what it sees of the inputs, and of the results) -> None
-    sums    the sites whose accumulators it runs;  recorder: of what it sees
+    sums    the sites whose accumulators it runs on whole tiles;  recorder: of what it sees
     walked  its program walks over this many tiles
     exps_at_once  of a thread
     """
@@ -165,6 +166,7 @@ def run(
         kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory), keep=keep), given, to_write)
 
     warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
+    # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
     stages = 1 if passed or kept else _stages(call, inputs, [site for _, site in results])
     found = pl.pallas_call(
         body,
@@ -213,14 +215,12 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
 
 
 def _stages(call: Call, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:
-    """How many turns' tiles of what a program walks over are in shared memory at once. A load of a later turn runs ahead of stores, to
-    memory of the program too: where there are some, one turn at a time.
-    """
+    """How many turns' tiles of what a program walks over are in shared memory at once."""
     size = call.setup.block_q, call.setup.block_k
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
     turn = max(size) * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
     wanted = 3 if 3 * turn <= AHEAD else 2
-    written = [math.prod(size) * call.type(site).itemsize for site in results if site is not None and site.axes is Axes.TS]
+    written = [math.prod(size) * call.dtype(site).itemsize for site in results if site is not None and site.axes is Axes.TS]
     if not written:
         return wanted
     own = sum(math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize for x in inputs if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1])

@@ -1,7 +1,7 @@
 """The programs of the backward's fused kernels, with the equations of every engine.
 
-A tile is computed transposed where its sums are over queries (`emu.transposing`): P and dS are then factors as they lie in registers, and
-in memory as dQ reads them.
+A program that owns keys computes its tiles transposed (`emu.transposing`): P and dS are then factors as they lie in registers. What a tile
+adds to a sum may be added in slices of DEPTH rows (`Call.sums_in_slices`).
 """
 
 from functools import partial
@@ -21,14 +21,15 @@ from emu.held import Held
 from emu.pallas_ops import DEPTH
 from emu.transposing import untransposed
 
-SUMS = (Site.DQ, Site.DK, Site.DV)
+ROWS = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
 Seen = dict[str, Any]
 
 
 def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    setup, h, i, (q, do, lse, delta, k, v), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
+    """dQ, with P and dS of its own."""
+    setup, h, i, (*rows, k, v), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
     name = call.format(Site.DQ)
-    rows = [call.read(site, x) for site, x in ((Site.Q, q), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))]
+    own = [call.read(site, x) for site, x in zip(ROWS, rows, strict=True)]
 
     def key_tile(is_whole: bool, j: Array, total: Array) -> Array:
         def tile(total: Array, x: Array, do: Array, lse: Array, delta: Array, y: Array, z: Array) -> tuple[tuple[Array], Seen]:
@@ -38,7 +39,7 @@ def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> No
 
         keys = pl.ds(j * setup.block_k, setup.block_k)
         y, z = call.read(Site.K, k, keys), call.read(Site.V, v, keys)
-        return work.tile(tile, [name], j, *held((total,), [name]), *rows, y, z)[0]
+        return work.tile(tile, [name], j, *held((total,), [name]), *own, y, z)[0]
 
     whole = whole_tiles(setup, i)
     total = walk(partial(key_tile, True), 0, whole, jnp.zeros(dq.shape, dq.dtype))
@@ -47,7 +48,7 @@ def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> No
 
 def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """P^T and dS^T."""
-    setup, h, (q, do, lse, delta, k, v, first) = call.setup, pl.program_id(0), inputs
+    setup, h, (*rows, k, v, first) = call.setup, pl.program_id(0), inputs
     j, sites = first[0] + pl.program_id(1), (Site.P_B, Site.DS)
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
@@ -57,8 +58,8 @@ def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
             return tuple(map(at.ops.transposed, algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta))), at.seen()
 
         own = pl.ds(i * setup.block_q, setup.block_q)
-        rows = [call.read(site, x, own) for site, x in ((Site.Q, q), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))]
-        for ref, x in zip(results, work.tile(untransposed(tile), [call.format(site) for site in sites], i, *keys, *rows), strict=True):
+        queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
+        for ref, x in zip(results, work.tile(untransposed(tile), [call.format(site) for site in sites], i, *keys, *queries), strict=True):
             ref[:, own] = x
 
     walk_queries(setup, j, query_tile, None)
@@ -67,11 +68,11 @@ def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
 def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dK and dV of P^T and dS^T, some queries at a time."""
     setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, pl.program_id(0), inputs, results
-    j, formats, parts = first[0] + pl.program_id(1), [call.format(Site.DK), call.format(Site.DV)], setup.block_q // DEPTH
+    j, formats, slices = first[0] + pl.program_id(1), [call.format(Site.DK), call.format(Site.DV)], setup.block_q // DEPTH
 
     def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         def tile(dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array) -> tuple[tuple[Array, ...], Seen]:
-            at = events_of_tile(setup, h, lax.div(n, np.int32(parts)), j, is_whole)
+            at = events_of_tile(setup, h, lax.div(n, np.int32(slices)), j, is_whole)
             p, ds = at.ops.transposed(p), at.ops.transposed(ds)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
 
@@ -81,18 +82,18 @@ def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
         return work.tile(untransposed(tile), formats, n, *held(totals, formats), *scores, *rows)
 
     totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    dk[...], dv[...] = walk_queries(setup, j, queries, totals, parts)
+    dk[...], dv[...] = walk_queries(setup, j, queries, totals, slices)
 
 
 def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dQ of dS^T, some keys at a time."""
     setup, h, i, (k, ds, so_far, first), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
-    name, depth = call.format(Site.DQ), DEPTH if call.sums_in_parts(*SUMS) else setup.block_k
-    tiles, parts = k.shape[0] // setup.block_k, setup.block_k // depth
+    name, depth = call.format(Site.DQ), DEPTH if call.sums_in_slices else setup.block_k
+    tiles, slices = k.shape[0] // setup.block_k, setup.block_k // depth
 
     def keys(is_whole: bool, n: Array, total: Array) -> Array:
         def tile(total: Array, ds: Array, y: Array) -> tuple[tuple[Array], Seen]:
-            at = events_of_tile(setup, h, i, first[0] + lax.div(n, np.int32(parts)), is_whole)
+            at = events_of_tile(setup, h, i, first[0] + lax.div(n, np.int32(slices)), is_whole)
             return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), at.seen()
 
         own = pl.ds(n * depth, depth)
@@ -100,13 +101,14 @@ def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
         return work.tile(untransposed(tile), [name], n, *held((total,), [name]), *factors)[0]
 
     ends = (jnp.clip(n - first[0], np.int32(0), np.int32(tiles)) for n in (whole_tiles(setup, i), seen_tiles(setup, i)))
-    whole, end = (n * np.int32(parts) for n in ends)
+    whole, end = (n * np.int32(slices) for n in ends)
     total = walk(partial(keys, True), 0, whole, so_far[...])
     dq[...] = walk(partial(keys, False), whole, end, total)
 
 
 def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    setup, h, (q, do, lse, delta, k, v, first), (dk, dv, *written) = call.setup, pl.program_id(0), inputs, results
+    """dK and dV, and dS^T if it is among the results."""
+    setup, h, (*rows, k, v, first), (dk, dv, *written) = call.setup, pl.program_id(0), inputs, results
     j, formats = first[0] + pl.program_id(1), [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
@@ -119,8 +121,8 @@ def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None
             return (*totals, at.ops.transposed(ds))[: len(results)], own
 
         own = pl.ds(i * setup.block_q, setup.block_q)
-        rows = [call.read(site, x, own) for site, x in ((Site.Q, q), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))]
-        dk, dv, *ds = work.tile(untransposed(tile), formats, i, *held(totals, formats[:2]), *keys, *rows)
+        queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
+        dk, dv, *ds = work.tile(untransposed(tile), formats, i, *held(totals, formats[:2]), *keys, *queries)
         for ref, x in zip(written, ds, strict=True):
             ref[:, own] = x
         return dk, dv

@@ -53,12 +53,12 @@ def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
     return first, whole, jnp.maximum(whole, np.int32(end))
 
 
-def walk_queries(setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any], state: Any, parts: int = 1) -> Any:
-    """The query tiles that see key tile j, or as many times `parts` of them: tile (is it whole, its number, state) -> state."""
-    first, whole, end = (n * parts for n in _whole_queries(setup, j))
+def walk_queries(setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any], state: Any, slices: int = 1) -> Any:
+    """The query tiles that see key tile j, or all their slices, so many to a tile: tile (is it whole, its number, state) -> state."""
+    first, whole, end = (n * slices for n in _whole_queries(setup, j))
     state = walk(partial(tile, False), first, whole, state)
     state = walk(partial(tile, True), whole, end, state)
-    return walk(partial(tile, False), end, setup.query_tiles * parts, state)
+    return walk(partial(tile, False), end, setup.query_tiles * slices, state)
 
 
 def events_of_tile(setup: Setup, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None) -> Events:

@@ -175,5 +175,9 @@ def _rounded(x: Array) -> Array:
 
 
 def _converted(x: Array) -> Array:
-    """The other width, by a conversion, which on a GPU is one rounding to nearest even; a CPU may flush subnormal numbers."""
-    return x.astype(jnp.float32 if x.dtype == jnp.float64 else jnp.float64)
+    """The other width, by a conversion, which on a GPU is one rounding to nearest even; a CPU may flush subnormal numbers. Behind barriers,
+    since XLA takes a conversion to binary32 and back for nothing, and leaves out both.
+    """
+    if x.dtype == jnp.float64:
+        return lax.optimization_barrier(x.astype(jnp.float32))
+    return lax.optimization_barrier(x).astype(jnp.float64)

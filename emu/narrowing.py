@@ -75,6 +75,11 @@ def _evaluate(machine: Machine, jaxpr: Jaxpr, consts: Sequence[Any], args: Seque
     return [read(v) for v in jaxpr.outvars]
 
 
+def inlined(eqn: Any) -> Any:
+    """What an operation calls, where it is no more than a call; else None."""
+    return (eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]) if eqn.primitive.name in INLINED else None
+
+
 def _needed(jaxpr: Jaxpr) -> list[Any]:
     """The operations that some result depends on."""
     needed, found = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
@@ -88,8 +93,7 @@ def _needed(jaxpr: Jaxpr) -> list[Any]:
 def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     """The results of one operation."""
     name, params = eqn.primitive.name, eqn.params
-    if name in INLINED:
-        closed = params.get("jaxpr") or params["call_jaxpr"]
+    if closed := inlined(eqn):
         return _evaluate(machine, closed.jaxpr, closed.consts, x)
     if eqn.primitive is marks.ROUND:
         return [rounded(machine, x[0], params["rounding"], x[1] if len(x) > 1 else None)]

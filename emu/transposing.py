@@ -14,13 +14,13 @@ from jax import Array
 from jax.extend.core import Jaxpr, Literal
 
 from emu import marks
-from emu.narrowing import INLINED
+from emu.narrowing import inlined
 
 BY_NUMBER = (
-    "add", "sub", "mul", "div", "max", "min", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "select_n",
-    "shift_left", "shift_right_logical", "shift_right_arithmetic", "convert_element_type", "bitcast_convert_type", "copy",
+    "add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor",
+    "select_n", "shift_left", "shift_right_logical", "shift_right_arithmetic", "convert_element_type", "bitcast_convert_type", "copy",
 )  # fmt: skip
-Asked = Callable[[bool], Array]  # an array, or its transpose
+EitherWay = Callable[[bool], Array]  # an array; True: its transpose
 
 
 def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,14 +38,14 @@ def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _given(x: Any) -> Asked:
-    return lambda is_transposed: x.T if is_transposed and x.ndim == 2 else x
+def _given(x: Any) -> EitherWay:
+    return functools.cache(lambda is_transposed: x.T if is_transposed and x.ndim == 2 else x)
 
 
-def _evaluate(jaxpr: Jaxpr, consts: Sequence[Asked], args: Sequence[Asked]) -> list[Asked]:
-    values: dict[Any, Asked] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+def _evaluate(jaxpr: Jaxpr, consts: Sequence[EitherWay], args: Sequence[EitherWay]) -> list[EitherWay]:
+    values: dict[Any, EitherWay] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
-    def read(v: Any) -> Asked:
+    def read(v: Any) -> EitherWay:
         return (lambda _: v.val) if isinstance(v, Literal) else values[v]
 
     for eqn in jaxpr.eqns:
@@ -53,9 +53,8 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Asked], args: Sequence[Asked]) -> l
     return [read(v) for v in jaxpr.outvars]
 
 
-def _results(eqn: Any, x: Sequence[Asked]) -> list[Asked]:
-    if eqn.primitive.name in INLINED:
-        closed = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+def _results(eqn: Any, x: Sequence[EitherWay]) -> list[EitherWay]:
+    if closed := inlined(eqn):
         return _evaluate(closed.jaxpr, [*map(_given, closed.consts)], x)
     if eqn.primitive is marks.TRANSPOSED or _swaps(eqn):
         return [lambda is_transposed: x[0](not is_transposed)]
@@ -75,7 +74,7 @@ def _swaps(eqn: Any) -> bool:
     return eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0)
 
 
-def _transpose(eqn: Any, x: Sequence[Asked]) -> Array:
+def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
     """The transpose of what an operation makes."""
     name, params = eqn.primitive.name, eqn.params
     if name in BY_NUMBER or eqn.primitive in (marks.ROUND, marks.PRODUCT, marks.FUNCTION):
@@ -86,7 +85,7 @@ def _transpose(eqn: Any, x: Sequence[Asked]) -> Array:
     if name == "broadcast_in_dim":
         ways = tuple(sorted(1 - d for d in params["broadcast_dimensions"]))
         return eqn.primitive.bind(x[0](True), **params | {"shape": params["shape"][::-1], "broadcast_dimensions": ways})
-    if name == "reshape" and eqn.invars[0].aval.ndim == 1:
+    if name == "reshape" and eqn.invars[0].aval.ndim == 1 and 1 in params["new_sizes"]:
         return eqn.primitive.bind(x[0](False), **params | {"new_sizes": params["new_sizes"][::-1]})
     if name == "iota":
         return eqn.primitive.bind(**params | {"shape": params["shape"][::-1], "dimension": 1 - params["dimension"]})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention import Injection, Plan, SetTo, Site, attend, examine
+from attention.xla_engine import _enter, _leave
 from tests.engines import bits, normal
 
 SHAPES = (2, 20, 4, 8), (2, 24, 2, 8), (2, 24, 2, 8), (2, 20, 4, 8)
@@ -158,3 +159,16 @@ def test_errors_name_the_argument(change, words):
         examine(*arrays, **arguments)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "dtype"),
+    [(lambda x: _leave(x, 1, 4, False), (1, 4, 2), "float64"), (lambda x: _enter(x, 4), (1, 4, 1, 2), "float32")],
+    ids=["leave", "enter"],
+)
+def test_xla_on_a_gpu_sees_no_conversion_to_undo(f, shape, dtype):
+    """To binary32 and back XLA leaves out both, and the rounding with them: results of one call that enter the next would be wider."""
+    with jax.enable_x64(True):
+        lowered = jax.jit(f).trace(jnp.zeros(shape, dtype)).lower(lowering_platforms=("cuda",)).as_text()
+    steps = [word for word in re.findall(r"stablehlo\.(\w+)", lowered) if word in ("convert", "optimization_barrier")]
+    assert steps == (["convert", "optimization_barrier"] if dtype == "float64" else ["optimization_barrier", "convert"])

@@ -38,7 +38,10 @@ def assert_equal(plan, *, is_causal=False, inject=(), gradient=1.0):
 @pytest.fixture
 def in_parts(monkeypatch):
     """Room for dS of two of the four key tiles."""
-    monkeypatch.setattr(pallas_backward, "SCORES", 2 * (2 * 64 * 16) * 8)
+    jax.clear_caches()  # what was compiled has its own room
+    monkeypatch.setattr(pallas_backward, "SCORE_BYTES", 2 * (2 * 64 * 16) * 8)
+    yield
+    jax.clear_caches()
 
 
 def test_on_tensor_cores_with_all_that_a_tile_can_be(in_parts):
@@ -116,6 +119,8 @@ def test_random_bits_and_injections():
         Injection(site=Site.S, what=Noise(ulps=1.0, seed=9), columns=range(8, 50)),
         Injection(site=Site.P, what=Noise(ulps=1.0, seed=3), rows=range(9, 30)),
         Injection(site=Site.OUT, what=Exact(), rows=35),
+        Injection(site=Site.P_B, what=Noise(ulps=1.0, seed=4), rows=range(5, 33, 3)),
+        Injection(site=Site.DS, what=AddUlps(ulps=1.0), rows=range(1, 30, 2), columns=range(8, 40, 5)),
     )
     assert_equal(plan, is_causal=True, inject=inject)
 
