@@ -8,7 +8,7 @@ from jax import Array, lax
 from attention.head import Setup
 from attention.pallas_call import Call, Kernel, run, wide
 from attention.pallas_gradients import add_keys, add_queries, own_key_gradients, own_query_gradients, write_scores
-from attention.pallas_record import Recorder, recorder
+from attention.pallas_record import recorder
 from attention.sites import Site
 
 SCORE_GRADIENTS = (Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B, Site.P_B, Site.DP, Site.DPD, Site.DS)
@@ -75,12 +75,10 @@ def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) 
     """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come first, by a kernel of their own."""
     q, do, *_ = rows
     setup, heads, scores = call.setup, q.shape[0], (q.shape[0], k.shape[1], q.shape[1])
-    kernel = Kernel(
-        body=write_scores, sums=(Site.S_B, Site.DP), walked=setup.query_tiles, recorder=_nothing(setup), exps_at_once=EXPS_AT_ONCE
-    )
+    kernel = Kernel(body=write_scores, sums=(Site.S_B, Site.DP), exps_at_once=EXPS_AT_ONCE)
     own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
     (p, ds), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, [(scores, Site.P_B), (scores, Site.DS)])
-    kernel = Kernel(body=add_queries, sums=(), walked=setup.query_tiles, recorder=_nothing(setup))
+    kernel = Kernel(body=add_queries, sums=())
     own = [
         call.whole_of_query_head(q),
         call.whole_of_query_head(do),
@@ -95,8 +93,7 @@ def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) 
 
 def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
     """dQ and what some keys add to it."""
-    tiles, sums = k.shape[1] // call.setup.block_k, () if call.sums_in_slices else (Site.DQ,)
-    kernel = Kernel(body=add_keys, sums=sums, walked=tiles, recorder=_nothing(call.setup))
+    kernel = Kernel(body=add_keys, sums=() if call.sums_in_slices else (Site.DQ,))
     own = [call.whole(k), call.own_queries_of_scores(ds), call.own(dq), call.scalar(first)]
     ((found,), _) = run(kernel, call, (dq.shape[0], call.setup.query_tiles), own, [(dq.shape, Site.DQ)])
     return found
@@ -106,8 +103,8 @@ def _key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
     """dK, dV and, third, dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
     setup, heads = call.setup, rows[0].shape[0]
     kernel = Kernel(
-        body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), walked=setup.query_tiles,
-        recorder=recorder(setup, (Site.DV, Site.DK), (k.shape[2], v.shape[2])), exps_at_once=EXPS_AT_ONCE,
+        body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), exps_at_once=EXPS_AT_ONCE,
+        recorder=recorder(setup, (Site.DV, Site.DK), (k.shape[2], v.shape[2]), setup.query_tiles),
     )  # fmt: skip
     own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
     results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV), ((heads, k.shape[1], rows[0].shape[1]), Site.DS)]
@@ -118,15 +115,10 @@ def _traced(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen
     """dQ, dK, dV, and what was seen: of P, dS and dQ by a kernel that owns queries."""
     setup = call.setup
     kernel = Kernel(
-        body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), walked=setup.key_tiles,
-        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), (k.shape[2], v.shape[2])), exps_at_once=EXPS_AT_ONCE,
+        body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), exps_at_once=EXPS_AT_ONCE,
+        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), (k.shape[2], v.shape[2]), setup.key_tiles),
     )  # fmt: skip
     own = [*map(call.own, rows), call.whole(k), call.whole(v)]
     (dq,), seen = run(kernel, call, (rows[0].shape[0], setup.query_tiles), own, [(rows[0].shape, Site.DQ)])
     (dk, dv), seen_keys = _key_gradients(call, rows, jnp.int32(0), k, v)
     return (dq, dk, dv), seen | seen_keys
-
-
-def _nothing(setup: Setup) -> Recorder:
-    """Nobody records here."""
-    return recorder(setup, (), (0, 0))

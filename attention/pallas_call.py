@@ -100,29 +100,28 @@ class Kernel:
     """A kernel and what it needs to know before it is traced.
 
     body    (call, work, what it sees of the inputs, and of the results) -> None
-    sums    the sites whose accumulators it runs on whole tiles;  recorder: of what it sees
-    walked  its program walks over this many tiles
+    sums    the sites whose accumulators it runs on whole tiles;  recorder: of what it sees, if anybody asks
     exps_at_once  of a thread
     """
 
     body: Callable[..., None]
     sums: tuple[Site, ...]
-    recorder: Recorder
-    walked: int
+    recorder: Recorder | None = None
     exps_at_once: int = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A program's arithmetic, and what it does with (what was seen, the tile walked over)."""
+    """A program's arithmetic, and what it does with (what was seen, the tile walked over), if anything."""
 
     machine: Machine
-    keep: Callable[[Any, Any], None]
+    keep: Callable[[Any, Any], None] | None
 
     def tile(self, f: Callable[..., Any], formats: Sequence[str], tile: Any, *args: Held) -> tuple[Array, ...]:
         """What f returns, (numbers, what was seen of one tile, walked over), as arrays for these formats; the second is kept."""
         found, seen = narrowed(self.machine, f, formats)(*args)
-        self.keep(seen, tile)
+        if self.keep is not None:
+            self.keep(seen, tile)
         return found
 
 
@@ -155,14 +154,14 @@ def run(
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[FP64 if site is None else call.format(site)]) for shape, site in results]
     buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
     record, zero = kernel.recorder, jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
-    kept, tree = jax.tree.flatten(record.nothing(grid, shapes[0].shape[1] // grid[1], kernel.walked))
-    shared = [zero[None], *([record.formats()] if kept else [])]
+    kept, tree = jax.tree.flatten(record and record.nothing(grid, shapes[0].shape[1] // grid[1]))
+    shared = [zero[None], *([record.formats()] if record else [])]
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid)
     parts = len(inputs), len(shared), len(kept), len(shapes), len(buffers), len(kept)
 
     def body(*refs: Any) -> None:
         given, (own_zero, *formats), _, to_write, memory, to_keep = _split(refs, parts)
-        keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), formats, partial(barrier, call.on_gpu))
+        keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), formats, partial(barrier, call.on_gpu)) if record else None
         kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory), keep=keep), given, to_write)
 
     warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
@@ -180,7 +179,7 @@ def run(
         name=kernel.body.__name__.strip("_"),
     )(*(x for x, _ in inputs), *shared, *kept)
     results_, _, seen = _split(found, parts[3:])
-    return list(results_), record.of_heads(jax.tree.unflatten(tree, seen))
+    return list(results_), record.of_heads(jax.tree.unflatten(tree, seen)) if record else {}
 
 
 def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:

@@ -35,8 +35,8 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[t
     results = [((*rows, v.shape[2]), Site.OUT), (rows, Site.LSE), *([((*rows, v.shape[2]), None)] if is_read else [])]
     sites = [site for site in Site if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)]
     kernel = Kernel(
-        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), walked=setup.key_tiles,
-        recorder=recorder(setup, sites, (q.shape[2], v.shape[2])),
+        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV),
+        recorder=recorder(setup, sites, (q.shape[2], v.shape[2]), setup.key_tiles),
     )  # fmt: skip
     found, seen = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results)
     out, lse, *unrounded = map(wide, found)

@@ -46,28 +46,27 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """What is asked of one kernel: sites, and how many columns the events of each have."""
+    """What is asked of one kernel.
+
+    sites, columns  whose events, and how many columns those of each have;  counted: of these the sites whose ones are counted
+    tiles           its programs walk over
+    """
 
     setup: Setup
+    counted: tuple[Site, ...]
     sites: tuple[Site, ...]
     columns: tuple[int, ...]
+    tiles: int
 
-    @property
-    def counted(self) -> tuple[Site, ...]:
-        """The sites whose ones are counted."""
-        return () if self.setup.record is None else tuple(site for site in self.sites if site in self.setup.record.ones)
-
-    def nothing(self, grid: tuple[int, int], rows: int, tiles: int) -> Kept | None:
-        """Before the first tile of every program: grid of (heads, own tiles), each to walk over some tiles; None without a record."""
-        if self.setup.record is None:
-            return None
+    def nothing(self, grid: tuple[int, int], rows: int) -> Kept:
+        """Before the first tile of every program: a grid of (heads, own tiles)."""
         sites, most = (*grid, len(self.sites)), max(*self.columns, COLUMNS)
         return Kept(
             counts=jnp.zeros((*sites, len(COUNTS), rows), jnp.int32), sums=jnp.zeros((*sites, len(SUMS), rows)),
             peak=jnp.full((*sites, rows), -1.0), place=jnp.full((*sites, rows), NOWHERE, jnp.int32),
             before=jnp.zeros((*sites, rows, most)), after=jnp.zeros((*sites, rows, most)), valid=jnp.zeros((*sites, rows), jnp.int32),
             order=jnp.zeros(sites, jnp.int32),
-            ones=jnp.zeros((*grid, len(self.counted), tiles, rows), jnp.int32) if self.counted else None,
+            ones=jnp.zeros((*grid, len(self.counted), self.tiles, rows), jnp.int32) if self.counted else None,
         )  # fmt: skip
 
     def formats(self) -> Array:
@@ -78,10 +77,8 @@ class Recorder:
         """The format of site n."""
         return judged(self.setup.plan[self.sites[n]].format)
 
-    def keep(self, kept: Kept | None, formats: Sequence[Any], barrier: Callable[[], None], seen: Mapping[str, Any], tile: Any) -> None:
+    def keep(self, kept: Kept, formats: Sequence[Any], barrier: Callable[[], None], seen: Mapping[str, Any], tile: Any) -> None:
         """Add what was seen of some sites in one tile (walked over) to what a program has kept; formats: the array above."""
-        if kept is None:
-            return
         for n, site in enumerate(self.counted):
             if f"{site}.ones" in seen:
                 kept.ones[n, tile, :] = seen[f"{site}.ones"].astype(jnp.int32)
@@ -102,11 +99,9 @@ class Recorder:
         lax.fori_loop(np.int32(0), np.int32(len(inexact)), look, None)
         barrier()  # before the next tile is written
 
-    def of_heads(self, kept: Kept | None) -> dict[str, Any]:
+    def of_heads(self, kept: Kept) -> dict[str, Any]:
         """What `attention.trace.trace_of_whole` takes, of all heads."""
         found: dict[str, Any] = {}
-        if kept is None:
-            return found
         counts, sums = kept.counts.astype(jnp.int64).sum((1, 4)), kept.sums.sum((1, 4))
         rows, (peak, place) = _joined(kept.sums[:, :, :, SUMS.index("ulps")]), self._worst(kept)
         for n, site in enumerate(self.sites):
@@ -132,11 +127,15 @@ class Recorder:
         return jnp.maximum(top, 0.0), jnp.where(top < 0.0, -1, first)
 
 
-def recorder(setup: Setup, sites: Sequence[Site], features: tuple[int, int]) -> Recorder:
-    """For a kernel's sites; features of q and k, and of v."""
+def recorder(setup: Setup, sites: Sequence[Site], features: tuple[int, int], tiles: int) -> Recorder | None:
+    """For a kernel's sites, features of q and k, and of v, and how many tiles its programs walk over; None without a record."""
+    if setup.record is None:
+        return None
     wide = {Site.DQ: features[0], Site.DK: features[0]}
     columns = {Axes.TS: setup.block_k, Axes.T: 1, Axes.TH: features[1], Axes.SH: features[1]}
-    return Recorder(setup=setup, sites=tuple(sites), columns=tuple(wide.get(site, columns[site.axes]) for site in sites))
+    counted = tuple(site for site in sites if site in setup.record.ones)
+    own = tuple(wide.get(site, columns[site.axes]) for site in sites)
+    return Recorder(setup=setup, counted=counted, sites=tuple(sites), columns=own, tiles=tiles)
 
 
 def _look_at(kept: Kept, n: Array, formats: Any, tile: Any) -> None:
