@@ -79,13 +79,7 @@ def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) 
     own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
     (p, ds), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, [(scores, Site.P_B), (scores, Site.DS)])
     kernel = Kernel(body=add_queries, sums=())
-    own = [
-        call.whole_of_query_head(q),
-        call.whole_of_query_head(do),
-        call.own_keys_of_query_head(p),
-        call.own_keys_of_query_head(ds),
-        call.scalar(first),
-    ]
+    own = [*map(call.whole_of_query_head, (q, do)), *map(call.own_keys_of_query_head, (p, ds)), call.scalar(first)]
     results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV)]
     (dk, dv), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, results)
     return dk, dv, ds
