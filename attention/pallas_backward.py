@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from attention.head import Setup
-from attention.pallas_call import Call, Kernel, run, wide
+from attention.pallas_call import Call, Input, Kernel, run, wide
 from attention.pallas_gradients import add_keys, add_queries, own_key_gradients, own_query_gradients, write_scores
 from attention.pallas_record import recorder
 from attention.sites import Site
@@ -74,14 +74,10 @@ def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
 def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
     """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come first, by a kernel of their own."""
     q, do, *_ = rows
-    setup, heads, scores = call.setup, q.shape[0], (q.shape[0], k.shape[1], q.shape[1])
     kernel = Kernel(body=write_scores, sums=(Site.S_B, Site.DP), exps_at_once=EXPS_AT_ONCE)
-    own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
-    (p, ds), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, [(scores, Site.P_B), (scores, Site.DS)])
-    kernel = Kernel(body=add_queries, sums=())
+    (p, ds), _ = _of_keys(kernel, call, _rows_and_keys(call, rows, first, k, v), q, k, v, (Site.P_B, Site.DS))
     own = [*map(call.whole_of_query_head, (q, do)), *map(call.own_keys_of_query_head, (p, ds)), call.scalar(first)]
-    results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV)]
-    (dk, dv), _ = run(kernel, call, (heads, k.shape[1] // setup.block_k), own, results)
+    (dk, dv), _ = _of_keys(Kernel(body=add_queries, sums=()), call, own, q, k, v, (Site.DK, Site.DV))
     return dk, dv, ds
 
 
@@ -95,14 +91,28 @@ def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Arr
 
 def _key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> tuple[list[Array], Seen]:
     """dK, dV and, third, dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
-    setup, heads = call.setup, rows[0].shape[0]
+    setup = call.setup
     kernel = Kernel(
         body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), exps_at_once=EXPS_AT_ONCE,
         recorder=recorder(setup, (Site.DV, Site.DK), (k.shape[2], v.shape[2]), setup.query_tiles),
     )  # fmt: skip
-    own = [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
-    results = [((heads, *k.shape[1:]), Site.DK), ((heads, *v.shape[1:]), Site.DV), ((heads, k.shape[1], rows[0].shape[1]), Site.DS)]
-    return run(kernel, call, (heads, k.shape[1] // setup.block_k), own, results[: 3 if setup.record is None else 2])
+    results = (Site.DK, Site.DV, Site.DS) if setup.record is None else (Site.DK, Site.DV)
+    return _of_keys(kernel, call, _rows_and_keys(call, rows, first, k, v), rows[0], k, v, results)
+
+
+def _rows_and_keys(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> list[Input]:
+    """What a program that owns keys sees."""
+    return [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
+
+
+def _of_keys(
+    kernel: Kernel, call: Call, inputs: list[Input], q: Array, k: Array, v: Array, sites: tuple[Site, ...]
+) -> tuple[list[Array], Seen]:
+    """The kernel over (query heads, key tiles): the results of these sites, scores transposed."""
+    heads, keys = q.shape[0], k.shape[1]
+    columns = {Site.DK: k.shape[2], Site.DV: v.shape[2]}
+    results = [((heads, keys, columns.get(site, q.shape[1])), site) for site in sites]
+    return run(kernel, call, (heads, keys // call.setup.block_k), inputs, results)
 
 
 def _traced(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen]:

@@ -18,6 +18,7 @@ from attention.injection import Exact
 from attention.pallas_record import Recorder
 from attention.sites import FACTORS, Axes, Site
 from emu.accumulate import Accumulator, Order
+from emu.gpu_exp import AT_ONCE
 from emu.held import FP32, FP64, Held, Machine, format_of
 from emu.narrowing import narrowed
 from emu.pallas_ops import barrier, kernel_machine, types
@@ -107,7 +108,7 @@ class Kernel:
     body: Callable[..., None]
     sums: tuple[Site, ...]
     recorder: Recorder | None = None
-    exps_at_once: int = 32
+    exps_at_once: int = AT_ONCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from emu.gpu_convert import assembled
 
 LN2 = "0x1.62e42fefa39efp-1", "0x1.abc9e3b39803fp-56"
 LOG2_E = "0x1.71547652b82fep+0"
-THREADS = 128  # of 64 rows of a tile
+AT_ONCE, THREADS = 32, 128  # elements of a thread that are under way together; threads of 64 rows of a tile
 MAGIC = "0x1.8p+52"  # added and taken away again: a binary64 number rounded to a whole one, which is in the low word between
 
 

@@ -18,7 +18,7 @@ from jax.experimental.pallas import triton
 from emu import gpu_convert, marks, narrowing
 from emu.accumulate import Accumulator, Order, accumulate
 from emu.functions import exp64
-from emu.gpu_exp import exp32
+from emu.gpu_exp import AT_ONCE, exp32
 from emu.held import FP32, FP64, Held, Machine, held_as
 from emu.odd_sum import sum_to_round
 from emu.ops import Event, Ops
@@ -71,7 +71,7 @@ def _refused(what: str) -> Any:
     return refuse
 
 
-def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: int = 32) -> Machine:
+def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: int = AT_ONCE) -> Machine:
     """What does the arithmetic of one program.
 
     zero     an int64 0 that was read from memory: no compiler sees through it (`xla_ops`)

@@ -86,14 +86,14 @@ def on_gpu() -> dict[str, int]:
     from jax.experimental import pallas as pl
 
     from emu.functions import exp64
-    from emu.gpu_exp import exp32
+    from emu.gpu_exp import AT_ONCE, exp32
     from emu.rounding import BINARY32 as ROUNDED
     from emu.widths import narrow, widen
     from emu.xla import round_wide
     from emu.xla_ops import opaque_zero, xla_ops
 
     def kernel(name: str, x: Any, zero: Any, y: Any) -> None:
-        y[...] = exp32(x[...], name, zero[0], at_once=32)
+        y[...] = exp32(x[...], name, zero[0], at_once=AT_ONCE)
 
     @partial(jax.jit, static_argnums=(2, 3))
     def wrong(start: Any, step: Any, count: int, name: str) -> Any:
