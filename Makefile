@@ -42,6 +42,7 @@ gpu-check:  ## on a machine with a GPU and jax: digests of every preset against 
 	$(PYTHON) -m tests.gpu_check --engine pallas
 	$(PYTHON) -m tests.gpu_trace
 	$(PYTHON) -m tests.gpu_exp
+	$(PYTHON) -m tests.gpu_sixteen
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
 	$(PYTHON) -m tests.gpu_scaling

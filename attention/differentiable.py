@@ -12,43 +12,62 @@ from attention.attend import mask_to_heads, result_type, setup_of_heads
 from attention.head import Setup
 from attention.sites import Site
 from attention.traced_plan import HeadPlans
+from emu.rounding import BF16, FP16
+
+Types = tuple[Any, ...]  # of q, k, v
+SIXTEEN_BITS = {jnp.dtype(jnp.bfloat16): BF16.format, jnp.dtype(jnp.float16): FP16.format}
 
 
 def attend_jax(engine: Any, setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, mask: Any, delta_error: Any = None) -> Array:
-    """The output (B, T, N, H). Inputs narrower than float32 are cast outside, so their gradients are cast back by JAX.
+    """The output (B, T, N, H); gradients have the types of the inputs.
 
     engine       the module that runs heads: `xla_engine` or `pallas_engine`
     delta_error  (B, T, N, H) or None: what the backward adds to the output where delta reads it
     """
     dtype = result_type(q, k, v)
     with jax.enable_x64(dtype == jnp.float64 or bool(jax.config.read("jax_enable_x64"))):
-        q, k, v = (jnp.asarray(x).astype(dtype) for x in (q, k, v))
+        q, k, v = (x if _is_narrow(x) and dtype == jnp.float32 else x.astype(dtype) for x in map(jnp.asarray, (q, k, v)))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
     each = None if plans is None else run.by_head(plans, q.shape[0])
-    return _attend(engine, setup, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error)
+    types = tuple(x.dtype for x in (q, k, v))
+    return _attend(engine, setup, types, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _is_narrow(x: Array) -> bool:
+    """Whether it is a float type of at most 32 bits."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
-    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None
+    engine: Any, setup: Setup, types: Types, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None
 ) -> Array:
-    return _forward(engine, setup, each, q, k, v, mask, error)[0]
+    return _forward(engine, setup, types, each, q, k, v, mask, error)[0]
 
 
 def _forward(
-    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None = None
-) -> tuple[Array, Any]:
-    rounded = [
-        run.round_inputs(setup, site, run.enter(x, block), each)[0]
-        for site, x, block in ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
-    ]
+    engine: Any, setup: Setup, types: Types, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None,
+    error: Array | None = None,
+) -> tuple[Array, Any]:  # fmt: skip
+    inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
+    rounded = [_rounded(setup, site, x, block, each) for site, x, block in inputs]
     (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each)
-    result = run.leave(out, q.shape[0], setup.queries, q.dtype)
+    result = run.leave(out, q.shape[0], setup.queries, result_type(q, k, v))
     return result, (each, *rounded, mask, out, wide, lse, error)
 
 
-def _backward(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[None, Array, Array, Array, None, None]:
-    return None, *_gradients(engine, setup, residuals, do)[:3], None, None
+def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | None) -> Array:
+    """Heads of an input, rounded; numbers of a 16-bit type that the event keeps are not asked."""
+    heads, r, own = run.enter(x, block), setup.plan[site], SIXTEEN_BITS.get(x.dtype)
+    is_plain = each is None and setup.plan.block(site) is None and all(injection.site is not site for injection in setup.inject)
+    if is_plain and own is not None and r.keeps_specials and r.format.holds(own):
+        return heads
+    return run.round_inputs(setup, site, heads, each)[0]  # type: ignore[no-any-return]
+
+
+def _backward(engine: Any, setup: Setup, types: Types, residuals: Any, do: Array) -> tuple[None, Array, Array, Array, None, None]:
+    dq, dk, dv, _ = _gradients(engine, setup, residuals, do)
+    return None, *(x.astype(dtype) for x, dtype in zip((dq, dk, dv), types, strict=True)), None, None  # type: ignore[return-value]
 
 
 def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, Array]:
@@ -56,7 +75,7 @@ def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Ar
     each, q, k, v, mask, out, wide, lse, error = residuals
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
-    do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
+    do_heads = _rounded(setup, Site.DO, do, setup.block_q, each)
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     return tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))  # type: ignore[return-value]
@@ -83,6 +102,6 @@ def pulled(q: Any, k: Any, v: Any, do: Any, *, plan: HeadPlans, block_q: int = 1
     """
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
-    out, residuals = _forward(run, setup, run.by_head(plan, q.shape[0]), q, k, v, None)
+    out, residuals = _forward(run, setup, (), run.by_head(plan, q.shape[0]), q, k, v, None)
     dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
     return Pulled(out, run.leave(residuals[-2], q.shape[0], setup.queries, dtype), dq, dk, dv, delta)

@@ -16,9 +16,11 @@ from jax.experimental.pallas import triton
 from attention.head import Setup
 from attention.injection import Exact
 from attention.pallas_record import Recorder
+from attention.plan import Exponential
 from attention.sites import FACTORS, Axes, Site
 from emu.accumulate import Accumulator, Order
 from emu.gpu_exp import AT_ONCE
+from emu.gpu_exp_table import BYTES, table
 from emu.held import FP32, FP64, Held, Machine, format_of
 from emu.narrowing import narrowed
 from emu.pallas_ops import barrier, kernel_machine, types
@@ -103,12 +105,14 @@ class Kernel:
     body    (call, work, what it sees of the inputs, and of the results) -> None
     sums    the sites whose accumulators it runs on whole tiles;  recorder: of what it sees, if anybody asks
     exps_at_once  of a thread
+    exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
     """
 
     body: Callable[..., None]
     sums: tuple[Site, ...]
     recorder: Recorder | None = None
     exps_at_once: int = AT_ONCE
+    exponent: Site | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +164,17 @@ def run(
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid)
     parts = len(inputs), len(shared), len(kept), len(shapes), len(buffers), len(kept)
 
+    warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
+    has_table = _has_table(call, kernel)
+
     def body(*refs: Any) -> None:
         given, (own_zero, *formats), _, to_write, memory, to_keep = _split(refs, parts)
+        exps = table(own_zero[0], 32 * warps) if has_table else None
         keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), formats, partial(barrier, call.on_gpu)) if record else None
-        kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory), keep=keep), given, to_write)
+        kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory, exps), keep=keep), given, to_write)
 
-    warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
-    stages = 1 if passed or kept else _stages(call, inputs, [site for _, site in results])
+    stages = 1 if passed or kept else _stages(call, inputs, [site for _, site in results], BYTES if has_table else 0)
     found = pl.pallas_call(
         body,
         grid=grid,
@@ -214,12 +221,18 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
     return [FP32, FP64] if is_exact or is_ascending else []
 
 
-def _stages(call: Call, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:
-    """How many turns' tiles of what a program walks over are in shared memory at once."""
+def _has_table(call: Call, kernel: Kernel) -> bool:
+    """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
+    plan, is_narrow = call.setup.plan, kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
+    return call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
+
+
+def _stages(call: Call, inputs: Sequence[Input], results: Sequence[Site | None], table: int) -> int:
+    """How many turns' tiles of what a program walks over are in shared memory at once, beside a table of so many bytes."""
     size = call.setup.block_q, call.setup.block_k
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
     turn = max(size) * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
-    wanted = 3 if 3 * turn <= AHEAD else 2
+    wanted = 3 if 3 * turn + 2 * table < AHEAD else 2  # two programs on a multiprocessor rather than three tiles
     written = [math.prod(size) * call.dtype(site).itemsize for site in results if site is not None and site.axes is Axes.TS]
     if not written:
         return wanted
@@ -227,6 +240,6 @@ def _stages(call: Call, inputs: Sequence[Input], results: Sequence[Site | None])
     return max(1, min(wanted, (SHARED - own - max(written)) // turn))  # scores on their way to memory take a tile, too
 
 
-def _machine(call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any]) -> Machine:
+def _machine(call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any) -> Machine:
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
-    return kernel_machine(zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once)
+    return kernel_machine(zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once, exps)

@@ -35,7 +35,7 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[t
     results = [((*rows, v.shape[2]), Site.OUT), (rows, Site.LSE), *([((*rows, v.shape[2]), None)] if is_read else [])]
     sites = [site for site in Site if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)]
     kernel = Kernel(
-        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV),
+        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), exponent=Site.X,
         recorder=recorder(setup, sites, (q.shape[2], v.shape[2]), setup.key_tiles),
     )  # fmt: skip
     found, seen = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results)

@@ -142,8 +142,7 @@ def backward(
 def enter(x: Array, block: int) -> Array:
     """Any float array (B, T, N, H) as the carrier, exactly, head by head in whole tiles."""
     with jax.enable_x64(True):
-        x = jnp.asarray(x)
-        return _enter(x if x.dtype == jnp.float64 else x.astype(jnp.float32), block)
+        return _enter(jnp.asarray(x), block)
 
 
 def moved(setup: Setup, heads: tuple[Array, ...], error: Array) -> tuple[Array, ...]:
@@ -161,7 +160,11 @@ def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
-    return to_heads(jnp, x if x.dtype == jnp.float64 else lax.platform_dependent(x, cpu=widen, default=_converted), block)
+    if x.dtype not in (jnp.float32, jnp.float64):
+        x = lax.platform_dependent(x, cpu=lambda x: widen(x.astype(jnp.float32)), default=lambda x: x.astype(jnp.float64))
+    elif x.dtype == jnp.float32:
+        x = lax.platform_dependent(x, cpu=widen, default=_converted)
+    return to_heads(jnp, x, block)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))

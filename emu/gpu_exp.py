@@ -9,16 +9,17 @@ bfloat16   g of degree 5, 2^-34: none of its 2^16 arguments is that near to a bo
 """
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from emu.gpu_convert import assembled
+from emu.gpu_convert import assembled, in_turn
 
 LN2 = "0x1.62e42fefa39efp-1", "0x1.abc9e3b39803fp-56"
 LOG2_E = "0x1.71547652b82fep+0"
-AT_ONCE, THREADS = 32, 128  # elements of a thread that are under way together; threads of 64 rows of a tile
+AT_ONCE = 32  # elements of a thread that are under way together
 MAGIC = "0x1.8p+52"  # added and taken away again: a binary64 number rounded to a whole one, which is in the low word between
 
 
@@ -38,22 +39,29 @@ BFLOAT16 = _Series(LN2[:1], (
 
 
 def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
-    """e^x of a float32 array, rounded once to nearest even; NaN for NaN.
+    """e^x of an array of binary32 numbers, rounded once to nearest even, as a float32 array; NaN for NaN.
 
     name  a format that holds x, bf16 or another;  zero: an integer 0 that no compiler knows
     at_once  elements of a thread that are under way together: they hide each other's latency, and take registers
     """
-    together = 2 if x.ndim < 2 else max(1, min(at_once, x.size // THREADS))
+    together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
     constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
-    return assembled(text, constraints, together, jnp.float32, x, jnp.broadcast_to(zero.astype(jnp.int32), x.shape))
+    return assembled(text, constraints, together, jnp.float32, x.astype(jnp.float32), jnp.broadcast_to(zero.astype(jnp.int32), x.shape))
 
 
 def _text(series: _Series, together: int) -> str:
     """PTX for some elements at a time, an instruction for each in turn. An operation waits for the one before it, and the assembler,
     to save registers, would draw those of one element together. A branch that is never taken, before the series, keeps it from that: a
-    fused kernel is faster by a fifth. Beyond [-110, 100] the result is 0 or infinity anyway.
+    fused kernel is faster by a fifth.
     """
+    reduction, power = evaluated(series, [f"${together + n}" for n in range(together)], [f"${n}" for n in range(together)])
+    never = [".reg .pred never;", f"setp.ne.s32 never, ${2 * together}, 0;", "@never bra NEVER;"]
+    return "{ " + "\n".join([*reduction, *never, *power, "bra DONE;", "NEVER: trap;", "DONE:"]) + " }"
+
+
+def evaluated(series: _Series, arguments: Sequence[str], results: Sequence[str]) -> tuple[list[str], list[str]]:
+    """PTX from registers to registers: the reduction, and the power. Beyond [-110, 100] the result is 0 or infinity anyway."""
     registers = (".f32 z#", ".f64 x#", ".f64 k#", ".f64 p#", ".b32 whole#", ".b32 unused#", ".b32 low#", ".b32 high#")
     reduction = [
         "max.NaN.f32 z#, %, 0fC2DC0000;", "min.NaN.f32 z#, z#, 0f42C80000;", "cvt.f64.f32 x#, z#;",
@@ -66,14 +74,12 @@ def _text(series: _Series, together: int) -> str:
         "mov.b64 {low#, high#}, p#;", "shl.b32 whole#, whole#, 20;", "add.s32 high#, high#, whole#;", "mov.b64 p#, {low#, high#};",
         "cvt.rn.f32.f64 @, p#;",
     ]  # fmt: skip
-    never = [".reg .pred never;", f"setp.ne.s32 never, ${2 * together}, 0;", "@never bra NEVER;"]
-    lines = [*_each([f".reg {r};" for r in registers] + reduction, together), *never, *_each(power, together)]
-    return "{ " + "\n".join([*lines, "bra DONE;", "NEVER: trap;", "DONE:"]) + " }"
+    own = [(f"{n}", x, y) for n, (x, y) in enumerate(zip(arguments, results, strict=True))]
 
+    def each(lines: list[str]) -> list[str]:
+        return [line.replace("#", n).replace("%", x).replace("@", y) for line in lines for n, x, y in own]
 
-def _each(lines: list[str], together: int) -> list[str]:
-    """Every line for every element: # its number, % its argument, @ its result."""
-    return [line.replace("#", str(n)).replace("%", f"${together + n}").replace("@", f"${n}") for line in lines for n in range(together)]
+    return each([f".reg {r};" for r in registers] + reduction), each(power)
 
 
 def _constant(text: str, sign: float = 1.0) -> str:

@@ -47,8 +47,11 @@ class Machine:
     types        of arrays, by the name of the format
     combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to binary32: to nearest even, or, of products,
                  to odd
+    combined16   (add | sub | mul, x, y, rounding) -> that of two arrays of the rounding's own 16-bit format, rounded once
+    scaled16     (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit format, rounded once
     narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;  narrow32: as a float32 array
-    exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of a float32 array, rounded once to binary32
+    exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of an array for this format, within binary32,
+                 rounded once to binary32
     round        (x, rounding, random) -> a float64 array rounded once
     multiply     the product of float64 arrays that no compiler fuses with a following addition
     divide       their quotient, which no compiler narrows: of binary32 numbers, rounded to binary32, LLVM makes a division in binary32,
@@ -59,6 +62,8 @@ class Machine:
 
     types: dict[str, Any]
     combined: Callable[[str, Array, Array, bool], Array]
+    combined16: Callable[[str, Array, Array, Rounding], Array]
+    scaled16: Callable[[Array, Array, Rounding], Array]
     narrow: Callable[[Array, Rounding], Array]
     narrow32: Callable[[Array, Rounding], Array]
     exponential: Callable[..., Any]

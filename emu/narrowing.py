@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax import Array
 from jax.extend.core import Jaxpr, Literal
@@ -24,8 +25,8 @@ ARITHMETIC = ("add", "sub", "mul")
 STRUCTURE = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "copy", "select_n")  # numbers move, none is made
 COMPARISON = ("max", "min", "reduce_max", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")  # the same in any type that holds them
 INLINED = ("jit", "pjit", "closed_call", "custom_jvp_call")
+NUMBERS: dict[Rounding, Callable[[float], Any]] = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
 EVERYWHERE = (0.0, np.inf, -np.inf)
-SMALLEST_FACTOR = 2.0**-16  # times a bfloat16 number this is a binary32 number, subnormal ones included: 2^-133 2^-16 = 2^-149
 
 
 def narrowed(machine: Machine, f: Callable[..., Any], formats: Sequence[str]) -> Callable[..., tuple[tuple[Array, ...], Any]]:
@@ -125,10 +126,36 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
     name = format_of(r.format)
     if r.is_identity or (r == BINARY32 and x.format in WITHIN_FP32) or (r in (BF16, FP16) and x.format == name):
         return x
+    if r in (BF16, FP16) and (array := _in_16_bits(machine, x, r)) is not None:
+        return Held(array=array, format=name)
     array = _in_binary32(machine, x, r) if r in (BINARY32, BF16, FP16) else None
     if array is None:
         return Held(array=machine.round(held_as(machine, x, FP64), r, random).astype(machine.types[name]), format=name)
     return Held(array=array, format=FP32) if r == BINARY32 else Held(array=None, wider=array, format=name)
+
+
+def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
+    """A sum, difference or product of two numbers of the format itself, or of a tile a product with a binary32 number, as an array of it;
+    None of anything else. One rounding is what binary64 and then the format give: 53 >= 2 p + 2 (Figueroa 1995), and products are exact.
+    """
+    if x.made is None or callable(x.made[0]):
+        return None
+    (operation, (a, b)), name = x.made, r.format.name
+    if _is_within(a, r) and _is_within(b, r):
+        return machine.combined16(operation, _in_own(machine, a, name), _in_own(machine, b, name), r)
+    if operation == "mul" and b.format == name and len(b.shape) == 2 and a.format in WITHIN_FP32:
+        return machine.scaled16(held_as(machine, a, FP32), held_as(machine, b, name), r)
+    return None
+
+
+def _in_own(machine: Machine, x: Held, name: str) -> Array:
+    return held_as(machine, x, name) if x.uniform is None else jnp.asarray(x.uniform, machine.types[name])
+
+
+def _is_within(x: Held, r: Rounding) -> bool:
+    """Whether the numbers are the format's."""
+    with np.errstate(over="ignore"):
+        return x.format == r.format.name or (x.uniform is not None and float(NUMBERS[r](x.uniform)) == x.uniform)
 
 
 def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
@@ -137,26 +164,12 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
         return held_as(machine, x, FP32) if x.format in WITHIN_FP32 else None
     operation, factors = x.made
     if callable(operation):
-        return machine.exp(held_as(machine, factors[0], FP32), factors[0].format) if r == BINARY32 else None
-    to_odd = r != BINARY32 and not _rounds_once(operation, factors, r.format.name)
+        return machine.exp(held_as(machine, factors[0], factors[0].format), factors[0].format) if r == BINARY32 else None
+    to_odd = r != BINARY32
     if to_odd and operation != "mul":  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
         return None
     a, b = (held_as(machine, y, FP32) for y in factors)
     return machine.combined(operation, a, b, to_odd)
-
-
-def _rounds_once(operation: str, factors: tuple[Held, ...], name: str) -> bool:
-    """Whether nearest even to binary32 and then to the format is nearest even to the format: a sum of two of its own numbers, since
-    24 >= 2 p + 2 (Figueroa 1995; where it is subnormal it is exact); or a product with a power of two, which is exact.
-    """
-    a, b = factors
-    if operation != "mul":
-        return a.format == b.format == name
-    return any(x.format == name and y.uniform is not None and _is_power_of_two(y.uniform) for x, y in ((a, b), (b, a)))
-
-
-def _is_power_of_two(x: float) -> bool:
-    return SMALLEST_FACTOR <= x <= 1.0 and float(np.frexp(x)[0]) == 0.5
 
 
 def _joined(x: Sequence[Any], least: str | None = None) -> str:

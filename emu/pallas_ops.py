@@ -19,6 +19,7 @@ from emu import gpu_convert, marks, narrowing
 from emu.accumulate import Accumulator, Order, accumulate
 from emu.functions import exp64
 from emu.gpu_exp import AT_ONCE, exp32
+from emu.gpu_exp_table import exp32_by_table
 from emu.held import FP32, FP64, Held, Machine, held_as
 from emu.odd_sum import sum_to_round
 from emu.ops import Event, Ops
@@ -71,23 +72,26 @@ def _refused(what: str) -> Any:
     return refuse
 
 
-def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: int = AT_ONCE) -> Machine:
+def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: int = AT_ONCE, exps: Array | None = None) -> Machine:
     """What does the arithmetic of one program.
 
     zero     an int64 0 that was read from memory: no compiler sees through it (`xla_ops`)
     buffers  of the program's own, for the types that it passes through memory
     on_gpu   whether the kernel runs on a GPU, by its instructions and tensor cores; else it is interpreted, with models of them
     exps_at_once  of a thread: fewer of them where registers are wanted for more than one sum
+    exps     the place of the table of `gpu_exp_table`, if there is one
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
     wide = replace(xla_ops(zero), multiply=multiply)
     return Machine(
         types=types(on_gpu),
         combined=gpu_convert.combined if on_gpu else partial(_combined, multiply),
+        combined16=gpu_convert.combined16 if on_gpu else partial(_combined16, multiply),
+        scaled16=gpu_convert.scaled16 if on_gpu else partial(_combined16, multiply, "mul"),
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
         narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
-        exp=partial(exp32, zero=zero, at_once=exps_at_once) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
+        exp=partial(_exp, zero, exps, exps_at_once) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
         round=_converted if on_gpu else _round,
         multiply=multiply,
         divide=gpu_convert.divided if on_gpu else jnp.divide,
@@ -105,10 +109,25 @@ def _converted(x: Array, r: Rounding, random: Array | None = None) -> Array:
     return _round(x, r, random) if found is None else found
 
 
+def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> Array:
+    if exps is not None and name == "bf16":
+        return exp32_by_table(x, exps, at_once)
+    return exp32(x, name, zero, at_once)
+
+
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """What `gpu_convert.combined` does, by the rule: binary64 holds every product, and a sum rounds to binary32 as if it held that."""
-    made = {"add": jnp.add, "sub": jnp.subtract, "mul": multiply}[operation](a, b)
-    return _round(made, TO_ODD if to_odd else BINARY32)
+    return _round(_made(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
+
+
+def _combined16(multiply: Any, operation: str, a: Array, b: Array, r: Rounding) -> Array:
+    """What `gpu_convert.combined16` does, by the rule."""
+    return _round(_made(multiply, operation, a, b), r)
+
+
+def _made(multiply: Any, operation: str, a: Array, b: Array) -> Array:
+    made: Array = {"add": jnp.add, "sub": jnp.subtract, "mul": multiply}[operation](a, b)
+    return made
 
 
 def barrier(on_gpu: bool) -> None:

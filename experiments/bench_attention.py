@@ -99,18 +99,18 @@ def _on_cpu(size: Size) -> list[Contestant]:
     fa2 = Plan.preset("fa2-bf16")
     native = replace(fa2, accumulators=(Accumulator(order=Order.NATIVE),) * len(PRODUCTS))
     plans = {"fa2-bf16, native sums": native, "fa2-bf16": fa2} | {name: Plan.preset(name) for name in ("qiu-yao", "all:bf16")}
-    arrays = inputs(size)
+    arrays = inputs(size, "float32")
     found = [of_jax("jax.nn, FP32", partial(jax.nn.dot_product_attention, is_causal=size.is_causal), arrays, is_ours=False)]
     return found + [of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays, is_ours=True) for name, plan in plans.items()]
 
 
-def inputs(size: Size) -> list[Any]:
-    """q, k, v (B, T, N, H): normal BF16 numbers, as float32 arrays."""
+def inputs(size: Size, dtype: str) -> list[Any]:
+    """q, k, v (B, T, N, H): normal BF16 numbers, in arrays of this type."""
     import jax
     import jax.numpy as jnp
 
     shape = (size.batch, size.tokens, size.heads, size.features)
-    return [jax.random.normal(key, shape).astype(jnp.bfloat16).astype(jnp.float32) for key in jax.random.split(jax.random.key(0), 3)]
+    return [jax.random.normal(key, shape).astype(jnp.bfloat16).astype(dtype) for key in jax.random.split(jax.random.key(0), 3)]
 
 
 def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Callable[..., Any]:

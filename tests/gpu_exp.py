@@ -2,9 +2,9 @@
 
     python -m tests.gpu_exp
 
-With a GPU: the kernel's own instructions on all 2^32 binary32 arguments, and on the 2^16 bfloat16 ones by their own series, against
-exp64 rounded once, which tests.exhaustive_exp settles. Without one: the same operations by Numba, fused multiply-adds included. Prints
-how many results differ; exit code 1 if any does.
+With a GPU: the kernel's own instructions on all 2^32 binary32 arguments, and on the 2^16 bfloat16 ones by their own series and from a
+program's table, against exp64 rounded once, which tests.exhaustive_exp settles. Without one: the operations of the series by Numba,
+fused multiply-adds included. Prints how many results differ; exit code 1 if any does.
 """
 
 import sys
@@ -21,7 +21,7 @@ from emu.gpu_exp import BFLOAT16, BINARY32, LOG2_E, MAGIC
 from emu.numba_sums import fused
 from tests.exhaustive_exp import scalar_exp64
 
-LARGEST = 1 << 24  # arguments at a time on a GPU
+LARGEST, WARPS = 1 << 24, 4  # arguments at a time on a GPU; of a program
 L, M = float.fromhex(LOG2_E), float.fromhex(MAGIC)
 
 
@@ -84,9 +84,11 @@ def on_gpu() -> dict[str, int]:
     import jax.numpy as jnp
     from jax import lax
     from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
 
     from emu.functions import exp64
     from emu.gpu_exp import AT_ONCE, exp32
+    from emu.gpu_exp_table import exp32_by_table, table
     from emu.rounding import BINARY32 as ROUNDED
     from emu.widths import narrow, widen
     from emu.xla import round_wide
@@ -95,20 +97,28 @@ def on_gpu() -> dict[str, int]:
     def kernel(name: str, x: Any, zero: Any, y: Any) -> None:
         y[...] = exp32(x[...], name, zero[0], at_once=AT_ONCE)
 
+    def from_table(x: Any, zero: Any, y: Any) -> None:
+        y[...] = exp32_by_table(x[...].astype(jnp.bfloat16), table(zero[0], 32 * WARPS), at_once=AT_ONCE)
+
     @partial(jax.jit, static_argnums=(2, 3))
-    def wrong(start: Any, step: Any, count: int, name: str) -> Any:
+    def wrong(start: Any, step: Any, count: int, kernel: Any) -> Any:
         x = lax.bitcast_convert_type(start + step * jnp.arange(count, dtype=jnp.uint32), jnp.float32).reshape(-1, 64)
         tile, none = pl.BlockSpec((64, 64), lambda i: (i, 0)), pl.BlockSpec((1,), lambda i: (0,))
         like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-        call = pl.pallas_call(partial(kernel, name), grid=(x.shape[0] // 64,), in_specs=[tile, none], out_specs=tile, out_shape=like)
+        call = pl.pallas_call(
+            kernel, grid=(x.shape[0] // 64,), in_specs=[tile, none], out_specs=tile, out_shape=like,
+            compiler_params=triton.CompilerParams(num_warps=WARPS),
+        )  # fmt: skip
         ours, wide = call(x, jnp.zeros(1, jnp.int64)), widen(x)
         theirs = narrow(round_wide(exp64(xla_ops(opaque_zero(wide)), wide), ROUNDED))
         a, b = (lax.bitcast_convert_type(y, jnp.int32) for y in (ours, theirs))
         return ((a != b) & ~(jnp.isnan(ours) & jnp.isnan(theirs))).sum()
 
     with jax.enable_x64(True):
-        found = sum(int(wrong(jnp.uint32(n), jnp.uint32(1), LARGEST, "fp32")) for n in range(0, 1 << 32, LARGEST))
-        return {"binary32": found, "bfloat16": int(wrong(jnp.uint32(0), jnp.uint32(1 << 16), 1 << 16, "bf16"))}
+        by_series = partial(kernel, "fp32")
+        found = sum(int(wrong(jnp.uint32(n), jnp.uint32(1), LARGEST, by_series)) for n in range(0, 1 << 32, LARGEST))
+        short = {"bfloat16": partial(kernel, "bf16"), "bfloat16, by table": from_table}
+        return {"binary32": found} | {name: int(wrong(jnp.uint32(0), jnp.uint32(1 << 16), 1 << 16, own)) for name, own in short.items()}
 
 
 def main() -> int:

@@ -35,6 +35,14 @@ def machine(calls):
             calls[f"{operation}{' to odd' if to_odd else ''}"] += 1
             return plain.combined(operation, a, b, to_odd)
 
+        def combined16(operation, a, b, r):
+            calls[f"{operation} of 16 bits"] += 1
+            return plain.combined16(operation, a, b, r)
+
+        def scaled16(a, b, r):
+            calls["scaled"] += 1
+            return plain.scaled16(a, b, r)
+
         def exp(x, name):
             calls[f"exp {name}"] += 1
             return plain.exp(x, name)
@@ -47,7 +55,7 @@ def machine(calls):
             calls["quotient"] += 1
             return plain.divide(a, b)
 
-        yield dataclasses.replace(plain, combined=combined, exp=exp, round=round_, divide=divide)
+        yield dataclasses.replace(plain, combined=combined, combined16=combined16, scaled16=scaled16, exp=exp, round=round_, divide=divide)
 
 
 def numbers(name, seed, scale=1.0):
@@ -82,7 +90,11 @@ def test_one_instruction_rounds_as_binary64_and_once(machine, calls, operation, 
         want = round_to(OPERATIONS[operation](a, b), r)
     (got,) = run(machine, lambda x, y: round_event(WRITTEN[operation](x, y), r), [r.format.name], held(a, formats[0]), held(b, formats[1]))
     assert np.array_equal(bits(got), bits(want))
-    if r == BINARY32 or (operation != "mul" and set(formats) == {r.format.name}):
+    if set(formats) == {r.format.name}:
+        assert calls == {operation if r == BINARY32 else f"{operation} of 16 bits": 1}
+    elif operation == "mul" and r.format.name == formats[1]:
+        assert calls == {"scaled": 1}
+    elif r == BINARY32:
         assert calls == {operation: 1}
     else:
         assert calls == {"mul to odd" if operation == "mul" else "binary64": 1}
@@ -98,12 +110,13 @@ def test_a_sum_has_53_bits_before_it_is_narrowed(machine, r, x, y, want):
     assert np.array_equal(got, np.full((2, 2), want))
 
 
-def test_a_power_of_two_needs_no_second_look(machine, calls):
-    """The scale of scores; 0.3 does."""
+def test_a_number_of_16_bits_times_a_constant(machine, calls):
+    """The scale of scores is such a number, or it is not."""
     x = held(numbers("bf16", 3), "bf16")
-    run(machine, lambda x: round_event(product(x, 0.125), BF16), ["bf16"], x)
-    run(machine, lambda x: round_event(product(x, float(np.float32(0.3))), BF16), ["bf16"], x)
-    assert calls == {"mul": 1, "mul to odd": 1}
+    for scale in (0.125, float(np.float32(0.3))):
+        (got,) = run(machine, lambda x, scale=scale: round_event(product(x, scale), BF16), ["bf16"], x)
+        assert np.array_equal(bits(got), bits(round_to(np.asarray(x.array) * scale, BF16)))
+    assert calls == {"mul of 16 bits": 1, "mul to odd": 1}
 
 
 def test_what_has_no_instruction_runs_in_binary64(machine, calls):
@@ -148,14 +161,14 @@ def test_what_moves_stays_narrow(machine):
         m = jnp.where(m == -jnp.inf, 0.0, m)[:, None]
         return round_event(x - m, BF16)
 
-    watched = dataclasses.replace(machine, combined=lambda *a: seen.append(a[3]) or machine.combined(*a))
+    watched = dataclasses.replace(machine, combined16=lambda *a: seen.append(a[3]) or machine.combined16(*a))
     (got,) = run(watched, f, ["bf16"], x)
     a = np.asarray(x.array)
     m = a.max(axis=1)
     with np.errstate(invalid="ignore"):
         want = round_to(a - np.where(m == -np.inf, 0.0, m)[:, None], BF16)
     assert np.array_equal(bits(got), bits(want))
-    assert seen == [False]
+    assert seen == [BF16]
 
 
 def test_a_rounding_that_waits_for_its_reader(machine):
@@ -180,4 +193,4 @@ def test_what_is_seen_beside_the_numbers(machine, calls):
     assert before is after and before.dtype == jnp.float64
     assert not np.array_equal(*seen["rounded"])
     assert seen["flag"].dtype == bool
-    assert calls == {"binary64": 1}
+    assert calls == {"add of 16 bits": 1}
