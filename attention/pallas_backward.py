@@ -10,6 +10,7 @@ from attention.pallas_call import Call, Input, Kernel, run, wide
 from attention.pallas_gradients import add_keys, add_queries, own_key_gradients, own_query_gradients, write_scores
 from attention.pallas_record import recorder
 from attention.sites import Site
+from emu.pallas_ops import DEPTH
 
 SCORE_GRADIENTS = (Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B, Site.P_B, Site.DP, Site.DPD, Site.DS)
 SCORE_BYTES = 2**31  # of dS, and of P where it is written too, in memory at once
@@ -74,16 +75,17 @@ def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
 def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
     """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come first, by a kernel of their own."""
     q, do, *_ = rows
-    kernel = Kernel(body=write_scores, sums=(Site.S_B, Site.DP), exps_at_once=EXPS_AT_ONCE)
+    kernel = Kernel(body=write_scores, sums=(Site.S_B, Site.DP), turn=call.setup.block_q, exps_at_once=EXPS_AT_ONCE)
     (p, ds), _ = _of_keys(kernel, call, _rows_and_keys(call, rows, first, k, v), q, k, v, (Site.P_B, Site.DS))
     own = [*map(call.whole_of_query_head, (q, do)), *map(call.own_keys_of_query_head, (p, ds)), call.scalar(first)]
-    (dk, dv), _ = _of_keys(Kernel(body=add_queries, sums=()), call, own, q, k, v, (Site.DK, Site.DV))
+    (dk, dv), _ = _of_keys(Kernel(body=add_queries, sums=(), turn=DEPTH), call, own, q, k, v, (Site.DK, Site.DV))
     return dk, dv, ds
 
 
 def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
     """dQ and what some keys add to it."""
-    kernel = Kernel(body=add_keys, sums=() if call.sums_in_slices else (Site.DQ,))
+    in_slices = call.sums_in_slices
+    kernel = Kernel(body=add_keys, sums=() if in_slices else (Site.DQ,), turn=DEPTH if in_slices else call.setup.block_k)
     own = [call.whole(k), call.own_queries_of_scores(ds), call.own(dq), call.scalar(first)]
     ((found,), _) = run(kernel, call, (dq.shape[0], call.setup.query_tiles), own, [(dq.shape, Site.DQ)])
     return found
@@ -93,7 +95,7 @@ def _key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
     """dK, dV and, third, dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
     setup = call.setup
     kernel = Kernel(
-        body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), exps_at_once=EXPS_AT_ONCE,
+        body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), turn=setup.block_q, exps_at_once=EXPS_AT_ONCE,
         recorder=recorder(setup, (Site.DV, Site.DK), (k.shape[2], v.shape[2]), setup.query_tiles),
     )  # fmt: skip
     results = (Site.DK, Site.DV, Site.DS) if setup.record is None else (Site.DK, Site.DV)
@@ -119,7 +121,7 @@ def _traced(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen
     """dQ, dK, dV, and what was seen: of P, dS and dQ by a kernel that owns queries."""
     setup = call.setup
     kernel = Kernel(
-        body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), exps_at_once=EXPS_AT_ONCE,
+        body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), turn=setup.block_k, exps_at_once=EXPS_AT_ONCE,
         recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), (k.shape[2], v.shape[2]), setup.key_tiles),
     )  # fmt: skip
     own = [*map(call.own, rows), call.whole(k), call.whole(v)]

@@ -9,19 +9,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from attention.head import Setup
 from attention.injection import Exact
+from attention.layout import from_heads
 from attention.pallas_record import Recorder
 from attention.plan import Exponential
 from attention.sites import FACTORS, Axes, Site
 from emu.accumulate import Accumulator, Order
 from emu.gpu_exp import AT_ONCE
 from emu.gpu_exp_table import BYTES, table
-from emu.held import FP32, FP64, Held, Machine, format_of
+from emu.held import FP32, FP64, WITHIN_FP32, Held, Machine, format_of
 from emu.narrowing import narrowed
 from emu.pallas_ops import barrier, kernel_machine, types
 from emu.rounding import BINARY32
@@ -54,6 +56,11 @@ class Call:
     def dtype(self, site: Site) -> Any:
         """Of that array."""
         return jnp.dtype(types(self.on_gpu)[self.format(site)])
+
+    def left(self, site: Site | None) -> str:
+        """The format of a kernel's results as they leave it: the output as callers have it, in binary32; None: binary64."""
+        name = FP64 if site is None else self.format(site)
+        return FP32 if site is Site.OUT and name in WITHIN_FP32 else name
 
     @property
     def sums_in_slices(self) -> bool:
@@ -106,13 +113,18 @@ class Kernel:
     sums    the sites whose accumulators it runs on whole tiles;  recorder: of what it sees, if anybody asks
     exps_at_once  of a thread
     exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
+    turn          rows of a tile that a program walks over
+    in_batches    arrays with features come and leave as the caller has them, (B, rows, N, features): turned round here, which cancels with
+                  the turn that made heads of them, so nothing moves
     """
 
     body: Callable[..., None]
     sums: tuple[Site, ...]
+    turn: int
     recorder: Recorder | None = None
     exps_at_once: int = AT_ONCE
     exponent: Site | None = None
+    in_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +168,8 @@ def run(
     setup, dtypes = call.setup, types(call.on_gpu)
     side = max(setup.block_q, setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:]))
     passed = _passed(call, kernel)
-    shapes = [jax.ShapeDtypeStruct(shape, dtypes[FP64 if site is None else call.format(site)]) for shape, site in results]
+    shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
+    specs = [_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes]
     buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
     record, zero = kernel.recorder, jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
     kept, tree = jax.tree.flatten(record and record.nothing(grid, shapes[0].shape[1] // grid[1]))
@@ -166,6 +179,7 @@ def run(
 
     warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
     has_table = _has_table(call, kernel)
+    batch = grid[0] // setup.heads if kernel.in_batches else None
 
     def body(*refs: Any) -> None:
         given, (own_zero, *formats), _, to_write, memory, to_keep = _split(refs, parts)
@@ -174,20 +188,23 @@ def run(
         kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory, exps), keep=keep), given, to_write)
 
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
-    stages = 1 if passed or kept else _stages(call, inputs, [site for _, site in results], BYTES if has_table else 0)
+    stages = 1 if passed or kept else _stages(call, kernel, inputs, [site for _, site in results])
+    given, specs_given = zip(*(_by_batch(x, spec, batch) for x, spec in inputs), strict=True)
+    like, specs_like = zip(*(_by_batch(x, spec, batch) for x, spec in zip(shapes, specs, strict=True)), strict=True)
     found = pl.pallas_call(
         body,
         grid=grid,
-        in_specs=[*(spec for _, spec in inputs), *map(_all, shared), *map(_own, kept)],
-        out_specs=[*(_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes), *map(_own, (*buffers, *kept))],
-        out_shape=[*shapes, *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
+        in_specs=[*specs_given, *map(_all, shared), *map(_own, kept)],
+        out_specs=[*specs_like, *map(_own, (*buffers, *kept))],
+        out_shape=[*like, *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
         input_output_aliases={sum(parts[:2]) + n: sum(parts[3:5]) + n for n in range(len(kept))},
         compiler_params=triton.CompilerParams(num_warps=2 * warps if kept else warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
-    )(*(x for x, _ in inputs), *shared, *kept)
-    results_, _, seen = _split(found, parts[3:])
-    return list(results_), record.of_heads(jax.tree.unflatten(tree, seen)) if record else {}
+    )(*given, *shared, *kept)
+    own_results, _, seen = _split(found, parts[3:])
+    results_ = [_to_heads(x, own.shape) for x, own in zip(own_results, shapes, strict=True)]
+    return results_, record.of_heads(jax.tree.unflatten(tree, seen)) if record else {}
 
 
 def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
@@ -227,17 +244,38 @@ def _has_table(call: Call, kernel: Kernel) -> bool:
     return call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
 
 
-def _stages(call: Call, inputs: Sequence[Input], results: Sequence[Site | None], table: int) -> int:
-    """How many turns' tiles of what a program walks over are in shared memory at once, beside a table of so many bytes."""
-    size = call.setup.block_q, call.setup.block_k
+def _stages(call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:
+    """How many turns' tiles of what a program walks over are in shared memory at once."""
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
-    turn = max(size) * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
+    turn = kernel.turn * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
+    table = BYTES if _has_table(call, kernel) else 0
     wanted = 3 if 3 * turn + 2 * table < AHEAD else 2  # two programs on a multiprocessor rather than three tiles
+    size = call.setup.block_q, call.setup.block_k
     written = [math.prod(size) * call.dtype(site).itemsize for site in results if site is not None and site.axes is Axes.TS]
     if not written:
         return wanted
     own = sum(math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize for x in inputs if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1])
     return max(1, min(wanted, (SHARED - own - max(written)) // turn))  # scores on their way to memory take a tile, too
+
+
+def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.BlockSpec]:
+    """An array (heads, rows, features), or what says its shape, as (B, rows, N, features), and what a program sees of that."""
+    if batch is None or len(x.shape) != 3:
+        return x, spec
+    (_, rows, features), at, heads = spec.block_shape or (), spec.index_map, np.int32(x.shape[0] // batch)
+    shape = batch, x.shape[1], x.shape[0] // batch, x.shape[2]
+
+    def own(h: Any, i: Any) -> tuple[Any, ...]:
+        head, tile, _ = at(h, i)  # type: ignore[misc]
+        return lax.div(head, heads), tile, lax.rem(head, heads), 0
+
+    turned = jax.ShapeDtypeStruct(shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else from_heads(x, batch, x.shape[1])
+    return turned, pl.BlockSpec((None, rows, None, features), own)
+
+
+def _to_heads(x: Array, shape: tuple[int, ...]) -> Array:
+    """A result as (heads, rows, ...), as which it was asked for."""
+    return x if x.shape == shape else x.swapaxes(1, 2).reshape(shape)
 
 
 def _machine(call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any) -> Machine:

@@ -19,7 +19,6 @@ from attention.pallas_record import recorder
 from attention.pallas_tiles import events_of_rows, events_of_tile, seen_tiles, walk, whole_tiles
 from attention.plan import DeltaFrom, KeyOrder
 from attention.sites import Site
-from emu.held import FP64
 
 Seen = dict[str, Any]
 
@@ -35,7 +34,7 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[t
     results = [((*rows, v.shape[2]), Site.OUT), (rows, Site.LSE), *([((*rows, v.shape[2]), None)] if is_read else [])]
     sites = [site for site in Site if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)]
     kernel = Kernel(
-        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), exponent=Site.X,
+        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), turn=setup.block_k, exponent=Site.X, in_batches=True,
         recorder=recorder(setup, sites, (q.shape[2], v.shape[2]), setup.key_tiles),
     )  # fmt: skip
     found, seen = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results)
@@ -73,6 +72,6 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
         out, wide, lse = algorithm.finish(at, (m, l, o))
         return (out, lse, wide)[: len(results)], at.seen()
 
-    names = [call.format(Site.OUT), call.format(Site.LSE), FP64][: len(results)]
+    names = [call.left(site) for site in (Site.OUT, Site.LSE, None)][: len(results)]
     for ref, result in zip(results, work.tile(finish, names, 0, *held(state, formats)), strict=True):
         ref[...] = result
