@@ -19,6 +19,7 @@ from emu.rounding import BF16
 NEAREST, FARTHEST = 0xB300, 0xC2D0  # the codes of -2^-25 and -104
 NUMBERS = 4096  # a multiple of the threads; nobody asks for the last ones
 BYTES = 4 * NUMBERS
+TOGETHER = 16  # elements of a thread that are asked for together
 
 
 def table(zero: Array, threads: int) -> Array:
@@ -34,9 +35,9 @@ def table(zero: Array, threads: int) -> Array:
     return places.max()  # which all threads find together: by then each has stored its part
 
 
-def exp32_by_table(x: Array, place: Array, at_once: int) -> Array:
-    """e^x of bfloat16 numbers, rounded once to binary32; NaN for NaN. at_once: elements of a thread, an even number."""
-    together = in_turn(x, at_once)
+def exp32_by_table(x: Array, place: Array) -> Array:
+    """e^x of bfloat16 numbers, rounded once to binary32; NaN for NaN."""
+    together = in_turn(x, TOGETHER)
     constraints = ",".join(["=f"] * together + ["r"] * (together // 2) + ["r"] * together)
     return assembled(_text(together), constraints, together, jnp.float32, x, jnp.broadcast_to(place, x.shape))
 

@@ -111,7 +111,7 @@ def _converted(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> Array:
     if exps is not None and name == "bf16":
-        return exp32_by_table(x, exps, at_once)
+        return exp32_by_table(x, exps)
     return exp32(x, name, zero, at_once)
 
 

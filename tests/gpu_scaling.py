@@ -33,7 +33,7 @@ def seconds(call: Any, repeat: int = 5, queued: int = 8) -> float:
 def over_tokens() -> None:
     print(f"{'tokens':>8}{'ms':>10}{'ns / T^2':>10}{'most bytes':>14}{'over q k v out':>16}")
     for tokens in (1 << n for n in range(10, 18)):
-        x = inputs(Size(batch=1, heads=4, tokens=tokens, features=64))
+        x = inputs(Size(batch=1, heads=4, tokens=tokens, features=64), "bfloat16")
         run = jax.jit(partial(attend, **OPTIONS)).lower(*x).compile()
         memory = run.memory_analysis()
         most = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -47,7 +47,7 @@ def over_devices() -> None:
     for count in (1, jax.device_count()):
         mesh = jax.make_mesh((count, 1), ("batch", "heads"), devices=jax.devices()[:count])
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch", None, "heads", None))
-        x = [jax.device_put(a, sharding) for a in inputs(Size(batch=8, heads=12, tokens=8192, features=64))]
+        x = [jax.device_put(a, sharding) for a in inputs(Size(batch=8, heads=12, tokens=8192, features=64), "bfloat16")]
         forward = partial(attend_sharded, mesh=mesh, **OPTIONS)
         both = jax.grad(lambda *x, f=forward: f(*x).sum(), argnums=(0, 1, 2))
         runs = [jax.jit(f).lower(*x).compile() for f in (forward, both)]

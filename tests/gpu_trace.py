@@ -33,7 +33,7 @@ def compare() -> int:
 
 
 def times() -> None:
-    q, k, v = inputs(Size(batch=4, heads=12, tokens=4096, features=64))
+    q, k, v = inputs(Size(batch=4, heads=12, tokens=4096, features=64), "bfloat16")
     for do in (None, q):
         for engine, record in (("pallas", None), ("pallas", Record()), ("xla", None), ("xla", Record())):
             first, then = _times(
