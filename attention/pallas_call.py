@@ -29,6 +29,7 @@ from emu.pallas_ops import barrier, kernel_machine, types
 from emu.rounding import BINARY32
 from emu.xla_ops import opaque_zero
 
+LANES = 32  # threads of a warp
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
@@ -177,13 +178,13 @@ def run(
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid)
     parts = len(inputs), len(shared), len(kept), len(shapes), len(buffers), len(kept)
 
-    warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP)
+    warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP) * (2 if kept else 1)
     has_table = _has_table(call, kernel)
     batch = grid[0] // setup.heads if kernel.in_batches else None
 
     def body(*refs: Any) -> None:
         given, (own_zero, *formats), _, to_write, memory, to_keep = _split(refs, parts)
-        exps = table(own_zero[0], 32 * warps) if has_table else None
+        exps = table(own_zero[0], LANES * warps) if has_table else None
         keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), formats, partial(barrier, call.on_gpu)) if record else None
         kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory, exps), keep=keep), given, to_write)
 
@@ -198,7 +199,7 @@ def run(
         out_specs=[*specs_like, *map(_own, (*buffers, *kept))],
         out_shape=[*like, *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
         input_output_aliases={sum(parts[:2]) + n: sum(parts[3:5]) + n for n in range(len(kept))},
-        compiler_params=triton.CompilerParams(num_warps=2 * warps if kept else warps, num_stages=stages),
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
     )(*given, *shared, *kept)
@@ -239,9 +240,9 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
 
 
 def _has_table(call: Call, kernel: Kernel) -> bool:
-    """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
+    """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32. A trace waits for other things."""
     plan, is_narrow = call.setup.plan, kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
-    return call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
+    return call.on_gpu and kernel.recorder is None and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
 
 
 def _stages(call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:

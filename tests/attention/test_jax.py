@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention import Injection, Plan, SetTo, Site, attend, examine
+from attention import FlipBit, Injection, Plan, SetTo, Site, attend, examine
 from attention.xla_engine import _enter, _leave
 from tests.engines import bits, normal
 
@@ -79,6 +79,23 @@ def test_bf16_inputs_enter_exactly(truth):
         assert same(np.asarray(got).astype(np.float32), want)  # the outputs of fa2-bf16 are BF16 numbers
     as_numpy = [x.astype(ml_dtypes.bfloat16) for x in (Q, K, V)]
     assert same(attend(*as_numpy, **OPTIONS), truth.out)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "change"),
+    [
+        ("float16", {}),
+        ("bfloat16", {"plan": "fa3-fp8"}),
+        ("bfloat16", {"inject": (Injection(site=Site.K, what=FlipBit(bit=3), rows=2),)}),
+    ],
+    ids=["wider than the event", "rounded", "injected"],
+)
+def test_the_event_of_a_narrow_input_happens(dtype, change):
+    """A 16-bit input taken for what its event makes of it."""
+    narrow = [(1.01 * x).astype(dtype) for x in on_device()]
+    options = OPTIONS | change
+    wide = [np.asarray(x.astype(jnp.float32)) for x in narrow]
+    assert same(attend(*narrow, **options), attend(*wide, engine="numpy", **options))
 
 
 def test_64_bit_mode_changes_no_bit(truth):

@@ -157,6 +157,35 @@ def test_kernels_lower_for_a_gpu(plan, record):
         assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.parametrize(
+    ("plan", "record", "block_q", "stores"),
+    [
+        ("qiu-yao@hopper", None, 64, 4096 // 128),
+        ("qiu-yao@hopper", None, 128, 4096 // 256),
+        ("qiu-yao@hopper", COUNTED, 64, 0),
+        (HOPPER, None, 64, 0),
+        (Plan.preset("qiu-yao@hopper").at("EXP", "bf16"), None, 64, 0),
+    ],
+    ids=["small", "large", "traced", "fp32", "rounded"],
+)
+def test_a_program_makes_a_table_of_exps(plan, record, block_q, stores):
+    """A number that no thread wrote, or that a thread without one wrote somewhere; a table of other numbers than the events want."""
+    like = jax.ShapeDtypeStruct((2, 128, 1, 32), jnp.float32)
+    setup, _ = _setup(like, like, like, plan, block_q, 32, None, False, None, (), record, "xla")
+    with jax.enable_x64(True):
+        x = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64)
+        text = str(jax.jit(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True)).trace(x, x, x).jaxpr)
+    assert text.count("st.shared.f32") == stores
+
+
+def test_heads_of_several_batch_entries():
+    """The rows of another entry's head: the forward reads and writes arrays as the caller has them."""
+    q, k, v = inputs([(2, 32, 2, 16), (2, 32, 1, 16), (2, 32, 1, 16)])
+    ours, theirs = (examine(q, k, v, plan=HOPPER, record=None, engine=engine, **TILES) for engine in ("pallas", "numpy"))
+    assert np.array_equal(bits(ours.out), bits(theirs.out))
+    assert np.array_equal(bits(ours.lse), bits(theirs.lse))
+
+
 @pytest.mark.parametrize("record", [None, Record()], ids=["plain", "traced"])
 def test_what_32_bits_do_not_count_is_refused(record):
     """An offset that wraps round: results of other heads, or another program's memory."""
