@@ -26,29 +26,29 @@ def attend_jax(engine: Any, setup: Setup, plans: HeadPlans | None, q: Any, k: An
     """
     dtype = result_type(q, k, v)
     with jax.enable_x64(dtype == jnp.float64 or bool(jax.config.read("jax_enable_x64"))):
-        q, k, v = (x if _is_narrow(x) and dtype == jnp.float32 else x.astype(dtype) for x in map(jnp.asarray, (q, k, v)))
+        q, k, v = (_entering(jnp.asarray(x), dtype) for x in (q, k, v))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
     each = None if plans is None else run.by_head(plans, q.shape[0])
     types = tuple(x.dtype for x in (q, k, v))
     return _attend(engine, setup, types, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error)
 
 
-def _is_narrow(x: Array) -> bool:
-    """Whether it is a float type of at most 32 bits."""
-    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4
+def _entering(x: Array, dtype: Any) -> Array:
+    """An input as it enters: narrow floats as they are."""
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return x if x.dtype == dtype or (is_narrow and dtype == jnp.float32) else x.astype(dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
     engine: Any, setup: Setup, types: Types, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None
 ) -> Array:
-    return _forward(engine, setup, types, each, q, k, v, mask, error)[0]
+    return _forward(engine, setup, each, q, k, v, mask, error)[0]
 
 
 def _forward(
-    engine: Any, setup: Setup, types: Types, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None,
-    error: Array | None = None,
-) -> tuple[Array, Any]:  # fmt: skip
+    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None = None
+) -> tuple[Array, Any]:
     inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
     rounded = [_rounded(setup, site, x, block, each) for site, x, block in inputs]
     (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each)
@@ -67,7 +67,8 @@ def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | No
 
 def _backward(engine: Any, setup: Setup, types: Types, residuals: Any, do: Array) -> tuple[None, Array, Array, Array, None, None]:
     dq, dk, dv, _ = _gradients(engine, setup, residuals, do)
-    return None, *(x.astype(dtype) for x, dtype in zip((dq, dk, dv), types, strict=True)), None, None  # type: ignore[return-value]
+    dq, dk, dv = (x if x.dtype == dtype else x.astype(dtype) for x, dtype in zip((dq, dk, dv), types, strict=True))
+    return None, dq, dk, dv, None, None
 
 
 def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, Array]:
@@ -75,13 +76,13 @@ def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Ar
     each, q, k, v, mask, out, wide, lse, error = residuals
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
-    do_heads = _rounded(setup, Site.DO, do, setup.block_q, each)
+    do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     return tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))  # type: ignore[return-value]
 
 
-_attend.defvjp(_forward, _backward)
+_attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _backward)
 
 
 class Pulled(NamedTuple):
@@ -102,6 +103,6 @@ def pulled(q: Any, k: Any, v: Any, do: Any, *, plan: HeadPlans, block_q: int = 1
     """
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
-    out, residuals = _forward(run, setup, (), run.by_head(plan, q.shape[0]), q, k, v, None)
+    out, residuals = _forward(run, setup, run.by_head(plan, q.shape[0]), q, k, v, None)
     dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
     return Pulled(out, run.leave(residuals[-2], q.shape[0], setup.queries, dtype), dq, dk, dv, delta)

@@ -250,7 +250,7 @@ def _stages(call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequen
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
     turn = kernel.turn * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
     table = BYTES if _has_table(call, kernel) else 0
-    wanted = 3 if 3 * turn + 2 * table < AHEAD else 2  # two programs on a multiprocessor rather than three tiles
+    wanted = 3 if 3 * turn + 2 * table < AHEAD else 2  # where a table leaves too little for two programs with three tiles: two
     size = call.setup.block_q, call.setup.block_k
     written = [math.prod(size) * call.dtype(site).itemsize for site in results if site is not None and site.axes is Axes.TS]
     if not written:

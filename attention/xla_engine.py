@@ -161,7 +161,7 @@ def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
     if x.dtype not in (jnp.float32, jnp.float64):
-        x = lax.platform_dependent(x, cpu=lambda x: widen(x.astype(jnp.float32)), default=lambda x: x.astype(jnp.float64))
+        x = lax.platform_dependent(x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_widened)
     elif x.dtype == jnp.float32:
         x = lax.platform_dependent(x, cpu=widen, default=_converted)
     return to_heads(jnp, x, block)
@@ -175,6 +175,11 @@ def _leave(x: Array, batch: int, rows: int, wide: bool) -> Array:
 
 def _rounded(x: Array) -> Array:
     return narrow(round_wide(x, BINARY32))
+
+
+def _widened(x: Array) -> Array:
+    """Numbers of a narrower type. Behind a barrier, since XLA takes the caller's conversion to that type and this one for nothing."""
+    return lax.optimization_barrier(x).astype(jnp.float32).astype(jnp.float64)
 
 
 def _converted(x: Array) -> Array:

@@ -131,8 +131,10 @@ def _differing(factors: list[str]) -> list[str]:
 
 
 def in_turn(x: Array, most: int) -> int:
-    """How many elements of a thread one piece of PTX takes; of a row's number a thread has two."""
-    return 2 if x.ndim < 2 else max(1, min(most, x.size // THREADS))
+    """How many elements of a thread one piece of PTX takes, an even number; of a row's number a thread has two. Where a program has more
+    threads than this takes it for, Triton fills up with numbers that do not exist: a text may compute with them, not store by them.
+    """
+    return 2 if x.ndim < 2 else max(2, min(most, x.size // THREADS))
 
 
 def instruction(text: str, dtype: Any, *args: Any) -> Array:

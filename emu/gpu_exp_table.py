@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from emu.gpu_convert import assembled, in_turn, parts
-from emu.gpu_exp import BFLOAT16, evaluated, exp32
+from emu.gpu_exp import AT_ONCE, BFLOAT16, evaluated, exp32
 from emu.rounding import BF16
 
 NEAREST, FARTHEST = 0xB300, 0xC2D0  # the codes of -2^-25 and -104
@@ -25,14 +25,14 @@ TOGETHER = 16  # elements of a thread that are asked for together
 def table(zero: Array, threads: int) -> Array:
     """Makes it, each thread of a program its part; the place in shared memory, an int32 number. zero: as `exp32` wants it."""
     n, own = lax.iota(jnp.int32, NUMBERS), NUMBERS // threads
-    exps = exp32(lax.bitcast_convert_type((n + NEAREST) << 16, jnp.float32), "bf16", zero, own)
+    exps = exp32(lax.bitcast_convert_type((n + NEAREST) << 16, jnp.float32), "bf16", zero, AT_ONCE)
     # aligned as the tiles are that Triton keeps behind it
     lines = [f".shared .align 1024 .b8 exps[{BYTES}]; .reg .b32 first, at; mov.u32 first, exps;"]
     for i in range(own):
         lines.append(f"mad.lo.s32 at, ${2 * own + i}, 4, first; st.shared.f32 [at], ${own + i}; mov.b32 ${i}, first;")
     constraints = ",".join(["=r"] * own + ["f"] * own + ["r"] * own)
     places = assembled("{ " + "\n".join(lines) + " }", constraints, own, jnp.int32, exps, n)
-    return places.max()  # which all threads find together: by then each has stored its part
+    return places.max()  # for which Triton makes the threads wait for each other: by then each has stored its part
 
 
 def exp32_by_table(x: Array, place: Array) -> Array:

@@ -135,8 +135,8 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
 
 
 def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
-    """A sum, difference or product of two numbers of the format itself, or of a tile a product with a binary32 number, as an array of it;
-    None of anything else. One rounding is what binary64 and then the format give: 53 >= 2 p + 2 (Figueroa 1995), and products are exact.
+    """A sum, difference or product of two numbers of the format itself, or a binary32 number times such a number of a tile, as an array of
+    it; None of anything else. One rounding is what binary64 and then the format give: 53 >= 2 p + 2 (Figueroa 1995), products are exact.
     """
     if x.made is None or callable(x.made[0]):
         return None
@@ -149,7 +149,9 @@ def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
 
 
 def _in_own(machine: Machine, x: Held, name: str) -> Array:
-    return held_as(machine, x, name) if x.uniform is None else jnp.asarray(x.uniform, machine.types[name])
+    if x.uniform is None:
+        return held_as(machine, x, name)
+    return jnp.broadcast_to(jnp.asarray(x.uniform, machine.types[name]), jnp.shape(x.array))
 
 
 def _is_within(x: Held, r: Rounding) -> bool:

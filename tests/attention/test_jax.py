@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention import FlipBit, Injection, Plan, SetTo, Site, attend, examine
+from attention.traced_plan import head_plans
 from attention.xla_engine import _enter, _leave
 from tests.engines import bits, normal
 
@@ -87,15 +88,26 @@ def test_bf16_inputs_enter_exactly(truth):
         ("float16", {}),
         ("bfloat16", {"plan": "fa3-fp8"}),
         ("bfloat16", {"inject": (Injection(site=Site.K, what=FlipBit(bit=3), rows=2),)}),
+        ("bfloat16", {"plan": Plan.preset("fa2-bf16").at("V", "bf16", overflow="saturate")}),
     ],
-    ids=["wider than the event", "rounded", "injected"],
+    ids=["wider than the event", "rounded", "injected", "infinities"],
 )
 def test_the_event_of_a_narrow_input_happens(dtype, change):
     """A 16-bit input taken for what its event makes of it."""
     narrow = [(1.01 * x).astype(dtype) for x in on_device()]
+    narrow[2] = narrow[2].at[0, 3, 0, 2].set(jnp.inf)
     options = OPTIONS | change
     wide = [np.asarray(x.astype(jnp.float32)) for x in narrow]
     assert same(attend(*narrow, **options), attend(*wide, engine="numpy", **options))
+
+
+def test_the_event_of_a_narrow_input_happens_by_head():
+    """The first head's plan taken for that of all."""
+    narrow, plans = [(1.01 * x).astype(jnp.bfloat16) for x in on_device()], [Plan.preset("fa2-bf16")] * 4
+    plans[1] = plans[1].at("Q", "e5m2")
+    together = attend(*narrow, **OPTIONS | {"plan": head_plans(plans)})
+    alone = attend(*narrow, **OPTIONS | {"plan": plans[1]})
+    assert same(together[:, :, 1], alone[:, :, 1])
 
 
 def test_64_bit_mode_changes_no_bit(truth):
@@ -179,13 +191,18 @@ def test_errors_name_the_argument(change, words):
 
 
 @pytest.mark.parametrize(
-    ("f", "shape", "dtype"),
-    [(lambda x: _leave(x, 1, 4, False), (1, 4, 2), "float64"), (lambda x: _enter(x, 4), (1, 4, 1, 2), "float32")],
-    ids=["leave", "enter"],
+    ("f", "shape", "dtype", "steps"),
+    [
+        (lambda x: _leave(x, 1, 4, False), (1, 4, 2), "float64", ["convert", "optimization_barrier"]),
+        (lambda x: _enter(x, 4), (1, 4, 1, 2), "float32", ["optimization_barrier", "convert"]),
+        (lambda x: _enter(x, 4), (1, 4, 1, 2), "bfloat16", ["optimization_barrier", "convert", "convert"]),
+    ],
+    ids=["leave", "enter", "enter from bfloat16"],
 )
-def test_xla_on_a_gpu_sees_no_conversion_to_undo(f, shape, dtype):
-    """To binary32 and back XLA leaves out both, and the rounding with them: results of one call that enter the next would be wider."""
+def test_xla_on_a_gpu_sees_no_conversion_to_undo(f, shape, dtype, steps):
+    """To a narrower type and back XLA leaves out both, and the rounding with them: results of one call that enter the next would be wider,
+    and inputs that the caller's program rounds.
+    """
     with jax.enable_x64(True):
         lowered = jax.jit(f).trace(jnp.zeros(shape, dtype)).lower(lowering_platforms=("cuda",)).as_text()
-    steps = [word for word in re.findall(r"stablehlo\.(\w+)", lowered) if word in ("convert", "optimization_barrier")]
-    assert steps == (["convert", "optimization_barrier"] if dtype == "float64" else ["optimization_barrier", "convert"])
+    assert [word for word in re.findall(r"stablehlo\.(\w+)", lowered) if word in ("convert", "optimization_barrier")] == steps

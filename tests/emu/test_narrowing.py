@@ -81,7 +81,9 @@ WRITTEN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": product}
 
 
 @pytest.mark.parametrize("r", [BINARY32, BF16, FP16], ids=str)
-@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp32", "bf16"), ("fp32", "fp32"), ("fp16", "fp16")], ids="-".join)
+@pytest.mark.parametrize(
+    "formats", [("bf16", "bf16"), ("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp16", "fp16")], ids="-".join
+)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_one_instruction_rounds_as_binary64_and_once(machine, calls, operation, formats, r):
     """Two roundings in a row; the wrong one of the two instructions."""
@@ -92,10 +94,10 @@ def test_one_instruction_rounds_as_binary64_and_once(machine, calls, operation, 
     assert np.array_equal(bits(got), bits(want))
     if set(formats) == {r.format.name}:
         assert calls == {operation if r == BINARY32 else f"{operation} of 16 bits": 1}
-    elif operation == "mul" and r.format.name == formats[1]:
-        assert calls == {"scaled": 1}
     elif r == BINARY32:
         assert calls == {operation: 1}
+    elif operation == "mul" and r.format.name == formats[1]:
+        assert calls == {"scaled": 1}
     else:
         assert calls == {"mul to odd" if operation == "mul" else "binary64": 1}
 
@@ -117,6 +119,19 @@ def test_a_number_of_16_bits_times_a_constant(machine, calls):
         (got,) = run(machine, lambda x, scale=scale: round_event(product(x, scale), BF16), ["bf16"], x)
         assert np.array_equal(bits(got), bits(round_to(np.asarray(x.array) * scale, BF16)))
     assert calls == {"mul of 16 bits": 1, "mul to odd": 1}
+
+
+def test_constants_keep_their_shape(machine):
+    """Two arrays of one number each: the numbers alone have none."""
+    ones = np.ones((4, 4))
+
+    def f():
+        total = round_event(jnp.full((4, 4), 0.5) + jnp.full((4, 4), 1.0), BF16)
+        return total, jnp.max(total, axis=1)
+
+    total, largest = run(machine, f, ["bf16", "bf16"])
+    assert np.array_equal(total, 1.5 * ones)
+    assert np.array_equal(largest, 1.5 * ones[0])
 
 
 def test_what_has_no_instruction_runs_in_binary64(machine, calls):
