@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton
 
 from attention.head import Setup
 from attention.injection import Exact
-from attention.layout import from_heads
+from attention.layout import from_heads, to_heads
 from attention.pallas_record import Recorder
 from attention.plan import Exponential
 from attention.sites import FACTORS, Axes, Site
@@ -170,7 +170,6 @@ def run(
     side = max(setup.block_q, setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:]))
     passed = _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
-    specs = [_block(x, x.shape[1] // grid[1], lambda h, i: (h, i)) for x in shapes]
     buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
     record, zero = kernel.recorder, jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
     kept, tree = jax.tree.flatten(record and record.nothing(grid, shapes[0].shape[1] // grid[1]))
@@ -190,21 +189,21 @@ def run(
 
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
     stages = 1 if passed or kept else _stages(call, kernel, inputs, [site for _, site in results])
-    given, specs_given = zip(*(_by_batch(x, spec, batch) for x, spec in inputs), strict=True)
-    like, specs_like = zip(*(_by_batch(x, spec, batch) for x, spec in zip(shapes, specs, strict=True)), strict=True)
+    read = [_by_batch(x, spec, batch) for x, spec in inputs]
+    written = [_by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes]
     found = pl.pallas_call(
         body,
         grid=grid,
-        in_specs=[*specs_given, *map(_all, shared), *map(_own, kept)],
-        out_specs=[*specs_like, *map(_own, (*buffers, *kept))],
-        out_shape=[*like, *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
+        in_specs=[*(spec for _, spec in read), *map(_all, shared), *map(_own, kept)],
+        out_specs=[*(spec for _, spec in written), *map(_own, (*buffers, *kept))],
+        out_shape=[*(x for x, _ in written), *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
         input_output_aliases={sum(parts[:2]) + n: sum(parts[3:5]) + n for n in range(len(kept))},
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
-    )(*given, *shared, *kept)
-    own_results, _, seen = _split(found, parts[3:])
-    results_ = [_to_heads(x, own.shape) for x, own in zip(own_results, shapes, strict=True)]
+    )(*(x for x, _ in read), *shared, *kept)
+    own, _, seen = _split(found, parts[3:])
+    results_ = [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in own]
     return results_, record.of_heads(jax.tree.unflatten(tree, seen)) if record else {}
 
 
@@ -264,19 +263,14 @@ def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.Bl
     if batch is None or len(x.shape) != 3:
         return x, spec
     (_, rows, features), at, heads = spec.block_shape or (), spec.index_map, np.int32(x.shape[0] // batch)
-    shape = batch, x.shape[1], x.shape[0] // batch, x.shape[2]
+    turned = partial(from_heads, batch=batch, rows=x.shape[1])
 
     def own(h: Any, i: Any) -> tuple[Any, ...]:
         head, tile, _ = at(h, i)  # type: ignore[misc]
         return lax.div(head, heads), tile, lax.rem(head, heads), 0
 
-    turned = jax.ShapeDtypeStruct(shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else from_heads(x, batch, x.shape[1])
-    return turned, pl.BlockSpec((None, rows, None, features), own)
-
-
-def _to_heads(x: Array, shape: tuple[int, ...]) -> Array:
-    """A result as (heads, rows, ...), as which it was asked for."""
-    return x if x.shape == shape else x.swapaxes(1, 2).reshape(shape)
+    array = turned(x) if isinstance(x, Array) else jax.eval_shape(turned, x)
+    return array, pl.BlockSpec((None, rows, None, features), own)
 
 
 def _machine(call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any) -> Machine:

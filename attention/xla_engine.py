@@ -160,10 +160,8 @@ def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
-    if x.dtype not in (jnp.float32, jnp.float64):
-        x = lax.platform_dependent(x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_widened)
-    elif x.dtype == jnp.float32:
-        x = lax.platform_dependent(x, cpu=widen, default=_converted)
+    if x.dtype != jnp.float64:
+        x = lax.platform_dependent(x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_converted)
     return to_heads(jnp, x, block)
 
 
@@ -177,15 +175,10 @@ def _rounded(x: Array) -> Array:
     return narrow(round_wide(x, BINARY32))
 
 
-def _widened(x: Array) -> Array:
-    """Numbers of a narrower type. Behind a barrier, since XLA takes the caller's conversion to that type and this one for nothing."""
-    return lax.optimization_barrier(x).astype(jnp.float32).astype(jnp.float64)
-
-
 def _converted(x: Array) -> Array:
-    """The other width, by a conversion, which on a GPU is one rounding to nearest even; a CPU may flush subnormal numbers. Behind barriers,
-    since XLA takes a conversion to binary32 and back for nothing, and leaves out both.
+    """To binary32, or from what is narrower than binary64, by conversions, of which a GPU rounds to nearest even; a CPU may flush subnormal
+    numbers. Behind barriers, since XLA takes a conversion to a narrower type and back, the caller's too, for nothing, and leaves out both.
     """
     if x.dtype == jnp.float64:
         return lax.optimization_barrier(x.astype(jnp.float32))
-    return lax.optimization_barrier(x).astype(jnp.float64)
+    return lax.optimization_barrier(x).astype(jnp.float32).astype(jnp.float64)

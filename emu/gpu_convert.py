@@ -76,10 +76,11 @@ def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """
     if not to_odd:
         return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)
-    return instruction(_to_odd(operation, "$0", "$1", "$2"), jnp.float32, a, b)
+    return instruction(_directed_twice(operation, "$0", "$1", "$2"), jnp.float32, a, b)
 
 
-def _to_odd(operation: str, result: str, a: str, b: str) -> str:
+def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
+    """PTX of a rounding to odd."""
     return f"""{{ .reg .f32 down, up; .reg .b32 bits; .reg .pred odd;
         {operation}.rm.f32 down, {a}, {b}; {operation}.rp.f32 up, {a}, {b};
         mov.b32 bits, down; and.b32 bits, bits, 1; setp.ne.b32 odd, bits, 0; selp.f32 {result}, down, up, odd; }}"""
@@ -114,7 +115,7 @@ def scaled16(a: Array, b: Array, r: Rounding) -> Array:
     lines = [*registers, *_differing(factors), "@other bra MULTIPLY;"]
     lines += [*(f"mov.b32 {results[n]}, {given[n]};" for n in pairs), "bra DONE;", "MULTIPLY:"]
     lines += [parts(r, f"x{2 * n}", f"x{2 * n + 1}", given[n]) for n in pairs]
-    lines += [_to_odd("mul", f"y{n}", x, f"x{n}") for n, x in enumerate(factors)]
+    lines += [_directed_twice("mul", f"y{n}", x, f"x{n}") for n, x in enumerate(factors)]
     lines += [f"cvt.rn.{PAIRS[r]}.f32 {results[n]}, y{2 * n + 1}, y{2 * n};" for n in pairs]
     constraints = ",".join(["=r"] * len(pairs) + ["f"] * together + ["r"] * len(pairs))
     return assembled("{ " + "\n".join([*lines, "DONE:"]) + " }", constraints, together, NARROW[r], a, b)

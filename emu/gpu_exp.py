@@ -76,7 +76,7 @@ def evaluated(series: _Series, arguments: Sequence[str], results: Sequence[str])
     ]  # fmt: skip
     own = [(f"{n}", x, y) for n, (x, y) in enumerate(zip(arguments, results, strict=True))]
 
-    def each(lines: list[str]) -> list[str]:
+    def each(lines: list[str]) -> list[str]:  # for every element: # its number, % its argument, @ its result
         return [line.replace("#", n).replace("%", x).replace("@", y) for line in lines for n, x, y in own]
 
     return each([f".reg {r};" for r in registers] + reduction), each(power)

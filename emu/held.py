@@ -97,14 +97,12 @@ def computed(machine: Machine, x: Held) -> Held:
     if x.made is None:
         return x
     operation, factors = x.made
-    a, *b = (held_as(machine, y, FP64) for y in factors)
-    match operation:
-        case "add":
-            array = a + b[0]
-        case "sub":
-            array = a - b[0]
-        case "mul":
-            array = machine.multiply(a, b[0])
-        case _:
-            array = machine.function(operation, a)
+    arrays = [held_as(machine, y, FP64) for y in factors]
+    array = machine.function(operation, *arrays) if callable(operation) else in_binary64(machine.multiply, operation, *arrays)
     return Held(array=array, format=FP64)
+
+
+def in_binary64(multiply: Callable[[Array, Array], Array], operation: str, a: Array, b: Array) -> Array:
+    """add, sub or mul of float64 arrays."""
+    operations: dict[str, Callable[[Array, Array], Array]] = {"add": jnp.add, "sub": jnp.subtract, "mul": multiply}
+    return operations[operation](a, b)

@@ -20,7 +20,7 @@ from emu.accumulate import Accumulator, Order, accumulate
 from emu.functions import exp64
 from emu.gpu_exp import AT_ONCE, exp32
 from emu.gpu_exp_table import exp32_by_table
-from emu.held import FP32, FP64, Held, Machine, held_as
+from emu.held import FP32, FP64, Held, Machine, held_as, in_binary64
 from emu.odd_sum import sum_to_round
 from emu.ops import Event, Ops
 from emu.rounding import BINARY32, Rounding, rounding
@@ -117,17 +117,12 @@ def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> 
 
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """What `gpu_convert.combined` does, by the rule: binary64 holds every product, and a sum rounds to binary32 as if it held that."""
-    return _round(_made(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
+    return _round(in_binary64(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
 
 
 def _combined16(multiply: Any, operation: str, a: Array, b: Array, r: Rounding) -> Array:
     """What `gpu_convert.combined16` does, by the rule."""
-    return _round(_made(multiply, operation, a, b), r)
-
-
-def _made(multiply: Any, operation: str, a: Array, b: Array) -> Array:
-    made: Array = {"add": jnp.add, "sub": jnp.subtract, "mul": multiply}[operation](a, b)
-    return made
+    return _round(in_binary64(multiply, operation, a, b), r)
 
 
 def barrier(on_gpu: bool) -> None:

@@ -129,7 +129,7 @@ def main() -> int:
     found = on_gpu() if gpu else on_processor()
     where = jax.devices()[0].device_kind if gpu else "the operations on a processor"
     for name, wrong in found.items():
-        print(f"exp of fused kernels, {where}: {wrong} of 2^{32 if name == 'binary32' else 16} {name} arguments differ")
+        print(f"exp of fused kernels, {where}, {name}: {wrong} of 2^{32 if name == 'binary32' else 16} arguments differ")
     print(f"{time.perf_counter() - began:.0f} s")
     return 1 if any(found.values()) else 0
 
