@@ -43,6 +43,7 @@ gpu-check:  ## on a machine with a GPU and jax: digests of every preset against 
 	$(PYTHON) -m tests.gpu_trace
 	$(PYTHON) -m tests.gpu_exp
 	$(PYTHON) -m tests.gpu_sixteen
+	$(PYTHON) -m tests.gpu_train
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
 	$(PYTHON) -m tests.gpu_scaling

@@ -3,12 +3,14 @@
 Same bits as the other engines. What is done once for a head (inputs, delta, gradients as they leave) runs under XLA.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_batching import sequential_vmap
 
 from attention import head
 from attention.head import Setup
@@ -29,7 +31,7 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each:
 
 @partial(jax.jit, static_argnums=0)
 def _forward(setup: Setup, q: Array, k: Array, v: Array) -> Any:
-    return run_forward(setup, q, k, v, jax.default_backend() == "gpu")
+    return _one_after_another(partial(run_forward, setup, on_gpu=jax.default_backend() == "gpu"))(q, k, v)
 
 
 def backward(
@@ -60,7 +62,19 @@ def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Arra
 
     number = jnp.arange(heads)
     delta, seen_delta = jax.vmap(deltas)(number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do)
-    (dq, dk, dv), seen = run_backward(setup, q, k, v, do, lse, delta, jax.default_backend() == "gpu")
+    run = _one_after_another(partial(run_backward, setup, on_gpu=jax.default_backend() == "gpu"))
+    (dq, dk, dv), seen = run(q, k, v, do, lse, delta)
     (dk, dv), seen_keys = jax.vmap(added)(jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv)))
     dq, seen_dq = jax.vmap(finished)(number, dq)
     return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys
+
+
+def _one_after_another(kernels: Callable[..., Any]) -> Callable[..., Any]:
+    """Kernels that `jax.vmap` maps call by call: of arrays with one more axis they could count beyond 32 bits, which nobody would check."""
+
+    def wide(*x: Array) -> Any:
+        with jax.enable_x64(True):  # a caller's vmap traces this again, where they are disabled
+            return kernels(*x)
+
+    mapped: Callable[..., Any] = sequential_vmap(wide)
+    return mapped

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-STEPS, LOOKS = 20, 3
+STEPS, LOOKS, LONG = 20, 3, 1024
 
 LEGEND = """
 step: mean of 20 steps, the second time.  watched: with the monitors of every 10 steps, the log's writing left out.  times JAX: over
 the step with jax.nn.dot_product_attention, not watched.  compiling: the first step.  native sums are added in the device's order,
-ascending ones key by key.  same bits: two runs of 20 steps from the same weights end in equal states, every bit of weights and optimiser.
+ascending ones key by key, those of fused kernels as the tensor core does.  same bits: two runs of 20 steps from the same weights end in
+equal states, every bit of weights and optimiser.
 """
 
 
@@ -59,13 +60,14 @@ def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
     small = Config(data="repeat")
     if on_cpu:
         return [(replace(small, batch=4), 1)]
-    return [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40)]
+    gpt2 = replace(small, layers=12, heads=12, width=768, context=LONG, batch=8, block=64)
+    return [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40), (gpt2, 1)]
 
 
 def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
     c, rows = config, list[Row]()
     size = f"{c.layers} layers, width {c.width}, context {c.context}, batch {c.batch}, {arms} arm{'s' if arms > 1 else ''}"
-    for what, changes in _contenders(arms):
+    for what, changes in _contenders(arms, c.context):
         progress(f"{what}, {size}")
         compiling, step, watching, same = _measured(replace(config, **changes), arms)
         plain, monitored = (rows[0].step if rows else step), step + watching
@@ -76,9 +78,14 @@ def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _contenders(arms: int) -> list[tuple[str, dict[str, str]]]:
-    native = [("jax.nn", {"plan": "jax"}), *((f"{p}, native sums", {"plan": p}) for p in ("fp32", "fa2-bf16", "qiu-yao"))]
-    return native if arms > 1 else [*native, ("qiu-yao, ascending sums", {"plan": "qiu-yao", "sums": "preset"})]
+def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, str]]]:
+    """Fused kernels where attention is long enough to matter."""
+    plain, own = ("jax.nn", {"plan": "jax"}), {"sums": "preset"}
+    if context >= LONG:
+        fused = [(f"{p}, fused kernels", {"plan": p, "engine": "pallas"} | own) for p in ("fa2-bf16@hopper", "qiu-yao@hopper")]
+        return [plain, ("fa2-bf16, native sums", {"plan": "fa2-bf16"}), *fused]
+    native = [plain, *((f"{p}, native sums", {"plan": p}) for p in ("fp32", "fa2-bf16", "qiu-yao"))]
+    return native if arms > 1 else [*native, ("qiu-yao, ascending sums", {"plan": "qiu-yao"} | own)]
 
 
 def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:

@@ -25,7 +25,7 @@ def train(
         typer.Argument(
             metavar="CONFIG.toml|KEY=VALUE",
             help="layers heads width context vocab batch steps lr min_lr warmup decay_steps beta1 beta2 weight_decay clip position "
-            "qk_norm tied mlp_ratio matmul plan changes sums block data data_seed init_seed checkpoint_every keep monitor_every; "
+            "qk_norm tied mlp_ratio matmul plan changes sums engine block data data_seed init_seed checkpoint_every keep monitor_every; "
             "the file has the same keys, and seeds = [..], [arms], [at].",
         ),
     ] = None,

@@ -2,7 +2,8 @@
 
 Arms that the number of devices divides are spread: no sum crosses devices. Else the batch is, if it can be: gradients are then sums over
 devices. A run has the same bits every time on as many devices of one kind. It has not those of another number of devices, even with its
-arms spread: XLA compiles another program, which adds up in another order (losses agree to 1e-4).
+arms spread: XLA compiles another program, which adds up in another order (losses agree to 1e-4). XLA cannot take a fused kernel apart: a
+run with engine=pallas has one device.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.train.config import Config
+from experiments.train.config import PALLAS, Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Place:
 
 def place(config: Config, arms: Sequence[int]) -> Place:
     """The layout of a group of arms on the devices that are there."""
-    found = jax.devices()
+    found = jax.devices() if config.engine != PALLAS else jax.devices()[:1]
     if len(found) > 1 and len(arms) % len(found) == 0:
         return Place(mesh=Mesh(found, ("d",)), of_arms=True)
     most = max(n for n in range(1, len(found) + 1) if config.batch % n == 0)

@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from attention import Plan
 from attention.traced_plan import HeadPlans, structure
 from experiments.mx.formats import Formats
 from experiments.train import devices
 from experiments.train import step as one_step
-from experiments.train.config import WORD
+from experiments.train.config import PALLAS, WORD
+from experiments.train.fused import fused_plan
 from experiments.train.injected import check, readable, wrongs_of
 from experiments.train.interventions import Plans, plans_of
 from experiments.train.linear_plans import LinearPlans, formats_of, how_of, linear_at
@@ -30,18 +32,29 @@ class Group:
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
         self.seeds = [settings.arms[a].seed for a in arms]
-        self._advance = one_step.advance(settings.config)
+        self._advances: dict[int, one_step.Step] = {}
         self._plans: dict[int, tuple[HeadPlans | None, list[Plans | None]]] = {}
         self._offsets: dict[int, Offset | None] = {}
         self._linears: dict[int, LinearPlans | None] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
         """Step `number` with the batch of each seed. Losses and gradient norms (arms,), on the device."""
-        tokens = self.place.tokens(self.own(batches))
-        self.state, losses, norms = self._advance(
-            self.state, tokens, self.plans(number)[0], self.lr, self.offset(number), self.linears(number)
-        )
+        tokens, fused = self.place.tokens(self.own(batches)), self.settings.config.engine == PALLAS
+        plans = None if fused else self.plans(number)[0]
+        self.state, losses, norms = self._advance(number)(self.state, tokens, plans, self.lr, self.offset(number), self.linears(number))
         return losses, norms
+
+    def _advance(self, number: int) -> one_step.Step:
+        """The executable of a step: in fused kernels the plan is part of it."""
+        stage = self._stage(number)
+        if stage not in self._advances:
+            own = fused_at(self.settings, self.settings.arms[self.arms[0]], number)
+            self._advances[stage] = one_step.advance(self.settings.config, own)
+        return self._advances[stage]
+
+    def _stage(self, number: int) -> int:
+        """How many of the changes of all arms hold at a step."""
+        return sum(first <= number for first, _ in self.settings.at)
 
     def own(self, batches: dict[int, np.ndarray]) -> np.ndarray:
         """The group's tokens: (B, T + 1) if its arms share a seed, else (A, B, T + 1)."""
@@ -49,7 +62,7 @@ class Group:
 
     def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
         """The plans of a step, as data on the devices and as plans."""
-        stage = sum(first <= number for first, _ in self.settings.at)
+        stage = self._stage(number)
         if stage not in self._plans:
             plans = [plans_at(self.settings, self.settings.arms[a], number) for a in self.arms]
             tables = by_arm([None if p is None else by_layer(p) for p in plans])
@@ -58,7 +71,7 @@ class Group:
 
     def offset(self, number: int) -> Offset | None:
         """What delta reads wrongly at a step, as data on the devices; None without any, and for plans whose delta reads no output."""
-        stage = sum(first <= number for first, _ in self.settings.at)
+        stage = self._stage(number)
         if stage not in self._offsets:
             made = self._offset(number)
             self._offsets[stage] = None if made is None else self.place.state(made)
@@ -67,7 +80,7 @@ class Group:
 
     def linears(self, number: int) -> LinearPlans | None:
         """What the linear layers round at a step, as data on the devices; None without any change of them so far."""
-        stage = sum(first <= number for first, _ in self.settings.at)
+        stage = self._stage(number)
         if stage not in self._linears:
             made = self._linear(number)
             self._linears[stage] = None if made is None else self.place.state(made)
@@ -114,7 +127,14 @@ def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
     """What makes an executable: that of the plans, whether delta reads anything wrongly, which events of linear layers draw lots."""
     plans, wrongs, formats = plans_at(settings, arm, step), wrongs_at(settings, arm, step), formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
-    return None if plans is None else structure(plans[0][0]), wrongs is not None, formats and (formats.drawn, formats.even)
+    fused, own = fused_at(settings, arm, step), None if plans is None else structure(plans[0][0])
+    return fused or own, wrongs is not None, formats and (formats.drawn, formats.even)
+
+
+def fused_at(settings: Settings, arm: Arm, step: int) -> Plan | None:
+    """The plan of an arm's fused kernels at a step; None for a run without."""
+    plans = plans_at(settings, arm, step) if settings.config.engine == PALLAS else None
+    return None if plans is None else fused_plan(settings.config, plans, wrongs_at(settings, arm, step))
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:

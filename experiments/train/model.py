@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attention import attend
+from attention import Plan, attend
 from attention.traced_plan import HeadPlans
 from experiments.train import offset as offsets
 from experiments.train.config import Config
@@ -30,6 +30,7 @@ from experiments.train.linear_words import Matrix
 from experiments.train.offset import Offset
 
 Params = dict[str, Any]
+Plans = HeadPlans | Plan | None  # of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
 Wrong = Callable[[Array, Array, Array], Array]  # q, k, v -> the error of the output as delta reads it
 SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
 
@@ -65,20 +66,20 @@ def init(config: Config, key: Array) -> Params:
 
 
 def loss(
-    params: Params, tokens: Array, plans: HeadPlans | None, config: Config, offset: Offset | None = None, linears: LinearPlans | None = None
+    params: Params, tokens: Array, plans: Plans, config: Config, offset: Offset | None = None, linears: LinearPlans | None = None
 ) -> Array:
-    """Mean cross-entropy of the next token, in nats; tokens (B, T + 1) integers, plans (layers, heads, ...), None for plan = "jax"."""
+    """Mean cross-entropy of the next token in nats; tokens (B, T + 1) integers, plans (layers, heads, ...), one, or None (plan = "jax")."""
     return run(params, tokens, plans, config, offset=offset, linears=linears)[0]
 
 
-def attention_inputs(params: Params, tokens: Array, plans: HeadPlans | None, config: Config) -> tuple[Array, Array, Array]:
+def attention_inputs(params: Params, tokens: Array, plans: Plans, config: Config) -> tuple[Array, Array, Array]:
     """q, k, v of every layer, (L, B, T, N, H) float32, as `attend` gets them."""
     seen = run(params, tokens, plans, config)[1]
     return seen.q, seen.k, seen.v
 
 
 def run(
-    params: Params, tokens: Array, plans: HeadPlans | None, config: Config, taps: Array | None = None, offset: Offset | None = None,
+    params: Params, tokens: Array, plans: Plans, config: Config, taps: Array | None = None, offset: Offset | None = None,
     linears: LinearPlans | None = None,
 ) -> tuple[Array, Seen]:  # fmt: skip
     """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions' outputs: the loss's
@@ -92,20 +93,21 @@ def run(
 
     def layer(x: Array, own: tuple[Params, Any, Array | None, Any, LinearPlans | None]) -> tuple[Array, Seen]:
         w, table, tap, number, events = own
-        heads = None if plans is None else HeadPlans(plans.like, table)
+        heads = HeadPlans(plans.like, table) if isinstance(plans, HeadPlans) else plans
         wrong = None if offset is None else partial(offsets.error, offset, number)
         x, seen = _attention(x, w, heads, config, events, tap, wrong)
         return x + _mlp(normed(x, w["norm2"], events, Matrix.FC1), w, config, events), seen
 
     numbers = None if offset is None else jnp.arange(config.layers)
-    x, seen = lax.scan(layer, x, (params["layers"], None if plans is None else jnp.asarray(plans.table), taps, numbers, linears))
+    tables = jnp.asarray(plans.table) if isinstance(plans, HeadPlans) else None
+    x, seen = lax.scan(layer, x, (params["layers"], tables, taps, numbers, linears))
     output = params["embedding"] if config.tied else params["head"]
     logits = linear(layer_norm(x, params["norm"]), output.T, config.matmul)
     return cross_entropy(logits, targets), seen
 
 
 def _attention(
-    x: Array, w: Params, plans: HeadPlans | None, config: Config, events: LinearPlans | None, tap: Array | None, wrong: Wrong | None = None
+    x: Array, w: Params, plans: Plans, config: Config, events: LinearPlans | None, tap: Array | None, wrong: Wrong | None = None
 ) -> tuple[Array, Seen]:
     """x plus the layer's attention, and what it read."""
     read = normed(x, w["norm1"], events, Matrix.QKV)
@@ -119,11 +121,14 @@ def _attention(
     return x + y, Seen(read, q, k, v)
 
 
-def attended(q: Array, k: Array, v: Array, plans: HeadPlans | None, config: Config, delta_error: Array | None = None) -> Array:
-    """Causal attention of one layer by its heads' plans, or, without any, JAX's own (of Config.plan = "jax")."""
+def attended(q: Array, k: Array, v: Array, plans: Plans, config: Config, delta_error: Array | None = None) -> Array:
+    """Causal attention of one layer by its heads' plans, by one plan in fused kernels, or, without any, JAX's own (Config.plan = "jax")."""
     if plans is None:
         return jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    out: Array = attend(q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, is_causal=True, delta_error=delta_error)
+    out: Array = attend(
+        q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, is_causal=True, delta_error=delta_error,
+        engine="pallas" if isinstance(plans, Plan) else "xla",
+    )  # fmt: skip
     return out
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from attention import Plan
 from attention.traced_plan import HeadPlans, is_stochastic, reseeded
 from experiments.compile_cache import deterministic
 from experiments.train import model, optimiser
@@ -35,7 +36,7 @@ def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> Stat
     """Arms at step 0; with the config's init_seed, or a seed of weights for each."""
     if seeds is not None and len(seeds) != arms:
         raise ValueError(f"seeds: {len(seeds)} given, must be one for each of the {arms} arms")
-    fresh = _fresh(replace(numbers_only(config), plan=JAX, sums="native", block=None))  # nothing of attention is in a state
+    fresh = _fresh(replace(numbers_only(config), plan=JAX, sums="native", engine="xla", block=None))  # nothing of attention is in a state
     return stacked([fresh(np.uint32(seed)) for seed in ([config.init_seed] * arms if seeds is None else seeds)])
 
 
@@ -60,8 +61,10 @@ def _fresh(config: Config) -> Callable[[Any], State]:
     return jax.jit(fresh)
 
 
-def advance(config: Config) -> Step:
+def advance(config: Config, fused: Plan | None = None) -> Step:
     """The jitted step: (state, tokens, plans, lr, offset, linears) -> (state, losses (A,), gradient norms (A,)).
+
+    fused: the plan of all arms, layers and heads, in fused kernels; then no `plans` are given.
 
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
     plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax". Stochastic roundings get fresh
@@ -72,7 +75,7 @@ def advance(config: Config) -> Step:
 
     Losses and norms (before clipping) are those at the weights that came in. Same state, tokens, plans and lr, same device: same bits.
     """
-    return _advance(numbers_only(config))
+    return _advance(numbers_only(config), fused)
 
 
 def numbers_only(config: Config) -> Config:
@@ -81,21 +84,21 @@ def numbers_only(config: Config) -> Config:
 
 
 @lru_cache(64)
-def _advance(config: Config) -> Step:
+def _advance(config: Config, fused: Plan | None) -> Step:
     def all_arms(
         state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None = None, linears: LinearPlans | None = None
     ) -> tuple[State, Array, Array]:
         own_batch = 0 if tokens.ndim == 3 else None
-        one = lambda s, t, p, r, o, e: _one(config, s, t, p, r, o, e)  # noqa: E731
+        one = lambda s, t, p, r, o, e: _one(config, s, t, fused or plans_at(p, s.step), r, o, e)  # noqa: E731
         return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0, 0))(state, tokens, plans, lr, offset, linears)
 
     return jax.jit(all_arms, compiler_options=deterministic())
 
 
 def _one(
-    config: Config, state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None, linears: LinearPlans | None
+    config: Config, state: State, tokens: Array, plans: model.Plans, lr: Array, offset: Offset | None, linears: LinearPlans | None
 ) -> tuple[State, Array, Array]:
-    plans, offset = plans_at(plans, state.step), offset and offset._replace(step=state.step)
+    offset = offset and offset._replace(step=state.step)
     loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens, plans, config, offset, linear_at(linears, state.step))
     norm = optax.tree.norm(gradients)
     now = optimiser.rate(config, state.step, lr)

@@ -198,6 +198,15 @@ def test_what_32_bits_do_not_count_is_refused(record):
             jax.eval_shape(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True), x, x, x)
 
 
+def test_mapped_calls_run_one_after_another():
+    """Kernels over the arrays of all calls at once, of which the check above has seen one: they count in 32 bits."""
+    x = jax.ShapeDtypeStruct((3, 1, 64, 2, 16), jnp.float32)
+    run = lambda q, k, v: attend(q, k, v, plan=HOPPER, engine="pallas", **TILES).sum()  # noqa: E731
+    with jax.enable_x64(True):
+        text = str(jax.make_jaxpr(jax.vmap(jax.grad(run, (0, 1, 2))))(x, x, x))
+    assert set(re.findall(r"grid=\(([^)]*)\)", text)) == {"2, 2", "2, 4"}  # heads, tiles: no calls
+
+
 @pytest.mark.parametrize("r", [BINARY32, BF16, FP16], ids=str)
 def test_conversions_round_once(r):
     """Two roundings to nearest in a row: ties that the first one makes, and numbers a little off a tie."""

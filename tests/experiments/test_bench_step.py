@@ -15,7 +15,7 @@ TINY = Config(layers=1, heads=1, width=8, context=8, batch=2, data="repeat")
 def bench(roundscope, monkeypatch):
     """(exit code, rows, stderr) of the command at a size that compiles in seconds, plain JAX alone."""
     monkeypatch.setattr(bench_step, "_sizes", lambda on_cpu: [(TINY, 1), (TINY, 2)])
-    monkeypatch.setattr(bench_step, "_contenders", lambda arms: [("jax.nn", {"plan": "jax"}), ("again", {"plan": "jax"})])
+    monkeypatch.setattr(bench_step, "_contenders", lambda arms, context: [("jax.nn", {"plan": "jax"}), ("again", {"plan": "jax"})])
 
     def run():
         code, out, err = roundscope("bench", "step", "--json")
