@@ -9,7 +9,7 @@ from typing import Any
 from attention.sites import Site
 from emu.rounding import RoundingMode
 from experiments.dose.scale import EVEN, MOST_BITS, Scale
-from experiments.train.config import Config
+from experiments.train.config import Config, deciding
 from experiments.train.groups import numbers
 from experiments.train.offset import BIAS
 from experiments.train.settings import Arm, Settings, typed
@@ -67,7 +67,7 @@ def with_exact(found: Sequence[Dose]) -> list[Dose]:
 
 def key(config: Config, dose: Dose) -> str:
     """The name of a result: of all that decides it but versions and device."""
-    kept = {name: value for name, value in asdict(config).items() if name not in NAMED}
+    kept = {name: value for name, value in deciding(config).items() if name not in NAMED}
     own = {name: value for name, value in described(dose).items() if name not in ADDED or value}
     return hashlib.sha256(json.dumps([kept, own], sort_keys=True).encode()).hexdigest()[:24]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from experiments.train.config import WORD, Config
+from experiments.train.config import WORD, Config, deciding
 from experiments.train.settings import Arm, Settings
 
 OTHER = 2**31  # added to the seed of weights, and to nothing else
@@ -67,7 +67,7 @@ class Training:
     def key(self) -> str:
         """Of all that decides the result but versions and device."""
         versions = {name: asdict(VERSIONS[name]) for name in self.versions}
-        told = [asdict(self), versions, {pair: PAIRS[pair] for pair in self.pairs}]
+        told = [asdict(self) | {"config": deciding(self.config)}, versions, {pair: PAIRS[pair] for pair in self.pairs}]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -1,6 +1,7 @@
 """`Config`: everything that decides a training run, and the checks that name what is wrong with it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from attention.plan import Plan
 from experiments.errors import UsageError, bad
@@ -8,6 +9,7 @@ from experiments.errors import UsageError, bad
 JAX = "jax"  # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
 PALLAS = "pallas"
 WORD = 2**32
+NEWER = ("engine",)  # fields that came after results were stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,12 @@ class Config:
     def cosine_end(self) -> int:
         """The step from which the learning rate stays at its end."""
         return self.steps if self.decay_steps is None else self.decay_steps
+
+
+def deciding(config: Config) -> dict[str, Any]:
+    """The fields by name, for the name of a result: without those that results files may be older than, where they have their default."""
+    usual = {name: getattr(Config(), name) for name in NEWER}
+    return {name: value for name, value in asdict(config).items() if name not in usual or value != usual[name]}
 
 
 def _check_sizes(c: Config) -> None:
