@@ -59,11 +59,15 @@ def _measure(config: Config, groups: Sequence[Sequence[Dose]], store: Any, *, ti
     from experiments.dose.run import launch
     from experiments.sweep.machine import device
 
-    missing = [group for group in groups if len(store.read(config, group)) < len(group)]
+    missing = [rest for group in groups if (rest := _missing(store.read(config, group), group))]
     for number, group in enumerate(missing):
         with bar(f"launch {number + 1} of {len(missing)}: {len(group)} arms", group[0].steps) as progress:
             store.add(config, launch(config, group, progress, ties), device("xla"))
     return len(missing)
+
+
+def _missing(found: Any, group: Sequence[Dose]) -> list[Dose]:
+    return [dose for dose in group if dose not in found]
 
 
 def _tell(asked: Scale, results: Any, about: dict[str, Any], out: Path, as_json: bool) -> None:

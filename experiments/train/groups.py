@@ -48,9 +48,12 @@ class Group:
         """The executable of a step: in fused kernels the plan is part of it."""
         stage = self._stage(number)
         if stage not in self._advances:
-            own = fused_at(self.settings, self.settings.arms[self.arms[0]], number)
-            self._advances[stage] = one_step.advance(self.settings.config, own)
+            self._advances[stage] = one_step.advance(self.settings.config, self.fused(number))
         return self._advances[stage]
+
+    def fused(self, number: int) -> Plan | None:
+        """The plan of a step's fused kernels, that of all arms here; None for a run without."""
+        return fused_at(self.settings, self.settings.arms[self.arms[0]], number)
 
     def _stage(self, number: int) -> int:
         """How many of the changes of all arms hold at a step."""

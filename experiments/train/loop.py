@@ -109,8 +109,8 @@ class Run:
             tables, plans = group.plans(self.number)
             names = [self.names[a] for a in group.arms]
             tokens = group.own(batches)[..., :1, :]
-            offset, linears = group.offset(self.number), group.linears(self.number)
-            found, seen = monitor.look(self.settings.config, group.state.params, tokens, tables, self.number, offset, linears)
+            own = group.offset(self.number), group.linears(self.number), group.fused(self.number)
+            found, seen = monitor.look(self.settings.config, group.state.params, tokens, tables, self.number, *own)
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
             if seen is not None and rest == 0:
                 self.log.add("sites", observe.sites(names, self.number, monitor.sites(self.settings.config, seen, plans, turn)))

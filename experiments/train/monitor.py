@@ -40,17 +40,18 @@ MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square")
 
 def look(
     config: Config, params: Any, tokens: Any, plans: HeadPlans | None, step: int, offset: Offset | None = None,
-    linears: LinearPlans | None = None,
+    linears: LinearPlans | None = None, fused: Plan | None = None,
 ) -> tuple[dict[str, np.ndarray], Any]:  # fmt: skip
     """(the numbers above, each (A, L, N), gaps with an axis of classes behind; q, k, v, dO of the sequence, (A, L, 1, T, N, H)).
 
     params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms. With plan = "jax", w_q_norm only, and None.
     offset   what delta reads wrongly, of arms; noise has the law of the step's, not its signs;  linears: of arms
+    fused    the plan of fused kernels, where the run has them
     """
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
-    seen, wrong = _reading(_shape_of(config))(params, tokens, plans, np.int32(step), offset, linears)
+    seen, wrong = _reading(_shape_of(config), fused)(params, tokens, plans, np.int32(step), offset, linears)
     with jax.enable_x64(True):
         table = _table_at(plans, np.int32(step))
         measured = _measured(_setup(config, plans.like), table, *seen, wrong)
@@ -106,7 +107,7 @@ def _shape_of(config: Config) -> Config:
 
 
 @lru_cache(64)
-def _reading(config: Config) -> Any:
+def _reading(config: Config, fused: Plan | None) -> Any:
     """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; and what the output is off by as delta reads it, or None."""
 
     def one(
@@ -114,7 +115,8 @@ def _reading(config: Config) -> Any:
     ) -> tuple[tuple[Array, ...], Array | None]:
         shape = (config.layers, 1, tokens.shape[1] - 1, config.heads, config.head_width)
         offset = offset and offset._replace(step=step)
-        run = lambda taps: model.run(params, tokens, plans_at(plans, step), config, taps, offset, linear_at(linears, step))  # noqa: E731
+        own = fused or plans_at(plans, step)
+        run = lambda taps: model.run(params, tokens, own, config, taps, offset, linear_at(linears, step))  # noqa: E731
         do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
         wrong = offset and jax.vmap(partial(error, offset))(jnp.arange(config.layers), seen.q, seen.k, seen.v)
         return (seen.q, seen.k, seen.v, do), wrong
