@@ -7,7 +7,7 @@ from attention.plan import Plan
 from experiments.errors import UsageError, bad
 
 JAX = "jax"  # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
-PALLAS = "pallas"
+PALLAS, CUDNN = "pallas", "cudnn"
 WORD = 2**32
 NEWER = ("engine",)  # fields that came after results were stored
 
@@ -26,7 +26,8 @@ class Config:
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.linear); "fp16"; "fp32"
     plan, changes, sums     attention: a preset or "jax"; its changes and those of linear layers (linear_words); "native": the device's
                             own sums of products, fast, reproducible on one kind of device only; "preset": as the preset says
-    engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all layers and heads, sums="preset"
+    engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all layers and heads, sums="preset";
+                            "cudnn": of plan "jax", in BF16 by cuDNN on a GPU
     block                   tile of queries and of keys; None: the whole context, one tile
     data, data_seed, init_seed   "stdlib", "repeat", "sink" or a folder of train.bin and val.bin; seeds of batches and of weights
     checkpoint_every, keep, monitor_every   steps between checkpoints, how many stay, steps between monitors
@@ -126,11 +127,13 @@ def _check_optimiser(c: Config) -> None:
 
 
 def _check_attention(c: Config) -> None:
-    for name, known in (("matmul", ("bf16", "fp16", "fp32")), ("sums", ("native", "preset")), ("engine", ("xla", PALLAS))):
+    for name, known in (("matmul", ("bf16", "fp16", "fp32")), ("sums", ("native", "preset")), ("engine", ("xla", PALLAS, CUDNN))):
         if getattr(c, name) not in known:
             raise bad(name, getattr(c, name), f"use {', '.join(known[:-1])} or {known[-1]}")
     if c.engine == PALLAS and c.plan == JAX:
         raise bad("engine", c.engine, "plan=jax is JAX's own attention, which has no fused kernel of ours; leave engine out")
+    if c.engine == CUDNN and c.plan != JAX:
+        raise bad("engine", c.engine, "cuDNN's attention has no events; give plan=jax with it, or engine=pallas")
     if c.engine == PALLAS and c.sums != "preset":
         raise bad("sums", c.sums, "fused kernels add products as the plan says; give sums=preset")
     if c.plan == JAX:

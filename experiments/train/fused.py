@@ -14,11 +14,15 @@ from experiments.train.interventions import Plans
 from experiments.train.offset import Wrongs
 
 
+def check_device(config: Config) -> None:
+    """Raises UsageError for an engine that this machine has not."""
+    if config.engine != "xla" and jax.default_backend() != "gpu":
+        raise bad("engine", config.engine, "needs a GPU, and JAX sees none; give engine=xla")
+
+
 @lru_cache(64)
 def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
     """The plan of all layers and heads. Raises UsageError for what fused kernels do not do, before anything is compiled."""
-    if jax.default_backend() != "gpu":
-        raise bad("engine", PALLAS, "fused kernels need a GPU, and JAX sees none; engine=xla has the same bits in attention")
     if wrongs is not None:
         raise bad("engine", PALLAS, "an offset of what delta reads is data, which fused kernels do not take; give engine=xla")
     plan = plans[0][0]

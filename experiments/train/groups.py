@@ -13,7 +13,7 @@ from experiments.mx.formats import Formats
 from experiments.train import devices
 from experiments.train import step as one_step
 from experiments.train.config import PALLAS, WORD
-from experiments.train.fused import fused_plan
+from experiments.train.fused import check_device, fused_plan
 from experiments.train.injected import check, readable, wrongs_of
 from experiments.train.interventions import Plans, plans_of
 from experiments.train.linear_plans import LinearPlans, formats_of, how_of, linear_at
@@ -114,7 +114,8 @@ def groups(settings: Settings, state: Any) -> list[Group]:
 
 
 def numbers(settings: Settings) -> list[list[int]]:
-    """Numbers of the arms that share a structure at every step. Raises UsageError for changes that cannot be made."""
+    """Numbers of the arms that share a structure at every step. Raises UsageError for changes and engines that cannot be had."""
+    check_device(settings.config)
     found: dict[tuple[Hashable, ...], list[int]] = {}
     for number, arm in enumerate(settings.arms):
         found.setdefault(tuple(_structure(settings, arm, first) for first in firsts(settings)), []).append(number)

@@ -22,7 +22,7 @@ from jax import Array, lax
 from attention import Plan, attend
 from attention.traced_plan import HeadPlans
 from experiments.train import offset as offsets
-from experiments.train.config import Config
+from experiments.train.config import CUDNN, Config
 from experiments.train.layers import layer_norm, normed, passed_phi, product, rms_norm
 from experiments.train.linear import cross_entropy, embed, linear
 from experiments.train.linear_plans import LinearPlans
@@ -123,6 +123,9 @@ def _attention(
 
 def attended(q: Array, k: Array, v: Array, plans: Plans, config: Config, delta_error: Array | None = None) -> Array:
     """Causal attention of one layer by its heads' plans, by one plan in fused kernels, or, without any, JAX's own (Config.plan = "jax")."""
+    if plans is None and config.engine == CUDNN:
+        q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").astype(jnp.float32)
     if plans is None:
         return jax.nn.dot_product_attention(q, k, v, is_causal=True)
     out: Array = attend(

@@ -154,8 +154,8 @@ def test_reseeding_changes_seeds_alone():
     ("field", "value", "repair"),
     [
         ("width", 30, "multiple of the 4 heads"), ("vocab", 1, "2 to 65536"), ("min_lr", 1.0, "between 0 and lr"),
-        ("plan", "qiu-ya", "qiu-yao"), ("sums", "fast", "native or preset"), ("engine", "fused", "xla or pallas"),
-        ("engine", "pallas", "give sums=preset"), ("matmul", "fp8", "bf16, fp16 or fp32"),
+        ("plan", "qiu-ya", "qiu-yao"), ("sums", "fast", "native or preset"), ("engine", "fused", "xla, pallas or cudnn"),
+        ("engine", "pallas", "give sums=preset"), ("engine", "cudnn", "give plan=jax"), ("matmul", "fp8", "bf16, fp16 or fp32"),
         ("steps", 0, "at least 1"), ("clip", 0.0, "positive norm"), ("beta2", 1.0, "below 1"), ("decay_steps", 5, "smaller warmup"),
     ],
 )  # fmt: skip

@@ -227,7 +227,8 @@ def test_a_file_and_words_mean_the_same(tmp_path):
         (["layer=1", "--out", "OUT"], "did you mean 'layers'"),
         (["changes=head=9 -> fp32", "--out", "OUT"], "numbered from 0 to 3"),
         (["engine=pallas", "plan=jax", "--out", "OUT"], "no fused kernel of ours"),
-        (["engine=pallas", "sums=preset", "--out", "OUT"], "need a GPU"),
+        (["engine=pallas", "sums=preset", "--out", "OUT"], "needs a GPU"),
+        (["engine=cudnn", "plan=jax", "--out", "OUT"], "needs a GPU"),
     ],
 )
 def test_bad_usage_is_one_line_and_writes_nothing(tmp_path, capsys, asked, said):
