@@ -82,7 +82,7 @@ def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, str]]]:
     """Fused kernels where attention is long enough to matter."""
     plain, own = ("jax.nn", {"plan": "jax"}), {"sums": "preset"}
     if context >= LONG:
-        fused = [(f"{p}, fused kernels", {"plan": p, "engine": "pallas"} | own) for p in ("fa2-bf16@hopper", "qiu-yao@hopper")]
+        fused = [(f"{p}, fused", {"plan": p, "engine": "pallas"} | own) for p in ("fa2-bf16@hopper", "qiu-yao@hopper")]
         return [plain, ("jax.nn, BF16 by cuDNN", {"plan": "jax", "engine": "cudnn"}), *fused]
     native = [plain, *((f"{p}, native sums", {"plan": p}) for p in ("fp32", "fa2-bf16", "qiu-yao"))]
     return native if arms > 1 else [*native, ("qiu-yao, ascending sums", {"plan": "qiu-yao"} | own)]
