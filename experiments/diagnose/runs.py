@@ -1,7 +1,7 @@
 """The run to diagnose: its folder, the arm that failed and when, and the checkpoints from which it can be replayed."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
     if not (folder / record.NAME).is_file() or not known:
         repair = "give that of a `roundscope train` or `roundscope proxy`, or a file of tensors"
         raise bad("RUN_OR_TENSORS", str(folder), f"is a folder without a run; {repair}")
-    settings = origins.settings_of(checkpoint.load(folder)[1])
+    settings = _on_xla(origins.settings_of(checkpoint.load(folder)[1]))
     if settings.config.plan == JAX:
         raise bad("RUN_OR_TENSORS", str(folder), 'was trained with plan="jax", which has no rounding events; train with one, such as fp32')
     names = [a.name for a in settings.arms]
@@ -99,6 +99,11 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
         folder=folder, settings=settings, arm=chosen, failure=failure, starts=starts, first=first, until=end, last=known[-1], losses=losses,
         about={name: about[name] for name in ("device", "versions")},
     )  # fmt: skip
+
+
+def _on_xla(settings: Settings) -> Settings:
+    """Replays edit plans, which fused kernels do not take as data; the XLA engine's attention has the same bits."""
+    return settings if settings.config.plan == JAX else replace(settings, config=replace(settings.config, engine="xla"))
 
 
 def _failure(alarms: list[dict[str, Any]], names: list[str]) -> Failure | None:

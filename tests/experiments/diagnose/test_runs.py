@@ -73,6 +73,19 @@ def test_the_failure_is_that_of_the_log(folder):
     assert case(folder, arm="plain", first=None, until=None).failure is None
 
 
+def test_a_run_in_fused_kernels_is_replayed_without(folder, monkeypatch):
+    """Trials whose edited plans no kernel sees; a run of a GPU that no other machine can diagnose."""
+    load = checkpoint.load
+
+    def fused(*asked):
+        state, meta = load(*asked)
+        return state, meta | {"config": meta["config"] | {"sums": "preset", "engine": "pallas"}}
+
+    monkeypatch.setattr(checkpoint, "load", fused)
+    config = case(folder, arm="planted", first=None, until=None).settings.config
+    assert (config.engine, config.sums) == ("xla", "preset")
+
+
 def test_the_replay_has_the_bits_of_the_run_and_fails_where_it_did(found):
     """Catches a replay on other batches, with another state, rate or plan, or judged by another rule than the run."""
     assert found.again and found.compared == found.equal > 5 and found.same_device
