@@ -72,9 +72,9 @@ def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Arra
 def _one_after_another(kernels: Callable[..., Any]) -> Callable[..., Any]:
     """Kernels that `jax.vmap` maps call by call: of arrays with one more axis they could count beyond 32 bits, which nobody would check."""
 
-    def wide(*x: Array) -> Any:
+    def in_64_bits(*x: Array) -> Any:
         with jax.enable_x64(True):  # a caller's vmap traces this again, where they are disabled
             return kernels(*x)
 
-    mapped: Callable[..., Any] = sequential_vmap(wide)
+    mapped: Callable[..., Any] = sequential_vmap(in_64_bits)
     return mapped

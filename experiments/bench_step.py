@@ -61,7 +61,15 @@ def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
     if on_cpu:
         return [(replace(small, batch=4), 1)]
     gpt2 = replace(small, layers=12, heads=12, width=768, context=LONG, batch=8, block=64)
-    return [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40), (gpt2, 1)]
+    usual = [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40)]
+    return [*usual, (gpt2, 1)] if _is_one_hopper() else usual
+
+
+def _is_one_hopper() -> bool:
+    """Whether the fused kernels' tensor cores are there, and other rows do not spread over more GPUs than they."""
+    import jax
+
+    return len(jax.devices()) == 1 and getattr(jax.devices()[0], "compute_capability", "") == "9.0"
 
 
 def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:

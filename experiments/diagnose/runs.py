@@ -9,7 +9,7 @@ from emu.formats import unknown
 from experiments.diagnose.units import is_random, units_of
 from experiments.errors import UsageError, bad
 from experiments.train import checkpoint, origins, record
-from experiments.train.config import JAX
+from experiments.train.config import JAX, XLA
 from experiments.train.groups import plans_at
 from experiments.train.settings import Arm, Settings
 from experiments.train.spikes import WINDOW, Alarm
@@ -103,7 +103,7 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
 
 def _on_xla(settings: Settings) -> Settings:
     """Replays edit plans, which fused kernels do not take as data; the XLA engine's attention has the same bits."""
-    return settings if settings.config.plan == JAX else replace(settings, config=replace(settings.config, engine="xla"))
+    return settings if settings.config.plan == JAX else replace(settings, config=replace(settings.config, engine=XLA))
 
 
 def _failure(alarms: list[dict[str, Any]], names: list[str]) -> Failure | None:

@@ -1,4 +1,4 @@
-"""`roundscope dose`: runs the launches that are missing, then judges, draws and prints."""
+"""`roundscope dose`: runs what is missing, launch by launch, then judges, draws and prints."""
 
 import json
 import time
@@ -55,7 +55,7 @@ def run(words: Sequence[str], *, quick: bool, out: Path, seeds: str | None, stud
 
 
 def _measure(config: Config, groups: Sequence[Sequence[Dose]], store: Any, *, ties: bool) -> int:
-    """Runs and keeps what is not there, launch by launch; how many ran."""
+    """Runs and keeps the doses that are not there, launch by launch; how many launches ran."""
     from experiments.dose.run import launch
     from experiments.sweep.machine import device
 

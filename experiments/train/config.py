@@ -7,7 +7,7 @@ from attention.plan import Plan
 from experiments.errors import UsageError, bad
 
 JAX = "jax"  # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
-PALLAS, CUDNN = "pallas", "cudnn"
+XLA, PALLAS, CUDNN = "xla", "pallas", "cudnn"
 WORD = 2**32
 NEWER = ("engine",)  # fields that came after results were stored
 
@@ -58,7 +58,7 @@ class Config:
     plan: str = "qiu-yao"
     changes: tuple[str, ...] = ()
     sums: str = "native"
-    engine: str = "xla"
+    engine: str = XLA
     block: int | None = None
     data: str = "stdlib"
     data_seed: int = 0
@@ -127,7 +127,7 @@ def _check_optimiser(c: Config) -> None:
 
 
 def _check_attention(c: Config) -> None:
-    for name, known in (("matmul", ("bf16", "fp16", "fp32")), ("sums", ("native", "preset")), ("engine", ("xla", PALLAS, CUDNN))):
+    for name, known in (("matmul", ("bf16", "fp16", "fp32")), ("sums", ("native", "preset")), ("engine", (XLA, PALLAS, CUDNN))):
         if getattr(c, name) not in known:
             raise bad(name, getattr(c, name), f"use {', '.join(known[:-1])} or {known[-1]}")
     if c.engine == PALLAS and c.plan == JAX:

@@ -13,7 +13,7 @@ from experiments.mx.formats import Formats
 from experiments.train import devices
 from experiments.train import step as one_step
 from experiments.train.config import PALLAS, WORD
-from experiments.train.fused import check_device, fused_plan
+from experiments.train.engines import check_engine, fused_plan
 from experiments.train.injected import check, readable, wrongs_of
 from experiments.train.interventions import Plans, plans_of
 from experiments.train.linear_plans import LinearPlans, formats_of, how_of, linear_at
@@ -32,28 +32,30 @@ class Group:
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
         self.seeds = [settings.arms[a].seed for a in arms]
-        self._advances: dict[int, one_step.Step] = {}
+        self._executables: dict[int, tuple[one_step.Step, Plan | None]] = {}
         self._plans: dict[int, tuple[HeadPlans | None, list[Plans | None]]] = {}
         self._offsets: dict[int, Offset | None] = {}
         self._linears: dict[int, LinearPlans | None] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
         """Step `number` with the batch of each seed. Losses and gradient norms (arms,), on the device."""
-        tokens, fused = self.place.tokens(self.own(batches)), self.settings.config.engine == PALLAS
+        tokens, (advance, fused) = self.place.tokens(self.own(batches)), self._executable(number)
         plans = None if fused else self.plans(number)[0]
-        self.state, losses, norms = self._advance(number)(self.state, tokens, plans, self.lr, self.offset(number), self.linears(number))
+        self.state, losses, norms = advance(self.state, tokens, plans, self.lr, self.offset(number), self.linears(number))
         return losses, norms
-
-    def _advance(self, number: int) -> one_step.Step:
-        """The executable of a step: in fused kernels the plan is part of it."""
-        stage = self._stage(number)
-        if stage not in self._advances:
-            self._advances[stage] = one_step.advance(self.settings.config, self.fused(number))
-        return self._advances[stage]
 
     def fused(self, number: int) -> Plan | None:
         """The plan of a step's fused kernels, that of all arms here; None for a run without."""
-        return fused_at(self.settings, self.settings.arms[self.arms[0]], number)
+        return self._executable(number)[1]
+
+    def _executable(self, number: int) -> tuple[one_step.Step, Plan | None]:
+        """Of a step, and the plan that is part of it."""
+        stage = self._stage(number)
+        if stage not in self._executables:
+            plans = self.plans(number)[1][0]
+            own = _fused(self.settings, self.settings.arms[self.arms[0]], number, plans)
+            self._executables[stage] = one_step.advance(self.settings.config, own), own
+        return self._executables[stage]
 
     def _stage(self, number: int) -> int:
         """How many of the changes of all arms hold at a step."""
@@ -115,7 +117,7 @@ def groups(settings: Settings, state: Any) -> list[Group]:
 
 def numbers(settings: Settings) -> list[list[int]]:
     """Numbers of the arms that share a structure at every step. Raises UsageError for changes and engines that cannot be had."""
-    check_device(settings.config)
+    check_engine(settings.config)
     found: dict[tuple[Hashable, ...], list[int]] = {}
     for number, arm in enumerate(settings.arms):
         found.setdefault(tuple(_structure(settings, arm, first) for first in firsts(settings)), []).append(number)
@@ -131,14 +133,15 @@ def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
     """What makes an executable: that of the plans, whether delta reads anything wrongly, which events of linear layers draw lots."""
     plans, wrongs, formats = plans_at(settings, arm, step), wrongs_at(settings, arm, step), formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
-    fused, own = fused_at(settings, arm, step), None if plans is None else structure(plans[0][0])
-    return fused or own, wrongs is not None, formats and (formats.drawn, formats.even)
+    own = None if plans is None else structure(plans[0][0])
+    return _fused(settings, arm, step, plans) or own, wrongs is not None, formats and (formats.drawn, formats.even)
 
 
-def fused_at(settings: Settings, arm: Arm, step: int) -> Plan | None:
-    """The plan of an arm's fused kernels at a step; None for a run without."""
-    plans = plans_at(settings, arm, step) if settings.config.engine == PALLAS else None
-    return None if plans is None else fused_plan(settings.config, plans, wrongs_at(settings, arm, step))
+def _fused(settings: Settings, arm: Arm, step: int, plans: Plans | None) -> Plan | None:
+    """The one of these plans that an arm's fused kernels have at a step; None for a run without."""
+    if settings.config.engine != PALLAS or plans is None:
+        return None
+    return fused_plan(settings.config, plans, wrongs_at(settings, arm, step))
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:

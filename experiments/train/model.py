@@ -22,7 +22,7 @@ from jax import Array, lax
 from attention import Plan, attend
 from attention.traced_plan import HeadPlans
 from experiments.train import offset as offsets
-from experiments.train.config import CUDNN, Config
+from experiments.train.config import CUDNN, JAX, Config
 from experiments.train.layers import layer_norm, normed, passed_phi, product, rms_norm
 from experiments.train.linear import cross_entropy, embed, linear
 from experiments.train.linear_plans import LinearPlans
@@ -30,7 +30,7 @@ from experiments.train.linear_words import Matrix
 from experiments.train.offset import Offset
 
 Params = dict[str, Any]
-Plans = HeadPlans | Plan | None  # of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
+Planned = HeadPlans | Plan | None  # of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
 Wrong = Callable[[Array, Array, Array], Array]  # q, k, v -> the error of the output as delta reads it
 SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
 
@@ -66,20 +66,20 @@ def init(config: Config, key: Array) -> Params:
 
 
 def loss(
-    params: Params, tokens: Array, plans: Plans, config: Config, offset: Offset | None = None, linears: LinearPlans | None = None
+    params: Params, tokens: Array, plans: Planned, config: Config, offset: Offset | None = None, linears: LinearPlans | None = None
 ) -> Array:
     """Mean cross-entropy of the next token in nats; tokens (B, T + 1) integers, plans (layers, heads, ...), one, or None (plan = "jax")."""
     return run(params, tokens, plans, config, offset=offset, linears=linears)[0]
 
 
-def attention_inputs(params: Params, tokens: Array, plans: Plans, config: Config) -> tuple[Array, Array, Array]:
+def attention_inputs(params: Params, tokens: Array, plans: Planned, config: Config) -> tuple[Array, Array, Array]:
     """q, k, v of every layer, (L, B, T, N, H) float32, as `attend` gets them."""
     seen = run(params, tokens, plans, config)[1]
     return seen.q, seen.k, seen.v
 
 
 def run(
-    params: Params, tokens: Array, plans: Plans, config: Config, taps: Array | None = None, offset: Offset | None = None,
+    params: Params, tokens: Array, plans: Planned, config: Config, taps: Array | None = None, offset: Offset | None = None,
     linears: LinearPlans | None = None,
 ) -> tuple[Array, Seen]:  # fmt: skip
     """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions' outputs: the loss's
@@ -107,7 +107,7 @@ def run(
 
 
 def _attention(
-    x: Array, w: Params, plans: Plans, config: Config, events: LinearPlans | None, tap: Array | None, wrong: Wrong | None = None
+    x: Array, w: Params, plans: Planned, config: Config, events: LinearPlans | None, tap: Array | None, wrong: Wrong | None = None
 ) -> tuple[Array, Seen]:
     """x plus the layer's attention, and what it read."""
     read = normed(x, w["norm1"], events, Matrix.QKV)
@@ -121,8 +121,10 @@ def _attention(
     return x + y, Seen(read, q, k, v)
 
 
-def attended(q: Array, k: Array, v: Array, plans: Plans, config: Config, delta_error: Array | None = None) -> Array:
+def attended(q: Array, k: Array, v: Array, plans: Planned, config: Config, delta_error: Array | None = None) -> Array:
     """Causal attention of one layer by its heads' plans, by one plan in fused kernels, or, without any, JAX's own (Config.plan = "jax")."""
+    if plans is None and config.plan != JAX:
+        raise ValueError(f"plans: None, must be given for plan={config.plan}")
     if plans is None and config.engine == CUDNN:
         q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").astype(jnp.float32)

@@ -11,6 +11,7 @@ from experiments.errors import bad
 from experiments.sweep.machine import device, versions
 from experiments.train import checkpoint, devices, groups, injected, linear_plans, loop
 from experiments.train.config import WORD, Config
+from experiments.train.engines import has_device
 from experiments.train.interventions import described
 from experiments.train.settings import Arm, Settings, plain, settings
 
@@ -53,6 +54,9 @@ def earlier(
     last = max(before.config.steps, *checkpoint.steps(folder))  # a run that went on has more steps than its early checkpoints say
     if step > last:
         raise bad("--from", step, f"{folder} ends at step {last}")
+    if step > meta["step"] and not has_device(before.config):
+        told = f"the steps from {meta['step']} on would be done again, with engine={before.config.engine}, and JAX sees no GPU"
+        raise bad("--from", step, f"{told}; give --from {meta['step']}")
     if asked.config.steps < step:
         raise bad("steps", asked.config.steps, f"the first {step} are done; give more, or an earlier --from STEP with --out NEW")
     if is_branch:

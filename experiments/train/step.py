@@ -15,7 +15,7 @@ from attention import Plan
 from attention.traced_plan import HeadPlans, is_stochastic, reseeded
 from experiments.compile_cache import deterministic
 from experiments.train import model, optimiser
-from experiments.train.config import JAX, Config
+from experiments.train.config import JAX, XLA, Config
 from experiments.train.linear_plans import LinearPlans, linear_at
 from experiments.train.offset import Offset
 
@@ -36,7 +36,7 @@ def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> Stat
     """Arms at step 0; with the config's init_seed, or a seed of weights for each."""
     if seeds is not None and len(seeds) != arms:
         raise ValueError(f"seeds: {len(seeds)} given, must be one for each of the {arms} arms")
-    fresh = _fresh(replace(numbers_only(config), plan=JAX, sums="native", engine="xla", block=None))  # nothing of attention is in a state
+    fresh = _fresh(replace(numbers_only(config), plan=JAX, sums="native", engine=XLA, block=None))  # nothing of attention is in a state
     return stacked([fresh(np.uint32(seed)) for seed in ([config.init_seed] * arms if seeds is None else seeds)])
 
 
@@ -96,7 +96,7 @@ def _advance(config: Config, fused: Plan | None) -> Step:
 
 
 def _one(
-    config: Config, state: State, tokens: Array, plans: model.Plans, lr: Array, offset: Offset | None, linears: LinearPlans | None
+    config: Config, state: State, tokens: Array, plans: model.Planned, lr: Array, offset: Offset | None, linears: LinearPlans | None
 ) -> tuple[State, Array, Array]:
     offset = offset and offset._replace(step=state.step)
     loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens, plans, config, offset, linear_at(linears, state.step))

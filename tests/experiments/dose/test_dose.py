@@ -203,8 +203,9 @@ def test_the_command_trains_and_repeats_to_the_bit(tmp_path, capsys):
 
 
 def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
-    """A launch that is run again though it is there, one that is lost with a later one, or a file that lacks what was asked."""
-    monkeypatch.setattr(run, "launch", lambda config, doses, progress, ties: fake(doses))
+    """A dose that is run again though it is there, one that is lost with a later one, or a file that lacks what was asked."""
+    ran = []
+    monkeypatch.setattr(run, "launch", lambda config, doses, progress, ties: ran.append(doses) or fake(doses))
     out = tmp_path / "d"
     asked = ["dose", "--quick", "--out", str(out), "--seeds", "0-1", *TINY, "p=2,3", "--json"]
     main_of(asked)
@@ -220,6 +221,7 @@ def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
     main_of(asked)
     again = json.loads(capsys.readouterr().out)
     assert again["run"]["ran"] == 1 and again["points"] == first["points"]
+    assert [(dose.mode, dose.seed, dose.bits) for dose in ran[2]] == [(RANDOM, 1, 2), (RANDOM, 1, 3)] and len(ran) == 3
 
 
 def test_an_interrupt_keeps_the_launches_before(tmp_path, monkeypatch):

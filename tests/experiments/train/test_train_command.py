@@ -12,6 +12,7 @@ import pytest
 
 from experiments.cli import main
 from experiments.train import checkpoint, live, record
+from experiments.train.config import Config
 from experiments.train.loop import View
 from experiments.train.settings import plain, settings
 
@@ -104,6 +105,19 @@ def test_branches_change_from_their_step_on(whole, tmp_path, capsys):
     assert b[0]["loss"] == pytest.approx(old[0]["loss"], rel=1e-3) and b[1]["loss"] != old[1]["loss"]
     [run] = record.rows(tmp_path / "new", "runs")
     assert json.loads(run["origin"]) == {"folder": str(whole), "checkpoint": 8, "step": 8}
+
+
+def test_a_branch_of_a_run_on_another_machine(whole, tmp_path, capsys, monkeypatch):
+    """A folder that is made before it is known that the steps before the branch cannot be done here."""
+    load = checkpoint.load
+
+    def fused(*asked):
+        state, meta = load(*asked)
+        return state, meta | {"config": meta["config"] | {"sums": "preset", "engine": "pallas"}}
+
+    monkeypatch.setattr(checkpoint, "load", fused)
+    said = refused(capsys, "--resume", whole, "--from", 6, "--out", tmp_path / "new", "engine=xla")
+    assert "engine=pallas" in said and "give --from 4" in said and not (tmp_path / "new").exists()
 
 
 def command(*asked):
@@ -201,6 +215,12 @@ def test_a_file_and_words_mean_the_same(tmp_path):
         ("b/2", 1.0, 2, ("site=P -> fp32",)),
     ]
     assert settings([str(file), "layers=3"]).config.layers == 3
+
+
+def test_settings_of_an_older_version():
+    """A checkpoint that cannot be read since the record has a new field."""
+    older = {name: value for name, value in plain(Config(layers=3)).items() if name != "engine"}
+    assert settings([], before=older).config == Config(layers=3, warmup=100)
 
 
 @pytest.mark.parametrize(

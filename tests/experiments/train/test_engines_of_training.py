@@ -1,0 +1,116 @@
+"""Training with `engine=pallas` and `cudnn`: the derivative, which plan a step has, what is refused. On a GPU: tests.gpu_train."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import pallas_engine
+from experiments.errors import UsageError
+from experiments.train import devices, engines, groups, model, monitor, plans, step
+from experiments.train.config import Config
+from experiments.train.interventions import plans_of
+from experiments.train.settings import settings
+
+CONFIG = Config(
+    layers=2, heads=2, width=32, context=24, vocab=16, batch=2, block=16, plan="fa2-bf16", sums="preset", engine="pallas", matmul="fp32"
+)  # fmt: skip
+WORDS = ("layers=2", "heads=2", "width=32", "context=24", "block=16", "plan=fa2-bf16", "sums=preset", "engine=pallas", "data=repeat")
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A machine that says it has a GPU; nothing is compiled for it, and what is traced for it is forgotten."""
+    cached = engines.fused_plan.cache_clear, pallas_engine._forward.clear_cache, pallas_engine._backward.clear_cache
+    for forget in cached:
+        forget()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    yield
+    for forget in cached:
+        forget()
+
+
+def test_one_plan_in_fused_kernels_is_that_plan_for_every_head():
+    """Arms, layers or heads that the kernels mix up, a tile that ends beyond the context, a gradient that is not the kernels'."""
+    config = replace(CONFIG, layers=1)
+    with jax.enable_x64(True):  # interpreted
+        params = jax.tree.map(lambda *x: jnp.stack(x), *(model.init(config, jax.random.key(seed)) for seed in (0, 1)))
+        tokens = np.random.default_rng(3).integers(0, config.vocab, (2, config.context + 1)).astype(np.int32)
+        ours, theirs = (
+            jax.jit(jax.vmap(jax.value_and_grad(lambda p, own=own: model.loss(p, tokens, own, config))))(params)
+            for own in (plans.base(config), plans.uniform(config))
+        )
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), ours, theirs))
+    assert float(ours[0][0]) != float(ours[0][1])
+
+
+def test_a_step_has_the_plan_of_its_arm_and_time(on_gpu):
+    """Arms of other plans that share an executable, a change from a step on that the kernels do not see."""
+    asked = settings(WORDS, arms=["a=", "b=site=O -> fp16", "c=lr=1"], at=["5: site=P -> fp16"])
+    assert groups.numbers(asked) == [[0, 2], [1]]
+    first, second = (groups.Group(asked, arms, step.start(asked.config, len(arms))) for arms in ([0, 2], [1]))
+    base = plans.base(asked.config)
+    found = [group.fused(number) for group in (first, second) for number in (0, 4, 5)]
+    other = base.at("O", "fp16")
+    assert found == [base, base, base.at("P", "fp16"), other, other, other.at("P", "fp16")]
+
+
+def test_steps_and_monitors_run_kernels(on_gpu):
+    """A run in JAX's own attention, or a model that is read by another engine."""
+    asked = settings(WORDS)
+    group = groups.Group(asked, [0], step.start(asked.config, 1))
+    tokens, lr = np.zeros((16, 25), np.int32), np.float32([1e-3])
+    advance, table = group._executable(0)[0], group.plans(0)[0]
+    read = monitor._reading(monitor._shape_of(asked.config), group.fused(0))
+    for traced in (
+        advance.trace(group.state, tokens, None, lr, None, None),
+        read.trace(group.state.params, tokens[:1], table, np.int32(0), None, None),
+    ):
+        assert str(traced.jaxpr).count("pallas_call") > 1  # forward and backward
+    with pytest.raises(ValueError, match="must be given for plan=fa2-bf16"):
+        step.advance(asked.config).trace(group.state, tokens, None, lr, None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "changes", "said"),
+    [
+        ("layer=1 site=O -> bf16", {}, "layers or heads differ"),
+        ("head=1 site=O -> bf16", {}, "layers or heads differ"),
+        ("site=O -> bf16:stochastic", {}, "same at every step"),
+        ("-> fp32", {"block": None}, "16, 32, 64 or 128 rows, not 24; give block=64"),
+        ("-> fp32", {"block": None, "context": 256}, "not 256; give block=64"),
+        ("-> fp32", {"heads": 1, "width": 24}, "powers of two from 16 on"),
+        ("-> plan=baseline-bf16", {}, "softmax before P V"),
+        ("-> fp32", {"batch": 2**23}, "2.31 elements or more"),
+    ],
+)
+def test_what_the_kernels_do_not_do_is_refused(on_gpu, change, changes, said):
+    """A plan of one layer used for all, a seed that never changes, an error from inside a compilation."""
+    config = replace(CONFIG, **changes)
+    with pytest.raises(UsageError, match=said):
+        engines.fused_plan(config, plans_of(config, (change,)), None)
+
+
+def test_changes_of_linear_layers_are_none_of_attention(on_gpu):
+    """A run that is refused for what is done outside its kernels."""
+    assert engines.fused_plan(CONFIG, plans_of(CONFIG, ("-> mx=mxfp8_e4m3",)), None) == plans.base(CONFIG)
+
+
+def test_an_offset_is_refused(on_gpu):
+    """An error that is asked for and not made."""
+    with pytest.raises(UsageError, match="give engine=xla"):
+        groups.numbers(settings(WORDS, arms=["a=-> offset=16:bias"]))
+
+
+def test_cudnn_is_asked_before_a_folder_is_made(on_gpu):
+    """An error from inside the first step: of a head that cuDNN does not take, of a machine without it."""
+    with pytest.raises(UsageError, match="engine cudnn: "):
+        engines.check_engine(Config(plan="jax", engine="cudnn", heads=4, width=20))
+
+
+def test_a_run_in_kernels_has_one_device(monkeypatch):
+    """A batch that is spread over devices, of which each would do all of the kernels' work."""
+    monkeypatch.setattr(jax, "devices", lambda: [None, None])
+    assert devices.place(CONFIG, [0, 1]).mesh is None
