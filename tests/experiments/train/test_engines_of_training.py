@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,17 +32,16 @@ def on_gpu(monkeypatch):
 
 
 def test_one_plan_in_fused_kernels_is_that_plan_for_every_head():
-    """Arms, layers or heads that the kernels mix up, a tile that ends beyond the context, a gradient that is not the kernels'."""
+    """Heads or batch entries that the kernels mix up, a tile that ends beyond the context, a gradient that is not the kernels'."""
     config = replace(CONFIG, layers=1)
+    tokens = np.random.default_rng(3).integers(0, config.vocab, (2, config.context + 1)).astype(np.int32)
     with jax.enable_x64(True):  # interpreted
-        params = jax.tree.map(lambda *x: jnp.stack(x), *(model.init(config, jax.random.key(seed)) for seed in (0, 1)))
-        tokens = np.random.default_rng(3).integers(0, config.vocab, (2, config.context + 1)).astype(np.int32)
+        params = model.init(config, jax.random.key(0))
         ours, theirs = (
-            jax.jit(jax.vmap(jax.value_and_grad(lambda p, own=own: model.loss(p, tokens, own, config))))(params)
+            jax.jit(jax.value_and_grad(lambda p, own=own: model.loss(p, tokens, own, config)))(params)
             for own in (plans.base(config), plans.uniform(config))
         )
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), ours, theirs))
-    assert float(ours[0][0]) != float(ours[0][1])
 
 
 def test_a_step_has_the_plan_of_its_arm_and_time(on_gpu):
