@@ -1,5 +1,5 @@
 """A training by fused kernels against the same by the XLA engine, on a GPU: after some steps, a change of the plan among them, every bit
-of weights and optimiser equal. `make gpu-check`.
+of weights and optimiser equal. `make gpu-check`. Needs what `roundscope train` needs.
 
 python -m tests.gpu_train
 """

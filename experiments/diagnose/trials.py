@@ -52,7 +52,7 @@ class Trials(Group):
 
     def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
         """As the parent, edited."""
-        stage = sum(first <= number for first, _ in self.settings.at)
+        stage = self._stage(number)
         if stage not in self._plans:
             found = [trial.plans(self.settings, number) for trial in self.trials]
             tables = by_arm([by_layer(plans) for plans in found])

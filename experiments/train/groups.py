@@ -12,7 +12,7 @@ from attention.traced_plan import HeadPlans, structure
 from experiments.mx.formats import Formats
 from experiments.train import devices
 from experiments.train import step as one_step
-from experiments.train.config import PALLAS, WORD
+from experiments.train.config import PALLAS, WORD, Config
 from experiments.train.engines import check_engine, fused_plan
 from experiments.train.injected import check, readable, wrongs_of
 from experiments.train.interventions import Plans, plans_of
@@ -52,9 +52,9 @@ class Group:
         """Of a step, and the plan that is part of it."""
         stage = self._stage(number)
         if stage not in self._executables:
-            plans = self.plans(number)[1][0]
-            own = _fused(self.settings, self.settings.arms[self.arms[0]], number, plans)
-            self._executables[stage] = one_step.advance(self.settings.config, own), own
+            config, arm = self.settings.config, self.settings.arms[self.arms[0]]
+            own = _fused(config, self.plans(number)[1][0], wrongs_at(self.settings, arm, number))
+            self._executables[stage] = one_step.advance(config, own), own
         return self._executables[stage]
 
     def _stage(self, number: int) -> int:
@@ -134,14 +134,12 @@ def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
     plans, wrongs, formats = plans_at(settings, arm, step), wrongs_at(settings, arm, step), formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
     own = None if plans is None else structure(plans[0][0])
-    return _fused(settings, arm, step, plans) or own, wrongs is not None, formats and (formats.drawn, formats.even)
+    return _fused(settings.config, plans, wrongs) or own, wrongs is not None, formats and (formats.drawn, formats.even)
 
 
-def _fused(settings: Settings, arm: Arm, step: int, plans: Plans | None) -> Plan | None:
-    """The one of these plans that an arm's fused kernels have at a step; None for a run without."""
-    if settings.config.engine != PALLAS or plans is None:
-        return None
-    return fused_plan(settings.config, plans, wrongs_at(settings, arm, step))
+def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Plan | None:
+    """The one of these plans that an arm's fused kernels have; None for a run without."""
+    return None if config.engine != PALLAS or plans is None else fused_plan(config, plans, wrongs)
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:

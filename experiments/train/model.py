@@ -123,18 +123,22 @@ def _attention(
 
 def attended(q: Array, k: Array, v: Array, plans: Planned, config: Config, delta_error: Array | None = None) -> Array:
     """Causal attention of one layer by its heads' plans, by one plan in fused kernels, or, without any, JAX's own (Config.plan = "jax")."""
-    if plans is None and config.plan != JAX:
-        raise ValueError(f"plans: None, must be given for plan={config.plan}")
-    if plans is None and config.engine == CUDNN:
-        q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").astype(jnp.float32)
     if plans is None:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return _jax_attention(q, k, v, config)
     out: Array = attend(
         q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, is_causal=True, delta_error=delta_error,
         engine="pallas" if isinstance(plans, Plan) else "xla",
     )  # fmt: skip
     return out
+
+
+def _jax_attention(q: Array, k: Array, v: Array, config: Config) -> Array:
+    if config.plan != JAX:
+        raise ValueError(f"plans: None, must be given for plan={config.plan}")
+    if config.engine == CUDNN:
+        q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").astype(jnp.float32)
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
 def _mlp(x: Array, w: Params, config: Config, events: LinearPlans | None) -> Array:

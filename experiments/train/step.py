@@ -64,11 +64,10 @@ def _fresh(config: Config) -> Callable[[Any], State]:
 def advance(config: Config, fused: Plan | None = None) -> Step:
     """The jitted step: (state, tokens, plans, lr, offset, linears) -> (state, losses (A,), gradient norms (A,)).
 
-    fused: the plan of all arms, layers and heads, in fused kernels; then no `plans` are given.
-
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
     plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax". Stochastic roundings get fresh
             seeds from the step and the layer (`plans_at`)
+    fused   the plan of all arms, layers and heads where fused kernels run it: part of the step, which then has None for plans
     lr      (A,) float32: the peak of each arm; `optimiser.rate` makes the step's own of it
     offset  of arms, what delta's operand is off by (`experiments.train.offset`), or None: another executable, without it
     linears of arms, what the linear layers round (`experiments.train.linear_plans`), or None: another executable, without it
