@@ -5,6 +5,7 @@ from typing import Any
 
 from attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, Where
 from attention.plan import Plan, ordinal
+from attention.sample import Side
 from attention.sites import BLOCK_AXIS, Axes, Site
 from emu.accumulate import Accumulator, Order, accumulate
 from emu.block import BlockFormat
@@ -18,6 +19,7 @@ from emu.spacing import spacing
 NOISE = 2**31  # the step whose random bits are an injection's, not a rounding's
 _WHOLE = Accumulator(step=BINARY64)
 ERRORS = 3  # of the sums of `Ops.stats`: error, its size and square, before those in ulps
+STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over scores
 RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})  # events that a row's first tile does not have
 
 
@@ -28,11 +30,20 @@ class Record:
     events  sites whose every (before, after) is kept
     ones    sites whose results that equal 1 are counted, per row and tile
     steps   sums of products whose single additions are summarised, as site "<SITE>.step"
+    every   1 for all events, or n: a sample of one tile in n^2, of each head every n-th tile of queries (of what dK and dV add up: of keys)
+            and of the tiles that it meets every n-th (`attention.sample`); of events that are not repeated the rows of such tiles.
+            Summaries, ones and steps speak of the sample, `Stats.n` says how large it was; `events` are whole. On every engine the
+            same tiles; fused kernels do no more work than that
     """
 
     events: tuple[Site, ...] = ()
     ones: tuple[Site, ...] = ()
     steps: tuple[Site, ...] = ()
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every={self.every}: one tile in so many, both ways; 1 for all events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,7 @@ class Tile:
     mask       (queries, keys): the scores that exist
     rows       (queries,): rows that have had a key by now;  rescaled: rows that had one before this tile
     keys       (keys,): keys that some query of this tile sees
+    sample     what a trace looks at, of queries and of keys; None for all
     is_whole   all scores exist
     is_unrecorded    events may happen where none exists, if they leave what is there as it is: nobody counts them
     """
@@ -58,6 +70,7 @@ class Tile:
     rows: Array
     rescaled: Array
     keys: Array
+    sample: tuple[Side, Side] | None = None
     is_whole: bool = False
     is_unrecorded: bool = False
 
@@ -68,6 +81,10 @@ class Tile:
         if site.axes is Axes.SH:
             return self.keys[:, None]
         return (self.rescaled if site in RESCALES else self.rows)[:, None]
+
+    def looked_at(self, site: Site) -> Side | None:
+        """What a trace looks at of an event; None for all of it."""
+        return None if self.sample is None else self.sample[site.axes is Axes.SH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +241,37 @@ class Events:
             if unit is not None:
                 counts, sums, *rest = summaries[n]
                 summaries[n] = counts, self.ops.xp.concatenate([next(numbers)[1][:ERRORS], sums[ERRORS:]]), *rest
+        if self.tile.sample is not None:
+            summaries = [self._of_all_rows(*kept[:2], *summary) for kept, summary in zip(self.kept, summaries, strict=True)]
         return dict(zip((name for name, *_ in self.kept), summaries, strict=True)) | self.others
 
     def _keep(self, name: str, site: Site, before: Array, after: Array, f: Format, unit: Array | None) -> None:
         if self.record is None:
             return
         x, y = (v if v.ndim == 2 else v[:, None] for v in (before, after))
-        valid = self.ops.xp.broadcast_to(self.tile.valid(site), x.shape)
-        self.kept.append((name, (x, y, f, valid), unit))
+        valid = self.ops.xp.broadcast_to(self._seen(site), x.shape)
         if site in self.record.ones:
             self.others[f"{name}.ones"] = ((y == 1.0) & valid).sum(axis=1)
         if site in self.record.events:
             self.others[f"{name}.events"] = (before, after)
+        side = self.tile.looked_at(site)
+        if side is not None and side.rows is not None:
+            x, y, valid, unit = (v if v is None else v[side.rows] for v in (x, y, valid, unit))
+        self.kept.append((name, (x, y, f, valid), unit))
+
+    def _seen(self, site: Site) -> Array:
+        """Which entries of an event exist and are looked at."""
+        valid, side = self.tile.valid(site), self.tile.looked_at(site)
+        return valid if side is None else valid & (side.is_seen if side.rows is None else side.is_seen[:, None])
+
+    def _of_all_rows(self, name: str, event: Event, counts: Array, sums: Array, peak: Array, place: Array, row: Array) -> tuple[Array, ...]:
+        """A summary of the rows looked at as one of all of them."""
+        side = self.tile.looked_at(Site[name])
+        if side is None or side.rows is None:
+            return counts, sums, peak, place, row
+        xp, width = self.ops.xp, event[0].shape[1]
+        place = xp.where(place < 0, place, side.rows[place // width] * width + place % width)
+        return counts, sums, peak, place, side.spread(xp, row)
 
     def _keep_steps(self, site: Site, before: Array, after: Array, f: Format) -> None:
         shape = before.shape[1:]
@@ -248,12 +284,12 @@ class Events:
         self.others[name] = _merged(self.ops.xp, self.others[name], new) if name in self.others else new
 
     def _valid_steps(self, site: Site) -> Array:
-        """Which additions exist, as an array that broadcasts to (products, rows, columns): a masked score adds nothing."""
-        if self.plan.accumulator(site).order is Order.ASCENDING and site in (Site.PV, Site.ROWSUM, Site.DQ):
-            return self.tile.mask.T[:, :, None]
-        if self.plan.accumulator(site).order is Order.ASCENDING and site in (Site.DV, Site.DK):
-            return self.tile.mask[:, :, None]
-        return self.tile.valid(site)[None]
+        """Which additions exist and are looked at, broadcastable to (products, rows, columns): a masked score adds nothing."""
+        if self.plan.accumulator(site).order is not Order.ASCENDING or site not in STEPS_OF_SCORES:
+            return self._seen(site)[None]
+        mask, side = self.tile.mask, self.tile.looked_at(site)
+        exists = (mask if site.axes is Axes.SH else mask.T)[:, :, None]
+        return exists if side is None else exists & side.is_seen
 
 
 def _merged(xp: Any, a: Any, b: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attention import algorithm
+from attention import algorithm, sample
 from attention.events import Events, Record, Tile
 from attention.injection import Injection
 from attention.plan import DeltaFrom, KeyOrder, Plan
@@ -47,6 +47,11 @@ class Setup:
     def key_tiles(self) -> int:
         return -(-self.keys // self.block_k)
 
+    @property
+    def every(self) -> int:
+        """Of `Record`: one tile in so many is looked at, both ways."""
+        return 1 if self.record is None else self.record.every
+
 
 def events_at(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
     """The hook of a tile's events; silent: without a record."""
@@ -64,9 +69,10 @@ def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | N
     rows, keys = t < setup.queries, s < setup.keys
     seeing = rows if mask is None else rows & mask.any(axis=1)
     nothing = xp.zeros((1, 1), dtype=bool)
+    tiles, sizes = (setup.query_tiles, setup.key_tiles), (setup.block_q, setup.block_k)
     return Tile(
-        head=head, heads=heads or setup.heads, i=0, j=0, row0=0, key0=0, mask=nothing,
-        rows=seeing, rescaled=rows, keys=keys,
+        head=head, heads=heads or setup.heads, i=0, j=0, row0=0, key0=0, mask=nothing, rows=seeing, rescaled=rows, keys=keys,
+        sample=sample.of_head(xp, setup.every, tiles, sizes, head) if setup.every > 1 else None,
     )  # fmt: skip
 
 
@@ -87,9 +93,11 @@ def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | Non
         here, keys = exists.any(axis=1), exists.any(axis=0)
         active = here.any()
     before = here if before is None else before
+    tiles = setup.query_tiles, setup.key_tiles
     return Tile(
         head=head, heads=setup.heads, i=i, j=j, row0=row0, key0=key0, mask=exists,
         rows=(before | here) & active, rescaled=before & active, keys=keys,
+        sample=sample.of_tile(xp, setup.every, tiles, head, i, j) if setup.every > 1 else None,
     )  # fmt: skip
 
 

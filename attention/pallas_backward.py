@@ -8,7 +8,8 @@ from jax import Array, lax
 from attention.head import Setup
 from attention.pallas_call import Call, Input, Kernel, run, wide
 from attention.pallas_gradients import add_keys, add_queries, own_key_gradients, own_query_gradients, write_scores
-from attention.pallas_record import recorder
+from attention.pallas_record import Kept, recorder, silent
+from attention.pallas_summary import summarised, tiles_of
 from attention.sites import Site
 from emu.pallas_ops import DEPTH
 
@@ -26,18 +27,18 @@ def backward(
     """(dQ, dK and dV of query heads) before their last roundings, and what was seen.
 
     A kernel that owns keys has P and dS, makes dK and dV, and writes dS; another makes dQ of it. dS of all keys at once would grow as
-    T S, so keys come in parts. A trace counts P and dS by query: then dQ has a kernel with P and dS of its own instead.
+    T S, so keys come in parts. A trace counts P and dS by query, so a kernel that owns queries looks at them.
     """
-    call = Call(setup=setup, on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
+    call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     inputs = ((Site.Q, q), (Site.K, k), (Site.V, v), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
-    gradients = _by_parts if setup.record is None else _traced
-    (dq, dk, dv), seen = gradients(call, (q, do, lse, delta), k, v)
+    dq, dk, dv = _by_parts(call, (q, do, lse, delta), k, v)
+    seen = {} if setup.record is None else _looked_at(setup, call, (q, do, lse, delta), k, v)
     return (wide(dq), wide(dk), wide(dv)), seen
 
 
-def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen]:
-    """dQ, dK, dV, some key tiles at a time. Nothing is recorded."""
+def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:
+    """dQ, dK, dV, some key tiles at a time."""
     heads, size = rows[0].shape[0], call.setup.block_k
     parts, tiles = _parts(call, heads)
 
@@ -55,7 +56,7 @@ def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Se
 
     start = call.stored(Site.DQ, jnp.zeros(rows[0].shape))
     dq, (dk, dv) = lax.scan(part, start, (jnp.arange(parts, dtype=jnp.int32) * tiles, apart(k), apart(v)))
-    return (dq, joined(dk), joined(dv)), {}
+    return dq, joined(dk), joined(dv)
 
 
 def _parts(call: Call, heads: int) -> tuple[int, int]:
@@ -68,7 +69,7 @@ def _parts(call: Call, heads: int) -> tuple[int, int]:
 
 def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
     """dK, dV and dS^T of some key tiles, from the first on."""
-    (dk, dv, ds), _ = _key_gradients(call, rows, first, k, v)
+    dk, dv, ds = _of_keys(_own_keys(call), call, _rows_and_keys(call, rows, first, k, v), rows[0], k, v, (Site.DK, Site.DV, Site.DS))
     return dk, dv, ds
 
 
@@ -76,9 +77,9 @@ def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) 
     """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come first, by a kernel of their own."""
     q, do, *_ = rows
     kernel = Kernel(body=write_scores, sums=(Site.S_B, Site.DP), turn=call.setup.block_q, exps_at_once=EXPS_AT_ONCE)
-    (p, ds), _ = _of_keys(kernel, call, _rows_and_keys(call, rows, first, k, v), q, k, v, (Site.P_B, Site.DS))
+    p, ds = _of_keys(kernel, call, _rows_and_keys(call, rows, first, k, v), q, k, v, (Site.P_B, Site.DS))
     own = [*map(call.whole_of_query_head, (q, do)), *map(call.own_keys_of_query_head, (p, ds)), call.scalar(first)]
-    (dk, dv), _ = _of_keys(Kernel(body=add_queries, sums=(), turn=DEPTH), call, own, q, k, v, (Site.DK, Site.DV))
+    dk, dv = _of_keys(Kernel(body=add_queries, sums=(), turn=DEPTH), call, own, q, k, v, (Site.DK, Site.DV))
     return dk, dv, ds
 
 
@@ -91,15 +92,8 @@ def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Arr
     return found
 
 
-def _key_gradients(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> tuple[list[Array], Seen]:
-    """dK, dV and, third, dS^T where nothing is recorded, of the key tiles from the first on; and what was seen."""
-    setup = call.setup
-    kernel = Kernel(
-        body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), turn=setup.block_q, exps_at_once=EXPS_AT_ONCE,
-        recorder=recorder(setup, (Site.DV, Site.DK), (k.shape[2], v.shape[2]), setup.query_tiles),
-    )  # fmt: skip
-    results = (Site.DK, Site.DV, Site.DS) if setup.record is None else (Site.DK, Site.DV)
-    return _of_keys(kernel, call, _rows_and_keys(call, rows, first, k, v), rows[0], k, v, results)
+def _own_keys(call: Call) -> Kernel:
+    return Kernel(body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), turn=call.setup.block_q, exps_at_once=EXPS_AT_ONCE)
 
 
 def _rows_and_keys(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> list[Input]:
@@ -107,24 +101,30 @@ def _rows_and_keys(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
     return [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
 
 
-def _of_keys(
-    kernel: Kernel, call: Call, inputs: list[Input], q: Array, k: Array, v: Array, sites: tuple[Site, ...]
-) -> tuple[list[Array], Seen]:
+def _of_keys(kernel: Kernel, call: Call, inputs: list[Input], q: Array, k: Array, v: Array, sites: tuple[Site, ...]) -> list[Array]:
     """The kernel over (query heads, key tiles): the results of these sites, scores transposed."""
     heads, keys = q.shape[0], k.shape[1]
     columns = {Site.DK: k.shape[2], Site.DV: v.shape[2]}
     results = [((heads, keys, columns.get(site, q.shape[1])), site) for site in sites]
-    return run(kernel, call, (heads, keys // call.setup.block_k), inputs, results)
+    return run(kernel, call, (heads, keys // call.setup.block_k), inputs, results)[0]
 
 
-def _traced(call: Call, rows: Rows, k: Array, v: Array) -> tuple[Gradients, Seen]:
-    """dQ, dK, dV, and what was seen: of P, dS and dQ by a kernel that owns queries."""
-    setup = call.setup
-    kernel = Kernel(
-        body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), turn=setup.block_k, exps_at_once=EXPS_AT_ONCE,
-        recorder=recorder(setup, (*SCORE_GRADIENTS, Site.DQ), (k.shape[2], v.shape[2]), setup.key_tiles),
-    )  # fmt: skip
-    own = [*map(call.own, rows), call.whole(k), call.whole(v)]
-    (dq,), seen = run(kernel, call, (rows[0].shape[0], setup.query_tiles), own, [(rows[0].shape, Site.DQ)])
-    (dk, dv), seen_keys = _key_gradients(call, rows, jnp.int32(0), k, v)
-    return (dq, dk, dv), seen | seen_keys
+def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen:
+    """What happens at P, dS and dQ of tiles of queries, and at dK and dV of tiles of keys."""
+    heads, features = rows[0].shape[0], (k.shape[2], v.shape[2])
+    by_query = recorder(setup, (*SCORE_GRADIENTS, Site.DQ), features)
+    by_key = recorder(setup, (Site.DV, Site.DK), features, by_key=True)
+    own_queries = Kernel(body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), turn=setup.block_k, exps_at_once=EXPS_AT_ONCE)
+
+    def of_queries(own: Array) -> list[Kept]:
+        inputs, size = [*(call.own(tiles_of(x, own, setup.block_q)) for x in rows), call.whole(k), call.whole(v)], own.shape[1]
+        results = [((heads, size * setup.block_q, features[0]), Site.DQ)]
+        return run(own_queries, call, (heads, size), inputs, results, (by_query, own))[1]
+
+    def of_keys(own: Array) -> list[Kept]:
+        mine, size = [tiles_of(jnp.repeat(x, call.group, axis=0), own, setup.block_k) for x in (k, v)], own.shape[1]
+        inputs = [*map(call.whole_of_query_head, rows), *map(call.own_keys_of_query_head, mine), call.scalar(jnp.int32(0))]
+        results = [((heads, size * setup.block_k, n), site) for n, site in zip(features, (Site.DK, Site.DV), strict=True)]
+        return run(_own_keys(call), call, (heads, size), inputs, results, (by_key, own))[1]
+
+    return summarised(by_query, heads, of_queries) | summarised(by_key, heads, of_keys)

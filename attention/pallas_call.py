@@ -17,15 +17,15 @@ from jax.experimental.pallas import triton
 from attention.head import Setup
 from attention.injection import Exact
 from attention.layout import from_heads, to_heads
-from attention.pallas_record import Recorder
+from attention.pallas_record import Kept, Recorder
+from attention.pallas_work import Work
 from attention.plan import Exponential
 from attention.sites import FACTORS, Axes, Site
 from emu.accumulate import Accumulator, Order
 from emu.gpu_exp import AT_ONCE
 from emu.gpu_exp_table import BYTES, table
 from emu.held import FP32, FP64, WITHIN_FP32, Held, Machine, format_of
-from emu.narrowing import narrowed
-from emu.pallas_ops import barrier, kernel_machine, types
+from emu.pallas_ops import kernel_machine, types
 from emu.rounding import BINARY32
 from emu.xla_ops import opaque_zero
 
@@ -71,7 +71,7 @@ class Call:
         setup, sites = self.setup, (Site.DQ, Site.DK, Site.DV)
         formats = {self.format(x) for site in sites for x in (site, *FACTORS[site])}
         own = all(setup.plan.accumulator(site) == Accumulator() and setup.plan[site] == BINARY32 for site in sites)
-        return own and FP64 not in formats and not setup.inject and setup.record is None
+        return own and FP64 not in formats and not setup.inject
 
     def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
         """Rows of what a program sees of them."""
@@ -111,7 +111,7 @@ class Kernel:
     """A kernel and what it needs to know before it is traced.
 
     body    (call, work, what it sees of the inputs, and of the results) -> None
-    sums    the sites whose accumulators it runs on whole tiles;  recorder: of what it sees, if anybody asks
+    sums    the sites whose accumulators it runs on whole tiles
     exps_at_once  of a thread
     exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
     turn          rows of a tile that a program walks over
@@ -122,25 +122,9 @@ class Kernel:
     body: Callable[..., None]
     sums: tuple[Site, ...]
     turn: int
-    recorder: Recorder | None = None
     exps_at_once: int = AT_ONCE
     exponent: Site | None = None
     in_batches: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A program's arithmetic, and what it does with (what was seen, the tile walked over), if anything."""
-
-    machine: Machine
-    keep: Callable[[Any, Any], None] | None
-
-    def tile(self, f: Callable[..., Any], formats: Sequence[str], tile: Any, *args: Held) -> tuple[Array, ...]:
-        """What f returns, (numbers, what was seen of one tile, walked over), as arrays for these formats; the second is kept."""
-        found, seen = narrowed(self.machine, f, formats)(*args)
-        if self.keep is not None:
-            self.keep(seen, tile)
-        return found
 
 
 def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
@@ -163,48 +147,55 @@ def _own(x: Any) -> pl.BlockSpec:
 
 
 def run(
-    kernel: Kernel, call: Call, grid: tuple[int, int], inputs: Sequence[Input], results: Sequence[tuple[tuple[int, ...], Site | None]]
-) -> tuple[list[Array], dict[str, Any]]:
-    """The kernel over a grid of (heads, tiles): its results, of which each tile writes its rows; and what it saw of heads."""
+    kernel: Kernel, call: Call, grid: tuple[int, int], inputs: Sequence[Input], results: Sequence[tuple[tuple[int, ...], Site | None]],
+    watch: tuple[Recorder, Array] | None = None,
+) -> tuple[list[Array], list[Kept]]:  # fmt: skip
+    """The kernel over a grid of (heads, tiles): its results, of which each tile writes its rows; and what it kept of events.
+
+    watch  who asks for that, and the numbers of the tiles, (heads, tiles), where they are not 0, 1, 2 ...
+    """
     setup, dtypes = call.setup, types(call.on_gpu)
     side = max(setup.block_q, setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:]))
     passed = _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
     buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
-    record, zero = kernel.recorder, jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
-    kept, tree = jax.tree.flatten(record and record.nothing(grid, shapes[0].shape[1] // grid[1]))
-    shared = [zero[None], *([record.formats()] if record else [])]
-    _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid)
-    parts = len(inputs), len(shared), len(kept), len(shapes), len(buffers), len(kept)
+    zero = jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
+    kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
+    counts = [jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32]  # where a program writes nothing, nothing exists
+    own = [watch[0].numbers(watch[1])] if watch else []
+    _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid[0], watch is not None)
+    parts = len(inputs), 1, len(own), len(counts), len(shapes), len(buffers), len(kept)
 
-    warps = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP) * (2 if kept else 1)
-    has_table = _has_table(call, kernel)
+    warps, has_table = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP), _has_table(call, kernel)
     batch = grid[0] // setup.heads if kernel.in_batches else None
 
     def body(*refs: Any) -> None:
-        given, (own_zero, *formats), _, to_write, memory, to_keep = _split(refs, parts)
+        given, (own_zero,), number, _, to_write, memory, to_keep = _split(refs, parts)
         exps = table(own_zero[0], LANES * warps) if has_table else None
-        keep = partial(record.keep, jax.tree.unflatten(tree, to_keep), formats, partial(barrier, call.on_gpu)) if record else None
-        kernel.body(call, Work(machine=_machine(call, kernel, passed, own_zero, memory, exps), keep=keep), given, to_write)
+        watched = (watch[0], number[0][1], jax.tree.unflatten(tree, to_keep)) if watch else None
+        tile = number[0][0] if number else pl.program_id(1)
+        machine = _machine(call, kernel, passed, own_zero, memory, exps)
+        kernel.body(call, Work(machine=machine, setup=setup, head=pl.program_id(0), own=tile, watch=watched), given, to_write)
 
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
-    stages = 1 if passed or kept else _stages(call, kernel, inputs, [site for _, site in results])
+    stages = 1 if passed else _stages(call, kernel, inputs, [site for _, site in results])
     read = [_by_batch(x, spec, batch) for x, spec in inputs]
     written = [_by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes]
+    first = sum(parts[4:6])
+    aliases = dict(zip(range(sum(parts[:3]), sum(parts[:4])), (first + n for n, x in enumerate(kept) if x.dtype == jnp.int32), strict=True))
     found = pl.pallas_call(
         body,
         grid=grid,
-        in_specs=[*(spec for _, spec in read), *map(_all, shared), *map(_own, kept)],
+        in_specs=[*(spec for _, spec in read), _all(zero[None]), *map(_own, (*own, *counts))],
         out_specs=[*(spec for _, spec in written), *map(_own, (*buffers, *kept))],
-        out_shape=[*(x for x, _ in written), *buffers, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept)],
-        input_output_aliases={sum(parts[:2]) + n: sum(parts[3:5]) + n for n in range(len(kept))},
+        out_shape=[*(x for x, _ in written), *buffers, *kept],
+        input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
-    )(*(x for x, _ in read), *shared, *kept)
-    own, _, seen = _split(found, parts[3:])
-    results_ = [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in own]
-    return results_, record.of_heads(jax.tree.unflatten(tree, seen)) if record else {}
+    )(*(x for x, _ in read), zero[None], *own, *counts)
+    made, _, seen = _split(found, parts[4:])
+    return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(tree, seen) or []
 
 
 def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
@@ -223,12 +214,13 @@ def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
     return [x[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
-def _check_counts(arrays: Sequence[Any], grid: tuple[int, int]) -> None:
+def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
     """A program finds its part of an array by 32-bit arithmetic."""
+    repair = "call it for fewer batch entries or heads at a time" + (", or record fewer tiles with every" if is_watched else "")
     for x in arrays:
         if math.prod(x.shape) >= 2**31:
-            told = f"q: {grid[0]} heads in {grid[1]} tiles need an array of shape {tuple(x.shape)}, 2^31 elements or more"
-            raise ValueError(f"{told}, which a fused kernel does not count; call it for fewer batch entries or heads at a time")
+            told = f"q: {heads} heads need an array of shape {tuple(x.shape)}, 2^31 elements or more, which a fused kernel does not count"
+            raise ValueError(f"{told}; {repair}")
 
 
 def _passed(call: Call, kernel: Kernel) -> list[str]:
@@ -239,9 +231,9 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
 
 
 def _has_table(call: Call, kernel: Kernel) -> bool:
-    """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32. A trace waits for other things."""
+    """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
     plan, is_narrow = call.setup.plan, kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
-    return call.on_gpu and kernel.recorder is None and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
+    return call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
 
 
 def _stages(call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:

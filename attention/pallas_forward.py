@@ -4,6 +4,7 @@ Nothing of the size T x S is ever stored. Plans, tiles and equations are `attent
 held as narrow as their events allow (`emu.narrowing`).
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,11 @@ from jax.experimental import pallas as pl
 
 from attention import algorithm
 from attention.head import Setup
-from attention.pallas_call import Call, Kernel, Work, held, run, wide
-from attention.pallas_record import recorder
+from attention.pallas_call import Call, Kernel, held, run, wide
+from attention.pallas_record import Kept, recorder, silent
+from attention.pallas_summary import summarised, tiles_of
 from attention.pallas_tiles import events_of_rows, events_of_tile, seen_tiles, walk, whole_tiles
+from attention.pallas_work import Work
 from attention.plan import DeltaFrom, KeyOrder
 from attention.sites import Site
 
@@ -28,22 +31,32 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[t
 
     Where delta does not read it, the second is the first.
     """
-    call = Call(setup=setup, on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
+    call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     q, k, v = (call.stored(site, x) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v)))
-    rows, is_read = q.shape[:2], setup.plan.delta_from is DeltaFrom.WIDE_O
-    results = [((*rows, v.shape[2]), Site.OUT), (rows, Site.LSE), *([((*rows, v.shape[2]), None)] if is_read else [])]
-    sites = [site for site in Site if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)]
-    kernel = Kernel(
-        body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), turn=setup.block_k, exponent=Site.X, in_batches=True,
-        recorder=recorder(setup, sites, (q.shape[2], v.shape[2]), setup.key_tiles),
-    )  # fmt: skip
-    found, seen = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results)
+    is_read = setup.plan.delta_from is DeltaFrom.WIDE_O
+    kernel = Kernel(body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), turn=setup.block_k, exponent=Site.X, in_batches=True)
+
+    def results(rows: int) -> list[tuple[tuple[int, ...], Site | None]]:
+        out = q.shape[0], rows, v.shape[2]
+        return [(out, Site.OUT), (out[:2], Site.LSE), *([(out, None)] if is_read else [])]
+
+    found, _ = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results(q.shape[1]))
     out, lse, *unrounded = map(wide, found)
-    return (out, unrounded[0] if is_read else out, lse), seen
+    made = out, unrounded[0] if is_read else out, lse
+    if setup.record is None:
+        return made, {}
+    sites = [site for site in Site if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)]
+    who, alone = recorder(setup, sites, (q.shape[2], v.shape[2])), replace(kernel, in_batches=False)
+
+    def look(own: Array) -> list[Kept]:
+        inputs, size = [call.own(tiles_of(q, own, setup.block_q)), call.whole(k), call.whole(v)], own.shape[1]
+        return run(alone, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own))[1]
+
+    return made, summarised(who, q.shape[0], look)
 
 
 def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    setup, h, i, (q, k, v) = call.setup, pl.program_id(0), pl.program_id(1), inputs
+    setup, h, i, (q, k, v) = call.setup, work.head, work.own, inputs
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     rows = call.read(Site.Q, q)
 
@@ -51,7 +64,7 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
         j = last - 1 - n if setup.plan.key_order is KeyOrder.DESCENDING else n
         keys = pl.ds(j * setup.block_k, setup.block_k)
 
-        def tile(m: Array, l: Array, o: Array, x: Array, y: Array, z: Array) -> tuple[algorithm.State, Seen]:
+        def tile(setup: Setup, m: Array, l: Array, o: Array, x: Array, y: Array, z: Array) -> tuple[algorithm.State, Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf)
             return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), at.seen()
 
@@ -67,11 +80,11 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
         state = walk(partial(key_tile, True), 0, whole, state)
         state = walk(partial(key_tile, False), whole, last, state)
 
-    def finish(m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
+    def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i)
         out, wide, lse = algorithm.finish(at, (m, l, o))
         return (out, lse, wide)[: len(results)], at.seen()
 
     names = [call.left(site) for site in (Site.OUT, Site.LSE, None)][: len(results)]
-    for ref, result in zip(results, work.tile(finish, names, 0, *held(state, formats)), strict=True):
+    for ref, result in zip(results, work.tile(finish, names, None, *held(state, formats)), strict=True):
         ref[...] = result

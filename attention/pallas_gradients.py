@@ -4,6 +4,7 @@ A program that owns keys computes its tiles transposed (`emu.transposing`): P an
 adds to a sum may be added in slices of DEPTH rows (`Call.sums_in_slices`).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from attention import algorithm
-from attention.pallas_call import Call, Work, held
+from attention.head import Setup
+from attention.pallas_call import Call, held
 from attention.pallas_tiles import events_of_tile, seen_tiles, walk, walk_queries, whole_tiles
+from attention.pallas_work import Work
 from attention.sites import Site
 from attention.trace import site_of
 from emu.held import Held
@@ -27,12 +30,14 @@ Seen = dict[str, Any]
 
 def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dQ, with P and dS of its own."""
-    setup, h, i, (*rows, k, v), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
+    setup, h, i, (*rows, k, v), (dq,) = call.setup, work.head, work.own, inputs, results
     name = call.format(Site.DQ)
     own = [call.read(site, x) for site, x in zip(ROWS, rows, strict=True)]
 
     def key_tile(is_whole: bool, j: Array, total: Array) -> Array:
-        def tile(total: Array, x: Array, do: Array, lse: Array, delta: Array, y: Array, z: Array) -> tuple[tuple[Array], Seen]:
+        def tile(
+            setup: Setup, total: Array, x: Array, do: Array, lse: Array, delta: Array, y: Array, z: Array
+        ) -> tuple[tuple[Array], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
             _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
             return (algorithm.query_gradients(at, ds, y, total),), at.seen()
@@ -48,18 +53,18 @@ def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> No
 
 def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """P^T and dS^T."""
-    setup, h, (*rows, k, v, first) = call.setup, pl.program_id(0), inputs
-    j, sites = first[0] + pl.program_id(1), (Site.P_B, Site.DS)
+    setup, h, (*rows, k, v, first) = call.setup, work.head, inputs
+    j, sites = first[0] + work.own, (Site.P_B, Site.DS)
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
     def query_tile(is_whole: bool, i: Array, _: Any) -> None:
-        def tile(y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array) -> tuple[tuple[Array, ...], Seen]:
+        def tile(setup: Setup, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
             return tuple(map(at.ops.transposed, algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta))), at.seen()
 
         own = pl.ds(i * setup.block_q, setup.block_q)
         queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
-        for ref, x in zip(results, work.tile(untransposed(tile), [call.format(site) for site in sites], i, *keys, *queries), strict=True):
+        for ref, x in zip(results, work.tile(_as_it_lies(tile), [call.format(site) for site in sites], i, *keys, *queries), strict=True):
             ref[:, own] = x
 
     walk_queries(setup, j, query_tile, None)
@@ -67,11 +72,11 @@ def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
 
 def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dK and dV of P^T and dS^T, some queries at a time."""
-    setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, pl.program_id(0), inputs, results
-    j, formats, slices = first[0] + pl.program_id(1), [call.format(Site.DK), call.format(Site.DV)], setup.block_q // DEPTH
+    setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, work.head, inputs, results
+    j, formats, slices = first[0] + work.own, [call.format(Site.DK), call.format(Site.DV)], setup.block_q // DEPTH
 
     def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        def tile(dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array) -> tuple[tuple[Array, ...], Seen]:
+        def tile(setup: Setup, dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, lax.div(n, np.int32(slices)), j, is_whole)
             p, ds = at.ops.transposed(p), at.ops.transposed(ds)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
@@ -79,7 +84,7 @@ def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
         own = pl.ds(n * DEPTH, DEPTH)
         scores = [Held(array=ref[:, own], format=call.format(site)) for site, ref in ((Site.P_B, p), (Site.DS, ds))]
         rows = call.read(Site.Q, q, own), call.read(Site.DO, do, own)
-        return work.tile(untransposed(tile), formats, n, *held(totals, formats), *scores, *rows)
+        return work.tile(_as_it_lies(tile), formats, n, *held(totals, formats), *scores, *rows)
 
     totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
     dk[...], dv[...] = walk_queries(setup, j, queries, totals, slices)
@@ -87,18 +92,18 @@ def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
 
 def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dQ of dS^T, some keys at a time."""
-    setup, h, i, (k, ds, so_far, first), (dq,) = call.setup, pl.program_id(0), pl.program_id(1), inputs, results
+    setup, h, i, (k, ds, so_far, first), (dq,) = call.setup, work.head, work.own, inputs, results
     name, depth = call.format(Site.DQ), DEPTH if call.sums_in_slices else setup.block_k
     tiles, slices = k.shape[0] // setup.block_k, setup.block_k // depth
 
     def keys(is_whole: bool, n: Array, total: Array) -> Array:
-        def tile(total: Array, ds: Array, y: Array) -> tuple[tuple[Array], Seen]:
+        def tile(setup: Setup, total: Array, ds: Array, y: Array) -> tuple[tuple[Array], Seen]:
             at = events_of_tile(setup, h, i, first[0] + lax.div(n, np.int32(slices)), is_whole)
             return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), at.seen()
 
         own = pl.ds(n * depth, depth)
         factors = call.read(Site.DS, ds, own), call.read(Site.K, k, own)
-        return work.tile(untransposed(tile), [name], n, *held((total,), [name]), *factors)[0]
+        return work.tile(_as_it_lies(tile), [name], n, *held((total,), [name]), *factors)[0]
 
     ends = (jnp.clip(n - first[0], np.int32(0), np.int32(tiles)) for n in (whole_tiles(setup, i), seen_tiles(setup, i)))
     whole, end = (n * np.int32(slices) for n in ends)
@@ -108,12 +113,14 @@ def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
 
 def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dK and dV, and dS^T if it is among the results."""
-    setup, h, (*rows, k, v, first), (dk, dv, *written) = call.setup, pl.program_id(0), inputs, results
-    j, formats = first[0] + pl.program_id(1), [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
+    setup, h, (*rows, k, v, first), (dk, dv, *written) = call.setup, work.head, inputs, results
+    j, formats = first[0] + work.own, [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
     def query_tile(is_whole: bool, i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        def tile(dk: Array, dv: Array, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array) -> tuple[tuple[Array, ...], Seen]:
+        def tile(
+            setup: Setup, dk: Array, dv: Array, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array
+        ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
             p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
             totals, seen = algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
@@ -122,10 +129,15 @@ def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None
 
         own = pl.ds(i * setup.block_q, setup.block_q)
         queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
-        dk, dv, *ds = work.tile(untransposed(tile), formats, i, *held(totals, formats[:2]), *keys, *queries)
+        dk, dv, *ds = work.tile(_as_it_lies(tile), formats, i, *held(totals, formats[:2]), *keys, *queries)
         for ref, x in zip(written, ds, strict=True):
             ref[:, own] = x
         return dk, dv
 
     totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
     dk[...], dv[...] = walk_queries(setup, j, query_tile, totals)
+
+
+def _as_it_lies(tile: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (setup, arrays), without its transpositions."""
+    return lambda setup, *arrays: untransposed(partial(tile, setup))(*arrays)

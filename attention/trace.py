@@ -119,14 +119,15 @@ def _worst(setup: Setup, site: Site, peak: Any, place: Any, features: int) -> tu
     i, j = xp.divmod(tile, nk)
     here = xp.arange(heads)
     local = place.reshape(heads, -1)[here, tile]
+    return peak.reshape(heads, -1)[here, tile], xp.where(local < 0, -1, flat_place(setup, site, i, j, local, features))
+
+
+def flat_place(setup: Setup, site: Site, i: Any, j: Any, local: Any, features: int) -> Any:
+    """The flat (row, column) index in a head of an event of tile (i, j), from that in the tile."""
     if site.axes is Axes.TS:
-        row, column = xp.divmod(local, setup.block_k)
-        flat = (i * setup.block_q + row) * setup.keys + j * setup.block_k + column
-    else:
-        width = 1 if site.axes is Axes.T else features
-        first = j * setup.block_k if site.axes is Axes.SH else i * setup.block_q
-        flat = first * width + local
-    return peak.reshape(heads, -1)[here, tile], xp.where(local < 0, -1, flat)
+        return (i * setup.block_q + local // setup.block_k) * setup.keys + j * setup.block_k + local % setup.block_k
+    first = j * setup.block_k if site.axes is Axes.SH else i * setup.block_q
+    return first * (1 if site.axes is Axes.T else features) + local
 
 
 def _gather(setup: Setup, site: Site, v: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:

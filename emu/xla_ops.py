@@ -24,6 +24,7 @@ from emu.xla import round_wide
 
 # additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in cache
 _UNROLL = {"gpu": 16, "cuda": 16}
+IN_A_WORD, BITS = 3, 21  # counts of a row that share an integer: a row has fewer than 2^21 columns
 
 
 def bits_of(x: Array) -> Array:
@@ -192,7 +193,7 @@ def _stats(events: Sequence[Event]) -> list[Any]:
         own = [n for n, event in enumerate(events) if event[0].shape == shape]
         before, after, formats, valid = zip(*(events[n] for n in own), strict=True)
         judges = jax.tree.map(lambda *numbers: jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]), *map(judged, formats))
-        summaries = jax.vmap(_judged_stats)(jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid))
+        summaries = jax.vmap(judged_stats)(jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid))
         found |= {n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(own)}
     return [found[n] for n in range(len(events))]
 
@@ -205,21 +206,27 @@ def judged_events(before: Array, after: Array, f: Judged, valid: Array) -> tuple
 
 
 @jax.jit
-def _judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
+def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
     """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows, columns).
 
     One reduction over many operands: as many reductions would classify every event as many times over.
     """
     flags, sums = judged_events(before, after, f, valid)
     size = sums[SUMS.index("abs_ulps")]
-    counts = [(flag & valid).astype(jnp.int64) for flag in flags]
     shape = before.shape
     place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(jnp.int64, shape, 1)
-    per_row = _reduce_rows([*counts, *sums], jnp.where(valid, size, -1.0), place)
-    n, parts, (peak, place) = per_row[:11], per_row[11:17], per_row[17:]
+    words = [_word([flag & valid for flag in flags[n : n + IN_A_WORD]]) for n in range(0, len(flags), IN_A_WORD)]
+    per_row = _reduce_rows([*words, *sums], jnp.where(valid, size, -1.0), place)
+    counted, parts, (peak, place) = per_row[: len(words)], per_row[len(words) : -2], per_row[-2:]
+    counts = [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(IN_A_WORD)][: len(flags)]
     worst = jnp.argmax(peak)
     place = jnp.where(peak[worst] < 0.0, -1, place[worst])
-    return jnp.stack(n).sum(axis=1), jnp.stack(parts).sum(axis=1), jnp.maximum(peak[worst], 0.0), place, parts[3]
+    return jnp.stack(counts).sum(axis=1), jnp.stack(parts).sum(axis=1), jnp.maximum(peak[worst], 0.0), place, parts[3]
+
+
+def _word(flags: Sequence[Array]) -> Array:
+    """Counts of a row in one number."""
+    return sum((flag.astype(jnp.int64) << BITS * k for k, flag in enumerate(flags)), jnp.int64(0))
 
 
 def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:
