@@ -56,7 +56,7 @@ def attend(
                from the end, which differs where T != S: pass such a mask)
     mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0
     inject     injections; each touches what it names and what depends on it
-    record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps sums and ones, no events or steps
+    record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps no steps, and no events of a sample
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
                has a native accumulator. "pallas" runs forward and backward in fused kernels, on a GPU, for plans that fit
                (`attention.pallas_fit.check`); elsewhere it is interpreted, slowly

@@ -19,6 +19,8 @@ from attention.pallas_forward import forward as run_forward
 from attention.xla_engine import enter, leave, moved, prepare, round_inputs
 from emu.xla_ops import opaque_zero, xla_ops
 
+AXES_OF_A_HEAD = 3  # of an event that is not repeated, at most: heads, rows, features
+
 __all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
 
 
@@ -26,7 +28,7 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each:
     """q: (heads, T, H); k, v: (key heads, S, H), rounded. As `xla_engine.forward`, what was seen of whole heads."""
     with jax.enable_x64(True):
         results, seen = _forward(setup, q, k, v)
-        return results, {"tiles": {}, "whole": seen}
+        return results, _apart(seen)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -40,7 +42,7 @@ def backward(
     """As `xla_engine.backward`, what was seen of whole heads."""
     with jax.enable_x64(True):
         results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do)
-        return results, {"tiles": {}, "whole": whole, "keys": keys}
+        return results, _apart(whole) | {"keys": keys}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -67,6 +69,12 @@ def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Arra
     (dk, dv), seen_keys = jax.vmap(added)(jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv)))
     dq, seen_dq = jax.vmap(finished)(number, dq)
     return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys
+
+
+def _apart(seen: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was seen of tiles, events alone, and of whole heads: of everything else kernels know the sum."""
+    tiles = {name: x for name, x in seen.items() if name.endswith(".events") and x[0].ndim > AXES_OF_A_HEAD}
+    return {"tiles": tiles, "whole": {name: x for name, x in seen.items() if name not in tiles}}
 
 
 def _one_after_another(kernels: Callable[..., Any]) -> Callable[..., Any]:

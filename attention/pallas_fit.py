@@ -15,13 +15,16 @@ from emu.rounding import Rounding
 
 READ = ("bf16", "fp16", "tf32")  # FP8 sums of a fused kernel are added in pieces, which no accumulator here describes
 FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
+SCORES = 2**14  # of a tile: with 2^15 an H200 has too little shared memory for one kernel or another, with 2^16 too few registers
 ELSEWHERE = "; use engine='xla', which gives the same bits"
 
 
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
     """Raises ValueError for what the kernel does not do, with what does. sizes: features of q and of v; traced: inside jit or grad."""
-    if setup.record is not None and (setup.record.events or setup.record.steps):
-        raise ValueError("record: the fused kernel keeps sums and ones, no events or steps" + ELSEWHERE)
+    if setup.record is not None and setup.record.steps:
+        raise ValueError("record: the fused kernel keeps no steps" + ELSEWHERE)
+    if setup.record is not None and setup.record.events and setup.every > 1:
+        raise ValueError(f"record: events are whole, and with every={setup.every} the fused kernel has those of a sample{ELSEWHERE}")
     if mask is not None:
         raise ValueError(f"mask: the fused kernel takes none but is_causal{ELSEWHERE}")
     check_plan(setup.plan)
@@ -29,6 +32,10 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
         _check_injection(setup.plan, injection)
     if traced and jax.default_backend() != "gpu" and not jax.config.read("jax_enable_x64"):
         raise ValueError("engine=pallas: interpreted inside jit or grad it needs 64-bit types; call it with jax.enable_x64(True)")
+    if setup.block_q * setup.block_k > SCORES and jax.default_backend() == "gpu":
+        raise ValueError(
+            f"block_q, block_k: {setup.block_q} x {setup.block_k}, a GPU has no room for tiles of over {SCORES} scores{ELSEWHERE}"
+        )
     named = {"block_q": setup.block_q, "block_k": setup.block_k, "features of q and k": sizes[0], "features of v": sizes[1]}
     for name, size in named.items():
         if size < 16 or size & (size - 1):

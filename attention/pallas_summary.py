@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from attention import sample
 from attention.pallas_record import ONCE, Kept, Recorder, Shape
-from attention.sites import Site
+from attention.sites import Axes, Site
 from attention.trace import flat_place
 from emu.classify import Judged, judged
 from emu.xla_ops import judged_stats
@@ -37,8 +37,18 @@ class _Ones(NamedTuple):
     walked: Array
 
 
+class _Events(NamedTuple):
+    """Of a site, by tile: before and after, 0 where no query of the tile sees a key of it."""
+
+    before: Array
+    after: Array
+
+
 def summarised(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> dict[str, Any]:
-    """What `attention.trace.trace_of_whole` takes, of all heads; kernel: (own tiles (heads, n)) -> what it kept of them."""
+    """What was seen of all heads; kernel: (own tiles (heads, n)) -> what it kept of them.
+
+    By name, as `attention.trace.trace_of_whole` takes it; what `trace_of_tiles` takes, events of tiles, for the caller to tell apart.
+    """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
     events = heads * recorder.rows * sum(shape.columns * shape.met * len(sites) for shape, sites in recorder.sites.items())
     wanted = sample.count(every, tiles)
@@ -84,6 +94,9 @@ def _of_tiles(recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kep
         if setup.record is not None and site in setup.record.ones:
             ones = (kept.after[:, :, :, n] == 1.0) & exists[:, :, :, n]
             result[f"{site}.ones"] = _Ones(ones.sum(-1), walked)
+        if setup.record is not None and site in setup.record.events:
+            is_met = _is_met(recorder, i, j)[..., None, None]
+            result[f"{site}.events"] = _Events(*(jnp.where(is_met, x[:, :, :, n], 0.0) for x in (kept.before, kept.after)))
     return result
 
 
@@ -96,6 +109,13 @@ def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
     return jnp.broadcast_to(found, (*own.shape, met))
 
 
+def _is_met(recorder: Recorder, i: Array, j: Array) -> Array:
+    """Whether some query of tile i sees a key of tile j."""
+    setup = recorder.setup
+    last = jnp.minimum((i + 1) * setup.block_q, setup.queries) - 1
+    return (j * setup.block_k <= last) if setup.is_causal else last >= 0
+
+
 def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> dict[str, Any]:
     """Of heads, from what own tiles (heads, n) had."""
     (tiles, walked), heads = recorder.tiles, jnp.arange(own.shape[0])[:, None]
@@ -105,11 +125,21 @@ def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> dict[str
             met = 1 if name.removesuffix(".ones") in ONCE else walked
             ones = jnp.zeros((own.shape[0], met, tiles, recorder.rows), jnp.int64)
             whole[name] = _joined(ones.at[heads[..., None], tile.walked, own[..., None]].add(tile.ones))
+        elif isinstance(tile, _Events):
+            whole[name] = tuple(_as_engines_have(recorder, Site[name.removesuffix(".events")], x[:, :tiles]) for x in tile)
         else:
             peak, _, place = _worst(tile, 1)
             rows = jnp.zeros((own.shape[0], tiles, recorder.rows)).at[heads, own].add(tile.rows)
             whole[name] = tile.counts.sum(1), tile.sums.sum(1), jnp.maximum(peak, 0.0), place, _joined(rows)
     return whole
+
+
+def _as_engines_have(recorder: Recorder, site: Site, x: Array) -> Array:
+    """Events (heads, own tiles, tiles walked over, rows, columns), as a loop over tiles has them, in the backward the key tiles first."""
+    x = x.squeeze(-1) if site.axes is Axes.T else x
+    if site in ONCE:
+        return x.reshape(x.shape[0], -1, *x.shape[4:])
+    return x if recorder.by_key or site.stage == "forward" else x.swapaxes(1, 2)
 
 
 def _worst(tiles: _Tiles, axis: int) -> tuple[Array, Array, Array]:

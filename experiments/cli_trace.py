@@ -37,7 +37,7 @@ def trace(
         list[str] | None, typer.Option(metavar="WHAT", help="rows, events:SITE,SITE (to records.npz) or steps:SITE; repeatable.")
     ] = None,
     against: Annotated[str, typer.Option(help="The plan to compare results with; exact is binary64.")] = "exact",
-    engine: Annotated[str, typer.Option(help="numpy or xla; the same bits.")] = "numpy",
+    engine: Annotated[str, typer.Option(help="numpy, xla, or pallas: fused kernels, on a GPU; the same bits.")] = "numpy",
     seed: Annotated[int, typer.Option(help="Of stochastic rounding and noise.")] = 0,
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on with NaN and infinities in the file.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for report.html and trace.json; trace-<file>-<plan> if left out.")] = None,

@@ -13,7 +13,7 @@ from experiments.errors import UsageError, bad
 from experiments.output import console, plain, print_json
 from experiments.tensors import Layer, read_layers, sample_path
 from experiments.trace_options import Request, check_places, request
-from experiments.trace_run import Progress, observe
+from experiments.trace_run import Progress, check_engine, observe
 from experiments.trace_summary import Summary, summarise
 from experiments.trace_words import plan_changes
 
@@ -56,6 +56,7 @@ def _check(asked: Request, layer: Layer) -> None:
     (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
     sizes = {"batch": b, "heads": n, "queries": t, "keys": s, "features": max(h, hv)}
     check_places(asked, sizes, g, layer.do is not None)
+    check_engine(layer, asked)
 
 
 def _traced(layer: Layer, asked: Request, progress: Progress) -> Summary:

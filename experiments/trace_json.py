@@ -32,7 +32,7 @@ def document(summaries: list[Summary], request: Request, file: str, command: lis
 
 def versions(engine: str) -> dict[str, str]:
     """Of Python and of every package that took part."""
-    names = ("roundscope", "numpy", "numba", "ml_dtypes", "safetensors", "matplotlib") + (("jax", "jaxlib") if engine == "xla" else ())
+    names = ("roundscope", "numpy", "numba", "ml_dtypes", "safetensors", "matplotlib") + (() if engine == "numpy" else ("jax", "jaxlib"))
     return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 

@@ -17,7 +17,7 @@ from emu.formats import unknown
 from experiments.errors import UsageError, bad
 from experiments.trace_inject import injection, occurs
 
-ENGINES = ("numpy", "xla")
+ENGINES = ("numpy", "xla", "pallas")
 KEY_SITES = (Site.K, Site.V, Site.DK_OUT, Site.DV_OUT)
 
 
@@ -63,6 +63,8 @@ def request(
     for text in sets:
         chosen = with_rounding(chosen, text, seed)
     kept, rows = recording(record)
+    if engine == "pallas" and kept.steps:
+        raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
     return Request(
         plan=chosen, against=_preset("--against", against), block_q=block_q, block_k=block_k, causal=causal, scale=scale,
         inject=tuple(injection(text, chosen, seed) for text in inject), record=kept, rows=rows, engine=engine, seed=seed,

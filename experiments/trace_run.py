@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from attention import Examined, Injection, Plan, Record, Site, Trace, examine
+from attention import Examined, Injection, Plan, Record, Site, Trace, attend, examine
 from attention.sites import Axes
 from attention.trace import site_of
 from emu.stats import Stats
 from experiments.compile_cache import keep_compilations
+from experiments.errors import UsageError, bad
 from experiments.tensors import Layer
 from experiments.trace_focus import Distinct, Focus, by_argument, existing, focus, merged, ones_of
 from experiments.trace_options import Request
@@ -69,6 +70,22 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
     )  # fmt: skip
 
 
+def check_engine(layer: Layer, request: Request) -> None:
+    """Raises UsageError for fused kernels where they do not run, or do not run this."""
+    if request.engine != "pallas":
+        return
+    import jax
+
+    if jax.default_backend() != "gpu":
+        raise bad("--engine", "pallas", "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits")
+    q, k, v = (jax.ShapeDtypeStruct(x.shape, np.float32) for x in (layer.q, layer.k, layer.v))
+    options: dict[str, Any] = {"block_q": request.block_q, "block_k": request.block_k, "is_causal": request.causal}
+    try:
+        jax.eval_shape(lambda *x: attend(*x, plan=request.plan, inject=request.inject, engine="pallas", **options), q, k, v)
+    except ValueError as error:
+        raise UsageError(f"--engine pallas: {error}") from None
+
+
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:
     """The tile that the algorithm uses: never larger than the layer, all keys if P is normalised first."""
     keys = layer.k.shape[1]
@@ -112,7 +129,7 @@ def call(
     inject: tuple[Injection, ...] = (),
 ) -> Examined:  # fmt: skip
     """`examine` as the request says, on its engine."""
-    if request.engine == "xla":
+    if request.engine != "numpy":
         keep_compilations()
         import jax.numpy as jnp
 
@@ -128,7 +145,8 @@ def _reference(layer: Layer, request: Request, scale: float) -> Examined:
     """The plan compared with; `exact` gets binary64 inputs, so that its results leave unrounded."""
     tensors = (layer.q, layer.k, layer.v, layer.do)
     if request.against.name != "exact":
-        return call(*tensors, request, request.against, scale, None)
+        wide = replace(request, engine="xla") if request.engine == "pallas" else request  # kernels may not have this plan
+        return call(*tensors, wide, request.against, scale, None)
     q, k, v, do = (None if x is None else x.astype(np.float64) for x in tensors)
     return call(q, k, v, do, replace(request, engine="numpy"), request.against, scale, None)
 

@@ -97,6 +97,17 @@ def test_traces_with_all_that_a_tile_can_be(plan, record):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_causal", [False, True])
+def test_events_are_those_of_the_engines(is_causal):
+    """An event at another place, or memory that no program wrote where a tile sees nothing."""
+    options = {"plan": HOPPER, "is_causal": is_causal, "record": Record(events=tuple(Site)), **TILES}
+    q, k, v, do = inputs()
+    ours, theirs = (examine(q, k, v, do, engine=engine, **options) for engine in ("pallas", "numpy"))
+    assert differences(ours, theirs) == []
+    assert set(ours.trace.events) >= {str(site) for site in (Site.S, Site.M, Site.LSE, Site.OUT, Site.DQ, Site.DK, Site.DV_OUT)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("plan", ["exact", "fp32", "qiu-yao", "all:e4m3fn", "fa3-fp8-scaled", "qiu-yao@hopper"])
 def test_other_plans(plan, is_causal):
     """Ascending sums by way of memory, in every format; key tiles from the last to the first."""
@@ -266,6 +277,16 @@ def test_exact_sums_beside_tensor_cores():
     assert_equal(HOPPER, inject=(Injection(site=Site.S, what=Exact(), rows=3), Injection(site=Site.DP, what=Exact(), rows=5)))
 
 
+def test_tiles_that_a_gpu_has_no_room_for(monkeypatch):
+    """A compiler's message about shared memory or registers."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    like = jax.ShapeDtypeStruct((1, 256, 1, 64), jnp.float32)
+    for tiles in ((256, 128), (128, 256)):
+        with pytest.raises(ValueError, match=f"block_q, block_k: {tiles[0]} x {tiles[1]}, a GPU has no room .* over 16384 scores"):
+            _setup(like, like, like, "qiu-yao", *tiles, None, False, None, (), None, "pallas")
+    _setup(like, like, like, "qiu-yao", 256, 64, None, False, None, (), None, "pallas")
+
+
 FP16_SUM = Plan.preset("all:fp16").adding("S", Accumulator.tensor_core("hopper", "fp16", "fp16"))
 DRAWN_SUM = Plan.preset("fp32").adding("ROWSUM", Accumulator(order=Order.HALVES, step=rounding("bf16", "stochastic")))
 EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
@@ -274,8 +295,11 @@ EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"record": Record(events=(Site.P,))}, "record: the fused kernel keeps sums and ones, no events or steps"),
-        ({"record": Record(steps=(Site.PV,))}, "record: the fused kernel keeps sums and ones, no events or steps"),
+        (
+            {"record": Record(events=(Site.P,), every=2)},
+            "record: events are whole, and with every=2 the fused kernel has those of a sample",
+        ),
+        ({"record": Record(steps=(Site.PV,))}, "record: the fused kernel keeps no steps"),
         ({"mask": np.ones((40, 56), bool)}, "mask: the fused kernel takes none but is_causal"),
         ({"block_q": 24}, "block_q: 24, a kernel's tiles are powers of two from 16 on"),
         ({"plan": "baseline-bf16"}, "softmax before P V needs whole rows"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention import Site
-from experiments import trace_json
+from experiments import trace_command, trace_json, trace_run
 from tests.experiments.trace.inputs import PRESETS
 
 
@@ -57,6 +57,20 @@ def test_engines_give_the_same_digests(run, small, tmp_path):
     assert numpy["digests"] == xla["digests"]
     counts = lambda x: [[e[n] for n in ("name", "n", "inexact", "ties", "carries")] for e in x["events"]]  # noqa: E731
     assert counts(numpy) == counts(xla)
+
+
+@pytest.mark.thorough
+def test_fused_kernels_give_the_same_digests(run, small, tmp_path, monkeypatch):
+    """Events of a tile that no query sees, or in another order; interpreted here."""
+    monkeypatch.setattr(trace_run, "check_engine", lambda *_: None)
+    monkeypatch.setattr(trace_command, "check_engine", lambda *_: None)
+    path = small(b=1, t=32, s=32, n=1, g=1, h=16, hv=16)
+    words = "--json", "--plan", "fa2-bf16@hopper", "--block-q", "16", "--block-k", "16", "--causal", "--record", "events:P,DK"
+    numpy, fused = (json.loads(run(path, *words, "--engine", e, "--out", tmp_path / e)[1])["layers"][0] for e in ("numpy", "pallas"))
+    assert numpy["digests"] == fused["digests"]
+    assert numpy["several_ones"] == fused["several_ones"]
+    ours, theirs = (dict(np.load(tmp_path / e / "records.npz")) for e in ("numpy", "pallas"))
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize(("plan", "do"), [(p, True) for p in PRESETS] + [("qiu-yao", False), ("exact", False)])

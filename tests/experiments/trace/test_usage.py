@@ -59,6 +59,7 @@ BAD = [
     (("--record", "row"), "--record 'row': write rows"),
     (("--record", "events:ZZ"), "unknown site 'ZZ'"),
     (("--record", "steps:P"), "steps are of sums of products"),
+    (("--record", "steps:PV", "--engine", "pallas"), "fused kernels keep no steps; give --engine xla"),
     (("--sample",), "choose one"),
 ]
 
@@ -67,6 +68,18 @@ BAD = [
 def test_bad_usage_is_one_line(run, small, tmp_path, args, words):
     code, out, err = run(small(), *args, "--out", tmp_path / "x")
     assert (code, out) == (2, "") and err.count("\n") == 1 and err.startswith("roundscope: ") and words in err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("cpu", "needs a GPU, and JAX sees none; give --engine xla"), ("gpu", "block_q: 24, a kernel's tiles are powers of two from 16 on")],
+)
+def test_fused_kernels_where_they_do_not_run(run, small, tmp_path, monkeypatch, device, words):
+    """Hours in an interpreter, or an error of a compiler after a folder was made."""
+    monkeypatch.setattr("jax.default_backend", lambda: device)
+    code, out, err = run(small(), "--engine", "pallas", "--block-q", "24", "--out", tmp_path / "x")
+    assert (code, out) == (2, "") and err.startswith("roundscope: --engine ") and words in err
     assert not (tmp_path / "x").exists()
 
 
