@@ -113,7 +113,8 @@ class Run:
             found, seen = monitor.look(self.settings.config, group.state.params, tokens, tables, self.number, *own)
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
             if seen is not None and rest == 0:
-                self.log.add("sites", observe.sites(names, self.number, monitor.sites(self.settings.config, seen, plans, turn)))
+                means = monitor.sites(self.settings.config, seen, plans, turn, group.fused(self.number))
+                self.log.add("sites", observe.sites(names, self.number, means))
         self.log.commit()
 
     def _view(self, seconds: float, first: int) -> View:

@@ -10,7 +10,8 @@ Per arm, layer and head, over the sequence's T rows:
     coherence      A = |sum x| / sqrt(sum x^2): about 1 for errors of random sign, sqrt(T) for errors of one sign
 and running_sum, running_coherence: the same over all rows monitored so far. An injected error (`offset`) counts as one of delta's.
 
-Every 10th time also the mean error of every event, in ulps: numpy engine, 32 rows, one head of each layer in turn.
+Every 10th time also the mean error of every event, in ulps: of 32 rows, one head of each layer in turn, by the numpy engine; of a run in
+fused kernels of a sample of the tiles of every head (`attention.sample`), by those kernels.
 """
 
 from functools import lru_cache, partial
@@ -26,6 +27,7 @@ from attention import xla_engine as engine
 from attention.head import Setup
 from attention.plan import Plan
 from attention.traced_plan import HeadPlans
+from emu.stats import Stats
 from experiments.train import model
 from experiments.train.config import JAX, Config
 from experiments.train.interventions import Plans
@@ -35,6 +37,7 @@ from experiments.train.step import plans_at
 
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)  # of gaps: rows with a gap up to each, and one more for the rest
 SITES_EVERY, ROWS = 10, 32
+TILES = 2  # looked at of a head, and of those that each meets, by fused kernels
 MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square")
 
 
@@ -79,8 +82,12 @@ def coherence(total: Any, squares: Any) -> np.ndarray:
     return np.abs(total) / np.sqrt(np.where(squares > 0.0, squares, np.inf))
 
 
-def sites(config: Config, seen: Any, plans: list[Plans | None], turn: int) -> list[dict[str, tuple[float, float]]]:
-    """Per arm: event -> (mean error, mean |error|) in ulps, over the last rows of head number `turn` of every layer."""
+def sites(
+    config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Plan | None = None
+) -> list[dict[str, tuple[float, float]]]:
+    """Per arm: event -> (mean error, mean |error|) in ulps, over the last rows of head number `turn` of every layer, or a sample of all."""
+    if fused is not None:
+        return _of_a_sample(config, seen, fused)
     head = turn % config.heads
     q, k, v, do = (np.asarray(x[:, :, 0, :, head]) for x in seen)  # (A, L, T, H)
     rows = slice(max(0, q.shape[2] - ROWS), None)
@@ -95,8 +102,21 @@ def sites(config: Config, seen: Any, plans: list[Plans | None], turn: int) -> li
 
 
 def _site_means(plans: list[Plan], mask: np.ndarray, tile: int, q: Any, k: Any, v: Any, do: Any) -> dict[str, tuple[float, float]]:
-    trace = examine(q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy").trace
-    total = {name: (float(s.n.sum()), float(s.ulps.sum()), float(s.abs_ulps.sum())) for name, s in trace.stats.items()}
+    return _means(examine(q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy").trace.stats, slice(None))
+
+
+def _of_a_sample(config: Config, seen: Any, plan: Plan) -> list[dict[str, tuple[float, float]]]:
+    """Of all layers and heads, each layer of an arm a batch entry."""
+    arms, layers = seen[0].shape[:2]
+    record = Record(every=max(1, -(-config.context // config.tile) // TILES))
+    options: dict[str, Any] = {"plan": plan, "block_q": config.tile, "block_k": config.tile, "is_causal": True}
+    trace = examine(*(x.reshape(-1, *x.shape[3:]) for x in seen), **options, record=record, engine="pallas").trace
+    return [_means(trace.stats, slice(a * layers, (a + 1) * layers)) for a in range(arms)]
+
+
+def _means(stats: dict[str, Stats], entries: slice) -> dict[str, tuple[float, float]]:
+    """Of some batch entries."""
+    total = {name: [float(x[entries].sum()) for x in (s.n, s.ulps, s.abs_ulps)] for name, s in stats.items()}
     return {name: (ulps / n, absolute / n) for name, (n, ulps, absolute) in total.items() if n}
 
 

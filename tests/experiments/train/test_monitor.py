@@ -109,6 +109,30 @@ def test_mean_ulps_of_sites_are_those_of_examine():
     assert found[0]["OUT"] != found[1]["OUT"] and found[0]["S"] == found[1]["S"]
 
 
+def test_mean_ulps_by_kernels_are_those_of_each_arm(monkeypatch):
+    """Layers counted for another arm, or not at all; more or fewer tiles than are meant; another engine."""
+    asked = []
+
+    def by_numpy(*x, engine, record, **options):
+        asked.append((engine, record.every))
+        return examine(*x, engine="numpy", record=record, **options)
+
+    monkeypatch.setattr(monitor, "examine", by_numpy)
+    rng, plan = np.random.default_rng(2), Plan.preset("fa2-bf16")
+    tensors = [rng.normal(size=(2, *LEAD[1:])).astype(np.float32) for _ in range(4)]
+    config = replace(CONFIG, block=8)
+    found = monitor.sites(config, tensors, [], 0, plan)
+    assert asked == [("pallas", 1)]
+    for arm in range(2):
+        q, k, v, do = (x[arm, :, 0] for x in tensors)
+        stats = examine(q, k, v, do, plan=plan, block_q=8, block_k=8, is_causal=True, engine="numpy").trace.stats
+        assert found[arm]["OUT"] == pytest.approx((stats["OUT"].ulps.sum() / stats["OUT"].n.sum(), stats["OUT"].mean_abs_ulps.mean()))
+    assert found[0]["OUT"] != found[1]["OUT"]
+    long = [np.tile(x, (1, 1, 1, 4, 1, 1)) for x in tensors]
+    monitor.sites(replace(config, context=48), long, [], 0, plan)
+    assert asked[1] == ("pallas", 3)
+
+
 @pytest.mark.thorough
 def test_an_injected_error_counts_as_delta_s():
     """A monitor that says delta is exact while an error is injected, or that counts another layer's or head's."""
