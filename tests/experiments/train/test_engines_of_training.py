@@ -33,6 +33,7 @@ def on_gpu(monkeypatch):
         forget()
 
 
+@pytest.mark.thorough
 def test_one_plan_in_fused_kernels_is_that_plan_for_every_head():
     """Heads or batch entries that the kernels mix up, tiles that are not the run's, another scale or mask, a wrong gradient."""
     q, k, v, do = (np.random.default_rng(i).standard_normal((2, CONFIG.context, CONFIG.heads, 16)).astype(np.float32) for i in range(4))

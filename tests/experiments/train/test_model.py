@@ -97,6 +97,7 @@ def test_future_tokens_are_not_seen():
     assert np.array_equal(a[:, :, :-1], b[:, :, :-1]) and not np.array_equal(a[1, :, -1], b[1, :, -1])
 
 
+@pytest.mark.thorough
 def test_exact_attention_is_jax_attention():
     """Emulated attention wired with another scale, mask or order of axes than the baseline."""
     tokens, params = tokens_of(SMALL), weights(SMALL)

@@ -113,6 +113,7 @@ def test_half_ulp(x):
     assert float(offset.half_ulp(jnp.float32(x))) == 2.0 ** (int(exponent) - 1 - 8)
 
 
+@pytest.mark.thorough
 def test_only_the_query_and_key_path_feels_it():
     """An error that changes the loss, or the gradient of V; that c = 0 is no error to the bit is tests/attention/test_delta_error.py."""
     params = model.init(CONFIG, jax.random.key(0))
