@@ -217,7 +217,7 @@ def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, 
     heads_mask = mask_to_heads(setup, mask, b, n)
     qkv = rounded[Site.Q], rounded[Site.K], rounded[Site.V]
     (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask, each)
-    width = v.shape[3]
+    width = k.shape[3], v.shape[3]
     trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=False)
     trace += trace_of_whole(setup, seen["whole"], (b, n))
     gradients: tuple[Any, ...] = (None, None, None, None)

@@ -31,9 +31,10 @@ class Record:
     ones    sites whose results that equal 1 are counted, per row and tile
     steps   sums of products whose single additions are summarised, as site "<SITE>.step"
     every   1 for all events, or n: a sample of one tile in n^2, of each head every n-th tile of queries (of what dK and dV add up: of keys)
-            and of the tiles that it meets every n-th (`attention.sample`); of events that are not repeated the rows of such tiles.
-            Summaries, ones and steps speak of the sample, `Stats.n` says how large it was; `events` are whole. On every engine the
-            same tiles; fused kernels do no more work than that
+            and with it every n-th tile of the other side (`attention.sample`); of events that are not repeated the rows of such tiles.
+            Summaries, ones and steps speak of the sample; `events` are whole. `Stats.n` says how large it was: under a mask, causal
+            too, tiles hold fewer events or none, and a single head's n may be 0. On every engine the same tiles. Fused kernels
+            walk once more over what one query tile in n meets, and write one tile in n^2
     """
 
     events: tuple[Site, ...] = ()
@@ -42,8 +43,8 @@ class Record:
     every: int = 1
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every={self.every}: one tile in so many, both ways; 1 for all events")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"every={self.every}: a whole number, one tile in so many, both ways; 1 for all events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

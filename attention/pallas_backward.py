@@ -122,7 +122,7 @@ def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen
         return run(own_queries, call, (heads, size), inputs, results, (by_query, own))[1]
 
     def of_keys(own: Array) -> list[Kept]:
-        mine, size = [tiles_of(jnp.repeat(x, call.group, axis=0), own, setup.block_k) for x in (k, v)], own.shape[1]
+        mine, size = [tiles_of(x, own, setup.block_k) for x in (k, v)], own.shape[1]
         inputs = [*map(call.whole_of_query_head, rows), *map(call.own_keys_of_query_head, mine), call.scalar(jnp.int32(0))]
         results = [((heads, size * setup.block_k, n), site) for n, site in zip(features, (Site.DK, Site.DV), strict=True)]
         return run(_own_keys(call), call, (heads, size), inputs, results, (by_key, own))[1]

@@ -216,7 +216,7 @@ def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
 
 def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
     """A program finds its part of an array by 32-bit arithmetic."""
-    repair = "call it for fewer batch entries or heads at a time" + (", or record fewer tiles with every" if is_watched else "")
+    repair = "call it for fewer batch entries or heads at a time" + (", or record a sample of the tiles (every)" if is_watched else "")
     for x in arrays:
         if math.prod(x.shape) >= 2**31:
             told = f"q: {heads} heads need an array of shape {tuple(x.shape)}, 2^31 elements or more, which a fused kernel does not count"

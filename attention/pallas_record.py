@@ -16,6 +16,7 @@ from jax import Array, lax
 from attention import sample
 from attention.head import Setup
 from attention.sites import Axes, Site
+from attention.trace import features_of
 
 ONCE = (Site.INV, Site.OUT, Site.LSE)  # events without a tile walked over
 
@@ -82,7 +83,7 @@ class Recorder:
 
     def place(self, begins: Any, walked: Any) -> Any:
         """Where events of a tile walked over are kept, inside a kernel; -1 for one that is not looked at. As `sample.place`."""
-        tiles, every = np.int32(self.tiles[1]), np.int32(self.setup.every)
+        tiles, every = np.int32(self.tiles[1]), np.int32(min(self.setup.every, self.tiles[1]))
         beyond = jnp.asarray(walked, jnp.int32) - begins
         beyond = jnp.where(beyond < 0, beyond + tiles, beyond)
         return jnp.where(lax.rem(beyond, every) == 0, lax.div(beyond, every), np.int32(-1))
@@ -97,12 +98,11 @@ class Recorder:
 
 def recorder(setup: Setup, sites: Sequence[Site], features: tuple[int, int], by_key: bool = False) -> Recorder:
     """For a kernel's sites, features of q and k, and of v."""
-    columns = {Axes.TS: setup.block_k, Axes.T: 1, Axes.TH: features[1], Axes.SH: features[1]}
     met = sample.count(setup.every, setup.query_tiles if by_key else setup.key_tiles)
     by_shape: dict[Shape, list[Site]] = {}
     for site in sites:
-        own = features[0] if site in (Site.DQ, Site.DK) else columns[site.axes]
-        by_shape.setdefault(Shape(own, 1 if site in ONCE else met), []).append(site)
+        columns = {Axes.TS: setup.block_k, Axes.T: 1}.get(site.axes, features_of(site, features))
+        by_shape.setdefault(Shape(columns, 1 if site in ONCE else met), []).append(site)
     return Recorder(setup=setup, sites=by_shape, by_key=by_key)
 
 

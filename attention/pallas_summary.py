@@ -68,14 +68,15 @@ def summarised(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
 
 
 def tiles_of(x: Array, own: Array, rows: int) -> Array:
-    """Of an array (heads, rows, ...) in tiles the own ones, (heads, n): (heads, n rows, ...)."""
-    heads, tiles = jnp.arange(x.shape[0])[:, None], x.reshape(x.shape[0], -1, rows, *x.shape[2:])
-    return tiles[heads, own].reshape(x.shape[0], -1, *x.shape[2:])
+    """Of an array (heads or key heads, rows, ...) in tiles the own ones, (heads, n): (heads, n rows, ...)."""
+    heads, tiles = jnp.arange(own.shape[0])[:, None], x.reshape(x.shape[0], -1, rows, *x.shape[2:])
+    return tiles[heads * x.shape[0] // own.shape[0], own].reshape(own.shape[0], -1, *x.shape[2:])
 
 
 def _of_tiles(recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kept, own: Array, is_new: Array) -> dict[str, Any]:
     """Of sites of one shape, by own tile (heads, n): `_Tiles`, and `_Ones` of those asked for. is_new (n,): others do not count."""
     setup, lead = recorder.setup, kept.valid.shape[:4]
+    assert setup.record is not None
     valid = jnp.where(is_new[:, None, None, None], kept.valid, 0)
     exists = jnp.arange(shape.columns, dtype=jnp.int32) < valid[..., None]
     formats = Judged(*np.array([judged(setup.plan[site].format) for site in sites], np.int64).T)
@@ -91,10 +92,10 @@ def _of_tiles(recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kep
         place = jnp.where(local < 0, -1, flat_place(setup, site, i, j, local, shape.columns))
         by_tile = _Tiles(counts, sums, jnp.where(local < 0, -1.0, peak), i * setup.key_tiles + j, place, rows)
         result[str(site)] = _Tiles(counts.sum(2), sums.sum(2), *_worst(by_tile, 2), rows.sum(2))
-        if setup.record is not None and site in setup.record.ones:
+        if site in setup.record.ones:
             ones = (kept.after[:, :, :, n] == 1.0) & exists[:, :, :, n]
             result[f"{site}.ones"] = _Ones(ones.sum(-1), walked)
-        if setup.record is not None and site in setup.record.events:
+        if site in setup.record.events:
             is_met = _is_met(recorder, i, j)[..., None, None]
             result[f"{site}.events"] = _Events(*(jnp.where(is_met, x[:, :, :, n], 0.0) for x in (kept.before, kept.after)))
     return result

@@ -1,8 +1,9 @@
 """Which tiles a trace looks at: all of them, or a sample that every engine finds by the same arithmetic.
 
-Of a head's n tiles of queries those numbered (b + every k) mod n, k = 0, 1, ... below n / every; for dK and dV of its tiles of keys. Such a
-tile meets tiles of the other side, and of those n the same is chosen again. b is spread over 0 .. n - 1 by Fibonacci hashing of the number
-of the head, or of the tile (Knuth, The Art of Computer Programming 3, 6.4): no place of the sequence is preferred.
+Of a head's n tiles of queries those numbered (b + every k) mod n, k = 0, 1, ... below n / every; for dK and dV of its tiles of keys. For
+each the same is chosen of all tiles of the other side, whatever a mask hides. b is spread over 0 .. n - 1 by Fibonacci hashing of the
+number of the head, or of the tile (Knuth, The Art of Computer Programming 3, 6.4): no place of the sequence is preferred. A head is a
+query head; for K, V and the gradients as they leave, which query heads share, a key head.
 """
 
 from typing import Any, NamedTuple

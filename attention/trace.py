@@ -61,8 +61,11 @@ def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) ->
     return Trace(stats=stats, rows=rows, events=events, ones=ones)  # type: ignore[arg-type]
 
 
-def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: int, *, backward: bool) -> Trace:
-    """From events of tiles: axes (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...)."""
+def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: tuple[int, int], *, backward: bool) -> Trace:
+    """From events of tiles: axes (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...).
+
+    features: of q and k, and of v
+    """
     stats, rows, events, ones = {}, {}, {}, {}
     summaries = {name: value for name, value in (seen or {}).items() if not name.endswith((".ones", ".events"))}
     for name, (*summary, row) in _added(setup, summaries, lead, features, backward).items():
@@ -83,13 +86,19 @@ def on_host(seen: Any) -> Any:
     return seen if jax is None else jax.device_get(seen)
 
 
-def _added(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: int, backward: bool) -> dict[str, Any]:
+def features_of(site: Site, features: tuple[int, int]) -> int:
+    """Of the events of a site that has them, repeated by tile; features: of q and k, and of v."""
+    return features[0] if site in (Site.DQ, Site.DK) else features[1]
+
+
+def _added(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: tuple[int, int], backward: bool) -> dict[str, Any]:
     """`tiles_added` of every site, in NumPy."""
     if any(value[-1].size >= LARGE and not isinstance(value[-1], np.ndarray) for value in seen.values()):
         from attention.xla_trace import tiles_added as added
     else:
         seen, added = on_host(seen), tiles_added
-    found: dict[str, Any] = on_host({name: added(setup, site_of(name), value, lead, features, backward) for name, value in seen.items()})
+    own = {name: features_of(site_of(name), features) for name in seen}
+    found: dict[str, Any] = on_host({name: added(setup, site_of(name), value, lead, own[name], backward) for name, value in seen.items()})
     return found
 
 

@@ -24,7 +24,7 @@ from emu.xla import round_wide
 
 # additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in cache
 _UNROLL = {"gpu": 16, "cuda": 16}
-IN_A_WORD, BITS = 3, 21  # counts of a row that share an integer: a row has fewer than 2^21 columns
+IN_A_WORD, BITS = 3, 21  # counts of a row that share an integer, where it has fewer than 2^21 columns
 
 
 def bits_of(x: Array) -> Array:
@@ -215,10 +215,11 @@ def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[
     size = sums[SUMS.index("abs_ulps")]
     shape = before.shape
     place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(jnp.int64, shape, 1)
-    words = [_word([flag & valid for flag in flags[n : n + IN_A_WORD]]) for n in range(0, len(flags), IN_A_WORD)]
+    shared = IN_A_WORD if shape[1] < 2**BITS else 1
+    words = [_word([flag & valid for flag in flags[n : n + shared]]) for n in range(0, len(flags), shared)]
     per_row = _reduce_rows([*words, *sums], jnp.where(valid, size, -1.0), place)
     counted, parts, (peak, place) = per_row[: len(words)], per_row[len(words) : -2], per_row[-2:]
-    counts = [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(IN_A_WORD)][: len(flags)]
+    counts = counted if shared == 1 else [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(shared)][: len(flags)]
     worst = jnp.argmax(peak)
     place = jnp.where(peak[worst] < 0.0, -1, place[worst])
     return jnp.stack(counts).sum(axis=1), jnp.stack(parts).sum(axis=1), jnp.maximum(peak[worst], 0.0), place, parts[3]

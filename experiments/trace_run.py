@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from attention import Examined, Injection, Plan, Record, Site, Trace, attend, examine
+from attention.plan import check_factors
 from attention.sites import Axes
 from attention.trace import site_of
 from emu.stats import Stats
@@ -80,10 +81,12 @@ def check_engine(layer: Layer, request: Request) -> None:
         raise bad("--engine", "pallas", "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits")
     q, k, v = (jax.ShapeDtypeStruct(x.shape, np.float32) for x in (layer.q, layer.k, layer.v))
     options: dict[str, Any] = {"block_q": request.block_q, "block_k": request.block_k, "is_causal": request.causal}
+    check_factors(request.plan)
     try:
         jax.eval_shape(lambda *x: attend(*x, plan=request.plan, inject=request.inject, engine="pallas", **options), q, k, v)
-    except ValueError as error:
-        raise UsageError(f"--engine pallas: {error}") from None
+    except (ValueError, NotImplementedError) as error:
+        told = str(error).replace("engine='xla'", "--engine xla")
+        raise UsageError(f"--engine pallas, {layer.name}: {told}") from None
 
 
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from experiments.train.step import plans_at
 
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)  # of gaps: rows with a gap up to each, and one more for the rest
 SITES_EVERY, ROWS = 10, 32
-TILES = 2  # looked at of a head, and of those that each meets, by fused kernels
+TILES = 2  # at most, looked at of a head, and with each of the other side, by fused kernels
 MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square")
 
 
@@ -102,21 +102,19 @@ def sites(
 
 
 def _site_means(plans: list[Plan], mask: np.ndarray, tile: int, q: Any, k: Any, v: Any, do: Any) -> dict[str, tuple[float, float]]:
-    return _means(examine(q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy").trace.stats, slice(None))
+    return _means(examine(q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy").trace.stats)
 
 
 def _of_a_sample(config: Config, seen: Any, plan: Plan) -> list[dict[str, tuple[float, float]]]:
-    """Of all layers and heads, each layer of an arm a batch entry."""
-    arms, layers = seen[0].shape[:2]
-    record = Record(every=max(1, -(-config.context // config.tile) // TILES))
-    options: dict[str, Any] = {"plan": plan, "block_q": config.tile, "block_k": config.tile, "is_causal": True}
-    trace = examine(*(x.reshape(-1, *x.shape[3:]) for x in seen), **options, record=record, engine="pallas").trace
-    return [_means(trace.stats, slice(a * layers, (a + 1) * layers)) for a in range(arms)]
+    """Of all layers and heads, each layer a batch entry; the same tiles of every arm."""
+    tiles = -(-config.context // config.tile)
+    options: dict[str, Any] = {"plan": plan, "block_q": config.tile, "block_k": config.tile, "is_causal": True, "engine": "pallas"}
+    record, arms = Record(every=-(-tiles // TILES)), zip(*seen, strict=True)
+    return [_means(examine(*(x[:, 0] for x in arm), **options, record=record).trace.stats) for arm in arms]
 
 
-def _means(stats: dict[str, Stats], entries: slice) -> dict[str, tuple[float, float]]:
-    """Of some batch entries."""
-    total = {name: [float(x[entries].sum()) for x in (s.n, s.ulps, s.abs_ulps)] for name, s in stats.items()}
+def _means(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
+    total = {name: [float(x.sum()) for x in (s.n, s.ulps, s.abs_ulps)] for name, s in stats.items()}
     return {name: (ulps / n, absolute / n) for name, (n, ulps, absolute) in total.items() if n}
 
 

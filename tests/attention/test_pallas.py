@@ -82,9 +82,12 @@ def assert_traces_are_equal(plan, is_causal, sizes=SIZES, record=COUNTED):
 
 
 def test_a_trace_of_some_tiles(monkeypatch):
-    """Sums of rows that miss a tile, a tile that is looked at twice or by nobody, what an earlier one left in memory, a part left out."""
-    monkeypatch.setattr(pallas_summary, "EVENTS", 1)
-    assert_traces_are_equal(HOPPER, False, [(1, n, 1, 16) for n in (96, 48, 48, 96)], SAMPLED)
+    """Sums of rows that miss a tile, a tile that is looked at twice or by nobody, one of another head, what an earlier one left in memory.
+
+    Of five query tiles three are looked at, in parts of two, so that the last part has one that does not count.
+    """
+    monkeypatch.setattr(pallas_summary, "EVENTS", 2 * 2 * 32 * 2 * (5 * 16 + 2 * 16 + 6) + 2 * 2 * 32 * (16 + 2))
+    assert_traces_are_equal(HOPPER, False, [(1, n, 2, 16) for n in (160, 48, 48, 160)], SAMPLED)
 
 
 @pytest.mark.thorough
@@ -224,7 +227,7 @@ def test_what_32_bits_do_not_count_is_refused(record):
     setup, _ = _setup(like, like, like, HOPPER, 64, 64, None, False, None, (), record, "xla")
     with jax.enable_x64(True):
         x = jax.ShapeDtypeStruct((heads, tokens, 64), jnp.float64)
-        said = f"q: {heads} heads need an array of shape.*heads at a time{', or record fewer tiles with every' if record else ''}"
+        said = f"q: {heads} heads need an array of shape.*heads at a time{', or record a sample' if record else ''}"
         with pytest.raises(ValueError, match=said):
             jax.eval_shape(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True), x, x, x)
 

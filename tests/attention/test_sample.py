@@ -54,11 +54,12 @@ def entries_seen(site, head, shape):
 def test_the_statistics_of_the_sample():
     """Another tile, one of another head, rows of inputs that no tile of the sample has; a place counted in the rows seen, not in all."""
     plan = Plan.preset("qiu-yao")
-    seen = run("qiu-yao", record=Record(events=tuple(Site), every=EVERY), blocks=BLOCKS)
+    seen, whole = (run("qiu-yao", record=Record(events=tuple(Site), every=n), blocks=BLOCKS) for n in (EVERY, 1))
+    assert [x for x in differences(seen, whole) if x.startswith("events of")] == []
     compared = set()
     for name, (before, after) in seen.trace.events.items():
         site, found = Site(name), seen.trace.stats[name]
-        if before.ndim < 3 or site in (Site.DM, Site.ALPHA, Site.AL, Site.AO):  # events that a row's first tile does not have
+        if site in (Site.DM, Site.ALPHA, Site.AL, Site.AO):  # events that a row's first tile does not have
             continue
         for b, n in np.ndindex(found.n.shape):
             head = b * found.n.shape[1] + n
@@ -132,5 +133,6 @@ def test_no_place_is_preferred(tiles, every):
 
 
 def test_a_sample_of_no_tile_is_refused():
-    with pytest.raises(ValueError, match="every=0: one tile in so many, both ways; 1 for all events"):
-        Record(every=0)
+    for every in (0, 2.0):
+        with pytest.raises(ValueError, match=f"every={every}: a whole number, one tile in so many, both ways; 1 for all events"):
+            Record(every=every)

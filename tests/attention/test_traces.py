@@ -10,7 +10,7 @@ from emu.accumulate import Accumulator, Order
 from emu.classify import COUNTS, SUMS
 from emu.stats import Stats
 from tests.attention.small import INPUTS, B, G, H, N, S, T, run
-from tests.engines import RESULTS, bits
+from tests.engines import RESULTS, bits, normal
 
 EVERYTHING = Record(events=tuple(Site), steps=PRODUCTS)
 OTHERS = ("exact", "fp32", "fa2-bf16", "baseline-bf16", "all:bf16", "all:e4m3fn")
@@ -25,6 +25,19 @@ def test_a_trace_never_changes_a_bit(plan):
             assert np.array_equal(bits(getattr(silent, name)), bits(getattr(seen, name))), name
     alone, _ = attend(*INPUTS[:3], plan=Plan.preset(plan), block_q=5, block_k=7, record=EVERYTHING)
     assert np.array_equal(alone, silent.out)
+
+
+def test_places_where_v_is_wider_than_q():
+    """A place in rows of v's features, of an event that has q's."""
+    x = [normal(130 + i, *shape) for i, shape in enumerate([(1, 8, 1, 4), (1, 8, 1, 4), (1, 8, 1, 8), (1, 8, 1, 8)])]
+    plan = Plan.preset("fa2-bf16").at("DQ", "bf16").at("DK", "bf16").at("DV", "bf16")
+    trace = run(plan, record=Record(events=(Site.DQ, Site.DK, Site.DV)), inputs=x, blocks=(4, 4)).trace
+    for name, (before, after) in trace.events.items():
+        error = np.abs(after - before)[0, 0]  # (tiles, rows, features)
+        place, width = int(trace.stats[name].place[0, 0]), error.shape[-1]
+        assert trace.stats[name].peak[0, 0] > 0.0
+        unit = np.exp2(np.floor(np.log2(np.abs(before[0, 0]))) - 7)
+        assert (error / unit)[:, place // width, place % width].max() == trace.stats[name].peak[0, 0], name
 
 
 @pytest.mark.parametrize("order", [Order.PAIRWISE, Order.CHUNKED, Order.EXACT])

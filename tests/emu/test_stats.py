@@ -7,18 +7,21 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.classify import COUNTS, SUMS
+from emu import round_to
+from emu.classify import COUNTS, SUMS, judged
 from emu.formats import Format
 from emu.judge import exponent, spacing
+from emu.numba_stats import stats
 from emu.numpy_ops import numpy_ops
-from emu.rounding import Rounding, RoundingMode, rounding
+from emu.rounding import BF16, Rounding, RoundingMode, rounding
 from emu.stats import Stats
-from emu.xla_ops import opaque_zero, xla_ops
+from emu.xla_ops import judged_stats, opaque_zero, xla_ops
 
 ROUNDINGS = tuple(
     rounding(f, mode, overflow=overflow)
@@ -294,3 +297,20 @@ def test_a_summary_of_nothing() -> None:
     """No event: no mean, no coherence, no warning."""
     empty = Stats.of(np.zeros(11, np.int64), np.zeros(6), 0.0, -1)
     assert (float(empty.mean_ulps), float(empty.coherence), float(empty.standard_error), int(empty.place)) == (0.0, 0.0, 0.0, -1)
+
+
+@pytest.mark.parametrize("columns", [7, 8])
+def test_counts_that_share_an_integer(monkeypatch, columns):
+    """A count that grows into another's bits: rows of 7 events fit into three bits, rows of 8 do not."""
+    monkeypatch.setattr("emu.xla_ops.BITS", 3)
+    x = np.full((3, columns), 1.0 + 2.0**-8)  # ties, inexact and toward zero, all of them
+    x[1], x[2] = np.nan, 2.0**-140
+    y, there = round_to(x, BF16), np.ones(x.shape, bool)
+    judged_stats.clear_cache()
+    try:
+        with jax.enable_x64(True):
+            counts, *_ = judged_stats(*map(jnp.asarray, (x, y)), judged(BF16.format), jnp.asarray(there))
+    finally:
+        judged_stats.clear_cache()
+    assert np.array_equal(counts, stats(x, y, BF16.format, there)[0])
+    assert {0, columns, 3 * columns} <= set(counts.tolist())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention import Site
-from experiments import trace_command, trace_json, trace_run
+from experiments import trace_command, trace_json
 from tests.experiments.trace.inputs import PRESETS
 
 
@@ -62,7 +62,6 @@ def test_engines_give_the_same_digests(run, small, tmp_path):
 @pytest.mark.thorough
 def test_fused_kernels_give_the_same_digests(run, small, tmp_path, monkeypatch):
     """Events of a tile that no query sees, or in another order; interpreted here."""
-    monkeypatch.setattr(trace_run, "check_engine", lambda *_: None)
     monkeypatch.setattr(trace_command, "check_engine", lambda *_: None)
     path = small(b=1, t=32, s=32, n=1, g=1, h=16, hv=16)
     words = "--json", "--plan", "fa2-bf16@hopper", "--block-q", "16", "--block-k", "16", "--causal", "--record", "events:P,DK"

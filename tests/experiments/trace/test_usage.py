@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from attention import AddUlps, Exact, FlipBit, Injection, Plan, Site
-from experiments.tensors import sample_path
+from experiments.tensors import Layer, sample_path
 from experiments.trace_inject import injection
 from experiments.trace_options import with_rounding
-from tests.experiments.trace.inputs import change
+from experiments.trace_run import check_engine
+from tests.experiments.trace.inputs import asked, change
 
 
 def test_grammar_of_inject():
@@ -79,8 +80,15 @@ def test_fused_kernels_where_they_do_not_run(run, small, tmp_path, monkeypatch, 
     """Hours in an interpreter, or an error of a compiler after a folder was made."""
     monkeypatch.setattr("jax.default_backend", lambda: device)
     code, out, err = run(small(), "--engine", "pallas", "--block-q", "24", "--out", tmp_path / "x")
-    assert (code, out) == (2, "") and err.startswith("roundscope: --engine ") and words in err
+    assert (code, out) == (2, "") and err.startswith("roundscope: --engine ") and words in err and "engine=" not in err
     assert not (tmp_path / "x").exists()
+
+
+def test_fused_kernels_where_they_run(monkeypatch):
+    """A refusal of what a GPU would run."""
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    layer = Layer(name="a", **{name: np.zeros((1, 32, 1, 16), np.float32) for name in ("q", "k", "v", "do")})
+    check_engine(layer, asked(engine="pallas"))
 
 
 FILES = {
