@@ -22,7 +22,7 @@ from experiments.mxfp8.launches import Result
 from experiments.mxfp8.scale import Scale
 from experiments.results_file import number, results_file
 from experiments.sweep.schema import explained
-from experiments.train.config import Config
+from experiments.train.config import unusual
 
 NAME = "mxfp8.sqlite"
 APPLICATION = int.from_bytes(b"RSm8", "big")  # SQLite's application_id: whose file it is
@@ -36,9 +36,9 @@ MADE = (
 
 def key(scale: Scale, t: Trial) -> str:
     """The name of a result: of all that decides it but versions, device and the arm's name."""
-    usual = asdict(Config())  # left out, so that a field that is new some day takes no result away
-    config = {name: value for name, value in asdict(scale.gpt).items() if value != usual[name]}
-    return hashlib.sha256(json.dumps([config, t.changes, t.lr, t.seed, scale.audited], sort_keys=True).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps([unusual(scale.gpt), t.changes, t.lr, t.seed, scale.audited], sort_keys=True).encode()).hexdigest()[
+        :24
+    ]
 
 
 class Store:

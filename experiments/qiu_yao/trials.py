@@ -4,13 +4,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from experiments.dose.arms import NAMED
 from experiments.qiu_yao.cases import Case
 from experiments.qiu_yao.rows import Row, rows
 from experiments.qiu_yao.scale import Scale
-from experiments.train.config import Config
+from experiments.train.config import Config, unusual
 from experiments.train.groups import numbers
 from experiments.train.interventions import described, plans_of
 from experiments.train.settings import Arm, Settings
@@ -69,8 +69,7 @@ def rate_of(scale: Scale, trial: Trial) -> float:
 
 def key(scale: Scale, trial: Trial) -> str:
     """The name of a result: of all that decides it but versions and device. Two ways to write one plan have one key."""
-    defaults = asdict(Config())  # left out, so that a field of Config that is new some day takes no result away
-    config = {name: value for name, value in asdict(scale.config).items() if name not in (*NAMED, "block") and value != defaults[name]}
+    config = {name: value for name, value in unusual(scale.config).items() if name not in (*NAMED, "block")}
     plans = described(plans_of(config_of(scale, trial), trial.changes))
     for own in plans:
         own["plan"].pop("name")

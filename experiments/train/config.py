@@ -94,6 +94,12 @@ def deciding(config: Config) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in usual or value != usual[name]}
 
 
+def unusual(config: Config) -> dict[str, Any]:
+    """The fields that are not at their default, by name: for the name of a result that a new field some day is to leave as it is."""
+    usual = asdict(Config())
+    return {name: value for name, value in asdict(config).items() if value != usual[name]}
+
+
 def _check_sizes(c: Config) -> None:
     positive = ("layers", "heads", "width", "context", "batch", "steps", "mlp_ratio", "checkpoint_every", "keep", "monitor_every")
     for name in positive:
