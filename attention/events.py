@@ -242,9 +242,9 @@ class Events:
             if unit is not None:
                 counts, sums, *rest = summaries[n]
                 summaries[n] = counts, self.ops.xp.concatenate([next(numbers)[1][:ERRORS], sums[ERRORS:]]), *rest
-        if self.tile.sample is not None:
-            summaries = [self._of_all_rows(*kept[:2], *summary) for kept, summary in zip(self.kept, summaries, strict=True)]
-        return dict(zip((name for name, *_ in self.kept), summaries, strict=True)) | self.others
+        names = [name for name, *_ in self.kept]
+        of_all = [self._of_all_rows(*x) for x in zip(names, own, summaries, strict=True)]
+        return dict(zip(names, of_all, strict=True)) | self.others
 
     def _keep(self, name: str, site: Site, before: Array, after: Array, f: Format, unit: Array | None) -> None:
         if self.record is None:
@@ -265,12 +265,12 @@ class Events:
         valid, side = self.tile.valid(site), self.tile.looked_at(site)
         return valid if side is None else valid & (side.is_seen if side.rows is None else side.is_seen[:, None])
 
-    def _of_all_rows(self, name: str, event: Event, counts: Array, sums: Array, peak: Array, place: Array, row: Array) -> tuple[Array, ...]:
+    def _of_all_rows(self, name: str, event: Event, summary: tuple[Array, ...]) -> tuple[Array, ...]:
         """A summary of the rows looked at as one of all of them."""
         side = self.tile.looked_at(Site[name])
         if side is None or side.rows is None:
-            return counts, sums, peak, place, row
-        xp, width = self.ops.xp, event[0].shape[1]
+            return summary
+        (counts, sums, peak, place, row), xp, width = summary, self.ops.xp, event[0].shape[1]
         place = xp.where(place < 0, place, side.rows[place // width] * width + place % width)
         return counts, sums, peak, place, side.spread(xp, row)
 

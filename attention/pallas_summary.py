@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from attention import sample
 from attention.pallas_record import ONCE, Kept, Recorder, Shape
+from attention.pallas_tiles import seen_tiles
 from attention.sites import Axes, Site
 from attention.trace import flat_place
 from emu.classify import Judged, judged
@@ -96,7 +97,7 @@ def _of_tiles(recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kep
             ones = (kept.after[:, :, :, n] == 1.0) & exists[:, :, :, n]
             result[f"{site}.ones"] = _Ones(ones.sum(-1), walked)
         if site in setup.record.events:
-            is_met = _is_met(recorder, i, j)[..., None, None]
+            is_met = (j.astype(jnp.int32) < seen_tiles(setup, i.astype(jnp.int32)))[..., None, None]
             result[f"{site}.events"] = _Events(*(jnp.where(is_met, x[:, :, :, n], 0.0) for x in (kept.before, kept.after)))
     return result
 
@@ -108,13 +109,6 @@ def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
     number = recorder.number(jnp.arange(own.shape[0])[:, None], own)
     found = sample.chosen(recorder.setup.every, recorder.tiles[1], number[..., None], jnp.arange(met))
     return jnp.broadcast_to(found, (*own.shape, met))
-
-
-def _is_met(recorder: Recorder, i: Array, j: Array) -> Array:
-    """Whether some query of tile i sees a key of tile j."""
-    setup = recorder.setup
-    last = jnp.minimum((i + 1) * setup.block_q, setup.queries) - 1
-    return (j * setup.block_k <= last) if setup.is_causal else last >= 0
 
 
 def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> dict[str, Any]:

@@ -36,9 +36,8 @@ MADE = (
 
 def key(scale: Scale, t: Trial) -> str:
     """The name of a result: of all that decides it but versions, device and the arm's name."""
-    return hashlib.sha256(json.dumps([unusual(scale.gpt), t.changes, t.lr, t.seed, scale.audited], sort_keys=True).encode()).hexdigest()[
-        :24
-    ]
+    kept = [unusual(scale.gpt), t.changes, t.lr, t.seed, scale.audited]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:24]
 
 
 class Store:
