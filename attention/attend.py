@@ -18,7 +18,7 @@ from attention.head import Setup
 from attention.injection import FlipBit, Injection
 from attention.plan import DeltaFrom, Plan, check_factors
 from attention.sites import Site
-from attention.trace import Trace, trace_of_tiles, trace_of_whole
+from attention.trace import Part, Trace, trace_of
 
 if TYPE_CHECKING:
     from attention.traced_plan import HeadPlans
@@ -209,25 +209,26 @@ def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, 
     dtype = result_type(q, k, v)
     b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])
     inputs = {Site.Q: q, Site.K: k, Site.V: v} | ({} if do is None else {Site.DO: do})
-    rounded, trace = {}, Trace(stats={}, rows={}, events={})
+    rounded, parts = {}, []
+
+    def part(heads: int, whole: Any, tiles: Any = None, backward: bool = False) -> Part:
+        return Part((b, heads), heads if isinstance(setups, tuple) else b * heads, whole or {}, tiles or {}, backward)
+
     for site, x in inputs.items():
         heads = run.enter(x, setup.block_k if site in (Site.K, Site.V) else setup.block_q)
         rounded[site], seen = run.round_inputs(setup, site, heads, each)
-        trace += trace_of_whole(setup, seen, (b, x.shape[2]))
+        parts.append(part(x.shape[2], seen))
     heads_mask = mask_to_heads(setup, mask, b, n)
     qkv = rounded[Site.Q], rounded[Site.K], rounded[Site.V]
     (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask, each)
-    width = k.shape[3], v.shape[3]
-    trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=False)
-    trace += trace_of_whole(setup, seen["whole"], (b, n))
+    parts.append(part(n, seen["whole"], seen["tiles"]))
     gradients: tuple[Any, ...] = (None, None, None, None)
     if do is not None:
         (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO], each)
-        trace += trace_of_whole(setup, seen["whole"], (b, n))
-        trace += trace_of_tiles(setup, seen["tiles"], (b, n), width, backward=True)
-        trace += trace_of_whole(setup, seen["keys"], (b, g))
+        parts += [part(n, seen["whole"], seen["tiles"], backward=True), part(g, seen["keys"])]
         sizes = setup.queries, setup.keys, setup.keys, setup.queries
         gradients = tuple(run.leave(x, b, size, dtype) for x, size in zip((dq, dk, dv, delta), sizes, strict=True))
+    trace = trace_of(setup, parts, (k.shape[3], v.shape[3]))
     ordered = {str(s): None for s in Site}
     order = sorted(trace.stats, key=lambda name: (list(ordered).index(name.partition(".")[0]), name))
     trace = replace(trace, stats={k: trace.stats[k] for k in order})

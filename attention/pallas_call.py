@@ -31,6 +31,7 @@ from emu.xla_ops import opaque_zero
 
 LANES = 32  # threads of a warp
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
+REGISTERS = 256  # of a thread, nearly
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
@@ -166,7 +167,7 @@ def run(
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid[0], watch is not None)
     parts = len(inputs), 1, len(own), len(counts), len(shapes), len(buffers), len(kept)
 
-    warps, has_table = max(4, shapes[0].shape[1] // grid[1] // ROWS_OF_A_WARP), _has_table(call, kernel)
+    warps, has_table = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1]), _has_table(call, kernel)
     batch = grid[0] // setup.heads if kernel.in_batches else None
 
     def body(*refs: Any) -> None:
@@ -234,6 +235,16 @@ def _has_table(call: Call, kernel: Kernel) -> bool:
     """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
     plan, is_narrow = call.setup.plan, kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
     return call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
+
+
+def _warps(call: Call, kernel: Kernel, rows: int, features: int) -> int:
+    """Of a program that owns so many rows. Where exps come from a table a warp has twice the rows, if a thread has room for their scores
+    and P V in binary32 and O in 16 bits: what is read for the products then serves twice as many.
+    """
+    warps = max(4, rows // ROWS_OF_A_WARP)
+    half = max(4, warps // 2)
+    wanted = rows * (2 * call.setup.block_k + 3 * features) // 2 // (LANES * half)
+    return half if _has_table(call, kernel) and wanted <= REGISTERS else warps
 
 
 def _stages(call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:

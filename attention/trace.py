@@ -1,16 +1,15 @@
 """`Trace`: what was seen of a call's rounding events, per site, per head and per row."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attention.head import Setup
 from attention.sites import Axes, Site
 from emu.stats import Stats
-
-LARGE = 1 << 20  # sums of rows, per site, from which on a device adds up the tiles before anything is copied off it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,55 +34,73 @@ class Trace:
         return Trace(**parts)
 
 
+class Part(NamedTuple):
+    """What an engine saw in one stage of a call, by name; heads along the first axis.
+
+    lead      (batch, heads), of query heads or of key heads
+    number    heads that are numbered one after another: all, or those of a batch entry
+    whole     of whole heads: events that are not repeated, or that an engine has added up
+    tiles     of tiles, (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...)
+    """
+
+    lead: tuple[int, ...]
+    number: int
+    whole: dict[str, Any]
+    tiles: dict[str, Any]
+    backward: bool
+
+
 def site_of(name: str) -> Site:
     """The site that a trace's key speaks of: "PV" and "PV.step" are both PV."""
     return Site[name.partition(".")[0]]
 
 
-def trace_of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
-    """From events that are not repeated, or that an engine has added up: arrays with the heads along the first axis; lead: (batch, heads).
+def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> Trace:
+    """From all parts of a call; features: of q and k, and of v. What is on JAX's device is copied once, at the end."""
+    if "jax" in sys.modules:
+        from attention.xla_trace import fetched
 
-    Ones may be (heads, rows), or by the repeating tile (heads, tiles, rows).
-    """
+        parts = fetched(setup, parts, features)
+    found = (_of_whole(setup, p.whole, p.lead) + _of_tiles(setup, p.tiles, p.lead, features, p.backward) for p in parts)
+    return sum(found, Trace(stats={}, rows={}, events={}))
+
+
+def _of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
+    """Of whole heads. Ones may be (heads, rows), or by the repeating tile (heads, tiles, rows)."""
     stats, rows, events, ones = {}, {}, {}, {}
-    for name, value in on_host(seen or {}).items():
+    for name, value in seen.items():
         if name.endswith(".ones"):
             tiles = value.shape[1] if value.ndim == 3 else 1
-            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[..., : _size(setup, name)]
+            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[..., : size_of(setup, name)]
             continue
         if name.endswith(".events"):
-            size = _size(setup, name)
+            size = size_of(setup, name)
             events[name.removesuffix(".events")] = tuple(np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value)
             continue
         counts, sums, peak, place, row = (np.asarray(v) for v in value)
         stats[name] = Stats.of(*(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place)))
-        rows[name] = row.reshape(*lead, -1)[..., : _size(setup, name)]
+        rows[name] = row.reshape(*lead, -1)[..., : size_of(setup, name)]
     return Trace(stats=stats, rows=rows, events=events, ones=ones)  # type: ignore[arg-type]
 
 
-def trace_of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: tuple[int, int], *, backward: bool) -> Trace:
-    """From events of tiles: axes (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...).
-
-    features: of q and k, and of v
-    """
-    stats, rows, events, ones = {}, {}, {}, {}
-    summaries = {name: value for name, value in (seen or {}).items() if not name.endswith((".ones", ".events"))}
-    for name, (*summary, row) in _added(setup, summaries, lead, features, backward).items():
-        stats[name], rows[name] = Stats.of(*summary), row
-    for name, value in on_host({name: value for name, value in (seen or {}).items() if name not in summaries}).items():
+def _of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: tuple[int, int], backward: bool) -> Trace:
+    events, ones = {}, {}
+    for name in seen.keys() - summaries(seen).keys():
         bare, _, kind = name.rpartition(".")
         if kind == "ones":
-            ones[bare] = _by_row(setup, name, value.swapaxes(1, 2) if backward else value, lead)
+            v = _by_row(site_of(bare), seen[name].swapaxes(1, 2) if backward else seen[name])
+            ones[bare] = v.reshape(*lead, *v.shape[1:])[..., : size_of(setup, name)]
         else:
-            before, after = (_gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead) for v in value)
+            before, after = (_gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead) for v in seen[name])
             events[bare] = (before, after)
-    return Trace(stats=stats, rows=rows, events=events, ones=ones)
+    own = {name: (site_of(name), features_of(site_of(name), features)) for name in summaries(seen)}
+    whole = {name: tiles_added(setup, *own[name], backward, seen[name]) for name in own}
+    return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, ones=ones)
 
 
-def on_host(seen: Any) -> Any:
-    """What an engine saw, in NumPy: one transfer for all of it."""
-    jax = sys.modules.get("jax")
-    return seen if jax is None else jax.device_get(seen)
+def summaries(seen: dict[str, Any]) -> dict[str, Any]:
+    """What was seen, without single events and ones."""
+    return {name: value for name, value in seen.items() if not name.endswith((".ones", ".events"))}
 
 
 def features_of(site: Site, features: tuple[int, int]) -> int:
@@ -91,33 +108,22 @@ def features_of(site: Site, features: tuple[int, int]) -> int:
     return features[0] if site in (Site.DQ, Site.DK) else features[1]
 
 
-def _added(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: tuple[int, int], backward: bool) -> dict[str, Any]:
-    """`tiles_added` of every site, in NumPy."""
-    if any(value[-1].size >= LARGE and not isinstance(value[-1], np.ndarray) for value in seen.values()):
-        from attention.xla_trace import tiles_added as added
-    else:
-        seen, added = on_host(seen), tiles_added
-    own = {name: features_of(site_of(name), features) for name in seen}
-    found: dict[str, Any] = on_host({name: added(setup, site_of(name), value, lead, own[name], backward) for name, value in seen.items()})
-    return found
-
-
-def tiles_added(setup: Setup, site: Site, seen: Any, lead: tuple[int, ...], features: int, backward: bool) -> tuple[Any, ...]:
-    """Summaries of tiles (counts, sums, peak, place, sums of rows) as those of heads, (*lead, ...). NumPy or JAX."""
+def tiles_added(setup: Setup, site: Site, features: int, backward: bool, seen: Any) -> tuple[Any, ...]:
+    """Summaries of tiles (counts, sums, peak, place, sums of rows) as those of heads. NumPy or JAX."""
     counts, sums, peak, place, row = (v.swapaxes(1, 2) for v in seen) if backward else seen
     place = counts.__array_namespace__().where(counts[..., 0] > 0, place, -1)  # a tile that was left out has no place
-    whole = counts.sum((1, 2)), sums.sum((1, 2)), *_worst(setup, site, peak, place, features)
-    return *(x.reshape(*lead, *x.shape[1:]) for x in whole), _by_row(setup, site, row, lead).sum(2)
+    return counts.sum((1, 2)), sums.sum((1, 2)), *_worst(setup, site, peak, place, features), _by_row(site, row).sum(1)
 
 
-def _size(setup: Setup, name: str) -> int:
+def size_of(setup: Setup, name: str) -> int:
+    """Rows of a head: queries, or keys."""
     return setup.keys if site_of(name).axes is Axes.SH else setup.queries
 
 
-def _by_row(setup: Setup, name: str, row: Any, lead: tuple[int, ...]) -> Any:
-    """(heads, query tile, key tile, rows of a tile) as (*lead, repeating tiles, queries or keys)."""
-    v = row if site_of(name).axes is Axes.SH else row.swapaxes(1, 2)
-    return v.reshape(*lead, v.shape[1], -1)[..., : _size(setup, name)]
+def _by_row(site: Site, row: Any) -> Any:
+    """(heads, query tile, key tile, rows of a tile) as (heads, repeating tiles, rows of a head in whole tiles)."""
+    v = row if site.axes is Axes.SH else row.swapaxes(1, 2)
+    return v.reshape(*v.shape[:2], -1)
 
 
 def _worst(setup: Setup, site: Site, peak: Any, place: Any, features: int) -> tuple[Any, Any]:

@@ -191,22 +191,24 @@ def test_kernels_lower_for_a_gpu(plan, record):
 
 
 @pytest.mark.parametrize(
-    ("plan", "record", "block_q", "stores"),
+    ("plan", "record", "block_q", "features", "stores"),
     [
-        ("qiu-yao@hopper", None, 64, 4096 // 128),
-        ("qiu-yao@hopper", None, 128, 4096 // 256),
-        ("qiu-yao@hopper", COUNTED, 64, 2 * 4096 // 128),
-        (HOPPER, None, 64, 0),
-        (Plan.preset("qiu-yao@hopper").at("EXP", "bf16"), None, 64, 0),
+        ("qiu-yao@hopper", None, 64, 32, 4096 // 128),
+        ("qiu-yao@hopper", None, 128, 32, 4096 // 128),  # 32 rows of a warp
+        ("qiu-yao@hopper", None, 128, 256, 4096 // 256),  # too many numbers for that
+        ("qiu-yao@hopper", None, 256, 32, 4096 // 256),
+        ("qiu-yao@hopper", COUNTED, 64, 32, 2 * 4096 // 128),
+        (HOPPER, None, 64, 32, 0),
+        (Plan.preset("qiu-yao@hopper").at("EXP", "bf16"), None, 64, 32, 0),
     ],
-    ids=["small", "large", "traced", "fp32", "rounded"],
+    ids=["small", "twice", "wide", "large", "traced", "fp32", "rounded"],
 )
-def test_a_program_makes_a_table_of_exps(plan, record, block_q, stores):
+def test_a_program_makes_a_table_of_exps(plan, record, block_q, features, stores):
     """A number that no thread wrote, or that a thread without one wrote somewhere; a table of other numbers than the events want."""
-    like = jax.ShapeDtypeStruct((2, 128, 1, 32), jnp.float32)
+    like = jax.ShapeDtypeStruct((2, 256, 1, features), jnp.float32)
     setup, _ = _setup(like, like, like, plan, block_q, 32, None, False, None, (), record, "xla")
     with jax.enable_x64(True):
-        x = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64)
+        x = jax.ShapeDtypeStruct((2, 256, features), jnp.float64)
         text = str(jax.jit(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True)).trace(x, x, x).jaxpr)
     assert text.count("st.shared.f32") == stores
 
