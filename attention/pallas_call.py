@@ -155,11 +155,9 @@ def run(
 
     watch  who asks for that, and the numbers of the tiles, (heads, tiles), where they are not 0, 1, 2 ...
     """
-    setup, dtypes = call.setup, types(call.on_gpu)
-    side = max(setup.block_q, setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:]))
-    passed = _passed(call, kernel)
+    dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
-    buffers = [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
+    buffers = _buffers(call, passed, grid, inputs)
     zero = jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
     kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
     counts = [jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32]  # where a program writes nothing, nothing exists
@@ -167,25 +165,16 @@ def run(
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid[0], watch is not None)
     parts = len(inputs), 1, len(own), len(counts), len(shapes), len(buffers), len(kept)
 
-    warps, has_table = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1]), _has_table(call, kernel)
-    batch = grid[0] // setup.heads if kernel.in_batches else None
-
-    def body(*refs: Any) -> None:
-        given, (own_zero,), number, _, to_write, memory, to_keep = _split(refs, parts)
-        exps = table(own_zero[0], LANES * warps) if has_table else None
-        watched = (watch[0], number[0][1], jax.tree.unflatten(tree, to_keep)) if watch else None
-        tile = number[0][0] if number else pl.program_id(1)
-        machine = _machine(call, kernel, passed, own_zero, memory, exps)
-        kernel.body(call, Work(machine=machine, setup=setup, head=pl.program_id(0), own=tile, watch=watched), given, to_write)
-
+    warps = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1])
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
     stages = 1 if passed else _stages(call, kernel, inputs, [site for _, site in results])
+    batch = grid[0] // call.setup.heads if kernel.in_batches else None
     read = [_by_batch(x, spec, batch) for x, spec in inputs]
     written = [_by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes]
     first = sum(parts[4:6])
     aliases = dict(zip(range(sum(parts[:3]), sum(parts[:4])), (first + n for n, x in enumerate(kept) if x.dtype == jnp.int32), strict=True))
     found = pl.pallas_call(
-        body,
+        _program(kernel, call, passed, LANES * warps, parts, tree, watch and watch[0]),
         grid=grid,
         in_specs=[*(spec for _, spec in read), _all(zero[None]), *map(_own, (*own, *counts))],
         out_specs=[*(spec for _, spec in written), *map(_own, (*buffers, *kept))],
@@ -197,6 +186,22 @@ def run(
     )(*(x for x, _ in read), zero[None], *own, *counts)
     made, _, seen = _split(found, parts[4:])
     return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(tree, seen) or []
+
+
+def _program(
+    kernel: Kernel, call: Call, passed: list[str], threads: int, parts: Sequence[int], tree: Any, recorder: Recorder | None
+) -> Callable[..., None]:
+    """What Pallas traces: the body, given what it sees of the arrays. parts: how many there are of each kind; tree: of what is kept."""
+
+    def program(*refs: Any) -> None:
+        given, (zero,), number, _, to_write, memory, to_keep = _split(refs, parts)
+        exps = table(zero[0], threads) if _has_table(call, kernel) else None
+        watch = (recorder, number[0][1], jax.tree.unflatten(tree, to_keep)) if recorder else None
+        tile = number[0][0] if recorder else pl.program_id(1)
+        machine = _machine(call, kernel, passed, zero, memory, exps)
+        kernel.body(call, Work(machine=machine, setup=call.setup, head=pl.program_id(0), own=tile, watch=watch), given, to_write)
+
+    return program
 
 
 def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
@@ -235,6 +240,12 @@ def _has_table(call: Call, kernel: Kernel) -> bool:
     """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
     plan, is_narrow = call.setup.plan, kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
     return call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
+
+
+def _buffers(call: Call, passed: list[str], grid: tuple[int, int], inputs: Sequence[Input]) -> list[jax.ShapeDtypeStruct]:
+    """Memory of programs: for each format that is passed through it two squares, as large as any array that a program has."""
+    side, dtypes = max(call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])), types(call.on_gpu)
+    return [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
 
 
 def _warps(call: Call, kernel: Kernel, rows: int, features: int) -> int:
