@@ -37,19 +37,20 @@ exhaustive: $(READY)  ## every float32 input, every format, both executors; ever
 engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and without injections
 	$(BIN)/python -m tests.engines
 
-gpu-check:  ## on a machine with a GPU and jax: digests of every preset against the stored ones
+gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of every preset, traces, exp, trainings, tensor cores
 	$(PYTHON) -m tests.gpu_check
 	$(PYTHON) -m tests.gpu_check --engine pallas
 	$(PYTHON) -m tests.gpu_trace
 	$(PYTHON) -m tests.gpu_exp
 	$(PYTHON) -m tests.gpu_sixteen
 	$(PYTHON) -m tests.gpu_train
+	$(PYTHON) -m tests.gpu_tensor_core
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
 	$(PYTHON) -m tests.gpu_scaling
 	$(PYTHON) -m tests.gpu_scaling --devices
 
-gpu-tensor-core:  ## on a machine with a GPU, Triton, PyTorch and jax: its tensor cores against the models of them
+gpu-tensor-core:  ## of those, the last alone
 	$(PYTHON) -m tests.gpu_tensor_core
 
 bench: $(READY)

@@ -1,4 +1,4 @@
-"""The tensor cores of this machine's GPU against `emu.tensor_cores`, bit for bit: `make gpu-tensor-core`.
+"""The tensor cores of this machine's GPU against `emu.tensor_cores`, bit for bit: `make gpu-tensor-core`, part of `make gpu-check`.
 
     python -m tests.gpu_tensor_core --arch hopper [--size 4096] [--types bf16,fp16]
 
