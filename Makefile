@@ -50,7 +50,7 @@ gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused ke
 	$(PYTHON) -m tests.gpu_scaling
 	$(PYTHON) -m tests.gpu_scaling --devices
 
-gpu-tensor-core:  ## of those, the last alone
+gpu-tensor-core:  ## the last part of gpu-check alone
 	$(PYTHON) -m tests.gpu_tensor_core
 
 bench: $(READY)
