@@ -84,8 +84,8 @@ def _of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trac
 
 
 def _of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: tuple[int, int], backward: bool) -> Trace:
-    events, ones = {}, {}
-    for name in seen.keys() - summaries(seen).keys():
+    events, ones, own = {}, {}, summaries(seen)
+    for name in (name for name in seen if name not in own):
         bare, _, kind = name.rpartition(".")
         if kind == "ones":
             v = _by_row(site_of(bare), seen[name].swapaxes(1, 2) if backward else seen[name])
@@ -93,8 +93,8 @@ def _of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], feature
         else:
             before, after = (_gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead) for v in seen[name])
             events[bare] = (before, after)
-    own = {name: (site_of(name), features_of(site_of(name), features)) for name in summaries(seen)}
-    whole = {name: tiles_added(setup, *own[name], backward, seen[name]) for name in own}
+    of = {name: (site_of(name), features_of(site_of(name), features)) for name in own}
+    whole = {name: tiles_added(setup, *of[name], backward, own[name]) for name in own}
     return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, ones=ones)
 
 
