@@ -153,6 +153,9 @@ def _setup(
     whole_scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
     scale = whole_scale if plan[Site.SCALED].format.precision > 24 else float(np.float32(whole_scale))
     is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
+    is_traced = is_jax and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in (q, k, v))
+    if record is not None and is_traced:
+        raise ValueError("record: inside jit, grad or vmap there are no numbers to look at; call examine outside, or give record=None")
     setup = Setup(
         plan=plan, queries=q.shape[1], keys=k.shape[1], block_q=min(block_q, q.shape[1]), block_k=min(block_k, k.shape[1]),
         heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=is_causal, inject=inject, record=record,
@@ -163,7 +166,7 @@ def _setup(
     if engine == "pallas":
         from attention.pallas_fit import check
 
-        check(setup, (q.shape[3], v.shape[3]), mask, is_jax and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in (q, k, v)))
+        check(setup, (q.shape[3], v.shape[3]), mask, is_traced)
     return setup, engine or ("xla" if is_jax else "numpy")
 
 
@@ -229,9 +232,6 @@ def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, 
         sizes = setup.queries, setup.keys, setup.keys, setup.queries
         gradients = tuple(run.leave(x, b, size, dtype) for x, size in zip((dq, dk, dv, delta), sizes, strict=True))
     trace = trace_of(setup, parts, (k.shape[3], v.shape[3]))
-    ordered = {str(s): None for s in Site}
-    order = sorted(trace.stats, key=lambda name: (list(ordered).index(name.partition(".")[0]), name))
-    trace = replace(trace, stats={k: trace.stats[k] for k in order})
     out, lse = (run.leave(x, b, setup.queries, dtype) for x in (out, lse))
     dq, dk, dv, delta = gradients
     return Examined(out=out, lse=lse, dq=dq, dk=dk, dv=dv, delta=delta, trace=trace)

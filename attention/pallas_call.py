@@ -31,7 +31,7 @@ from emu.xla_ops import opaque_zero
 
 LANES = 32  # threads of a warp
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
-REGISTERS = 256  # of a thread, nearly
+NUMBERS = 256  # of a thread with 255 registers, as measured: with so many it is still fast
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
@@ -165,7 +165,7 @@ def run(
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid[0], watch is not None)
     parts = len(inputs), 1, len(own), len(counts), len(shapes), len(buffers), len(kept)
 
-    warps = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1])
+    warps = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], watch is not None)
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
     stages = 1 if passed else _stages(call, kernel, inputs, [site for _, site in results])
     batch = grid[0] // call.setup.heads if kernel.in_batches else None
@@ -248,14 +248,14 @@ def _buffers(call: Call, passed: list[str], grid: tuple[int, int], inputs: Seque
     return [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
 
 
-def _warps(call: Call, kernel: Kernel, rows: int, features: int) -> int:
-    """Of a program that owns so many rows. Where exps come from a table a warp has twice the rows, if a thread has room for their scores
-    and P V in binary32 and O in 16 bits: what is read for the products then serves twice as many.
+def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: bool) -> int:
+    """Of a program that owns so many rows. Where exps come from a table, and nobody looks, a warp has twice the rows if a thread has room
+    for their scores, P V and O: what is read for the products then serves twice as many.
     """
     warps = max(4, rows // ROWS_OF_A_WARP)
     half = max(4, warps // 2)
-    wanted = rows * (2 * call.setup.block_k + 3 * features) // 2 // (LANES * half)
-    return half if _has_table(call, kernel) and wanted <= REGISTERS else warps
+    numbers = rows * (call.setup.block_k + features + features * call.dtype(Site.O).itemsize // 4) // (LANES * half)
+    return half if _has_table(call, kernel) and not is_watched and numbers <= NUMBERS else warps
 
 
 def _stages(call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:

@@ -48,7 +48,7 @@ class _Events(NamedTuple):
 def summarised(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> dict[str, Any]:
     """What was seen of all heads; kernel: (own tiles (heads, n)) -> what it kept of them.
 
-    By name, as `attention.trace.trace_of_whole` takes it; what `trace_of_tiles` takes, events of tiles, for the caller to tell apart.
+    By name, as whole heads and tiles of an `attention.trace.Part`, which the caller tells apart: of tiles there are events alone.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
     events = heads * recorder.rows * sum(shape.columns * shape.met * len(sites) for shape, sites in recorder.sites.items())

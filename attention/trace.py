@@ -33,6 +33,15 @@ class Trace:
         parts = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self)}
         return Trace(**parts)
 
+    def in_order(self) -> "Trace":
+        """By site, as `Site` lists them, steps of a site's sum behind it."""
+        place = {str(site): n for n, site in enumerate(Site)}
+
+        def ordered(x: dict[str, Any]) -> dict[str, Any]:
+            return {name: x[name] for name in sorted(x, key=lambda name: (place[str(site_of(name))], name))}
+
+        return Trace(**{f.name: ordered(getattr(self, f.name)) for f in fields(self)})
+
 
 class Part(NamedTuple):
     """What an engine saw in one stage of a call, by name; heads along the first axis.
@@ -62,7 +71,7 @@ def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> 
 
         parts = fetched(setup, parts, features)
     found = (_of_whole(setup, p.whole, p.lead) + _of_tiles(setup, p.tiles, p.lead, features, p.backward) for p in parts)
-    return sum(found, Trace(stats={}, rows={}, events={}))
+    return sum(found, Trace(stats={}, rows={}, events={})).in_order()
 
 
 def _of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:

@@ -25,30 +25,27 @@ def fetched(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> l
     """The parts of a call in NumPy."""
     with jax.enable_x64(True):
         parts = [_added(setup, part, features) for part in parts]
-        seen = [(part.whole, part.tiles) for part in parts]
-        if not _is_far(seen):
-            return [part._replace(whole=whole, tiles=tiles) for part, (whole, tiles) in zip(parts, jax.device_get(seen), strict=True)]
-        if setup.every == 1:
-            found = gathered(seen)
-        else:
-            taken = gathered([(rows_seen(setup, part), part.tiles) for part in parts])
-            found = [(all_rows(setup, part, whole), tiles) for part, (whole, tiles) in zip(parts, taken, strict=True)]
-    return [part._replace(whole=whole, tiles=tiles) for part, (whole, tiles) in zip(parts, found, strict=True)]
+        is_far = any(_is_far((part.whole, part.tiles)) for part in parts)
+        sampled = is_far and setup.every > 1
+        seen = [(rows_seen(setup, part) if sampled else part.whole, part.tiles) for part in parts]
+        found = gathered(seen) if is_far else jax.device_get(seen)
+    wholes = [all_rows(setup, part, whole) if sampled else whole for part, (whole, _) in zip(parts, found, strict=True)]
+    return [part._replace(whole=whole, tiles=tiles) for part, whole, (_, tiles) in zip(parts, wholes, found, strict=True)]
 
 
 def rows_seen(setup: Setup, part: Part) -> dict[str, Any]:
     """What was seen of whole heads, of the sums of rows those of the tiles looked at."""
     whole = summaries(part.whole)
-    rows = _taken(setup, part.number, {name: row for name, (*_, row) in whole.items()})
-    return part.whole | {name: (*seen[:-1], rows[name]) for name, seen in whole.items()}
+    taken = _taken(setup.every, part.number, tuple(_tiles(setup, name) for name in whole), [row for *_, row in whole.values()])
+    return part.whole | {name: (*seen, row) for (name, (*seen, _)), row in zip(whole.items(), taken, strict=True)}
 
 
 def all_rows(setup: Setup, part: Part, whole: dict[str, Any]) -> dict[str, Any]:
-    """What `rows_seen` took, in NumPy, of all rows: of others the sum is 0."""
+    """What `rows_seen` took, in NumPy, of all rows: where nobody looked the sum is 0 (`attention.sample.Side.spread`)."""
     result = dict(whole)
     for name, (*summary, seen) in summaries(whole).items():
         row = np.zeros(part.whole[name][-1].shape)
-        np.put_along_axis(row, _rows(np, setup, part.number, name, row), seen, axis=1)
+        np.put_along_axis(row, _rows(np, setup.every, part.number, *_tiles(setup, name), row.shape[0]), seen, axis=1)
         result[name] = (*summary, row)
     return result
 
@@ -85,18 +82,23 @@ def _added(setup: Setup, part: Part, features: tuple[int, int]) -> Part:
     return part._replace(whole=part.whole | whole, tiles={name: x for name, x in part.tiles.items() if name not in tiles})
 
 
-def _rows(xp: Any, setup: Setup, number: int, name: str, row: Any) -> Any:
-    """The rows of tiles looked at, (heads, n), of sums (heads, rows)."""
+def _tiles(setup: Setup, name: str) -> tuple[int, int]:
+    """Of a head, that a site's rows lie in, and rows of each."""
     of_keys = site_of(name).axes is Axes.SH
-    tiles, size = (setup.key_tiles, setup.block_k) if of_keys else (setup.query_tiles, setup.block_q)
-    head = xp.arange(row.shape[0])[:, None] % number
-    own = sample.chosen(setup.every, tiles, head, xp.arange(sample.count(setup.every, tiles)))
-    return (own[:, :, None] * size + xp.arange(size)).reshape(row.shape[0], -1)
+    return (setup.key_tiles, setup.block_k) if of_keys else (setup.query_tiles, setup.block_q)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _taken(setup: Setup, number: int, rows: dict[str, Array]) -> dict[str, Array]:
-    return {name: jnp.take_along_axis(row, _rows(jnp, setup, number, name, row), axis=1) for name, row in rows.items()}
+def _rows(xp: Any, every: int, number: int, tiles: int, size: int, heads: int) -> Any:
+    """The rows of tiles looked at, (heads, n)."""
+    own = sample.chosen(every, tiles, xp.arange(heads)[:, None] % number, xp.arange(sample.count(every, tiles)))
+    return (own[:, :, None] * size + xp.arange(size)).reshape(heads, -1)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _taken(every: int, number: int, tiles: tuple[tuple[int, int], ...], rows: list[Array]) -> list[Array]:
+    """Of sums (heads, rows) those of tiles looked at."""
+    own = [_rows(jnp, every, number, *x, row.shape[0]) for x, row in zip(tiles, rows, strict=True)]
+    return [jnp.take_along_axis(row, x, axis=1) for x, row in zip(own, rows, strict=True)]
 
 
 _tiles_added = jax.jit(trace.tiles_added, static_argnums=(0, 1, 2, 3))

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention import FlipBit, Injection, Plan, SetTo, Site, attend, examine
+from attention import FlipBit, Injection, Plan, Record, SetTo, Site, attend, examine
 from attention.traced_plan import head_plans
 from attention.xla_engine import _enter, _leave
 from tests.engines import bits, normal
@@ -35,6 +35,14 @@ def truth():
 
 def on_device():
     return [jnp.asarray(x) for x in (Q, K, V)]
+
+
+@pytest.mark.parametrize("transformed", [jax.jit, jax.vmap, jax.grad])
+def test_a_trace_without_numbers_is_refused(transformed):
+    """JAX's own words of tracers, which do not say what to do."""
+    q = on_device()[0]
+    with pytest.raises(ValueError, match=r"record: inside jit, grad or vmap .* call examine outside"):
+        transformed(lambda q: attend(q, K, V, record=Record(), **OPTIONS)[0].sum())(q[None] if transformed is jax.vmap else q)
 
 
 def test_arrays_choose_the_engine():

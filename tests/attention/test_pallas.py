@@ -197,11 +197,14 @@ def test_kernels_lower_for_a_gpu(plan, record):
         ("qiu-yao@hopper", None, 128, 32, 4096 // 128),  # 32 rows of a warp
         ("qiu-yao@hopper", None, 128, 256, 4096 // 256),  # too many numbers for that
         ("qiu-yao@hopper", None, 256, 32, 4096 // 256),
+        ("qiu-yao@hopper", None, 128, 128, 4096 // 128),
+        (Plan.preset("qiu-yao@hopper").at("O", "fp32"), None, 128, 128, 4096 // 256),
         ("qiu-yao@hopper", COUNTED, 64, 32, 2 * 4096 // 128),
+        ("qiu-yao@hopper", COUNTED, 128, 32, 4096 // 128 + 4096 // 256),  # a program that is looked at has 16
         (HOPPER, None, 64, 32, 0),
         (Plan.preset("qiu-yao@hopper").at("EXP", "bf16"), None, 64, 32, 0),
     ],
-    ids=["small", "twice", "wide", "large", "traced", "fp32", "rounded"],
+    ids=["small", "twice", "wide", "large", "full", "fp32 O", "traced", "traced twice", "fp32", "rounded"],
 )
 def test_a_program_makes_a_table_of_exps(plan, record, block_q, features, stores):
     """A number that no thread wrote, or that a thread without one wrote somewhere; a table of other numbers than the events want."""

@@ -23,7 +23,7 @@ def test_it_is_exp64_rounded(series, step):
 
 
 def test_near_a_boundary():
-    """A coefficient's last digits, which hardly any argument sees: against 60 digits."""
+    """Digits of a coefficient that hardly any argument sees, against 60 digits. All 2^32: `python -m tests.gpu_exp`."""
     mpmath.mp.dps = 60
     for x in np.array(NEAR, np.uint32).view(np.float32):
         exact = mpmath.exp(float(x))
