@@ -150,7 +150,7 @@ def _setup(
     inject = tuple(inject)
     for injection in inject:
         _check_injection(injection, plan)
-        _check_place(injection, q, k, v)
+        _check_place(injection, q, k, v, block_q, block_k)
     whole_scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
     scale = whole_scale if plan[Site.SCALED].format.precision > 24 else float(np.float32(whole_scale))
     is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
@@ -207,15 +207,13 @@ def _check_injection(injection: Injection, plan: Plan) -> None:
         raise ValueError("site=PV: this plan accumulates P V into O, which rounds the sum; inject at O")
 
 
-def _check_place(injection: Injection, q: Any, k: Any, v: Any) -> None:
-    """Raises ValueError for an error where the call has nothing: it would change no bit, which looks like a result. Of tiles there are
-    as many as their size makes, and one error may be meant for several sizes.
-    """
+def _check_place(injection: Injection, q: Any, k: Any, v: Any, block_q: int, block_k: int) -> None:
+    """Raises ValueError for an error where the call has nothing: it would change no bit, which looks like a result."""
     site, (batch, queries, heads, features), keys = injection.site, q.shape, k.shape[1]
     of_keys = site.axes is Axes.SH
     limits = {
         "batch": batch, "heads": k.shape[2] if site in KEY_SITES else heads, "rows": keys if of_keys else queries, "columns": keys,
-        "features": max(features, v.shape[3]),
+        "features": max(features, v.shape[3]), "tiles": -(-queries // block_q) if of_keys else -(-keys // block_k),
     }  # fmt: skip
     for name, limit in limits.items():
         where = getattr(injection, name)

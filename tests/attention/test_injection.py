@@ -214,7 +214,7 @@ def test_no_negative_selections(rows):
     ("place", "told"),
     [
         ({"heads": 9}, "heads=9, but there are 4, numbered from 0 to 3"), ({"rows": range(400)}, "rows=399, but there are 20"),
-        ({"batch": (0, 5)}, "batch=5, but there are 1"), ({"heads": (0, 4)}, "heads=4, but there are 4"),
+        ({"batch": (0, 5)}, "batch=5, but there are 1"), ({"tiles": 99}, "tiles=99, but there are 3"),
         ({"features": 8}, "features=8, but there are 8"),
     ],
 )  # fmt: skip
