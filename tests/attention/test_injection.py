@@ -214,8 +214,7 @@ def test_no_negative_selections(rows):
     ("place", "told"),
     [
         ({"heads": 9}, "heads=9, but there are 4, numbered from 0 to 3"), ({"rows": range(400)}, "rows=399, but there are 20"),
-        ({"batch": (0, 5)}, "batch=5, but there are 1"), ({"tiles": 99}, "tiles=99, but there are 3"),
-        ({"features": 8}, "features=8, but there are 8"),
+        ({"batch": (0, 5)}, "batch=5, but there are 1"), ({"tiles": 99}, "tiles=99, but there are 3"), ({"features": 8}, "features=8, .* 8"),
     ],
 )  # fmt: skip
 def test_an_error_where_there_is_nothing_is_refused(place, told):
@@ -229,8 +228,7 @@ def test_an_error_where_there_is_nothing_is_refused(place, told):
     ("record", "told"),
     [
         ({"events": "PV"}, "events=PV: give a tuple"), ({"events": Site.PV}, "events=PV: give a tuple"),
-        ({"ones": ("PVV",)}, "ones=PVV: no such site"), ({"steps": (Site.P,)}, "steps=P: steps are of sums"),
-        ({"every": 0}, "every=0: .* from 1"),
+        ({"ones": ("PVV",)}, "ones=PVV: no such site"), ({"steps": (Site.P,)}, "steps=P: steps are of sums"), ({"every": 0}, "every=0: .* from 1"),
     ],
 )  # fmt: skip
 def test_a_record_of_nothing_is_refused(record, told):
