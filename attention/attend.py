@@ -17,7 +17,7 @@ from attention.events import Record
 from attention.head import Setup
 from attention.injection import FlipBit, Injection
 from attention.plan import DeltaFrom, Plan, check_factors
-from attention.sites import KEY_SITES, Axes, Site
+from attention.sites import Site
 from attention.trace import Part, Trace, trace_of
 
 if TYPE_CHECKING:
@@ -150,7 +150,6 @@ def _setup(
     inject = tuple(inject)
     for injection in inject:
         _check_injection(injection, plan)
-        _check_place(injection, q, k, v, block_q, block_k)
     whole_scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
     scale = whole_scale if plan[Site.SCALED].format.precision > 24 else float(np.float32(whole_scale))
     is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
@@ -205,20 +204,6 @@ def _check_injection(injection: Injection, plan: Plan) -> None:
         raise ValueError(f"FlipBit at {injection.site}: its format {f.name} is the carrier; round the site first")
     if injection.site is Site.PV and plan.pv_into_o:
         raise ValueError("site=PV: this plan accumulates P V into O, which rounds the sum; inject at O")
-
-
-def _check_place(injection: Injection, q: Any, k: Any, v: Any, block_q: int, block_k: int) -> None:
-    """Raises ValueError for an error where the call has nothing: it would change no bit, which looks like a result."""
-    site, (batch, queries, heads, features), keys = injection.site, q.shape, k.shape[1]
-    of_keys = site.axes is Axes.SH
-    limits = {
-        "batch": batch, "heads": k.shape[2] if site in KEY_SITES else heads, "rows": keys if of_keys else queries, "columns": keys,
-        "features": max(features, v.shape[3]), "tiles": -(-queries // block_q) if of_keys else -(-keys // block_k),
-    }  # fmt: skip
-    for name, limit in limits.items():
-        where = getattr(injection, name)
-        if where is not None and max(where, default=0) >= limit:
-            raise ValueError(f"inject at {site}: {name}={max(where)}, but there are {limit}, numbered from 0 to {limit - 1}")
 
 
 def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:

@@ -6,7 +6,7 @@ from typing import Any
 from attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, Where
 from attention.plan import Plan, ordinal
 from attention.sample import Side
-from attention.sites import BLOCK_AXIS, PRODUCTS, Axes, Site
+from attention.sites import BLOCK_AXIS, Axes, Site
 from emu.accumulate import Accumulator, Order, accumulate
 from emu.block import BlockFormat
 from emu.codes import decode, encode
@@ -44,19 +44,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if not isinstance(self.every, int) or self.every < 1:
-            raise ValueError(f"every={self.every}: a whole number from 1 on, one tile in so many, both ways; 1 for all events")
-        for name in ("events", "ones", "steps"):
-            object.__setattr__(self, name, _sites(name, getattr(self, name)))
-        if others := [site for site in self.steps if site not in PRODUCTS]:
-            raise ValueError(f"steps={', '.join(others)}: steps are of sums of products: {' '.join(PRODUCTS)}")
-
-
-def _sites(name: str, asked: Any) -> tuple[Site, ...]:
-    if isinstance(asked, str):  # a Site is one, too
-        raise ValueError(f"{name}={asked}: give a tuple of sites, as (Site.P, Site.O)")
-    if unknown := [site for site in asked if site not in Site.__members__]:
-        raise ValueError(f"{name}={', '.join(map(str, unknown))}: no such site; roundscope sites lists them")
-    return tuple(Site[site] for site in asked)
+            raise ValueError(f"every={self.every}: a whole number, one tile in so many, both ways; 1 for all events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,8 +75,5 @@ FACTORS = {
     Site.DP: (Site.DO, Site.V), Site.DQ: (Site.DS, Site.K), Site.DK: (Site.DS, Site.Q),
 }  # fmt: skip
 
-# events of key heads, which query heads share
-KEY_SITES = (Site.K, Site.V, Site.DK_OUT, Site.DV_OUT)
-
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

@@ -12,12 +12,13 @@ from typing import Any
 from attention.events import Record
 from attention.injection import Injection
 from attention.plan import Plan, site_named
-from attention.sites import KEY_SITES, PRODUCTS, Axes, Site
+from attention.sites import PRODUCTS, Axes, Site
 from emu.formats import unknown
 from experiments.errors import UsageError, bad
 from experiments.trace_inject import injection, occurs
 
 ENGINES = ("numpy", "xla", "pallas")
+KEY_SITES = (Site.K, Site.V, Site.DK_OUT, Site.DV_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention import AddUlps, Bias, Exact, FlipBit, Injection, Noise, Record, SetTo, Site, attend
+from attention import AddUlps, Bias, Exact, FlipBit, Injection, Noise, Record, SetTo, Site
 from tests.attention.small import B, H, N, T, run
 from tests.engines import RESULTS, bits
 
@@ -208,30 +208,3 @@ def test_no_negative_selections(rows):
     """An experiment whose injection did nothing: NumPy would count -1 from the end."""
     with pytest.raises(ValueError, match="rows"):
         Injection(site=Site.O, what=SetTo(value=0.0), rows=rows)
-
-
-@pytest.mark.parametrize(
-    ("place", "told"),
-    [
-        ({"heads": 9}, "heads=9, but there are 4, numbered from 0 to 3"), ({"rows": range(400)}, "rows=399, but there are 20"),
-        ({"batch": (0, 5)}, "batch=5, but there are 1"), ({"tiles": 99}, "tiles=99, but there are 3"), ({"features": 8}, "features=8, .* 8"),
-    ],
-)  # fmt: skip
-def test_an_error_where_there_is_nothing_is_refused(place, told):
-    """No bit would change, which looks like a result."""
-    q, k = np.zeros((1, 20, 4, 8)), np.zeros((1, 24, 2, 8))
-    with pytest.raises(ValueError, match=f"inject at PV: {told}"):
-        attend(q, k, k, plan="qiu-yao", block_q=8, block_k=8, inject=[Injection(site=Site.PV, what=AddUlps(ulps=1.0), **place)])
-
-
-@pytest.mark.parametrize(
-    ("record", "told"),
-    [
-        ({"events": "PV"}, "events=PV: give a tuple"), ({"events": Site.PV}, "events=PV: give a tuple"),
-        ({"ones": ("PVV",)}, "ones=PVV: no such site"), ({"steps": (Site.P,)}, "steps=P: steps are of sums"), ({"every": 0}, "every=0: .* from 1"),
-    ],
-)  # fmt: skip
-def test_a_record_of_nothing_is_refused(record, told):
-    """Letters of a name taken for sites; a record that stays empty."""
-    with pytest.raises(ValueError, match=told):
-        Record(**record)
