@@ -80,15 +80,15 @@ def _of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trac
     for name, value in seen.items():
         if name.endswith(".ones"):
             tiles = value.shape[1] if value.ndim == 3 else 1
-            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[..., : size_of(setup, name)]
+            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[..., : _size(setup, name)]
             continue
         if name.endswith(".events"):
-            size = size_of(setup, name)
+            size = _size(setup, name)
             events[name.removesuffix(".events")] = tuple(np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value)
             continue
         counts, sums, peak, place, row = (np.asarray(v) for v in value)
         stats[name] = Stats.of(*(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place)))
-        rows[name] = row.reshape(*lead, -1)[..., : size_of(setup, name)]
+        rows[name] = row.reshape(*lead, -1)[..., : _size(setup, name)]
     return Trace(stats=stats, rows=rows, events=events, ones=ones)  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def _of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], feature
         bare, _, kind = name.rpartition(".")
         if kind == "ones":
             v = _by_row(site_of(bare), seen[name].swapaxes(1, 2) if backward else seen[name])
-            ones[bare] = v.reshape(*lead, *v.shape[1:])[..., : size_of(setup, name)]
+            ones[bare] = v.reshape(*lead, *v.shape[1:])[..., : _size(setup, name)]
         else:
             before, after = (_gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead) for v in seen[name])
             events[bare] = (before, after)
@@ -124,7 +124,7 @@ def tiles_added(setup: Setup, site: Site, features: int, backward: bool, seen: A
     return counts.sum((1, 2)), sums.sum((1, 2)), *_worst(setup, site, peak, place, features), _by_row(site, row).sum(1)
 
 
-def size_of(setup: Setup, name: str) -> int:
+def _size(setup: Setup, name: str) -> int:
     """Rows of a head: queries, or keys."""
     return setup.keys if site_of(name).axes is Axes.SH else setup.queries
 

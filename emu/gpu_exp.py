@@ -6,7 +6,7 @@ binary32   f of degree 9, |r f(r) - (e^r - 1)| < 2^-43 of e^r, which alone would
            rounding boundary. Its coefficients are a linear program's, which has each of those on its side of the boundary, with the error
            of k ln 2; the first four have a low word of 0, so that they are part of an instruction (docs/decisions.md). Proved by all
            2^32 (`make gpu-check`)
-bfloat16   f of degree 6, by Remez' exchange, 2^-34: none of its 2^16 arguments is that near to a boundary, or it falls on the right side
+bfloat16   f of degree 6, by Remez' exchange, 2^-33: none of its 2^16 arguments is that near to a boundary, or it falls on the right side
            (run, too)
 """
 
