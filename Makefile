@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
 
 # engines against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
-BITS := tests/emu tests/test_golden.py tests/attention/test_engines.py
+BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py
 PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false
 PYTEST := $(BIN)/python -m pytest -n 2
 # where the tests of a file share what took long to make
@@ -30,28 +30,28 @@ lint: $(READY)
 	$(BIN)/mypy
 
 exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp
-	$(BIN)/python -m tests.exhaustive
-	$(BIN)/python -m tests.exhaustive_exp
-	$(BIN)/python -m tests.gpu_exp
+	$(BIN)/python -m tests.checks.exhaustive
+	$(BIN)/python -m tests.checks.exhaustive_exp
+	$(BIN)/python -m tests.checks.gpu_exp
 
 engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and without injections
-	$(BIN)/python -m tests.engines
+	$(BIN)/python -m tests.checks.engines
 
 gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of every preset, traces, exp, trainings, tensor cores
-	$(PYTHON) -m tests.gpu_check
-	$(PYTHON) -m tests.gpu_check --engine pallas
-	$(PYTHON) -m tests.gpu_trace
-	$(PYTHON) -m tests.gpu_exp
-	$(PYTHON) -m tests.gpu_sixteen
-	$(PYTHON) -m tests.gpu_train
-	$(PYTHON) -m tests.gpu_tensor_core
+	$(PYTHON) -m tests.checks.gpu_check
+	$(PYTHON) -m tests.checks.gpu_check --engine pallas
+	$(PYTHON) -m tests.checks.gpu_trace
+	$(PYTHON) -m tests.checks.gpu_exp
+	$(PYTHON) -m tests.checks.gpu_sixteen
+	$(PYTHON) -m tests.checks.gpu_train
+	$(PYTHON) -m tests.checks.gpu_tensor_core
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
-	$(PYTHON) -m tests.gpu_scaling
-	$(PYTHON) -m tests.gpu_scaling --devices
+	$(PYTHON) -m tests.checks.gpu_scaling
+	$(PYTHON) -m tests.checks.gpu_scaling --devices
 
 gpu-tensor-core:  ## the last part of gpu-check alone
-	$(PYTHON) -m tests.gpu_tensor_core
+	$(PYTHON) -m tests.checks.gpu_tensor_core
 
 bench: $(READY)
 	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[bench]'
@@ -60,7 +60,7 @@ bench: $(READY)
 	$(BIN)/roundscope bench attention
 
 bench-check: $(READY)  ## our speed as ratios, against the least that is accepted
-	$(BIN)/python -m tests.bench_check
+	$(BIN)/python -m tests.checks.bench_check
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,13 +1,13 @@
 """FlashAttention written once over named rounding events: `attend`, `examine`, plans, sites, injections, traces."""
 
-from attention.attend import Examined, attend, examine
-from attention.events import Record
-from attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
-from attention.plan import DeltaFrom, Plan, Stabiliser
-from attention.presets import PRESETS
-from attention.rotation import rotated
-from attention.sites import PRODUCTS, Axes, Site
-from attention.trace import Trace
+from roundscope.attention.attend import Examined, attend, examine
+from roundscope.attention.events.hook import Record
+from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
+from roundscope.attention.plan import DeltaFrom, Plan, Stabiliser
+from roundscope.attention.presets import PRESETS
+from roundscope.attention.rotation import rotated
+from roundscope.attention.sites import PRODUCTS, Axes, Site
+from roundscope.attention.trace.summary import Trace
 
 __all__ = [
     "PRESETS", "PRODUCTS", "AddUlps", "Axes", "Bias", "DeltaFrom", "Exact", "Examined", "FlipBit", "Injection",

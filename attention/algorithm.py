@@ -8,12 +8,12 @@ unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is on
 import math
 from typing import Any
 
-from attention.events import Events
-from attention.plan import Exponential, Plan, Stabiliser
-from attention.sites import Site
-from emu.functions import LOG2_E, exp2_64, exp64, log64
-from emu.ops import Array, Ops
-from emu.spacing import spacing
+from roundscope.attention.events.hook import Events
+from roundscope.attention.plan import Exponential, Plan, Stabiliser
+from roundscope.attention.sites import Site
+from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.formats.spacing import spacing
+from roundscope.emu.functions import LOG2_E, exp2_64, exp64, log64
 
 State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
 

@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from attention.blocks import check_blocks
-from attention.events import Record
-from attention.head import Setup
-from attention.injection import FlipBit, Injection
-from attention.plan import DeltaFrom, Plan, check_factors
-from attention.sites import Site
-from attention.trace import Part, Trace, trace_of
+from roundscope.attention.events.hook import Record
+from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.plan import DeltaFrom, Plan, check_factors
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles.blocks import check_blocks
+from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.trace.summary import Part, Trace, trace_of
 
 if TYPE_CHECKING:
-    from attention.traced_plan import HeadPlans
+    from roundscope.attention.traced_plan import HeadPlans
 
 Engine = Literal["numpy", "xla", "pallas"]
+ENGINES = {
+    "numpy": "roundscope.attention.engines.numpy",
+    "xla": "roundscope.attention.engines.xla",
+    "pallas": "roundscope.attention.engines.kernels.engine",
+}
 _SUMMARIES = Record()
 
 
@@ -59,7 +64,7 @@ def attend(
     record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps no steps, and no events of a sample
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
                has a native accumulator. "pallas" runs forward and backward in fused kernels, on a GPU, for plans that fit
-               (`attention.pallas_fit.check`); elsewhere it is interpreted, slowly
+               (`attention.engines.kernels.fit.check`); elsewhere it is interpreted, slowly
     delta_error   under xla without a record, an error as data (`inject` is part of the program): e (B, T, N, H), added in binary64 to
                the output where delta reads it, before OD rounds. With OD in binary64 delta moves by rowsum(dO e), dQ by
                -scale rowsum(dO e) P K, and the output not at all. The derivative by e is 0
@@ -76,7 +81,7 @@ def attend(
     if delta_error is not None:
         _check_delta_error(delta_error, setup, engine, q, v)
     if record is None and engine != "numpy":
-        from attention.differentiable import attend_jax
+        from roundscope.attention.differentiable import attend_jax
 
         return attend_jax(_engine(engine), setup, None if isinstance(plan, (Plan, str)) else plan, q, k, v, mask, delta_error)
     examined = _examine(setup, engine, q, k, v, None, mask)
@@ -164,7 +169,7 @@ def _setup(
     if engine not in (None, *get_args(Engine)):
         raise ValueError(f"engine={engine!r}: the engines are {', '.join(map(repr, get_args(Engine)))}")
     if engine == "pallas":
-        from attention.pallas_fit import check
+        from roundscope.attention.engines.kernels.fit import check
 
         check(setup, (q.shape[3], v.shape[3]), mask, is_traced)
     return setup, engine or ("xla" if is_jax else "numpy")
@@ -172,7 +177,7 @@ def _setup(
 
 def _engine(name: Engine) -> Any:
     """The module that runs heads."""
-    return importlib.import_module(f"attention.{name}_engine")
+    return importlib.import_module(ENGINES[name])
 
 
 def _check_shapes(q: Any, k: Any, v: Any) -> None:

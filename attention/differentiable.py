@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from attention import xla_engine as run
-from attention.attend import mask_to_heads, result_type, setup_of_heads
-from attention.head import Setup
-from attention.sites import Site
-from attention.traced_plan import HeadPlans
-from emu.rounding import BF16, FP16
+from roundscope.attention.attend import mask_to_heads, result_type, setup_of_heads
+from roundscope.attention.engines import xla as run
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.traced_plan import HeadPlans
+from roundscope.emu.rounding.modes import BF16, FP16
 
 Types = tuple[Any, ...]  # of q, k, v
 SIXTEEN_BITS = {jnp.dtype(jnp.bfloat16): BF16.format, jnp.dtype(jnp.float16): FP16.format}

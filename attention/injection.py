@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from attention.sites import Axes, Site
+from roundscope.attention.sites import Axes, Site
 
 Where = int | range | tuple[int, ...] | None
 

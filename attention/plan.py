@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site
-from emu.accumulate import Accumulator
-from emu.block import BLOCK_NAMED, BlockFormat, block_format
-from emu.formats import Format, format_named, unknown
-from emu.ops import ANY_PRODUCT, EXACT_PRODUCT
-from emu.rounding import Rounding, RoundingMode, rounding
+from roundscope.attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site
+from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
+from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.sums.accumulator import Accumulator
 
 Event = Rounding | BlockFormat  # how one site rounds
 
@@ -112,7 +112,7 @@ class Plan:
     @staticmethod
     def preset(name: str) -> "Plan":
         """A published condition by name: see `attention.presets`. Raises ValueError with the nearest name."""
-        from attention.presets import preset
+        from roundscope.attention.presets import preset
 
         return preset(name)
 

@@ -3,13 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from attention.plan import DeltaFrom, KeyOrder, Plan
-from attention.sites import FACTORS, PRODUCTS, Site
-from emu.accumulate import Accumulator, Order
-from emu.block import BlockFormat, ScaleRule, block_format
-from emu.formats import Format, format_named, unknown
-from emu.rounding import BF16, BINARY32, BINARY64, E4M3, FP16, Overflow, Rounding, rounding
-from emu.tensor_cores import architecture, tensor_core
+from roundscope.attention.plan import DeltaFrom, KeyOrder, Plan
+from roundscope.attention.sites import FACTORS, PRODUCTS, Site
+from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
+from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.rounding.modes import (
+    BF16,
+    BINARY32,
+    BINARY64,
+    E4M3,
+    FP16,
+    Overflow,
+    Rounding,
+    rounding,
+)
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import architecture, tensor_core
 
 INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 GRADIENTS = (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from emu.threefry import random31
+from roundscope.emu.rounding.threefry import random31
 
 Array = Any  # numpy.ndarray or jax.Array
 

@@ -6,9 +6,9 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from attention.attend import Engine, attend
-from attention.plan import Plan
-from emu.rounding import RoundingMode
+from roundscope.attention.attend import Engine, attend
+from roundscope.attention.plan import Plan
+from roundscope.emu.rounding.modes import RoundingMode
 
 BATCH, HEADS = "batch", "heads"
 

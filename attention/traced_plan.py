@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.plan import Plan, check_factors, ordinal
-from attention.sites import PRODUCTS, Site
-from emu.accumulate import Order
-from emu.aligned import Alignment
-from emu.ops import ANY_PRODUCT
-from emu.rounding import BINARY32, Rounding, rounding
-from emu.threefry import threefry2x32
-from emu.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
+from roundscope.attention.plan import Plan, check_factors, ordinal
+from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.emu.backends.ops import ANY_PRODUCT
+from roundscope.emu.backends.xla.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
+from roundscope.emu.rounding.modes import BINARY32, Rounding, rounding
+from roundscope.emu.rounding.threefry import threefry2x32
+from roundscope.emu.sums.accumulator import Order
+from roundscope.emu.sums.aligned import Alignment
 
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
 

@@ -12,16 +12,28 @@
 NumPy and JAX arrays alike. Importing emu imports neither numba nor jax.
 """
 
-from emu.accumulate import Accumulator, Order
-from emu.api import dot, error_of, exp, round_to, round_with_stats, stats_of, sum, ulp_of
-from emu.block import BLOCK_NAMED, INT8, BlockFormat, ScaleRule, block_format
-from emu.block_api import Blocked, from_blocks, round_blocks, to_blocks
-from emu.block_codes import Codes, blocked_of, codes_of, pack, unpack
-from emu.block_stats import BlockStats, block_stats, distinct_elements
-from emu.explain import explain
-from emu.formats import NAMED, Format, format_named
-from emu.rounding import BF16, BINARY32, BINARY64, E4M3, E5M2, FP16, NanPolicy, Overflow, Rounding, RoundingMode, rounding
-from emu.stats import Stats
+from roundscope.emu.api import dot, error_of, exp, round_to, round_with_stats, stats_of, sum, ulp_of
+from roundscope.emu.blocks.api import Blocked, from_blocks, round_blocks, to_blocks
+from roundscope.emu.blocks.codes import Codes, blocked_of, codes_of, pack, unpack
+from roundscope.emu.blocks.format import BLOCK_NAMED, INT8, BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.stats import BlockStats, block_stats, distinct_elements
+from roundscope.emu.explain.one_rounding import explain
+from roundscope.emu.formats.format import NAMED, Format, format_named
+from roundscope.emu.rounding.modes import (
+    BF16,
+    BINARY32,
+    BINARY64,
+    E4M3,
+    E5M2,
+    FP16,
+    NanPolicy,
+    Overflow,
+    Rounding,
+    RoundingMode,
+    rounding,
+)
+from roundscope.emu.stats.summary import Stats
+from roundscope.emu.sums.accumulator import Accumulator, Order
 
 __all__ = [
     "BF16", "BINARY32", "BINARY64", "BLOCK_NAMED", "E4M3", "E5M2", "FP16", "INT8", "NAMED", "Accumulator", "BlockFormat", "BlockStats",

@@ -8,13 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from emu.accumulate import Accumulator, accumulate
-from emu.formats import Format
-from emu.ops import Ops
-from emu.random import event_bits
-from emu.rounding import BINARY32, NanPolicy, Overflow, Rounding, RoundingMode, rounding
-from emu.spacing import spacing
-from emu.stats import Stats
+from roundscope.emu.backends.ops import Ops
+from roundscope.emu.formats.format import Format
+from roundscope.emu.formats.spacing import spacing
+from roundscope.emu.rounding.modes import (
+    BINARY32,
+    NanPolicy,
+    Overflow,
+    Rounding,
+    RoundingMode,
+    rounding,
+)
+from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.stats.summary import Stats
+from roundscope.emu.sums.accumulator import Accumulator, accumulate
 
 _BINARY32 = Accumulator()
 Array = Any  # numpy.ndarray or jax.Array
@@ -54,12 +61,12 @@ def round_to(
     if _is_jax(x):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        from emu import xla
+        from roundscope.emu.backends.xla import rounding as xla
 
         return xla.round_array(x, r, random)
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
-    from emu import kernels
+    from roundscope.emu.backends.numba import rounding as kernels
 
     return kernels.round_array(x, r, random, out)
 
@@ -75,7 +82,7 @@ def round_with_stats(
         return y, stats_of(x, y, r.format)
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype or not out.flags.c_contiguous):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x")
-    from emu.numba_stats import rounded_with_stats
+    from roundscope.emu.backends.numba.stats import rounded_with_stats
 
     return rounded_with_stats(x, r, _bits_of_flat(x, r.seed, 0) if r.mode is RoundingMode.STOCHASTIC else None, out)
 
@@ -88,7 +95,7 @@ def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode |
         return y - x
     import jax
 
-    from emu.widths import narrow, widen
+    from roundscope.emu.backends.xla.widths import narrow, widen
 
     with jax.enable_x64(True):  # the difference may be subnormal, which float arithmetic on CPU would flush
         return narrow(widen(y) - widen(x))
@@ -115,7 +122,7 @@ def exp(x: Any, format: str | Format | Rounding = "fp32", mode: str | RoundingMo
 
     Below -400 the result is 0. For float64 arguments or formats wider than binary32, within 0.65 ulp before rounding.
     """
-    from emu.functions import exp64
+    from roundscope.emu.functions import exp64
 
     r = rounding(format, mode)
     x = _carrier(x)
@@ -136,13 +143,13 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
     a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits
     each. Stochastic steps take their bits from the step's seed, the entry and the index of the addition.
     steps: a list that receives every addition's (before, after), leading axis k; before is the exact sum, in binary64 to odd.
-    `Blocked` operands: emu.block_dot says how their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays,
+    `Blocked` operands: emu.blocks.dot says how their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays,
     for factors that are not numbers of a tensor core's type.
     """
-    from emu.block_api import Blocked
+    from roundscope.emu.blocks.api import Blocked
 
     if isinstance(a, Blocked) or isinstance(b, Blocked):
-        from emu.block_dot import dot_blocks
+        from roundscope.emu.blocks.dot import dot_blocks
 
         return dot_blocks(a, b, accumulator, init, steps)
     a, b = _carrier(a), _carrier(b)
@@ -229,10 +236,10 @@ def _carrier(x: Any) -> Array:
 
 def _ops(x: Array) -> Ops:
     if _is_jax(x):
-        from emu.xla_ops import opaque_zero, xla_ops
+        from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
         return xla_ops(opaque_zero(x))
-    from emu.numpy_ops import numpy_ops
+    from roundscope.emu.backends.numba.ops import numpy_ops
 
     return numpy_ops()
 
@@ -240,7 +247,7 @@ def _ops(x: Array) -> Ops:
 def _enter(x: Array) -> Array:
     """The carrier: float64, exactly. For JAX arrays with 64-bit types enabled."""
     if _is_jax(x):
-        from emu.widths import widen
+        from roundscope.emu.backends.xla.widths import widen
 
         return x if x.dtype == np.float64 else widen(x)
     return x.astype(np.float64)
@@ -248,7 +255,7 @@ def _enter(x: Array) -> Array:
 
 def _leave(ops: Ops, y: Array, dtype: Any) -> Array:
     """A JAX carrier as float64, or as float32 by one rounding. With 64-bit types enabled."""
-    from emu.widths import narrow
+    from roundscope.emu.backends.xla.widths import narrow
 
     return y if dtype == np.float64 else narrow(ops.round(y, BINARY32, None))
 

@@ -3,7 +3,7 @@
 Both are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so that
 every engine gets the same bits; the result then rounds once to the event's format. exp of a binary32 argument
 rounds correctly to binary32 and to every narrower format, in every mode: its binary64 value lies on the true value's
-side of every rounding boundary (all 2^32 arguments, settled with 60 digits: tests/exhaustive_exp.py).
+side of every rounding boundary (all 2^32 arguments, settled with 60 digits: tests/checks/exhaustive_exp.py).
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from emu.ops import Ops
+from roundscope.emu.backends.ops import Ops
 
 LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has 21 trailing zero bits, so k * LN2_HIGH is exact for |k| < 2^21

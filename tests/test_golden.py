@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from emu.numerics import NUMERICS
-from tests import gpu_check
+from roundscope.emu.numerics import NUMERICS
+from tests.checks import gpu_check
 
 GOLDEN = json.loads(gpu_check.GOLDEN.read_text())
 

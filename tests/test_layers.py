@@ -13,14 +13,15 @@ OURS = {*MAY_IMPORT, "tests"}
 
 
 def imported(path: Path) -> set[str]:
-    """The top-level packages that a file imports, anywhere in it."""
-    found = set()
+    """The layers that a file imports, anywhere in it, and the top-level name of whatever else it imports."""
+    names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found.add(path.relative_to(ROOT).parts[0] if node.level else (node.module or "").partition(".")[0])
-    return found
+            assert not node.level, f"{path}: imports are absolute"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return {name.removeprefix("roundscope.").partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("layer", MAY_IMPORT)
@@ -35,12 +36,14 @@ def test_imports_go_one_way(layer):
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import emu", ("jax", "numba", "scipy", "matplotlib")),
-        ("import attention", ("jax", "numba", "scipy", "matplotlib")),
-        ("import attention; attention.Plan.preset('qiu-yao')", ("jax", "numba")),
-        ("import attention.xla_engine, attention.differentiable, emu.xla, emu.xla_ops", ("numba", "experiments")),
-        ("import attention.numpy_engine, emu.numpy_ops", ("jax", "experiments")),
-        ("import tests.gpu_check", ("jax", "numba", "rich", "pytest")),
+        ("import roundscope.emu", ("jax", "numba", "scipy", "matplotlib")),
+        ("import roundscope.attention", ("jax", "numba", "scipy", "matplotlib")),
+        ("import roundscope.attention as a; a.Plan.preset('qiu-yao')", ("jax", "numba")),
+        ("import roundscope", ("jax", "numba", "numpy", "roundscope.attention")),
+        ("import roundscope.attention.engines.xla, roundscope.attention.differentiable", ("numba", "roundscope.experiments")),
+        ("import roundscope.emu.backends.xla.rounding, roundscope.emu.backends.xla.ops", ("numba", "roundscope.experiments")),
+        ("import roundscope.attention.engines.numpy, roundscope.emu.backends.numba.ops", ("jax", "roundscope.experiments")),
+        ("import tests.checks.gpu_check", ("jax", "numba", "rich", "pytest")),
     ],
 )
 def test_light_imports_stay_light(statement, absent):
@@ -48,3 +51,34 @@ def test_light_imports_stay_light(statement, absent):
     code = f"import sys; {statement}; print(*sorted({set(absent)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+FOREIGN = "raise ImportError('the module of another project')\n"
+
+
+def test_own_modules_of_our_names_are_in_nobodys_way(tmp_path):
+    """A user's attention.py, emu/ or experiments/ beside the script, found in place of ours."""
+    (tmp_path / "attention.py").write_text(FOREIGN)
+    for name in ("emu", "experiments"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(FOREIGN)
+    code = (
+        "import roundscope; roundscope.Plan.preset('fa2-bf16'); import roundscope.experiments.cli.main, roundscope.attention.engines.numpy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_of_attention_is_one_of_roundscope():
+    import roundscope
+    from roundscope import attention
+
+    assert set(attention.__all__) < set(roundscope.__all__)
+    assert all(getattr(roundscope, name) is getattr(attention, name) for name in attention.__all__)
+
+
+def test_every_folder_says_what_lives_there():
+    """A folder whose first lines a newcomer reads in vain."""
+    for layer in MAY_IMPORT:
+        for folder in {path.parent for path in (ROOT / layer).rglob("*.py")}:
+            assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from attention import DeltaFrom, Examined, Record, Site
-from attention.plan import KeyOrder
-from emu.api import round_to
-from experiments.diagnose.measured import OUTPUT_SITES, Measured, one_head, run
-from experiments.trace_focus import existing
-from experiments.trace_run import blocks
+from roundscope.attention import DeltaFrom, Examined, Record, Site
+from roundscope.attention.plan import KeyOrder
+from roundscope.emu.api import round_to
+from roundscope.experiments.diagnose.measured import OUTPUT_SITES, Measured, one_head, run
+from roundscope.experiments.trace.focus import existing
+from roundscope.experiments.trace.run import blocks
 
 KEPT = (Site.V, Site.EXP, Site.P, Site.M, Site.AL, Site.ROWSUM, Site.L, Site.PV, Site.AO, Site.O, Site.INV, Site.OUT)
 SITES_OF = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from attention import Site
-from experiments.diagnose.units import Unit, Units
+from roundscope.attention import Site
+from roundscope.experiments.diagnose.units import Unit, Units
 
 
 def by_layer(units: Units) -> dict[str, Units]:

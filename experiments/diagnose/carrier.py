@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diagnose.measured import Measured, by_head
-from experiments.trace_run import call
+from roundscope.experiments.diagnose.measured import Measured, by_head
+from roundscope.experiments.trace.run import call
 
 DRAWS = 99
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from attention import DeltaFrom, Plan, Site, Stabiliser
-from attention.presets import fa2_bf16
-from emu.rounding import RoundingMode
-from experiments.diagnose.accounts import SITES_OF
-from experiments.diagnose.measured import OUTPUT_SITES, WIDE, narrow, occurring
-from experiments.train.interventions import Plans
-from experiments.train.plans import native
+from roundscope.attention import DeltaFrom, Plan, Site, Stabiliser
+from roundscope.attention.presets import fa2_bf16
+from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.experiments.diagnose.accounts import SITES_OF
+from roundscope.experiments.diagnose.measured import OUTPUT_SITES, WIDE, narrow, occurring
+from roundscope.experiments.train.gpt.interventions import Plans
+from roundscope.experiments.train.gpt.plans import native
 
 DELTAS = {"delta from P dP": DeltaFrom.P_DP, "delta centred": DeltaFrom.CENTRED}
 

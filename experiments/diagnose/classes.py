@@ -15,7 +15,7 @@ it, `before` to the nearest 1/16 ulp, so that |f - 1/2| < 1/32: of arguments spr
 
 import numpy as np
 
-from emu.formats import Format
+from roundscope.emu.formats.format import Format
 
 CLASSES = ("exact", "below half", "tie", "tie broken by sticky", "above half", "carry")
 EXACT, BELOW, TIE, STICKY, ABOVE, CARRY = range(len(CLASSES))

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diagnose.findings import Findings, Progress, diagnose
-from experiments.errors import UsageError, bad
-from experiments.output import console, plain, print_json
-from experiments.tensors import read_layers, sample_path
-from experiments.trace_options import Request, request
+from roundscope.experiments.diagnose.findings import Findings, Progress, diagnose
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.tensors.layers import read_layers, sample_path
+from roundscope.experiments.trace.options import Request, request
 
 LAST = 7  # behind the steps of the chain: the writing of the report
 OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--until")
@@ -52,9 +52,9 @@ def run(
 
 def _proxy(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, as_json: bool) -> None:
     """Of a `roundscope proxy`'s folder."""
-    from experiments.diagnose import proxy_report
-    from experiments.diagnose.proxy_findings import diagnose as diagnose_proxy
-    from experiments.dose.command import INTERRUPTED
+    from roundscope.experiments.diagnose import proxy_report
+    from roundscope.experiments.diagnose.proxy_findings import diagnose as diagnose_proxy
+    from roundscope.experiments.studies.dose.command import INTERRUPTED
 
     try:
         with _progress(1) as progress:
@@ -82,7 +82,7 @@ def _of_file(path: Path, layer: str | None, plan: str, causal: bool, progress: P
 
 
 def _of_run(path: Path, arm: str | None, first: int | None, until: int | None, progress: Progress) -> Findings:
-    from experiments.diagnose.run_command import diagnose_run
+    from roundscope.experiments.diagnose.run_command import diagnose_run
 
     return diagnose_run(path, name=arm, first=first, until=until, progress=progress)
 
@@ -95,8 +95,8 @@ def _request(plan: str, causal: bool) -> Request:
 
 
 def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
-    from experiments.diagnose import data, report
-    from experiments.diagnose.steps import steps
+    from roundscope.experiments.diagnose import data, report
+    from roundscope.experiments.diagnose.steps import steps
 
     made = steps(found)
     document = plain(data.document(found, time.perf_counter() - start))
@@ -107,7 +107,7 @@ def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
 
 
 def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
-    from experiments.diagnose import words, words_run, words_search
+    from roundscope.experiments.diagnose import words, words_run, words_search
 
     screen = console()
     screen.print(f"verdict: {words.kind(found)}", style="bold", markup=False)

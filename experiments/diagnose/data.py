@@ -3,13 +3,13 @@
 import platform
 from typing import Any
 
-from experiments.diagnose import words
-from experiments.diagnose.classes import CLASSES
-from experiments.diagnose.data_run import first_steps, survives
-from experiments.diagnose.findings import Findings
-from experiments.diagnose.repairs import Outcome
-from experiments.output import plain
-from experiments.trace_json import command_line, digest, versions
+from roundscope.experiments.diagnose import words
+from roundscope.experiments.diagnose.classes import CLASSES
+from roundscope.experiments.diagnose.data_run import first_steps, survives
+from roundscope.experiments.diagnose.findings import Findings
+from roundscope.experiments.diagnose.repairs import Outcome
+from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.trace.data import command_line, digest, versions
 
 SCHEMA = "roundscope-diagnosis-1"
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from experiments.diagnose import words_search
-from experiments.diagnose.guilty import Guilty
-from experiments.diagnose.replayed import Replayed
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.states import RunPart
-from experiments.diagnose.units import Units
-from experiments.output import plain
+from roundscope.experiments.diagnose import words_search
+from roundscope.experiments.diagnose.guilty import Guilty
+from roundscope.experiments.diagnose.replayed import Replayed
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.states import RunPart
+from roundscope.experiments.diagnose.units import Units
+from roundscope.experiments.report.terminal import plain
 
 
 def first_steps(part: RunPart) -> dict[str, Any]:

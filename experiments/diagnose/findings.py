@@ -7,18 +7,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from attention import Site
-from experiments.analysis import FALSE_ALARMS
-from experiments.diagnose.carrier import Carrier, carrier
-from experiments.diagnose.coherence import Coherence, coherence
-from experiments.diagnose.measured import Measured, Subject, by_head, measure, narrow
-from experiments.diagnose.origin import Origin, origin
-from experiments.diagnose.repairs import Outcome, repair
-from experiments.diagnose.states import RunPart
-from experiments.diagnose.verdict import Effect, Kind, Verdict, effect, verdict
-from experiments.errors import bad
-from experiments.tensors import Layer
-from experiments.trace_options import Request
+from roundscope.attention import Site
+from roundscope.experiments.diagnose.carrier import Carrier, carrier
+from roundscope.experiments.diagnose.coherence import Coherence, coherence
+from roundscope.experiments.diagnose.measured import Measured, Subject, by_head, measure, narrow
+from roundscope.experiments.diagnose.origin import Origin, origin
+from roundscope.experiments.diagnose.repairs import Outcome, repair
+from roundscope.experiments.diagnose.states import RunPart
+from roundscope.experiments.diagnose.verdict import Effect, Kind, Verdict, effect, verdict
+from roundscope.experiments.errors import bad
+from roundscope.experiments.tensors.layers import Layer
+from roundscope.experiments.trace.analysis import FALSE_ALARMS
+from roundscope.experiments.trace.options import Request
 
 T = TypeVar("T")
 Progress = Callable[[int, str], None]  # (number of the step, what runs)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.diagnose.blocks import by_head, by_layer, by_site, singly, union
-from experiments.diagnose.replay import Progress, Window, fates, limit
-from experiments.diagnose.search import Outcome, Replays, ddmin, others, subsets
-from experiments.diagnose.trials import Trial
-from experiments.diagnose.units import Units, exactly
+from roundscope.experiments.diagnose.blocks import by_head, by_layer, by_site, singly, union
+from roundscope.experiments.diagnose.replay import Progress, Window, fates, limit
+from roundscope.experiments.diagnose.search import Outcome, Replays, ddmin, others, subsets
+from roundscope.experiments.diagnose.trials import Trial
+from roundscope.experiments.diagnose.units import Units, exactly
 
 REPEATS = 3  # of a set, where outcomes are a matter of luck
 CONTROLS = 8

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabiliser
-from attention.presets import exact as exact_plan
-from experiments.consequences import DeltaDrift, delta_drift
-from experiments.errors import bad
-from experiments.tensors import Layer
-from experiments.trace_inject import occurs
-from experiments.trace_options import Request
-from experiments.trace_run import Progress, call
+from roundscope.attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabiliser
+from roundscope.attention.presets import exact as exact_plan
+from roundscope.experiments.errors import bad
+from roundscope.experiments.tensors.layers import Layer
+from roundscope.experiments.trace.consequences import DeltaDrift, delta_drift
+from roundscope.experiments.trace.injections import occurs
+from roundscope.experiments.trace.options import Request
+from roundscope.experiments.trace.run import Progress, call
 
 OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT, Site.OD)  # the roundings between P V and the output as delta reads it, in order
 WIDE = 24  # bits of FP32's significand

@@ -6,13 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from attention import Record, Site
-from experiments.diagnose.accounts import Head, accounts, head_events, weighed_errors
-from experiments.diagnose.classes import CLASSES, classify
-from experiments.diagnose.coherence import Bias, bias
-from experiments.diagnose.measured import OUTPUT_SITES, Measured, by_head, narrow, one_head
-from experiments.running_error import Running, running
-from experiments.trace_run import observe
+from roundscope.attention import Record, Site
+from roundscope.experiments.diagnose.accounts import Head, accounts, head_events, weighed_errors
+from roundscope.experiments.diagnose.classes import CLASSES, classify
+from roundscope.experiments.diagnose.coherence import Bias, bias
+from roundscope.experiments.diagnose.measured import (
+    OUTPUT_SITES,
+    Measured,
+    by_head,
+    narrow,
+    one_head,
+)
+from roundscope.experiments.trace.run import observe
+from roundscope.experiments.trace.running_error import Running, running
 
 LEANS, COUNTS_FROM = 0.01, 0.1  # p below which an account leans; the share of the bias from which it counts as an origin
 

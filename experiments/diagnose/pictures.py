@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.analysis import threshold
-from experiments.diagnose.findings import Findings
-from experiments.diagnose.verdict import Effect
-from experiments.diagnose.words import read_by
-from experiments.plots import BAND, DOWN, INK, QUIET, UP
-from experiments.sweep.plots import canvas
+from roundscope.experiments.diagnose.findings import Findings
+from roundscope.experiments.diagnose.verdict import Effect
+from roundscope.experiments.diagnose.words import read_by
+from roundscope.experiments.sweep.report.plots import canvas
+from roundscope.experiments.trace.analysis import threshold
+from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 EFFECTS = {
     Effect.REMOVED: "#1b7837", Effect.REDUCED: "#b35806", Effect.LEFT: UP, Effect.GREW: UP, Effect.TURNED: "#762a83", Effect.MADE: UP,

@@ -3,12 +3,12 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.analysis import threshold
-from experiments.diagnose.classes import CLASSES, EXACT, STICKY, TIE
-from experiments.diagnose.findings import Findings
-from experiments.diagnose.origin import Classes
-from experiments.plots import BAND, DOWN, INK, QUIET, UP
-from experiments.sweep.plots import canvas
+from roundscope.experiments.diagnose.classes import CLASSES, EXACT, STICKY, TIE
+from roundscope.experiments.diagnose.findings import Findings
+from roundscope.experiments.diagnose.origin import Classes
+from roundscope.experiments.sweep.report.plots import canvas
+from roundscope.experiments.trace.analysis import threshold
+from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 
 def accounts(found: Findings) -> Figure:

@@ -7,15 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from attention import Site
-from experiments.diagnose.guilty import Guilty
-from experiments.diagnose.replayed import Replayed
-from experiments.diagnose.runs import Case
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.states import RunPart
-from experiments.diagnose.units import Unit
-from experiments.plots import BAND, DOWN, INK, QUIET, UP
-from experiments.sweep.plots import canvas
+from roundscope.attention import Site
+from roundscope.experiments.diagnose.guilty import Guilty
+from roundscope.experiments.diagnose.replayed import Replayed
+from roundscope.experiments.diagnose.runs import Case
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.states import RunPart
+from roundscope.experiments.diagnose.units import Unit
+from roundscope.experiments.sweep.report.plots import canvas
+from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 EXACT, BEHIND, ROW = "#009e73", 150, 0.26
 

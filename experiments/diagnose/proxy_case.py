@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from emu.formats import unknown
-from experiments.diagnose.proxy_rows import Row, read
-from experiments.diagnose.runs import MARGIN
-from experiments.errors import UsageError, bad
-from experiments.proxy.arms import EXACT, Arm, key
-from experiments.proxy.begins import begin, prefix
-from experiments.proxy.config import Config
-from experiments.proxy.plan import Plan, plan_of
-from experiments.proxy.run import Begin, fresh
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.diagnose.proxy_rows import Row, read
+from roundscope.experiments.diagnose.runs import MARGIN
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.train.student.arms import EXACT, Arm, key
+from roundscope.experiments.train.student.begins import begin, prefix
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.plan import Plan, plan_of
+from roundscope.experiments.train.student.run import Begin, fresh
 
 AHEAD = (100, 200, 400)  # steps before the divergence at which replays may begin, the first one that fits first; else the earliest state
 

@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from typing import Any
 
-from experiments.diagnose import proxy_words as words
-from experiments.diagnose.guilty import Guilty
-from experiments.diagnose.proxy_findings import Found
-from experiments.diagnose.proxy_search import Replayed
-from experiments.diagnose.proxy_units import Unit, change, name, ordered
-from experiments.diagnose.proxy_verdict import links
-from experiments.diagnose.search import Outcome
-from experiments.output import plain
-from experiments.sweep.machine import device, versions
-from experiments.trace_json import command_line
+from roundscope.experiments.diagnose import proxy_words as words
+from roundscope.experiments.diagnose.guilty import Guilty
+from roundscope.experiments.diagnose.proxy_findings import Found
+from roundscope.experiments.diagnose.proxy_search import Replayed
+from roundscope.experiments.diagnose.proxy_units import Unit, change, name, ordered
+from roundscope.experiments.diagnose.proxy_verdict import links
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.results.machine import device, versions
+from roundscope.experiments.trace.data import command_line
 
 SCHEMA = "roundscope-proxy-diagnosis-1"
 

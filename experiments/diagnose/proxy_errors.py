@@ -20,19 +20,19 @@ import numpy as np
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from emu.rounding import BINARY32
-from experiments.diagnose.proxy_case import Case
-from experiments.diagnose.proxy_replay import PAIR
-from experiments.diagnose.proxy_units import Units, place
-from experiments.mx.formats import reseeded
-from experiments.proxy import model, step
-from experiments.proxy.config import Config
-from experiments.proxy.linear import How
-from experiments.proxy.measure import compared
-from experiments.proxy.plan import Plan, plan_of
-from experiments.proxy.run import Begin, advance
-from experiments.proxy.step import numbers_only
-from experiments.sweep.effects import mean_interval
+from roundscope.emu.rounding.modes import BINARY32
+from roundscope.experiments.diagnose.proxy_case import Case
+from roundscope.experiments.diagnose.proxy_replay import PAIR
+from roundscope.experiments.diagnose.proxy_units import Units, place
+from roundscope.experiments.sweep.report.effects import mean_interval
+from roundscope.experiments.train.mx.formats import reseeded
+from roundscope.experiments.train.student import model, step
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.linear import How
+from roundscope.experiments.train.student.measure import compared
+from roundscope.experiments.train.student.plan import Plan, plan_of
+from roundscope.experiments.train.student.run import Begin, advance
+from roundscope.experiments.train.student.step import numbers_only
 
 STEPS, SAMPLE, DRAWS = 32, 1 << 16, 4096
 GRADIENT = "the gradient itself"

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.diagnose.proxy_case import Case, case
-from experiments.diagnose.proxy_errors import Error, errors, looked, only
-from experiments.diagnose.proxy_origin import Blocks, origin
-from experiments.diagnose.proxy_repairs import Tried, candidates, plan_with, repairs
-from experiments.diagnose.proxy_search import Cause, Replayed, replayed
-from experiments.diagnose.proxy_units import Units, by_layer, by_site
-from experiments.diagnose.replayed import Counter
-from experiments.proxy.plan import Plan
+from roundscope.experiments.diagnose.proxy_case import Case, case
+from roundscope.experiments.diagnose.proxy_errors import Error, errors, looked, only
+from roundscope.experiments.diagnose.proxy_origin import Blocks, origin
+from roundscope.experiments.diagnose.proxy_repairs import Tried, candidates, plan_with, repairs
+from roundscope.experiments.diagnose.proxy_search import Cause, Replayed, replayed
+from roundscope.experiments.diagnose.proxy_units import Units, by_layer, by_site
+from roundscope.experiments.diagnose.replayed import Counter
+from roundscope.experiments.train.student.plan import Plan
 
 ALL, SET, REST = "all events", "the set of step 2", "all but the set"
 REPAIR = "with "  # before the name of a repair, so that one executable measures all
@@ -44,7 +44,7 @@ def diagnose(
     folder: Path, *, arm: str | None, first: int | None, until: int | None, out: Path, progress: Callable[[int, str], None]
 ) -> Found:
     """The diagnosis of one run. out: where replays are kept. Raises as `proxy_case.case` does."""
-    from experiments.compile_cache import keep_compilations
+    from roundscope.experiments.compile_cache import keep_compilations
 
     keep_compilations()
     began = time.perf_counter()

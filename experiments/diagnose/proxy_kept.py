@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from experiments.sweep.schema import explained
+from roundscope.experiments.sweep.storage.schema import explained
 
 NAME = "replays.sqlite"
 

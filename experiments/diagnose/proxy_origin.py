@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from emu.block import BlockFormat
-from emu.block_api import to_blocks
-from emu.block_stats import BlockStats, block_stats
-from experiments.diagnose.proxy_case import Case
-from experiments.diagnose.proxy_units import Unit, Units, format_of, ordered
-from experiments.mx.formats import reseeded
-from experiments.proxy import model, step
-from experiments.proxy.config import Config
-from experiments.proxy.linear import How
-from experiments.proxy.run import Begin, data_of, how_of
-from experiments.proxy.sites import INDEX, Matrix, Site
+from roundscope.emu.blocks.api import to_blocks
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.stats import BlockStats, block_stats
+from roundscope.experiments.diagnose.proxy_case import Case
+from roundscope.experiments.diagnose.proxy_units import Unit, Units, format_of, ordered
+from roundscope.experiments.train.mx.formats import reseeded
+from roundscope.experiments.train.student import model, step
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.linear import How
+from roundscope.experiments.train.student.run import Begin, data_of, how_of
+from roundscope.experiments.train.student.sites import INDEX, Matrix, Site
 
 READ = {Site.X: "x", Site.X_W: "x", Site.W: "w", Site.W_X: "w", Site.G_X: "g", Site.G_W: "g"}  # the events whose blocks are looked at
 NORMAL = 4096  # blocks of normal numbers

@@ -7,14 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.diagnose.guilty import Guilty
-from experiments.diagnose.pictures_run import EXACT
-from experiments.diagnose.proxy_findings import Found
-from experiments.diagnose.proxy_units import BESIDE, Unit
-from experiments.diagnose.replay import Fate
-from experiments.plots import BAND, DOWN, INK, QUIET, UP
-from experiments.proxy.sites import Site
-from experiments.sweep.plots import canvas
+from roundscope.experiments.diagnose.guilty import Guilty
+from roundscope.experiments.diagnose.pictures_run import EXACT
+from roundscope.experiments.diagnose.proxy_findings import Found
+from roundscope.experiments.diagnose.proxy_units import BESIDE, Unit
+from roundscope.experiments.diagnose.replay import Fate
+from roundscope.experiments.sweep.report.plots import canvas
+from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
+from roundscope.experiments.train.student.sites import Site
 
 BEHIND = 150
 

@@ -6,12 +6,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.diagnose.pictures_run import EXACT
-from experiments.diagnose.proxy_errors import GRADIENT
-from experiments.diagnose.proxy_findings import ALL, REST, SET, Found
-from experiments.diagnose.proxy_pictures import logarithmic
-from experiments.plots import BAND, DOWN, INK, QUIET, UP
-from experiments.sweep.plots import canvas
+from roundscope.experiments.diagnose.pictures_run import EXACT
+from roundscope.experiments.diagnose.proxy_errors import GRADIENT
+from roundscope.experiments.diagnose.proxy_findings import ALL, REST, SET, Found
+from roundscope.experiments.diagnose.proxy_pictures import logarithmic
+from roundscope.experiments.sweep.report.plots import canvas
+from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 
 def errors(found: Found) -> Figure:

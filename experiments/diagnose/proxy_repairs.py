@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from emu.block import BLOCK_NAMED, BlockFormat, ScaleRule
-from emu.rounding import BF16, RoundingMode
-from experiments.diagnose.guilty import REPEATS
-from experiments.diagnose.proxy_case import Case
-from experiments.diagnose.proxy_errors import Error
-from experiments.diagnose.proxy_replay import AS_IT_WAS, Replayer, Trial, better
-from experiments.diagnose.proxy_search import LEVEL, Replayed
-from experiments.diagnose.proxy_units import Unit, change, format_of, ordered, units_of
-from experiments.diagnose.search import Outcome
-from experiments.proxy.plan import Plan, plan_of
-from experiments.proxy.sites import GROUPS
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
+from roundscope.emu.rounding.modes import BF16, RoundingMode
+from roundscope.experiments.diagnose.guilty import REPEATS
+from roundscope.experiments.diagnose.proxy_case import Case
+from roundscope.experiments.diagnose.proxy_errors import Error
+from roundscope.experiments.diagnose.proxy_replay import AS_IT_WAS, Replayer, Trial, better
+from roundscope.experiments.diagnose.proxy_search import LEVEL, Replayed
+from roundscope.experiments.diagnose.proxy_units import Unit, change, format_of, ordered, units_of
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.train.student.plan import Plan, plan_of
+from roundscope.experiments.train.student.sites import GROUPS
 
 BASE, FOUND, RANDOM = "as it was", "the set of step 2 exact", "sham: as many events exact, drawn by lot"
 CLASSES = {

@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.diagnose.proxy_case import Case
-from experiments.diagnose.proxy_kept import Kept
-from experiments.diagnose.replay import Fate, Progress, limit
-from experiments.diagnose.trials import shaken
-from experiments.proxy.arms import Arm, key
-from experiments.proxy.follow import Follow
-from experiments.proxy.linear import How
-from experiments.proxy.run import Begin, advance, how_of
-from experiments.sweep.machine import device
+from roundscope.experiments.diagnose.proxy_case import Case
+from roundscope.experiments.diagnose.proxy_kept import Kept
+from roundscope.experiments.diagnose.replay import Fate, Progress, limit
+from roundscope.experiments.diagnose.trials import shaken
+from roundscope.experiments.results.machine import device
+from roundscope.experiments.train.student.arms import Arm, key
+from roundscope.experiments.train.student.follow import Follow
+from roundscope.experiments.train.student.linear import How
+from roundscope.experiments.train.student.run import Begin, advance, how_of
 
 PAIR = 2  # arms of the smallest launch: one alone is another program with other last bits
 AS_IT_WAS, EXACT = "", "-> fp32"

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diagnose import proxy_pictures as pictures
-from experiments.diagnose import proxy_pictures_origin as measured
-from experiments.diagnose import proxy_words as words
-from experiments.diagnose.proxy_data import document as document_of
-from experiments.diagnose.proxy_findings import SET, Found
-from experiments.diagnose.proxy_units import change
-from experiments.diagnose.proxy_units import words as unit_words
-from experiments.diagnose.proxy_verdict import count, links
-from experiments.diagnose.report import section
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.steps_run import Step, outcome_words
-from experiments.output import console
-from experiments.page import document
-from experiments.proxy.follow import RULE
+from roundscope.experiments.diagnose import proxy_pictures as pictures
+from roundscope.experiments.diagnose import proxy_pictures_origin as measured
+from roundscope.experiments.diagnose import proxy_words as words
+from roundscope.experiments.diagnose.proxy_data import document as document_of
+from roundscope.experiments.diagnose.proxy_findings import SET, Found
+from roundscope.experiments.diagnose.proxy_units import change
+from roundscope.experiments.diagnose.proxy_units import words as unit_words
+from roundscope.experiments.diagnose.proxy_verdict import count, links
+from roundscope.experiments.diagnose.report import section
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.steps_run import Step, outcome_words
+from roundscope.experiments.report.page import document
+from roundscope.experiments.report.terminal import console
+from roundscope.experiments.train.student.follow import RULE
 
 SHAM = (
     "A sham is the run as it was from the same state, its weights changed by a millionth of their size at random. Divergence is chaotic: a "

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import StorageError, bad, one_line
-from experiments.proxy.arms import Arm
-from experiments.proxy.config import Config
-from experiments.proxy.plan import plan_of
-from experiments.proxy.store import APPLICATION, NAME
-from experiments.sweep.schema import explained
+from roundscope.experiments.errors import StorageError, bad, one_line
+from roundscope.experiments.studies.proxy.store import APPLICATION, NAME
+from roundscope.experiments.sweep.storage.schema import explained
+from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.plan import plan_of
 
 NAMES = ("name", "changes", "lr", "seed", "diverged", "curve", "config", "device")
 

@@ -11,14 +11,40 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.diagnose.guilty import CONFIRMS, CONTROLS, REPEATS, Guilty, held_up, level
-from experiments.diagnose.proxy_case import Case
-from experiments.diagnose.proxy_replay import AS_IT_WAS, EXACT, Own, Replayer, Trial, better, judged, own
-from experiments.diagnose.proxy_units import Blocks, Units, by_layer, by_matrix, by_site, change, singly, union, units_of
-from experiments.diagnose.replay import limit
-from experiments.diagnose.replayed import SANITY, Counter, Sanity
-from experiments.diagnose.search import Outcome, Replays, others
-from experiments.proxy.sites import GROUPS
+from roundscope.experiments.diagnose.guilty import (
+    CONFIRMS,
+    CONTROLS,
+    REPEATS,
+    Guilty,
+    held_up,
+    level,
+)
+from roundscope.experiments.diagnose.proxy_case import Case
+from roundscope.experiments.diagnose.proxy_replay import (
+    AS_IT_WAS,
+    EXACT,
+    Own,
+    Replayer,
+    Trial,
+    better,
+    judged,
+    own,
+)
+from roundscope.experiments.diagnose.proxy_units import (
+    Blocks,
+    Units,
+    by_layer,
+    by_matrix,
+    by_site,
+    change,
+    singly,
+    union,
+    units_of,
+)
+from roundscope.experiments.diagnose.replay import limit
+from roundscope.experiments.diagnose.replayed import SANITY, Counter, Sanity
+from roundscope.experiments.diagnose.search import Outcome, Replays, others
+from roundscope.experiments.train.student.sites import GROUPS
 
 FEW = 16  # events that the search takes one by one
 LEVEL = 0.01  # p below which a set survives more often than shams

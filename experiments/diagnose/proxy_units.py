@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from emu.block import BlockFormat
-from emu.rounding import BINARY32, Rounding
-from experiments.proxy.config import Config
-from experiments.proxy.plan import Plan
-from experiments.proxy.sites import INDEX, MATRICES, Matrix, Site
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.rounding.modes import BINARY32, Rounding
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.plan import Plan
+from roundscope.experiments.train.student.sites import INDEX, MATRICES, Matrix, Site
 
 Kept = BlockFormat | Rounding
 BESIDE = ""  # in the place of a matrix: events that belong to none

@@ -1,13 +1,13 @@
 """The verdict on a proxy's run: what is shown, link by link, each with its evidence, and what is not."""
 
-from experiments.diagnose.proxy_errors import GRADIENT, Error
-from experiments.diagnose.proxy_findings import ALL, REST, SET, Found
-from experiments.diagnose.proxy_origin import Blocks
-from experiments.diagnose.proxy_repairs import BASE, FOUND, RANDOM
-from experiments.diagnose.proxy_search import LEVEL, Cause
-from experiments.diagnose.proxy_units import words
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.verdict import Link
+from roundscope.experiments.diagnose.proxy_errors import GRADIENT, Error
+from roundscope.experiments.diagnose.proxy_findings import ALL, REST, SET, Found
+from roundscope.experiments.diagnose.proxy_origin import Blocks
+from roundscope.experiments.diagnose.proxy_repairs import BASE, FOUND, RANDOM
+from roundscope.experiments.diagnose.proxy_search import LEVEL, Cause
+from roundscope.experiments.diagnose.proxy_units import words
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.verdict import Link
 
 
 def links(found: Found) -> list[Link]:

@@ -1,12 +1,12 @@
 """Sentences of a proxy's diagnosis: the verdict, the answer of each step, and what was not shown."""
 
-from experiments.diagnose.proxy_errors import GRADIENT
-from experiments.diagnose.proxy_findings import ALL, SET, Found
-from experiments.diagnose.proxy_repairs import BASE, FOUND, RANDOM
-from experiments.diagnose.proxy_search import Cause
-from experiments.diagnose.proxy_units import words
-from experiments.diagnose.proxy_verdict import count, links
-from experiments.proxy.sites import Site
+from roundscope.experiments.diagnose.proxy_errors import GRADIENT
+from roundscope.experiments.diagnose.proxy_findings import ALL, SET, Found
+from roundscope.experiments.diagnose.proxy_repairs import BASE, FOUND, RANDOM
+from roundscope.experiments.diagnose.proxy_search import Cause
+from roundscope.experiments.diagnose.proxy_units import words
+from roundscope.experiments.diagnose.proxy_verdict import count, links
+from roundscope.experiments.train.student.sites import Site
 
 
 def kind(found: Found) -> str:

@@ -5,12 +5,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attention import Injection, Noise, Plan, Site
-from emu.api import round_to
-from experiments.diagnose.changes import changes
-from experiments.diagnose.coherence import FEW, Bias, bias, flips
-from experiments.diagnose.measured import OUTPUT_SITES, Measured, by_head, exact_twin, narrow, run, run_exactly
-from experiments.trace_run import Progress
+from roundscope.attention import Injection, Noise, Plan, Site
+from roundscope.emu.api import round_to
+from roundscope.experiments.diagnose.changes import changes
+from roundscope.experiments.diagnose.coherence import FEW, Bias, bias, flips
+from roundscope.experiments.diagnose.measured import (
+    OUTPUT_SITES,
+    Measured,
+    by_head,
+    exact_twin,
+    narrow,
+    run,
+    run_exactly,
+)
+from roundscope.experiments.trace.run import Progress
 
 INVARIANT = 1e-12  # largest change of the output in binary64 that counts as none, in parts of its largest entry
 REPEATS = 2  # of which the faster is timed

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from attention.plan import Plan
-from attention.traced_plan import structure
-from experiments.diagnose.runs import Case
-from experiments.diagnose.trials import Trial, Trials, copies
-from experiments.train import checkpoint
-from experiments.train.groups import Group, numbers, pick
-from experiments.train.loop import batches_of
-from experiments.train.spikes import Watch, divergences
+from roundscope.attention.plan import Plan
+from roundscope.attention.traced_plan import structure
+from roundscope.experiments.diagnose.runs import Case
+from roundscope.experiments.diagnose.trials import Trial, Trials, copies
+from roundscope.experiments.train import checkpoint
+from roundscope.experiments.train.groups import Group, numbers, pick
+from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.spikes import Watch, divergences
 
 AT_ONCE = {"cpu": 8}  # arms in a launch, by JAX's backend: where they cost as much as one after the other, padding would cost most
 MOST = 32

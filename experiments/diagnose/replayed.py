@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diagnose.guilty import Guilty, expected, guilty, often
-from experiments.diagnose.replay import Own, Window, judged, replay, window
-from experiments.diagnose.runs import Case
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.units import Units
-from experiments.sweep.machine import device
+from roundscope.experiments.diagnose.guilty import Guilty, expected, guilty, often
+from roundscope.experiments.diagnose.replay import Own, Window, judged, replay, window
+from roundscope.experiments.diagnose.runs import Case
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.units import Units
+from roundscope.experiments.results.machine import device
 
 SANITY = 4  # repeats of the sanity arms
 Report = Callable[[int, str], None]  # (number of the step, what runs)

@@ -3,10 +3,10 @@
 from html import escape
 from typing import Any
 
-from experiments.diagnose import words
-from experiments.diagnose.findings import Findings
-from experiments.diagnose.steps_run import Step
-from experiments.page import document, figure, grid
+from roundscope.experiments.diagnose import words
+from roundscope.experiments.diagnose.findings import Findings
+from roundscope.experiments.diagnose.steps_run import Step
+from roundscope.experiments.report.page import document, figure, grid
 
 HOW = """Exact: every rounding event of plan and repairs; delta's error up to binary64 sums. The accounts of step 5 replace exact numbers
 by the plan's from the front to the back, so they add up; a part depends on that order where several errors meet. p, intervals and A are

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.diagnose.findings import Findings, Progress, findings
-from experiments.diagnose.measured import Subject
-from experiments.diagnose.replayed import Counter, Replayed, replayed
-from experiments.diagnose.runs import Case, case
-from experiments.diagnose.states import RunPart, guilty_places, subjects, survivals
-from experiments.train import checkpoint
-from experiments.train.step import arm
+from roundscope.experiments.diagnose.findings import Findings, Progress, findings
+from roundscope.experiments.diagnose.measured import Subject
+from roundscope.experiments.diagnose.replayed import Counter, Replayed, replayed
+from roundscope.experiments.diagnose.runs import Case, case
+from roundscope.experiments.diagnose.states import RunPart, guilty_places, subjects, survivals
+from roundscope.experiments.train import checkpoint
+from roundscope.experiments.train.step import arm
 
 
 def diagnose_run(folder: Path, *, name: str | None, first: int | None, until: int | None, progress: Progress) -> Findings:
     """The diagnosis of one arm. Raises UsageError for a folder without a run, arms and steps that it has not, and a context too short."""
-    from experiments.compile_cache import keep_compilations
+    from roundscope.experiments.compile_cache import keep_compilations
 
     keep_compilations()
     chosen = case(folder, arm=name, first=first, until=until)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emu.formats import unknown
-from experiments.diagnose.units import is_random, units_of
-from experiments.errors import UsageError, bad
-from experiments.train import checkpoint, origins, record
-from experiments.train.config import JAX, XLA
-from experiments.train.groups import plans_at
-from experiments.train.settings import Arm, Settings
-from experiments.train.spikes import WINDOW, Alarm
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.diagnose.units import is_random, units_of
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.train import checkpoint, origins, record
+from roundscope.experiments.train.config import JAX, XLA
+from roundscope.experiments.train.groups import plans_at
+from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.experiments.train.spikes import WINDOW, Alarm
 
 MARGIN = 100  # steps that a replay goes on behind the alarm: a failure may come later in it, by other bits
 

@@ -5,26 +5,26 @@ from typing import Any
 
 import numpy as np
 
-from attention import Plan
-from attention.presets import exact
-from experiments.diagnose.blocks import by_head
-from experiments.diagnose.changes import changes, noise
-from experiments.diagnose.guilty import REPEATS
-from experiments.diagnose.measured import Subject
-from experiments.diagnose.repairs import SHAM
-from experiments.diagnose.replay import Progress, fates
-from experiments.diagnose.replayed import Cause, Replayed
-from experiments.diagnose.runs import Case
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.trials import Trial
-from experiments.diagnose.units import Edit, everywhere, is_random
-from experiments.tensors import Layer
-from experiments.trace_options import Request
-from experiments.train import pairs
-from experiments.train.groups import linears_at
-from experiments.train.loop import batches_of
-from experiments.train.plans import by_layer
-from experiments.train.step import plans_at
+from roundscope.attention import Plan
+from roundscope.attention.presets import exact
+from roundscope.experiments.diagnose.blocks import by_head
+from roundscope.experiments.diagnose.changes import changes, noise
+from roundscope.experiments.diagnose.guilty import REPEATS
+from roundscope.experiments.diagnose.measured import Subject
+from roundscope.experiments.diagnose.repairs import SHAM
+from roundscope.experiments.diagnose.replay import Progress, fates
+from roundscope.experiments.diagnose.replayed import Cause, Replayed
+from roundscope.experiments.diagnose.runs import Case
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.trials import Trial
+from roundscope.experiments.diagnose.units import Edit, everywhere, is_random
+from roundscope.experiments.tensors.layers import Layer
+from roundscope.experiments.trace.options import Request
+from roundscope.experiments.train.gpt import pairs
+from roundscope.experiments.train.gpt.plans import by_layer
+from roundscope.experiments.train.groups import linears_at
+from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.step import plans_at
 
 TOKENS = 1024  # of a head that are looked at
 

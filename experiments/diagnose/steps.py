@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from experiments import plots
-from experiments.diagnose import pictures, pictures_origin, words
-from experiments.diagnose.classes import CLASSES
-from experiments.diagnose.findings import Findings
-from experiments.diagnose.repairs import Outcome
-from experiments.diagnose.steps_run import Step, first_steps, survival
-from experiments.running_error import Running, tied
+from roundscope.experiments.diagnose import pictures, pictures_origin, words
+from roundscope.experiments.diagnose.classes import CLASSES
+from roundscope.experiments.diagnose.findings import Findings
+from roundscope.experiments.diagnose.repairs import Outcome
+from roundscope.experiments.diagnose.steps_run import Step, first_steps, survival
+from roundscope.experiments.trace import plots
+from roundscope.experiments.trace.running_error import Running, tied
 
 
 def steps(found: Findings) -> list[Step]:

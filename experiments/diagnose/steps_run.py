@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.diagnose import pictures_run, words_run, words_search
-from experiments.diagnose.guilty import Guilty
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.states import RunPart
-from experiments.diagnose.units import unit_words
-from experiments.train.spikes import RULE
+from roundscope.experiments.diagnose import pictures_run, words_run, words_search
+from roundscope.experiments.diagnose.guilty import Guilty
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.states import RunPart
+from roundscope.experiments.diagnose.units import unit_words
+from roundscope.experiments.train.spikes import RULE
 
 Table = tuple[list[str], list[list[str]], list[bool]]
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attention.traced_plan import HeadPlans
-from experiments.diagnose.runs import Case
-from experiments.diagnose.units import Edit, reseeded
-from experiments.train.groups import Group, plans_at
-from experiments.train.interventions import Plans
-from experiments.train.plans import by_arm, by_layer
-from experiments.train.settings import Settings
+from roundscope.attention.traced_plan import HeadPlans
+from roundscope.experiments.diagnose.runs import Case
+from roundscope.experiments.diagnose.units import Edit, reseeded
+from roundscope.experiments.train.gpt.interventions import Plans
+from roundscope.experiments.train.gpt.plans import by_arm, by_layer
+from roundscope.experiments.train.groups import Group, plans_at
+from roundscope.experiments.train.settings import Settings
 
 SHAKE = 2.0**-20  # relative change of the weights in a repeat: what a failure must not hang on
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from attention import Plan, Site
-from attention.sites import PRODUCTS
-from emu.accumulate import Order
-from emu.rounding import RoundingMode, rounding
-from experiments.diagnose.measured import WIDE, occurring
-from experiments.train.config import WORD
-from experiments.train.interventions import Plans
+from roundscope.attention import Plan, Site
+from roundscope.attention.sites import PRODUCTS
+from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.sums.accumulator import Order
+from roundscope.experiments.diagnose.measured import WIDE, occurring
+from roundscope.experiments.train.config import WORD
+from roundscope.experiments.train.gpt.interventions import Plans
 
 Edit = Callable[[Plans], Plans]  # the plans of a run -> those of a replay
 SEEDS_APART = 7919  # between the stochastic seeds of two repeats

@@ -16,11 +16,11 @@ else `another way`.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from experiments.diagnose.carrier import Carrier
-from experiments.diagnose.classes import CLASSES, STICKY
-from experiments.diagnose.coherence import Coherence
-from experiments.diagnose.origin import LEANS, Origin
-from experiments.diagnose.repairs import INVARIANT, Outcome
+from roundscope.experiments.diagnose.carrier import Carrier
+from roundscope.experiments.diagnose.classes import CLASSES, STICKY
+from roundscope.experiments.diagnose.coherence import Coherence
+from roundscope.experiments.diagnose.origin import LEANS, Origin
+from roundscope.experiments.diagnose.repairs import INVARIANT, Outcome
 
 
 class Kind(StrEnum):

@@ -1,9 +1,9 @@
 """The sentences of the report: one per step, the verdict, and what was not shown."""
 
-from experiments.diagnose import words_run
-from experiments.diagnose.findings import Findings
-from experiments.diagnose.measured import OUTPUT_SITES
-from experiments.diagnose.verdict import Effect, Kind
+from roundscope.experiments.diagnose import words_run
+from roundscope.experiments.diagnose.findings import Findings
+from roundscope.experiments.diagnose.measured import OUTPUT_SITES
+from roundscope.experiments.diagnose.verdict import Effect, Kind
 
 
 def headline(found: Findings) -> str:

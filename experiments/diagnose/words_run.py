@@ -1,10 +1,10 @@
 """Sentences of step 1, of the replays of step 6, and of what a run's diagnosis says and does not show."""
 
-from experiments.diagnose import words_search
-from experiments.diagnose.guilty import REPEATS
-from experiments.diagnose.replayed import Cause, Replayed
-from experiments.diagnose.runs import Case
-from experiments.diagnose.states import RunPart
+from roundscope.experiments.diagnose import words_search
+from roundscope.experiments.diagnose.guilty import REPEATS
+from roundscope.experiments.diagnose.replayed import Cause, Replayed
+from roundscope.experiments.diagnose.runs import Case
+from roundscope.experiments.diagnose.states import RunPart
 
 KINDS = {
     "not finite": "its loss is not finite", "rise": "its loss rises for good", "stay": "its loss jumps up and stays",

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from experiments.diagnose.guilty import Guilty
-from experiments.diagnose.replayed import Cause, Replayed
-from experiments.diagnose.search import Outcome
-from experiments.diagnose.states import RunPart
-from experiments.diagnose.units import change_words, unit_words
+from roundscope.experiments.diagnose.guilty import Guilty
+from roundscope.experiments.diagnose.replayed import Cause, Replayed
+from roundscope.experiments.diagnose.search import Outcome
+from roundscope.experiments.diagnose.states import RunPart
+from roundscope.experiments.diagnose.units import change_words, unit_words
 
 NEVER = "the run never failed"
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import ExecutorError, UsageError, bad
-from experiments.output import console, print_json
-from experiments.sweep.cell import Cell
+from roundscope.experiments.errors import ExecutorError, UsageError, bad
+from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.sweep.conditions.cell import Cell
 
 FAILED, INTERRUPTED = 1, 130
 OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")  # endings of files that a sweep does not write
@@ -21,11 +21,11 @@ def run(
 ) -> int:  # fmt: skip
     """Runs, or with `dry_run` announces, a sweep. The exit code: 0, 1 if a cell failed, 130 after Ctrl-C or SIGTERM.
 
-    Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as `experiments.sweep.run`.
+    Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as `experiments.sweep.running.run`.
     """
-    from experiments.sweep.axes import points, spec_of
-    from experiments.sweep.condition import cell_of
-    from experiments.sweep.repeats import without_repeats
+    from roundscope.experiments.sweep.conditions.axes import points, spec_of
+    from roundscope.experiments.sweep.conditions.condition import cell_of
+    from roundscope.experiments.sweep.conditions.repeats import without_repeats
 
     if out.suffix in OTHERS:
         raise bad("--out", str(out), "a sweep writes SQLite; end it in .sqlite, and make tables of it with  roundscope export")
@@ -49,7 +49,7 @@ def run(
 @contextmanager
 def _tidy(out: Path) -> Iterator[None]:
     """Removes a file that a sweep made and, since it could not start, left empty."""
-    from experiments.sweep.store import read_cells
+    from roundscope.experiments.sweep.storage.store import read_cells
 
     new = not out.exists()
     try:
@@ -64,10 +64,10 @@ def _announce(
     points: int, cells: list[Cell], same: int, out: Path, jobs: int | None, executor: str | None, retry_failed: bool, fresh: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    from experiments.sweep import dry_run
-    from experiments.sweep.executors import cores
-    from experiments.sweep.measure import measure
-    from experiments.sweep.store import read_cells
+    from roundscope.experiments.sweep.measuring.measure import measure
+    from roundscope.experiments.sweep.running import dry_run
+    from roundscope.experiments.sweep.running.executors import cores
+    from roundscope.experiments.sweep.storage.store import read_cells
 
     there = {row["key"]: row["status"] for row in read_cells(out)} if out.exists() else {}
     held = {} if fresh else there
@@ -96,9 +96,9 @@ def _as_one_of(workers: int) -> Iterator[None]:
 def _run(
     cells: list[Cell], same: int, out: Path, jobs: int | None, executor: str | None, retry_failed: bool, fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    from experiments.sweep import run as loop
-    from experiments.sweep.progress import bar
-    from experiments.sweep.store import writing
+    from roundscope.experiments.sweep.running import run as loop
+    from roundscope.experiments.sweep.running.progress import bar
+    from roundscope.experiments.sweep.storage.store import writing
 
     with writing(out, fresh) as store, bar() as progress:
         outcome = loop.run(cells, store, jobs=jobs, executor=executor, retry_failed=retry_failed, progress=progress)
@@ -112,9 +112,9 @@ def _run(
 
 def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
     """What came of a sweep, as data: counts, where the time went, axes without effect, and the first failure."""
-    from experiments.sweep.frames import frame_of
-    from experiments.sweep.idle import idle
-    from experiments.sweep.store import read_cells
+    from roundscope.experiments.sweep.report.idle import idle
+    from roundscope.experiments.sweep.storage.frames import frame_of
+    from roundscope.experiments.sweep.storage.store import read_cells
 
     rows = {row["key"]: row for row in read_cells(out)}
     own = [rows[cell.key] for cell in cells if cell.key in rows]
@@ -130,8 +130,8 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from experiments.sweep.repeats import said
-    from experiments.sweep.words import many
+    from roundscope.experiments.sweep.conditions.repeats import said
+    from roundscope.experiments.sweep.report.words import many
 
     say = lambda text: console().print(text, markup=False, soft_wrap=True)  # noqa: E731
     rate = f", {found['done'] / found['seconds']:.3g} cells per second" if found["done"] else ""

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.errors import StorageError, UsageError, bad
-from experiments.train.prepare import into
+from roundscope.experiments.errors import StorageError, UsageError, bad
+from roundscope.experiments.train.gpt.prepare import into
 
 FORMAT = "roundscope checkpoint 1"
 FOLDER = "checkpoints"
@@ -135,7 +135,7 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     """The arrays as the State that the checkpoint's own config has."""
     import jax
 
-    from experiments.train.settings import settings
+    from roundscope.experiments.train.settings import settings
 
     try:
         config, arms = settings([], before=meta["config"]).config, len(meta["arms"])
@@ -154,8 +154,9 @@ def _one_arm(config: Any) -> Any:
     """The sizes of an arm's state; nothing is computed."""
     import jax
 
-    from experiments.train import model, optimiser
-    from experiments.train.step import State
+    from roundscope.experiments.train import optimiser
+    from roundscope.experiments.train.gpt import model
+    from roundscope.experiments.train.step import State
 
     def fresh() -> State:
         params = model.init(config, jax.random.key(0))

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import UsageError, bad
-from experiments.output import console, print_json
-from experiments.train import checkpoint, origins
-from experiments.train.origins import Origin
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.train import checkpoint, origins
+from roundscope.experiments.train.origins import Origin
 
 INTERRUPTED = 130
 
@@ -22,7 +22,7 @@ def run(
 
     Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be used now.
     """
-    from experiments.compile_cache import keep_compilations
+    from roundscope.experiments.compile_cache import keep_compilations
 
     keep_compilations()
     if resume is None:
@@ -56,9 +56,9 @@ def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
 
 
 def _train(origin: Origin, out: Path) -> dict[str, Any]:
-    from experiments.train.live import screen
-    from experiments.train.loop import Run
-    from experiments.train.record import writing
+    from roundscope.experiments.train.live import screen
+    from roundscope.experiments.train.loop import Run
+    from roundscope.experiments.train.record import writing
 
     out.mkdir(parents=True, exist_ok=True)
     begin = origin.beginning()
@@ -93,7 +93,7 @@ def _stopping() -> Iterator[Callable[[], bool]]:
 
 def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str, Any]:
     """What came of a run, as data: per arm its last loss and its alarms."""
-    from experiments.train.record import rows
+    from roundscope.experiments.train.record import rows
 
     losses, alarms = rows(out, "steps"), rows(out, "alarms")
     last = {row["arm"]: row for row in losses}

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from attention.plan import Plan
-from experiments.errors import UsageError, bad
+from roundscope.attention.plan import Plan
+from roundscope.experiments.errors import UsageError, bad
 
 JAX = "jax"  # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
 XLA, PALLAS, CUDNN = "xla", "pallas", "cudnn"
@@ -23,7 +23,7 @@ class Config:
     warmup, decay_steps     steps of linear warm-up; the step at which the cosine ends (None: steps)
     beta1, beta2, weight_decay, clip   AdamW's; decay touches matrices only; clip of the global norm, None: off
     position, qk_norm, tied, mlp_ratio   learned positions; RMS norm of q and k; output matrix = embedding; MLP's width / width
-    matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.linear); "fp16"; "fp32"
+    matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.gpt.linear); "fp16"; "fp32"
     plan, changes, sums     attention: a preset or "jax"; its changes and those of linear layers (linear_words); "native": the device's
                             own sums of products, fast, reproducible on one kind of device only; "preset": as the preset says
     engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all layers and heads, sums="preset";

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.train.config import PALLAS, Config
+from roundscope.experiments.train.config import PALLAS, Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from attention import Plan
-from attention.traced_plan import HeadPlans, structure
-from experiments.mx.formats import Formats
-from experiments.train import devices
-from experiments.train import step as one_step
-from experiments.train.config import PALLAS, WORD, Config
-from experiments.train.engines import check_engine, fused_plan
-from experiments.train.injected import check, readable, wrongs_of
-from experiments.train.interventions import Plans, plans_of
-from experiments.train.linear_plans import LinearPlans, formats_of, how_of, linear_at
-from experiments.train.linear_plans import by_arm as linears_by_arm
-from experiments.train.offset import Offset, Wrongs, offsets
-from experiments.train.plans import by_arm, by_layer
-from experiments.train.settings import Arm, Settings
+from roundscope.attention import Plan
+from roundscope.attention.traced_plan import HeadPlans, structure
+from roundscope.experiments.train import devices
+from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.config import PALLAS, WORD, Config
+from roundscope.experiments.train.gpt.engines import check_engine, fused_plan
+from roundscope.experiments.train.gpt.injected import check, readable, wrongs_of
+from roundscope.experiments.train.gpt.interventions import Plans, plans_of
+from roundscope.experiments.train.gpt.linear_plans import LinearPlans, formats_of, how_of, linear_at
+from roundscope.experiments.train.gpt.linear_plans import by_arm as linears_by_arm
+from roundscope.experiments.train.gpt.offset import Offset, Wrongs, offsets
+from roundscope.experiments.train.gpt.plans import by_arm, by_layer
+from roundscope.experiments.train.mx.formats import Formats
+from roundscope.experiments.train.settings import Arm, Settings
 
 
 class Group:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from experiments.output import console
-from experiments.train.loop import View
+from roundscope.experiments.report.terminal import console
+from roundscope.experiments.train.loop import View
 
 MOST = 20  # arms that are shown
 

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.train import checkpoint, data, monitor, observe, optimiser, spikes
-from experiments.train.groups import groups, together
-from experiments.train.record import Log
-from experiments.train.settings import Settings, plain
+from roundscope.experiments.train import checkpoint, observe, optimiser, spikes
+from roundscope.experiments.train.gpt import data, monitor
+from roundscope.experiments.train.groups import groups, together
+from roundscope.experiments.train.record import Log
+from roundscope.experiments.train.settings import Settings, plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

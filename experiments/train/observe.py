@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.train.monitor import MEASURED, coherence
-from experiments.train.spikes import Alarm
+from roundscope.experiments.train.gpt.monitor import MEASURED, coherence
+from roundscope.experiments.train.spikes import Alarm
 
 Row = dict[str, Any]
 Running = dict[tuple[str, int, int], tuple[float, float]]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from experiments.train.config import Config
+from roundscope.experiments.train.config import Config
 
 
 def make(config: Config) -> optax.GradientTransformationExtraArgs:

@@ -7,13 +7,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import bad
-from experiments.sweep.machine import device, versions
-from experiments.train import checkpoint, devices, groups, injected, linear_plans, loop
-from experiments.train.config import WORD, Config
-from experiments.train.engines import has_device
-from experiments.train.interventions import described
-from experiments.train.settings import Arm, Settings, plain, settings
+from roundscope.experiments.errors import bad
+from roundscope.experiments.results.machine import device, versions
+from roundscope.experiments.train import checkpoint, devices, groups, loop
+from roundscope.experiments.train.config import WORD, Config
+from roundscope.experiments.train.gpt import injected, linear_plans
+from roundscope.experiments.train.gpt.engines import has_device
+from roundscope.experiments.train.gpt.interventions import described
+from roundscope.experiments.train.settings import Arm, Settings, plain, settings
 
 FREE = ("steps", "checkpoint_every", "keep", "monitor_every")  # what may change while a run goes on
 FIXED = ("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio", "clip", "weight_decay")  # of a state
@@ -91,7 +92,7 @@ def recorded(origin: Origin) -> dict[str, Any]:
 
 
 def _first(found: Settings) -> loop.Beginning:
-    from experiments.train.step import start
+    from roundscope.experiments.train.step import start
 
     seeds = [(found.config.init_seed + arm.seed) % WORD for arm in found.arms]
     return loop.Beginning(step=0, state=start(found.config, len(found.arms), seeds))

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import bad
-from experiments.results_file import held
-from experiments.sweep.schema import explained
+from roundscope.experiments.errors import bad
+from roundscope.experiments.results.file import held
+from roundscope.experiments.sweep.storage.schema import explained
 
 NAME = "run.sqlite"
 APPLICATION = int.from_bytes(b"RStr", "big")  # SQLite's application_id: whose file it is

@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from emu.formats import unknown
-from experiments.errors import UsageError, bad
-from experiments.train.config import WORD, Config
-from experiments.train.interventions import changes_of, numbers
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.train.config import WORD, Config
+from roundscope.experiments.train.gpt.interventions import changes_of, numbers
 
 TYPES = typing.get_type_hints(Config)
 TABLES = ("seeds", "arms", "at")

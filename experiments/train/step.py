@@ -11,13 +11,14 @@ import numpy as np
 import optax
 from jax import Array
 
-from attention import Plan
-from attention.traced_plan import HeadPlans, is_stochastic, reseeded
-from experiments.compile_cache import deterministic
-from experiments.train import model, optimiser
-from experiments.train.config import JAX, XLA, Config
-from experiments.train.linear_plans import LinearPlans, linear_at
-from experiments.train.offset import Offset
+from roundscope.attention import Plan
+from roundscope.attention.traced_plan import HeadPlans, is_stochastic, reseeded
+from roundscope.experiments.compile_cache import deterministic
+from roundscope.experiments.train import optimiser
+from roundscope.experiments.train.config import JAX, XLA, Config
+from roundscope.experiments.train.gpt import model
+from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
+from roundscope.experiments.train.gpt.offset import Offset
 
 Step = Callable[..., tuple["State", Array, Array]]
 
@@ -69,8 +70,8 @@ def advance(config: Config, fused: Plan | None = None) -> Step:
             seeds from the step and the layer (`plans_at`)
     fused   the plan of all arms, layers and heads where fused kernels run it: part of the step, which then has None for plans
     lr      (A,) float32: the peak of each arm; `optimiser.rate` makes the step's own of it
-    offset  of arms, what delta's operand is off by (`experiments.train.offset`), or None: another executable, without it
-    linears of arms, what the linear layers round (`experiments.train.linear_plans`), or None: another executable, without it
+    offset  of arms, what delta's operand is off by (`experiments.train.gpt.offset`), or None: another executable, without it
+    linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None: another executable, without it
 
     Losses and norms (before clipping) are those at the weights that came in. Same state, tokens, plans and lr, same device: same bits.
     """

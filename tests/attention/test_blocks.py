@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention import AddUlps, Injection, Plan, Record, SetTo, Site, attend, examine
-from attention.presets import ALL, HEAD_FP8, P_256
-from attention.sites import BLOCK_AXIS
-from emu import round_to
-from emu.block import block_format
-from emu.rounding import E4M3
-from tests.emu.block_judge import block, tensor_scale
-from tests.engines import bf16, normal
+from roundscope.attention import AddUlps, Injection, Plan, Record, SetTo, Site, attend, examine
+from roundscope.attention.presets import ALL, HEAD_FP8, P_256
+from roundscope.attention.sites import BLOCK_AXIS
+from roundscope.emu import round_to
+from roundscope.emu.blocks.format import block_format
+from roundscope.emu.rounding.modes import E4M3
+from tests.checks.engines import bf16, normal
+from tests.emu.blocks.block_judge import block, tensor_scale
 
 MX, EXACT = block_format("mxfp8_e4m3"), Plan.preset("exact")
 OPERANDS = tuple(BLOCK_AXIS)

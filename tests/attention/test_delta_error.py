@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Plan, Record, Site, attend
-from attention.plan import DeltaFrom
-from attention.traced_plan import head_plans
-from tests.engines import bits, normal
+from roundscope.attention import Plan, Record, Site, attend
+from roundscope.attention.plan import DeltaFrom
+from roundscope.attention.traced_plan import head_plans
+from tests.checks.engines import bits, normal
 
 B, T, S, N, G, H = 2, 11, 13, 4, 2, 8
 Q, K, V = normal(1, B, T, N, H), normal(2, B, S, G, H), normal(3, B, S, G, H)

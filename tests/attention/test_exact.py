@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import DeltaFrom, Exact, Injection, Plan, Site, Stabiliser, examine
-from tests.engines import normal
+from roundscope.attention import DeltaFrom, Exact, Injection, Plan, Site, Stabiliser, examine
+from tests.checks.engines import normal
 
 SCALE = 0.25  # a binary32 number, so that no plan rounds it
 SHAPES = (2, 29, 4, 16), (2, 43, 2, 16), (2, 43, 2, 16), (2, 29, 4, 16)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention import Plan, Record, Site, examine
-from attention.plan import KeyOrder
-from attention.presets import P_256
-from emu.block import block_format
-from emu.rounding import BF16, E4M3
-from tests.engines import normal
+from roundscope.attention import Plan, Record, Site, examine
+from roundscope.attention.plan import KeyOrder
+from roundscope.attention.presets import P_256
+from roundscope.emu.blocks.format import block_format
+from roundscope.emu.rounding.modes import BF16, E4M3
+from tests.checks.engines import normal
 
 EXACT = Plan.preset("exact")
 

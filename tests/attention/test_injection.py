@@ -4,9 +4,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention import AddUlps, Bias, Exact, FlipBit, Injection, Noise, Record, SetTo, Site
+from roundscope.attention import (
+    AddUlps,
+    Bias,
+    Exact,
+    FlipBit,
+    Injection,
+    Noise,
+    Record,
+    SetTo,
+    Site,
+)
 from tests.attention.small import B, H, N, T, run
-from tests.engines import RESULTS, bits
+from tests.checks.engines import RESULTS, bits
 
 BASE = {(plan, causal): run(plan, is_causal=causal) for plan in ("qiu-yao", "fa2-bf16") for causal in (False, True)}
 

@@ -11,14 +11,23 @@ import mpmath
 import numpy as np
 import pytest
 
-from attention import AddUlps, DeltaFrom, Injection, Plan, Record, Site, Stabiliser, examine
-from emu.accumulate import Accumulator, accumulate
-from emu.formats import format_named
-from emu.functions import exp64
-from emu.numpy_ops import numpy_ops
-from emu.random import event_bits
-from emu.rounding import BINARY64, rounding
-from tests.engines import bits31, normal
+from roundscope.attention import (
+    AddUlps,
+    DeltaFrom,
+    Injection,
+    Plan,
+    Record,
+    Site,
+    Stabiliser,
+    examine,
+)
+from roundscope.emu.backends.numba.ops import numpy_ops
+from roundscope.emu.formats.format import format_named
+from roundscope.emu.functions import exp64
+from roundscope.emu.rounding.modes import BINARY64, rounding
+from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.sums.accumulator import Accumulator, accumulate
+from tests.checks.engines import bits31, normal
 
 OPS = numpy_ops()
 

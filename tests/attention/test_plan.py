@@ -9,10 +9,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import PRESETS, PRODUCTS, AddUlps, DeltaFrom, Injection, Plan, Record, Site, Stabiliser
-from attention.plan import ordinal, site_named
-from emu.accumulate import Accumulator, Order
-from emu.rounding import Overflow, RoundingMode
+from roundscope.attention import (
+    PRESETS,
+    PRODUCTS,
+    AddUlps,
+    DeltaFrom,
+    Injection,
+    Plan,
+    Record,
+    Site,
+    Stabiliser,
+)
+from roundscope.attention.plan import ordinal, site_named
+from roundscope.emu.rounding.modes import Overflow, RoundingMode
+from roundscope.emu.sums.accumulator import Accumulator, Order
 
 NAMES = (*PRESETS, "all:bf16", "all:e4m3fn", "all:e5m10")
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Plan, attend, rotated
-from tests.engines import normal
+from roundscope.attention import Plan, attend, rotated
+from tests.checks.engines import normal
 
 
 def matrix(h, seed=0):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-import emu
-from attention import Plan, Record, Site, attend, examine
-from attention.sites import FACTORS, PRODUCTS
-from attention.traced_plan import head_plans
-from emu.accumulate import Accumulator
-from tests.engines import bits, differences, normal
+from roundscope import emu
+from roundscope.attention import Plan, Record, Site, attend, examine
+from roundscope.attention.sites import FACTORS, PRODUCTS
+from roundscope.attention.traced_plan import head_plans
+from roundscope.emu.sums.accumulator import Accumulator
+from tests.checks.engines import bits, differences, normal
 
 HOPPER = Plan.preset("fa2-bf16@hopper")
 

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import emu
-from emu.judge import judge
+from roundscope import emu
+from roundscope.emu.rounding.judge import judge
 
 TENSOR_CORE = emu.Accumulator.tensor_core("hopper", "bf16")
 RNG = np.random.default_rng(0)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from emu.codes import decode, encode
-from emu.encoding import code_of
-from emu.formats import NAMED, Format, format_named
-from emu.numpy_ops import numpy_ops
-from emu.ops import Ops
-from emu.xla_ops import xla_ops
-from tests.exhaustive import REFERENCES
+from roundscope.emu.backends.numba.ops import numpy_ops
+from roundscope.emu.backends.ops import Ops
+from roundscope.emu.backends.xla.ops import xla_ops
+from roundscope.emu.explain.encoding import code_of
+from roundscope.emu.formats.codes import decode, encode
+from roundscope.emu.formats.format import NAMED, Format, format_named
+from tests.checks.exhaustive import REFERENCES
 
 USER = ("e4m3", "e2m1", "e3m4", "e8m3", "e10m5", "e11m4")
 SMALL = tuple(f for f in map(format_named, (*NAMED, *USER)) if f.bits <= 16)

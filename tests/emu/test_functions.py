@@ -11,15 +11,15 @@ import mpmath
 import numpy as np
 import pytest
 
-from emu.formats import format_named
-from emu.functions import exp2_64, exp64, log64
-from emu.judge import judge
-from emu.numpy_ops import numpy_ops
-from emu.rounding import Rounding, RoundingMode, rounding
-from emu.xla_ops import opaque_zero, xla_ops
+from roundscope.emu.backends.numba.ops import numpy_ops
+from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
+from roundscope.emu.formats.format import format_named
+from roundscope.emu.functions import exp2_64, exp64, log64
+from roundscope.emu.rounding.judge import judge
+from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 
 # Every binary32 argument whose exp lies within 4.5 ulps of binary64 of a number of 24 bits or a midpoint of two: the
-# cases "near a boundary" of tests/exhaustive_exp.py. The nearest misses by 2.5e-6 ulp.
+# cases "near a boundary" of tests/checks/exhaustive_exp.py. The nearest misses by 2.5e-6 ulp.
 NEAR_A_BOUNDARY = """
     0x1.fffffep-24 0x1.fffffcp-23 0x1.fffff8p-22 0x1.fffff0p-21 0x1.7fffeep-20 0x1.ffffe0p-20 0x1.7fffdcp-19
     0x1.ffffc0p-19 0x1.3fffcep-18 0x1.7fffb8p-18 0x1.bfff9ep-18 0x1.ffff80p-18 0x1.3fff9cp-17 0x1.7fff70p-17

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu import round_to
-from emu.classify import COUNTS, SUMS, judged
-from emu.formats import Format
-from emu.judge import exponent, spacing
-from emu.numba_stats import stats
-from emu.numpy_ops import numpy_ops
-from emu.rounding import BF16, Rounding, RoundingMode, rounding
-from emu.stats import Stats
-from emu.xla_ops import judged_stats, opaque_zero, xla_ops
+from roundscope.emu import round_to
+from roundscope.emu.backends.numba.ops import numpy_ops
+from roundscope.emu.backends.numba.stats import stats
+from roundscope.emu.backends.xla.ops import judged_stats, opaque_zero, xla_ops
+from roundscope.emu.formats.format import Format
+from roundscope.emu.rounding.judge import exponent, spacing
+from roundscope.emu.rounding.modes import BF16, Rounding, RoundingMode, rounding
+from roundscope.emu.stats.classify import COUNTS, SUMS, judged
+from roundscope.emu.stats.summary import Stats
 
 ROUNDINGS = tuple(
     rounding(f, mode, overflow=overflow)
@@ -302,7 +302,7 @@ def test_a_summary_of_nothing() -> None:
 @pytest.mark.parametrize("columns", [7, 8])
 def test_counts_that_share_an_integer(monkeypatch, columns):
     """A count that grows into another's bits: rows of 7 events fit into three bits, rows of 8 do not."""
-    monkeypatch.setattr("emu.xla_ops.BITS", 3)
+    monkeypatch.setattr("roundscope.emu.backends.xla.ops.BITS", 3)
     x = np.full((3, columns), 1.0 + 2.0**-8)  # ties, inexact and toward zero, all of them
     x[1], x[2] = np.nan, 2.0**-140
     y, there = round_to(x, BF16), np.ones(x.shape, bool)

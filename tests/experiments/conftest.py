@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from experiments import cli
+from roundscope.experiments.cli import main as cli
 
 DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=")
 
@@ -14,7 +14,7 @@ DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR4
 @pytest.fixture(autouse=True)
 def _drawn_only_where_marked(request, monkeypatch):
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr("experiments.plots.png", lambda figure: DOT)
+        monkeypatch.setattr("roundscope.experiments.trace.plots.png", lambda figure: DOT)
 
 
 @pytest.fixture

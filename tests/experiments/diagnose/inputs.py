@@ -5,11 +5,11 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from attention import Plan
-from experiments.diagnose.command import _request
-from experiments.diagnose.measured import Subject, measure
-from experiments.sweep.inputs import FAMILIES, Source
-from experiments.tensors import Layer
+from roundscope.attention import Plan
+from roundscope.experiments.diagnose.command import _request
+from roundscope.experiments.diagnose.measured import Subject, measure
+from roundscope.experiments.sweep.conditions.inputs import FAMILIES, Source
+from roundscope.experiments.tensors.layers import Layer
 
 
 @cache

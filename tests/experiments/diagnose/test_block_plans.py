@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from attention import Site
-from attention.presets import fa2_bf16, preset
-from emu.block import block_format
-from experiments.diagnose.accounts import SITES_OF, accounts, head_events
-from experiments.diagnose.changes import changes, production_order, stochastic
-from experiments.diagnose.measured import Subject, measure
-from experiments.diagnose.units import Unit, exactly, is_low, reseeded, units_of
-from experiments.trace_options import Request
+from roundscope.attention import Site
+from roundscope.attention.presets import fa2_bf16, preset
+from roundscope.emu.blocks.format import block_format
+from roundscope.experiments.diagnose.accounts import SITES_OF, accounts, head_events
+from roundscope.experiments.diagnose.changes import changes, production_order, stochastic
+from roundscope.experiments.diagnose.measured import Subject, measure
+from roundscope.experiments.diagnose.units import Unit, exactly, is_low, reseeded, units_of
+from roundscope.experiments.trace.options import Request
 from tests.experiments.diagnose.inputs import layer
 
 MX = preset("mxfp8-attention")

@@ -5,10 +5,20 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from emu.api import round_to
-from emu.formats import format_named
-from emu.judge import exponent, neighbours, spacing
-from experiments.diagnose.classes import ABOVE, BELOW, CARRY, CLASSES, EXACT, LEFT_OUT, STICKY, TIE, classify
+from roundscope.emu.api import round_to
+from roundscope.emu.formats.format import format_named
+from roundscope.emu.rounding.judge import exponent, neighbours, spacing
+from roundscope.experiments.diagnose.classes import (
+    ABOVE,
+    BELOW,
+    CARRY,
+    CLASSES,
+    EXACT,
+    LEFT_OUT,
+    STICKY,
+    TIE,
+    classify,
+)
 
 A, B, RESIDUAL = -2.40625, -2.296875, -0.000865459442139
 

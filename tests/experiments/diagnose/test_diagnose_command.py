@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from experiments.tensors import read_layers, sample_path
+from roundscope.experiments.tensors.layers import read_layers, sample_path
 from tests.experiments.diagnose.inputs import layer
 
 

@@ -11,14 +11,14 @@ import sqlite3
 import numpy as np
 import pytest
 
-from experiments import cli
-from experiments.diagnose import proxy_errors, proxy_findings, proxy_repairs, proxy_replay
-from experiments.diagnose.proxy_case import case
-from experiments.diagnose.proxy_findings import diagnose
-from experiments.diagnose.proxy_replay import Replayer, Trial
-from experiments.diagnose.proxy_search import Cause
-from experiments.diagnose.proxy_units import Unit
-from experiments.proxy.sites import Site
+from roundscope.experiments.cli import main as cli
+from roundscope.experiments.diagnose import proxy_errors, proxy_findings, proxy_repairs, proxy_replay
+from roundscope.experiments.diagnose.proxy_case import case
+from roundscope.experiments.diagnose.proxy_findings import diagnose
+from roundscope.experiments.diagnose.proxy_replay import Replayer, Trial
+from roundscope.experiments.diagnose.proxy_search import Cause
+from roundscope.experiments.diagnose.proxy_units import Unit
+from roundscope.experiments.train.student.sites import Site
 
 WORDS = ["depth=2", "width=32", "ratio=1", "batch=32", "steps=26", "lr=1e-4"]
 QUIET = "site=X,W -> mxfp8_e4m3"

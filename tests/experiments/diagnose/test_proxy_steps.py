@@ -6,24 +6,31 @@ import jax
 import numpy as np
 import pytest
 
-from emu.block import block_format
-from emu.block_api import round_blocks
-from emu.rounding import BF16, BINARY32
-from experiments.diagnose.proxy_case import Case, case
-from experiments.diagnose.proxy_errors import GRADIENT, coherence, errors, only
-from experiments.diagnose.proxy_origin import operands, origin
-from experiments.diagnose.proxy_repairs import spelled, texts
-from experiments.diagnose.proxy_rows import Row
-from experiments.diagnose.proxy_units import Unit, change, format_of, there, units_of, words
-from experiments.proxy import begins, model, step
-from experiments.proxy.arms import Arm
-from experiments.proxy.config import Config
-from experiments.proxy.linear import How
-from experiments.proxy.plan import kept, plan_of
-from experiments.proxy.results import Result
-from experiments.proxy.run import fresh
-from experiments.proxy.sites import GROUPS, INDEX, Site
-from experiments.proxy.store import opened
+from roundscope.emu.blocks.api import round_blocks
+from roundscope.emu.blocks.format import block_format
+from roundscope.emu.rounding.modes import BF16, BINARY32
+from roundscope.experiments.diagnose.proxy_case import Case, case
+from roundscope.experiments.diagnose.proxy_errors import GRADIENT, coherence, errors, only
+from roundscope.experiments.diagnose.proxy_origin import operands, origin
+from roundscope.experiments.diagnose.proxy_repairs import spelled, texts
+from roundscope.experiments.diagnose.proxy_rows import Row
+from roundscope.experiments.diagnose.proxy_units import (
+    Unit,
+    change,
+    format_of,
+    there,
+    units_of,
+    words,
+)
+from roundscope.experiments.studies.proxy.store import opened
+from roundscope.experiments.train.student import begins, model, step
+from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.linear import How
+from roundscope.experiments.train.student.plan import kept, plan_of
+from roundscope.experiments.train.student.results import Result
+from roundscope.experiments.train.student.run import fresh
+from roundscope.experiments.train.student.sites import GROUPS, INDEX, Site
 
 TINY = Config(depth=1, width=32, ratio=1, batch=32, steps=20, lr=1e-3, min_lr=1e-3, phi="swiglu")
 LOW = "site=W,X_W -> mxfp4; site=G_X -> bf16"

@@ -12,21 +12,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention import Site
-from experiments import cli
-from experiments.diagnose import run_command, states
-from experiments.diagnose.carrier import carrier
-from experiments.diagnose.measured import measure
-from experiments.diagnose.replay import fates, limit
-from experiments.diagnose.replayed import Cause, replayed
-from experiments.diagnose.runs import case
-from experiments.diagnose.states import subjects
-from experiments.diagnose.trials import Trial
-from experiments.diagnose.units import Unit, exactly
-from experiments.errors import UsageError
-from experiments.train import checkpoint, loop, record
-from experiments.train.plans import base
-from experiments.train.step import arm
+from roundscope.attention import Site
+from roundscope.experiments.cli import main as cli
+from roundscope.experiments.diagnose import run_command, states
+from roundscope.experiments.diagnose.carrier import carrier
+from roundscope.experiments.diagnose.measured import measure
+from roundscope.experiments.diagnose.replay import fates, limit
+from roundscope.experiments.diagnose.replayed import Cause, replayed
+from roundscope.experiments.diagnose.runs import case
+from roundscope.experiments.diagnose.states import subjects
+from roundscope.experiments.diagnose.trials import Trial
+from roundscope.experiments.diagnose.units import Unit, exactly
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train import checkpoint, loop, record
+from roundscope.experiments.train.gpt.plans import base
+from roundscope.experiments.train.step import arm
 
 SIZES = ["layers=2", "heads=2", "width=16", "context=16", "batch=4", "warmup=20", "lr=0.2", "min_lr=0.2", "steps=40", "data=sink"]
 WORDS = [*SIZES, "plan=fp32", "matmul=fp32", "checkpoint_every=5", "keep=20", "monitor_every=100"]

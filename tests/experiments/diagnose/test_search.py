@@ -5,8 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.diagnose.replay import Fate
-from experiments.diagnose.search import Outcome, Replays, ddmin, halves, others, split, subsets
+from roundscope.experiments.diagnose.replay import Fate
+from roundscope.experiments.diagnose.search import (
+    Outcome,
+    Replays,
+    ddmin,
+    halves,
+    others,
+    split,
+    subsets,
+)
 
 N = 9
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention import Plan, Site, Stabiliser
-from emu.api import round_to
-from experiments.diagnose.accounts import accounts, head_events
-from experiments.diagnose.carrier import carrier
-from experiments.diagnose.coherence import coherence, flips
-from experiments.diagnose.measured import exact_twin, one_head
-from experiments.diagnose.origin import origin
-from experiments.tensors import Layer
+from roundscope.attention import Plan, Site, Stabiliser
+from roundscope.emu.api import round_to
+from roundscope.experiments.diagnose.accounts import accounts, head_events
+from roundscope.experiments.diagnose.carrier import carrier
+from roundscope.experiments.diagnose.coherence import coherence, flips
+from roundscope.experiments.diagnose.measured import exact_twin, one_head
+from roundscope.experiments.diagnose.origin import origin
+from roundscope.experiments.tensors.layers import Layer
 from tests.experiments.diagnose.inputs import layer, measured, narrowed
 
 

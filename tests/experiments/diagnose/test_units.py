@@ -5,17 +5,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from attention import Plan, Site
-from attention.traced_plan import structure
-from experiments.diagnose import guilty
-from experiments.diagnose.changes import changes, noise
-from experiments.diagnose.guilty import CONTROLS, search
-from experiments.diagnose.measured import OUTPUT_SITES
-from experiments.diagnose.replay import Fate
-from experiments.diagnose.search import Outcome, Replays
-from experiments.diagnose.units import Unit, change_words, exactly, is_random, reseeded, unit_words, units_of
-from experiments.train.config import Config
-from experiments.train.interventions import plans_of
+from roundscope.attention import Plan, Site
+from roundscope.attention.traced_plan import structure
+from roundscope.experiments.diagnose import guilty
+from roundscope.experiments.diagnose.changes import changes, noise
+from roundscope.experiments.diagnose.guilty import CONTROLS, search
+from roundscope.experiments.diagnose.measured import OUTPUT_SITES
+from roundscope.experiments.diagnose.replay import Fate
+from roundscope.experiments.diagnose.search import Outcome, Replays
+from roundscope.experiments.diagnose.units import (
+    Unit,
+    change_words,
+    exactly,
+    is_random,
+    reseeded,
+    unit_words,
+    units_of,
+)
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt.interventions import plans_of
 
 CONFIG = Config(layers=2, heads=2, width=16, context=8, plan="qiu-yao")
 QIU_YAO = {"Q", "K", "V", "DO", "S", "SCALED", "M", "X", "P", "DM", "L", "AO", "PV", "O", "OUT", "DQ_OUT", "DK_OUT", "DV_OUT"}

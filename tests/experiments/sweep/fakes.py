@@ -9,10 +9,10 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from attention.plan import Plan
-from experiments.sweep import run as loop
-from experiments.sweep.cell import DEFAULTS, Cell, Result
-from experiments.sweep.store import read_cells, read_sites, writing
+from roundscope.attention.plan import Plan
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell, Result
+from roundscope.experiments.sweep.running import run as loop
+from roundscope.experiments.sweep.storage.store import read_cells, read_sites, writing
 
 INLINE = f"{__package__}.fakes:Inline"
 PLAN = Plan.preset("qiu-yao")

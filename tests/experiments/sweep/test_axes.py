@@ -2,10 +2,10 @@
 
 import pytest
 
-from emu import Accumulator, Order, rounding
-from experiments.errors import UsageError
-from experiments.sweep.axes import points, spec_of
-from experiments.sweep.values import accumulator_of, places_of, typed
+from roundscope.emu import Accumulator, Order, rounding
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.sweep.conditions.axes import points, spec_of
+from roundscope.experiments.sweep.conditions.values import accumulator_of, places_of, typed
 
 
 def of(*words, zips=(), backward=False):

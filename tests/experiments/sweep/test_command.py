@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import ExecutorError, UsageError
-from experiments.sweep import dry_run
-from experiments.sweep import measure as measuring
-from experiments.sweep import run as loop
-from experiments.sweep.cell import DEFAULTS, Result
-from experiments.sweep.condition import cell_of
-from experiments.sweep.dry_run import COMPILING, START
-from experiments.sweep.inputs import FAMILIES
-from experiments.sweep.run import Outcome
-from experiments.sweep.store import read_cells
+from roundscope.experiments.errors import ExecutorError, UsageError
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Result
+from roundscope.experiments.sweep.conditions.condition import cell_of
+from roundscope.experiments.sweep.conditions.inputs import FAMILIES
+from roundscope.experiments.sweep.measuring import measure as measuring
+from roundscope.experiments.sweep.running import dry_run
+from roundscope.experiments.sweep.running import run as loop
+from roundscope.experiments.sweep.running.dry_run import COMPILING, START
+from roundscope.experiments.sweep.running.run import Outcome
+from roundscope.experiments.sweep.storage.store import read_cells
 
 TINY = ("N=1", "T=8", "H=4")
 
@@ -229,7 +229,18 @@ def has_cells(path):
 
 def test_sigterm_ends_a_sweep_as_ctrl_c_does(tmp_path):
     """Catches results that are lost, workers that live on, and semaphores that leak, where a batch system ends a sweep."""
-    command = [sys.executable, "-m", "experiments.cli", "sweep", "T=256", "seed=0:2000", "--jobs", "2", "--out", str(tmp_path / "x.sqlite")]
+    command = [
+        sys.executable,
+        "-m",
+        "roundscope.experiments.cli.main",
+        "sweep",
+        "T=256",
+        "seed=0:2000",
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path / "x.sqlite"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for = time.monotonic() + 60
     while time.monotonic() < wait_for and not has_cells(tmp_path / "x.sqlite"):

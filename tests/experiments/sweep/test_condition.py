@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention import AddUlps, Injection, Noise, Plan, Site
-from attention.sites import PRODUCTS
-from emu.accumulate import Accumulator, Order
-from emu.rounding import BF16, BINARY64, rounding
-from experiments.errors import UsageError
-from experiments.sweep.cell import DEFAULTS
-from experiments.sweep.condition import cell_of
-from experiments.tensors import sample_path
+from roundscope.attention import AddUlps, Injection, Noise, Plan, Site
+from roundscope.attention.sites import PRODUCTS
+from roundscope.emu.rounding.modes import BF16, BINARY64, rounding
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS
+from roundscope.experiments.sweep.conditions.condition import cell_of
+from roundscope.experiments.tensors.layers import sample_path
 
 EXACT = Plan.preset("exact")
 

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from experiments.errors import ExecutorError, UsageError
-from experiments.sweep import executors, pool
-from experiments.sweep.executors import executor_for
-from experiments.sweep.store import read_cells
+from roundscope.experiments.errors import ExecutorError, UsageError
+from roundscope.experiments.sweep.running import executors, pool
+from roundscope.experiments.sweep.running.executors import executor_for
+from roundscope.experiments.sweep.storage.store import read_cells
 from tests.experiments.sweep.fakes import INLINE, calm, cell, reference, rows, sweep
 
 FAKES = "tests.experiments.sweep.fakes"

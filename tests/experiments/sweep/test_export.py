@@ -8,11 +8,11 @@ import pandas as pd
 import pyarrow.parquet as parquet
 import pytest
 
-from experiments.errors import StorageError, UsageError
-from experiments.sweep import export as module
-from experiments.sweep.cell import DEFAULTS
-from experiments.sweep.export import export
-from experiments.sweep.store import read_cells, read_sites, writing
+from roundscope.experiments.errors import StorageError, UsageError
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS
+from roundscope.experiments.sweep.storage import export as module
+from roundscope.experiments.sweep.storage.export import export
+from roundscope.experiments.sweep.storage.store import read_cells, read_sites, writing
 from tests.experiments.sweep.fakes import cell, result
 
 

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention import Plan, Record, Site, examine
-from experiments.errors import UsageError
-from experiments.sweep.cell import DEFAULTS, Cell
-from experiments.sweep.inputs import FAMILIES, draw, file_of
-from experiments.tensors import read_layers, sample_path
+from roundscope.attention import Plan, Record, Site, examine
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell
+from roundscope.experiments.sweep.conditions.inputs import FAMILIES, draw, file_of
+from roundscope.experiments.tensors.layers import read_layers, sample_path
 
 ROLES = ("q", "k", "v", "do")
 

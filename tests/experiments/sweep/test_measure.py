@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention import PRESETS, Bias, Injection, Plan, Record, Site, examine
-from attention.plan import KeyOrder
-from experiments.sweep import calls, measure, metrics
-from experiments.sweep.cell import DEFAULTS, Cell
-from experiments.sweep.inputs import draw
-from experiments.sweep.kept import Kept
+from roundscope.attention import PRESETS, Bias, Injection, Plan, Record, Site, examine
+from roundscope.attention.plan import KeyOrder
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell
+from roundscope.experiments.sweep.conditions.inputs import draw
+from roundscope.experiments.sweep.measuring import calls, measure, metrics
+from roundscope.experiments.sweep.measuring.kept import Kept
 
 SMALL = {"T": 24, "S": 32, "N": 2, "H": 8, "block_q": 8, "block_k": 8}
 

@@ -6,11 +6,11 @@ import statistics
 import numpy as np
 import pytest
 
-from attention import Plan, Record, Site, Trace, examine
-from emu.formats import format_named
-from emu.stats import Stats
-from experiments import analysis
-from experiments.sweep import metrics, on_host
+from roundscope.attention import Plan, Record, Site, Trace, examine
+from roundscope.emu.formats.format import format_named
+from roundscope.emu.stats.summary import Stats
+from roundscope.experiments.sweep.measuring import metrics, on_host
+from roundscope.experiments.trace import analysis
 
 BF16, FP16 = format_named("bf16"), format_named("fp16")
 

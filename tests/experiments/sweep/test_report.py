@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import cli
-from experiments.errors import UsageError
-from experiments.sweep import captions, effects
-from experiments.sweep.cell import Result
-from experiments.sweep.frames import frame_of
-from experiments.sweep.metrics import METRICS, SITE_METRICS
-from experiments.sweep.report import write
-from experiments.sweep.slices import slice_of
-from experiments.sweep.store import writing
+from roundscope.experiments.cli import main as cli
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.sweep.conditions.cell import Result
+from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
+from roundscope.experiments.sweep.report import captions, effects
+from roundscope.experiments.sweep.report.report import write
+from roundscope.experiments.sweep.report.slices import slice_of
+from roundscope.experiments.sweep.storage.frames import frame_of
+from roundscope.experiments.sweep.storage.store import writing
 from tests.experiments.sweep.fakes import cell
 
 FORMATS, SIZES = ("fp32", "bf16", "fp16"), (64, 128, 256)
@@ -288,8 +288,8 @@ def test_out_that_cannot_be(path, tmp_path):
 
 def test_numerics_are_said_where_the_keys_agree(path):
     """Would catch a claim about numbers of another version: the key holds the version."""
-    from emu.numerics import NUMERICS
-    from experiments.sweep.condition import cell_of
+    from roundscope.emu.numerics import NUMERICS
+    from roundscope.experiments.sweep.conditions.condition import cell_of
 
     for seed, of in enumerate((cell_of({"seed": 0}), cell_of({"seed": 1, "format.O": "preset"}))):
         with writing(path) as store:

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.errors import ExecutorError, StorageError, UsageError
-from experiments.sweep import batches as batching
-from experiments.sweep import progress
-from experiments.sweep import run as loop
-from experiments.sweep.store import read_cells, writing
+from roundscope.experiments.errors import ExecutorError, StorageError, UsageError
+from roundscope.experiments.sweep.measuring import batches as batching
+from roundscope.experiments.sweep.running import progress
+from roundscope.experiments.sweep.running import run as loop
+from roundscope.experiments.sweep.storage.store import read_cells, writing
 from tests.experiments.sweep import fakes
 from tests.experiments.sweep.fakes import INLINE, cell, reference, rows, sweep
 
@@ -166,7 +166,7 @@ def test_batches_keep_equal_inputs_together(monkeypatch):
     """Catches golden values computed on several workers for want of order, and batches too large or lost cells."""
     cells = [cell(seed, block_q=q) for q in (8, 16, 32) for seed in range(40)]
     size = 7
-    monkeypatch.setattr("experiments.sweep.measure.batch_size", lambda _: size)
+    monkeypatch.setattr("roundscope.experiments.sweep.measuring.measure.batch_size", lambda _: size)
     made = batching.batches(cells, workers=2)
     assert sorted(c.key for b in made for c in b) == sorted(c.key for c in cells)
     assert max(map(len, made)) <= size

@@ -13,10 +13,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.errors import StorageError, UsageError
-from experiments.sweep import metrics, schema
-from experiments.sweep.cell import DEFAULTS
-from experiments.sweep.store import read_cells, read_sites, writing
+from roundscope.experiments.errors import StorageError, UsageError
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS
+from roundscope.experiments.sweep.measuring import metrics
+from roundscope.experiments.sweep.storage import schema
+from roundscope.experiments.sweep.storage.store import read_cells, read_sites, writing
 from tests.experiments.sweep.fakes import PLAN, cell, result
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +55,7 @@ def child(code, *args):
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from experiments.sweep.store import writing
+from experiments.sweep.storage.store import writing
 with writing(Path(sys.argv[1])):
     {then}
     print(os.getpid(), flush=True)
@@ -171,7 +172,7 @@ def test_a_forked_child_does_not_keep_a_killed_sweeps_lock(path):
 def test_after_kill_9_the_file_reads_at_once(path):
     """Catches rows that wait in a journal that only a writer may fold in."""
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom experiments.sweep.store import writing\n"
+        "import os, sys\nfrom pathlib import Path\nfrom experiments.sweep.storage.store import writing\n"
         "from tests.experiments.sweep.fakes import cell, result\n"
         "with writing(Path(sys.argv[1])) as store:\n"
         "    store.save([(cell(i), result(cell(i))) for i in range(5)])\n    os.kill(os.getpid(), 9)"

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.sweep import on_device, on_host
-from experiments.sweep.sums import total
+from roundscope.experiments.sweep.measuring import on_device, on_host
+from roundscope.experiments.sweep.measuring.sums import total
 
 SIZES = [1, 2, 3, 1000, 65536 + 1]
 

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from experiments.tensors import read_layers, sample_path
-from experiments.trace_run import observe
-from experiments.trace_summary import summarise
+from roundscope.experiments.tensors.layers import read_layers, sample_path
+from roundscope.experiments.trace.run import observe
+from roundscope.experiments.trace.summary import summarise
 from tests.experiments.trace.inputs import asked, tensors
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.trace_options import request
+from roundscope.experiments.trace.options import request
 
 PRESETS = ("exact", "fp32", "qiu-yao", "fa2-bf16", "fa3-fp8", "baseline-bf16", "all:e4m3fn")
 OPTIONS = {

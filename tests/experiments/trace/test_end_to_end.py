@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from attention import Site
-from experiments import trace_command, trace_json
+from roundscope.attention import Site
+from roundscope.experiments.trace import command as trace_command
+from roundscope.experiments.trace import data as trace_json
 from tests.experiments.trace.inputs import PRESETS
 
 

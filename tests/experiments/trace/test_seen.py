@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from attention import examine
-from emu.formats import format_named
-from experiments import trace_focus, trace_words
-from experiments.tensors import Layer, read_layers, sample_path
-from experiments.trace_run import observe
-from experiments.trace_summary import summarise
+from roundscope.attention import examine
+from roundscope.emu.formats.format import format_named
+from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
+from roundscope.experiments.trace import focus as trace_focus
+from roundscope.experiments.trace import words as trace_words
+from roundscope.experiments.trace.run import observe
+from roundscope.experiments.trace.summary import summarise
 from tests.experiments.trace.inputs import asked
 
 
@@ -28,7 +29,7 @@ def test_ones_are_counted_tile_by_tile():
 
 @pytest.mark.parametrize("changes", [{}, {"inject": ["O:ulps=1:heads=3"]}, {"causal": True}, {"plan": "fa2-bf16"}])
 def test_splitting_by_heads_changes_nothing(monkeypatch, small, changes):
-    from experiments import trace_run
+    from roundscope.experiments.trace import run as trace_run
 
     (layer,), req = read_layers(small()), asked(**changes)
     whole = observe(layer, req)

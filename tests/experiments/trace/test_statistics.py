@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from emu.formats import format_named
-from emu.stats import Stats
-from experiments import analysis, consequences
-from experiments.analysis import lean, threshold
+from roundscope.emu.formats.format import format_named
+from roundscope.emu.stats.summary import Stats
+from roundscope.experiments.trace import analysis, consequences
+from roundscope.experiments.trace.analysis import lean, threshold
 
 
 def test_z_is_the_formula_and_its_null_is_standard_normal():

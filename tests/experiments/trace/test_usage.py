@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from attention import AddUlps, Exact, FlipBit, Injection, Plan, Site
-from experiments.tensors import Layer, sample_path
-from experiments.trace_inject import injection
-from experiments.trace_options import with_rounding
-from experiments.trace_run import check_engine
+from roundscope.attention import AddUlps, Exact, FlipBit, Injection, Plan, Site
+from roundscope.experiments.tensors.layers import Layer, sample_path
+from roundscope.experiments.trace.injections import injection
+from roundscope.experiments.trace.options import with_rounding
+from roundscope.experiments.trace.run import check_engine
 from tests.experiments.trace.inputs import asked, change
 
 

@@ -5,7 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from experiments import consequences, trace_table, trace_words
+from roundscope.experiments.trace import consequences
+from roundscope.experiments.trace import table as trace_table
+from roundscope.experiments.trace import words as trace_words
 from tests.experiments.trace.inputs import asked, change
 
 

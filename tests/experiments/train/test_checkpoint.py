@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.errors import StorageError, UsageError
-from experiments.train import checkpoint, step
-from experiments.train.config import Config
-from experiments.train.settings import plain
+from roundscope.experiments.errors import StorageError, UsageError
+from roundscope.experiments.train import checkpoint, step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.settings import plain
 
 CONFIG = Config(layers=1, heads=1, width=4, context=4, vocab=8, mlp_ratio=1)
 META = {"config": plain(CONFIG), "arms": [{"name": "run"}]}

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.errors import UsageError
-from experiments.train import data, prepare
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train.gpt import data, prepare
 
 
 def config(**changes):

@@ -1,4 +1,4 @@
-"""Training with `engine=pallas` and `cudnn`: the derivative, which plan a step has, what is refused. On a GPU: tests.gpu_train."""
+"""Training with `engine=pallas` and `cudnn`: the derivative, which plan a step has, what is refused. On a GPU: tests.checks.gpu_train."""
 
 from dataclasses import replace
 
@@ -6,14 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from attention import pallas_engine
-from attention.traced_plan import HeadPlans
-from experiments.errors import UsageError
-from experiments.train import devices, engines, groups, model, monitor, plans, step
-from experiments.train.config import Config
-from experiments.train.interventions import plans_of
-from experiments.train.settings import settings
-from tests.engines import bits
+from roundscope.attention.engines.kernels import engine as pallas_engine
+from roundscope.attention.traced_plan import HeadPlans
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train import devices, groups, step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import engines, model, monitor, plans
+from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.settings import settings
+from tests.checks.engines import bits
 
 CONFIG = Config(
     layers=2, heads=2, width=32, context=24, vocab=16, batch=2, block=16, plan="fa2-bf16", sums="preset", engine="pallas", matmul="fp32"

@@ -8,14 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.cli import main
-from experiments.errors import UsageError
-from experiments.train import checkpoint, groups, injected, monitor, offset, record, step
-from experiments.train.config import Config
-from experiments.train.interventions import plans_of
-from experiments.train.offset import BIAS, FIXED, NOISE, Wrong
-from experiments.train.plans import by_arm, uniform
-from experiments.train.settings import Arm, Settings
+from roundscope.experiments.cli import main
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train import checkpoint, groups, record, step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import injected, monitor, offset
+from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE, Wrong
+from roundscope.experiments.train.gpt.plans import by_arm, uniform
+from roundscope.experiments.train.settings import Arm, Settings
 
 # of all that is trained here: one executable, of two arms with a batch each
 CONFIG = Config(

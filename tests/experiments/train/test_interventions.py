@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from attention import DeltaFrom, Site
-from emu.accumulate import Order
-from experiments.errors import UsageError
-from experiments.train.config import Config
-from experiments.train.interventions import changes_of, plans_of
-from experiments.train.plans import by_arm, by_layer
+from roundscope.attention import DeltaFrom, Site
+from roundscope.emu.sums.accumulator import Order
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt.interventions import changes_of, plans_of
+from roundscope.experiments.train.gpt.plans import by_arm, by_layer
 
 CONFIG = Config(layers=3, heads=4, width=16)
 

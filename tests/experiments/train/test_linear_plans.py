@@ -8,21 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.sites import Site as AttentionSite
-from emu.api import round_to
-from emu.block_api import round_blocks
-from experiments.cli import main
-from experiments.errors import UsageError
-from experiments.mx import linear as mx
-from experiments.mx.sites import INDEX, Site
-from experiments.train import checkpoint, model, pairs, record
-from experiments.train.config import Config
-from experiments.train.interventions import plans_of
-from experiments.train.linear import linear
-from experiments.train.linear_plans import LinearPlans, described, formats_of, how_of
-from experiments.train.linear_words import MATRICES
-from experiments.train.plans import by_layer
-from experiments.train.settings import settings
+from roundscope.attention.sites import Site as AttentionSite
+from roundscope.emu.api import round_to
+from roundscope.emu.blocks.api import round_blocks
+from roundscope.experiments.cli import main
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train import checkpoint, record
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import model, pairs
+from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.gpt.linear import linear
+from roundscope.experiments.train.gpt.linear_plans import LinearPlans, described, formats_of, how_of
+from roundscope.experiments.train.gpt.linear_words import MATRICES
+from roundscope.experiments.train.gpt.plans import by_layer
+from roundscope.experiments.train.mx import linear as mx
+from roundscope.experiments.train.mx.sites import INDEX, Site
+from roundscope.experiments.train.settings import settings
 
 CONFIG = Config(layers=2, heads=2, width=32, context=32, vocab=32, batch=1, mlp_ratio=1, plan="jax", matmul="fp32")
 WEIGHTS = {"qkv": "qkv", "proj": "proj", "fc1": "up", "fc2": "down"}
@@ -193,7 +194,7 @@ def test_blocks_divide_the_model():
 
 def test_arms_of_other_formats_share_an_executable():
     """A compilation for every format, rule and layer; or a table in a run that has no change of linear layers."""
-    from experiments.train.groups import firsts, formats_at, numbers
+    from roundscope.experiments.train.groups import firsts, formats_at, numbers
 
     arms = ["plain=", "floor=-> mx=mxfp8_e4m3", "other=layer=1 matrix=fc1 site=X -> mxfp4:rceil", "lots=-> mx=mxfp4:stochastic"]
     s = settings(["plan=jax", "layers=2", "width=32", "context=32"], arms=arms, at=["5: layer=0 matrix=all -> bf16"])

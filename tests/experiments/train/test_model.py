@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Plan, Site
-from attention.traced_plan import HeadPlans, head_plans, reseeded
-from emu.traced import FIELDS
-from experiments.errors import UsageError
-from experiments.train import model, plans
-from experiments.train.config import Config
-from experiments.train.linear import linear
+from roundscope.attention import Plan, Site
+from roundscope.attention.traced_plan import HeadPlans, head_plans, reseeded
+from roundscope.emu.backends.xla.traced import FIELDS
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import model, plans
+from roundscope.experiments.train.gpt.linear import linear
 
 TINY = Config(layers=2, heads=2, width=8, context=6, vocab=11, batch=2, plan="exact", sums="preset", matmul="fp32")
 SMALL = Config(layers=2, heads=4, width=32, context=16, vocab=64, batch=4, plan="jax", matmul="fp32")

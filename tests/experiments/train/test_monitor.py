@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Plan, examine
-from attention.traced_plan import HeadPlans
-from experiments.train import monitor, offset, step
-from experiments.train.config import Config
-from experiments.train.injected import wrongs_of
-from experiments.train.interventions import plans_of
-from experiments.train.plans import by_arm, by_layer
+from roundscope.attention import Plan, examine
+from roundscope.attention.traced_plan import HeadPlans
+from roundscope.experiments.train import step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import monitor, offset
+from roundscope.experiments.train.gpt.injected import wrongs_of
+from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.gpt.plans import by_arm, by_layer
 
 CONFIG = Config(layers=2, heads=2, width=16, context=12)
 LEAD = (1, 2, 1, 12, 2, 8)  # arms, layers, one sequence, T, N, H

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.train import model, offset, step
-from experiments.train.config import Config
-from experiments.train.offset import BIAS, FIXED, NOISE, Wrong
-from experiments.train.plans import by_arm, uniform
+from roundscope.experiments.train import step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import model, offset
+from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE, Wrong
+from roundscope.experiments.train.gpt.plans import by_arm, uniform
 
 CONFIG = Config(layers=2, heads=2, width=16, context=12, batch=3, vocab=16, plan="fp32", matmul="fp32", steps=4, warmup=1)
 

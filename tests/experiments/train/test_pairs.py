@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import DeltaFrom
-from experiments.errors import UsageError
-from experiments.train import model, pairs, plans
-from experiments.train.config import Config
+from roundscope.attention import DeltaFrom
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import model, pairs, plans
 
 CONFIG = Config(layers=2, heads=2, width=16, context=12, vocab=32, batch=3, plan="exact", sums="preset", matmul="fp32")
 EXACT = plans.base(CONFIG)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.train.spikes import IN_A_ROW, Watch, diverged, divergences, watches
+from roundscope.experiments.train.spikes import IN_A_ROW, Watch, diverged, divergences, watches
 
 
 def curve(steps, arms=1, noise=0.05, seed=0, tails=None):

@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from attention import Plan
-from experiments.train import model, optimiser, plans, step
-from experiments.train.config import Config
+from roundscope.attention import Plan
+from roundscope.experiments.train import optimiser, step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import model, plans
 
 # a model small enough that compiling is what takes the time
 CONFIG = Config(

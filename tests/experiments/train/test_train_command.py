@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from experiments.cli import main
-from experiments.train import checkpoint, live, record
-from experiments.train.config import Config
-from experiments.train.loop import View
-from experiments.train.settings import plain, settings
+from roundscope.experiments.cli import main
+from roundscope.experiments.train import checkpoint, live, record
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.loop import View
+from roundscope.experiments.train.settings import plain, settings
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "vocab": 16, "batch": 2, "warmup": 2, "data": "repeat"}
 TINY = SIZES | {"steps": 12, "checkpoint_every": 4, "monitor_every": 3, "keep": 9}
@@ -121,7 +121,7 @@ def test_a_branch_of_a_run_on_another_machine(whole, tmp_path, capsys, monkeypat
 
 
 def command(*asked):
-    return [sys.executable, "-m", "experiments.cli", "train", *map(str, asked)]
+    return [sys.executable, "-m", "roundscope.experiments.cli.main", "train", *map(str, asked)]
 
 
 def wait_for(condition, process):
@@ -166,7 +166,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 TWO_DEVICES = """
 import sys, jax
 jax.config.update("jax_num_cpu_devices", 2)
-from experiments.cli import main
+from experiments.cli.main import main
 out, *asked = sys.argv[1:]
 for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--seeds", "0,3"])):
     try:

@@ -1,0 +1,149 @@
+"""The programs of the backward's fused kernels, with the equations of every engine.
+
+A program that owns keys computes its tiles transposed (`kernels.transposing` of emu): P and dS are then factors as they lie in registers. What a tile
+adds to a sum may be added in slices of DEPTH rows (`Call.sums_in_slices`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from roundscope.attention import algorithm
+from roundscope.attention.engines.kernels.call import Call, held
+from roundscope.attention.engines.kernels.tiles import (
+    events_of_tile,
+    seen_tiles,
+    walk,
+    walk_queries,
+    whole_tiles,
+)
+from roundscope.attention.engines.kernels.work import Work
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.trace.summary import site_of
+from roundscope.emu.backends.kernels.held import Held
+from roundscope.emu.backends.kernels.ops import DEPTH
+from roundscope.emu.backends.kernels.transposing import untransposed
+
+ROWS = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
+Seen = dict[str, Any]
+
+
+def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """dQ, with P and dS of its own."""
+    setup, h, i, (*rows, k, v), (dq,) = call.setup, work.head, work.own, inputs, results
+    name = call.format(Site.DQ)
+    own = [call.read(site, x) for site, x in zip(ROWS, rows, strict=True)]
+
+    def key_tile(is_whole: bool, j: Array, total: Array) -> Array:
+        def tile(
+            setup: Setup, total: Array, x: Array, do: Array, lse: Array, delta: Array, y: Array, z: Array
+        ) -> tuple[tuple[Array], Seen]:
+            at = events_of_tile(setup, h, i, j, is_whole)
+            _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+            return (algorithm.query_gradients(at, ds, y, total),), at.seen()
+
+        keys = pl.ds(j * setup.block_k, setup.block_k)
+        y, z = call.read(Site.K, k, keys), call.read(Site.V, v, keys)
+        return work.tile(tile, [name], j, *held((total,), [name]), *own, y, z)[0]
+
+    whole = whole_tiles(setup, i)
+    total = walk(partial(key_tile, True), 0, whole, jnp.zeros(dq.shape, dq.dtype))
+    dq[...] = walk(partial(key_tile, False), whole, seen_tiles(setup, i), total)
+
+
+def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """P^T and dS^T."""
+    setup, h, (*rows, k, v, first) = call.setup, work.head, inputs
+    j, sites = first[0] + work.own, (Site.P_B, Site.DS)
+    keys = call.read(Site.K, k), call.read(Site.V, v)
+
+    def query_tile(is_whole: bool, i: Array, _: Any) -> None:
+        def tile(setup: Setup, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array) -> tuple[tuple[Array, ...], Seen]:
+            at = events_of_tile(setup, h, i, j, is_whole)
+            return tuple(map(at.ops.transposed, algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta))), at.seen()
+
+        own = pl.ds(i * setup.block_q, setup.block_q)
+        queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
+        for ref, x in zip(results, work.tile(_as_it_lies(tile), [call.format(site) for site in sites], i, *keys, *queries), strict=True):
+            ref[:, own] = x
+
+    walk_queries(setup, j, query_tile, None)
+
+
+def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """dK and dV of P^T and dS^T, some queries at a time."""
+    setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, work.head, inputs, results
+    j, formats, slices = first[0] + work.own, [call.format(Site.DK), call.format(Site.DV)], setup.block_q // DEPTH
+
+    def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        def tile(setup: Setup, dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array) -> tuple[tuple[Array, ...], Seen]:
+            at = events_of_tile(setup, h, lax.div(n, np.int32(slices)), j, is_whole)
+            p, ds = at.ops.transposed(p), at.ops.transposed(ds)
+            return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
+
+        own = pl.ds(n * DEPTH, DEPTH)
+        scores = [Held(array=ref[:, own], format=call.format(site)) for site, ref in ((Site.P_B, p), (Site.DS, ds))]
+        rows = call.read(Site.Q, q, own), call.read(Site.DO, do, own)
+        return work.tile(_as_it_lies(tile), formats, n, *held(totals, formats), *scores, *rows)
+
+    totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
+    dk[...], dv[...] = walk_queries(setup, j, queries, totals, slices)
+
+
+def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """dQ of dS^T, some keys at a time."""
+    setup, h, i, (k, ds, so_far, first), (dq,) = call.setup, work.head, work.own, inputs, results
+    name, depth = call.format(Site.DQ), DEPTH if call.sums_in_slices else setup.block_k
+    tiles, slices = k.shape[0] // setup.block_k, setup.block_k // depth
+
+    def keys(is_whole: bool, n: Array, total: Array) -> Array:
+        def tile(setup: Setup, total: Array, ds: Array, y: Array) -> tuple[tuple[Array], Seen]:
+            at = events_of_tile(setup, h, i, first[0] + lax.div(n, np.int32(slices)), is_whole)
+            return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), at.seen()
+
+        own = pl.ds(n * depth, depth)
+        factors = call.read(Site.DS, ds, own), call.read(Site.K, k, own)
+        return work.tile(_as_it_lies(tile), [name], n, *held((total,), [name]), *factors)[0]
+
+    ends = (jnp.clip(n - first[0], np.int32(0), np.int32(tiles)) for n in (whole_tiles(setup, i), seen_tiles(setup, i)))
+    whole, end = (n * np.int32(slices) for n in ends)
+    total = walk(partial(keys, True), 0, whole, so_far[...])
+    dq[...] = walk(partial(keys, False), whole, end, total)
+
+
+def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
+    """dK and dV, and dS^T if it is among the results."""
+    setup, h, (*rows, k, v, first), (dk, dv, *written) = call.setup, work.head, inputs, results
+    j, formats = first[0] + work.own, [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
+    keys = call.read(Site.K, k), call.read(Site.V, v)
+
+    def query_tile(is_whole: bool, i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        def tile(
+            setup: Setup, dk: Array, dv: Array, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array
+        ) -> tuple[tuple[Array, ...], Seen]:
+            at = events_of_tile(setup, h, i, j, is_whole)
+            p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+            totals, seen = algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
+            own = {name: found for name, found in seen.items() if site_of(name) in (Site.DK, Site.DV)}
+            return (*totals, at.ops.transposed(ds))[: len(results)], own
+
+        own = pl.ds(i * setup.block_q, setup.block_q)
+        queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
+        dk, dv, *ds = work.tile(_as_it_lies(tile), formats, i, *held(totals, formats[:2]), *keys, *queries)
+        for ref, x in zip(written, ds, strict=True):
+            ref[:, own] = x
+        return dk, dv
+
+    totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
+    dk[...], dv[...] = walk_queries(setup, j, query_tile, totals)
+
+
+def _as_it_lies(tile: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (setup, arrays), without its transpositions."""
+    return lambda setup, *arrays: untransposed(partial(tile, setup))(*arrays)

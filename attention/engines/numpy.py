@@ -1,0 +1,98 @@
+"""The NumPy engine: heads in a thread pool, tiles in Python, numbers in Numba kernels."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+
+from roundscope.attention.engines.layout import from_heads, to_heads
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles import loops as head_of
+from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.backends.numba.ops import numpy_ops, stack
+from roundscope.emu.rounding.modes import BINARY32
+
+Arrays = tuple[np.ndarray, ...]
+
+
+def _each(function: Any, count: int) -> Any:
+    """function(0 .. count - 1), stacked."""
+
+    def quietly(h: int) -> Any:
+        with np.errstate(all="ignore"):  # overflow, inf - inf and NaN are results here, counted by the trace
+            return function(h)
+
+    with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
+        return stack(list(pool.map(quietly, range(count))))
+
+
+Setups = tuple[Setup, ...]
+
+
+def prepare(setups: Setup | Setups) -> tuple[Setup, Setups | None]:
+    """What the calls below take: a setup, and those of batch entries that have one each."""
+    return (setups, None) if isinstance(setups, Setup) else (setups[0], setups)
+
+
+def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setup, int]:
+    """The setup of one of all `heads`, and its number: with a plan of its own, a batch entry is a call of its own."""
+    if each is None:
+        return setup, head
+    group = heads // len(each)
+    return each[head // group], head % group
+
+
+def round_inputs(setup: Setup, site: Site, x: np.ndarray, each: Setups | None = None) -> tuple[np.ndarray, Any]:
+    """x: (heads, rows, features)."""
+
+    def one(h: int) -> Any:
+        own, number = _own(setup, each, h, x.shape[0])
+        return head_of.round_inputs(numpy_ops(), own, number, site, x[h])
+
+    return _each(one, x.shape[0])
+
+
+def forward(setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None, each: Setups | None = None) -> Any:
+    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None."""
+    group = q.shape[0] // k.shape[0]
+
+    def one(h: int) -> Any:
+        own, number = _own(setup, each, h, q.shape[0])
+        return head_of.forward(numpy_ops(), own, number, q[h], k[h // group], v[h // group], None if mask is None else mask[h])
+
+    return _each(one, q.shape[0])
+
+
+def backward(
+    setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None,
+    out: np.ndarray, wide: np.ndarray, lse: np.ndarray, do: np.ndarray, each: Setups | None = None,
+) -> Any:  # fmt: skip
+    """Gradients of heads, and what was seen of tiles, wholes and key heads."""
+    group = q.shape[0] // k.shape[0]
+
+    def one(h: int) -> Any:
+        g = h // group
+        m = None if mask is None else mask[h]
+        own, number = _own(setup, each, h, q.shape[0])
+        return head_of.backward(numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h])
+
+    def rounded(g: int) -> Any:
+        own, number = _own(setup, each, g, k.shape[0])
+        return head_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
+
+    (dq, dk, dv, delta), seen = _each(one, q.shape[0])
+    dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
+    (dk, dv), seen_keys = _each(rounded, k.shape[0])
+    return (dq, dk, dv, delta), seen | {"keys": seen_keys}
+
+
+def enter(x: np.ndarray, block: int) -> np.ndarray:
+    """Any float array (B, T, N, H) as the carrier, exactly, head by head in whole tiles."""
+    return to_heads(np, np.asarray(x).astype(np.float64), block)
+
+
+def leave(x: np.ndarray, batch: int, rows: int, dtype: Any) -> np.ndarray:
+    """Heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
+    x = from_heads(x, batch, rows)
+    return x if dtype == np.float64 else numpy_ops().round(x, BINARY32, None).astype(np.float32)

@@ -1,0 +1,267 @@
+"""One attention head, forward and backward: the loops over tiles, for every engine.
+
+Arrays are padded to whole tiles; entries beyond T queries or S keys are masked, and no event counts them.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from roundscope.attention import algorithm
+from roundscope.attention.events.hook import Events, Record, Tile
+from roundscope.attention.injection import Injection
+from roundscope.attention.plan import DeltaFrom, KeyOrder, Plan
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles import sample
+from roundscope.emu.backends.ops import Array, Ops
+
+Seen = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is fixed for a whole call: sizes, tiles, plan, and what is asked beside the result.
+
+    scale  of the scores, in binary32 unless SCALED is wider;  whole_scale: before that rounding
+    """
+
+    plan: Plan
+    queries: int
+    keys: int
+    block_q: int
+    block_k: int
+    heads: int
+    key_heads: int
+    scale: float
+    whole_scale: float
+    is_causal: bool
+    inject: tuple[Injection, ...] = ()
+    record: Record | None = None
+
+    @property
+    def query_tiles(self) -> int:
+        return -(-self.queries // self.block_q)
+
+    @property
+    def key_tiles(self) -> int:
+        return -(-self.keys // self.block_k)
+
+    @property
+    def every(self) -> int:
+        """Of `Record`: one tile in so many is looked at, both ways."""
+        return 1 if self.record is None else self.record.every
+
+
+def events_at(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
+    """The hook of a tile's events; silent: without a record."""
+    return Events(ops, setup.plan, tile, setup.inject, None if silent else setup.record)
+
+
+def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | None = None) -> Tile:
+    """The head as one tile, for events that are not repeated: inputs, normalisation, outputs.
+
+    heads: per batch entry, where they are not the query heads
+    """
+    xp = ops.xp
+    t = xp.arange(setup.query_tiles * setup.block_q)
+    s = xp.arange(setup.key_tiles * setup.block_k)
+    rows, keys = t < setup.queries, s < setup.keys
+    seeing = rows if mask is None else rows & mask.any(axis=1)
+    nothing = xp.zeros((1, 1), dtype=bool)
+    tiles, sizes = (setup.query_tiles, setup.key_tiles), (setup.block_q, setup.block_k)
+    return Tile(
+        head=head, heads=heads or setup.heads, i=0, j=0, row0=0, key0=0, mask=nothing, rows=seeing, rescaled=rows, keys=keys,
+        sample=sample.of_head(xp, setup.every, tiles, sizes, head) if setup.every > 1 else None,
+    )  # fmt: skip
+
+
+def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | None, before: Array | None) -> Tile:
+    """Tile (i, j); mask: its part of the caller's mask; before: rows that had a key earlier (None: all, as in the backward)."""
+    xp = ops.xp
+    row0, key0 = i * setup.block_q, j * setup.block_k
+    t, s = row0 + xp.arange(setup.block_q), key0 + xp.arange(setup.block_k)
+    here, keys = t < setup.queries, s < setup.keys
+    exists = here[:, None] & keys[None, :]
+    active = row0 < setup.queries  # and some key, or there would be no such tile
+    if setup.is_causal:
+        exists = exists & (s[None, :] <= t[:, None])
+        last = xp.minimum(row0 + setup.block_q, setup.queries) - 1
+        here, keys, active = here & (key0 <= t), keys & (s <= last), key0 <= last
+    if mask is not None:
+        exists = exists & mask
+        here, keys = exists.any(axis=1), exists.any(axis=0)
+        active = here.any()
+    before = here if before is None else before
+    tiles = setup.query_tiles, setup.key_tiles
+    return Tile(
+        head=head, heads=setup.heads, i=i, j=j, row0=row0, key0=key0, mask=exists,
+        rows=(before | here) & active, rescaled=before & active, keys=keys,
+        sample=sample.of_tile(xp, setup.every, tiles, head, i, j) if setup.every > 1 else None,
+    )  # fmt: skip
+
+
+def _if_any(ops: Ops, setup: Setup, tile: Tile, masks: Array | None, compute: Callable[[], Any], state: Any) -> Any:
+    """What a tile computes, or the state and zeros where nothing in it exists, which can only be so under a mask."""
+    return ops.when(tile.mask.any(), compute, state) if setup.is_causal or masks is not None else compute()
+
+
+def _tiles(x: Array, block: int) -> Array:
+    return x.reshape(-1, block, *x.shape[1:])
+
+
+def _backwards(x: Any) -> Any:
+    """Arrays, tuples and dicts of them, with their first axis turned round."""
+    if isinstance(x, dict):
+        return {name: _backwards(part) for name, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_backwards(part) for part in x)
+    return None if x is None else x[::-1]
+
+
+def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
+    """(query tiles, key tiles, block_q, block_k)."""
+    if mask is None:
+        return None
+    parts = mask.reshape(setup.query_tiles, setup.block_q, setup.key_tiles, setup.block_k)
+    return parts.transpose(0, 2, 1, 3)
+
+
+def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tuple[Array, Seen]:
+    """The event of one input tensor: (rows, features), padded."""
+    heads = setup.key_heads if site in (Site.K, Site.V) else setup.heads
+    at = events_at(ops, setup, _whole(ops, setup, head, None, heads))
+    return at(site, x), at.seen()
+
+
+def forward(
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None
+) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
+    """(output, output before its last rounding, L) of one head, and what was seen, by tile and whole."""
+    xp = ops.xp
+    q_tiles, k_tiles, v_tiles = _tiles(q, setup.block_q), _tiles(k, setup.block_k), _tiles(v, setup.block_k)
+    masks = _mask_tiles(setup, mask)
+
+    descending = setup.plan.key_order is KeyOrder.DESCENDING
+
+    def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
+        def key_tile(state: Any, n: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
+            j = setup.key_tiles - 1 - n if descending else n
+            tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
+
+            def compute() -> tuple[Any, Seen]:
+                at = events_at(ops, setup, tile)
+                new = algorithm.forward_tile(at, setup.scale, state, x[0], y[0], y[1])
+                return new, at.seen()
+
+            return _if_any(ops, setup, tile, masks, compute, state)
+
+        state = algorithm.start(xp, setup.block_q, v.shape[1])
+        keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
+        state, seen = ops.scan(key_tile, state, _backwards(keys) if descending else keys)
+        return None, (state, _backwards(seen) if descending else seen)
+
+    rows = (q_tiles,) if masks is None else (q_tiles, masks)
+    _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
+    at = whole_events(ops, setup, head, mask)
+    state = m.reshape(-1), l.reshape(-1), o.reshape(-1, o.shape[-1])
+    return algorithm.finish(at, state), {"tiles": seen, "whole": at.seen()}
+
+
+def backward(
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None,
+    out: Array, wide: Array, lse: Array, do: Array,
+) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:  # fmt: skip
+    """(dQ rounded, dK and dV before the rounding of the outputs, delta) of one head, and what was seen."""
+    xp = ops.xp
+    at = whole_events(ops, setup, head, mask)
+    delta = deltas(ops, setup, head, at, q, k, v, mask, out, wide, lse, do)
+    q_tiles, do_tiles, lse_tiles, delta_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse, delta))
+    k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
+    masks = _mask_tiles(setup, mask)
+
+    def key_tile(dq_tiles: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
+        def query_tile(carry: Any, i: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
+            tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
+
+            def compute() -> tuple[Any, Seen]:
+                at = events_at(ops, setup, tile)
+                dq, dk, dv = algorithm.backward_tile(
+                    at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
+                )  # fmt: skip
+                return (dq, dk, dv), at.seen()
+
+            (dq, dk, dv), seen = _if_any(ops, setup, tile, masks, compute, (x[4], *carry))
+            return (dk, dv), (dq, seen)
+
+        rows = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
+        carry = xp.zeros_like(y[0]), xp.zeros_like(y[1])
+        (dk, dv), (dq_tiles, seen) = ops.scan(query_tile, carry, rows if masks is None else (*rows, y[2]))
+        return dq_tiles, (dk, dv, seen)
+
+    columns = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, masks.swapaxes(0, 1))
+    dq, (dk, dv, seen) = ops.scan(key_tile, xp.zeros_like(q_tiles), columns)
+    dq = round_query_gradients(at, setup, dq.reshape(q.shape))
+    return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen()}
+
+
+def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Events:
+    """The hook of events that a head has once."""
+    return events_at(ops, setup, _whole(ops, setup, head, mask))
+
+
+def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
+    """dQ as it leaves."""
+    return at(Site.DQ_OUT, at.ops.multiply(dq, setup.scale))
+
+
+def deltas(
+    ops: Ops, setup: Setup, head: Any, at: Events, q: Array, k: Array, v: Array, mask: Array | None,
+    out: Array, wide: Array, lse: Array, do: Array,
+) -> Array:  # fmt: skip
+    """delta of all rows, by the plan's operands."""
+    if setup.plan.delta_from is DeltaFrom.OUT:
+        return algorithm.delta(at, do, out)
+    if setup.plan.delta_from is DeltaFrom.WIDE_O:
+        return algorithm.delta(at, do, wide)
+    total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do))
+    if mass:
+        total, exact = (ops.multiply(x, algorithm.reciprocal(ops.xp, l)) for x, l in zip((total, exact), mass, strict=True))
+    return at(Site.DELTA, total, exact)
+
+
+def _delta_from_p_dp(
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None, lse: Array, do: Array
+) -> tuple[Array, ...]:
+    """rowsum(P dP), and for CENTRED rowsum(P), by query tile: each by DELTA's accumulator, and as an Exact() injection there wants."""
+    q_tiles, do_tiles, lse_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse))
+    k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
+    masks = _mask_tiles(setup, mask)
+
+    def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
+        def key_tile(sums: Any, j: Any, y: tuple[Array, ...]) -> tuple[Any, None]:
+            tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, None)
+
+            def compute() -> tuple[Any, None]:
+                at = events_at(ops, setup, tile, silent=True)
+                return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], sums), None
+
+            return _if_any(ops, setup, tile, masks, compute, sums)
+
+        keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[3])
+        zeros = (ops.xp.zeros_like(x[2]),) * (4 if setup.plan.delta_from is DeltaFrom.CENTRED else 2)
+        return None, ops.scan(key_tile, zeros, keys)[0]
+
+    rows = (q_tiles, do_tiles, lse_tiles)
+    return ops.scan(query_tile, None, rows if masks is None else (*rows, masks))[1]
+
+
+def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array) -> tuple[tuple[Array, Array], Seen]:
+    """dK and dV of one key head from those of its query heads: (group, keys, features), added in ascending order.
+
+    The sum over the group is in binary64: the rounding of the outputs is its only one.
+    """
+    at = events_at(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
+    dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
+    return (at(Site.DK_OUT, ops.multiply(dk, setup.scale)), at(Site.DV_OUT, dv)), at.seen()

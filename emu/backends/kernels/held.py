@@ -1,0 +1,108 @@
+"""Numbers as a kernel holds them, no wider than their events allow, and the machine that computes with them (`narrowing`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from roundscope.emu.formats.format import Format
+from roundscope.emu.rounding.modes import BF16, BINARY32, FP16, Rounding
+from roundscope.emu.sums.accumulator import Accumulator
+
+FP64, FP32 = "fp64", "fp32"
+WITHIN_FP32 = ("bf16", "fp16", FP32)
+ROUNDINGS = {"bf16": BF16, "fp16": FP16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Numbers as a kernel holds them.
+
+    array    of the machine's type for the format; None where they are not computed yet
+    format   bf16, fp16, fp32 or fp64: one that holds them all
+    made     (operation, factors), what they are made from: add, sub, mul or a function; not rounded
+    wider    a float32 array that is to be rounded to the format: as which type, its reader says
+    uniform  the number, where all are one
+    """
+
+    array: Any
+    format: str
+    made: tuple[Any, tuple["Held", ...]] | None = None
+    wider: Any = None
+    uniform: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers, once computed."""
+        own: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
+        return own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What does the arithmetic. A float32 array here is one of the type for fp32, which an interpreter may make float64.
+
+    types        of arrays, by the name of the format
+    combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to binary32: to nearest even, or, of products,
+                 to odd
+    combined16   (add | sub | mul, x, y, rounding) -> that of two arrays of the rounding's own 16-bit format, rounded once
+    scaled16     (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit format, rounded once
+    narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;  narrow32: as a float32 array
+    exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of an array for this format, within binary32,
+                 rounded once to binary32
+    round        (x, rounding, random) -> a float64 array rounded once
+    multiply     the product of float64 arrays that no compiler fuses with a following addition
+    divide       their quotient, which no compiler narrows: of binary32 numbers, rounded to binary32, LLVM makes a division in binary32,
+                 and on a GPU that is an approximate one
+    function     (f, x) -> f of a float64 array
+    total        (machine, accumulator, a, b, init) -> init + a @ b
+    """
+
+    types: dict[str, Any]
+    combined: Callable[[str, Array, Array, bool], Array]
+    combined16: Callable[[str, Array, Array, Rounding], Array]
+    scaled16: Callable[[Array, Array, Rounding], Array]
+    narrow: Callable[[Array, Rounding], Array]
+    narrow32: Callable[[Array, Rounding], Array]
+    exponential: Callable[..., Any]
+    exp: Callable[[Array, str], Array]
+    round: Callable[[Array, Rounding, Array | None], Array]
+    multiply: Callable[[Array, Array], Array]
+    divide: Callable[[Array, Array], Array]
+    function: Callable[[Callable[..., Array], Array], Array]
+    total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
+
+
+def format_of(f: Format) -> str:
+    """The narrowest of the formats above that holds the numbers of another."""
+    if f in (BF16.format, FP16.format, BINARY32.format):
+        return f.name
+    return FP32 if f.fits_binary32 else FP64
+
+
+def held_as(machine: Machine, x: Held, name: str) -> Array:
+    """The numbers as an array for a format that holds them."""
+    x = computed(machine, x)
+    if x.wider is None:
+        array = x.array
+    else:
+        array = (machine.narrow if name == x.format else machine.narrow32)(x.wider, ROUNDINGS[x.format])
+    return array if array.dtype == machine.types[name] else jnp.asarray(array).astype(machine.types[name])
+
+
+def computed(machine: Machine, x: Held) -> Held:
+    """What was only promised, in binary64."""
+    if x.made is None:
+        return x
+    operation, factors = x.made
+    arrays = [held_as(machine, y, FP64) for y in factors]
+    array = machine.function(operation, *arrays) if callable(operation) else in_binary64(machine.multiply, operation, *arrays)
+    return Held(array=array, format=FP64)
+
+
+def in_binary64(multiply: Callable[[Array, Array], Array], operation: str, a: Array, b: Array) -> Array:
+    """add, sub or mul of float64 arrays."""
+    operations: dict[str, Callable[[Array, Array], Array]] = {"add": jnp.add, "sub": jnp.subtract, "mul": multiply}
+    return operations[operation](a, b)

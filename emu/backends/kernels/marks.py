@@ -1,0 +1,55 @@
+"""What a function says of itself to `narrowing`: JAX primitives that stand for one operation of a kernel, whatever computes it."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Primitive
+from jax.typing import ArrayLike
+
+from roundscope.emu.rounding.modes import Rounding
+from roundscope.emu.sums.accumulator import Accumulator
+
+
+def _marked(name: str, shape: Callable[..., tuple[int, ...]]) -> Primitive:
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda *x, **_: jax.core.ShapedArray(shape(*(y.shape for y in x)), jnp.dtype("float64")))
+    return primitive
+
+
+ROUND = _marked("round_event", lambda x, *random: x)
+PRODUCT = _marked("guarded_product", lambda a, b: a)
+FUNCTION = _marked("function", lambda x: x)
+TOTAL = _marked("sum_of_products", lambda a, b, init: (a[0], b[1]))
+TRANSPOSED = _marked("transposed", lambda x: x[::-1])
+
+
+def round_event(x: Array, r: Rounding, random: Array | None = None) -> Array:
+    """x rounded once."""
+    found: Array = ROUND.bind(x, *(() if random is None else (random,)), rounding=r)
+    return found
+
+
+def product(a: ArrayLike, b: ArrayLike) -> Array:
+    """a b."""
+    found: Array = PRODUCT.bind(*jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64)))
+    return found
+
+
+def function(f: Callable[..., Array], x: Array) -> Array:
+    """f(x)."""
+    found: Array = FUNCTION.bind(x, function=f)
+    return found
+
+
+def total(acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
+    """init + a @ b."""
+    found: Array = TOTAL.bind(a, b, init, accumulator=acc)
+    return found
+
+
+def transposed(x: Array) -> Array:
+    """Its transpose."""
+    found: Array = TRANSPOSED.bind(x)
+    return found

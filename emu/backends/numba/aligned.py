@@ -1,0 +1,108 @@
+"""`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands, columns side by side in the processor's lanes."""
+
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.backends.numba.rounding import (
+    RULE64,
+    bits_of_float,
+    compiled,
+    float_of_bits,
+    over_threads,
+)
+from roundscope.emu.rounding.rule import C64, EVEN, target_of
+from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.emu.sums.aligned import Factors
+
+_even, _any, _ = RULE64
+_MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude
+_EXPONENT = 0x7FF0_0000_0000_0000
+_ONE_TWICE = 2046 << 52  # in the bits of powers of two 1 / x is this less x
+_COLUMNS = 256  # of a chunk of b and its binades that stay in the first cache
+
+
+@compiled
+def _fold(a, w_a, b, w_b, total, chunk, bits, zero, emin, t):
+    """total += the chunks of a b; total: the rows of one thread."""
+    least, smallest, kept = 2.0**zero, (emin + 1023) << 52, bits << 52
+    top, units = np.empty(_COLUMNS), np.empty(_COLUMNS)
+    for left in range(0, total.shape[1], _COLUMNS):
+        right = min(left + _COLUMNS, total.shape[1])
+        for lo in range(0, a.shape[0], chunk):
+            hi = min(lo + chunk, a.shape[0])
+            for i in range(total.shape[0]):
+                row = total[i, left:right]
+                _top(row, w_a[lo:hi, i], w_b[lo:hi, left:right], top, smallest)
+                _zeros(row, w_a[lo:hi, i], w_b[lo:hi, left:right], top, least, hi - lo < chunk)
+                _units(row, a[lo:hi, i], b[lo:hi, left:right], top, units, kept)
+                _leave(row, top, units, kept, t)
+
+
+@compiled
+def _top(row, w_a, w_b, top, smallest):
+    """The largest binade of each column's terms."""
+    for j in range(row.size):
+        e = max(bits_of_float(row[j]) & _EXPONENT, smallest)
+        top[j] = 0.0 if row[j] == 0.0 else float_of_bits(e)
+    for k in range(w_a.size):
+        w = w_a[k]
+        for j in range(row.size):
+            v = w * w_b[k, j]
+            top[j] = v if v > top[j] else top[j]
+
+
+@compiled
+def _zeros(row, w_a, w_b, top, least, padded):
+    """Where all terms are below the exponent of a 0 and one is 0, that exponent is the largest: seldom."""
+    for j in range(row.size):
+        if top[j] < least:
+            found = padded or row[j] == 0.0
+            for k in range(w_a.size):
+                found |= w_a[k] * w_b[k, j] == 0.0
+            if found:
+                top[j] = least
+
+
+@compiled
+def _units(row, a, b, top, units, kept):
+    """The sum of the terms in units of top / 2^F, each cut to whole ones."""
+    for j in range(row.size):
+        units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
+    for k in range(a.size):
+        x = a[k]
+        for j in range(row.size):
+            units[j] += np.trunc(x * b[k, j] * _per_unit(top[j], kept))
+
+
+@compiled
+def _per_unit(top, kept):
+    """2^F / top, of powers of two."""
+    return float_of_bits(_ONE_TWICE + kept - bits_of_float(top))
+
+
+@compiled
+def _leave(row, top, units, kept, t):
+    """The sums, rounded; what was infinite stays so."""
+    bits = row.view(np.int64)
+    for j in range(row.size):
+        s = bits_of_float(units[j] * float_of_bits(bits_of_float(top[j]) - kept))
+        a = s & _MAGNITUDE
+        m = _even(a, s < 0, t) if t.mode == EVEN else _any(a, s < 0, t)
+        m = _EXPONENT if a >> 52 > t.largest >> 52 else m
+        if bits[j] & _MAGNITUDE < _EXPONENT:
+            bits[j] = 0 if m == 0 else m | (s & _SIGN)
+
+
+def aligned(a: Factors, b: Factors, init: np.ndarray, acc: Accumulator) -> np.ndarray:
+    """As `emu.sums.aligned.aligned`, for finite factors."""
+    total = np.array(init, dtype=np.float64, order="C")
+    x, w_x, y, w_y = (np.ascontiguousarray(v) for v in (*a, *b))
+    kept: Any = acc.alignment
+    fixed = (acc.chunk, kept.bits, kept.zero, acc.step.format.emin, target_of(acc.step, C64))
+
+    def rows(lo: int, hi: int) -> None:
+        _fold(x[:, lo:hi], w_x[:, lo:hi], y, w_y, total[lo:hi], *fixed)
+
+    over_threads(rows, total.shape[0], x.size * total.shape[1])
+    return total

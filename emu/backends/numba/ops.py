@@ -1,0 +1,79 @@
+"""`Ops` on NumPy arrays with Numba kernels: one thread each call, the interpreter lock released."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.backends.numba.rounding import round_array
+from roundscope.emu.backends.numba.stats import stats
+from roundscope.emu.backends.numba.sums import ascending, odd_sum
+from roundscope.emu.backends.ops import Ops
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.rounding.modes import Rounding
+from roundscope.emu.sums.aligned import Factors
+
+
+def _round(x: np.ndarray, r: Rounding, random: np.ndarray | None = None) -> np.ndarray:
+    return x if r.is_identity else round_array(np.asarray(x, dtype=np.float64), r, random)
+
+
+def _round_blocks(x: np.ndarray, f: BlockFormat, axis: int, random: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    from roundscope.emu.blocks.kernels import quantise  # compiled only for those who use it
+    from roundscope.emu.blocks.ops import round_blocks
+
+    return round_blocks(np, quantise, np.float64, np.asarray(x, dtype=np.float64), f, axis, random)
+
+
+def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
+    from roundscope.emu.backends.numba import aligned as numba_aligned
+    from roundscope.emu.sums import aligned
+
+    finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
+    return numba_aligned.aligned(a, b, init, acc) if finite else aligned.aligned(numpy_ops(), a, b, init, acc)
+
+
+def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
+    seen = []
+    for k in range(xs[0].shape[0]):
+        carry, y = body(carry, k, tuple(x[k] for x in xs))
+        seen.append(y)
+    return carry, stack(seen)
+
+
+def stack(ys: list[Any]) -> Any:
+    """A list of equal structures of arrays as one structure of stacked arrays; None stands for zeros."""
+    like = next((y for y in ys if y is not None), None)
+    if like is None:
+        return None
+    if isinstance(like, dict):
+        return {key: stack([None if y is None else y[key] for y in ys]) for key in like}
+    if isinstance(like, tuple):
+        return tuple(stack([None if y is None else y[part] for y in ys]) for part in range(len(like)))
+    return np.stack([np.zeros_like(like) if y is None else y for y in ys])
+
+
+def _when(active: Any, compute: Any, state: Any) -> tuple[Any, Any]:
+    return compute() if active else (state, None)
+
+
+@cache
+def numpy_ops() -> Ops:
+    """The record for NumPy arrays."""
+    return Ops(
+        xp=np,
+        round=_round,
+        round_blocks=_round_blocks,
+        transposed=lambda x: x.T,
+        odd_sum=odd_sum,
+        multiply=np.multiply,
+        bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
+        from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),
+        scan=_scan,
+        when=_when,
+        call=lambda function, x: function(numpy_ops(), x),
+        native=np.matmul,
+        aligned=_aligned,
+        ascending=lambda a, b, init, r, _: ascending(a, b, init, r),
+        stats=lambda events: [stats(*event) for event in events],
+    )

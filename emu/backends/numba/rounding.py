@@ -1,0 +1,228 @@
+"""The Numba executor of the rule: NumPy arrays in, NumPy arrays out, two threads or more.
+
+Kernels take flat contiguous arrays of the carrier's bits and release the interpreter lock; `parallel`
+cuts an array into one piece per thread. Plain `njit`, no fastmath: the bits are the definition.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import config
+
+from roundscope.emu.backends.numba.word import from_word, to_word
+from roundscope.emu.rounding.modes import Rounding, RoundingMode
+from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, build_rule, target_of
+
+
+@cache
+def _cache_directory() -> str:
+    """A folder of compiled kernels for exactly these sources: Numba's own cache misses a changed callee."""
+    sources = sorted(Path(__file__).parents[2].rglob("*.py"))
+    digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + numba.__version__.encode())
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = base / "roundscope" / f"numba-{digest.hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="roundscope-"))
+    return str(folder)
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`njit` for a function of a module, kept on disk: a fresh process loads it in milliseconds.
+
+    For functions of a module only, with all that they call: a closure over compiled functions, or one of
+    them passed as an argument, cannot be cached. Numba reads the folder at this moment and never again,
+    so no other package's cache moves.
+    """
+    before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    finally:
+        config.CACHE_DIR = before
+
+
+def closure(tag: str) -> Callable[[Callable[..., Any]], Any]:
+    """`njit` for the functions that a factory makes, under a name that no other of them has.
+
+    Numba names machine code after the function, its types and a count that starts anew in every process.
+    Of two closures of one name and types, one loaded from disk and one compiled here, the linker takes
+    the first for both, silently.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        function.__qualname__ = f"{function.__qualname__}.{tag}"
+        return numba.njit(function)
+
+    return decorate
+
+
+@numba.njit
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """The scalar choice."""
+    return yes if condition else no
+
+
+@numba.njit
+def bits_of_float(x: Any) -> Any:
+    """The int64 bits of a float64."""
+    return np.float64(x).view(np.int64)
+
+
+@numba.njit
+def float_of_bits(b: Any) -> Any:
+    """The float64 of int64 bits."""
+    return np.int64(b).view(np.float64)
+
+
+@numba.njit
+def in_place(x: Any, y: Any) -> Any:
+    """Whether two arrays begin at one address. Only a loop over one array vectorises then."""
+    return x.ctypes.data == y.ctypes.data
+
+
+def _loops(rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Callable[..., Any]) -> Rule:
+    """The three functions of a rule over arrays: y = x rounded; x, y, random: integers of one size.
+
+    enter, leave  between an element of the array and the integers of the rule
+    """
+    magnitude, width = carrier.magnitude, carrier.magnitude.bit_length() + 1
+    nearest_even, any_mode, drawn = rule
+
+    @closure(f"{width}")
+    def signed(m, b, t):
+        signless = (t.negative_zero == 0) | (b & magnitude > carrier.infinity)  # of zeros: the fnuz formats', and NaN's
+        return leave(where((m == 0) & signless, 0, m | (b & ~magnitude)))
+
+    def over(function, name):
+        @closure(f"{name}{width}")
+        def one(element, t):
+            b = enter(element)
+            return signed(function(b & magnitude, b < 0, t), b, t)
+
+        @closure(f"{name}{width}")
+        def loop(x, y, t):
+            if in_place(x, y):
+                for i in range(y.size):
+                    y[i] = one(y[i], t)
+            else:
+                for i in range(x.size):
+                    y[i] = one(x[i], t)
+
+        return loop
+
+    @closure(f"{width}")
+    def one(element, t, random):
+        b = enter(element)
+        return signed(drawn(b & magnitude, b < 0, t, enter(random)), b, t)
+
+    @closure(f"{width}")
+    def stochastic(x, y, random, t):
+        if in_place(x, y):
+            for i in range(y.size):
+                y[i] = one(y[i], t, random[i])
+        else:
+            for i in range(x.size):
+                y[i] = one(x[i], t, random[i])
+
+    return Rule(over(nearest_even, "even"), over(any_mode, "any"), stochastic)
+
+
+RULE32 = build_rule(C32, where, closure("32"))
+RULE64 = build_rule(C64, where, closure("64"))
+_even32, _any32, _stochastic32 = _loops(RULE32, C32, to_word, from_word)
+_even64, _any64, _stochastic64 = _loops(RULE64, C64, numba.int64, numba.int64)
+
+
+@compiled
+def even32(x: Any, y: Any, t: Any) -> None:
+    _even32(x, y, t)
+
+
+@compiled
+def any32(x: Any, y: Any, t: Any) -> None:
+    _any32(x, y, t)
+
+
+@compiled
+def stochastic32(x: Any, y: Any, random: Any, t: Any) -> None:
+    _stochastic32(x, y, random, t)
+
+
+@compiled
+def even64(x: Any, y: Any, t: Any) -> None:
+    _even64(x, y, t)
+
+
+@compiled
+def any64(x: Any, y: Any, t: Any) -> None:
+    _any64(x, y, t)
+
+
+@compiled
+def stochastic64(x: Any, y: Any, random: Any, t: Any) -> None:
+    _stochastic64(x, y, random, t)
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """One worker per core of this process; made on first use."""
+    return ThreadPoolExecutor(numba.get_num_threads(), thread_name_prefix="roundscope")
+
+
+_PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves
+
+
+def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = None) -> list[Any]:
+    """job(first, end) over equal pieces of range(size), one per thread; the results in order. work: numbers in all, if not `size`."""
+    workers = min(numba.get_num_threads(), size, (size if work is None else work) // _PIECE) or 1
+    cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
+    return [job(*cuts[0])] if workers == 1 else list(pool().map(lambda cut: job(*cut), cuts))
+
+
+def parallel(kernel: Callable[..., Any], size: int, *arrays: Any, shared: tuple[Any, ...] = ()) -> list[Any]:
+    """kernel(*pieces, *shared) over equal pieces of flat arrays; the results in order."""
+    return over_threads(lambda lo, hi: kernel(*(a[lo:hi] for a in arrays), *shared), size)
+
+
+def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
+    """x (float32 or float64, any shape) rounded; `random` (int32, same shape) for the stochastic mode.
+
+    `out` may be x itself. Formats beyond binary32's normal range pass through binary64.
+    """
+    if x.dtype == np.float32 and not r.format.fits_binary32:
+        with np.errstate(all="ignore"):  # a signalling NaN
+            wide = round_array(x.astype(np.float64), r, random).astype(np.float32)
+        return wide if out is None else _into(out, wide)
+    source = np.ascontiguousarray(x).reshape(x.shape)  # which makes 0-d arrays 1-d
+    result = out if out is not None and out.flags.c_contiguous else np.empty_like(source)
+    word, carrier, rule = (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)
+    even, any_mode, stochastic = rule
+    target = target_of(r, carrier)
+    flat = (source.reshape(-1).view(word), result.reshape(-1).view(word))
+    if r.mode is RoundingMode.STOCHASTIC:
+        assert random is not None
+        bits = np.ascontiguousarray(random).reshape(-1)
+        parallel(stochastic, x.size, *flat, bits, shared=(target,))
+    else:
+        kernel = even if r.mode is RoundingMode.TIES_TO_EVEN else any_mode
+        parallel(kernel, x.size, *flat, shared=(target,))
+    return result if out is None or result is out else _into(out, result)
+
+
+def _into(out: np.ndarray, values: np.ndarray) -> np.ndarray:
+    out[...] = values
+    return out
+
+
+_KERNELS32 = (even32, any32, stochastic32)
+_KERNELS64 = (even64, any64, stochastic64)

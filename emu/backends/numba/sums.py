@@ -1,0 +1,107 @@
+"""Sums of products in ascending order: the Numba kernels of the NumPy executor, one thread each call."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from roundscope.emu.backends.numba.rounding import (
+    RULE64,
+    bits_of_float,
+    closure,
+    compiled,
+    float_of_bits,
+    where,
+)
+from roundscope.emu.rounding.modes import BINARY32, Rounding
+from roundscope.emu.rounding.rule import C64, EVEN, target_of
+from roundscope.emu.sums.odd import WIDEST, build_odd_sum
+
+_even, _any, _ = RULE64
+_MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude
+_SPARE = 53 - WIDEST
+_odd_sum = closure("64")(build_odd_sum(where, bits_of_float, float_of_bits))
+
+
+@intrinsic
+def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c of three numbers of one type, rounded once: the processor's instruction, or its library's function."""
+
+    def lowered(_: Any, builder: ir.IRBuilder, __: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return a(a, b, c), lowered
+
+
+@compiled
+def _fold32(a, b, total):
+    """total += a_k b_k for ascending k, all binary32, each step by the processor."""
+    for k in range(a.shape[0]):
+        for i in range(a.shape[1]):
+            x = a[k, i]
+            row, y = total[i], b[k]
+            for j in range(row.size):
+                row[j] = fused(x, y[j], row[j])
+
+
+@compiled
+def _fold(a, b, total, t):
+    """total += a_k b_k for ascending k, each step rounded by the rule; total: the sum's bits."""
+    for k in range(a.shape[0]):
+        for i in range(a.shape[1]):
+            x = a[k, i]
+            row = total[i]
+            bits = row.view(np.int64)
+            for j in range(row.size):
+                product = x * b[k, j]
+                s = bits_of_float(_odd_sum(row[j], product) if t.drop >= _SPARE else row[j] + product)
+                m = _even(s & _MAGNITUDE, s < 0, t) if t.mode == EVEN else _any(s & _MAGNITUDE, s < 0, t)
+                bits[j] = where((m == 0) & (t.negative_zero == 0), 0, m | (s & _SIGN))
+
+
+@compiled
+def _fold64(a, b, total):
+    """total += a_k b_k for ascending k in binary64, product and sum rounded each."""
+    for k in range(a.shape[0]):
+        for i in range(a.shape[1]):
+            x = a[k, i]
+            row = total[i]
+            for j in range(row.size):
+                row[j] += x * b[k, j]
+
+
+@compiled
+def _odd_sums(a, b, total):
+    """Of each pair, to odd."""
+    for i in range(total.size):
+        total[i] = _odd_sum(a[i], b[i])
+
+
+def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b of float64 arrays, rounded to odd."""
+    a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
+    total = np.empty(a.shape)
+    _odd_sums(a.ravel(), b.ravel(), total.ravel())
+    return total
+
+
+def ascending(a: np.ndarray, b: np.ndarray, init: np.ndarray, r: Rounding) -> np.ndarray:
+    """init + the fold of a_k b_k, k ascending; a: (K, T), b: (K, N), init: (T, N)."""
+    if r == BINARY32 and (narrow := _in_binary32(a, b, init)) is not None:
+        _fold32(*narrow)
+        return narrow[-1].astype(np.float64)
+    total = np.array(init, dtype=np.float64, order="C")
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    if r.is_identity:
+        _fold64(a, b, total)
+    else:
+        _fold(a, b, total, target_of(r, C64))
+    return total
+
+
+def _in_binary32(*arrays: np.ndarray) -> list[np.ndarray] | None:
+    """Copies in binary32 if that holds every number."""
+    with np.errstate(over="ignore"):
+        narrow = [np.array(x, dtype=np.float32, order="C") for x in arrays]
+    return narrow if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(arrays, narrow, strict=True)) else None

@@ -1,0 +1,57 @@
+"""`Ops`: what an algorithm needs from an array library, so that it is written once.
+
+Three records exist: `numpy_ops()` (NumPy with Numba kernels), `xla_ops(zero)` (JAX) and `kernel_ops()` (in Pallas kernels). Every value is
+binary64, the carrier: a product of two numbers of up to 26 bits is exact in it, and rounding such a sum,
+product, quotient or root once to p <= 24 bits gives the correctly rounded result (53 >= 2p + 2, Figueroa 1995).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.rounding.modes import Rounding
+
+Array = Any  # numpy.ndarray or jax.Array, float64 unless said otherwise
+ANY_PRODUCT, EXACT_PRODUCT = 106, 53  # bits of a product of two binary64 numbers; those that binary64 holds
+Event = tuple[Array, Array, Any, Array]  # before, after, format, valid; of shape (rows, columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """An array library, seen by an algorithm.
+
+    xp         the namespace: numpy or jax.numpy
+    round      (x, rounding, random) -> x rounded once; random: int32 in [0, 2^31) or None
+    round_blocks   (x, block format, axis, random) -> x in blocks along an axis, and the scale T X of each number (emu.blocks.ops)
+    transposed (T, K) -> (K, T)
+    odd_sum    a + b in binary64, rounded to odd (emu.sums.odd)
+    multiply   a * b that no compiler fuses with a following addition
+    bits       float64 -> its int64 bits;  from_bits: back
+    scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
+               tuple xs; y is None, an array, or tuples and dicts of them, stacked in ys
+    when       (active, compute, state) -> compute() = (new state, seen), or state and zeros where not active
+    call       (f, x) -> f(these ops, x), an array like x; traced once, and computed once for all that use it
+    native     (a, b) -> a @ b of float32 arrays in the device's own order
+    aligned    (a, b, init, accumulator) -> emu.sums.aligned's sum; a, b: numbers and their binades
+    ascending  (a, b, init, rounding, product bits) -> fold of a_k b_k, k ascending, each step rounded once; bits as in emu.sums.accumulator
+    own_sum    (accumulator, a, b, init) -> init + a @ b, a (T, K), b (K, N), of a library that adds in its own way; None: emu.sums
+    stats      events [(before, after, format, valid)] -> for each its counts, sums, peak, place, row sums (emu.stats)
+    """
+
+    xp: Any
+    round: Callable[[Array, Rounding, Array | None], Array]
+    round_blocks: Callable[[Array, BlockFormat, int, Array | None], tuple[Array, Array]]
+    transposed: Callable[[Array], Array]
+    odd_sum: Callable[[Array, Array], Array]
+    multiply: Callable[[Array, Array], Array]
+    bits: Callable[[Array], Array]
+    from_bits: Callable[[Array], Array]
+    scan: Callable[..., Any]
+    when: Callable[..., Any]
+    call: Callable[[Callable[..., Array], Array], Array]
+    native: Callable[[Array, Array], Array]
+    aligned: Callable[..., Array]
+    ascending: Callable[[Array, Array, Array, Rounding, int], Array]
+    stats: Callable[[Sequence[Event]], list[Any]]
+    own_sum: Callable[..., Array] | None = None

@@ -1,0 +1,71 @@
+"""A `Rounding` as numbers that XLA traces, so that one compiled function serves every format, mode and seed.
+
+`row_of` writes a rounding as one row of integers; `TracedRounding` reads such a row, whose entries may be arrays,
+and stands where a `Rounding` would. Static is only which function of the rule runs: `kind_of`.
+"""
+
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from roundscope.emu.rounding.modes import Rounding, RoundingMode
+from roundscope.emu.rounding.nearest import takes_nearest_even
+from roundscope.emu.rounding.rule import C64, Target, target_of
+from roundscope.emu.stats.classify import Judged, judged
+
+T, J = len(Target._fields), len(Judged._fields)
+FIELDS = T + J + 2  # and the tie window's bits, and the seed
+
+
+class Kind(Enum):
+    """Which function rounds."""
+
+    NEAREST = "two additions"  # ties to even in a format inside binary32, or binary64 itself
+    ANY = "the rule, its mode as data"
+    STOCHASTIC = "the rule with random bits"
+
+
+class TracedFormat(NamedTuple):
+    """What events ask of a format beside its rounding."""
+
+    precision: Any
+    emin: Any
+    tie_window: Any
+    judged: Judged
+
+
+class TracedRounding(NamedTuple):
+    """Stands for a `Rounding`; `mode` is None where it is data."""
+
+    mode: RoundingMode | None
+    format: TracedFormat
+    target: Target
+    seed: Any
+    is_identity: bool = False  # not known while tracing: the rule leaves binary64 as it is
+
+
+def kind_of(r: Rounding) -> Kind:
+    """The fastest function that rounds so."""
+    if r.mode is RoundingMode.STOCHASTIC:
+        return Kind.STOCHASTIC
+    plain = takes_nearest_even(r) or (r.is_identity and r.mode is RoundingMode.TIES_TO_EVEN)
+    return Kind.NEAREST if plain else Kind.ANY
+
+
+@lru_cache(4096)
+def row_of(r: Rounding) -> np.ndarray:
+    """The rounding as int64 numbers, shape (FIELDS,). Raises ValueError if binary64 cannot hold its format."""
+    window = int(np.float64(r.format.tie_window).view(np.int64))
+    return np.array([*target_of(r, C64), *judged(r.format), window, r.seed], dtype=np.int64)
+
+
+def rounding_of(row: Any, kind: Kind) -> TracedRounding:
+    """The rounding that a row (FIELDS,) stands for."""
+    target, judge = Target(*(row[i] for i in range(T))), Judged(*(row[T + i] for i in range(J)))
+    window = lax.bitcast_convert_type(row[T + J], jnp.float64)
+    mode = {Kind.NEAREST: RoundingMode.TIES_TO_EVEN, Kind.STOCHASTIC: RoundingMode.STOCHASTIC, Kind.ANY: None}[kind]
+    return TracedRounding(mode, TracedFormat(judge.precision, judge.emin - 1023, window, judge), target, row[T + J + 1])

@@ -1,0 +1,138 @@
+"""The functions of block formats: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA), the same bits from both."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.api import _bits_of_flat, _carrier, _is_jax
+from roundscope.emu.blocks.format import BlockFormat, block_format
+from roundscope.emu.blocks.layout import (
+    Layout,
+    from_lines,
+    layout_of,
+    scales_from_lines,
+    scales_to_lines,
+    to_lines,
+)
+from roundscope.emu.rounding.modes import RoundingMode
+
+Array = Any  # numpy.ndarray or jax.Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """An array in a block format: it stands for the numbers T X P.
+
+    elements  P, float32, of the array's shape; 0 in a block whose scale is NaN
+    scales    X, float32: the array's shape with one number for each block
+    tensor    T, a float32 number; 1 where the format has no scale of the whole array
+    axis      the blocked axis, counted from 0
+    """
+
+    elements: Array
+    scales: Array
+    tensor: Array
+    format: BlockFormat
+    axis: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's."""
+        return tuple(self.elements.shape)
+
+    @property
+    def T(self) -> "Blocked":
+        """The transpose of a matrix: the same numbers, blocked along the other axis. Raises ValueError for no matrix."""
+        if len(self.shape) != 2:
+            raise ValueError(f"T: of a matrix; this array has shape {self.shape}")
+        return replace(self, elements=self.elements.T, scales=self.scales.T, axis=1 - self.axis)
+
+
+def round_blocks(x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndarray | None = None, **changes: Any) -> Array:
+    """Every number of x replaced by what a block format keeps of it, T X P; the result has x's type and shape.
+
+    x        float32 or float64 array, NumPy or JAX, any shape; narrower floats enter as float32
+    format   a name ("mxfp8_e4m3", "nvfp4" ...) or a `BlockFormat`
+    axis     along which the blocks run; a last, shorter block stands for one padded with zeros
+    out      NumPy only: where the result goes, x itself allowed
+    changes  mode, rule, overflow, seed, as of `block_format`
+
+    Exact: each element is V / (T X) rounded once, and T X P rounds once more, to binary32, only in float32 arrays and
+    only where it is no binary32 number (scales other than powers of two, or beyond binary32's range). The stochastic mode
+    draws by a number's index in x, as `round_to` does. Raises ValueError for unknown names, an axis that x lacks, an
+    out of another shape or type.
+    """
+    f, x = block_format(format, **changes), _carrier(x)
+    at = layout_of(x.shape, f, axis)
+    if _is_jax(x):
+        if out is not None:
+            raise ValueError("out: JAX arrays are immutable; leave it out")
+        xp, executor = _library(x), _executor(x)
+        return from_lines(xp, executor.round_blocks(to_lines(xp, x, at), f, _random(x, f, at)), at) if x.size else x
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
+        raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
+    return _round_numpy(x, f, at, out)
+
+
+def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | None) -> np.ndarray:
+    from roundscope.emu.blocks import kernels as block_kernels
+
+    if not x.size:
+        return x.copy() if out is None else out
+    direct = at.plain and out is not None and out.flags.c_contiguous
+    lines = out.reshape(-1, at.size) if direct and out is not None else None
+    with np.errstate(over="ignore"):
+        y = from_lines(np, block_kernels.round_blocks(to_lines(np, x, at), f, _random(x, f, at), lines), at)
+    if out is None:
+        return np.ascontiguousarray(y)
+    if not direct:
+        out[...] = y
+    return out
+
+
+def to_blocks(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any) -> Blocked:
+    """x in a block format, elements and scales apart: from_blocks(to_blocks(x, f)) is round_blocks(x, f).
+
+    Arguments and errors as of `round_blocks`; also ValueError for an array without numbers.
+    """
+    f, x = block_format(format, **changes), _carrier(x)
+    at = layout_of(x.shape, f, axis)
+    if not x.size:
+        raise ValueError(f"x: shape {x.shape} has no numbers to scale")
+    xp = _library(x)
+    elements, scales, tensor = _executor(x).quantise(to_lines(xp, x, at), f, _random(x, f, at))
+    elements, scales = from_lines(xp, elements, at), scales_from_lines(xp, scales, at)
+    return Blocked(elements=elements, scales=scales, tensor=tensor, format=f, axis=at.axis)
+
+
+def from_blocks(b: Blocked) -> Array:
+    """The numbers T X P that a blocked array stands for, float32; NaN throughout a block whose scale is NaN."""
+    xp, at = _library(b.elements), layout_of(b.shape, b.format, b.axis)
+    lines, scales = to_lines(xp, b.elements, at), scales_to_lines(b.scales, at)
+    return from_lines(xp, _executor(b.elements).dequantise(lines, scales, b.tensor), at)
+
+
+def _executor(x: Array) -> Any:
+    if _is_jax(x):
+        from roundscope.emu.blocks import xla as block_xla
+
+        return block_xla
+    from roundscope.emu.blocks import kernels as block_kernels
+
+    return block_kernels
+
+
+def _library(x: Array) -> Any:
+    if not _is_jax(x):
+        return np
+    import jax.numpy as jnp
+
+    return jnp
+
+
+def _random(x: Array, f: BlockFormat, at: Layout) -> Array | None:
+    """The stochastic mode's integers in blocks: each number keeps the one of its index in x."""
+    if f.element.mode is not RoundingMode.STOCHASTIC:
+        return None
+    return to_lines(_library(x), _bits_of_flat(x, f.element.seed, 0), at)

@@ -1,0 +1,124 @@
+"""Blocked arrays as they are stored: codes of elements and scales as ml_dtypes arrays, or packed into bytes without gaps.
+
+Element codes are those of emu.formats.codes, but for MXINT8, which is two's complement (OCP MX 1.0, 5.3.4). Packed, a code's
+bits run from low to high, the first code lowest: two FP4 codes in a byte, four FP6 codes in three.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.backends.ops import Ops
+from roundscope.emu.blocks.api import Blocked
+from roundscope.emu.blocks.format import INT8, BlockFormat
+from roundscope.emu.blocks.layout import layout_of
+from roundscope.emu.formats.codes import decode, encode
+from roundscope.emu.formats.format import Format
+
+DTYPES = {
+    "e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2", "e4m3fnuz": "float8_e4m3fnuz", "e5m2fnuz": "float8_e5m2fnuz",
+    "e3m2fn": "float6_e3m2fn", "e2m3fn": "float6_e2m3fn", "e2m1fn": "float4_e2m1fn", "e8m0fnu": "float8_e8m0fnu",
+    "e4m3": "float8_e4m3", "e3m4": "float8_e3m4", "bf16": "bfloat16",
+}  # fmt: skip
+NUMPY = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codes:
+    """A blocked array stored: NumPy arrays whose bytes are the codes.
+
+    elements  of the array's shape: ml_dtypes (or NumPy) numbers where a dtype of the format exists, int8 for MXINT8, else
+              unsigned integers
+    scales    one for each block, likewise
+    tensor    T, float32
+    """
+
+    elements: np.ndarray
+    scales: np.ndarray
+    tensor: np.float32
+    format: BlockFormat
+    axis: int
+
+
+def dtype_of(f: Format) -> np.dtype:
+    """The dtype that stores a format: of one, two or four bytes."""
+    if f.name in NUMPY:
+        return np.dtype(NUMPY[f.name])
+    if f.name in DTYPES:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, DTYPES[f.name]))
+    return np.dtype(f"u{1 if f.bits <= 8 else 2 if f.bits <= 16 else 4}")
+
+
+def codes_of(b: Blocked) -> Codes:
+    """The stored form; arrays on a device come to the host. `blocked_of` is its inverse, to the bit."""
+    f = b.format
+    return Codes(
+        elements=_encoded(np.asarray(b.elements), f.element.format),
+        scales=_encoded(np.asarray(b.scales), f.scale),
+        tensor=np.float32(b.tensor), format=f, axis=b.axis,
+    )  # fmt: skip
+
+
+def blocked_of(c: Codes) -> Blocked:
+    """The blocked array that codes stand for. An element that is an infinity or a NaN makes its number one (OCP MX 1.0, 5.1)."""
+    f = c.format
+    elements, scales = _decoded(c.elements, f.element.format), _decoded(c.scales, f.scale)
+    return Blocked(elements=elements, scales=scales, tensor=np.float32(c.tensor), format=f, axis=c.axis)
+
+
+def _encoded(x: np.ndarray, f: Format) -> np.ndarray:
+    if f == INT8:
+        return np.rint(x * 64.0).astype(np.int8)
+    dtype = dtype_of(f)
+    return encode(_ops(), x.astype(np.float64), f).astype(f"u{dtype.itemsize}").view(dtype)
+
+
+def _decoded(codes: np.ndarray, f: Format) -> np.ndarray:
+    if f == INT8:
+        return codes.view(np.int8).astype(np.float32) / np.float32(64.0)
+    return decode(_ops(), _integers(codes).astype(np.int64), f).astype(np.float32)
+
+
+def _ops() -> Ops:
+    from roundscope.emu.backends.numba.ops import numpy_ops
+
+    return numpy_ops()
+
+
+def _integers(codes: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(codes).view(f"u{codes.dtype.itemsize}").reshape(codes.shape)
+
+
+def pack(c: Codes) -> tuple[np.ndarray, np.ndarray]:
+    """Elements and scales as two byte arrays, flat, in the arrays' own order; the last byte is filled up with zeros."""
+    return _packed(c.elements, c.format.element.format.bits), _packed(c.scales, c.format.scale.bits)
+
+
+def unpack(elements: np.ndarray, scales: np.ndarray, tensor: float, format: BlockFormat, shape: tuple[int, ...], axis: int = -1) -> Codes:
+    """The codes of an array of that shape from its bytes. Raises ValueError where their number does not fit."""
+    at = layout_of(shape, format, axis)
+    e, s = format.element.format, format.scale
+    return Codes(
+        elements=_unpacked("elements", elements, e, shape), scales=_unpacked("scales", scales, s, at.scales),
+        tensor=np.float32(tensor), format=format, axis=at.axis,
+    )  # fmt: skip
+
+
+def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of so many bits, one after the other, low bits first."""
+    planes = (_integers(codes).reshape(-1, 1).astype(np.uint32) >> np.arange(bits, dtype=np.uint32)) & 1
+    return np.packbits(planes.astype(np.uint8).reshape(-1), bitorder="little")
+
+
+def _unpacked(name: str, packed: np.ndarray, f: Format, shape: tuple[int, ...]) -> np.ndarray:
+    count = math.prod(shape)
+    if packed.size != -(-count * f.bits // 8):
+        raise ValueError(f"{name}: {packed.size} bytes, must be {-(-count * f.bits // 8)} for {count} codes of {f.bits} bits")
+    planes = np.unpackbits(packed, count=count * f.bits, bitorder="little").reshape(count, f.bits).astype(np.uint32)
+    codes: Any = (planes << np.arange(f.bits, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
+    dtype = dtype_of(f)
+    return codes.astype(f"u{dtype.itemsize}").view(dtype).reshape(shape)

@@ -1,0 +1,160 @@
+"""Sums of products of blocked matrices: OCP MX 1.0, 6.1 and 6.2, with the accumulator said.
+
+    C = T_A T_B  sum over blocks j of X(A_j) X(B_j)  sum over i of P_i(A_j) P_i(B_j)
+
+**Scales of few bits** (E8M0, E4M3: element and scale together up to 26 significand bits). X P is a number whose products
+are exact, so the scales go into the operands and the accumulator adds X(A) P(A) X(B) P(B) in its order: one product is
+one step, whatever the blocks are. `Accumulator(order=CHUNKED, chunk=32)` is the sum block by block.
+
+**Scales of binary32** (FP8 with 1 x 128 and 128 x 128 blocks). As DeepSeek-V3 does, arXiv 2412.19437, 3.3.2: the accumulator
+adds P(A) P(B) within a block, from 0; the block's sum times binary32(X(A) X(B)) is added to the total, one step each.
+
+T_A T_B, rounded to binary32, multiplies the sum at the end, in one more step; init is added after it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.api import _carrier, _enter, _is_jax, _ops
+from roundscope.emu.backends.ops import Ops
+from roundscope.emu.blocks.api import Blocked, from_blocks
+from roundscope.emu.rounding.modes import BINARY32, RoundingMode
+from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.sums.accumulator import Accumulator, Step, Steps, accumulate, add_aligned
+from roundscope.emu.sums.aligned import Alignment, binade
+
+Array = Any
+EXACT_FACTOR = 26  # significand bits of a factor whose products binary64 holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operand:
+    """One matrix, (K, lines) in float64, and what multiplies its sums afterwards."""
+
+    numbers: Array
+    scales: Array | None = None  # (blocks, lines), where they stay apart
+    size: int = 0  # of a block along K; 0: not blocked
+    tensor: Array | None = None
+    binades: Array | None = None  # what counts as the exponents of a tensor core's factors
+
+
+def dot_blocks(a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps: Steps | None = None) -> Array:
+    """init + a @ b where a, b or both are `Blocked` along the sum: a (T, K) along axis 1, b (K, N) along axis 0; float64.
+
+    As `emu.dot` otherwise. Raises ValueError for shapes that do not match, an operand blocked along its other axis and,
+    where scales stay apart, blocks of two sizes.
+    """
+    a, b = (x if isinstance(x, Blocked) else _carrier(x) for x in (a, b))
+    shape = _checked(a, b, init)
+    on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
+    if not on_jax:
+        with np.errstate(all="ignore"):  # overflow and inf - inf are results
+            return _run(np, a, b, accumulator, np.zeros(shape) if init is None else init, steps)
+    import jax
+    import jax.numpy as jnp
+
+    with jax.enable_x64(True):
+        return _run(jnp, a, b, accumulator, jnp.zeros(shape) if init is None else init, steps)
+
+
+def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
+    """The shape of the result."""
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
+    for name, x, axis in (("a", a, 1), ("b", b, 0)):
+        if isinstance(x, Blocked) and x.axis != axis:
+            raise ValueError(f"{name}: blocked along axis {x.axis}, must be along the sum; use to_blocks({name}, format, axis={axis})")
+    if init is not None and tuple(np.shape(init)) != (a.shape[0], b.shape[1]):
+        raise ValueError(f"init: shape {np.shape(init)}, must be {(a.shape[0], b.shape[1])}")
+    return a.shape[0], b.shape[1]
+
+
+def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | None) -> Array:
+    left, right = (_operand(xp, x, acc.alignment) for x in (a.T, b))
+    ops, init = _ops(left.numbers), _enter(xp.asarray(init))
+    apart = left.scales is not None or right.scales is not None
+    add = _by_blocks if apart else _at_once
+    if left.tensor is None and right.tensor is None:
+        return add(ops, acc, left, right, init, steps)
+    total = add(ops, acc, left, right, xp.zeros_like(init), steps)
+    alpha = _product(ops, left.tensor, right.tensor)
+    last = _stepper(ops, acc, init.shape, 2 * left.numbers.shape[0] + 1, steps)
+    return last(1, last(0, ops.multiply(total, alpha)) + init)
+
+
+def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
+    """A matrix, (K, lines): its blocks run along axis 0."""
+    if not isinstance(x, Blocked):
+        return _Operand(numbers=_enter(xp.asarray(x)))
+    if alignment is not None:
+        return _aligned_operand(xp, x, alignment)
+    f, one = x.format, np.float32(1.0)
+    tensor = _enter(xp.asarray(x.tensor)) if f.tensor else None
+    if f.element.format.precision + f.scale.precision <= EXACT_FACTOR:
+        numbers = from_blocks(replace(x, tensor=xp.asarray(one)))
+        return _Operand(numbers=_enter(xp.asarray(numbers)), size=f.size, tensor=tensor)
+    scales = xp.repeat(_enter(xp.asarray(x.scales)), f.rows, axis=1)[:, : x.shape[1]]
+    return _Operand(numbers=_enter(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor)
+
+
+def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
+    """X P and 2^(e(X) + e(P)): a tensor core adds the exponents of scale and element, neither normalised again."""
+    if x.format.element.format != alignment.operand or not x.format.power_of_two:
+        raise ValueError(f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with power-of-two scales")
+    elements, scales = _enter(xp.asarray(x.elements)), xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
+    return _Operand(
+        numbers=elements * scales, binades=binade(_ops(elements), elements, alignment.operand.emin) * scales, size=x.format.size
+    )
+
+
+def _at_once(ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None) -> Array:
+    if acc.alignment is not None:
+        a, b = ((x.numbers, binade(ops, x.numbers, acc.alignment.operand.emin) if x.binades is None else x.binades) for x in (left, right))
+        return add_aligned(ops, acc, a, b, init, steps)
+    step = _stepper(ops, acc, init.shape, 0, None) if acc.step.mode is RoundingMode.STOCHASTIC else None
+    return accumulate(ops, acc, left.numbers, right.numbers, init, step, steps)
+
+
+def _by_blocks(ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None) -> Array:
+    sizes = {x.size for x in (left, right) if x.size}
+    if len(sizes) != 1:
+        raise ValueError(f"a, b: blocks of {left.size} and {right.size} along the sum; scales of binary32 need one size")
+    size, total = sizes.pop(), init
+    for j, lo in enumerate(range(0, left.numbers.shape[0], size)):
+        part, offset = slice(lo, lo + size), j * (2 * size + 2)
+        inner = left.numbers[part], right.numbers[part]
+        inside = _stepper(ops, acc, init.shape, offset, None) if acc.step.mode is RoundingMode.STOCHASTIC else None
+        block = accumulate(ops, acc, *inner, ops.xp.zeros_like(init), inside, steps)
+        factor = _product(ops, _row(left, j), _row(right, j))
+        total = _stepper(ops, acc, init.shape, offset + 2 * size, steps)(0, total + ops.multiply(block, factor))
+    return total
+
+
+def _row(x: _Operand, j: int) -> Array | None:
+    """The scales of one block of every line."""
+    return None if x.scales is None else x.scales[j]
+
+
+def _product(ops: Ops, x: Array | None, y: Array | None) -> Array:
+    """x y of binary32 numbers, rounded to binary32: of a column and a row where they are vectors. None stands for 1."""
+    if x is None:
+        return y
+    column = x[:, None] if x.ndim else x
+    return column if y is None else ops.round(column * y, BINARY32, None)
+
+
+def _stepper(ops: Ops, acc: Accumulator, shape: tuple[int, ...], offset: int, steps: Steps | None) -> Step:
+    """The rounding of an addition, its random bits after `offset` others; appends (before, after) to `steps`."""
+    r, xp = acc.step, ops.xp
+    rows, columns = xp.arange(shape[0])[:, None], xp.arange(shape[1])
+
+    def step(k: Any, total: Array) -> Array:
+        lots = event_bits(xp, r.seed, 0, rows, columns, offset + k + 1) if r.mode is RoundingMode.STOCHASTIC else None
+        after = ops.round(total, r, lots)
+        if steps is not None:
+            steps.append((total[None], after[None]))
+        return after
+
+    return step

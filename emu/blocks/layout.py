@@ -1,0 +1,93 @@
+"""Between an array and its blocks: (blocks, numbers of a block), the scales in the array's own order of axes."""
+
+from typing import Any, NamedTuple
+
+from roundscope.emu.blocks.format import BlockFormat
+
+Array = Any
+
+
+class Layout(NamedTuple):
+    """Where the blocks of an array lie. Lines run along the axis after the blocked one; of the last axis, the one before."""
+
+    shape: tuple[int, ...]  # of the array
+    axis: int  # the blocked one, counted from 0
+    line: int  # the axis of `rows`; -1 for a vector
+    size: int
+    rows: int
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """The axes in the order lines, blocked axis last."""
+        rest = [n for n in range(len(self.shape)) if n not in (self.axis, self.line)]
+        return (*rest, *([self.line] if self.line >= 0 else []), self.axis)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many blocks there are along the lines and along the axis."""
+        lines = self.shape[self.line] if self.line >= 0 else 1
+        return -(-lines // self.rows), -(-self.shape[self.axis] // self.size)
+
+    @property
+    def scales(self) -> tuple[int, ...]:
+        """The shape of the scales: the array's, one number for each block."""
+        lines, blocks = self.tiles
+        counts = {self.axis: blocks, self.line: lines}
+        return tuple(counts.get(n, d) for n, d in enumerate(self.shape))
+
+    @property
+    def plain(self) -> bool:
+        """Whether the blocks follow each other in the flat array."""
+        return self.rows == 1 and self.axis == len(self.shape) - 1 and self.shape[-1] % self.size == 0
+
+
+def layout_of(shape: tuple[int, ...], f: BlockFormat, axis: int) -> Layout:
+    """The layout of one array. Raises ValueError for an axis that it lacks, or a tile on a vector."""
+    dimensions = len(shape)
+    if not -dimensions <= axis < dimensions:
+        raise ValueError(f"axis={axis}: the array has {dimensions} axes; give -{dimensions} to {dimensions - 1}")
+    if f.rows > 1 and dimensions < 2:
+        raise ValueError(f"rows={f.rows}: a tile needs an array of two axes or more, this one has shape {shape}")
+    axis %= dimensions
+    line = -1 if dimensions < 2 else axis + 1 if axis + 1 < dimensions else axis - 1
+    return Layout(tuple(shape), axis, line, f.size, f.rows)
+
+
+def to_lines(xp: Any, x: Array, at: Layout) -> Array:
+    """The blocks of x, shape (blocks, rows * size), padded with zeros."""
+    if at.plain:
+        return x.reshape(-1, at.size)
+    lines, blocks = at.tiles
+    x = x.transpose(at.moved)
+    x = x if at.line >= 0 else x[None]
+    short = [(0, 0)] * (x.ndim - 2) + [(0, lines * at.rows - x.shape[-2]), (0, blocks * at.size - x.shape[-1])]
+    x = xp.pad(x, short) if any(after for _, after in short) else x
+    x = x.reshape(*x.shape[:-2], lines, at.rows, blocks, at.size)
+    return xp.moveaxis(x, -3, -2).reshape(-1, at.rows * at.size)
+
+
+def from_lines(xp: Any, y: Array, at: Layout) -> Array:
+    """The array that the blocks y came from, without the padding."""
+    if at.plain:
+        return y.reshape(at.shape)
+    lines, blocks = at.tiles
+    moved = [at.shape[n] for n in at.moved] if at.line >= 0 else [1, *at.shape]
+    y = xp.moveaxis(y.reshape(*moved[:-2], lines, blocks, at.rows, at.size), -3, -2)
+    y = y.reshape(*moved[:-2], lines * at.rows, blocks * at.size)[..., : moved[-2], : moved[-1]]
+    return y.transpose(_back(at)) if at.line >= 0 else y.reshape(at.shape)
+
+
+def scales_from_lines(xp: Any, scales: Array, at: Layout) -> Array:
+    """One number for each block, in the array's order of axes: shape `at.scales`."""
+    moved = [at.scales[n] for n in at.moved]
+    return scales.reshape(moved).transpose(_back(at))
+
+
+def scales_to_lines(scales: Array, at: Layout) -> Array:
+    """And back: shape (blocks, 1)."""
+    return scales.transpose(at.moved).reshape(-1, 1)
+
+
+def _back(at: Layout) -> tuple[int, ...]:
+    """The permutation that undoes `moved`."""
+    return tuple(at.moved.index(n) for n in range(len(at.shape)))

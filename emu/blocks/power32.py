@@ -1,0 +1,131 @@
+"""Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits: the fast path of emu.blocks.kernels.
+
+X times the element format is a format again, with its exponents moved by that of X, so a block rounds straight to
+it by the rule for binary32. Blocks whose moved format would reach binary32's subnormal numbers, and those with an
+infinity or a NaN, are done by the definition in binary64's bits. The results are equal in every bit
+(tests/emu/blocks/test_block_round.py).
+"""
+
+import numba
+import numpy as np
+
+from roundscope.emu.backends.numba.rounding import (
+    RULE32,
+    bits_of_float,
+    compiled,
+    float_of_bits,
+    where,
+)
+from roundscope.emu.backends.numba.word import from_word, to_word
+from roundscope.emu.blocks.scaled import exponent, round_block
+from roundscope.emu.rounding.rule import C32, EVEN, STOCHASTIC, Target
+
+_even32, _any32, _drawn32 = RULE32
+MAGNITUDE32, INFINITY32, NAN32, SIGN32 = C32.magnitude, C32.infinity, C32.nan, ~C32.magnitude
+AT_ONCE = 1 << 13  # numbers
+
+
+@numba.njit
+def _top32(x):
+    """The largest magnitude's bits."""
+    top = to_word(np.int32(0))
+    for i in range(x.size):
+        a = to_word(x[i]) & MAGNITUDE32
+        top = where(a > top, a, top)
+    return from_word(top)
+
+
+@numba.njit
+def _signed32(m, b, t):
+    return from_word(where((m == 0) & (t.negative_zero == 0), 0, m | (b & SIGN32)))
+
+
+@numba.njit
+def _moved(t, e):
+    """The target with every number times 2^e, where its smallest number stays two binades above binary32's subnormals."""
+    step = e << 23
+    return Target(
+        t.drop, 24, t.emin + e, t.smallest + step, t.largest + step,
+        where(t.over_positive < INFINITY32, t.over_positive + step, t.over_positive),
+        where(t.over_negative < INFINITY32, t.over_negative + step, t.over_negative),
+        t.infinite, t.nan, t.floor, t.negative_zero, t.unsigned, t.mode,
+    )  # fmt: skip
+
+
+@numba.njit
+def _exponents32(x, size, p, t, e):
+    """e of every block; returns how many blocks cannot round in binary32's bits: not finite, or down at its subnormals."""
+    special = 0
+    for n in range(e.size):
+        top = _top32(x[n * size : (n + 1) * size])
+        e[n] = exponent(bits_of_float(np.float64(np.int32(top).view(np.float32))), p)
+        special += not _plain(top, e[n], t)
+    return special
+
+
+@numba.njit
+def _plain(top, e, t):
+    return (top < INFINITY32) & (t.smallest >= 1 << 23) & ((t.smallest >> 23) + e >= 2)
+
+
+@numba.njit
+def _even_blocks(x, y, size, e, t):
+    for n in range(e.size):
+        part, out, moved = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], _moved(t, np.int64(e[n]))
+        for i in range(part.size):
+            b = to_word(part[i])
+            out[i] = _signed32(_even32(b & MAGNITUDE32, b < 0, moved), b, moved)
+
+
+@numba.njit
+def _any_blocks(x, y, size, e, t):
+    for n in range(e.size):
+        part, out, moved = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], _moved(t, np.int64(e[n]))
+        for i in range(part.size):
+            b = to_word(part[i])
+            out[i] = _signed32(_any32(b & MAGNITUDE32, b < 0, moved), b, moved)
+
+
+@numba.njit
+def _drawn_blocks(x, y, random, size, e, t):
+    for n in range(e.size):
+        part, out, lots = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], random[n * size : (n + 1) * size]
+        moved = _moved(t, np.int64(e[n]))
+        for i in range(part.size):
+            b = to_word(part[i])
+            out[i] = _signed32(_drawn32(b & MAGNITUDE32, b < 0, moved, to_word(lots[i])), b, moved)
+
+
+@numba.njit
+def _special_blocks(x, y, random, size, e, t, t64):
+    """Writes the blocks that are not plain."""
+    for n in range(e.size):
+        part, out, lots = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], random[n * size : (n + 1) * size]
+        top = _top32(part)
+        if top >= INFINITY32:
+            out[:] = NAN32
+        elif not _plain(top, e[n], t):
+            scale = float_of_bits((np.int64(e[n]) + 1023) << 52)
+            round_block(part.view(np.float32), out.view(np.float32), lots, np.int64(e[n]), scale, 1.0, True, True, t64)
+
+
+@compiled
+def power32(x, y, random, size, p, t, t64):
+    """Round flat blocks of a float32 array, given as int32, by a power of two rule; t, t64: the elements in both carriers.
+
+    A few blocks at a time, while they are in the cache: their exponents, then all by one loop, then the odd ones again.
+    """
+    blocks, some = x.size // size, max(1, AT_ONCE // size)
+    exponents = np.zeros(some, np.int32)
+    for lo in range(0, blocks, some):
+        hi = min(lo + some, blocks)
+        part, out, lots, e = x[lo * size : hi * size], y[lo * size : hi * size], random[lo * size : hi * size], exponents[: hi - lo]
+        special = _exponents32(part, size, p, t, e)
+        if t.mode == STOCHASTIC:
+            _drawn_blocks(part, out, lots, size, e, t)
+        elif t.mode == EVEN:
+            _even_blocks(part, out, size, e, t)
+        else:
+            _any_blocks(part, out, size, e, t)
+        if special:
+            _special_blocks(part, out, lots, size, e, t, t64)

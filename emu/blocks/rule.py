@@ -1,0 +1,130 @@
+"""The rules of a block on integers, in the bits of binary64: the scale's exponent, and a number divided by a scale.
+
+**Exponent.** A power of two rule is "the exponent of the largest magnitude a, one more where its fraction exceeds a
+limit": adding 2^52 - 1 - limit to the bits of a carries into the exponent exactly there, so one push says the rule:
+
+    FLOOR  limit = 2^52 - 1  (never)       CEIL   limit = 0              EVEN  limit just below 2 - 2^-p
+    RCEIL  limit = fraction of the element's largest number m            BUMP  limit = 1.75
+
+RCEIL: with a = f 2^e and m = g 2^emax, 1 <= f, g < 2, the quotient a / m = (f / g) 2^(e - emax) exceeds 2^(e - emax)
+if and only if f > g, and never 2^(e - emax + 1). EVEN: f rounds to p bits, ties away, and so to 2, from 2 - 2^-p on.
+
+**Quotient.** V / X rounded to odd (inexact results take an odd last bit): rounded once more to 51 bits or fewer it
+is the rounding of the exact quotient, and its distance from its neighbours is right to 2^-31 for the stochastic mode.
+X has at most 35 significand bits, so its integer s' = s / 2^18 is exact, and long division gives 57 bits in two steps:
+
+    v 2^38 / s' = q1 2^28 + q2,   v 2^10 = q1 s' + r1,   r1 2^28 = q2 s' + r2      (v < 2^53,  2^34 <= s' < 2^35)
+
+and no step leaves 63 bits. A quotient that leaves binary64's normal range stops at its ends: elements live inside binary32.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from roundscope.emu.blocks.format import BlockFormat, ScaleRule
+from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.rounding.rule import C64, Target, bits_of, target_of
+
+M, BIAS, INFINITY, NAN = C64.fraction, C64.bias, C64.infinity, C64.nan
+ONE = 1 << M
+LARGEST = INFINITY - 1
+
+
+class Powers(NamedTuple):
+    """A rule that gives powers of two, as integers."""
+
+    push: int
+    emax: int
+    low: int  # least and largest exponent of the scale format
+    high: int
+
+
+class Quotients(NamedTuple):
+    """A rule that rounds a / m to the scale format."""
+
+    largest: int  # bits of m
+    scale: Target
+    smallest: int  # bits of the least scale
+    tensor_top: int  # bits of scale.max_finite * m
+    tensor: Target
+
+
+def powers_of(f: BlockFormat) -> Powers:
+    """The integers of a power of two rule."""
+    e = f.element.format
+    exponent = lambda x: math.frexp(x)[1] - 1  # noqa: E731
+    fraction = {
+        ScaleRule.FLOOR: ONE - 1,
+        ScaleRule.CEIL: 0,
+        ScaleRule.EVEN: ONE - (ONE >> e.precision) - 1,
+        ScaleRule.BUMP: 3 * ONE // 4,
+        ScaleRule.RCEIL: bits_of(e.max_finite, C64) & (ONE - 1),
+    }
+    return Powers(ONE - 1 - fraction[f.rule], e.emax, exponent(f.scale.min_positive), f.scale.emax)
+
+
+def quotients_of(f: BlockFormat) -> Quotients:
+    """The integers of a rule that rounds a quotient."""
+    mode = RoundingMode.TOWARD_POSITIVE if f.rule is ScaleRule.RCEIL else RoundingMode.TIES_TO_EVEN
+    element = f.element.format.max_finite
+    return Quotients(
+        bits_of(element, C64),
+        target_of(Rounding(format=f.scale, mode=mode, overflow=Overflow.SATURATE), C64)._replace(unsigned=0),
+        bits_of(f.scale.min_positive, C64),
+        bits_of(f.scale.max_finite * element, C64),
+        target_of(rounding(BINARY32, overflow=Overflow.SATURATE), C64),
+    )
+
+
+def element_of(f: BlockFormat) -> Target:
+    """The target of the elements."""
+    return target_of(f.element, C64)
+
+
+class BlockRule(NamedTuple):
+    """exponent(a, powers) -> e of X = 2^e; shifted(a, e) -> bits of V / 2^e; quotient(a, x) -> bits of V / X."""
+
+    exponent: Callable[..., Any]
+    shifted: Callable[..., Any]
+    quotient: Callable[..., Any]
+
+
+def build_block_rule(where: Callable[..., Any], divide: Callable[..., Any], compiled: Callable[..., Any]) -> BlockRule:
+    """The three functions for one executor: `where` and `compiled` as in emu.rounding.rule, `divide` of non-negative integers.
+
+    a: bits of a finite magnitude; x: bits of a scale, normal in binary64, of at most 35 significand bits.
+    """
+
+    @compiled
+    def within(n, low, high):
+        raised = where(n < low, low, n)
+        return where(raised > high, high, raised)
+
+    @compiled
+    def exponent(a, t):
+        return within(((a + t.push) >> M) - BIAS - t.emax, t.low, t.high)
+
+    @compiled
+    def normal(a, q):
+        """A quotient inside binary64's normal range; a number below it is as good as its end."""
+        return where(a == 0, 0, where(a < ONE, ONE, within(q, ONE, LARGEST)))
+
+    @compiled
+    def shifted(a, e):
+        return normal(a, a - (e << M))
+
+    @compiled
+    def quotient(a, x):
+        v, s = (a & (ONE - 1)) | ONE, ((x & (ONE - 1)) | ONE) >> 18
+        q1 = divide(v << 10, s)
+        r1 = (v << 10) - q1 * s
+        q2 = divide(r1 << 28, s)
+        q = (q1 << 28) | q2
+        below = where(q < 1 << 56, 1, 0)
+        dropped = 4 - below
+        sticky = where((q & ((1 << dropped) - 1)) | ((r1 << 28) - q2 * s) != 0, 1, 0)
+        exponent = (a >> M) - (x >> M) + BIAS - below
+        return normal(a, ((exponent - 1) << M) + ((q >> dropped) | sticky))
+
+    return BlockRule(exponent, shifted, quotient)

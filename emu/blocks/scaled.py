@@ -1,0 +1,112 @@
+"""The definition of a block's rounding for NumPy arrays, in the bits of binary64: scale, quotient, element, product."""
+
+import numba
+import numpy as np
+
+from roundscope.emu.backends.numba.rounding import (
+    RULE64,
+    bits_of_float,
+    closure,
+    compiled,
+    float_of_bits,
+    where,
+)
+from roundscope.emu.blocks.rule import build_block_rule
+from roundscope.emu.rounding.rule import C64, STOCHASTIC, bits_of
+
+_, _any64, _drawn64 = RULE64
+MAGNITUDE64, INFINITY64 = C64.magnitude, C64.infinity
+SMALLEST32 = bits_of(2.0**-149, C64)
+
+
+@numba.njit
+def _divide(a, b):
+    """a // b of a >= 0, b > 0, without Python's test for zero."""
+    return np.int64(np.uint64(a) // np.uint64(b))
+
+
+RULE = build_block_rule(where, _divide, closure("block"))
+exponent, _shifted, _quotient = RULE
+
+
+@numba.njit
+def _largest(x):
+    """The bits of the largest magnitude of a float32 or float64 array, as a float64's; a NaN is largest of all."""
+    top = 0
+    for i in range(x.size):
+        top = max(top, bits_of_float(np.float64(x[i])) & MAGNITUDE64)
+    return top
+
+
+@numba.njit
+def _scale(top, tensor, q):
+    """The bits of a block's scale by a rule that rounds a quotient."""
+    m = float_of_bits(q.largest) * tensor
+    y = _any64(_quotient(top, bits_of_float(m)), False, q.scale)
+    return max(y, q.smallest)
+
+
+@numba.njit
+def _element(a, negative, random, t):
+    """The bits of |V / X| rounded; `random` is read in the stochastic mode."""
+    return _drawn64(a, negative, t, random) if t.mode == STOCHASTIC else _any64(a, negative, t)
+
+
+@numba.njit
+def _signed(m, negative, t):
+    """A number from its magnitude's bits; a zero keeps its sign where the format has -0."""
+    y = float_of_bits(m)
+    return -y if negative and (m != 0 or t.negative_zero != 0) else y
+
+
+@numba.njit
+def round_block(part, out, lots, e, x, tensor, times, power, t):
+    """One block with its scale: x = X, 2^e where `power`."""
+    x_t = x * tensor
+    for i in range(part.size):
+        b = bits_of_float(np.float64(part[i]))
+        a = b & MAGNITUDE64
+        v = _shifted(a, e) if power else _quotient(a, bits_of_float(x_t))
+        number = _signed(_element(v, b < 0, lots[i] if lots.size else 0, t), b < 0, t)
+        out[i] = number * x_t if times else number
+
+
+@numba.njit(inline="always")
+def _divided(part, out, x_t, times, t):
+    """One block of float32 numbers by the processor's division, in a mode without random bits.
+
+    A boundary m of the elements has at most 12 bits, so m X T is a binary64 number, and V another one: V = m X T, or they
+    are an ulp of V apart, and then V / (X T) is more than half an ulp of m away from m. So the quotient's rounding
+    to 53 bits moves it onto or across no boundary. (A float64 V could be so small that the quotient becomes 0.)
+    """
+    factor = x_t if times else 1.0
+    for i in range(part.size):
+        b = bits_of_float(np.float64(part[i]) / x_t)
+        m = _any64(b & MAGNITUDE64, b < 0, t)
+        out[i] = float_of_bits(where((m == 0) & (t.negative_zero == 0), 0, m | (b & ~MAGNITUDE64))) * factor
+
+
+@compiled
+def scaled(x, y, scales, random, size, tensor, times, power, p, q, t):
+    """Quantise flat blocks: y = P, or T X P where `times`; scales: X, one for each block. random: as x, or empty.
+
+    power  whether the scales are powers of two, by p; otherwise by q
+    """
+    wide = x.itemsize == 8
+    for n in range(scales.size):
+        part, out, lots = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], random[n * size : (n + 1) * size]
+        top = _largest(part)
+        if top >= INFINITY64:
+            scales[n], out[:] = np.nan, np.nan if times else 0.0
+        else:
+            e = exponent(top, p) if power else 0
+            scales[n] = float_of_bits((e + 1023) << 52 if power else _scale(top, tensor, q))
+            if wide or power or lots.size:
+                round_block(part, out, lots, e, scales[n], tensor, times, power, t)
+            else:
+                _divided(part, out, scales[n] * tensor, times, t)
+
+
+@compiled
+def tensor_of(top, q):
+    return float_of_bits(max(_any64(_quotient(top, q.tensor_top), False, q.tensor), SMALLEST32))

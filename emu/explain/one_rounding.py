@@ -1,0 +1,158 @@
+"""One rounding taken apart, in exact integers and fractions that share no code with the rule.
+
+    |x| = (kept + rest) * 2^(exponent - p + 1),   kept an integer below 2^p,   0 <= rest < 1
+
+`rest` is what gets discarded: its first bit is the round bit, the others are the sticky bits.
+The result is the rule's own (emu.backends.numba.rounding) and is checked against the one derived here.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from roundscope.emu.explain.encoding import code_of, fields_of
+from roundscope.emu.explain.numbers import parse
+from roundscope.emu.explain.why import HALF, decide, first_random, overflow
+from roundscope.emu.formats.format import Format
+from roundscope.emu.rounding.modes import NanPolicy, Overflow, Rounding, RoundingMode
+from roundscope.emu.rounding.modes import rounding as rounding_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One rounding of one binary64 number, in bits.
+
+    text, value      the number as written, and the binary64 number that is rounded
+    exact_input      whether binary64 holds the text exactly
+    exponent         of the grid: that of |value|, or emin below 2^emin; None unless finite and not 0
+    kept             p bits, the leading one first
+    round_bit        first discarded bit
+    sticky           the other discarded bits, up to the last 1; '' if none is 1
+    tie, up          whether |value| is halfway; whether one is added to the kept part
+    why              the decision in words
+    place            how many magnitudes of the format lie below the kept part: its code without the sign
+    flips            bits of the code that the added one changes (the carry's ripple)
+    grows            whether the carry runs out of the kept bits into the exponent
+    overflows        whether the rounded magnitude lies beyond the largest number
+    result           as the rule has it; `code` and `fields` (sign, exponent, fraction) are its bits in the
+                     format, None for a NaN or a sign that the format does not have
+    error, ulps      result - value, and the same in spacings of the format at |value|, where they are finite
+    """
+
+    text: str
+    value: float
+    exact_input: bool
+    rounding: Rounding
+    exponent: int | None = None
+    kept: str = ""
+    round_bit: str = ""
+    sticky: str = ""
+    tie: bool = False
+    up: bool = False
+    why: str
+    place: int | None = None
+    flips: int = 0
+    grows: bool = False
+    overflows: bool = False
+    result: float
+    code: int | None
+    fields: tuple[str, str, str] | None
+    error: float
+    ulps: float | None = None
+
+
+def explain(value: float | str, rounding: Rounding | str) -> Explanation:
+    """One rounding, drawn apart. `value`: a number, or text that `emu.explain.numbers.parse` reads.
+
+    The stochastic mode draws the first random number of its seed.
+    Raises ValueError for what is no number, ArithmeticError if the rule disagrees with exact arithmetic.
+    """
+    r = rounding_named(rounding)
+    x, exact = parse(value)
+    ordinary = math.isfinite(x) and x != 0 and (r.format.signed or x > 0)
+    parts = _finite(x, r) if ordinary else _special(x, r)
+    result = rule_result(x, r)
+    if not _same(result, parts["result"]):
+        raise ArithmeticError(f"rounding {x!r} to {r}: the rule gives {result!r}, exact arithmetic {parts['result']!r}")
+    code = code_of(result, r.format)
+    bits = None if code is None else fields_of(code, r.format)
+    return Explanation(text=str(value), value=x, exact_input=exact, rounding=r, code=code, fields=bits, **parts)
+
+
+def split(magnitude: Fraction, f: Format) -> tuple[int, int, Fraction]:
+    """(exponent, kept, rest) of a positive number on the format's grid."""
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    exponent -= magnitude < Fraction(2) ** exponent
+    exponent = max(exponent, f.emin)
+    units = magnitude / Fraction(2) ** (exponent - f.precision + 1)
+    return exponent, math.floor(units), units - math.floor(units)
+
+
+def _finite(x: float, r: Rounding) -> dict[str, Any]:
+    """Every field of a finite number, signs and zero aside."""
+    f, exact = r.format, Fraction(x)
+    exponent, kept, rest = split(abs(exact), f)
+    unit = Fraction(2) ** (exponent - f.precision + 1)
+    up, why = decide(kept, rest, x < 0, r)
+    magnitude = (kept + up) * unit
+    overflows = magnitude > Fraction(f.max_finite)
+    if overflows:
+        result, note = overflow(x < 0, r)
+        why += "; " + note
+    elif magnitude == 0 and not f.zero:
+        result, why = f.min_positive, why + f"; {f.name} has no zero: its least number"
+    else:
+        result = _signed(float(magnitude), x < 0, f)
+    discarded, finite = _bits(rest), math.isfinite(result)
+    place = (exponent - f.emin) * (1 << (f.precision - 1)) + kept - (0 if f.zero else 1 << (f.precision - 1))
+    return dict(
+        exponent=exponent, kept=f"{kept:0{f.precision}b}", round_bit=discarded[:1], sticky=discarded[1:],
+        tie=rest == HALF, up=up, why=why, place=place, flips=(place ^ (place + 1)).bit_count() if up else 0,
+        grows=up and kept + 1 == 1 << f.precision, overflows=overflows, result=result,
+        error=float(Fraction(result) - exact) if finite else result - x,
+        ulps=float((Fraction(result) - exact) / unit) if finite else None,
+    )  # fmt: skip
+
+
+def _special(x: float, r: Rounding) -> dict[str, Any]:
+    """Zeros, infinities, NaN, and negative numbers of a format without signs."""
+    f = r.format
+    if math.isnan(x):
+        keeps = f.nan or r.nan is NanPolicy.KEEP
+        why = "NaN stays NaN" if f.nan else f"{f.name} has no NaN: nan={r.nan} {'keeps it' if keeps else 'makes it 0'}"
+        result = math.nan if keeps else 0.0
+    elif not f.signed and x <= 0:
+        result, why = math.nan, f"{f.name} has neither zero nor negative numbers: NaN"
+    elif x == 0:
+        result, why = _signed(0.0, math.copysign(1, x) < 0, f), "zero is exact"
+    elif f.inf and r.overflow is Overflow.INF:
+        result, why = x, f"{f.name} has infinities"
+    else:
+        result = math.nan if r.overflow is Overflow.NAN else math.copysign(f.max_finite, x)
+        why = f"infinity, with overflow={r.overflow}"
+    same = _same(result, x) or result == x
+    return dict(why=why, result=result, error=0.0 if same else result - x)
+
+
+def rule_result(x: float, r: Rounding) -> float:
+    """x rounded by the rule (Numba, binary64)."""
+    import numpy as np
+
+    from roundscope.emu.backends.numba.rounding import round_array
+
+    random = np.array([first_random(r.seed)], np.int32) if r.mode is RoundingMode.STOCHASTIC else None
+    return float(round_array(np.array([x]), r, random)[0])
+
+
+def _bits(rest: Fraction) -> str:
+    """The binary digits of 0 <= rest < 1, up to the last 1; '0' for 0."""
+    return f"{rest.numerator:0{max(1, rest.denominator.bit_length() - 1)}b}"
+
+
+def _signed(magnitude: float, negative: bool, f: Format) -> float:
+    return -magnitude if negative and (magnitude or f.negative_zero) else magnitude
+
+
+def _same(a: float, b: float) -> bool:
+    return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))

@@ -1,0 +1,61 @@
+"""Between the numbers of a format and their codes, on integers, for any array library.
+
+A code is sign | exponent | fraction; as an integer it counts the magnitudes from zero upward, so the code of
+a magnitude is its rank among the format's numbers. (emu.explain.encoding says the same of one number in exact arithmetic.)
+"""
+
+import math
+
+from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.formats.format import Format
+
+INFINITY = 0x7FF0_0000_0000_0000
+
+
+def encode(ops: Ops, x: Array, f: Format) -> Array:
+    """The codes (int64) of float64 numbers that the format holds; NaN takes the format's quiet one."""
+    xp, p = ops.xp, f.precision
+    b = ops.bits(x)
+    a = b & 0x7FFF_FFFF_FFFF_FFFF
+    emin = f.emin + 1023
+    normal = (a >> (53 - p)) - _offset(f)
+    significand = (a & (2**52 - 1)) | 2**52
+    subnormal = significand >> xp.clip(53 - p + emin - (a >> 52), 0, 63)
+    code = xp.where(a >= _lowest(f), normal, xp.where(a == 0, 0, subnormal))
+    code = xp.where(a >= INFINITY, xp.where(a == INFINITY, _top(f) + 1, _nan(f)), code)
+    return code | (xp.where(b < 0, 1, 0) << (f.bits - 1)) if f.signed else code
+
+
+def decode(ops: Ops, code: Array, f: Format) -> Array:
+    """The float64 numbers of codes (int64); above the largest finite number stands infinity, then NaN."""
+    xp, p = ops.xp, f.precision
+    sign = 1 << (f.bits - 1) if f.signed else 0
+    rank = code & ((1 << (f.bits - int(f.signed))) - 1)
+    normal = (rank + _offset(f)) << (53 - p)
+    subnormal = rank.astype("float64") * f.min_positive
+    x = xp.where(normal >= _lowest(f), ops.from_bits(normal), subnormal)
+    special = xp.where(rank == _top(f) + 1, math.inf if f.inf else math.nan, math.nan)
+    x = xp.where(rank > _top(f), special, x)
+    x = xp.where(code & sign != 0, -x, x)
+    return x if f.negative_zero or not f.signed else xp.where(code == sign, math.nan, x)  # fnuz: NaN is the code of -0
+
+
+def _offset(f: Format) -> int:
+    """Bits of a normal number, cut to p - 1 fraction bits, less its code."""
+    return (f.emin + 1022 + int(not f.zero)) << (f.precision - 1)
+
+
+def _lowest(f: Format) -> int:
+    """Bits of 2^emin: below it the exponent field is 0. At binary64's own emin the carrier does the same, so 0."""
+    return (f.emin + 1023) << 52 if f.emin > -1022 else 0
+
+
+def _top(f: Format) -> int:
+    """The code of the largest finite number."""
+    units = round(math.ldexp(f.max_finite, f.precision - 1 - f.emax))
+    return units + ((f.emax + 1023) << (f.precision - 1)) - (1 << (f.precision - 1)) - _offset(f)
+
+
+def _nan(f: Format) -> int:
+    """The code of NaN: with infinities, the first fraction bit set; else the one after the largest number."""
+    return (_top(f) + 1) | (1 << (f.precision - 2) if f.inf else 0)

@@ -1,0 +1,138 @@
+"""What happens at one rounding event: format, direction, overflow and NaN, gathered in `Rounding`."""
+
+import sys
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from roundscope.emu.formats.format import Format, format_named, unknown
+
+
+class RoundingMode(StrEnum):
+    """Which neighbour a number between two neighbours goes to (IEEE 754-2019, 4.3, and three more)."""
+
+    TIES_TO_EVEN = "ties-to-even"
+    TIES_TO_AWAY = "ties-to-away"
+    TOWARD_ZERO = "toward-zero"
+    TOWARD_POSITIVE = "toward-positive"
+    TOWARD_NEGATIVE = "toward-negative"
+    AWAY_FROM_ZERO = "away-from-zero"  # inexact results take the neighbour farther from zero
+    TO_ODD = "to-odd"  # inexact results take the odd neighbour: a sticky bit in the number itself
+    STOCHASTIC = "stochastic"  # up with probability (x - below) / (above - below), to 2^-31
+
+    @property
+    def code(self) -> int:
+        """The mode as a number, so that compiled code takes it as data."""
+        return list(RoundingMode).index(self)
+
+
+class Overflow(StrEnum):
+    """What a finite number becomes when it rounds beyond the largest finite one."""
+
+    INF = "inf"
+    NAN = "nan"
+    SATURATE = "saturate"
+
+
+class NanPolicy(StrEnum):
+    """What a NaN becomes in a format that has none. Where the format has NaN, it stays NaN."""
+
+    KEEP = "keep"  # the carrier's NaN: nothing is lost
+    ZERO = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """One rounding: a number of the carrier becomes a number of `format`.
+
+    format    the target
+    mode      direction
+    overflow  INF, NAN or SATURATE; by default what the format's specification says: INF where it has
+              infinities, else NAN where it has NaN, else SATURATE
+    nan       what NaN becomes where the format has none
+    seed      of the stochastic mode's counter-based bits
+
+    Raises ValueError if the format cannot hold what a policy asks for.
+    """
+
+    format: Format
+    mode: RoundingMode = RoundingMode.TIES_TO_EVEN
+    overflow: Overflow | None = None
+    nan: NanPolicy = NanPolicy.KEEP
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        f = self.format
+        if self.overflow is None:
+            default = Overflow.INF if f.inf else Overflow.NAN if f.nan else Overflow.SATURATE
+            object.__setattr__(self, "overflow", default)
+        if self.overflow is Overflow.INF and not f.inf:
+            raise ValueError(f"overflow=inf: {f.name} has no infinity; use overflow='saturate'")
+        if self.overflow is Overflow.NAN and not f.nan:
+            raise ValueError(f"overflow=nan: {f.name} has no NaN; use overflow='saturate'")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1")
+
+    def __str__(self) -> str:
+        mode = "" if self.mode is RoundingMode.TIES_TO_EVEN else f":{self.mode}"
+        saturates = self.overflow is Overflow.SATURATE and (self.format.inf or self.format.nan)
+        return f"{self.format.name}{mode}{':saturate' if saturates else ''}"
+
+    @property
+    def is_identity(self) -> bool:
+        """True for binary64, the carrier of every computation: such an event rounds nothing."""
+        f = self.format
+        return (f.precision, f.emin, f.max_finite) == (53, -1022, sys.float_info.max)
+
+    @property
+    def keeps_specials(self) -> bool:
+        """Whether 0, -0, infinities and NaN stay what they are."""
+        f = self.format
+        return self.overflow is Overflow.INF and f.nan and f.zero and f.negative_zero and f.signed
+
+
+def mode_named(name: str | RoundingMode) -> RoundingMode:
+    """The rounding mode of that name. Raises ValueError with the nearest name."""
+    try:
+        return RoundingMode(str(name).lower().replace("_", "-"))
+    except ValueError:
+        raise ValueError(unknown("rounding mode", name, RoundingMode)) from None
+
+
+def rounding(
+    format: str | Format | Rounding,
+    mode: str | RoundingMode | None = None,
+    *,
+    overflow: str | Overflow | None = None,
+    nan: str | NanPolicy | None = None,
+    seed: int | None = None,
+) -> Rounding:
+    """A `Rounding` from names: rounding("bf16", "stochastic", seed=7).
+
+    Given a `Rounding`, returns it with what else is given replaced. Raises ValueError for unknown names.
+    """
+    base = format if isinstance(format, Rounding) else Rounding(format=format if isinstance(format, Format) else format_named(format))
+    changes: dict[str, object] = {}
+    if mode is not None:
+        changes["mode"] = mode_named(mode)
+    if overflow is not None:
+        changes["overflow"] = _member(Overflow, "overflow", overflow)
+    if nan is not None:
+        changes["nan"] = _member(NanPolicy, "nan policy", nan)
+    if seed is not None:
+        changes["seed"] = seed
+    return replace(base, **changes) if changes else base  # type: ignore[arg-type]
+
+
+def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:
+    try:
+        return enum(str(name).lower())
+    except ValueError:
+        raise ValueError(unknown(what, name, enum)) from None
+
+
+BINARY64 = rounding("fp64")
+BINARY32 = rounding("fp32")
+BF16 = rounding("bf16")
+FP16 = rounding("fp16")
+E4M3 = rounding("e4m3fn", overflow="saturate")
+E5M2 = rounding("e5m2", overflow="saturate")

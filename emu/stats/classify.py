@@ -1,0 +1,72 @@
+"""What a rounding did to one number, judged from outside: from the number before and after, and the format.
+
+Written once; Numba compiles it for scalars, XLA traces it on arrays. Binary64 throughout: `after - before`
+is exact, since the two are within a factor of two of each other or one of them is zero (Sterbenz).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from roundscope.emu.formats.format import Format
+
+COUNTS = (
+    "n", "inexact", "ties", "ties_away", "away", "toward", "carries", "overflow", "underflow", "subnormal", "nan",
+)  # fmt: skip
+SUMS = ("error", "abs_error", "sq_error", "ulps", "abs_ulps", "sq_ulps")
+INFINITY = 0x7FF0_0000_0000_0000
+
+
+class Judged(NamedTuple):
+    """The parameters of a format that classification needs, as binary64 bits and exponents."""
+
+    precision: int
+    emin: int  # biased
+    largest: int  # bits of the largest finite number
+    min_normal: int  # bits of 2^emin
+
+
+def judged(f: Any) -> Judged:
+    """The parameters of one format: a `Format`, or a `TracedFormat`, which has them as data."""
+    if not isinstance(f, Format):
+        return f.judged  # type: ignore[no-any-return]
+    import numpy as np
+
+    bits = [int(np.float64(v).view(np.int64)) for v in (f.max_finite, f.min_normal)]
+    return Judged(f.precision, f.emin + 1023, *bits)
+
+
+def build_classify(where: Callable[..., Any], from_bits: Callable[..., Any], compiled: Callable[..., Any]) -> Any:
+    """classify(before, after, a, b, format): a, b are the bits of |before|, |after|.
+
+    Returns the flags in the order of COUNTS without `n`, then the error in value and in ulps of the format,
+    both 0 where the result or the argument is not finite. An ulp is the distance of neighbours in the binade of `before`.
+    """
+
+    @compiled
+    def classify(before, after, a, b, f):
+        finite = (a < INFINITY) & (b < INFINITY)
+        e = where(a >> 52 > f.emin, a >> 52, f.emin)
+        per_ulp = from_bits((2046 - e + f.precision - 1) << 52)  # 1 / ulp, a power of two
+        error = where(finite, after - before, 0.0)
+        ulps = where(error != 0.0, error * per_ulp, 0.0)  # 1 / ulp is no number where the argument is none
+        size = where(ulps < 0.0, -ulps, ulps)
+        away, toward = finite & (b > a), finite & (b < a)
+        tie = size == 0.5
+        # an overflow is further than half an ulp above the largest finite number; inf and NaN tell by themselves
+        beyond = (a < INFINITY) & (a > f.largest) & ((b >= INFINITY) | (size > 0.5))
+        return (
+            away | toward,
+            tie,
+            tie & away,
+            away,
+            toward,
+            away & (b >> 52 > e),
+            beyond,
+            finite & (a > 0) & (b == 0),
+            (b > 0) & (b < f.min_normal),
+            b > INFINITY,
+            error,
+            ulps,
+        )
+
+    return classify

@@ -1,0 +1,96 @@
+"""`Stats`: a mergeable summary of rounding events, any number of them at once.
+
+Every field is an array of one leading shape (a trace keeps one entry per batch and head; a single summary is
+0-d). Counts merge exactly and in any order; sums are binary64 sums of exact errors.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.stats.classify import COUNTS, SUMS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What a set of rounding events did.
+
+    counts  n; inexact; ties (exactly half way), ties_away; away from / toward zero; carries (into the next binade);
+            overflow (finite, beyond the largest finite number); underflow (to zero); subnormal results; nan results
+    error, abs_error, sq_error   sums of the signed, absolute and squared error (after - before)
+    ulps, abs_ulps, sq_ulps      the same in ulps of the target format
+    peak, place                  the largest |error| in ulps and the flat index of its event; -1 without events
+    """
+
+    n: Any
+    inexact: Any
+    ties: Any
+    ties_away: Any
+    away: Any
+    toward: Any
+    carries: Any
+    overflow: Any
+    underflow: Any
+    subnormal: Any
+    nan: Any
+    error: Any
+    abs_error: Any
+    sq_error: Any
+    ulps: Any
+    abs_ulps: Any
+    sq_ulps: Any
+    peak: Any
+    place: Any
+
+    @classmethod
+    def of(cls, counts: Any, sums: Any, peak: Any, place: Any) -> "Stats":
+        """From arrays with the fields of COUNTS and SUMS along the last axis."""
+        counted = {name: np.asarray(counts)[..., i] for i, name in enumerate(COUNTS)}
+        summed = {name: np.asarray(sums)[..., i] for i, name in enumerate(SUMS)}
+        return cls(**counted, **summed, peak=np.asarray(peak), place=np.asarray(place))
+
+    def __add__(self, other: "Stats") -> "Stats":
+        """The summary of both sets of events."""
+        total = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        here = self.peak >= other.peak
+        total["peak"] = np.where(here, self.peak, other.peak)
+        total["place"] = np.where(here, self.place, other.place)
+        return Stats(**total)
+
+    def total(self) -> "Stats":
+        """One summary over the whole leading shape."""
+        values = {f.name: np.asarray(getattr(self, f.name)).sum() for f in fields(self)}
+        peak = np.asarray(self.peak).reshape(-1)
+        worst = int(peak.argmax()) if peak.size else 0
+        values["peak"] = peak[worst] if peak.size else 0.0
+        values["place"] = np.asarray(self.place).reshape(-1)[worst] if peak.size else -1
+        return Stats(**values)
+
+    @property
+    def mean_ulps(self) -> Any:
+        """Mean signed error in ulps: the bias of the event."""
+        return self.ulps / np.maximum(self.n, 1)
+
+    @property
+    def mean_abs_ulps(self) -> Any:
+        """Mean |error| in ulps."""
+        return self.abs_ulps / np.maximum(self.n, 1)
+
+    @property
+    def standard_error(self) -> Any:
+        """Standard error of mean_ulps, taking the events as independent."""
+        n = np.maximum(self.n, 1)
+        variance = np.maximum(self.sq_ulps / n - self.mean_ulps**2, 0.0)
+        return np.sqrt(variance / n)
+
+    @property
+    def coherence(self) -> Any:
+        """|sum of errors| / sqrt(sum of squares): about 1 or less if every sign were a coin flip."""
+        root = np.sqrt(self.sq_ulps)
+        return np.abs(self.ulps) / np.where(root > 0.0, root, math.inf)
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain numbers, for JSON; a 0-d summary only."""
+        return {f.name: np.asarray(getattr(self, f.name)).item() for f in fields(self)}

@@ -1,0 +1,180 @@
+"""`Accumulator`: how a sum of products becomes one number, step by step or exactly.
+
+Every step is one rounding of the exact sum of two numbers to the step's format: a machine's fused multiply-add, for factors of any of its
+formats. Products are binary64 numbers, exact for factors of up to 26 bits (emu.sums.odd; a step to 52 bits or more is an addition in
+binary64).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
+from roundscope.emu.rounding.modes import BINARY32, BINARY64, Rounding, RoundingMode
+from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
+from roundscope.emu.sums.exact import exact_sum
+from roundscope.emu.sums.odd import sum_to_round
+
+
+class Order(StrEnum):
+    """The order in which products are added."""
+
+    ASCENDING = "ascending"  # ((init + x0) + x1) + x2 ...
+    PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
+    HALVES = "halves"  # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU or SIMD unit add
+    CHUNKED = "chunked"  # each chunk ascending from its first product; chunk sums ascending from init
+    EXACT = "exact"  # init + the exact sum, one rounding at the end
+    ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.sums.aligned
+    NATIVE = "native"  # whatever the device does, in float32: fast, not reproducible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulator:
+    """How a sum of products becomes one number.
+
+    order      which products meet first
+    step       the rounding after each addition (of EXACT: the one rounding)
+    chunk      products per chunk of CHUNKED and ALIGNED
+    alignment  what ALIGNED keeps, None for the others; `Accumulator.tensor_core` fills it in
+
+    Raises ValueError for a chunk below 1, ALIGNED without an alignment or with a stochastic step, an alignment elsewhere.
+    """
+
+    order: Order = Order.ASCENDING
+    step: Rounding = BINARY32
+    chunk: int = 16
+    alignment: Alignment | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
+        if self.order is Order.EXACT and self.step.format.precision > 29:
+            raise ValueError(f"step={self.step}: the exact sum rounds to 29 bits or fewer; use fp32 or narrower")
+        if (self.alignment is None) is (self.order is Order.ALIGNED):
+            raise ValueError(f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use Accumulator.tensor_core")
+        if self.order is Order.ALIGNED and self.step.mode is RoundingMode.STOCHASTIC:
+            raise ValueError(f"step={self.step}: an aligned sum has no random bits; use toward-zero, as the hardware does")
+
+    @staticmethod
+    def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> "Accumulator":
+        """A tensor core's, by architecture and type of the factors: see `tensor_cores`. Raises ValueError for what does not exist."""
+        from roundscope.emu.sums.tensor_cores import tensor_core
+
+        return tensor_core(arch, operand, sum_format)
+
+    def __str__(self) -> str:
+        if self.alignment is not None:
+            kept = self.alignment
+            return f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}), {self.step}"
+        chunk = f"[{self.chunk}]" if self.order is Order.CHUNKED else ""
+        return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
+
+
+Step = Callable[[Any, Array], Array]  # (index of the addition, the sum rounded to odd) -> rounded
+Add = Callable[[Array, Array], Array]
+Steps = list[tuple[Array, Array]]  # (before, after) of each addition, leading axis k where they were scanned
+
+
+def accumulate(
+    ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step: Step | None = None, steps: Steps | None = None,
+    product_bits: int = ANY_PRODUCT,
+) -> Array:  # fmt: skip
+    """init + sum over k of a[k, :, None] b[k, None, :], by the accumulator.
+
+    a: (K, T); b: (K, N); init: (T, N); result (T, N). `step` replaces the rounding of each addition (a
+    stochastic one needs its index); `steps` is a list to which every addition's (before, after) is appended.
+    `product_bits` spares work: the most significand bits of a product; up to 24 only where all numbers are binary32 ones.
+    """
+    if acc.order is Order.NATIVE:
+        return ops.native(a.astype("float32").T, b.astype("float32")).astype("float64") + init
+    if acc.order is Order.ASCENDING and step is None and steps is None:
+        return ops.ascending(a, b, init, acc.step, product_bits)
+    if acc.alignment is not None:
+        emin = acc.alignment.operand.emin
+        return add_aligned(ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps)
+    at_once = step is None
+    step = _kept(step or _plain(ops, acc.step), steps)
+    add = partial(sum_to_round, ops, acc.step.format.precision)
+    if acc.order is Order.EXACT:
+        return step(0, exact_sum(ops, a, b, init))
+    if acc.order is Order.ASCENDING:
+        return _ascending(ops, add, step, a, b, init, 0, steps)
+    if acc.order in (Order.PAIRWISE, Order.HALVES):
+        return _tree(ops, acc.order, add, step, a, b, init, at_once)
+    return _chunked(ops, acc, add, step, a, b, init, steps)
+
+
+def add_aligned(ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array, steps: Steps | None = None) -> Array:
+    """`accumulate` for ALIGNED, with the exponents of the factors said. `steps`: each chunk's sum in binary64, with nothing cut, and
+    what became of it.
+    """
+    if not a[0].shape[0]:
+        return init
+    if steps is None:
+        return ops.aligned(a, b, init, acc)
+    totals: list[Array] = []
+    total = aligned(ops, a, b, init, acc, totals)
+    pieces = (in_chunks(ops, a[0], acc.chunk), in_chunks(ops, b[0], acc.chunk), totals[0])
+    _, whole = ops.scan(lambda _, k, x: (None, ops.ascending(x[0], x[1], x[2], BINARY64, EXACT_PRODUCT)), None, pieces)
+    steps.append((whole, totals[1]))
+    return total
+
+
+def _plain(ops: Ops, r: Rounding) -> Step:
+    if r.mode is RoundingMode.STOCHASTIC:
+        raise ValueError("step=stochastic: each addition needs random bits of its own; use emu.dot or a plan")
+    return lambda k, total: ops.round(total, r, None)
+
+
+def _kept(step: Step, steps: Steps | None) -> Step:
+    """The step, with (before, after) appended to `steps` where it is not inside a scan: one addition, or several along a first axis."""
+    if steps is None:
+        return step
+
+    def keeping(k: Any, total: Array) -> Array:
+        after = step(k, total)
+        steps.append((total, after) if total.ndim == 3 else (total[None], after[None]))
+        return after
+
+    keeping.plain = step  # type: ignore[attr-defined]
+    return keeping
+
+
+def _ascending(ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array, first: int, steps: Steps | None) -> Array:
+    plain = getattr(step, "plain", step)
+
+    def body(total: Array, k: Any, x: tuple[Array, Array]) -> tuple[Array, Any]:
+        before = add(total, ops.multiply(x[0][:, None], x[1][None, :]))
+        after = plain(first + k, before)
+        return after, None if steps is None else (before, after)
+
+    total, seen = ops.scan(body, init, (a, b))
+    if steps is not None:
+        steps.append(seen)
+    return total
+
+
+def _tree(ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init: Array, at_once: bool) -> Array:
+    """Two by two; at_once: additions of one level in one call, where their rounding needs no index."""
+    if not a.shape[0]:
+        return init
+    values, k = ops.multiply(a[:, :, None], b[:, None, :]), 0
+    while (pairs := values.shape[0] // 2) > 0:
+        halves = order is Order.HALVES
+        left, right = (values[:pairs], values[pairs : 2 * pairs]) if halves else (values[: 2 * pairs : 2], values[1 : 2 * pairs : 2])
+        sums = add(left, right)
+        sums = step(k, sums) if at_once else ops.xp.stack([step(k + n, sums[n]) for n in range(pairs)])
+        values = ops.xp.concatenate([sums, values[2 * pairs :]])
+        k += pairs
+    return step(k, add(init, values[0]))
+
+
+def _chunked(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array, steps: Steps | None) -> Array:
+    zero, total = ops.xp.zeros_like(init), init
+    for n, lo in enumerate(range(0, a.shape[0], acc.chunk)):
+        chunk = slice(lo, lo + acc.chunk)
+        part = _ascending(ops, add, step, a[chunk], b[chunk], zero, lo + n, steps)
+        total = step(min(lo + acc.chunk, a.shape[0]) + n, add(total, part))
+    return total

@@ -1,0 +1,1 @@
+"""`roundscope bench`: our speed against named rivals, as ratios from one run."""

@@ -1,0 +1,175 @@
+"""The speed of rounding a float32 array to a format and back, beside a copy and beside other libraries.
+
+One run measures all: each round times the copy, ours and every rival once, in turn, and a ratio is the
+median over the rounds of ratios within a round. So a machine whose speed drifts drifts for all of them.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.rounding.modes import rounding
+from roundscope.experiments.bench.rivals import RIVALS, Rival
+
+FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "e2m3fn")
+THREADS = 2
+SECONDS = 0.2  # a rival that would take longer gets a shorter slice
+PROBE = 1 << 16
+NEW = "ours, new array"
+OURS = ("ours", NEW)
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One contestant at one format. Ratios are speeds, per value: 2 is twice as fast.
+
+    gbps      bytes read and written per second, in 10^9
+    of_copy   this / the copy
+    ours      ours / this; of a library, which returns a new array, against ours that returns one
+    values    how many values it was timed on
+    differing how many of its results differ from ours in bits (two NaN count as equal)
+    """
+
+    format: str
+    name: str
+    gbps: float | None = None
+    of_copy: float | None = None
+    ours: float | None = None
+    values: int = 0
+    differing: int | None = None
+    note: str = ""
+
+
+def sample(size: int) -> np.ndarray:
+    """Normal numbers times 2^-24 to 2^17, and random bits in every 64th place: each range of a format is met."""
+    rng = np.random.default_rng(20)
+    x = rng.standard_normal(size, dtype=np.float32)
+    x *= np.exp2(rng.integers(-24, 18, size, dtype=np.int8), dtype=np.float32)
+    x[::64] = rng.integers(0, 2**32, x[::64].size, dtype=np.uint32).view(np.float32)
+    return x
+
+
+def differing(a: np.ndarray, b: np.ndarray) -> int:
+    """How many float32 values differ in bits, NaN aside."""
+    return int(np.count_nonzero((a.view(np.int32) != b.view(np.int32)) & ~(np.isnan(a) & np.isnan(b))))
+
+
+def bench_round(
+    size: int = 1 << 26, threads: int = THREADS, repeat: int = 9, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
+) -> list[Row]:
+    """Rows for the copy, ours and every rival, format by format.
+
+    size, repeat  float32 values; rounds of measurement
+    threads       of the copy and of ours; the rivals run as their libraries run them
+    progress      called with the share of the work just done
+    """
+    from roundscope.emu.backends.numba.rounding import round_array
+
+    x, names = sample(size), list(formats)
+    y = np.zeros_like(x)
+    rows = []
+    with numba_threads(threads), np.errstate(all="ignore"):
+        for name in names:
+            r = rounding(name)
+            round_array(x, r, out=y)
+            field: dict[str, Any] = {
+                "copy": (parallel_copy(x, y.copy(), threads), size),
+                "ours": (partial(round_array, x, r, out=y), size),
+                NEW: (partial(round_array, x, r), size),
+            }
+            field, found = _enter(field, name, x, y)
+            rows += _rows(found, race(field, repeat, lambda share: progress(share / len(names))), field)
+    return rows
+
+
+def _enter(field: dict[str, Any], name: str, x: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], list[Row]]:
+    """The field with all rivals that can run, and a row for everyone, with their differences from y."""
+    found = [Row(format=name, name="copy"), Row(format=name, name="ours"), Row(format=name, name=NEW)]
+    for rival in RIVALS:
+        row = Row(format=name, name=rival.name)
+        try:
+            function = rival.make(name)
+        except ImportError:
+            found.append(replace(row, note="not installed"))
+            continue
+        if function is None:
+            found.append(replace(row, note="has no such format"))
+            continue
+        run, n = _slice(rival, function, x)
+        wrong = differing(np.asarray(run(), np.float32), y[:n])
+        found.append(replace(row, differing=wrong, note=rival.note if wrong else ""))
+        field[rival.name] = (run, n)
+    return field, found
+
+
+def _slice(rival: Rival, function: Any, x: np.ndarray) -> tuple[Callable[[], Any], int]:
+    """The rival's run over as many values as SECONDS allow."""
+    small = rival.enter(x[:PROBE])
+    finish(function(small))
+    seconds = _clock(lambda: finish(function(small)))
+    n = x.size if seconds * x.size / PROBE < SECONDS else max(PROBE, int(PROBE * SECONDS / seconds) // PROBE * PROBE)
+    n = min(n, x.size)
+    entered = rival.enter(x[:n])
+    return lambda: finish(function(entered)), n
+
+
+def race(field: dict[str, tuple[Callable[[], Any], int]], repeat: int, progress: Progress) -> dict[str, np.ndarray]:
+    """Seconds per value: name -> one per round, the first round dropped as warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in field}
+    for _ in range(repeat + 1):
+        for name, (run, n) in field.items():
+            times[name].append(_clock(run) / n)
+        progress(1 / (repeat + 1))
+    return {name: np.array(t[1:]) for name, t in times.items()}
+
+
+def _rows(found: list[Row], times: dict[str, np.ndarray], field: dict[str, Any]) -> list[Row]:
+    return [
+        replace(
+            row,
+            gbps=float(8e-9 / np.median(t)),
+            of_copy=float(np.median(times["copy"] / t)),
+            ours=float(np.median(t / times["ours" if row.name == "copy" else NEW])) if row.name not in OURS else None,
+            values=field[row.name][1],
+        )
+        if (t := times.get(row.name)) is not None
+        else row
+        for row in found
+    ]
+
+
+def parallel_copy(x: np.ndarray, y: np.ndarray, threads: int) -> Callable[[], Any]:
+    """np.copyto in `threads` pieces on as many threads: the floor of any such operation."""
+    from roundscope.emu.backends.numba.rounding import pool
+
+    cuts = [slice(lo, hi) for lo, hi in pairwise(x.size * w // threads for w in range(threads + 1))]
+    return lambda: list(pool().map(lambda cut: np.copyto(y[cut], x[cut]), cuts))
+
+
+@contextmanager
+def numba_threads(threads: int) -> Iterator[None]:
+    """Our kernels cut their arrays into so many pieces."""
+    from numba import config
+
+    before, config.NUMBA_NUM_THREADS = config.NUMBA_NUM_THREADS, threads
+    try:
+        yield
+    finally:
+        config.NUMBA_NUM_THREADS = before
+
+
+def finish(result: Any) -> Any:
+    return result.block_until_ready() if hasattr(result, "block_until_ready") else result
+
+
+def _clock(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,172 @@
+"""`roundscope bench step`: the training step with emulated attention beside the same step with plain JAX attention, and its bits."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+STEPS, LOOKS, LONG = 20, 3, 1024
+
+LEGEND = """
+step: mean of 20 steps, the second time.  watched: with the monitors of every 10 steps, the log's writing left out.  times JAX: over
+the step with jax.nn.dot_product_attention, not watched.  compiling: the first step.  native sums are added in the device's order,
+ascending ones key by key, those of fused kernels as the tensor core does.  same bits: two runs of 20 steps from the same weights end in
+equal states, every bit of weights and optimiser.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way to train a model of one size; all times in seconds."""
+
+    size: str
+    what: str
+    compiling: float
+    step: float
+    monitored: float
+    against_jax: float
+    monitored_against_jax: float
+    same_bits: bool
+
+
+def bench_step(progress: Callable[[str], None]) -> list[Row]:
+    """Every row, plain JAX first for each size."""
+    import jax
+
+    return [row for size in _sizes(jax.default_backend() == "cpu") for row in _rows(*size, progress)]
+
+
+def run(as_json: bool) -> None:
+    """Print the table, or JSON. Raises ArithmeticError where two equal runs have different bits."""
+    from dataclasses import asdict
+
+    from roundscope.experiments.report.terminal import console, print_json
+
+    with console(stderr=True).status("training step") as status:
+        rows = bench_step(lambda text: status.update(text))
+    if as_json:
+        print_json([asdict(r) for r in rows])
+    else:
+        _print(rows)
+    if differ := [f"{r.what} ({r.size})" for r in rows if not r.same_bits]:
+        raise ArithmeticError(f"two equal runs differ in bits: {', '.join(differ)}")
+
+
+def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
+    """(config, arms)."""
+    from roundscope.experiments.train.config import Config
+
+    small = Config(data="repeat")
+    if on_cpu:
+        return [(replace(small, batch=4), 1)]
+    gpt2 = replace(small, layers=12, heads=12, width=768, context=LONG, batch=8, block=64)
+    usual = [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40)]
+    return [*usual, (gpt2, 1)] if _is_one_hopper() else usual
+
+
+def _is_one_hopper() -> bool:
+    """Whether the fused kernels' tensor cores are there, and other rows do not spread over more GPUs than they."""
+    import jax
+
+    return len(jax.devices()) == 1 and getattr(jax.devices()[0], "compute_capability", "") == "9.0"
+
+
+def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
+    c, rows = config, list[Row]()
+    size = f"{c.layers} layers, width {c.width}, context {c.context}, batch {c.batch}, {arms} arm{'s' if arms > 1 else ''}"
+    for what, changes in _contenders(arms, c.context):
+        progress(f"{what}, {size}")
+        compiling, step, watching, same = _measured(replace(config, **changes), arms)
+        plain, monitored = (rows[0].step if rows else step), step + watching
+        rows.append(
+            Row(size=size, what=what, compiling=compiling, step=step, monitored=monitored, against_jax=step / plain,
+                monitored_against_jax=monitored / plain, same_bits=same)
+        )  # fmt: skip
+    return rows
+
+
+def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, str]]]:
+    """Fused kernels where attention is long enough to matter."""
+    plain, own = ("jax.nn", {"plan": "jax"}), {"sums": "preset"}
+    if context >= LONG:
+        fused = [(f"{p}, fused", {"plan": p, "engine": "pallas"} | own) for p in ("fa2-bf16@hopper", "qiu-yao@hopper")]
+        return [plain, ("jax.nn, BF16 by cuDNN", {"plan": "jax", "engine": "cudnn"}), *fused]
+    native = [plain, *((f"{p}, native sums", {"plan": p}) for p in ("fp32", "fa2-bf16", "qiu-yao"))]
+    return native if arms > 1 else [*native, ("qiu-yao, ascending sums", {"plan": "qiu-yao"} | own)]
+
+
+def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
+    """Seconds of compiling, of a step and of watching per step; whether a second run has the bits of the first."""
+    import jax
+    import numpy as np
+
+    states, times = [], []
+    for _ in range(2):
+        group, batch = _group(config, arms)
+        times.append([_timed(group, batch, 0, 1), _timed(group, batch, 1, STEPS)])
+        states.append(jax.device_get(jax.tree.leaves(group.state)))
+    same = all(np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(*states, strict=True))
+    return times[0][0], (times[1][0] + times[1][1]) / STEPS, _watching(config, group, batch), same
+
+
+def _group(config: Any, arms: int) -> tuple[Any, Callable[[int], Any]]:
+    from roundscope.experiments.train import step
+    from roundscope.experiments.train.groups import Group
+    from roundscope.experiments.train.loop import batches_of
+    from roundscope.experiments.train.settings import Arm, Settings
+
+    settings = Settings(config=config, arms=tuple(Arm(name=str(i), lr=config.lr) for i in range(arms)))
+    batches = batches_of(settings)
+    group = Group(settings, list(range(arms)), step.start(config, arms))
+    return group, lambda number: {seed: b.batch(number) for seed, b in batches.items()}
+
+
+def _timed(group: Any, batch: Callable[[int], Any], first: int, last: int) -> float:
+    import jax
+
+    jax.block_until_ready(group.state)
+    began = time.perf_counter()
+    for number in range(first, last):
+        group.advance(number, batch(number))
+    jax.block_until_ready(group.state)
+    return time.perf_counter() - began
+
+
+def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
+    """Seconds per step of monitors at the config's intervals, compiled before."""
+    from roundscope.experiments.train.gpt import monitor
+
+    tables, plans = group.plans(STEPS)
+    tokens = group.own(batch(STEPS))[..., :1, :]
+    looks, sites = [], []
+    for turn in range(LOOKS + 1):
+        began = time.perf_counter()
+        _, seen = monitor.look(config, group.state.params, tokens, tables, STEPS, fused=group.fused(STEPS))
+        looks.append(time.perf_counter() - began)
+        if seen is not None:
+            began = time.perf_counter()
+            monitor.sites(config, seen, plans, turn, group.fused(STEPS))
+            sites.append(time.perf_counter() - began)
+    rest = statistics.median(sites[1:]) / monitor.SITES_EVERY if sites else 0.0
+    return (statistics.median(looks[1:]) + rest) / config.monitor_every
+
+
+def _print(rows: list[Row]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from roundscope.experiments.report.terminal import console
+
+    out = console()
+    for size in dict.fromkeys(row.size for row in rows):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=size, title_justify="left")
+        for heading in ("", "compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits"):
+            table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        for r in (row for row in rows if row.size == size):
+            table.add_row(
+                r.what, f"{r.compiling:.1f}", f"{r.step * 1e3:.2f}", f"{r.against_jax:.2f}", f"{r.monitored * 1e3:.2f}",
+                f"{r.monitored_against_jax:.2f}", "yes" if r.same_bits else "NO",
+            )  # fmt: skip
+        out.print(table)
+    out.print(" ".join(LEGEND.split()), style="dim")

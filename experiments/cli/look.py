@@ -1,0 +1,75 @@
+"""Verbs that look at numbers and at this machine: formats, explain, sites, accumulators, bench, doctor."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundscope.experiments.cli.options import Json
+
+
+def formats(
+    names: Annotated[list[str] | None, typer.Argument(help="Any, e<x>m<y> too; all if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Table of number formats: range, epsilon, tie window."""
+    from roundscope.experiments.look import formats as formats_view
+
+    formats_view.show(names or (), as_json=json)
+
+
+def explain(
+    value: Annotated[str, typer.Argument(help="-4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")],
+    to: Annotated[str, typer.Option("--to", help="Target format, such as bf16 or e4m3fn.", metavar="FORMAT")],
+    mode: Annotated[str, typer.Option(help="Rounding mode, such as toward-zero.")] = "ties-to-even",
+    overflow: Annotated[str | None, typer.Option(help="inf, nan or saturate; the format's own if left out.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the stochastic mode.")] = 0,
+    plus: Annotated[str | None, typer.Option(help="Round VALUE + this, and draw the addition.", metavar="B")] = None,
+    json: Json = False,
+) -> None:
+    """Draw one rounding in bits: what is kept and why."""
+    from roundscope.experiments.look import explain as explain_command
+
+    explain_command.run(value, to, mode=mode, overflow=overflow, seed=seed, plus=plus, as_json=json)
+
+
+def sites(json: Json = False) -> None:
+    """List every rounding event with its formula."""
+    from roundscope.experiments.look import sites as sites_view
+
+    sites_view.show(as_json=json)
+
+
+def accumulators(
+    out: Annotated[Path, typer.Option(help="Folder for report.html and accumulators.json.")] = Path("accumulators"),
+    order: Annotated[bool, typer.Option("--order", help="Find the order in which this machine's own products add instead.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure which way the sums of tensor cores lean, against K."""
+    from roundscope.experiments.studies.tensor_cores import command
+
+    if order:
+        command.run_order(as_json=json)
+    else:
+        command.run(out=out, as_json=json)
+
+
+def bench(
+    what: Annotated[str, typer.Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for bench-WHAT.json and a picture, bench-WHAT.png; not of sweep and step.", metavar="DIR")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure our speed against what one would use instead."""
+    from roundscope.experiments.bench import command as bench_command
+
+    bench_command.run(what, as_json=json, out=out)
+
+
+def doctor(json: Json = False) -> None:
+    """Versions, devices, known traps here, and a self-check."""
+    from roundscope.experiments.look import doctor as doctor_command
+
+    if not doctor_command.run(as_json=json):
+        raise typer.Exit(1)

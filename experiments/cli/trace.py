@@ -1,0 +1,78 @@
+"""Verbs that look at tensors or at a run: trace, diagnose."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundscope.experiments.cli.options import Json
+
+
+def trace(
+    file: Annotated[Path | None, typer.Argument(help="safetensors or npz with q, k, v and optionally do, per layer.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")] = False,
+    layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
+    plan: Annotated[
+        str,
+        typer.Option(
+            help="exact, fp32, qiu-yao, fa2-bf16, fa3-fp8, fa3-fp8-scaled, mxfp8-attention, baseline-bf16 or all:<format>; "
+            "with @hopper: on its tensor cores."
+        ),
+    ] = "qiu-yao",
+    block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
+    block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
+    causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
+    scale: Annotated[float | None, typer.Option(help="Of the scores; the file's, else 1 / sqrt(H).")] = None,
+    layout: Annotated[str | None, typer.Option(help="BNTH or BTNH; the file's metadata if left out.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SITE=FORMAT[:MODE]", help="O=bf16:stochastic; repeatable.")] = None,
+    inject: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE:WHAT[:WHERE]...",
+            help="O:ulps=0.5:rows=0-63:heads=3, PV:exact, P:flip=3:rows=5,9; repeatable. WHAT: exact, ulps=X, bias=X, set=X, "
+            "flip=BIT, noise=ULPS. WHERE: batch=, heads=, rows=, columns=, features=, tiles= with numbers and ranges, ends included.",
+        ),
+    ] = None,
+    record: Annotated[
+        list[str] | None, typer.Option(metavar="WHAT", help="rows, events:SITE,SITE (to records.npz) or steps:SITE; repeatable.")
+    ] = None,
+    against: Annotated[str, typer.Option(help="The plan to compare results with; exact is binary64.")] = "exact",
+    engine: Annotated[str, typer.Option(help="numpy, xla, or pallas: fused kernels, on a GPU; the same bits.")] = "numpy",
+    seed: Annotated[int, typer.Option(help="Of stochastic rounding and noise.")] = 0,
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on with NaN and infinities in the file.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html and trace.json; trace-<file>-<plan> if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Run attention on tensors and report which rounding events lean."""
+    from roundscope.experiments.trace import command as trace_command
+
+    trace_command.run(
+        file, sample=sample, layer=layer, layout=layout, allow_nan=allow_nan, out=out, as_json=json, plan=plan, against=against,
+        sets=set_ or [], inject=inject or [], record=record or [], engine=engine, seed=seed, block_q=block_q, block_k=block_k,
+        scale=scale, causal=causal,
+    )  # fmt: skip
+
+
+def diagnose(
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN_OR_TENSORS", help="The folder of a training run; or safetensors or npz with q, k, v, do per layer."),
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")] = False,
+    layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
+    plan: Annotated[str | None, typer.Option(help="As in trace; qiu-yao if left out.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
+    arm: Annotated[str | None, typer.Option(help="Of a run: the arm; the one that failed first if left out.", metavar="NAME")] = None,
+    from_: Annotated[
+        int | None, typer.Option("--from", help="Of a run: replay from this step; the last checkpoint before the failure.", metavar="STEP")
+    ] = None,
+    until: Annotated[int | None, typer.Option(help="Of a run: replay up to this step; 100 behind the alarm.", metavar="STEP")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html and diagnosis.json; diagnose-<source> if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Find out why a run failed, or whether rounding adds up in tensors: where it comes from and what repairs it."""
+    from roundscope.experiments.diagnose import command
+
+    command.run(
+        source, sample=sample, layer=layer, plan=plan, causal=causal, arm=arm, first=from_, until=until, out=out, as_json=json
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""The verb `doctor`: versions, devices, the traps of this machine, and a self-check of the rule."""
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+from roundscope.experiments.errors import one_line
+from roundscope.experiments.report.terminal import console, print_json
+
+PACKAGES = ("roundscope", "numpy", "numba", "ml_dtypes", "jax", "jaxlib", "safetensors")
+
+
+def run(as_json: bool = False) -> bool:
+    """Print the report. True if both executors agree with ml_dtypes in every number."""
+    report = examine()
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+    return bool(report["passed"])
+
+
+def examine() -> dict[str, Any]:
+    """The whole report as plain data."""
+    print("probing (some seconds: XLA compiles) ...", file=sys.stderr)
+    from roundscope.experiments.look import probes, self_check
+
+    traps = [_probe(p) for p in probes.PROBES]
+    checks = [self_check.check(name) for name in self_check.JUDGES]
+    passed = all(c.passed for c in checks)
+    return {"versions": versions(), "devices": devices(), "traps": traps, "self_check": checks, "passed": passed}
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decide bits."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "source tree" if name == "roundscope" else "not installed"
+    return found
+
+
+def devices() -> list[str]:
+    """The processor and what JAX computes on; the first of JAX's devices is where it computes."""
+    import jax
+
+    cpu = f"{platform.machine()}, {os.cpu_count()} cores"
+    return [f"host: {cpu}", *(f"jax {d.platform}:{d.id}: {d.device_kind}" for d in jax.devices())]
+
+
+def _probe(probe: Any) -> dict[str, Any]:
+    """A probe's findings; one that cannot run here says why, and claims nothing."""
+    from roundscope.experiments.report.terminal import plain
+
+    try:
+        found: dict[str, Any] = plain(probe())
+        return found
+    except Exception as error:  # a probe meets what nobody foresaw: that is a finding, not a crash
+        name, seen = probe.__name__.replace("_", " "), f"could not probe: {one_line(error)}"
+        return {"name": name, "seen": seen, "present": None, "immune": None, "how": ""}
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    out = console()
+    out.print(Text("  ".join(f"{k} {v}" for k, v in report["versions"].items())))
+    for device in report["devices"]:
+        out.print(Text(device))
+    out.print(_traps(report["traps"]))
+    out.print(_checks(report["self_check"]))
+    if report["passed"]:
+        out.print(Text("both executors agree with ml_dtypes", style="bold green"))
+    else:
+        out.print(Text("SELF-CHECK FAILED: do not trust results of this machine", style="bold red"))
+
+
+def _table(*columns: str) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name)
+    return table
+
+
+def _traps(traps: list[dict[str, Any]]) -> Any:
+    table = _table("trap", "seen here", "bites", "immune", "how")
+    words = {True: "yes", False: "no", None: "?"}
+    for t in traps:
+        style = None if t["immune"] else "bold red"
+        table.add_row(t["name"], t["seen"], words[t["present"]], words[t["immune"]], t["how"], style=style)
+    return table
+
+
+def _checks(checks: list[Any]) -> Any:
+    table = _table("format", "numbers", "wrong by Numba", "wrong by XLA")
+    for c in checks:
+        numbers = (str(n) for n in (c.numbers, c.numba_wrong, c.xla_wrong))
+        table.add_row(c.format, *numbers, style=None if c.passed else "bold red")
+    return table

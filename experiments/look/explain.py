@@ -1,0 +1,30 @@
+"""The verb `explain`: one rounding, drawn or as JSON."""
+
+from typing import Any
+
+from roundscope.emu.explain.addition import Addition, add
+from roundscope.emu.explain.one_rounding import Explanation, explain
+from roundscope.emu.rounding.modes import rounding
+from roundscope.experiments.report.terminal import plain, print_json
+
+
+def run(value: str, to: str, *, mode: str, overflow: str | None, seed: int, plus: str | None, as_json: bool) -> None:
+    """Explain VALUE, or VALUE + plus, rounded to a format. Raises ValueError for what is misspelt."""
+    r = rounding(to, mode, overflow=overflow, seed=seed)
+    addition = add(value, plus, r.format) if plus is not None else None
+    e = explain(addition.total if addition else value, r)
+    if as_json:
+        print_json(document(e, addition))
+        return
+    from roundscope.experiments.look.explain_view import show
+
+    show(e, addition)
+
+
+def document(e: Explanation, addition: Addition | None = None) -> dict[str, Any]:
+    """The explanation as plain data, the rounding by its names."""
+    r = e.rounding
+    result: dict[str, Any] = plain(e)
+    result["rounding"] = {"format": r.format.name, "mode": r.mode.value, "overflow": r.overflow, "seed": r.seed}
+    result["code"] = None if e.code is None else f"0x{e.code:0{(r.format.bits + 3) // 4}x}"
+    return result | ({"addition": plain(addition)} if addition else {})

@@ -1,0 +1,50 @@
+"""The table of number formats."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from roundscope.emu.formats.format import NAMED, Format, format_named
+from roundscope.experiments.report.terminal import console, print_json
+
+LEGEND = "p: precision.  epsilon: from 1 to the next number.  tie window: exp(-g) rounds to 1 up to this g."
+
+
+def row(f: Format) -> dict[str, Any]:
+    """What the table says of one format; min_subnormal is None where there are none."""
+    return {
+        "name": f.name, "bits": f.bits, "precision": f.precision, "emin": f.emin, "max": f.max_finite,
+        "min_normal": f.min_normal, "min_subnormal": f.min_positive if f.zero and f.precision > 1 else None,
+        "epsilon": f.epsilon, "inf": f.inf, "nan": f.nan, "tie_window": f.tie_window,
+    }  # fmt: skip
+
+
+def show(names: Iterable[str] = (), as_json: bool = False) -> None:
+    """Print the formats of these names, or all named ones. Raises ValueError for an unknown name."""
+    rows = [row(format_named(name)) for name in names or NAMED]
+    if as_json:
+        print_json(rows)
+    else:
+        _print(rows)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for key in rows[0]:
+        heading = "p" if key == "precision" else key.replace("_", " ")
+        table.add_column(heading, justify="left" if key == "name" else "right", no_wrap=True)
+    for r in rows:
+        table.add_row(*(_cell(v) for v in r.values()))
+    out = console()
+    out.print(table)
+    out.print(LEGEND, style="dim")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, (bool, str)):
+        return value if isinstance(value, str) else "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) and (value != int(value) or value > 1e6) else f"{value:g}"

@@ -1,0 +1,1 @@
+"""What pages, pictures and terminal output of all verbs share."""

@@ -1,0 +1,108 @@
+"""`Dose`: what is wrong in one run, its rate and its seed; and which doses run in one executable."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from roundscope.attention.sites import Site
+from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.experiments.studies.dose.scale import EVEN, MOST_BITS, Scale
+from roundscope.experiments.train.config import Config, deciding
+from roundscope.experiments.train.gpt.offset import BIAS
+from roundscope.experiments.train.groups import numbers
+from roundscope.experiments.train.settings import Arm, Settings, typed
+
+NAMED = ("steps", "lr", "min_lr", "decay_steps", "changes", "checkpoint_every", "keep", "monitor_every")  # by the dose, or without effect
+
+ADDED = ("words", "also", "offset")  # where they are empty, the key is that of a dose without them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dose:
+    """One run. site None: no event is named, the arm is exact unless `also` or `offset` says more.
+
+    bits     p of the significand, the leading one counted
+    words    of the model, over the scale's, such as data=repeat: the exact arm has them too
+    also     changes of its attention in the trainer's words, before that of `site`
+    offset   (kind, c): what delta's operand is off by, `experiments.train.gpt.offset`; the exact arm has c = 0
+    """
+
+    site: Site | None = None
+    mode: RoundingMode = EVEN
+    bits: int = MOST_BITS
+    rate: float
+    steps: int
+    seed: int = 0
+    words: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    offset: tuple[str, float] | None = None
+
+    @property
+    def change(self) -> tuple[str, ...]:
+        """As the trainer's words: one format at one event, with the exponents of BF16 and of binary32."""
+        return self.also if self.site is None else (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
+
+    @property
+    def exact(self) -> "Dose":
+        """The arm that differs in nothing else."""
+        return replace(self, site=None, mode=EVEN, bits=MOST_BITS, also=(), offset=self.offset and (BIAS, 0.0))
+
+
+def doses(scale: Scale) -> list[Dose]:
+    """Every run of a scale, each once, exact arms first."""
+    found = [
+        Dose(site=site, mode=mode, bits=bits, rate=rate, steps=study.steps, seed=seed)
+        for study in scale.studies for site in study.sites for mode in study.modes for bits in study.bits
+        for rate in study.rates for seed in scale.seeds
+    ]  # fmt: skip
+    return with_exact(found)
+
+
+def with_exact(found: Sequence[Dose]) -> list[Dose]:
+    """Doses and their exact arms, each once, these first."""
+    return list(dict.fromkeys([*(dose.exact for dose in found), *found]))
+
+
+def key(config: Config, dose: Dose) -> str:
+    """The name of a result: of all that decides it but versions and device."""
+    kept = {name: value for name, value in deciding(config).items() if name not in NAMED}
+    own = {name: value for name, value in described(dose).items() if name not in ADDED or value}
+    return hashlib.sha256(json.dumps([kept, own], sort_keys=True).encode()).hexdigest()[:24]
+
+
+def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:
+    """Doses of equally many steps and the same words as arms of one run. The rate stays at its peak after the warm-up, so that it
+    does not depend on the number of steps.
+    """
+    steps, config = wanted[0].steps, config_of(config, wanted[0])
+    one = replace(config, steps=max(steps, config.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
+    arms = [Arm(name=str(i), changes=(*dose.change, *_injected(dose)), lr=dose.rate, seed=dose.seed) for i, dose in enumerate(wanted)]
+    return Settings(config=one, arms=tuple(arms))
+
+
+def _injected(dose: Dose) -> tuple[str, ...]:
+    """Its offset in the trainer's words."""
+    return () if dose.offset is None else (f"-> offset={dose.offset[1]}:{dose.offset[0]}",)
+
+
+def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
+    """Doses by executable: equally many steps, the same words, one structure (stochastic roundings are another, an offset too). Raises
+    UsageError for an event that the plan has not.
+    """
+    alike: dict[tuple[int, tuple[str, ...]], list[Dose]] = {}
+    for dose in wanted:
+        alike.setdefault((dose.steps, dose.words), []).append(dose)
+    return [[own[i] for i in arms] for own in alike.values() for arms in numbers(settings_of(config, own))]
+
+
+def config_of(config: Config, dose: Dose) -> Config:
+    """The config with the words of a dose over it. Raises UsageError."""
+    pairs = (word.partition("=") for word in dose.words)
+    return replace(config, **{name: typed(name, value) for name, _, value in pairs})
+
+
+def described(dose: Dose) -> dict[str, Any]:
+    """As plain data."""
+    return asdict(dose) | {"site": None if dose.site is None else str(dose.site), "mode": str(dose.mode)}

@@ -1,0 +1,144 @@
+"""Studies that are a list of cases: `Case`, a row of the table; `Topic`, the question; `Found`, what came of it."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.studies.dose.arms import Dose, with_exact
+from roundscope.experiments.studies.dose.results import Result, Results, Time, time_of
+from roundscope.experiments.studies.dose.scale import OWN, pairs, steps_of
+from roundscope.experiments.studies.framework.estimates import mean
+from roundscope.experiments.studies.framework.verdicts import interval
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.settings import typed
+
+HEADS = ["", "case", "diverged", "final loss, nats", "above exact", "log2 growth of\n||W_Q|| over exact", "rows with\nseveral P = 1"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row: its group, its name, and its dose with seed 0."""
+
+    group: str
+    name: str
+    dose: Dose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A question to cases, each with every seed, and with the exact arm of each unless `alone`.
+
+    answer   one sentence;  draw: the picture that opens the report, with its caption;  notes: what else the reader must know
+    about    what differs, in words;  ties: whether rows with several P = 1 are counted
+    """
+
+    question: str
+    config: Config
+    cases: tuple[Case, ...]
+    seeds: tuple[int, ...]
+    answer: Callable[["Found"], str]
+    draw: Callable[["Found"], Figure]
+    caption: str
+    notes: str
+    about: str
+    alone: bool = False
+    ties: bool = False
+
+    @property
+    def doses(self) -> list[Dose]:
+        """Every run, each once."""
+        found = [replace(case.dose, seed=seed) for case in self.cases for seed in self.seeds]
+        return list(dict.fromkeys(found)) if self.alone else with_exact(found)
+
+    def given(self, words: Sequence[str], seeds: tuple[int, ...] | None) -> "Topic":
+        """With KEY=VALUE over it: steps=, and what is of the model. Raises UsageError naming key, value and repair."""
+        known = ("steps", *(f.name for f in fields(Config) if f.name not in OWN))
+        asked = pairs(words, known)
+        steps = steps_of("steps", asked.pop("steps")) if "steps" in asked else None
+        for case in self.cases:
+            if fixed := [w for w in case.dose.words if w.partition("=")[0] in asked]:
+                raise UsageError(f"{fixed[0].partition('=')[0]}: the case '{case.name}' has {fixed[0]} of its own; leave it out")
+        config = replace(self.config, **{name: typed(name, value) for name, value in asked.items()})
+        cases = self.cases if steps is None else tuple(replace(c, dose=replace(c.dose, steps=steps)) for c in self.cases)
+        return replace(self, config=config, cases=cases, seeds=seeds or self.seeds)
+
+
+class Found:
+    """The results of a topic, by case in its order."""
+
+    def __init__(self, topic: Topic, results: Iterable[Result]) -> None:
+        self.topic, self.results = topic, Results(results)
+        own = {r.dose: r for r in self.results.all}
+        self.cases: dict[Case, list[Result]] = {c: [own[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases}
+
+    def groups(self) -> dict[str, dict[Case, list[Result]]]:
+        """Cases by group, in their order."""
+        found: dict[str, dict[Case, list[Result]]] = {}
+        for case, own in self.cases.items():
+            found.setdefault(case.group, {})[case] = own
+        return found
+
+    def time(self, case: Case) -> Time:
+        """Steps to divergence of a case."""
+        return time_of(self.cases[case])
+
+    def killed(self, case: Case) -> bool:
+        """Whether more than half of the seeds diverged."""
+        t = self.time(case)
+        return 2 * t.diverged > t.runs
+
+    def exact(self, case: Case) -> list[Result]:
+        """The exact arm of each seed."""
+        return [self.results.exact(r) for r in self.cases[case]]
+
+
+def rows(found: Found) -> list[list[str]]:
+    """A row per case, in words; the columns of HEADS."""
+    made = []
+    for case, own in found.cases.items():
+        loss = mean({run.dose.seed: run.loss for run in own})
+        lost = sum(not math.isfinite(run.loss) for run in own)
+        is_exact = case.dose == case.dose.exact
+        against = ["", ""] if found.topic.alone or is_exact else [interval(found.results.excess(own)), interval(found.results.growth(own))]
+        ties = mean({run.dose.seed: run.ties for run in own}).mean
+        share = "" if math.isnan(ties) else f"{100 * ties:.3g} %"
+        made.append([
+            case.group, case.name, found.time(case).words, interval(loss) + (f", {lost} not finite" if lost else ""), *against, share,
+        ])  # fmt: skip
+    return made
+
+
+def points(found: Found) -> list[dict[str, Any]]:
+    """A row per case, as data."""
+    made = []
+    for case, own in found.cases.items():
+        t = found.time(case)
+        made.append({
+            "group": case.group, "case": case.name, "change": list(case.dose.change), "words": list(case.dose.words),
+            "offset": case.dose.offset, "lr": case.dose.rate, "steps": t.steps, "runs": t.runs, "diverged": t.diverged,
+            "times": [run.diverged for run in own], "seeds": [run.dose.seed for run in own], "losses": [run.loss for run in own],
+            "growth": [run.growth for run in own], "several_ones": [run.ties for run in own],
+        })  # fmt: skip
+    return made
+
+
+def named(name: str, known: Sequence[str]) -> str:
+    """A study of these. Raises UsageError with the nearest name."""
+    if name not in known:
+        raise UsageError(f"--study: {unknown('study', name, known)}")
+    return name
+
+
+def of(t: Time) -> str:
+    """n of N."""
+    return f"{t.diverged} of {t.runs}"
+
+
+def ties(own: Iterable[Result]) -> float:
+    """The largest share of rows with several P = 1 of some runs, 0 where none was counted."""
+    return max((r.ties for r in own if math.isfinite(r.ties)), default=0.0)

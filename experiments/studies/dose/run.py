@@ -1,0 +1,85 @@
+"""A launch: all its arms in one executable from the first step to the last, those that have diverged too."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from roundscope.experiments.studies.dose.arms import Dose, settings_of
+from roundscope.experiments.studies.dose.follow import Follow
+from roundscope.experiments.studies.dose.results import Result
+from roundscope.experiments.studies.dose.ties import shares as shares_of
+from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import monitor
+from roundscope.experiments.train.groups import Group
+from roundscope.experiments.train.loop import batches_of
+
+EVERY = 25  # steps between two looks at the device: its losses, and ||W_Q||
+TIES_EVERY = 100  # steps between two counts of rows with several P = 1
+Progress = Callable[[int], None]  # steps done
+
+
+def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False) -> list[Result]:
+    """The results of doses of one structure, the same words and equally many steps, in their order; ties: with their `shares`.
+
+    An arm whose weights are no longer finite goes on: arms are entries of one vmap, nothing crosses them and no branch depends on values.
+    Same doses, same device: same results; native sums may differ between numbers of arms in one launch.
+    """
+    settings = settings_of(config, doses)
+    state = one_step.start(settings.config, len(doses), [(config.init_seed + d.seed) % 2**32 for d in doses])
+    group, batches = Group(settings, list(range(len(doses))), state), batches_of(settings)
+    follow, looks = Follow(len(doses)), [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
+    steps, before, shares = doses[0].steps, None, []
+    for first in range(0, steps, EVERY):
+        numbers = range(first, min(first + EVERY, steps))
+        losses = [group.advance(n, {seed: b.batch(n) for seed, b in batches.items()})[0] for n in numbers]
+        if ties and (numbers.stop % TIES_EVERY == 0 or numbers.stop == steps):
+            shares.append((numbers.stop, _ties(group, {seed: b.batch(numbers.stop) for seed, b in batches.items()})))
+        now = numbers.stop, losses, largest(group.state.params)
+        if before is not None:  # the device is at work on what was sent since
+            looks.append(_look(follow, *before))
+        before = now
+        progress(numbers.stop)
+    assert before is not None
+    looks.append(_look(follow, *before))
+    final = follow.final()
+    return [_result(dose, a, int(follow.first[a]), float(final[a]), looks, shares) for a, dose in enumerate(doses)]
+
+
+def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:
+    """(mean, largest) over heads of the share of rows with several P = 1, (arms, 2)."""
+    plans = group.plans(0)[0]
+    assert plans is not None
+    found = shares_of(group.settings.config, group.state.params, group.own(batches), plans)
+    return np.stack([found.mean((1, 2)), found.max((1, 2))], axis=1)
+
+
+@jax.jit
+def largest(params: Any) -> Array:
+    """The largest ||W_Q,h||_2 of all layers and heads, (arms,)."""
+    return jnp.max(monitor.query_norms(params["layers"]["qkv"]), axis=(1, 2))
+
+
+def _look(follow: Follow, done: int, waiting: Sequence[Any], norms: Any) -> tuple[int, np.ndarray, np.ndarray]:
+    losses, largest_now = jax.device_get((waiting, norms))
+    for i, loss in enumerate(losses):
+        follow.update(done - len(losses) + i, loss)
+    return done, np.mean(np.stack(losses), axis=0), largest_now
+
+
+def _result(
+    dose: Dose, arm: int, first: int, final: float, looks: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    shares: Sequence[tuple[int, np.ndarray]],
+) -> Result:  # fmt: skip
+    curve = tuple((step, float(loss[arm]), float(norm[arm])) for step, loss, norm in looks)
+    return Result(
+        dose=dose,
+        diverged=None if first < 0 else first,
+        loss=final,
+        curve=curve,
+        shares=tuple((n, float(x[arm, 0]), float(x[arm, 1])) for n, x in shares),
+    )

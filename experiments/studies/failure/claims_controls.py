@@ -1,0 +1,142 @@
+"""The controls that the paper has not: size against sign, other modes, other repairs, presets, the factorial, and the rest of dS."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from roundscope.experiments.studies.failure.cases import Case
+from roundscope.experiments.studies.failure.judging import (
+    explodes_word,
+    repair,
+    stable_word,
+    verdict,
+)
+from roundscope.experiments.studies.failure.results import Result, Results, diverged, middle, times
+from roundscope.experiments.studies.failure.rows import FAILS, HALVES, ONCE, cell
+from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+
+CONTROL, OURS = "control", "ours"
+BEYOND = {
+    "centred": "delta = rowsum(P dP) / rowsum(P), rows of dS that sum to 0: stable",
+    "scores": "scores, m and l in FP32, the rest of the case low: stable",
+    "same scores": "the backward rounds its scores as the forward did: stable",
+}
+RULES = (
+    "Controls. Size: the same events, errors of the same RMS without bias; agrees if none of these runs diverged. 'Earlier': agrees if "
+    "every seed diverged earlier than nearest-even did or where it did not, contradicts if none did. The factorial: agrees if every run "
+    "with O rounded before its normalisation only diverged and none with it rounded after only, contradicts if the latter diverged at "
+    "least as often. The rest of dS: all runs of all cases; the number is the probability that a run that diverged had a larger drift, "
+    "after the warm-up, than one that did not (0.5: no relation): agrees from 0.95, contradicts up to 0.5."
+)
+
+
+def controls(r: Results, scale: Scale) -> list[Verdict]:
+    """Every control that was run."""
+    return [
+        *_size(r, scale), *_modes(r, scale), *_beyond(r, scale), *_presets(r, scale), *_factorial(r, scale), identity(r),
+    ]  # fmt: skip
+
+
+def _size(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Case A against nearest-even with one bit less: the same RMS."""
+    for case in scale.cases:
+        if case.mode != "toward-zero":
+            continue
+        own, worse = r.of(case.name, f"ties-to-even {case.bits - 1}"), r.of(case.name, f"stochastic {case.bits - 1}")
+        claim = "it is the sign of O's error, not its size: nearest-even of the same RMS is stable"
+        more = f"; stochastic with 1.4 times the RMS: {times(worse)}" if worse else ""
+        word = stable_word(own) if r.fails(case.name) else Word.NOT_TESTABLE
+        measured = f"p = {case.bits - 1} nearest-even {times(own)}; p = {case.bits} toward zero {times(r.of(case.name, FAILS))}{more}"
+        yield verdict(CONTROL, claim, case, word, measured)
+
+
+def _modes(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Stochastic rounding of the O path, and biased modes."""
+    for case in scale.cases:
+        if r.of(case.name, f"stochastic {case.bits}"):
+            claim = "stochastic rounding of the O path alone: stable"
+            yield repair(CONTROL, claim, case, r, f"stochastic {case.bits}")
+        for mode in ("toward-zero", "ties-to-away"):
+            own, base = r.of(case.name, f"{mode} {case.bits}"), r.of(case.name, FAILS)
+            if own and case.mode == "ties-to-even":
+                claim = f"{mode} on the O path diverges earlier than nearest-even"
+                yield verdict(CONTROL, claim, case, _earlier(own, base), f"{times(own)}; nearest-even {times(base)}")
+
+
+def _earlier(own: Sequence[Result], base: Sequence[Result]) -> Word:
+    when = lambda r: math.inf if r.diverged is None else r.diverged  # noqa: E731
+    first = [when(a) < when(b) for a, b in zip(own, base, strict=True)]
+    return Word.AGREES if all(first) else Word.UNDECIDED if any(first) else Word.CONTRADICTS
+
+
+def _beyond(r: Results, scale: Scale) -> Iterator[Verdict]:
+    for row, claim in BEYOND.items():
+        for case in scale.cases:
+            if r.of(case.name, row):
+                yield repair(OURS, claim, case, r, row)
+
+
+def _presets(r: Results, scale: Scale) -> Iterator[Verdict]:
+    for row, claim, word in (
+        ("fa2-bf16", "production FlashAttention in BF16 is stable", stable_word),
+        (ONCE, "unfused BF16 attention diverges if its backward rounds its scores once, its forward twice", explodes_word),
+    ):
+        for case in scale.cases:
+            if own := r.of(case.name, row):
+                yield verdict(CONTROL, claim, case, word(own), times(own))
+
+
+def _factorial(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Rounding before against after the normalisation, over the other factors; and what those do."""
+    for case in scale.cases:
+        if not r.of(case.name, cell("both", "FP32", "FP32", 1)):
+            continue
+        before, after, both = (pooled(r, case, half) for half in HALVES)
+        as_often = diverged(after) * len(before) >= diverged(before) * len(after)
+        clear = diverged(before) == len(before) and not diverged(after)
+        word = Word.AGREES if clear else Word.CONTRADICTS if as_often else Word.UNDECIDED
+        measured = f"before only {times(before)}; after only {times(after)}; both {times(both)}"
+        claim = "rounding O before its normalisation kills, rounding it after does not"
+        yield verdict(CONTROL, claim, case, word, measured, "; ".join(_effects(r, case)))
+
+
+def _effects(r: Results, case: Case) -> Iterator[str]:
+    """The share that diverged at both levels of every other factor."""
+    for name, position, levels in (("scores", 2, ("BF16", "FP32")), ("m and l", 3, ("BF16", "FP32")), ("tiles", 4, ("1", "4"))):
+        own = [pooled(r, case, level, position) for level in levels]
+        yield f"{name} " + ", ".join(f"{level} {diverged(runs)} of {len(runs)}" for level, runs in zip(levels, own, strict=True))
+
+
+def pooled(r: Results, case: Case, level: str, position: int = 1) -> list[Result]:
+    """All runs of the factorial with one level of one factor; positions as `rows.cell` writes them."""
+    names = [row for row in r.rows(case.name) if row.startswith("cell ") and row.split(" ")[position] == level]
+    return [run for row in names for run in r.of(case.name, row)]
+
+
+def identity(r: Results) -> Verdict:
+    """The rest of dS against divergence, all runs of all cases."""
+    dead, alive = split(r)
+    p = above([x.drift for x in dead], [x.drift for x in alive])
+    word = Word.NOT_TESTABLE if math.isnan(p) else Word.AGREES if p >= 0.95 else Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
+    measured = (
+        f"probability {p:.3f}; median drift of {len(dead)} runs that diverged {middle([x.drift for x in dead]):.2g}, "
+        f"of {len(alive)} that did not {middle([x.drift for x in alive]):.2g}"
+    )
+    claim = "runs whose rows of dS do not sum to zero, in one direction, diverge, whichever event made it; others do not"
+    return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
+
+
+def split(r: Results) -> tuple[list[Result], list[Result]]:
+    """Every run once: those that diverged, those that did not. Only runs whose drift was seen."""
+    every = {run.trial: run for own in r.by.values() for run in own if math.isfinite(run.drift)}.values()
+    return [x for x in every if x.diverged is not None], [x for x in every if x.diverged is None]
+
+
+def above(dead: Sequence[float], alive: Sequence[float]) -> float:
+    """The probability that one of the first is larger than one of the second, ties half: the area under the ROC curve."""
+    if not dead or not alive:
+        return math.nan
+    x, y = np.asarray(dead)[:, None], np.asarray(alive)[None]
+    return float(((x > y) + 0.5 * (x == y)).mean())

@@ -1,0 +1,42 @@
+"""Row 8 of the paper: heads picked by ||W_Q,h|| of the failing run of the same seed, and as many at random."""
+
+import random
+from collections.abc import Sequence
+
+from roundscope.experiments.studies.failure.cases import PATH, Case
+from roundscope.experiments.studies.failure.results import Result
+from roundscope.experiments.studies.failure.rows import Row
+from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.studies.failure.trials import Entry, of_row
+
+LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
+SETS = 4  # random ones for each seed
+Head = tuple[int, int]  # layer, head
+
+
+def chosen(scale: Scale, case: Case, failing: Sequence[Result]) -> list[Entry]:
+    """O in FP32 in half of all heads (the paper: 6 of 12 of a layer): for every failing run those with the largest ||W_Q,h||, those with
+    the smallest, and random halves.
+    """
+    found: list[Entry] = []
+    for run in failing:
+        seed, order = run.trial.seed, ranked(run)
+        half = len(order) // 2
+        draw = random.Random(seed)
+        sets = {LARGEST: order[:half], SMALLEST: order[half:]}
+        sets |= {f"{RANDOM} {i}": draw.sample(order, half) for i in range(SETS)}
+        for name, heads in sets.items():
+            row = Row(name=name, words=f"O path FP32 in {half} of {len(order)} heads", changes=tuple(exact(h) for h in sorted(heads)))
+            found += of_row(scale, case, row, [seed])
+    return found
+
+
+def ranked(run: Result) -> list[Head]:
+    """All heads, the largest ||W_Q,h|| before divergence first."""
+    norms = {(layer, head): norm for layer, row in enumerate(run.heads) for head, norm in enumerate(row)}
+    return sorted(norms, key=lambda at: -norms[at])
+
+
+def exact(head: Head) -> str:
+    """The change that makes the O path of a head FP32."""
+    return f"layer={head[0]} head={head[1]} site={PATH} -> fp32"

@@ -1,0 +1,134 @@
+"""The pictures: rows x cases by the share of runs that diverged; ||W_Q|| along the runs; layers and heads."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from roundscope.experiments.studies.failure.cases import AMPLIFIED
+from roundscope.experiments.studies.failure.results import Result, Results, diverged
+from roundscope.experiments.studies.failure.rows import ALONE, EXACT, FAILS, FP32, ONCE, UNFUSED
+from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.sweep.report.plots import COLOURS, canvas
+from roundscope.experiments.trace.plots import INK, QUIET
+
+SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", "#d55e00"])  # none, some, all diverged
+LINES = {  # row or mode -> words, in the picture's order
+    "0": "0   the case itself", "0'": "0'  FP32", "1": "1   4 key tiles in place of one",
+    "5": "5   delta = rowsum(P dP)",
+    "6": "6   delta from O in FP32", "7": "7   O path in FP32", "9": "9   PV in FP32, output rounded",
+    "10 beta 2": "10  stabilised, beta 2",
+    "10 beta 7": "10  stabilised, beta 7", "centred": "delta = rowsum(P dP) / rowsum(P)", "scores": "scores, m, l in FP32",
+    "same scores": "backward's scores as forward's", "stochastic": "O path stochastic", "toward-zero": "O path toward zero",
+    "ties-to-away": "O path ties away", "ties-to-even": "O path nearest-even", "ties-to-even less": "O path nearest-even, p - 1",
+    "stochastic less": "O path stochastic, p - 1", "stochastic more": "O path stochastic, p + 1", "toward zero": "O toward zero, BF16",
+    "fa2-bf16": "preset fa2-bf16", UNFUSED: "preset baseline-bf16",
+    ONCE: "same, backward's scores rounded once",
+}  # fmt: skip
+
+
+def opening(r: Results, scale: Scale) -> Figure:
+    """Rows x cases: the share of runs that diverged, k/n and the median step."""
+    table = {(line(name, case.bits), case.name): r.of(case.name, name) for case in scale.cases for name in r.rows(case.name)}
+    lines = [name for name in LINES if any((name, case.name) in table for case in scale.cases)]
+    figure, axes = canvas(0.9 + 0.27 * len(lines))
+    ax = axes[0, 0]
+    cells(ax, [[table.get((name, case.name), []) for case in scale.cases] for name in lines])
+    ax.set_yticks(range(len(lines)), [LINES[name] for name in lines], fontsize=9)
+    ax.set_xticks(range(len(scale.cases)), [f"{case.name}\n{_broken(case.words)}" for case in scale.cases], fontsize=8.5)
+    ax.xaxis.tick_top()
+    ax.axhline(sum(name[0].isdecimal() for name in lines) - 0.5, color=INK, lw=0.8)  # above: the paper's rows
+    return figure
+
+
+def line(row: str, bits: int) -> str:
+    """The line of LINES that a row is drawn in."""
+    name, _, own = row.rpartition(" ")
+    if not own.isdecimal() or name not in LINES:
+        return row
+    return name + {-1: " less", 0: "", 1: " more"}[int(own) - bits]
+
+
+def _broken(words: str) -> str:
+    """In lines of about 18 letters."""
+    lines = [""]
+    for word in words.split(" "):
+        lines = [*lines[:-1], f"{lines[-1]} {word}".strip()] if len(lines[-1]) + len(word) < 18 else [*lines, word]
+    return "\n".join(lines)
+
+
+def cells(ax: Axes, own: Sequence[Sequence[Sequence[Result]]]) -> None:
+    """A heat map of the share that diverged; empty where nothing was run."""
+    share = np.array([[diverged(runs) / len(runs) if runs else math.nan for runs in row] for row in own])
+    ax.imshow(np.ma.masked_invalid(share), cmap=SHARE, vmin=0, vmax=1, aspect="auto")
+    for (i, j), x in np.ndenumerate(share):
+        if not math.isnan(x):
+            ax.text(j, i, _cell(own[i][j]), ha="center", va="center", fontsize=8.5, color="white" if x > 0.8 else INK)
+    ax.set_xticks(np.arange(-0.5, share.shape[1]), minor=True)
+    ax.set_yticks(np.arange(-0.5, share.shape[0]), minor=True)
+    ax.grid(which="minor", color="white", lw=2)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(False)
+
+
+def _cell(runs: Sequence[Result]) -> str:
+    seen = [run.diverged for run in runs if run.diverged is not None]
+    return f"{len(seen)}/{len(runs)}" + (f"  at {np.median(seen):.0f}" if seen else "")
+
+
+def norms(r: Results, scale: Scale) -> Figure:
+    """Largest ||W_Q|| along the runs of each case: itself, its repair, and FP32."""
+    failing = [case for case in scale.cases if r.of(case.name, FAILS)]
+    figure, axes = canvas(2.6, 1, len(failing), sharey=True)
+    styles = {FAILS: ("the case", COLOURS[1]), "centred": ("centred delta", COLOURS[0]), FP32: ("FP32", QUIET)}
+    for ax, case in zip(axes[0], failing, strict=True):
+        for row, (_, colour) in reversed(styles.items()):
+            for run in r.of(case.name, row):
+                _curve(ax, run, colour)
+        ax.set_title(case.name, fontsize=10, loc="left")
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel("steps")
+    axes[0, 0].set_ylabel("largest ||W_Q|| of a head")
+    _legend(figure, list(styles.values()))
+    return figure
+
+
+def _curve(ax: Axes, run: Result, colour: str) -> None:
+    last = run.trial.steps if run.diverged is None else run.diverged + 25
+    seen = np.array([(step, norm) for step, _, norm in run.curve if math.isfinite(norm) and 0 < step <= last])
+    ax.plot(seen[:, 0], seen[:, 1], color=colour, lw=1.0, alpha=0.8)
+    if run.diverged is not None:
+        ax.plot(run.diverged, np.interp(run.diverged, seen[:, 0], seen[:, 1]), "x", color=colour, ms=5)
+
+
+def _legend(figure: Figure, styles: Sequence[tuple[str, str]]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=colour, lw=1.5, label=words) for words, colour in styles]
+    lines.append(Line2D([], [], color=INK, marker="x", lw=0, ms=5, label="diverged"))
+    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), fontsize=9, frameon=False, labelcolor=INK)
+
+
+def places(r: Results, scale: Scale) -> Figure | None:
+    """Layers x heads of case A: O low in one head only, and FP32 in one head only. None where it was not run."""
+    c = scale.config
+    grids = {
+        start: [[r.of(AMPLIFIED, f"8 {start} head {i}.{h}") for h in range(c.heads)] for i in range(c.layers)] for start in (ALONE, EXACT)
+    }
+    if not grids[ALONE][0][0]:
+        return None
+    figure, axes = canvas(0.7 + 0.42 * c.layers, 1, 2)
+    titles = {ALONE: "O path low in this head only", EXACT: "O path FP32 in this head only"}
+    for ax, (start, own) in zip(axes[0], grids.items(), strict=True):
+        cells(ax, own)
+        ax.set_title(titles[start], fontsize=9.5, loc="left")
+        ax.set_xticks(range(c.heads), [f"head {h}" for h in range(c.heads)], fontsize=9)
+        ax.set_yticks(range(c.layers), [f"layer {i}" for i in range(c.layers)], fontsize=9)
+    return figure

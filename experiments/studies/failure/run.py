@@ -1,0 +1,68 @@
+"""A launch: all its arms in one executable, until the last step or until every arm has diverged."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from roundscope.experiments.studies.dose.follow import Follow
+from roundscope.experiments.studies.failure.rest import Rest
+from roundscope.experiments.studies.failure.results import Result
+from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.studies.failure.trials import Trial, settings_of
+from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.gpt import monitor
+from roundscope.experiments.train.groups import Group
+from roundscope.experiments.train.loop import batches_of
+
+EVERY = 25  # steps between two looks at losses and ||W_Q||
+Progress = Callable[[int], None]  # steps done
+Look = tuple[int, np.ndarray, np.ndarray]  # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
+
+
+def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Result]:
+    """The results of trials of one structure, in their order. What is said of an arm is of the time up to its divergence, so nothing
+    depends on the arms beside it but the order of native sums.
+    """
+    settings, steps = settings_of(scale, trials), trials[0].steps
+    state = one_step.start(settings.config, len(trials), [settings.config.init_seed + t.seed for t in trials])
+    group, batches = Group(settings, list(range(len(trials))), state), batches_of(settings)
+    follow, rest, looks = Follow(len(trials)), Rest(settings.config), [_first(group)]
+    for first in range(0, steps, EVERY):
+        losses = [_step(group, {s: b.batch(n) for s, b in batches.items()}, n, rest) for n in range(first, min(first + EVERY, steps))]
+        looks.append(_look(follow, first, losses, monitor.query_norms(group.state.params["layers"]["qkv"])))
+        progress(looks[-1][0])
+        if (follow.first >= 0).all():
+            break
+    final, rests = follow.final(), rest.found(len(trials))
+    return [_result(t, a, int(follow.first[a]), float(final[a]), looks, rests[a]) for a, t in enumerate(trials)]
+
+
+def _first(group: Group) -> Look:
+    norms = np.asarray(monitor.query_norms(group.state.params["layers"]["qkv"]))
+    return 0, np.full(len(norms), np.nan), norms
+
+
+def _step(group: Group, batches: dict[int, np.ndarray], number: int, rest: Rest) -> Any:
+    if rest.due(number):
+        rest.look(group.state.params, group.own(batches), group.plans(number)[0], number)
+    return group.advance(number, batches)[0]
+
+
+def _look(follow: Follow, first: int, waiting: Sequence[Any], norms: Any) -> Look:
+    losses, seen = jax.device_get((waiting, norms))
+    for i, loss in enumerate(losses):
+        follow.update(first + i, loss)
+    return first + len(losses), np.mean(np.stack(losses), axis=0), seen
+
+
+def _result(trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray) -> Result:
+    before = [look for look in looks if first < 0 or look[0] <= first]  # of all of them the first, at step 0
+    norms = np.stack([seen[arm] for _, _, seen in before])
+    norms = norms[np.isfinite(norms).all((1, 2))]
+    return Result(
+        trial=trial, diverged=None if first < 0 else first, loss=final if first < 0 else float("nan"), norm=float(norms.max()),
+        heads=tuple(tuple(float(x) for x in row) for row in norms[-1]), rest=tuple(tuple(map(tuple, row)) for row in rest.tolist()),
+        curve=tuple((done, float(loss[arm]), float(seen[arm].max())) for done, loss, seen in looks),
+    )  # fmt: skip

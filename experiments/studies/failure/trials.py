@@ -1,0 +1,100 @@
+"""`Trial`: one training; which rows of the table need which, and which trials run in one executable."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from roundscope.experiments.studies.dose.arms import NAMED
+from roundscope.experiments.studies.failure.cases import Case
+from roundscope.experiments.studies.failure.rows import Row, rows
+from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.train.config import Config, unusual
+from roundscope.experiments.train.gpt.interventions import described, plans_of
+from roundscope.experiments.train.groups import numbers
+from roundscope.experiments.train.settings import Arm, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """changes: of preset qiu-yao, in the trainer's words; tiles: parts of the context; seed: of weights, batches; times: `Case.times`."""
+
+    changes: tuple[str, ...]
+    tiles: int
+    steps: int
+    seed: int
+    times: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A trial in its place: the case's and the row's names. Several entries may share a trial, or trials that are the same arithmetic."""
+
+    case: str
+    row: str
+    trial: Trial
+
+
+def chosen_rows(scale: Scale, case: Case) -> list[Row]:
+    """The rows of a case that a scale runs."""
+    return [row for row in rows(case, scale.config) if row.core or not scale.core]
+
+
+def entries(scale: Scale) -> list[Entry]:
+    """All that runs whatever comes out."""
+    return [entry for case in scale.cases for row in chosen_rows(scale, case) for entry in of_row(scale, case, row)]
+
+
+def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = None) -> list[Entry]:
+    """The entries of a row, one for each seed."""
+    steps, own = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
+    changes = (*case.changes, *row.changes)
+    return [
+        Entry(case=case.name, row=row.name, trial=Trial(changes=changes, tiles=row.tiles, steps=steps, seed=seed, times=case.times))
+        for seed in (own if seeds is None else seeds)
+    ]
+
+
+def config_of(scale: Scale, trial: Trial) -> Config:
+    """The config of a trial's executable."""
+    c = scale.config
+    return replace(c, block=c.context // trial.tiles, steps=max(trial.steps, c.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
+
+
+def rate_of(scale: Scale, trial: Trial) -> float:
+    """The learning rate after warm-up."""
+    return scale.rate * trial.times
+
+
+def key(scale: Scale, trial: Trial) -> str:
+    """The name of a result: of all that decides it but versions and device. Two ways to write one plan have one key."""
+    config = {name: value for name, value in unusual(scale.config).items() if name not in (*NAMED, "block")}
+    plans = described(plans_of(config_of(scale, trial), trial.changes))
+    for own in plans:
+        own["plan"].pop("name")
+    kept = [config, plans, rate_of(scale, trial), trial.tiles, trial.steps, trial.seed]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
+    """Trials of equally many steps and tiles as arms of one run."""
+    arms = [Arm(name=str(i), changes=t.changes, lr=rate_of(scale, t), seed=t.seed) for i, t in enumerate(trials)]
+    return Settings(config=config_of(scale, trials[0]), arms=tuple(arms))
+
+
+def launches(scale: Scale, trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Trials by executable: same steps, tiles and structure; long lists in equal parts, the last filled up with its first, so that all
+    parts share a compilation.
+    """
+    alike: dict[tuple[int, int], list[Trial]] = {}
+    for trial in {key(scale, t): t for t in trials}.values():
+        alike.setdefault((trial.steps, trial.tiles), []).append(trial)
+    groups = [[own[i] for i in arms] for own in alike.values() for arms in numbers(settings_of(scale, own))]
+    return [part for group in groups for part in _parts(group, scale.arms)]
+
+
+def _parts(group: Sequence[Trial], most: int) -> list[list[Trial]]:
+    size = math.ceil(len(group) / math.ceil(len(group) / most))
+    parts = [list(group[i : i + size]) for i in range(0, len(group), size)]
+    return [part + part[:1] * (size - len(part)) for part in parts]

@@ -1,0 +1,70 @@
+"""The answer in a sentence, and what pictures show."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roundscope.experiments.report.wording import listed
+from roundscope.experiments.studies.failure.cases import OTHER_DELTA, PUBLISHED
+from roundscope.experiments.studies.failure.results import Results, diverged
+from roundscope.experiments.studies.failure.rows import FAILS
+from roundscope.experiments.studies.failure.scale import Scale
+
+QUESTION = "What kills low-precision attention in training, and what cures it?"
+REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilised softmax"}
+LEFT_OUT = (
+    "Not shown: a failure of the published algorithm at the paper's own size (12 layers, width 768, context 1024, OpenWebText, thousands "
+    "of steps). The cases fail because O, or everything, has fewer bits, because delta is taken elsewhere or because the rate is high; "
+    "only C and D are at the published BF16. Row 8 picks heads over all layers, the paper in one. Rows 6 and 9 have AO in FP32 too; with "
+    "one tile it is 0. Sums are native: numbers repeat on one kind of device only. 95 % intervals are Student's, over seeds, and not "
+    "widened for the number of rows."
+)
+
+
+def answer(r: Results, scale: Scale) -> str:
+    """The question, answered in one sentence."""
+    failing = [case.name for case in scale.cases if r.fails(case.name)]
+    if not failing:
+        return "No case diverged in every run while FP32 did not: the question is not answered at this scale."
+    words = {case.name: case.words for case in scale.cases}
+    own = r.of(PUBLISHED, FAILS)
+    killed = "; ".join(f"{name}: {words[name]}" for name in failing)
+    published = f", as published in {diverged(own)} of {len(own)}" if own else ""
+    found = [
+        f"training diverged in every run of {_plural('case', failing)} {listed(failing)} ({killed}){published}, in FP32 never",
+        *(_repair(r, _fair(scale, failing, row), row, name) for row, name in REPAIRS.items()),
+        _repair(r, failing, "centred", "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was rounded,"),
+    ]
+    left = [name for name in failing if diverged(r.of(name, "centred"))]
+    also = f", and in {listed(left)} something else" if left else ""
+    return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in found if text)}."
+
+
+def missing(run: Mapping[str, Any]) -> str:
+    """What a page lacks that was written after Ctrl-C; empty for a whole one."""
+    if "there" not in run:
+        return ""
+    return (
+        f"Interrupted: {run['there']} of {run['launches']} launches are there. Left out: rows that are not complete, cases without their "
+        "first two rows, and all that needs no training. The same command goes on and completes this page."
+    )
+
+
+def _fair(scale: Scale, failing: Sequence[str], row: str) -> list[str]:
+    """The cases in which a repair could work: P_DP where it is not the failure itself, the stabiliser where ties may be it."""
+    modes = {case.name: case.mode for case in scale.cases}
+    left_out = {"5": [OTHER_DELTA], "10 beta 2": [name for name in failing if modes[name] != "ties-to-even"]}
+    return [name for name in failing if name not in left_out.get(row, [])]
+
+
+def _repair(r: Results, failing: Sequence[str], row: str, name: str) -> str:
+    tried = [case for case in failing if r.of(case, row)]
+    cured = [case for case in tried if not diverged(r.of(case, row))]
+    not_cured = [f"{case} ({diverged(r.of(case, row))} of {len(r.of(case, row))} diverged)" for case in tried if case not in cured]
+    if not tried:
+        return ""
+    parts = ([f"cures {listed(cured)}"] if cured else []) + ([f"does not cure {listed(not_cured)}"] if not_cured else [])
+    return f"{name} {' and '.join(parts)}"
+
+
+def _plural(word: str, of: Sequence[str]) -> str:
+    return word if len(of) == 1 else f"{word}s"

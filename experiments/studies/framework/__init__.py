@@ -1,0 +1,1 @@
+"""What every study shares: verdicts, statistics, tables, figures. Knows no particular study."""

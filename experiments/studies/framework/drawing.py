@@ -1,0 +1,58 @@
+"""How a series of conditions is drawn: seeds as faint dots, means with their 95 % t intervals."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+from roundscope.experiments.studies.framework.estimates import Estimate, Values, factor, mean
+from roundscope.experiments.studies.stability.scale import REAL
+from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
+from roundscope.experiments.trace.plots import BAND, INK, QUIET
+
+__all__ = ["BAND", "COLOURS", "INK", "QUIET", "STYLES", "canvas", "numbers", "series", "style", "upwards"]
+
+STYLES = {  # emulation or input -> (colour, marker)
+    name: (COLOURS[i], MARKERS[i]) for i, name in enumerate(("ops:bf16", "sums:bf16", "fa2-bf16", "qiu-yao", "one-signed-v", "sink", REAL))
+}
+
+
+def style(name: str) -> dict[str, Any]:
+    """Colour and marker of an emulation or input, the same in every picture."""
+    colour, marker = STYLES[name]
+    return {"color": colour, "marker": marker}
+
+
+def series(
+    ax: Axes, x: Sequence[float], values: Sequence[Values], *, label: str, color: str, marker: str, geometric: bool = True,
+    line: str = "-", hollow: bool = False, aside: float = 0.0,
+) -> None:  # fmt: skip
+    """One line. `aside` moves it sideways by a part of x (geometric) or by a number (words across)."""
+    move = np.asarray(x, dtype=float) + aside
+    found: list[Estimate] = [factor(v) if geometric else mean(v) for v in values]
+    for place, each in zip(move, values, strict=True):
+        seen = [v for v in each.values() if np.isfinite(v) and (v > 0 or not geometric)]
+        ax.plot([place] * len(seen), seen, ".", color=color, ms=4.5, alpha=0.28, mew=0)
+    centre = np.array([e.mean for e in found])
+    bars = np.nan_to_num(np.array([[e.mean - e.low for e in found], [e.high - e.mean for e in found]]))
+    ax.errorbar(move, centre, bars, linestyle=line, color=color, marker=marker, ms=5, lw=1.4, capsize=2.5, label=label,
+                mfc="white" if hollow else color)  # fmt: skip
+
+
+def numbers(ax: Axes, ticks: Sequence[float], log: bool = True) -> None:
+    """A logarithmic axis across with a tick at each number; `log`: a logarithmic one up too."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    ax.xaxis.set_minor_locator(NullLocator())
+    if log:
+        upwards(ax)
+        ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def upwards(ax: Axes) -> None:
+    """A logarithmic axis up, if anything is drawn that it can hold."""
+    if np.isfinite(ax.dataLim.minposy):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(numticks=9))

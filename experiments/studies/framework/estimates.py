@@ -1,0 +1,69 @@
+"""What seeds say of one number: means, ratios of pairs, exponents of growth, each with its 95 % t interval."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundscope.experiments.sweep.report.effects import mean_interval
+
+Values = Mapping[int, float]  # by seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over seeds and the ends of its 95 % t interval; NaN where one seed gives none."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    def inside(self, low: float, high: float) -> bool:
+        """Whether the whole interval is; False without one."""
+        return bool(self.low >= low and self.high <= high)
+
+    def outside(self, low: float, high: float) -> bool:
+        """Whether none of the interval is inside; False without one."""
+        return bool(self.high < low or self.low > high)
+
+
+def mean(values: Values) -> Estimate:
+    """The arithmetic mean of the finite numbers."""
+    x = np.array([v for v in values.values() if math.isfinite(v)])
+    centre, half = mean_interval(x)
+    return Estimate(mean=centre, low=centre - half, high=centre + half, seeds=x.size)
+
+
+def factor(values: Values) -> Estimate:
+    """The geometric mean of numbers above zero; others are left out."""
+    logs = mean({seed: math.log(v) for seed, v in values.items() if math.isfinite(v) and v > 0})
+    return Estimate(mean=_exp(logs.mean), low=_exp(logs.low), high=_exp(logs.high), seeds=logs.seeds)
+
+
+def ratio(over: Values, under: Values) -> Estimate:
+    """The geometric mean of over / under, seed by seed: both saw the same input."""
+    return factor({seed: over[seed] / under[seed] for seed in over if seed in under and under[seed] > 0})
+
+
+def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
+    """b of  series ~ x^b: the least-squares slope of logarithms for every seed that all of series have, then over seeds."""
+    if len(x) < 2:
+        return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
+    shared = set.intersection(*(set(values) for values in series))
+    slopes = {seed: slope(x, [values[seed] for values in series]) for seed in sorted(shared)}
+    return mean(slopes)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of log y over log x; NaN if a y is not above zero."""
+    if not all(math.isfinite(v) and v > 0 for v in y):
+        return math.nan
+    a, b = np.log(x), np.log(y)
+    a = a - a.mean()
+    return float(a @ b / (a @ a))
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if math.isfinite(x) else math.nan

@@ -1,0 +1,49 @@
+"""The table of verdicts of every `reproduce` verb, on its page and on the terminal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ON_TERMINAL = {Word.AGREES: "green", Word.CONTRADICTS: "red", Word.DEPENDS: "yellow"}
+ON_PAGE = {Word.AGREES: "#00704e", Word.CONTRADICTS: "#b2182b", Word.DEPENDS: "#9a6700"}
+GREY = "#52606d"
+
+
+def html(verdicts: Sequence[Verdict], first: str = "row") -> str:
+    """For a page; first: the head of the column that says where in the paper a claim stands."""
+    head = "".join(f"<th style='text-align:left'>{name}" for name in (first, "claim", "case", "measured", "verdict"))
+    rows = "".join(_row(figure, claim, v) for figure, claim, v in _lines(verdicts))
+    return f"<div class=wide><table><tr>{head}{rows}</table></div>"
+
+
+def _row(figure: str, claim: str, v: Verdict) -> str:
+    note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
+    word = f"<b style='color:{ON_PAGE.get(v.word, GREY)}'>{v.word}</b>"
+    cells = (escape(figure), escape(claim), escape(v.case), escape(v.measured) + note, word)
+    return "<tr>" + "".join(f"<td style='text-align:left;white-space:normal;vertical-align:top'>{cell}" for cell in cells)
+
+
+def screen(verdicts: Sequence[Verdict], widths: Mapping[str, int]) -> "Table":
+    """For a terminal; widths: of the five columns, by their heads."""
+    from rich.table import Table
+
+    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for head, width in widths.items():
+        made.add_column(head, width=width, overflow="fold")
+    for figure, claim, v in _lines(verdicts):
+        made.add_row(figure, claim, v.case, v.measured, v.word.value, style=ON_TERMINAL.get(v.word, ""))
+    return made
+
+
+def _lines(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str, Verdict]]:
+    """(figure, claim with its sizes, verdict); what repeats the line above is left out."""
+    before = ("", "")
+    for v in verdicts:
+        now = (v.figure, f"{v.claim} ({v.sizes})" if v.sizes else v.claim)
+        yield *(("", "") if now == before else now), v
+        before = now

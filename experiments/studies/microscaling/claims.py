@@ -1,0 +1,128 @@
+"""All verdicts in the order of the argument: does it fail, on what does it depend, what averts it, why, and what the code does."""
+
+from collections.abc import Iterator, Sequence
+
+from roundscope.experiments.studies.framework.estimates import Estimate
+from roundscope.experiments.studies.framework.verdicts import (
+    LARGER,
+    SMALLER,
+    Range,
+    Verdict,
+    Word,
+    interval,
+    judge,
+)
+from roundscope.experiments.studies.microscaling import claims_arms, claims_code, claims_epsilon
+from roundscope.experiments.studies.microscaling.found import Found
+from roundscope.experiments.studies.microscaling.judging import (
+    counted,
+    limit_ratio,
+    limits,
+    share,
+    shown,
+    signs,
+)
+from roundscope.experiments.studies.microscaling.judging import diverged as count
+from roundscope.experiments.studies.microscaling.scale import Scale
+from roundscope.experiments.train.student.arms import EXACT
+from roundscope.experiments.train.student.results import Result
+
+HALF = 0.5
+
+
+def judged(found: Found, scale: Scale, static: Sequence[Verdict]) -> list[Verdict]:
+    """Every claim of arXiv 2506.20752 and of ours that runs or arithmetic can touch; static: those of arithmetic."""
+    return [
+        *instability(found, scale), *paper(found, scale), *effects(found, scale), *claims_arms.hybrids(found, scale),
+        *claims_arms.judged(found, scale),
+        *claims_epsilon.judged(found, scale), *static, *claims_code.judged(found, scale, static),
+    ]  # fmt: skip
+
+
+def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
+    """Does a format diverge on rows on which FP32 does not?"""
+    base = scale.base.name
+    exact = found.of(base, EXACT)
+    for name in scale.formats:
+        own = found.of(base, name)
+        if name == EXACT or not own or not exact:
+            continue
+        at, beside = found.of(base, name, scale.rate), found.of(base, EXACT, scale.rate)
+        smooth, here = name == "bf16", "at this rate and length; the published setting is a row of its own"
+        yield Verdict(
+            figure="1", claim="BF16 is smooth" if smooth else "diverges where FP32 on the same rows does not",
+            case=f"{name}, lr {scale.rate:g}, {scale.base.config.steps} steps", sizes="",
+            word=_smooth(at) if smooth else _lone(at, beside), measured=f"{counted(at)}; FP32 {counted(beside)}",
+            note="" if smooth else here,
+        )  # fmt: skip
+        if len(scale.base.rates) > 1:
+            yield _limit("1", f"{name} lowers the rate at which training diverges by 5 % or more", "all rates", own, exact, SMALLER)
+
+
+def _smooth(own: Sequence[Result]) -> Word:
+    """Of runs that should not diverge: agrees if fewer than half would, by the interval of their share."""
+    low, high = share(count(own), len(own))
+    return Word.AGREES if high <= HALF else Word.CONTRADICTS if low > HALF else Word.UNDECIDED
+
+
+def _lone(own: Sequence[Result], exact: Sequence[Result]) -> Word:
+    """Agrees by the test of signs; contradicts if fewer than half of the runs would diverge, by the interval of their share."""
+    word = signs(own, exact).word
+    return Word.CONTRADICTS if word is Word.UNDECIDED and share(count(own), len(own))[1] < HALF else word
+
+
+def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
+    """The published setting, as long as it was run."""
+    claim = "the published setting: E4M3 diverges near step 5090, FP32 does not"
+    if scale.paper is None:
+        yield Verdict(figure="4", claim=claim, case="-", sizes="", word=Word.NOT_TESTABLE, measured="not run at this scale")
+        return
+    config, formats, _ = scale.paper
+    exact = found.paper.get(EXACT, ())
+    for name in formats:
+        own = found.paper.get(name, ())
+        if own and exact and name != EXACT:
+            yield Verdict(
+                figure="4", claim=claim, case=f"{name}, lr {config.lr:g}, {config.steps} steps", sizes="", word=_lone(own, exact),
+                measured=f"{counted(own)}; FP32 {counted(exact)}",
+            )  # fmt: skip
+
+
+def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
+    """What each change of the student does to the rates at which FP32 and the format fail."""
+    for setting in scale.settings[1:]:
+        for name in scale.few:
+            own, base = found.of(setting.name, name), found.of(scale.base.name, name)
+            if own and base and len(setting.rates) > 1:
+                claim, holds = EFFECTS.get((setting.name, name == EXACT), (f"ours: {setting.name} moves the limit", None))
+                yield _limit("2", claim, f"{setting.name}, {name}", own, base, holds)
+    for setting in scale.settings[1:]:
+        for name in scale.few:
+            own, exact = found.of(setting.name, name), found.of(setting.name, EXACT)
+            if own and exact and name != EXACT:
+                wins = signs(own, exact)
+                yield Verdict(
+                    figure="2", claim="the format diverges earlier than FP32 on the same rows", case=f"{setting.name}, {name}", sizes="",
+                    word=wins.word, measured=f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)} at all rates",
+                )  # fmt: skip
+
+
+EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
+    ("no LN", True): ("without LN, FP32 is less stable", SMALLER),
+    ("no LN", False): ("without LN, low precision is more stable", LARGER),
+    ("gelu", True): ("SwiGLU destabilises FP32 too: GeLU stands higher rates", LARGER),
+    ("gelu", False): ("SwiGLU is worst: GeLU stands higher rates", LARGER),
+}
+
+
+def _limit(figure: str, claim: str, case: str, own: Sequence[Result], base: Sequence[Result], holds: Range | None) -> Verdict:
+    """A ratio of limits; without a range the claim is that they differ."""
+    e = limit_ratio(own, base)
+    word = judge(e, holds) if holds else _differs(e)
+    told = f"limit {interval(e, 'x')}: {shown(limits(own))} against {shown(limits(base))}; {counted(own)} of all rates"
+    return Verdict(figure=figure, claim=claim, case=case, sizes="", word=word, measured=told, estimate=e)
+
+
+def _differs(e: Estimate) -> Word:
+    """Agrees if the interval leaves out a change of less than 5 %."""
+    return Word.AGREES if Word.AGREES in (judge(e, LARGER), judge(e, SMALLER)) else Word.UNDECIDED

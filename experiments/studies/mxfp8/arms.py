@@ -1,0 +1,78 @@
+"""The arms of both models, by name, as changes in the words of the trainer and of the proxy; and those of a scale, launch by launch."""
+
+from dataclasses import dataclass, replace
+
+from roundscope.experiments.studies.mxfp8.scale import Scale
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.groups import numbers
+from roundscope.experiments.train.settings import Arm as TrainArm
+from roundscope.experiments.train.settings import Settings
+from roundscope.experiments.train.student.arms import Arm, groups
+
+FP32, BF16, FLOOR, RCEIL = "fp32", "bf16", "E4M3 floor", "E4M3 RCEIL"
+FLOOR_SR, RCEIL_SR = "E4M3 floor, stochastic", "E4M3 RCEIL, stochastic"
+E5M2 = {"weights": "W in E5M2", "activations": "A in E5M2", "gradients": "G in E5M2", "operands": "W, A, G in E5M2"}
+FIRST, LAST, ENDS = "first layer BF16", "last layer BF16", "first and last BF16"
+RECIPE = "-> mx=mxfp8_e4m3:rceil"
+PROXY = {
+    FP32: "-> fp32",
+    BF16: "-> bf16",
+    FLOOR: "-> mx=mxfp8_e4m3",
+    RCEIL: RECIPE,
+    FLOOR_SR: "-> mx=mxfp8_e4m3:stochastic",
+    RCEIL_SR: "-> mx=mxfp8_e4m3:rceil:stochastic",
+}
+WORDS = {  # for the report
+    FP32: "no rounding", BF16: "every operand and result of a linear layer, LayerNorm and the activation function in BF16",
+    FLOOR: "operands in MXFP8 E4M3, scale by the floor of OCP MX 1.0; the rest as BF16",
+    RCEIL: "the same with the scale rounded up, the paper's recipe",
+    FLOOR_SR: "floor, elements rounded stochastically", RCEIL_SR: "RCEIL, elements rounded stochastically",
+    **{name: f"RCEIL; {what} in E5M2, the rest E4M3" for what, name in E5M2.items()},
+    FIRST: "RCEIL; the first layer's operands stay BF16", LAST: "the last layer's", ENDS: "both",
+}  # fmt: skip
+
+
+def gpt_arms(config: Config) -> dict[str, str]:
+    """Name -> changes. One executable runs them all."""
+    last = config.layers - 1
+    kept = {FIRST: "0", LAST: f"{last}", ENDS: f"0,{last}"}
+    return {
+        FP32: "matrix=all -> fp32", BF16: "matrix=all -> bf16", FLOOR: "-> mx=mxfp8_e4m3", RCEIL: RECIPE,
+        **{name: f"{RECIPE}; site={what} -> mxfp8_e5m2:rceil" for what, name in E5M2.items()},
+        **{name: f"{RECIPE}; layer={layers} matrix=all -> bf16" for name, layers in kept.items()},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One training of the GPT: an arm, its changes, its peak rate, the seed of its weights and batches."""
+
+    name: str
+    changes: str
+    lr: float
+    seed: int
+
+
+def trials(scale: Scale) -> list[list[Trial]]:
+    """All of the GPT, by launch: one for each rate."""
+    return [
+        [Trial(name=n, changes=text, lr=lr, seed=s) for n, text in gpt_arms(scale.gpt).items() for s in scale.seeds] for lr in scale.rates
+    ]
+
+
+def settings_of(scale: Scale, own: list[Trial]) -> Settings:
+    """Trials as arms of one run."""
+    arms = tuple(TrainArm(name=f"{t.name}/{t.seed}", changes=tuple(t.changes.split("; ")), lr=t.lr, seed=t.seed) for t in own)
+    found = Settings(config=replace(scale.gpt, lr=1.0, min_lr=0.1), arms=arms)  # the cosine ends at a tenth of an arm's peak
+    assert len(numbers(found)) == 1
+    return found
+
+
+def proxy_arms(scale: Scale) -> list[list[Arm]]:
+    """All of the proxy, by launch: one for each rate and executable."""
+    config = scale.proxy
+    own = [
+        [Arm(name=n, changes=((0, text),), lr=lr, seed=s) for n, text in PROXY.items() for s in scale.proxy_seeds]
+        for lr in scale.proxy_rates
+    ]
+    return [group for arms in own for group in groups(config, arms)]

@@ -1,0 +1,116 @@
+"""The pictures: when runs diverge, their losses, the error of the gradient along the run, and which events make it."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from roundscope.experiments.studies.proxy.table import measured
+from roundscope.experiments.sweep.report.plots import COLOURS, canvas
+from roundscope.experiments.trace.plots import QUIET
+from roundscope.experiments.train.student.arms import EXACT
+from roundscope.experiments.train.student.results import Result, of_arms
+from roundscope.experiments.train.student.sites import Site
+
+COLUMNS = 3
+
+
+def outcomes(results: Sequence[Result]) -> Figure:
+    """Steps to divergence and final loss: a row per arm, a dot per seed; an open triangle: it ended without."""
+    own = of_arms(results)
+    figure, axes = canvas(0.9 + 0.27 * len(own), 1, 2, sharey=True)
+    for row, (name, runs) in enumerate(own.items()):
+        colour = QUIET if name == EXACT else COLOURS[0]
+        for i, r in enumerate(runs):
+            y = row + 0.3 * ((i + 0.5) / len(runs) - 0.5)
+            ended = r.diverged is None
+            x = r.steps if r.diverged is None else r.diverged
+            axes[0, 0].plot(x, y, ">" if ended else "o", color=colour if ended else COLOURS[1], mfc="none" if ended else None, ms=5)
+            _loss(axes[0, 1], r, y, colour if ended else COLOURS[1])
+    axes[0, 0].set_yticks(range(len(own)), list(own), fontsize=9)
+    axes[0, 0].set_ylim(len(own) - 0.5, -0.5)
+    axes[0, 0].set_xlim(0, 1.04 * max(r.steps for r in results))
+    axes[0, 0].set_xlabel("steps to divergence (triangle: none)")
+    axes[0, 1].set_xscale("log")
+    axes[0, 1].set_xlabel("final loss (cross: not finite)")
+    for ax in axes.flat:
+        ax.grid(axis="y", color="#e4e7eb", lw=0.6)
+        ax.set_axisbelow(True)
+    return figure
+
+
+def _loss(ax: Axes, r: Result, y: float, colour: str) -> None:
+    if math.isfinite(r.loss):
+        ax.plot(r.loss, y, "o", color=colour, ms=4.5, alpha=0.8, mew=0)
+    else:
+        ax.plot(0.98, y, "x", color=colour, ms=5, transform=ax.get_yaxis_transform())
+
+
+def losses(results: Sequence[Result]) -> Figure:
+    """The loss along the run: a panel per arm, a line per seed; grey: FP32 with the same seeds."""
+    own = of_arms(results)
+    exact, others = own.get(EXACT, []), {name: runs for name, runs in own.items() if name != EXACT}
+    columns = max(1, min(COLUMNS, len(others)))
+    deep = max(1, math.ceil(len(others) / columns))
+    figure, axes = canvas(0.3 + 1.75 * deep, deep, columns, sharex=True, sharey=True)
+    for ax, (name, runs) in zip(axes.flat, others.items(), strict=False):
+        ax.set_title(name, fontsize=9, loc="left")
+        for r in [*exact, *runs]:
+            curve = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
+            colour = QUIET if r.arm.name == EXACT else COLOURS[0]
+            if curve.size:
+                ax.plot(curve[:, 0], curve[:, 1], color=colour, lw=0.9, alpha=0.8)
+            if r.arm.name != EXACT and r.diverged is not None:
+                ax.axvline(r.diverged, color=COLOURS[1], lw=0.8, ls=":")
+        ax.set_yscale("log")
+    for ax in list(axes.flat)[len(others) :]:
+        ax.axis("off")
+    for ax in axes[-1]:
+        ax.set_xlabel("steps")
+    axes[0, 0].set_ylabel("loss")
+    return figure
+
+
+def errors(results: Sequence[Result]) -> Figure | None:
+    """zeta and 1 - cosine along the run, medians over seeds; None where nothing was measured."""
+    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(r.measures for r in runs)}
+    if not own:
+        return None
+    figure, axes = canvas(3.4, 1, 2)
+    for i, (name, runs) in enumerate(own.items()):
+        style = {"color": COLOURS[i % len(COLOURS)], "ls": ("-", "--", ":")[i // len(COLOURS) % 3], "lw": 1.3, "label": name}
+        for ax, read in zip(axes.flat, (lambda m: m["zeta"], lambda m: 1.0 - m["cosine"]), strict=True):
+            steps = [step for step, _ in runs[0].measures]
+            values = np.array([[read(found) for _, found in r.measures] for r in runs])
+            middle = np.nanmedian(np.where(values > 0, values, np.nan), axis=0) if (values > 0).any(axis=0).all() else values[0]
+            ax.plot(steps, middle, **style)
+    for ax, title in zip(axes.flat, ("zeta = |epsilon| / |g|", "1 - cosine"), strict=True):
+        ax.set_yscale("log")
+        ax.set_xlabel("steps")
+        ax.set_ylabel(title)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=5, fontsize=8.5, frameon=False)
+    return figure
+
+
+def sites(results: Sequence[Result]) -> Figure | None:
+    """zeta of every event alone: a dot per arm; None where nothing was measured."""
+    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(r.measures for r in runs)}
+    there = [site for site in Site if f"zeta_{site}" in {n for runs in own.values() for n in measured(runs)}]
+    if not there:
+        return None
+    figure, axes = canvas(0.9 + 0.26 * len(there))
+    ax = axes[0, 0]
+    for i, (name, runs) in enumerate(own.items()):
+        x = [float(np.median([r.before(f"zeta_{site}") for r in runs])) for site in there]
+        kept = [(v, row) for row, v in enumerate(x) if v > 0]
+        if kept:
+            ax.plot(*zip(*kept, strict=True), "osD^vPX*"[i % 8], color=COLOURS[i % len(COLOURS)], ms=5, alpha=0.85, label=name)
+    ax.set_xscale("log")
+    ax.set_yticks(range(len(there)), [f"{site}: {site.formula}" for site in there], fontsize=8.5)
+    ax.set_ylim(len(there) - 0.5, -0.5)
+    ax.grid(axis="y", color="#e4e7eb", lw=0.6)
+    ax.set_xlabel("zeta with this event alone rounded, median over the run")
+    figure.legend(loc="outside upper left", ncols=5, fontsize=8.5, frameon=False)
+    return figure

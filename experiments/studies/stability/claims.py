@@ -1,0 +1,24 @@
+"""All verdicts, in the order of the paper's figures, and what cannot be tested."""
+
+from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+from roundscope.experiments.studies.stability import claims_bias, claims_cause, claims_drift, claims_format, claims_length, claims_tiles
+from roundscope.experiments.studies.stability.results import Results
+from roundscope.experiments.studies.stability.scale import Scale
+
+
+def judged(r: Results, scale: Scale) -> list[Verdict]:
+    """Every claim of arXiv 2405.02803, and of arXiv 2510.04212 where the two seem to disagree."""
+    return [
+        *claims_format.judged(r, scale), *claims_length.judged(r, scale), *claims_tiles.judged(r, scale),
+        *claims_cause.judged(r, scale), *claims_drift.judged(r, scale), *untestable(), *claims_bias.judged(r, scale),
+    ]  # fmt: skip
+
+
+def untestable() -> list[Verdict]:
+    """Claims that no run here can touch."""
+    return [
+        Verdict(
+            figure="3-6", claim="the values on the axes", case="-", sizes="", word=Word.NOT_TESTABLE,
+            measured="N, d, draws and tiles are not published", note="so only directions and the factor of 10 are compared",
+        ),
+    ]  # fmt: skip

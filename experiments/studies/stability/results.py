@@ -1,0 +1,119 @@
+"""Measured cells by condition: a metric's value for every seed, and the SQL that gives the same from the file."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roundscope.experiments.studies.stability.drift import Drifts
+from roundscope.experiments.studies.stability.emulations import Point
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value
+from roundscope.experiments.sweep.storage.schema import quoted
+
+Row = Mapping[str, Any]
+Place = tuple[tuple[str, Value | None], ...]
+Values = dict[int, float]  # by seed
+
+CHANGED = tuple(f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O"))  # by CONTROLS, in any file's columns
+AXES = ("preset", "format", "key_order", "stabiliser", "only", "but", "block_q", "block_k", "T", "N", "input", *CHANGED)
+
+DERIVED = {  # name -> SQL of METRICS
+    "std_abs": "sqrt(max(0, rms * rms - mean_abs * mean_abs))",
+    "rel_max": "max_abs * rel_rms / rms",
+    "rel_mean_abs": "mean_abs * rel_rms / rms",
+    "rel_std_abs": "sqrt(max(0, rms * rms - mean_abs * mean_abs)) * rel_rms / rms",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Cells of one engine that are ok.
+
+    cells  place -> seed -> row;  sites: (key of a cell, site) -> row;  drifts: of the trainings (`drift.Drifts`)
+    """
+
+    cells: Mapping[Place, Mapping[int, Row]]
+    sites: Mapping[tuple[str, str], Row]
+    failed: tuple[Row, ...] = ()
+    drifts: Drifts = field(default_factory=dict)
+
+    def values(self, point: Point, metric: str) -> Values:
+        """A metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed; NaN where there is none."""
+        return {seed: self._number(row, metric) for seed, row in self.rows(point).items()}
+
+    def rows(self, point: Point) -> Mapping[int, Row]:
+        """A condition's cells by seed; none if it was not measured."""
+        return self.cells.get(place_of(point), {})
+
+    def _number(self, row: Row, metric: str) -> float:
+        site, dot, name = metric.partition(".")
+        if dot:
+            return _float(self.sites.get((row["key"], site), {}).get(name))
+        return _derived(row, metric) if metric in DERIVED else _float(row.get(metric))
+
+
+def read(path: Path, keys: set[str]) -> Results:
+    """The results of the cells with these keys."""
+    from roundscope.experiments.sweep.storage.store import read_cells, read_sites
+
+    rows = [row for row in read_cells(path) if row["key"] in keys]
+    return gathered(rows, [row for row in read_sites(path) if row["key"] in keys])
+
+
+def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:
+    """Rows of `read_cells` and of `read_sites` by condition."""
+    cells: dict[Place, dict[int, Row]] = {}
+    for row in rows:
+        if row["status"] == "ok":
+            cells.setdefault(tuple((name, row.get(name)) for name in _axes(str(row["input"]))), {})[int(row["seed"])] = row
+    failed = tuple(row for row in rows if row["status"] != "ok")
+    return Results(cells=cells, sites={(row["key"], row["site"]): row for row in sites}, failed=failed)
+
+
+def place_of(point: Point) -> Place:
+    """Every axis that conditions here differ in, after defaults."""
+    return tuple((name, point.get(name, DEFAULTS.get(name))) for name in _axes(str(point["input"])))
+
+
+def query(point: Point, metric: str) -> str:
+    """SQL over the results file that gives `Results.values`."""
+    site, dot, name = metric.partition(".")
+    what = DERIVED.get(metric, metric)
+    where = " AND ".join(_condition(axis, value) for axis, value in place_of(point))
+    if dot:
+        return f"SELECT seed, s.{name} FROM cells JOIN sites s USING (key) WHERE s.site = '{site}' AND {where}"
+    return f"SELECT seed, {what} FROM cells WHERE {where}"
+
+
+def shown(point: Point) -> str:
+    """A point as words of `roundscope sweep`."""
+    return " ".join(f"{name}={value}" for name, value in point.items())
+
+
+def _axes(family: str) -> tuple[str, ...]:
+    """Real tensors bring their own N."""
+    return tuple(name for name in AXES if name != "N") if ":" in family else AXES
+
+
+def _condition(axis: str, value: Value | None) -> str:
+    column = f"cells.{quoted(axis)}"  # sites have a column n
+    if value is None:
+        return f"{column} IS NULL"
+    return f"{column} = " + (f"'{value}'" if isinstance(value, str) else str(int(value)))
+
+
+def _derived(row: Row, metric: str) -> float:
+    """As the SQL of DERIVED says."""
+    rms, mean_abs, rel = (_float(row.get(n)) for n in ("rms", "mean_abs", "rel_rms"))
+    relative = rel / rms if rms else math.nan
+    if metric == "rel_max":
+        return _float(row.get("max_abs")) * relative
+    if metric == "rel_mean_abs":
+        return mean_abs * relative
+    spread = math.sqrt(max(0.0, rms * rms - mean_abs * mean_abs))
+    return spread if metric == "std_abs" else spread * relative
+
+
+def _float(value: Any) -> float:
+    return math.nan if value is None else float(value)

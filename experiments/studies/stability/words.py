@@ -1,0 +1,50 @@
+"""The answer in one sentence, and names in words."""
+
+from roundscope.experiments.studies.framework.verdicts import TENFOLD, Word, judge, number
+from roundscope.experiments.studies.stability.claims_format import candidates, own_ratio
+from roundscope.experiments.studies.stability.emulations import at
+from roundscope.experiments.studies.stability.results import Results
+from roundscope.experiments.studies.stability.scale import REAL, Scale
+
+QUESTION = "Is FlashAttention less accurate than unfused attention, and is it 10 times in BF16?"
+
+EMULATIONS = {
+    "ops:bf16": "every operation in BF16, sums in FP32", "sums:bf16": "BF16 throughout, steps of sums too",
+    "qiu-yao": "qiu-yao: scores, row sum and O kept in BF16", "fa2-bf16": "fa2-bf16: production, FP32 inside",
+    "ops:fp32": "FP32 throughout", "baseline-bf16": "baseline-bf16: PyTorch's unfused",
+}  # fmt: skip
+INPUTS = {
+    "gaussian": "Gaussian",
+    "one-signed-v": "V of one sign",
+    "sink": "a sink",
+    "repeated-maximum": "repeated maxima",
+    REAL: "real tensors",
+}
+
+
+def answer(r: Results, scale: Scale) -> str:
+    """The paper's question, answered in one sentence."""
+    t, tile = scale.bench[0], scale.tile
+    found = {name: number(own_ratio(r, at(name, scale.bench, tile)).mean) for name in ("ops:bf16", "sums:bf16", "fa2-bf16")}
+    return (
+        f"In BF16 the largest deviation of tiled attention from binary64 is {found['ops:bf16']} times that of unfused attention when every "
+        f"operation rounds and sums are FP32, {found['sums:bf16']} times when sums round too and {found['fa2-bf16']} times in production "
+        f"kernels (T {t}, tiles of {tile}, Gaussian); {tenfold(r, scale)}."
+    )  # fmt: skip
+
+
+def tenfold(r: Results, scale: Scale) -> str:
+    """Where about 10 times appear."""
+    found = [label for label, e, _ in candidates(r, scale) if judge(e, TENFOLD) is Word.AGREES]
+    if not found:
+        return "about 10 times appear in no condition that was run"
+    own = [label for label in found if label.endswith("to its own unfused")]
+    sums = [label for label in found if label.startswith("sums") and label not in own]
+    where = []
+    if own:
+        fewest = min(int(label.split(" key tiles")[0].split()[-1]) for label in own)
+        inputs = list(dict.fromkeys(label.split(" key tiles, ")[1].split(",")[0] for label in own))
+        where.append(f"with running sums kept in BF16 over {fewest} key tiles or more ({', '.join(INPUTS[i] for i in inputs)})")
+    if sums:
+        where.append("with BF16 sums measured against PyTorch's FP32 sums")
+    return f"about 10 times appear {' and '.join(where) or 'against PyTorch alone'}"

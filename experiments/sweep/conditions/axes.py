@@ -1,0 +1,166 @@
+"""The axes of a sweep: words of the command line and TOML files -> `Spec` -> points (parameter -> value).
+
+words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32   an axis given twice: the values are joined
+a file    axes.toml: `backward`, `zip` and the table `axes`; words replace the file's axes of the same name
+ranges    a:b and a:b:step, as Python's range: the stop is left out. Whole numbers only
+"""
+
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.sweep.conditions.cell import PER_SITE, Value
+from roundscope.experiments.sweep.conditions.values import WHOLE, axis_named, typed
+
+MOST = 1_000_000  # points that one sweep may have: a stop that is a digit too long should not fill the memory
+Axes = dict[str, Sequence[Value]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What is swept: every axis with its values, and the groups of axes that advance together."""
+
+    axes: tuple[tuple[str, Sequence[Value]], ...]
+    zips: tuple[tuple[str, ...], ...] = ()
+
+
+def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = False) -> Spec:
+    """The sweep that words, --zip and --backward ask for. Raises UsageError naming argument, value and repair.
+
+    words   AXIS=VALUE,VALUE and at most one file that ends in .toml
+    zips    each "AXIS,AXIS": these advance together instead of crossing
+    """
+    files = [w for w in words if w.endswith(".toml") and "=" not in w]
+    if len(files) > 1:
+        raise bad("AXES", files[1], f"{files[0]} is given already; one file, and words for what differs")
+    axes, groups = _file(Path(files[0])) if files else ({}, [])
+    given = _words([w for w in words if w not in files])
+    if backward and list(given.setdefault("backward", [True])) != [True]:
+        raise UsageError("--backward: the axis backward is given too; choose one")
+    axes |= given
+    if not axes:
+        raise UsageError("AXES is missing: give at least one, such as preset=qiu-yao,fa2-bf16 or a .toml file")
+    groups += [tuple(axis_named(name.strip()) for name in text.split(",")) for text in zips]
+    _check_tile(axes)
+    _check_zips(groups, axes)
+    return Spec(axes=tuple(axes.items()), zips=tuple(groups))
+
+
+def points(spec: Spec) -> list[dict[str, Value]]:
+    """Every combination of the axes, the last axis fastest; a zip stands where its first axis stands."""
+    axes, zipped = dict(spec.axes), {name: group for group in spec.zips for name in group}
+    groups = list(dict.fromkeys(zipped.get(name, (name,)) for name in axes))
+    count = math.prod(len(axes[group[0]]) for group in groups)
+    if count > MOST:
+        raise UsageError(f"AXES: {count} points, a sweep has up to {MOST}; split it, the parts may share a file")
+    rows = [[dict(zip(group, row, strict=True)) for row in zip(*(axes[n] for n in group), strict=True)] for group in groups]
+    return [{name: row[name] for name in axes for row in chosen if name in row} for chosen in itertools.product(*rows)]
+
+
+def _words(words: Sequence[str]) -> Axes:
+    axes: Axes = {}
+    for word in words:
+        name, found, text = word.partition("=")
+        if not found:
+            raise bad("AXES", word, "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml")
+        name = axis_named(name.strip())
+        axes[name] = [*axes.get(name, ()), *_values(name, text.split(","))]
+    return axes
+
+
+def _file(path: Path) -> tuple[Axes, list[tuple[str, ...]]]:
+    """(axes, groups of zip) of a TOML file."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise bad("AXES", str(path), "cannot be read; name a TOML file") from None
+    except ValueError as error:  # also: no UTF-8
+        raise bad("AXES", str(path), f"is no TOML: {error}") from None
+    try:
+        return _contents(data)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
+    for name in data:
+        if name not in ("axes", "zip", "backward"):
+            raise UsageError(unknown("entry", name, ("axes", "zip", "backward"), "; axes belong under [axes]"))
+    table, groups = data.get("axes", {}), data.get("zip", [])
+    if not isinstance(table, dict):
+        raise bad("axes", table, "write a table: [axes], and below it T = [128, 256]")
+    if not isinstance(groups, list) or not all(isinstance(g, list) and all(isinstance(n, str) for n in g) for g in groups):
+        raise bad("zip", groups, 'write a list of lists, such as [["block_q", "block_k"]]')
+    if "backward" in data and "backward" in table:
+        raise UsageError("backward: given both above and under [axes]; choose one")
+    given = dict(_flat(table)) | {name: data[name] for name in ("backward",) if name in data}
+    axes: Axes = {}
+    for name, values in given.items():
+        name = axis_named(name)
+        axes[name] = [*axes.get(name, ()), *_values(name, values if isinstance(values, list) else [values])]
+    return axes, [tuple(axis_named(n) for n in g) for g in groups]
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Axes by name; format.O = ... without quotation marks is a table in TOML."""
+    for name, value in table.items():
+        inner = isinstance(value, dict) and name in PER_SITE
+        yield from ((f"{name}.{site}", v) for site, v in value.items()) if inner else [(name, value)]
+
+
+def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
+    """The values of one axis in the parameter's type, ranges written out."""
+    if not values or list(values) == [""]:
+        raise UsageError(f"{name}: no value; give at least one, or leave the axis out")
+    found: list[Value] = []
+    for value in values:
+        if not isinstance(value, str | int | float | bool):
+            raise bad(name, value, "a value is text, a number, true or false")
+        numbers = _range(name, value) if name in WHOLE and isinstance(value, str) and ":" in value else (value,)
+        found.extend(typed(name, n) for n in numbers)
+    return found
+
+
+def _range(name: str, text: str) -> range:
+    if not re.fullmatch("[+-]?[0-9]{1,12}(:[+-]?[0-9]{1,12}){1,2}", text):
+        raise bad(name, text, "write a range as a:b or a:b:step, in whole numbers")
+    bounds = [int(number) for number in text.split(":")]
+    if bounds[2:] == [0]:
+        raise bad(name, text, "the step is 0; leave it out for steps of 1")
+    numbers = range(*bounds)
+    if not numbers:
+        raise bad(name, text, "is empty; the stop is left out, so that 0:10 is 0 to 9")
+    if len(numbers) > MOST:
+        raise bad(name, text, f"has {len(numbers)} values, a sweep has up to {MOST} points")
+    return numbers
+
+
+def _check_tile(axes: Mapping[str, Any]) -> None:
+    both = [name for name in ("block_q", "block_k") if name in axes]
+    if "tile" in axes and both:
+        raise UsageError(f"tile: sets block_q and block_k, and {both[0]} is given too; choose one")
+
+
+def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[Value]]) -> None:
+    """Every zipped axis given, in one group, once; all axes of a group equally long."""
+    seen: set[str] = set()
+    for group in groups:
+        text = ",".join(group)
+        if len(group) < 2:
+            raise bad("--zip", text, "name two axes or more, such as block_q,block_k")
+        for name in group:
+            if name not in axes:
+                raise bad("--zip", text, f"the axis {name} has no values; give {name}=..., or leave it out")
+            if name in seen:
+                raise bad("--zip", text, f"the axis {name} is zipped twice; put all in one group")
+            seen.add(name)
+            first, here = len(axes[group[0]]), len(axes[name])
+            if here != first:
+                raise bad("--zip", text, f"{group[0]} has {first} values and {name} has {here}; they advance together")

@@ -1,0 +1,118 @@
+"""A point of a sweep -> `Cell`: every parameter after defaults, the plan built, the injection placed, errors named."""
+
+from collections.abc import Mapping
+
+from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.sites import Site
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, PER_SITE, Cell, Value
+from roundscope.experiments.sweep.conditions.plans import changes_plan, plan_of, settings_of
+from roundscope.experiments.sweep.conditions.sources import FileSizes, check_fits, sizes_of
+from roundscope.experiments.sweep.conditions.values import Place, axis_named, places_of, typed
+from roundscope.experiments.trace.injections import injection, occurs
+from roundscope.experiments.trace.options import Request, check_places
+
+
+def cell_of(point: Mapping[str, Value]) -> Cell:
+    """The cell of a point of `axes.points`. Raises UsageError naming parameter, value and repair.
+
+    What the point leaves out has its default. S follows T, and sizes follow the file where the input is one.
+    """
+    given = _given(point)
+    file = sizes_of(str(given.get("input", DEFAULTS["input"])))
+    parameters = _complete(given, file)
+    if file is not None:
+        sizes = {name: int(parameters[name]) for name in ("T", "S", "N", "H")}
+        check_fits(str(parameters["input"]), file, sizes, bool(parameters["backward"]))
+    settings = settings_of(parameters)
+    try:
+        plan = plan_of(settings, int(parameters["seed"]))
+    except ValueError as error:
+        raise UsageError(f"{' '.join(f'{name}={value}' for name, value in settings)}: {error}") from None
+    _check_named(parameters, plan)
+    inject = _injections(parameters, plan, file)
+    return Cell(parameters=tuple(parameters.items()), plan=plan, inject=inject, content="" if file is None else file.content)
+
+
+def _given(point: Mapping[str, Value]) -> dict[str, Value]:
+    """The point's own parameters, in one spelling; `tile` as the two that it stands for."""
+    given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
+    if "tile" in given:
+        if both := [name for name in ("block_q", "block_k") if name in given]:
+            raise bad("tile", given["tile"], f"sets block_q and block_k, and {both[0]} is given too; choose one")
+        given["block_q"] = given["block_k"] = given.pop("tile")
+    return given
+
+
+def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
+    """All of DEFAULTS in their order, then the axes of single sites in the order of the algorithm."""
+    sizes: dict[str, Value] = {} if file is None else {name: getattr(file, name) for name in ("T", "S", "N", "H")}
+    if "T" in given and (file is None or file.T == file.S):  # a file of cross-attention keeps its own keys
+        sizes["S"] = given["T"]
+    whole = {name: given.get(name, sizes.get(name, default)) for name, default in DEFAULTS.items()}
+    return whole | {name: given[name] for name in sorted((n for n in given if n not in DEFAULTS), key=_rank)}
+
+
+def _rank(name: str) -> tuple[int, int]:
+    kind, _, site = name.partition(".")
+    return PER_SITE.index(kind), list(Site).index(site_named(site))
+
+
+def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:
+    """Raises UsageError if a parameter names an event that this plan never reaches: it would silently do nothing."""
+    for name, value in parameters.items():
+        if (name not in ("only", "but") and "." not in name) or not changes_plan(name, value):
+            continue
+        kind, _, site = name.partition(".")
+        for place in places_of(str(value)) if not site else ((site_named(site), kind == "accumulator"),):
+            try:
+                _check_reached(place, plan, bool(parameters["backward"]))
+            except ValueError as error:
+                raise UsageError(f"{name} '{value}': {error}") from None
+
+
+def _check_reached(place: Place, plan: Plan, backward: bool) -> None:
+    site, step = place
+    if not step:
+        occurs(plan, site)
+    if not backward and (site.stage == "backward" or site is Site.DO):
+        raise ValueError(f"{site} belongs to the backward, which does not run; give --backward or choose a forward site")
+
+
+def _injections(parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None) -> tuple[Injection, ...]:
+    """The injection, read against the final plan, at places that the cell has; the seed is that of its noise."""
+    text = str(parameters["injection"])
+    if text == "none":
+        return ()
+    try:
+        made = injection(text, plan, int(parameters["seed"]))
+        _check_places(made, parameters, plan, file)
+    except UsageError as error:
+        hint = "" if ":" in text else " (on the command line a comma ends a value; one with commas goes into a .toml file)"
+        raise UsageError(str(error).replace("--inject", "injection", 1).replace("the layer has", "the cell has") + hint) from None
+    if isinstance(made.what, FlipBit):
+        _check_flip(made, parameters, plan)
+    return (made,)
+
+
+def _check_places(made: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None) -> None:
+    try:
+        _check_reached((made.site, False), plan, bool(parameters["backward"]))
+    except ValueError as error:
+        raise bad("injection", str(parameters["injection"]), str(error)) from None
+    queries, keys, heads, features = (int(parameters[name]) for name in ("T", "S", "N", "H"))
+    block_k = keys if plan.normalise_first else int(parameters["block_k"])
+    request = Request(plan=plan, against=plan, block_q=int(parameters["block_q"]), block_k=block_k, inject=(made,))
+    groups = 1 if file is None else file.N // file.key_heads
+    width = features if file is None else max(features, file.width)
+    sizes = {"batch": 1, "heads": heads, "queries": queries, "keys": keys, "features": width}
+    check_places(request, sizes, max(1, heads // groups), bool(parameters["backward"]))
+
+
+def _check_flip(made: Injection, parameters: Mapping[str, Value], plan: Plan) -> None:
+    f = plan[made.site].format
+    if f.precision > 24:
+        raise bad("injection", str(parameters["injection"]), f"{made.site} is {f.name}; bits flip in formats of up to 24 bits of precision")
+    if parameters["engine"] == "xla":
+        raise bad("injection", str(parameters["injection"]), "engine xla takes formats as data and cannot flip bits; use engine=numpy")

@@ -1,0 +1,117 @@
+"""`roundscope sweep --axes`: every axis with its values, default and meaning, inputs, grammars, an example, and the metrics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from roundscope.attention.plan import Exponential, KeyOrder
+from roundscope.attention.presets import PRESETS
+from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, Site
+from roundscope.emu.blocks.format import BLOCK_NAMED
+from roundscope.emu.formats.format import NAMED
+from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, PER_SITE
+from roundscope.experiments.sweep.conditions.inputs import FAMILIES, SAMPLE
+from roundscope.experiments.sweep.conditions.values import ENGINES
+from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
+
+EXAMPLE = """backward = true
+zip = [["block_q", "block_k"]]
+[axes]
+preset = ["qiu-yao", "fa2-bf16"]
+block_q = [32, 64]
+block_k = [32, 64]
+"format.O" = ["bf16", "fp32"]
+injection = ["none", "O:ulps=0.5:rows=0-63:heads=1,3"]  # a comma inside a value needs a file
+seed = "0:10"
+"""
+
+_SIZE, _TRUTH = "a whole number from 1, or a range a:b:step", "true false"
+_AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, meaning)
+    "plan": {
+        "preset": (" ".join([*PRESETS, "all:FORMAT", "each@ARCHITECTURE"]), "the plan that the other axes change"),
+        "format": (" ".join([*(f.name for f in NAMED.values() if f.zero and f.signed), "e<x>m<y>"]), "of every event"),
+        "mode": (" ".join(RoundingMode), "rounding mode of every event"),
+        "accumulator": ("see below", "how every sum of products adds up"),
+        "exp": (" ".join(Exponential), "the exponential"),
+        "stabiliser": ("none, or beta above 1", "the shift of the maximum (arXiv 2510.04212)"),
+        "key_order": (" ".join(KeyOrder), "order of the key tiles"),
+        "only": ("all, or SITE+SITE.step", "every other event in binary64"),
+        "but": ("none, or SITE+SITE.step", "these events in binary64"),
+        "unfused": (_TRUTH, "softmax first, then P V over the whole row"),
+        "injection": ("none, or see below", "a controlled error"),
+    },
+    "sizes": {
+        "T": (_SIZE, "queries; S follows it"), "S": (_SIZE, "keys"), "N": (_SIZE, "heads"), "H": (_SIZE, "features per head"),
+        "tile": (_SIZE, "block_q and block_k at once; 64"), "block_q": (_SIZE, "queries per tile"), "block_k": (_SIZE, "keys per tile"),
+    },
+    "run": {
+        "input": ("see below", "the tensors"), "seed": ("a whole number from 0, or a:b", "of the tensors, stochastic rounding and noise"),
+        "causal": (_TRUTH, "query t sees keys s <= t"), "backward": (_TRUTH, "gradients too"),
+        "engine": (" ".join(ENGINES), "the same bits"),
+    },
+}  # fmt: skip
+_GRAMMARS = {
+    "one event": f"{' '.join(f'{kind}.SITE' for kind in PER_SITE)}, such as format.O=bf16; accumulator only at {' '.join(PRODUCTS)}",
+    "SITE": " ".join(Site),
+    "blocks": f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product: format.P=mxfp8_e4m3",
+    "accumulator": "ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native | "
+    f"tensor cores: ARCHITECTURE:TYPE[:fp16], of {' '.join(ARCHITECTURES)}, such as hopper:bf16",
+    "only, but": "SITE+SITE, an event each; SITE.step: the steps of its sum",
+    "injection": "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; "
+    "WHERE batch= heads= rows= columns= features= tiles= with numbers and ranges, ends included: O:ulps=0.5:rows=0-63",
+}
+
+
+def data() -> dict[str, Any]:
+    """What there is, as data."""
+    axes = {
+        name: {"group": group, "values": values, "default": DEFAULTS.get(name, DEFAULTS["block_q"]), "meaning": meaning}
+        for group, members in _AXES.items()
+        for name, (values, meaning) in members.items()
+    }
+    return {
+        "axes": axes, "grammars": _GRAMMARS, "inputs": _inputs(), "example": EXAMPLE, "metrics": METRICS, "site_metrics": SITE_METRICS,
+    }  # fmt: skip
+
+
+def _inputs() -> dict[str, str]:
+    """Each family with the first line of what it says of itself, and files."""
+    drawn = {name: " ".join((family.__doc__ or "").split("\n\n")[0].split()) for name, family in FAMILIES.items()}
+    return drawn | {SAMPLE: "the real tensors that come with Roundscope; sample:LAYER", "PATH[:LAYER]": "a safetensors or npz file"}
+
+
+def show(*, as_json: bool) -> None:
+    """All of it, on the terminal or as JSON."""
+    found = data()
+    if as_json:
+        print_json(found)
+        return
+    for group, members in _AXES.items():
+        rows = [(name, str(found["axes"][name]["default"]).lower(), *words) for name, words in members.items()]
+        _table(f"axes: {group}", ("axis", "default", "values", "meaning"), rows)
+    for title, part in (("how to write them", "grammars"), ("inputs", "inputs")):
+        _table(title, ("", ""), list(found[part].items()))
+    _say("an example, axes.toml (roundscope sweep axes.toml)\n")
+    _say(EXAMPLE)
+    _table("metrics: columns of the table cells", ("", ""), list(METRICS.items()))
+    _table("metrics of an event: columns of the table sites", ("", ""), list(SITE_METRICS.items()))
+
+
+def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(heads))
+    for i, head in enumerate(heads):
+        table.add_column(head, no_wrap=i < len(heads) - 2 or i == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _say(title)
+    console().print(table)
+    _say("")
+
+
+def _say(text: str) -> None:
+    console().print(text, markup=False, soft_wrap=True)

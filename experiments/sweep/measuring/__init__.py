@@ -1,0 +1,1 @@
+"""Cells to results: calls of the emulator in batches, sums and metrics."""

@@ -1,0 +1,130 @@
+"""Batches to workers, results to the file, and what to do when a worker dies."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from contextlib import AbstractContextManager
+
+from roundscope.experiments.errors import ExecutorError, one_line
+from roundscope.experiments.sweep.conditions.cell import Cell, Result
+from roundscope.experiments.sweep.measuring.batches import Batch
+from roundscope.experiments.sweep.running.executors import is_death
+from roundscope.experiments.sweep.running.pool import Crew, hello
+
+Measure = Callable[[Sequence[Cell]], list[Result]]
+Opened = Callable[[bool], AbstractContextManager[Crew]]  # alone -> a crew; alone: one worker is enough
+
+AHEAD = 2  # batches under way per worker: the next one is there when one is done
+_POLL = 0.5  # seconds between looks at Ctrl-C and at the workers
+
+
+class Dispatch:
+    """Measures batches on crews and saves each as it comes back; every cell ends as one saved row.
+
+    opened    makes a crew, anew after each that broke
+    save      is given a batch and its results
+    stop      says that no more is wanted
+    """
+
+    def __init__(self, measure: Measure, opened: Opened, save: Callable[[Batch, list[Result]], None], stop: Callable[[], bool]) -> None:
+        self.measure, self.opened, self.save, self.stop = measure, opened, save, stop
+        self.queue: deque[Batch] = deque()
+        self.suspects: deque[Batch] = deque()  # were under way when a worker died
+
+    def all(self, batches: Iterable[Batch]) -> None:
+        """Measures every cell. Raises KeyboardInterrupt if `stop` says so, with all that has arrived saved."""
+        self.queue.extend(batches)
+        while self.queue:
+            self._together()
+        alone = deque([cell] for batch in self.suspects for cell in batch)
+        self.suspects.clear()
+        while alone:
+            self._alone(alone)
+
+    def _together(self) -> None:
+        """Works on the queue until it is done or the crew breaks; what was under way then is suspect."""
+        flying: dict[Future, Batch] = {}
+        with self.opened(False) as crew:
+            self._greet(crew)
+            while self.queue or flying:
+                whole = self._send(crew, flying)
+                arrived, _ = wait(flying, _POLL, FIRST_COMPLETED)
+                for future in [f for f in flying if f in arrived]:  # in the order of sending
+                    self._take(future, flying.pop(future))
+                if self.stop():
+                    self._leave(flying)
+                if not whole and not flying:
+                    return
+
+    def _send(self, crew: Crew, flying: dict[Future, Batch]) -> bool:
+        """Keeps every worker busy; False if the crew is broken."""
+        room = AHEAD * max(1, crew.workers())  # asked each time: raises if a cluster is gone
+        while self.queue and len(flying) < room:
+            try:
+                future = crew.executor.submit(self.measure, self.queue[0])
+            except BrokenExecutor:
+                return False
+            flying[future] = self.queue.popleft()
+        return True
+
+    def _take(self, future: Future, batch: Batch) -> None:
+        """Saves what came back; a batch that raised is sent again cell by cell, one whose worker died is suspect."""
+        error = _error_of(future)
+        if error is None:
+            self.save(batch, future.result())
+        elif is_death(error):
+            self.suspects.append(batch)
+        elif len(batch) > 1:
+            self.queue.extendleft([cell] for cell in reversed(batch))
+        else:
+            self.save(batch, [_failed(batch[0], f"{type(error).__name__}: {one_line(error)}")])
+
+    def _leave(self, flying: dict[Future, Batch]) -> None:
+        """Saves what has arrived and cancels the rest."""
+        for future, batch in flying.items():
+            if not future.cancel() and future.done():
+                self._take(future, batch)
+        raise KeyboardInterrupt
+
+    def _alone(self, cells: deque[Batch]) -> None:
+        """One suspect cell under way at a time, until the crew breaks: the cell that it died of is then known."""
+        with self.opened(True) as crew:
+            self._greet(crew)
+            while cells:
+                try:
+                    future = crew.executor.submit(self.measure, cells[0])
+                except BrokenExecutor:  # died idle
+                    return
+                self._await(future, crew)
+                batch, error = cells.popleft(), _error_of(future)
+                if error is None or not is_death(error):
+                    self._take(future, batch)
+                    continue
+                self.save(batch, [_failed(batch[0], f"the worker died ({crew.death(error)}) measuring this cell alone")])
+                if isinstance(error, BrokenExecutor):
+                    return
+
+    def _greet(self, crew: Crew) -> None:
+        """Raises ExecutorError if no worker of the crew can start or finds this package."""
+        future = crew.executor.submit(hello)
+        self._await(future, crew)
+        if error := _error_of(future):
+            cause = crew.death(error) if is_death(error) else f"{type(error).__name__}: {one_line(error)}"
+            raise ExecutorError(f"workers cannot start ({cause}); is roundscope installed for them?") from error
+
+    def _await(self, future: Future, crew: Crew) -> None:
+        while not wait([future], _POLL).done:
+            crew.workers()  # as above
+            if self.stop():
+                future.cancel()
+                raise KeyboardInterrupt
+
+
+def _error_of(future: Future) -> BaseException | None:
+    if future.cancelled():
+        raise ExecutorError("the executor dropped its work: did its scheduler end? What arrived is saved; run again to go on")
+    return future.exception()
+
+
+def _failed(cell: Cell, error: str) -> Result:
+    return Result(key=cell.key, error=error)

@@ -1,0 +1,130 @@
+"""The loop of a sweep: what is missing is measured and saved, and what happened is told."""
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from roundscope.experiments.errors import ExecutorError, bad
+from roundscope.experiments.sweep.conditions.cell import Cell, Result
+from roundscope.experiments.sweep.measuring.batches import Batch, batches
+from roundscope.experiments.sweep.running.dispatch import Dispatch, Measure
+from roundscope.experiments.sweep.running.executors import cores, executor_for
+from roundscope.experiments.sweep.running.pool import Crew
+from roundscope.experiments.sweep.running.progress import Progress, silent
+from roundscope.experiments.sweep.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a sweep came to: cells measured now, failed (now, or earlier and not tried again), and there already.
+
+    `parts` are the workers' seconds by kind of work, added up; `seconds` is what passed here.
+    """
+
+    done: int
+    failed: int
+    skipped: int
+    seconds: float
+    interrupted: bool
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def run(
+    cells: Sequence[Cell], store: Store, *, jobs: int | None = None, executor: str | None = None, retry_failed: bool = False,
+    measure: Measure | None = None, progress: Progress = silent,
+) -> Outcome:  # fmt: skip
+    """Measures the cells that the store does not have and saves them as they come.
+
+    Cells whose key is 'ok' are skipped, failed ones too unless `retry_failed`. Ctrl-C or SIGTERM saves what has arrived
+    and returns; a second one stops at once. A cell whose measurement raises or kills its worker becomes a failed row.
+    Raises StorageError if the file cannot be written, ExecutorError if workers cannot start or are gone, UsageError for
+    jobs below 1 and for an executor that is none; what was saved stays.
+    """
+    if jobs is not None and jobs < 1:
+        raise bad("--jobs", jobs, "give 1 or more")
+    began, unique = time.perf_counter(), {cell.key: cell for cell in cells}
+    held = store.statuses()
+    missing = [c for key, c in unique.items() if key not in held or (retry_failed and held[key] == "failed")]
+    tally = _Tally(store, len(missing), progress)
+    interrupted = _measured(missing, measure or _default(), tally, jobs, executor)
+    left_failed = sum(held.get(key) == "failed" for key in unique) if not retry_failed else 0
+    skipped = sum(held.get(key) == "ok" for key in unique)
+    return Outcome(
+        done=tally.done, failed=tally.failed + left_failed, skipped=skipped, seconds=time.perf_counter() - began,
+        interrupted=interrupted, parts=dict(tally.parts),
+    )  # fmt: skip
+
+
+def _default() -> Measure:
+    from roundscope.experiments.sweep.measuring.measure import measure
+
+    return measure
+
+
+class _Tally:
+    """Saves results and counts them."""
+
+    def __init__(self, store: Store, total: int, progress: Progress) -> None:
+        self.store, self.total, self.progress = store, total, progress
+        self.done = self.failed = 0
+        self.parts: Counter[str] = Counter()
+        progress(0, 0, total)
+
+    def save(self, batch: Batch, results: list[Result]) -> None:
+        """Raises ExecutorError for results that are not of these cells: a key holds the version of the numeric core."""
+        if [r.key for r in results] != [cell.key for cell in batch]:
+            raise ExecutorError("a worker measured other cells than it was sent: install this version of roundscope on every worker")
+        self.store.save(list(zip(batch, results, strict=True)))
+        self.failed += sum(r.error is not None for r in results)
+        self.done += sum(r.error is None for r in results)
+        for result in results:
+            self.parts.update(result.parts)
+        self.progress(self.done + self.failed, self.failed, self.total)
+
+
+def _measured(missing: Sequence[Cell], measure: Measure, tally: _Tally, jobs: int | None, executor: str | None) -> bool:
+    """Measures cells; whether Ctrl-C ended it. Here, engine after engine: xla has all cores, or the GPU, in one process."""
+    engines = ("numpy", "xla") if executor is None else (None,)
+    with _interrupts() as stop:
+        try:
+            for engine in engines:
+                part = [c for c in missing if engine in (None, c["engine"])]
+                made = batches(part, workers := 1 if engine == "xla" else jobs or cores())
+                wanted = jobs if executor is not None else min(workers, len(made))
+                Dispatch(measure, partial(_crew, executor, wanted), tally.save, stop).all(made)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def _crew(executor: str | None, wanted: int | None, alone: bool) -> AbstractContextManager[Crew]:
+    return executor_for(executor, 1 if alone and executor is None else wanted)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM as a question, so that they never fall into a transaction; the second one acts as ever."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(*_: Any) -> None:
+        asked.set()
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        restore()

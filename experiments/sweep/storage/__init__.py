@@ -1,0 +1,1 @@
+"""The results file of a sweep: written, read as a frame, exported."""

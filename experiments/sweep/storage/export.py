@@ -1,0 +1,89 @@
+"""A results file as CSV or Parquet, for whatever reads tables."""
+
+import csv
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from roundscope.experiments.errors import StorageError, UsageError, bad
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS
+from roundscope.experiments.sweep.storage.schema import JSON_COLUMNS, TABLES, columns_of, quoted
+from roundscope.experiments.sweep.storage.store import reading
+
+_PIECE = 10_000  # rows in memory at a time
+
+
+def export(path: Path, out: Path, table: str = "cells") -> int:
+    """Writes a table of a results file to OUT.csv or OUT.parquet and returns the count of its rows.
+
+    Numbers keep every bit; NULL is an empty field of CSV and null in Parquet; JSON stays text. A file OUT is
+    replaced when the new one is complete. Raises UsageError for another ending, another table, one without rows, or no pyarrow.
+    """
+    write = {".csv": _write_csv, ".parquet": _write_parquet}.get(out.suffix)
+    if write is None:
+        raise bad("out", str(out), "end it in .csv or .parquet")
+    if table not in TABLES:
+        raise bad("table", table, f"use {' or '.join(TABLES)}")
+    with reading(path) as connection, _complete(out) as unfinished:
+        if next(connection.execute(f"SELECT 1 FROM {table} LIMIT 1"), None) is None:
+            raise bad("file", str(path), f"holds no {table}; fill it with  roundscope sweep")
+        return write(connection, table, unfinished)
+
+
+@contextmanager
+def _complete(out: Path) -> Iterator[Path]:
+    """A file next to `out` that takes its name in the end, or is gone."""
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        yield unfinished
+        unfinished.replace(out)
+    except OSError as error:
+        raise StorageError(f"{out}: {error.strerror or error}; see its folder, or choose another file") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
+    """The columns and their types: parameters, axes of single sites, then the results, and what is JSON last."""
+    kinds = columns_of(connection, table)
+    rank = lambda name: 0 if name in DEFAULTS else 1 if "." in name else 3 if name in JSON_COLUMNS else 2  # noqa: E731
+    return {name: kinds[name] for name in (sorted(kinds, key=rank) if table == "cells" else kinds)}
+
+
+def _pieces(connection: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
+    order = {"cells": "rowid", "sites": "key, site"}[table]
+    names = ", ".join(map(quoted, _columns(connection, table)))
+    rows = connection.execute(f"SELECT {names} FROM {table} ORDER BY {order}")
+    while piece := rows.fetchmany(_PIECE):
+        yield piece
+
+
+def _write_csv(connection: sqlite3.Connection, table: str, file: Path) -> int:
+    count = 0
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(_columns(connection, table))
+        for piece in _pieces(connection, table):
+            writer.writerows(piece)
+            count += len(piece)
+    return count
+
+
+def _write_parquet(connection: sqlite3.Connection, table: str, file: Path) -> int:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UsageError("Parquet needs pyarrow: run  pip install 'roundscope[parquet]'  or end the file in .csv") from None
+    kinds: dict[str, Callable[[], Any]] = {"REAL": pa.float64, "INTEGER": pa.int64}
+    schema = pa.schema([(name, kinds.get(kind, pa.string)()) for name, kind in _columns(connection, table).items()])
+    count = 0
+    with parquet.ParquetWriter(file, schema) as writer:
+        for piece in _pieces(connection, table):
+            columns = zip(*piece, strict=True)
+            writer.write_table(pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema))
+            count += len(piece)
+    return count

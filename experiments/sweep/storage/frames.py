@@ -1,0 +1,176 @@
+"""A results file as a `Frame`: which parameters vary, and every cell's place among their values. No pictures, no statistics."""
+
+import re
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.blocks.format import BLOCK_NAMED
+from roundscope.emu.formats.format import format_named
+from roundscope.experiments.errors import bad
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, PER_SITE, Value
+from roundscope.experiments.sweep.measuring.metrics import METRICS
+from roundscope.experiments.sweep.storage.schema import columns_of, quoted
+from roundscope.experiments.sweep.storage.store import reading
+
+Row = dict[str, Any]
+HEAVY = ("plan", "parts")  # columns that no picture needs
+TOGETHER = {"S": "T", "block_k": "block_q"}  # where the second equals the first in every cell, the two are one axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A parameter with several values among the cells that are ok; `also`: parameters that advance with it.
+
+    label  its name in pictures: "tile" where both sides of the tile are equal throughout
+    """
+
+    name: str
+    label: str
+    values: tuple[Value, ...]
+    also: tuple[str, ...] = ()
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the values are numbers, in ascending order."""
+        return all(isinstance(value, int) for value in self.values)
+
+    def word(self, code: int) -> str:
+        """A value as text."""
+        return str(self.values[code])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Cells of a sweep. A condition is a cell without its seed.
+
+    rows       cells that are ok;  codes (cells, axes): the index of each one's value of each axis
+    condition  (cells,) numbers of conditions, from 0;  failed: the other cells
+    names      parameters that vary among all cells, failed ones too;  repeated: cells of which the file has a later one
+    """
+
+    path: Path
+    rows: list[Row]
+    failed: list[Row]
+    repeated: int
+    names: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    codes: np.ndarray
+    condition: np.ndarray
+    numbers: dict[str, np.ndarray]
+
+    def metric(self, name: str) -> np.ndarray:
+        """A metric of every cell that is ok; NaN where there is none."""
+        return self.numbers[name]
+
+    def code(self, axis: Axis) -> np.ndarray:
+        """Every cell's value of an axis, as an index of its values."""
+        return np.asarray(self.codes[:, self.axes.index(axis)])
+
+    def seeds(self) -> np.ndarray:
+        """Every cell's seed."""
+        return np.array([row["seed"] for row in self.rows], dtype=np.int64)
+
+    def axis(self, name: str) -> Axis | None:
+        """The axis of that name, None if it does not vary."""
+        return next((axis for axis in self.axes if name in (axis.name, *axis.also)), None)
+
+
+def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
+    """The frame of a results file, or of the cells with some keys. Raises UsageError for one without cells, and as `store.reading`."""
+    cells = [row for row in _cells(path) if keys is None or row["key"] in keys]
+    if not cells:
+        raise bad("file", str(path), "holds no cells; fill it with  roundscope sweep")
+    names = parameters(cells)
+    latest = list({tuple(row[name] for name in names): row for row in cells}.values())
+    rows = [row for row in latest if row["status"] == "ok"]
+    axes = _axes(rows, [name for name in names if name != "seed"])
+    codes = np.array([[axis.values.index(row[axis.name]) for axis in axes] for row in rows], dtype=np.int64)
+    codes = codes.reshape(len(rows), len(axes))
+    condition = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1) if axes else np.zeros(len(rows), np.int64)
+    varying = tuple(name for name in names if len({row[name] for row in latest}) > 1)
+    failed = [row for row in latest if row["status"] != "ok"]
+    repeated = len(cells) - len(latest)
+    return Frame(
+        path=path, rows=rows, failed=failed, repeated=repeated, names=varying, axes=axes, codes=codes, condition=condition,
+        numbers={name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64) for name in METRICS},
+    )  # fmt: skip
+
+
+def parameters(rows: Sequence[Row]) -> list[str]:
+    """The columns that are parameters, those of single sites last."""
+    return [*DEFAULTS, *sorted(name for name in rows[0] if name.partition(".")[0] in PER_SITE and "." in name)]
+
+
+def sites_of(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Row]]:
+    """Key -> site -> its columns, of the cells named."""
+    with reading(path) as connection:
+        query = "SELECT * FROM sites WHERE key = ?"
+        return {key: {row["site"]: dict(row) for row in connection.execute(query, (key,))} for key in keys}
+
+
+def _cells(path: Path) -> list[Row]:
+    """Every cell without its HEAVY columns, a later one last; parameters in the words of the command line."""
+    with reading(path) as connection:
+        columns = [name for name in columns_of(connection, "cells") if name not in HEAVY]
+        query = f"SELECT {', '.join(map(quoted, columns))} FROM cells ORDER BY rowid"
+        return [_worded(dict(row)) for row in connection.execute(query)]
+
+
+def _worded(row: Row) -> Row:
+    for name, value in row.items():
+        if value is None and name.partition(".")[0] in PER_SITE:
+            row[name] = "preset"  # saved before this axis was met: as the preset says
+        elif type(DEFAULTS.get(name)) is bool:
+            row[name] = "true" if value else "false"
+    return row
+
+
+def _axes(rows: Sequence[Row], names: Sequence[str]) -> tuple[Axis, ...]:
+    """The parameters that vary; those of which each value has one partner in another are one axis, named as the first."""
+    columns = {name: [row[name] for row in rows] for name in names}
+    varying = [name for name in names if len(set(columns[name])) > 1]
+    hidden = [a for a, b in TOGETHER.items() if columns[a] == columns[b]]
+    found: list[Axis] = []
+    for name in (n for n in varying if n not in hidden):
+        twin = next((i for i, axis in enumerate(found) if _paired(columns[axis.name], columns[name])), None)
+        if twin is None:
+            equal = tuple(a for a in hidden if TOGETHER[a] == name)
+            label = "tile" if "block_k" in equal else name
+            found.append(Axis(name=name, label=label, values=_ordered(name, set(columns[name])), also=equal))
+        else:
+            old = found[twin]
+            found[twin] = replace(old, label=_with(old.label, name), also=(*old.also, name))
+    return tuple(found)
+
+
+def _with(label: str, name: str) -> str:
+    """T (with N and H)."""
+    return f"{label[:-1]} and {name})" if label.endswith(")") else f"{label} (with {name})"
+
+
+def _paired(a: Sequence[Value], b: Sequence[Value]) -> bool:
+    return len(set(a)) == len(set(b)) == len(set(zip(a, b, strict=True)))
+
+
+def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
+    """Numbers ascending; formats by precision; else the default first and then by name, numbers in it as numbers."""
+    by_format: Callable[[Value], Any] = lambda v: (v != "preset", _precision(str(v)))  # noqa: E731
+    by_name: Callable[[Value], Any] = lambda v: (v != DEFAULTS.get(name.partition(".")[0]), _natural(str(v)))  # noqa: E731
+    if all(isinstance(value, int) for value in values):
+        return tuple(sorted(values))  # type: ignore[type-var]
+    return tuple(sorted(values, key=by_format if name.partition(".")[0] == "format" else by_name))
+
+
+def _precision(name: str) -> tuple[int, int, str]:
+    if name == "preset":
+        return 0, 0, name
+    f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
+    return f.precision, f.emax - f.emin, name
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]

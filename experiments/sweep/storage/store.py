@@ -1,0 +1,166 @@
+"""The results file: an SQLite database, one row per cell and one per cell and site, that no crash can spoil."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from roundscope.experiments.errors import bad
+from roundscope.experiments.results.lock import locked
+from roundscope.experiments.sweep.conditions.cell import Cell, Result
+from roundscope.experiments.sweep.storage.schema import (
+    JSON_COLUMNS,
+    add_columns,
+    check_version,
+    explained,
+    is_ours,
+    prepare,
+    quoted,
+)
+
+_PATIENCE = 30.0  # seconds to wait for another program's transaction
+
+
+class Store:
+    """A results file that is open for writing; made by `writing`. `thrown_away`: cells that `fresh` has deleted."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, thrown_away: int = 0) -> None:
+        self.connection, self.path, self.thrown_away = connection, path, thrown_away
+
+    def statuses(self) -> dict[str, str]:
+        """Key -> 'ok' or 'failed' of every cell that is there. Raises StorageError if the file is damaged."""
+        with explained(self.path):
+            return dict(self.connection.execute("SELECT key, status FROM cells"))
+
+    def save(self, pairs: Sequence[tuple[Cell, Result]]) -> None:
+        """Writes cells and what was measured of them, all or none; on the disk when this returns.
+
+        A row of the same key is replaced. Raises StorageError (a full disk), which leaves the file as it was.
+        """
+        with explained(self.path), _transaction(self.connection) as c:
+            for cell, result in pairs:
+                add_columns(c, "cells", {name: "TEXT" for name, _ in cell.parameters if "." in name})
+                _insert(c, "cells", _row(cell, result))
+                c.execute("DELETE FROM sites WHERE key = ?", (result.key,))
+                for site, numbers in result.sites.items():
+                    _insert(c, "sites", {"key": result.key, "site": site, **numbers})
+
+
+@contextmanager
+def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
+    """Opens a results file, new or old, and holds it; `fresh` deletes what it has, for good.
+
+    Raises UsageError for a file that cannot be ours (another program's, a folder, another schema), StorageError for
+    one that another sweep holds, that is damaged or that cannot be written. None of these changes the file.
+    """
+    path = path.resolve()  # a link and its target are one file
+    _check_place(path, "--out")
+    with locked(path), explained(path), closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection:
+        is_ours(connection, path)  # before the first byte is written
+        connection.execute("PRAGMA journal_mode = WAL")  # readers while we write; a file system without it keeps its journal
+        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk
+        with _transaction(connection):
+            lost = prepare(connection, path, fresh)
+        yield Store(connection, path, lost)
+
+
+def read_cells(path: Path) -> list[dict[str, Any]]:
+    """Every cell as column -> value, in the order of saving; parts, versions and plan as data. Needs no lock."""
+    with reading(path) as connection:
+        return [_parsed(row) for row in connection.execute("SELECT * FROM cells ORDER BY rowid")]
+
+
+def read_sites(path: Path) -> list[dict[str, Any]]:
+    """Every cell's every site as column -> value, ordered by key and site. Needs no lock."""
+    with reading(path) as connection:
+        return [dict(row) for row in connection.execute("SELECT * FROM sites ORDER BY key, site")]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Opens a results file for reading, while a sweep writes it too. Raises as `writing` does."""
+    _check_place(path, "file")
+    if not path.exists():
+        raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
+    with explained(path), closing(_read_only(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        if not is_ours(connection, path, "file"):
+            raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
+        check_version(connection, path, "read it with the one that wrote it")
+        yield connection
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """A connection that changes no row; it may fold in what a killed sweep left in FILE-wal, and tidies up behind itself,
+    which one of SQLite's mode=ro does not. In a folder that we may not write to, one that needs no file next to it.
+    """
+    path = path.resolve()
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        return connection
+    except sqlite3.OperationalError as error:
+        connection.close()
+        refused = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+        left = path.with_name(path.name + "-wal")
+        if not refused or (left.exists() and left.stat().st_size):
+            raise  # what is in that file would be missing
+    return sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)
+
+
+def _check_place(path: Path, argument: str) -> None:
+    if path.is_dir():
+        raise bad(argument, str(path), "is a folder; name a file")
+    if not path.parent.is_dir():
+        raise bad(argument, str(path), "its folder does not exist; make it or choose another file")
+    if path.exists() and not path.is_file():
+        raise bad(argument, str(path), "is no ordinary file; choose another")
+    if path.exists() and path.stat().st_size and _start(path) != b"SQLite format 3\0":
+        raise bad(argument, str(path), "is no SQLite file, or a damaged one; choose another file")
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(16)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite has rolled back by itself after some errors
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> None:
+    columns = ", ".join(map(quoted, row))
+    connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
+
+
+def _row(cell: Cell, result: Result) -> dict[str, Any]:
+    """SQLite stores True as 1 and NaN, which it has not, as NULL."""
+    return {
+        "key": result.key,
+        "status": "ok" if result.error is None else "failed",
+        "error": result.error,
+        **dict(cell.parameters),
+        **result.metrics,
+        "seconds": result.seconds,
+        "parts": json.dumps(result.parts),
+        "device": result.device,
+        "versions": json.dumps(result.versions),
+        "plan": json.dumps(cell.plan.describe()),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _parsed(row: sqlite3.Row) -> dict[str, Any]:
+    return {name: json.loads(row[name]) if name in JSON_COLUMNS and row[name] else row[name] for name in row.keys()}  # noqa: SIM118

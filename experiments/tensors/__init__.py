@@ -1,0 +1,1 @@
+"""Attention's tensors from safetensors and npz files."""

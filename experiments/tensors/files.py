@@ -1,0 +1,71 @@
+"""Named arrays of a safetensors or npz file, read one at a time: what a file has, not what it means."""
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ml_dtypes  # safetensors returns BF16 to NumPy only after this import
+import numpy as np
+
+from roundscope.experiments.errors import bad, one_line
+
+
+class TensorFile:
+    """An open file: `names`, `metadata` (str to str), and `file[name]`, a float32 array."""
+
+    def __init__(self, names: list[str], metadata: dict[str, str], get) -> None:  # type: ignore[no-untyped-def]
+        self.names, self.metadata, self._get = names, metadata, get
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return _float32(name, self._get(name))
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """The file at `path`, whatever its suffix. Raises UsageError if there is none or it is damaged."""
+    path = Path(path)
+    if not path.is_file():
+        raise bad("FILE", str(path), "no such file; give a safetensors or npz file")
+    with path.open("rb") as head:
+        is_zip = head.read(4) == b"PK\x03\x04"
+    with (_npz if is_zip else _safetensors)(path) as tensors:
+        yield tensors
+
+
+@contextmanager
+def _safetensors(path: Path) -> Iterator[TensorFile]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        handle = safe_open(str(path), framework="numpy")
+    except (SafetensorError, ValueError) as error:
+        if "incomplete" in str(error).lower() or "buffer" in str(error).lower():
+            raise bad("FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again") from None
+        raise bad("FILE", str(path), f"neither safetensors nor npz, or cut short ({one_line(error)})") from None
+    with handle as file:
+        yield TensorFile(list(file.keys()), dict(file.metadata() or {}), file.get_tensor)
+
+
+@contextmanager
+def _npz(path: Path) -> Iterator[TensorFile]:
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            text = {n for n in file.files if n in ("layout", "scale", "source")}
+            arrays = [n for n in file.files if n not in text]
+            yield TensorFile(arrays, {n: str(file[n]) for n in text}, file.__getitem__)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise bad("FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again") from None
+
+
+def _float32(name: str, array: np.ndarray) -> np.ndarray:
+    """The array in binary32; float64 rounds to nearest. npz keeps bfloat16 as raw 2-byte words."""
+    if array.dtype == np.dtype("V2"):
+        array = array.view(ml_dtypes.bfloat16)
+    try:
+        ml_dtypes.finfo(array.dtype)  # type: ignore[no-untyped-call]
+    except ValueError:
+        repair = "not a floating-point type; save float16, bfloat16 or float32"
+        raise bad(f"tensor {name}", str(array.dtype), repair) from None
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array.astype(np.float32))

@@ -1,0 +1,114 @@
+"""`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
+
+import json as json_text
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
+from roundscope.experiments.trace.options import Request, check_places, request
+from roundscope.experiments.trace.run import Progress, check_engine, observe
+from roundscope.experiments.trace.summary import Summary, summarise
+from roundscope.experiments.trace.words import plan_changes
+
+
+def run(
+    file: Path | None, *, sample: bool = False, layer: str | None = None, layout: str | None = None, allow_nan: bool = False,
+    out: Path | None = None, as_json: bool = False, **options: Any,
+) -> None:  # fmt: skip
+    """Trace a file's layers; options are those of `trace_options.request`. Raises UsageError for bad usage."""
+    if (file is None) == (not sample):
+        raise UsageError(f"FILE {'and --sample are both given: choose one' if sample else 'is missing: give one, or --sample'}")
+    asked = request(**options)
+    path = sample_path() if file is None else file
+    try:
+        layers = read_layers(path, layout, layer, allow_nan=allow_nan)
+    except UsageError as error:
+        raise UsageError(str(error).replace("allow NaN to go on", "give --allow-nan to go on")) from None
+    for each in layers:
+        _check(asked, each)
+    folder = out if out is not None else Path(_folder_name(path, asked))
+    if folder.exists() and not folder.is_dir():
+        raise bad("--out", str(folder), "is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        summaries = [_traced(each, asked, progress) for each in layers]
+        data = _written(summaries, asked, path, folder, progress)
+    if as_json:
+        print_json(data)
+    else:
+        _shown(summaries, folder)
+
+
+def _folder_name(path: Path, asked: Request) -> str:
+    """trace-<file>-<plan>, with the changes of --set; signs that shells or file systems dislike become -."""
+    plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
+    return f"trace-{path.stem}-{re.sub(r'[^A-Za-z0-9_.=-]+', '-', plan)[:80]}"
+
+
+def _check(asked: Request, layer: Layer) -> None:
+    (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
+    sizes = {"batch": b, "heads": n, "queries": t, "keys": s, "features": max(h, hv)}
+    check_places(asked, sizes, g, layer.do is not None)
+    check_engine(layer, asked)
+
+
+def _traced(layer: Layer, asked: Request, progress: Progress) -> Summary:
+    seen = observe(layer, asked, progress)
+    progress(f"{layer.name}: statistics")
+    return summarise(seen)
+
+
+def _written(summaries: list[Summary], asked: Request, path: Path, folder: Path, progress: Progress) -> dict[str, Any]:
+    """report.html, trace.json and, if asked for, records.npz; returns the data of trace.json."""
+    from roundscope.experiments.trace import data as trace_json
+    from roundscope.experiments.trace import report
+
+    data = plain(trace_json.document(summaries, asked, path.name, trace_json.command_line()))
+    (folder / "trace.json").write_text(json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / "report.html").write_text(report.html(summaries, data, progress), encoding="utf-8")
+    if records := _records(summaries, asked):
+        np.savez_compressed(folder / "records.npz", **records)  # type: ignore[arg-type]
+    return data
+
+
+def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:
+    """What --record asked for, as <layer>.<SITE>.rows, .before and .after."""
+    kept: dict[str, np.ndarray] = {}
+    for s in summaries:
+        trace, name = s.seen.trace, s.seen.layer.name
+        kept |= {f"{name}.{site}.rows": rows for site, rows in trace.rows.items()} if asked.rows else {}
+        for site, (before, after) in trace.events.items():
+            kept |= {f"{name}.{site}.before": np.asarray(before), f"{name}.{site}.after": np.asarray(after)}
+    return kept
+
+
+def _shown(summaries: list[Summary], folder: Path) -> None:
+    from roundscope.experiments.trace import table as trace_table
+
+    screen = console()
+    for s in summaries:
+        trace_table.show(s, screen)
+    names = [n for n in ("report.html", "trace.json", "records.npz") if (folder / n).exists()]
+    print(f"written: {', '.join(str(folder / n) for n in names)}")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A line on stderr that says what runs and for how long; gone when done, and nothing where stderr is no terminal."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda _: None
+        return
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    with Bar(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True) as bar:
+        task = bar.add_task("reading")
+        yield lambda text: bar.update(task, description=text)

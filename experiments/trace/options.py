@@ -1,0 +1,133 @@
+"""What `roundscope trace` was asked for: `Request`, and the grammar of --set and --record.
+
+--set     SITE=FORMAT[:MODE]          O=bf16:stochastic
+--inject  SITE:WHAT[:WHERE]...        experiments.trace.injections
+--record  rows | events:SITE,SITE | steps:SITE,SITE
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from roundscope.attention.events.hook import Record
+from roundscope.attention.injection import Injection
+from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.sites import PRODUCTS, Axes, Site
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.trace.injections import injection, occurs
+
+ENGINES = ("numpy", "xla", "pallas")
+KEY_SITES = (Site.K, Site.V, Site.DK_OUT, Site.DV_OUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything that decides the numbers of a trace, beside the tensors."""
+
+    plan: Plan
+    against: Plan
+    block_q: int = 128
+    block_k: int = 128
+    causal: bool = False
+    scale: float | None = None
+    inject: tuple[Injection, ...] = ()
+    record: Record = field(default_factory=Record)
+    rows: bool = False
+    engine: str = "numpy"
+    seed: int = 0
+
+    @property
+    def depends_on_head_number(self) -> bool:
+        """Whether random bits or injections tell heads apart, so that a call must not be split by heads."""
+        steps = [a.step for a in self.plan.accumulators]
+        stochastic = any(r.mode == "stochastic" for r in (*self.plan.roundings, *steps))
+        return stochastic or bool(self.inject)
+
+
+def request(
+    *, plan: str, against: str, sets: list[str], inject: list[str], record: list[str], engine: str, seed: int,
+    block_q: int, block_k: int, scale: float | None, causal: bool,
+) -> Request:  # fmt: skip
+    """The request in the words of the command line. Raises UsageError naming argument, value and repair."""
+    for name, size in (("--block-q", block_q), ("--block-k", block_k)):
+        if size < 1:
+            raise bad(name, size, "a tile has at least one row; 128 is usual")
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {unknown('engine', engine, ENGINES)}")
+    if not 0 <= seed < 2**32:
+        raise bad("--seed", seed, "a seed is a whole number from 0 to 2^32 - 1")
+    if scale is not None and not math.isfinite(scale):
+        raise bad("--scale", scale, "give a finite number, such as 0.125")
+    chosen = _preset("--plan", plan)
+    for text in sets:
+        chosen = with_rounding(chosen, text, seed)
+    kept, rows = recording(record)
+    if engine == "pallas" and kept.steps:
+        raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
+    return Request(
+        plan=chosen, against=_preset("--against", against), block_q=block_q, block_k=block_k, causal=causal, scale=scale,
+        inject=tuple(injection(text, chosen, seed) for text in inject), record=kept, rows=rows, engine=engine, seed=seed,
+    )  # fmt: skip
+
+
+def _preset(argument: str, name: str) -> Plan:
+    try:
+        return Plan.preset(name)
+    except ValueError as error:
+        raise UsageError(f"{argument} '{name}': {error}") from None
+
+
+def with_rounding(plan: Plan, text: str, seed: int = 0) -> Plan:
+    """The plan changed by one --set SITE=FORMAT[:MODE]."""
+    site, found, target = text.partition("=")
+    if not found or not target:
+        raise bad("--set", text, "write SITE=FORMAT[:MODE], as in O=bf16:stochastic")
+    name, _, mode = target.partition(":")
+    try:
+        changed = plan.at(site, name, mode or None, seed=seed)
+        occurs(plan, site_named(site))
+    except ValueError as error:
+        raise UsageError(f"--set '{text}': {error}") from None
+    f = changed[site_named(site)].format
+    if not (f.zero and f.signed):
+        raise bad("--set", text, f"{f.name} is a scale format without zero or sign; no event fits it")
+    return changed
+
+
+def recording(texts: list[str]) -> tuple[Record, bool]:
+    """(what a trace keeps, whether the rows' sums are written out)."""
+    record, rows = Record(), False
+    for text in texts:
+        kind, _, names = text.partition(":")
+        if kind not in ("rows", "events", "steps") or (kind == "rows") == bool(names):
+            raise bad("--record", text, "write rows, events:SITE,SITE or steps:SITE,SITE")
+        try:
+            sites = tuple(site_named(n) for n in names.split(",")) if names else ()
+        except ValueError as error:
+            raise UsageError(f"--record '{text}': {error}") from None
+        if kind == "steps" and any(s not in PRODUCTS for s in sites):
+            raise bad("--record", text, f"steps are of sums of products: {' '.join(PRODUCTS)}")
+        rows = rows or kind == "rows"
+        record = replace(record, **{kind: getattr(record, kind) + sites}) if sites else record
+    return record, rows
+
+
+def check_places(req: Request, sizes: dict[str, int], key_heads: int, has_do: bool) -> None:
+    """Raises UsageError for an injection at entries, or events, that a layer does not have.
+
+    sizes: batch, heads, queries, keys, features of the layer.
+    """
+    for made in req.inject:
+        of_keys = made.site.axes is Axes.SH
+        repeats = -(-sizes["queries"] // req.block_q) if of_keys else -(-sizes["keys"] // req.block_k)
+        limits = {
+            "batch": sizes["batch"], "heads": key_heads if made.site in KEY_SITES else sizes["heads"], "tiles": repeats,
+            "rows": sizes["keys"] if of_keys else sizes["queries"], "columns": sizes["keys"], "features": sizes["features"],
+        }  # fmt: skip
+        for name, limit in limits.items():
+            where: Any = getattr(made, name)
+            if where is not None and max(where) >= limit:
+                raise UsageError(f"--inject {made.site}:{name}={max(where)}: the layer has {limit}, numbered from 0 to {limit - 1}")
+        if not has_do and (made.site.stage == "backward" or made.site is Site.DO):
+            raise bad("--inject", str(made.site), "the file has no do, so there is no backward; add do or choose a forward site")

@@ -1,0 +1,199 @@
+"""Runs a layer under a plan and under the one it is compared with, a few heads at a time, keeping what a report needs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention import Examined, Injection, Plan, Record, Site, Trace, attend, examine
+from roundscope.attention.plan import check_factors
+from roundscope.attention.sites import Axes
+from roundscope.attention.trace.summary import site_of
+from roundscope.emu.stats.summary import Stats
+from roundscope.experiments.compile_cache import keep_compilations
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.tensors.layers import Layer
+from roundscope.experiments.trace.focus import (
+    Distinct,
+    Focus,
+    by_argument,
+    existing,
+    focus,
+    merged,
+    ones_of,
+)
+from roundscope.experiments.trace.options import Request
+
+FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
+OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since their arguments are often few
+RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
+CHUNK_BYTES, HEAD_BYTES = 128 << 20, 2 << 30  # events held at once; events of one head beyond which P is not kept
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One layer, seen.
+
+    results, reference   out, lse, delta, dq, dk, dv under the plan and under the plan compared with (None: no do)
+    trace     stats and rows of every site; events of the sites asked for
+    focus     P, PV, O and OUT, where they occur
+    ones      (B, N, tiles, T): P equal to 1, per row and key tile; None if P was too large to keep
+    exists    (tiles, T): rows that have an event in a key tile
+    held      (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into memory at once
+    """
+
+    layer: Layer
+    request: Request
+    scale: float
+    results: dict[str, Any]
+    reference: dict[str, Any]
+    trace: Trace
+    focus: dict[str, Focus]
+    ones: np.ndarray | None
+    exists: np.ndarray
+    held: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def observe(layer: Layer, request: Request, progress: Progress = lambda _: None) -> Observed:
+    """Forward and, with do, backward of a layer. The bits are those of one call of `examine`."""
+    scale = request.scale if request.scale is not None else layer.scale
+    scale = layer.q.shape[3] ** -0.5 if scale is None else scale
+    held: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    parts = []
+    for heads, seen in _chunks(layer, request, scale, progress):
+        held = seen.trace.events if heads == layer.k.shape[2] else {}
+        parts.append(_reduced(request, seen))
+    progress(f"{layer.name}: {request.against.name}")
+    reference = _reference(layer, request, scale)
+    keys, queries = layer.k.shape[1], layer.q.shape[1]
+    block_q, block_k = blocks(layer, request)
+    join = lambda names: {n: _join([getattr(p[0], n) for p in parts], 2) for n in names}  # noqa: E731
+    return Observed(
+        layer=layer, request=request, scale=scale, results=join(RESULTS),
+        reference={name: getattr(reference, name) for name in RESULTS},
+        trace=_joined([p[0].trace for p in parts]), ones=_join([p[2] for p in parts], 1),
+        focus={name: _sum([p[1][name] for p in parts]) for name in parts[0][1]},
+        exists=existing(queries, keys, block_q, block_k, request.causal), held=held,
+    )  # fmt: skip
+
+
+def check_engine(layer: Layer, request: Request) -> None:
+    """Raises UsageError for fused kernels where they do not run, or do not run this."""
+    if request.engine != "pallas":
+        return
+    import jax
+
+    if jax.default_backend() != "gpu":
+        raise bad("--engine", "pallas", "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits")
+    q, k, v = (jax.ShapeDtypeStruct(x.shape, np.float32) for x in (layer.q, layer.k, layer.v))
+    options: dict[str, Any] = {"block_q": request.block_q, "block_k": request.block_k, "is_causal": request.causal}
+    check_factors(request.plan)
+    try:
+        jax.eval_shape(lambda *x: attend(*x, plan=request.plan, inject=request.inject, engine="pallas", **options), q, k, v)
+    except (ValueError, NotImplementedError) as error:
+        told = str(error).replace("engine='xla'", "--engine xla")
+        raise UsageError(f"--engine pallas, {layer.name}: {told}") from None
+
+
+def blocks(layer: Layer, request: Request) -> tuple[int, int]:
+    """The tile that the algorithm uses: never larger than the layer, all keys if P is normalised first."""
+    keys = layer.k.shape[1]
+    block_k = keys if request.plan.normalise_first else min(request.block_k, keys)
+    return min(request.block_q, layer.q.shape[1]), block_k
+
+
+def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
+    """By site, its distinct arguments and the signed ulps of each: `trace_focus.by_argument` over all heads."""
+    plan, layer = seen.request.plan, seen.layer
+    count = lambda events, s: by_argument(events[s][0], events[s][1], plan[site_of(s)].format, by_error=s == Site.LSE)  # noqa: E731
+    parts = {s: [count(seen.held, s)] if s in seen.held else [] for s in sites}
+    again = [s for s in sites if not parts[s]]
+    if again:
+        forward = all(site_of(s).stage != "backward" and s != Site.DO for s in again)
+        asked = replace(seen.request, record=Record(events=tuple(site_of(s) for s in again)))
+        for _, part in _chunks(replace(layer, do=None) if forward else layer, asked, seen.scale, lambda _: None, focused=False):
+            for s in again:
+                parts[s].append(count(part.trace.events, s))
+    return {s: merged(p) for s, p in parts.items()}
+
+
+def _chunks(layer: Layer, request: Request, scale: float, progress: Progress, *, focused: bool = True) -> Iterator[tuple[int, Examined]]:
+    """(key heads, `examine` of them), as many at a time as memory allows; all at once where heads are told apart by number."""
+    b, t, n, _ = layer.q.shape
+    s, g = layer.k.shape[1:3]
+    per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
+    wanted = FOCUS if per_head > HEAD_BYTES else FOCUS + OFTEN_SHARED
+    sites = tuple(x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
+    record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
+    groups = g if request.depends_on_head_number else max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
+    for lo in range(0, g, groups):
+        hi = min(lo + groups, g)
+        progress(f"{layer.name}: {request.plan.name}" + (f", heads {lo * n // g} to {hi * n // g - 1} of {n}" if groups < g else ""))
+        q, do = (None if x is None else x[:, :, lo * n // g : hi * n // g] for x in (layer.q, layer.do))
+        yield hi - lo, call(q, layer.k[:, :, lo:hi], layer.v[:, :, lo:hi], do, request, request.plan, scale, record, request.inject)
+
+
+def call(
+    q: Any, k: Any, v: Any, do: Any, request: Request, plan: Plan, scale: float, record: Record | None,
+    inject: tuple[Injection, ...] = (),
+) -> Examined:  # fmt: skip
+    """`examine` as the request says, on its engine."""
+    if request.engine != "numpy":
+        keep_compilations()
+        import jax.numpy as jnp
+
+        q, k, v, do = (None if x is None else jnp.asarray(x) for x in (q, k, v, do))
+    more: dict[str, Any] = {"record": record, "engine": request.engine}
+    return examine(
+        q, k, v, do, plan=plan, block_q=request.block_q, block_k=request.block_k, scale=scale, is_causal=request.causal,
+        inject=inject, **more,
+    )  # fmt: skip
+
+
+def _reference(layer: Layer, request: Request, scale: float) -> Examined:
+    """The plan compared with; `exact` gets binary64 inputs, so that its results leave unrounded."""
+    tensors = (layer.q, layer.k, layer.v, layer.do)
+    if request.against.name != "exact":
+        wide = replace(request, engine="xla") if request.engine == "pallas" else request  # kernels may not have this plan
+        return call(*tensors, wide, request.against, scale, None)
+    q, k, v, do = (None if x is None else x.astype(np.float64) for x in tensors)
+    return call(q, k, v, do, replace(request, engine="numpy"), request.against, scale, None)
+
+
+def _reduced(request: Request, seen: Examined) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
+    """The call with its focus events reduced; events that nobody asked for are dropped."""
+    events, plan = seen.trace.events, request.plan
+    kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
+    focused = {str(s): focus(*events[str(s)], plan[s].format, per_feature=s.axes is Axes.TH) for s in FOCUS if str(s) in events}
+    keys = events["P"][1].shape[3] if "P" in events else 1
+    block_k = keys if plan.normalise_first else min(request.block_k, keys)
+    ones = ones_of(events["P"][1], block_k) if "P" in events else None
+    trace = Trace(stats=seen.trace.stats, rows=seen.trace.rows, events=kept)
+    arrays = {n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS}
+    return Examined(**arrays, trace=trace), focused, ones
+
+
+def _join(parts: list[Any], axis: int) -> Any:
+    if parts[0] is None:
+        return None
+    return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=axis)
+
+
+def _sum(parts: list[Focus]) -> Focus:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _joined(traces: list[Trace]) -> Trace:
+    """Traces of different heads as one."""
+    stats = {
+        name: Stats(**{f.name: _join([getattr(t.stats[name], f.name) for t in traces], 1) for f in fields(first)})
+        for name, first in traces[0].stats.items()
+    }
+    rows = {name: _join([t.rows[name] for t in traces], 1) for name in traces[0].rows}
+    events = {name: tuple(_join([t.events[name][i] for t in traces], 1) for i in (0, 1)) for name in traces[0].events}
+    return Trace(stats=stats, rows=rows, events=events)  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""One layer's findings: `Summary`, from what was observed. Everything that table, report and JSON say is here."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.sites import Axes
+from roundscope.attention.trace.summary import site_of
+from roundscope.experiments.trace import analysis, consequences
+from roundscope.experiments.trace.analysis import Event, Lean
+from roundscope.experiments.trace.consequences import DeltaDrift, Share
+from roundscope.experiments.trace.focus import away_by_argument
+from roundscope.experiments.trace.run import RESULTS, Observed, shared_arguments
+from roundscope.experiments.trace.running_error import Running, running
+
+CHAIN = ("PV", "O", "OUT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Findings of one layer.
+
+    limit     |z| beyond which an event leans;  events: those that occurred, in the order of the algorithm
+    away      lean of PV, O, OUT counted away from zero, of those that round;  away_limit: its threshold
+    several   (B, N, T): rows with a key tile in which two or more P are 1; None if P was not kept
+    shares    errors of PV, O, OUT in such rows and in the others
+    compared  by result, plan minus against
+    """
+
+    seen: Observed
+    limit: float
+    events: list[Event]
+    away: dict[str, Lean]
+    away_limit: float
+    several: np.ndarray | None
+    shares: list[Share]
+    running: Running | None
+    drift: DeltaDrift | None
+    compared: dict[str, dict[str, float]]
+
+    @property
+    def rounding(self) -> list[Event]:
+        """The events that are not all exact."""
+        return [e for e in self.events if e.counts["inexact"] or e.counts["nan"]]
+
+    @property
+    def leaning(self) -> list[Event]:
+        """Those that lean, the largest relative error first."""
+        return sorted((e for e in self.rounding if e.leans), key=lambda e: -e.relative)
+
+    @property
+    def cleared(self) -> list[Event]:
+        """Those that lean by rows, but not once equal arguments are taken together."""
+        return [e for e in self.rounding if e.shared]
+
+
+def summarise(seen: Observed) -> Summary:
+    """The findings of one layer; runs the events that lean by rows once more, to count their distinct arguments."""
+    stats, rows, plan = seen.trace.stats, seen.trace.rows, seen.request.plan
+    names = [name for name in stats if int(stats[name].n.sum())]
+    limit = analysis.threshold(sum(bool(stats[name].inexact.sum()) for name in names))
+    make = lambda name, distinct=None: analysis.event(name, _format(plan, name), stats[name], rows[name], limit, distinct)  # noqa: E731
+    events = {name: make(name) for name in names}
+    chain = [s for s in CHAIN if s in seen.focus and seen.focus[s].histogram.any()]
+    away, away_limit = {s: _away(seen, s) for s in chain}, analysis.threshold(len(chain))
+    suspects = [n for n, e in events.items() if e.leans and "." not in n]
+    suspects += [s for s in chain if abs(away[s].z) > away_limit and s not in suspects]
+    for name, distinct in shared_arguments(seen, suspects).items() if suspects else ():
+        events[name] = make(name, distinct)
+        if name in away:
+            away[name] = _away(seen, name, away_by_argument(distinct))
+    several = None if seen.ones is None else np.any(seen.ones > 1, axis=2)
+    return Summary(
+        seen=seen, limit=limit, events=list(events.values()), several=several, running=running(seen, several),
+        away=away, away_limit=away_limit, drift=_drift(seen),
+        shares=[] if several is None else [_share(seen, events[s], away[s]) for s in chain],
+        compared={n: consequences.difference(seen.results[n], seen.reference[n]) for n in RESULTS if seen.results[n] is not None},
+    )  # fmt: skip
+
+
+def _format(plan: Any, name: str) -> Any:
+    site = site_of(name)
+    return plan.accumulator(site).step.format if "." in name else plan[site].format
+
+
+def _away(seen: Observed, site: str, *more: np.ndarray) -> Lean:
+    stats = seen.trace.stats[site]
+    return analysis.lean([seen.focus[site].away.sum(2), *more], int(stats.n.sum()), float(stats.sq_ulps.sum()))
+
+
+def _share(seen: Observed, event: Event, away: Lean) -> Share:
+    """PV and O by key tile; OUT, once a row, by whether any of its tiles has several P = 1."""
+    focus = seen.focus[event.name]
+    several, exists = np.asarray(seen.ones) > 1, seen.exists
+    if focus.signed.shape[2] == 1:
+        several, exists = np.any(several, axis=2, keepdims=True), np.ones((1, 1), dtype=bool)
+    wider = tuple(x.null / by.null if by.null else 1.0 for x, by in ((event.lean, event.by_rows), (away, _away(seen, event.name))))
+    return consequences.share(event.name, focus.signed, focus.away, several, exists, seen.layer.v.shape[3], wider)  # type: ignore[arg-type]
+
+
+def _drift(seen: Observed) -> DeltaDrift | None:
+    if seen.results["delta"] is None:
+        return None
+    a, b = seen.results, seen.reference
+    return consequences.delta_drift(a["delta"], b["delta"], a["out"], b["out"], seen.layer.do)
+
+
+def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """(names, means, z) of the rounding events by query head, (events, B N); events of key heads and narrower sites only."""
+    names, means, z = [], [], []
+    trace = summary.seen.trace
+    heads = summary.seen.layer.q.shape[2]
+    for e in summary.rounding:
+        if trace.stats[e.name].n.shape[1] != heads or (site_of(e.name).axes is Axes.SH and "." in e.name):
+            continue
+        ratio = e.lean.null / e.by_rows.null if e.by_rows.null > 0.0 else 1.0
+        mean, score = analysis.head_leans(trace.stats[e.name], trace.rows[e.name], ratio)
+        names.append(e.name)
+        means.append(mean.reshape(-1))
+        z.append(score.reshape(-1))
+    return names, np.array(means), np.array(z)
+
+
+def share_of_rows(summary: Summary) -> tuple[int, int]:
+    """(rows with several P = 1, rows)."""
+    several = summary.several
+    return (0, 0) if several is None else (int(several.sum()), int(several.size))

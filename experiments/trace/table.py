@@ -1,0 +1,107 @@
+"""A trace on the terminal: the sentence, and one line per event."""
+
+from typing import Any
+
+from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.trace.summary import site_of
+from roundscope.experiments.trace.analysis import Event
+from roundscope.experiments.trace.summary import Summary
+from roundscope.experiments.trace.words import plan_words, sentence
+
+HEADS = (
+    "event", "format", "count", "inexact\n%", "ties\n%", "carries\n%", "mean signed\nerror, ulps", "", "mean\n|error|",
+    "max", "over/under\nflow/NaN", "worst head\nits mean",
+)  # fmt: skip
+
+
+NARROW = 97  # columns of the whole table; a narrower screen goes without those of LEFT_OUT
+LEFT_OUT = (5, 8, 9)
+
+
+def table(s: Summary, width: int = NARROW) -> Any:
+    """One line per event that rounds."""
+    from rich.table import Table
+    from rich.text import Text
+
+    t = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    t.add_column("event", style="bold", no_wrap=True)
+    t.add_column("format", no_wrap=True)
+    shown = [i for i in range(len(HEADS)) if width >= NARROW or i not in LEFT_OUT]
+    for name in (HEADS[i] for i in shown[2:]):
+        t.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    stage = None
+    for e in s.rounding:
+        now = site_of(e.name).stage
+        if stage not in (None, now):
+            t.add_section()
+        stage = now
+        line = cells(e, s.seen.layer.q.shape[0])
+        t.add_row(*(Text(line[i]) for i in shown), style="bold red" if e.leans else None)
+    return t
+
+
+def cells(e: Event, batch: int) -> list[str]:
+    """The line of one event."""
+    bad = [int(e.counts[k]) for k in ("overflow", "underflow", "nan")]
+    head = f"{e.worst[1]}" if batch == 1 else f"{e.worst[0]}/{e.worst[1]}"
+    return [
+        e.name, e.format.name, count(int(e.counts["n"])), *(f"{100 * e.share(k):.1f}" for k in ("inexact", "ties", "carries")),
+        f"{e.lean.mean:+.5f} ±{e.lean.se:.5f}", mark(e), f"{e.mean_abs:.3f}", f"{e.peak:.2f}" if e.peak < 100 else f"{e.peak:.0e}",
+        "/".join(count(b) for b in bad) if any(bad) else "-", f"{head} {e.worst_mean:+.4f}",
+    ]  # fmt: skip
+
+
+def mark(e: Event) -> str:
+    """▲ or ▼ beyond the null, = where only shared arguments explain it, · inside."""
+    if e.leans:
+        return "▲" if e.lean.mean > 0 else "▼"
+    return "=" if e.shared else "·"
+
+
+def count(n: int) -> str:
+    """A count in at most five characters."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**4)):
+        if n >= size:
+            scale = 1000 if unit == "k" else size
+            return f"{n / scale:.3g}{unit}"
+    return str(n)
+
+
+def folded(s: Summary) -> list[str]:
+    """The events without a line of their own."""
+    exact = [e.name for e in s.events if e not in s.rounding]
+    inside = [name for name in exact if _rounds_inside(s, name)]
+    exact = [name for name in exact if name not in inside]
+    absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
+    lines = [f"exact here: {' '.join(exact)}"] if exact else []
+    lines += [f"sums whose additions round inside (shown by --record steps:SITE): {' '.join(inside)}"] if inside else []
+    lines += [f"did not occur: {' '.join(absent)}"] if absent else []
+    return lines
+
+
+def _rounds_inside(s: Summary, name: str) -> bool:
+    """Whether a sum of products rounds at its additions, which the event itself does not show."""
+    if "." in name or site_of(name) not in PRODUCTS or f"{name}.step" in s.seen.trace.stats:
+        return False
+    return s.seen.request.plan.accumulator(site_of(name)).step.format.precision < 53
+
+
+def legend(s: Summary) -> str:
+    """How to read the marks."""
+    text = f"▲ ▼ mean beyond the null (rows' signs flipped, |z| > {s.limit:.1f})   · inside   ± one standard error"
+    return text + ("   = beyond by rows, inside by distinct arguments" if s.cleared else "")
+
+
+def show(s: Summary, console: Any) -> None:
+    """Sentence, table, and what was folded."""
+    from rich.text import Text
+
+    request, layer = s.seen.request, s.seen.layer
+    tile = f"tile {request.block_q} x {request.block_k}{', causal' if request.causal else ''}"
+    console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
+    console.print(Text(sentence(s)))
+    console.print(table(s, console.width))
+    more = ["a wider terminal shows carries, mean |error| and max as well"] if console.width < NARROW else []
+    for line in (*folded(s), legend(s), *more):
+        console.print(Text(line, style="dim"))
+    console.print()

@@ -1,0 +1,1 @@
+"""The GPT: model, its emulated attention and linear layers, changes of their arithmetic, monitors, data."""

@@ -1,0 +1,138 @@
+"""Tokens to train on: nanoGPT's files, Python's own sources, synthetic streams. A batch depends on (data, seed, step) alone."""
+
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.train.gpt import prepare
+
+TRAIN, VAL = 0, 1
+LONGEST = 16  # of a run of 'repeat'
+SINK = 4  # one token in so many of 'sink' is the sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Where batches come from.
+
+    name, seed, size, length, vocab   the data, its seed, (batch, context + 1) and the number of tokens
+    about    what the data is, for the record: two runs see identical batches if this and the fields above agree
+    """
+
+    name: str
+    seed: int
+    size: int
+    length: int
+    vocab: int
+    about: dict[str, Any]
+    draw: Callable[["Batches", int, np.random.Philox], np.ndarray] = field(repr=False)
+
+    def batch(self, step: int) -> np.ndarray:
+        """Tokens (batch, context + 1) int32 of a step."""
+        return self._drawn(TRAIN, step)
+
+    def val(self, step: int) -> np.ndarray:
+        """The same from the validation part."""
+        return self._drawn(VAL, step)
+
+    def _drawn(self, part: int, step: int) -> np.ndarray:
+        bits = np.random.Philox(key=np.array([self.seed, 2 * step + part], np.uint64))
+        tokens = self.draw(self, part, bits)
+        if tokens.max() >= self.vocab:
+            raise bad("vocab", self.vocab, f"the data has token {tokens.max()}; give at least vocab={tokens.max() + 1}")
+        return tokens.astype(np.int32)
+
+
+def batches(config: Any, seed: int | None = None) -> Batches:
+    """The batches of a config: its data, data_seed (or `seed`), batch, context and vocab.
+
+    data   'stdlib', 'repeat', 'sink', or a folder with train.bin and val.bin. Raises UsageError for others and for too little data.
+    """
+    draw, about = _source(config)
+    return Batches(
+        name=config.data, seed=config.data_seed if seed is None else seed, size=config.batch, length=config.context + 1,
+        vocab=config.vocab, about=about, draw=draw,
+    )  # fmt: skip
+
+
+def _source(config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
+    if config.data in _SYNTHETIC:
+        return _SYNTHETIC[config.data], {"stream": config.data}
+    if config.data == "stdlib":
+        return _from_files(stdlib(), config)
+    if Path(config.data).is_dir():
+        return _from_files(Path(config.data), config)
+    raise UsageError(f"{unknown('data', config.data, ('stdlib', *_SYNTHETIC))}, or a folder with train.bin and val.bin")
+
+
+def _from_files(folder: Path, config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
+    parts = tuple(_tokens(folder / name, config) for name in ("train.bin", "val.bin"))
+
+    def draw(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
+        tokens = parts[part]
+        first = bits.random_raw(own.size) % np.uint64(tokens.size - own.length + 1)
+        return np.stack([tokens[i : i + own.length] for i in first.astype(np.int64)])
+
+    return draw, {"folder": str(folder), "train": parts[0].size, "val": parts[1].size, "fingerprint": _fingerprint(parts)}
+
+
+def _tokens(path: Path, config: Any) -> np.ndarray:
+    if not path.is_file():
+        raise bad("data", config.data, f"has no {path.name}; make it with  roundscope prepare DIR_OR_FILES --out {path.parent}")
+    size, least = path.stat().st_size, 2 * (config.context + 1)
+    if size % 2 or size < least:
+        raise bad("data", config.data, f"{path.name} has {size} bytes; uint16 tokens for one context need an even number from {least} up")
+    return np.memmap(path, "<u2", "r")
+
+
+def _fingerprint(parts: tuple[np.ndarray, ...]) -> str:
+    """Of the sizes and both ends of each file: reading all of a large one would take minutes."""
+    digest = hashlib.sha256()
+    for tokens in parts:
+        digest.update(f"{tokens.size}:".encode() + tokens[: 1 << 19].tobytes() + tokens[-(1 << 19) :].tobytes())
+    return digest.hexdigest()
+
+
+def stdlib() -> Path:
+    """The folder of the running Python's standard library as tokens, made in the user's cache on first use; its tests are left out."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+    found = sorted((f.relative_to(root).as_posix(), f) for f in root.rglob("*.py"))
+    files = [(name, f) for name, f in found if not left_out & set(name.split("/"))]
+    listed = hashlib.sha256("\n".join(f"{name} {f.stat().st_size}" for name, f in files).encode()).hexdigest()[:12]
+    folder = Path.home() / ".cache" / "roundscope" / "data" / f"stdlib-{platform.python_version()}-{listed}"
+    if not (folder / "train.bin").is_file():
+        prepare.write(folder, ((name, f.read_bytes()) for name, f in files), python=platform.python_version())
+    return folder
+
+
+def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
+    """Runs of 1 to 16 equal tokens: without position embedding equal tokens have equal scores, so that several share the maximum."""
+    raw = bits.random_raw((own.size, 2, own.length))
+    ends = (1 + raw[:, 0] % np.uint64(LONGEST)).cumsum(axis=1)
+    tokens = raw[:, 1] % np.uint64(own.vocab)
+    run = np.stack([np.searchsorted(e, np.arange(own.length), side="right") for e in ends])
+    return np.take_along_axis(tokens, run, axis=1)
+
+
+def _sink(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
+    """Token 0 first and in one place out of four after; what follows each is fixed up to noise, so that there is something to learn."""
+    raw = bits.random_raw((2, own.size, own.length))
+    tokens = np.zeros((own.size, own.length), np.uint64)
+    vocab = np.uint64(own.vocab)
+    for t in range(1, own.length):
+        follows = (tokens[:, t - 1] * np.uint64(5) + np.uint64(7)) % vocab
+        drawn = np.where(raw[0, :, t] & np.uint64(12), follows, raw[1, :, t] % vocab)
+        tokens[:, t] = np.where(raw[0, :, t] % np.uint64(SINK), drawn, np.uint64(0))
+    return tokens
+
+
+_SYNTHETIC = {"repeat": _repeat, "sink": _sink}

@@ -1,0 +1,91 @@
+"""A controlled error of the output as delta reads it, as data: c times half a BF16 ulp of V, in rows where several P are 1.
+
+    e[t, h] = c x sign x half an ulp of the mean |V[s, h]|,  over the keys s whose P rounds to 1 in BF16: a score within
+              1.955e-3 of the row's maximum; 0 in rows with fewer than two such keys, unless it is everywhere
+
+sign    BIAS   that of sum V[s, h] over these keys: the error leans away from zero, as the rounding of P V does in the paper
+        NOISE  random, afresh for every step, token, head and feature: the same rows, the same sizes, no mean
+        FIXED  BIAS times a random sign per layer, head and feature that stays the whole run: it leans, but not with V
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from roundscope.emu.formats.format import format_named
+
+BIAS, NOISE, FIXED = KINDS = ("bias", "noise", "fixed")
+WINDOW = format_named("bf16").tie_window
+EXPONENT = np.uint32(0x7F80_0000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """What one head's delta reads wrongly: c (below 0: the other way), a kind, and whether in all rows."""
+
+    c: float
+    kind: str
+    everywhere: bool = False
+
+
+NOTHING = Wrong(c=0.0, kind=BIAS)
+Wrongs = tuple[tuple[Wrong | None, ...], ...]  # of each layer, of each head
+
+
+class Offset(NamedTuple):
+    """Of arms, or of one without the axis A: c (A, L, N) float32, kind (its place in KINDS) (A, L, N) int32, everywhere (A, L, N) bool,
+    seed (A,) uint32, step (A,) int32.
+    """
+
+    c: Any
+    kind: Any
+    everywhere: Any
+    seed: Any
+    step: Any
+
+
+def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
+    """Of arms, from what each head has wrong, and a seed each; at step 0. A head without any has c = 0."""
+    field = lambda of, dtype: np.array([[[of(w or NOTHING) for w in row] for row in arm] for arm in given], dtype)  # noqa: E731
+    return Offset(
+        c=field(lambda w: w.c, np.float32), kind=field(lambda w: KINDS.index(w.kind), np.int32),
+        everywhere=field(lambda w: w.everywhere, bool), seed=np.array(seeds, np.uint32), step=np.zeros(len(given), np.int32),
+    )  # fmt: skip
+
+
+def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
+    """e (B, T, N, H) of causal attention, without a derivative. q, k, v (B, T, N, H) float32; layer its number."""
+    q, k, v = (lax.stop_gradient(x) for x in (q, k, v))
+    c, kind, everywhere = (jnp.asarray(x)[layer][:, None] for x in (offset.c, offset.kind, offset.everywhere))
+    ones = ones_of(q, k)
+    hit = (ones.sum(-1, keepdims=True) > 1) | everywhere[..., None]
+    share = (ones & hit).astype(v.dtype)  # (B, N, T, S)
+    total, size = (jnp.einsum("bnts,bsnh->btnh", share, x) for x in (v, jnp.abs(v)))
+    count = jnp.maximum(share.sum(-1), jnp.float32(1.0)).swapaxes(1, 2)[..., None]
+    return c * _sign(offset, kind, layer, total) * half_ulp(size / count)
+
+
+def ones_of(q: Array, k: Array) -> Array:
+    """Where P rounds to 1 in BF16, (B, N, T, S): keys that a query sees and whose score is within 1.955e-3 of the largest."""
+    s = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") * jnp.float32(q.shape[-1] ** -0.5)
+    s = jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -jnp.inf)
+    return s >= s.max(-1, keepdims=True) - jnp.float32(WINDOW)
+
+
+def half_ulp(x: Array) -> Array:
+    """Half a BF16 ulp of float32 numbers, 2^(e - 8) of 2^e <= |x| < 2^(e + 1); 0 of 0 and of subnormal numbers."""
+    power = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT, jnp.float32)
+    return power * jnp.float32(2.0**-8)
+
+
+def _sign(offset: Offset, kind: Array, layer: Any, total: Array) -> Array:
+    key = jax.random.fold_in(jax.random.key(offset.seed), layer)
+    fixed = jax.random.rademacher(key, total.shape[2:], total.dtype)
+    noise = jax.random.rademacher(jax.random.fold_in(key, offset.step + 1), total.shape, total.dtype)
+    of_v = jnp.sign(total)
+    return jnp.where(kind == KINDS.index(NOISE), noise, jnp.where(kind == KINDS.index(FIXED), fixed * of_v, of_v))

@@ -1,0 +1,110 @@
+"""`Formats`: what every event of every layer and matrix keeps of a number, in words and as the table of numbers that XLA reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.traced import SEED, is_even, row_of
+from roundscope.emu.formats.format import unknown
+from roundscope.emu.rounding.modes import (
+    BF16,
+    BINARY32,
+    Rounding,
+    RoundingMode,
+    mode_named,
+    rounding,
+)
+from roundscope.emu.rounding.threefry import threefry2x32
+from roundscope.experiments.train.mx.sites import GROUPS, INDEX, Site
+
+Kept = BlockFormat | Rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """formats[layer][matrix][event], events in the order of `INDEX`."""
+
+    formats: tuple[tuple[tuple[Kept, ...], ...], ...]
+
+    @property
+    def drawn(self) -> frozenset[Site]:
+        """The events with a stochastic rounding somewhere."""
+        stochastic = RoundingMode.STOCHASTIC
+        return frozenset(site for row in self.formats for own in row for site in Site if _element(own[INDEX[site]]).mode is stochastic)
+
+    @property
+    def rounded(self) -> frozenset[Site]:
+        """The events that are not FP32 everywhere."""
+        return frozenset(site for row in self.formats for own in row for site in Site if own[INDEX[site]] != BINARY32)
+
+    @property
+    def even(self) -> bool:
+        """Whether `round_even` serves."""
+        return all(is_even(f) for row in self.formats for own in row for f in own)
+
+    def table(self, seed: int = 0) -> np.ndarray:
+        """As `round_row` reads it, (layers, matrices, events, FIELDS) int32; seed: of all stochastic roundings."""
+        table = np.array([[[row_of(f) for f in own] for own in row] for row in self.formats], np.int32)
+        table[..., SEED] = np.uint32(seed).view(np.int32)
+        return table
+
+
+def _element(f: Kept) -> Rounding:
+    return f.element if isinstance(f, BlockFormat) else f
+
+
+def reseeded(table: Array, step: Array) -> Array:
+    """The table (layers, matrices, events, FIELDS) of one step: every event draws from (its seed, step, place)."""
+    seeds = lax.bitcast_convert_type(table[..., SEED], jnp.uint32)
+    place = jnp.arange(seeds.size, dtype=jnp.uint32).reshape(seeds.shape)
+    step = jnp.broadcast_to(step.astype(jnp.uint32), seeds.shape)
+    word = threefry2x32(seeds, step, place, jnp.zeros_like(place))[0]
+    return table.at[..., SEED].set(lax.bitcast_convert_type(word, jnp.int32))
+
+
+def put(formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], sites: Sequence[Site], f: Kept) -> None:
+    """Writes a format into some places of an array of objects (layers, matrices, events)."""
+    for index in ((layer, matrix, INDEX[site]) for layer in layers for matrix in matrices for site in sites):
+        formats[index] = f
+
+
+def put_mx(formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], f: Kept) -> None:
+    """mx=FORMAT: the six operands in it, every other event in BF16, as the emulator of arXiv 2506.20752 does."""
+    put(formats, layers, matrices, tuple(Site), BF16)
+    put(formats, layers, matrices, GROUPS["operands"], f)
+
+
+def as_formats(formats: np.ndarray) -> tuple[tuple[tuple[Kept, ...], ...], ...]:
+    """An array of objects (layers, matrices, events) as `Formats` keeps it."""
+    return tuple(tuple(map(tuple, row)) for row in formats)
+
+
+def sites_named(name: str) -> tuple[Site, ...]:
+    """The events of a name or of a group's. Raises ValueError."""
+    if name in GROUPS:
+        return GROUPS[name]
+    if name not in INDEX:
+        raise ValueError(unknown("site", name, (*Site, *GROUPS)))
+    return (next(site for site in Site if site == name),)
+
+
+def kept(text: str, block: int) -> Kept:
+    """FORMAT[:RULE][:MODE] as a format. Raises ValueError."""
+    name, *words = text.split(":")
+    rules = [w for w in words if w in list(ScaleRule)]
+    modes = [mode_named(w) for w in words if w not in rules]
+    if len(rules) > 1 or len(modes) > 1:
+        raise ValueError(f"'{text}' has two scale rules or two modes")
+    mode = modes[0] if modes else None
+    if name not in BLOCK_NAMED:
+        if rules:
+            raise ValueError(f"'{text}': {name} has no scale; block formats are {' '.join(BLOCK_NAMED)}")
+        found: Kept = rounding(name, mode)
+    else:
+        found = replace(block_format(name, mode, rule=rules[0] if rules else None), size=block)
+    row_of(found)
+    return found

@@ -1,0 +1,79 @@
+"""`Arm`, one run among several on the same rows: its name, its changes, its rate, its seed; and which run in one executable."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.plan import Plan, plan_of
+
+EXACT = "fp32"
+Changes = tuple[tuple[int, str], ...]  # (step, text): text holds from this step on, after all texts of earlier steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One run. changes: as `plan.plan_of` reads them, each from its step on; lr: the peak; seed: added to the config's."""
+
+    name: str
+    changes: Changes = ()
+    lr: float
+    seed: int = 0
+
+    def texts(self, step: int) -> tuple[str, ...]:
+        """The changes that hold at a step."""
+        return tuple(text for first, text in self.changes if first <= step)
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The steps from which something changes, 0 among them, ascending."""
+        return tuple(sorted({0, *(first for first, _ in self.changes)}))
+
+
+def arm_of(config: Config, text: str, first: int = 0, before: Changes = ()) -> Arm:
+    """NAME=CHANGE[;CHANGE], each from step `first` on, over those of `before`; lr=... is a change too. Raises UsageError."""
+    name, given, rest = text.partition("=")
+    if not given or not name.strip() or "->" in name:
+        raise bad("--arm", text, "write NAME=CHANGE, such as  floor='-> mx=mxfp8_e4m3'")
+    parts = [part.strip() for part in rest.split(";") if part.strip()]
+    rates = [part for part in parts if part.startswith("lr=")]
+    changes = tuple((first, part) for part in parts if part not in rates)
+    arm = Arm(name=name.strip(), changes=(*before, *changes), lr=_rate(rates[-1]) if rates else config.lr)
+    for step in arm.firsts:
+        plan_of(config, arm.texts(step))
+    return arm
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text.removeprefix("lr="))
+    except ValueError:
+        rate = 0.0
+    if not 0.0 < rate < float("inf"):
+        raise UsageError(f"{text}: give a positive number, such as lr=1e-3")
+    return rate
+
+
+def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Arms by executable: the same events round and draw lots, at all times."""
+    found: dict[Any, list[Arm]] = {}
+    for arm in arms:
+        plans = plans_of(config, arm)
+        events = frozenset().union(*(p.rounded for p in plans)), frozenset().union(*(p.drawn for p in plans))
+        found.setdefault((*events, all(p.even for p in plans)), []).append(arm)
+    return list(found.values())
+
+
+def plans_of(config: Config, arm: Arm) -> list[Plan]:
+    """The plans of an arm, in the order of their steps."""
+    return [plan_of(config, arm.texts(step)) for step in arm.firsts]
+
+
+def key(config: Config, arm: Arm) -> str:
+    """The name of a result: of all that decides it but versions, device, and the arm's own name."""
+    own = {k: v for k, v in asdict(arm).items() if k != "name"}
+    kept = asdict(replace(config, lr=1.0, min_lr=config.min_lr / config.lr))
+    return hashlib.sha256(json.dumps([kept, own], sort_keys=True).encode()).hexdigest()[:24]

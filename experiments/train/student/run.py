@@ -1,0 +1,109 @@
+"""A launch: arms of one executable from the first step to the last; arms that share a beginning share its computation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from roundscope.experiments.train.student import step as steps
+from roundscope.experiments.train.student.arms import Arm, plans_of
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.follow import Follow
+from roundscope.experiments.train.student.linear import How
+from roundscope.experiments.train.student.measure import measure
+from roundscope.experiments.train.student.plan import plan_of
+from roundscope.experiments.train.student.results import Result
+
+EVERY = 25  # steps between two points of a curve
+Progress = Callable[[int], None]  # steps done
+
+
+class Begin(NamedTuple):
+    """Where arms go on: steps done, states with an axis of arms, the losses and gradient norms (steps, arms) so far."""
+
+    step: int
+    state: steps.State
+    losses: np.ndarray
+    norms: np.ndarray
+
+    def take(self, arms: Sequence[int]) -> "Begin":
+        """Of some arms, one several times perhaps."""
+        at = np.asarray(arms)
+        state = jax.tree.map(lambda leaf: leaf[at], self.state)
+        return Begin(self.step, state, self.losses[:, at], self.norms[:, at])
+
+
+def how_of(config: Config, arms: Sequence[Arm]) -> How:
+    """What all arms need of an executable."""
+    plans = [plan for arm in arms for plan in plans_of(config, arm)]
+    rounded, drawn = (frozenset().union(*(getattr(p, name) for p in plans)) for name in ("rounded", "drawn"))
+    return How(config.block, rounded, drawn, all(p.even for p in plans))
+
+
+def data_of(config: Config, arms: Sequence[Arm], number: int) -> steps.Arms:
+    """What differs between arms at a step, as data."""
+    plans = [plan_of(config, arm.texts(number)) for arm in arms]
+    tables = [p.table((config.seed + a.seed) % 2**32) for p, a in zip(plans, arms, strict=True)]
+    return steps.Arms(
+        table=jnp.asarray(np.stack(tables)),
+        lr=jnp.asarray([a.lr for a in arms], jnp.float32),
+        beta=jnp.asarray([p.beta for p in plans], jnp.float32),
+    )
+
+
+def fresh(config: Config, arms: Sequence[Arm]) -> Begin:
+    """The beginning of a run."""
+    none = np.zeros((0, len(arms)))
+    return Begin(0, steps.start(config, [a.seed for a in arms]), none, none)
+
+
+def advance(
+    config: Config, arms: Sequence[Arm], begin: Begin, until: int, progress: Progress
+) -> tuple[Begin, list[tuple[int, dict[str, np.ndarray]]]]:
+    """The arms at step `until`, and what was measured on the way. Same arms, same device: same bits; an arm whose weights are no longer
+    finite goes on, since no branch depends on values.
+    """
+    how, seeds = how_of(config, arms), sorted({a.seed for a in arms})
+    words = jnp.asarray([(config.seed + s) % 2**32 for s in seeds], jnp.uint32)
+    of = jnp.asarray([seeds.index(a.seed) for a in arms])
+    one, rows, state, measured = steps.advance(config, how), steps.batches(config), begin.state, []
+    changing = {first for a in arms for first in a.firsts}
+    losses, norms, data = [], [], None
+    for number in range(begin.step, until):
+        data = data_of(config, arms, number) if data is None or number in changing else data
+        x, y = rows(words, np.int32(number))
+        if config.measure_every and number % config.measure_every == 0:
+            measured.append((number, jax.device_get(measure(config, how)(state, data, x, y, of))))
+        state, loss, norm = one(state, data, x, y, of)
+        losses.append(loss)
+        norms.append(norm)
+        if number % EVERY == 0:
+            jax.block_until_ready(loss)  # or the host runs ahead of the device without end
+            progress(number)
+    stacked = [np.concatenate([old, np.array(jax.device_get(new), float).reshape(-1, len(arms))]) for old, new in
+               ((begin.losses, losses), (begin.norms, norms))]  # fmt: skip
+    return Begin(until, state, *stacked), measured
+
+
+def launch(config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin | None = None) -> list[Result]:
+    """The results of arms of one group, in their order, from `begin` (an axis of arms) or from the first step."""
+    end, measured = advance(config, arms, begin or fresh(config, arms), config.steps, progress)
+    follow = Follow(len(arms))
+    for number, loss in enumerate(end.losses):
+        follow.update(number, loss)
+    follow.end(config.steps)
+    final = follow.final()
+    return [_result(config, arm, i, follow, float(final[i]), end, measured) for i, arm in enumerate(arms)]
+
+
+def _result(config: Config, arm: Arm, i: int, follow: Follow, final: float, end: Begin, measured: Any) -> Result:
+    looks = range(0, config.steps, EVERY)
+    curve = tuple((min(n + EVERY, config.steps), float(end.losses[n : n + EVERY, i].max()), float(end.norms[n, i])) for n in looks)
+    first = int(follow.first[i])
+    measures = tuple((step, {name: float(v[i]) for name, v in found.items()}) for step, found in measured)
+    return Result(
+        arm=arm, steps=config.steps, diverged=None if first < 0 else first, spikes=int(follow.spikes[i]), loss=final, curve=curve,
+        measures=measures,
+    )  # fmt: skip

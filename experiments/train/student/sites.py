@@ -1,0 +1,18 @@
+"""`Matrix`: of which product of a layer of the proxy an event is; the events themselves are those of `experiments.train.mx.sites`."""
+
+from enum import StrEnum
+
+from roundscope.experiments.train.mx.sites import BACKWARD, FORWARD, GROUPS, INDEX, Site
+
+__all__ = ["BACKWARD", "FORWARD", "GROUPS", "INDEX", "MATRICES", "Matrix", "Site"]
+
+
+class Matrix(StrEnum):
+    """The matrices of a layer: A + DOWN phi(UP LN(A)); GATE is SwiGLU's alone."""
+
+    UP = "up"
+    DOWN = "down"
+    GATE = "gate"
+
+
+MATRICES = tuple(Matrix)

@@ -1,0 +1,37 @@
+"""Roundscope: a microscope for low-precision arithmetic in attention.
+
+    import roundscope as rs
+    out = rs.attend(q, k, v, plan="fa2-bf16")
+
+Re-exports the public API and holds nothing of its own: `roundscope.emu` is the arithmetic,
+`roundscope.attention` the emulated attention, `roundscope.experiments` the command line. Names are
+imported when they are first used, so `import roundscope` loads neither jax nor numba.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roundscope import attention, emu
+    from roundscope.attention import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+_PACKAGES = ("attention", "emu")
+_OF_ATTENTION = (
+    "PRESETS", "PRODUCTS", "AddUlps", "Axes", "Bias", "DeltaFrom", "Exact", "Examined", "FlipBit", "Injection",
+    "Noise", "Plan", "Record", "SetTo", "Site", "Stabiliser", "Trace", "attend", "examine", "rotated",
+)  # fmt: skip
+__all__ = ["__version__", "attention", "emu", *_OF_ATTENTION]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"roundscope.{name}")
+    if name in _OF_ATTENTION:
+        return getattr(importlib.import_module("roundscope.attention"), name)
+    raise AttributeError(f"module 'roundscope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

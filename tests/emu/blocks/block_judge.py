@@ -1,0 +1,71 @@
+"""One block quantised from the definitions, in exact rational arithmetic: what the tests of block formats compare with.
+
+It shares the records and the judge of one rounding with emu, and no line of the block code.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from roundscope.emu import BlockFormat, Rounding, RoundingMode, ScaleRule
+from roundscope.emu.rounding.judge import exponent, judge
+
+TWO = Fraction(2)
+
+
+def scale(top: Fraction, f: BlockFormat, tensor: Fraction = Fraction(1)) -> Fraction:
+    """X of a block whose largest magnitude is `top`, by the sentence of each rule."""
+    e = f.element.format
+    low, high = Fraction(f.scale.min_positive), Fraction(f.scale.max_finite)
+    if not top:
+        return low
+    emax, m = math.frexp(e.max_finite)[1] - 1, Fraction(e.max_finite)
+    if f.rule is ScaleRule.FLOOR:
+        x = TWO ** (exponent(top) - emax)
+    elif f.rule is ScaleRule.CEIL:
+        x = TWO ** (_ceil_log2(top) - emax)
+    elif f.rule is ScaleRule.EVEN:
+        away = Rounding(format=e, mode=RoundingMode.TIES_TO_AWAY)
+        unit = TWO ** (exponent(top) - away.format.precision + 1)
+        x = TWO ** (exponent(math.floor(top / unit + Fraction(1, 2)) * unit) - emax)
+    elif f.rule is ScaleRule.BUMP:
+        x = TWO ** (exponent(top) - emax + (top > Fraction(7, 4) * TWO ** exponent(top)))
+    elif f.rule is ScaleRule.RCEIL and f.scale.precision == 1:
+        x = TWO ** _ceil_log2(top / m)
+    else:
+        mode = RoundingMode.TOWARD_POSITIVE if f.rule is ScaleRule.RCEIL else RoundingMode.TIES_TO_EVEN
+        bounded = min(max(top / (m * tensor), low), high)
+        x = Fraction(judge(bounded, Rounding(format=f.scale, mode=mode)))
+    return min(max(x, low), high)
+
+
+def _ceil_log2(x: Fraction) -> int:
+    e = exponent(x)
+    return e + (x != TWO**e)
+
+
+def tensor_scale(x: np.ndarray, f: BlockFormat) -> Fraction:
+    """T: the largest finite magnitude over the product of the two largest numbers, rounded to binary32."""
+    top = max((Fraction(float(abs(v))) for v in x.reshape(-1) if math.isfinite(v)), default=Fraction(0))
+    if not f.tensor or not top:
+        return Fraction(1)
+    exact = top / Fraction(f.scale.max_finite) / Fraction(f.element.format.max_finite)
+    return max(Fraction(float(np.float32(float(exact)))), Fraction(2) ** -149)  # two roundings: fine away from ties
+
+
+def block(values: Sequence[float], f: BlockFormat, random: Sequence[int], tensor: Fraction = Fraction(1)) -> tuple[float, list[float]]:
+    """(X, elements P) of one block; (NaN, zeros) where a value is no finite number."""
+    if not all(map(math.isfinite, values)):
+        return math.nan, [0.0] * len(values)
+    x = scale(max(abs(Fraction(v)) for v in values), f, tensor)
+    quotients = [Fraction(v) / (x * tensor) for v in values]
+    elements = [_element(q, v, f, lot) for q, v, lot in zip(quotients, values, random, strict=True)]
+    return float(x), elements
+
+
+def _element(q: Fraction, v: float, f: BlockFormat, lot: int) -> float:
+    if q:
+        return judge(q, f.element, lot)  # type: ignore[arg-type]  # it asks only for Fraction(x) and its sign
+    return math.copysign(0.0, v) if f.element.format.negative_zero else 0.0

@@ -1,0 +1,99 @@
+"""Exact sums, rounded once, against fractions, on both engines."""
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
+from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
+from tests.emu.sums.folds import assert_folded, column, on_numpy, operands
+
+EXACT_CASES = {
+    "cancellation to one bit": (column(2.0**100, -(2.0**100), 2.0**-100), column(1.0, 1.0, 1.0)),
+    "cancellation of everything": (column(3.0, -3.0, 2.0**-60, -(2.0**-60)), column(1.0, 1.0, 1.0, 1.0)),
+    "the largest products": (column(*[float.fromhex("0x1.fffffep127")] * 4), column(*[float.fromhex("0x1.fffffep127")] * 2, -1.0, 1.0)),
+    "the smallest products": (column(2.0**-149, 2.0**-149, 3 * 2.0**-149), column(2.0**-149, 2.0**-149, -(2.0**-149))),
+    "all exponents": (column(2.0**127, -(2.0**-149), 1.0, 2.0**-149), column(2.0**-126, 2.0**-149, 2.0**-149, 1.0)),
+    "a tie for bf16": (column(1.0, 2.0**-8), column(1.0, 1.0)),
+    "above a tie by 2^-298": (column(1.0, 2.0**-8, 2.0**-149), column(1.0, 1.0, 2.0**-149)),
+    "below a tie by 2^-298": (column(1.0, 2.0**-8, -(2.0**-149)), column(1.0, 1.0, 2.0**-149)),
+    "above a tie for fp32": (column(1.0, 2.0**-24, 2.0**-120), column(1.0, 1.0, 2.0**-120)),
+    "below a tie for fp32": (column(1.0, 2.0**-24, -(2.0**-120)), column(1.0, 1.0, 2.0**-120)),
+    "a negative tie and a residue": (column(-1.0, -(2.0**-24), 2.0**-140), column(1.0, 1.0, 2.0**-140)),
+    "results subnormal in binary32": (column(2.0**-70, 3 * 2.0**-75, 2.0**-149), column(2.0**-70, 2.0**-75, 2.0**-149)),
+    "carries through many words": (column(*[float.fromhex("0x1.fffffep0")] * 9), column(*[2.0**e for e in range(-120, 96, 24)])),
+    "one product": (column(float.fromhex("0x1.abcdeep3")), column(float.fromhex("-0x1.fedcbap-9"))),
+}
+EXACT_STEPS = tuple(rounding(f, m) for f in ("fp32", "bf16", "fp16", "e4m3fn") for m in RoundingMode if m is not RoundingMode.STOCHASTIC)
+
+
+@pytest.mark.parametrize("name", EXACT_CASES)
+def test_exact_sums_round_once(name: str) -> None:
+    """Every mode and format, both signs."""
+    a, b = EXACT_CASES[name]
+    for r, sign, start in product(EXACT_STEPS, (1.0, -1.0), (0.0, 2.0**-30)):
+        acc, arrays = Accumulator(order=Order.EXACT, step=r), (sign * a, b, np.array([[start]]))
+        assert_folded(acc, arrays, on_numpy(acc, *arrays)[0])
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_a_residue_decides_a_tie_at_every_alignment(name: str) -> None:
+    """The sum is kept in words of 32 bits: a tie at each of 40 places, a residue of either sign near and far below it."""
+    acc = Accumulator(order=Order.EXACT, step=rounding(name))
+    half = 2.0**-acc.step.format.precision
+    for place, residue in product(range(-20, 20), (2.0**-26, 2.0**-33, 2.0**-45, 2.0**-120, 0.0)):
+        a = column(1.0, half, -residue)
+        arrays = (
+            np.hstack([a, a * np.array([[1.0], [1.0], [-1.0]]), -a]),
+            column(2.0**place, 2.0**place, half * 2.0**place),
+            np.zeros((3, 1)),
+        )
+        assert_folded(acc, arrays, on_numpy(acc, *arrays)[0])
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_exact_sums_of_random_numbers(name: str) -> None:
+    """Exponents over all of binary32, with cancelling partners."""
+    rng = np.random.default_rng(8)
+    acc = Accumulator(order=Order.EXACT, step=rounding(name))
+    for spread in (2, 20, 120):
+        size = rng.normal(size=(12, 4)) * 2.0 ** rng.integers(-spread, spread + 1, (12, 4))
+        a = size.astype(np.float32).astype(np.float64)
+        a = np.concatenate([a, -a[rng.permutation(12)]])
+        b = np.ones((24, 3)) * 2.0 ** rng.integers(-spread // 8 - 1, 1, 3)
+        b[0] = 1.5
+        arrays = (a, b, np.zeros((4, 3)))
+        assert_folded(acc, arrays, on_numpy(acc, *arrays)[0])
+
+
+def test_exact_does_not_depend_on_the_order() -> None:
+    """The law of the exact sum: any permutation of the products gives the same bits."""
+    rng = np.random.default_rng(9)
+    a, b, init = operands(50, "fp32")
+    acc = Accumulator(order=Order.EXACT)
+    total = on_numpy(acc, a, b, init)[0]
+    for _ in range(5):
+        p = rng.permutation(50)
+        assert np.array_equal(on_numpy(acc, a[p], b[p], init)[0], total)
+
+
+@pytest.mark.parametrize("name", EXACT_CASES)
+def test_exact_sums_agree_between_engines(name: str) -> None:
+    """Padded with zeros to one K, so that it compiles once."""
+    a, b = (np.concatenate([v, np.zeros((9 - len(v), 1))]) for v in EXACT_CASES[name])
+    init = np.zeros((1, 1))
+    with jax.enable_x64(True):
+        total = np.asarray(exact_on_xla()(a, b, init))
+    assert np.array_equal(total.view(np.int64), on_numpy(Accumulator(order=Order.EXACT), a, b, init)[0].view(np.int64))
+
+
+@cache
+def exact_on_xla() -> Any:
+    """One compiled exact sum."""
+    acc = Accumulator(order=Order.EXACT)
+    return jax.jit(lambda a, b, init: accumulate(xla_ops(opaque_zero(a)), acc, a, b, init))
