@@ -1,7 +1,7 @@
 """The programs of the backward's fused kernels, with the equations of every engine.
 
-A program that owns keys computes its tiles transposed (`kernels.transposing` of emu): P and dS are then factors as they lie in registers. What a tile
-adds to a sum may be added in slices of DEPTH rows (`Call.sums_in_slices`).
+A program that owns keys computes its tiles transposed (`transposing`): P and dS are then factors as they lie in registers. What a
+tile adds to a sum may be added in slices of DEPTH rows (`Call.sums_in_slices`).
 """
 
 from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""How tensor cores bias long sums, and in which order this machine adds: `roundscope accumulators`."""
