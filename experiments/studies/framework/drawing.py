@@ -8,11 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, factor, mean
-from roundscope.experiments.studies.stability.scale import REAL
 from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
-__all__ = ["BAND", "COLOURS", "INK", "QUIET", "STYLES", "canvas", "numbers", "series", "style", "upwards"]
+LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
+
+__all__ = ["BAND", "CALM", "COLOURS", "INK", "LETHAL", "QUIET", "STYLES", "canvas", "numbers", "series", "style", "upwards"]
 
 STYLES = {  # emulation or input -> (colour, marker)
     name: (COLOURS[i], MARKERS[i]) for i, name in enumerate(("ops:bf16", "sums:bf16", "fa2-bf16", "qiu-yao", "one-signed-v", "sink", REAL))

@@ -1,6 +1,6 @@
 """The table of verdicts of every `reproduce` verb, on its page and on the terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,15 @@ def _row(figure: str, claim: str, v: Verdict) -> str:
     return "<tr>" + "".join(f"<td style='text-align:left;white-space:normal;vertical-align:top'>{cell}" for cell in cells)
 
 
-def screen(verdicts: Sequence[Verdict], widths: Mapping[str, int]) -> "Table":
-    """For a terminal; widths: of the five columns, by their heads."""
+WIDTHS = {"claim": 28, "case": 15, "measured": 34, "verdict": 12}
+
+
+def screen(verdicts: Sequence[Verdict], first: str = "row") -> "Table":
+    """For a terminal of 100 columns; first: as for `html`."""
     from rich.table import Table
 
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head, width in widths.items():
+    for head, width in {first: 9, **WIDTHS}.items():
         made.add_column(head, width=width, overflow="fold")
     for figure, claim, v in _lines(verdicts):
         made.add_row(figure, claim, v.case, v.measured, v.word.value, style=ON_TERMINAL.get(v.word, ""))

@@ -1,0 +1,95 @@
+"""The one command of all studies: runs what is missing, then writes the page and the JSON, and prints."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.report.progress import bar
+from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.studies.framework import page, terminal
+from roundscope.experiments.studies.framework.loop import Outcome, counted, measure
+from roundscope.experiments.studies.framework.store import Store, opened
+from roundscope.experiments.studies.framework.study import Static, Study
+from roundscope.experiments.studies.framework.verdicts import Verdict
+
+INTERRUPTED = 130
+
+
+def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: bool = False) -> int:
+    """Runs a study into the folder `out`. The exit code: 0, or 130 after Ctrl-C.
+
+    command  as the user gave it, for the page
+    draw     trains nothing: the page shows what the results file holds, and says what is missing
+
+    After Ctrl-C launches that were done are kept and told, where whole parts are there. Raises
+    UsageError before anything is computed, StorageError for a folder that cannot be used now.
+    """
+    from roundscope.experiments.compile_cache import keep_compilations
+
+    keep_compilations()
+    if out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    if draw and not list(out.glob("*.sqlite")):
+        raise bad("--draw", str(out), "holds no results; run the command without --draw first")
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with opened(out, study.file or study.name) as store:
+        outcome = counted(study, store, 0) if draw else measure(study, store)
+        if outcome.interrupted:
+            _say("interrupted; launches that were done are kept, and the same command goes on")
+        results, static = study.results(store), _static(study, outcome, draw)
+        about = _about(study, store, outcome, command, time.perf_counter() - began)
+    if results is None and draw:
+        raise UsageError(f"--draw: {out} holds no part of this study that is whole; run it first")
+    if results is not None:
+        tell(study, results, static, about, out, as_json)
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def tell(study: Study, results: Any, static: Static, about: dict[str, Any], out: Path, as_json: bool) -> None:
+    """PAGE.html and NAME.json, and the answer, tables and verdicts to stdout."""
+    verdicts = [*study.claims(results), *static.verdicts]
+    data = data_of(study, results, verdicts, about)
+    (out / f"{study.page}.html").write_text(page.html(study, results, verdicts, static, data), encoding="utf-8")
+    (out / f"{study.name}.json").write_text(json.dumps(plain(data), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(data)
+    else:
+        terminal.show(study, results, verdicts, data, out)
+
+
+def data_of(study: Study, results: Any, verdicts: Sequence[Verdict], about: dict[str, Any]) -> dict[str, Any]:
+    """A study as plain data."""
+    head = {"question": study.question, "answer": study.answer(results)}
+    judged = {"verdicts": plain(verdicts)} if verdicts else {}
+    tables = {table.name: table.records(results) for table in study.tables}
+    scale = {"scale": study.scale} if study.scale else {}
+    return {**head, **judged, **tables, **scale, "config": dict(study.config), "run": about}
+
+
+def _about(study: Study, store: Store, outcome: Outcome, command: str, seconds: float) -> dict[str, Any]:
+    keys = [key for launch in study.launches(store) for key in launch.keys]
+    return {
+        "command": command,
+        "launches": outcome.launches,
+        "there": outcome.there,
+        "ran": outcome.ran,
+        "interrupted": outcome.interrupted,
+        "devices": store.devices(keys),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _static(study: Study, outcome: Outcome, draw: bool) -> Static:
+    """What needs no runs; left out of a page that was interrupted."""
+    if study.static is None or outcome.interrupted:
+        return Static()
+    with bar("without training", study.parts) as progress:
+        return study.static(progress)
+
+
+def _say(text: str) -> None:
+    console(stderr=True).print(text)

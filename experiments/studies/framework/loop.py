@@ -1,0 +1,52 @@
+"""The loop of a study: launches that are missing run and are kept, one after the other."""
+
+from dataclasses import dataclass
+
+from roundscope.experiments.report.progress import bar
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.study import Launch, Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How many launches there are, how many of them are complete, and how many ran now."""
+
+    launches: int
+    there: int
+    ran: int
+    interrupted: bool = False
+
+
+def measure(study: Study, store: Store) -> Outcome:
+    """Runs what is missing. After Ctrl-C, launches that were done are kept and told."""
+    ran = 0
+    try:
+        while todo := missing(study, store):
+            for number, launch in enumerate(todo):
+                _run(launch, store, f"launch {number + 1} of {len(todo)}, {launch.title}")
+                ran += 1
+    except KeyboardInterrupt:
+        return counted(study, store, ran, interrupted=True)
+    return counted(study, store, ran)
+
+
+def missing(study: Study, store: Store) -> list[Launch]:
+    """The launches of which a run is not there."""
+    there = store.keys()
+    return [launch for launch in study.launches(store) if not there.issuperset(launch.keys)]
+
+
+def counted(study: Study, store: Store, ran: int, *, interrupted: bool = False) -> Outcome:
+    """What is there now."""
+    launches, left = study.launches(store), len(missing(study, store))
+    return Outcome(launches=len(launches), there=len(launches) - left, ran=ran, interrupted=interrupted)
+
+
+def _run(launch: Launch, store: Store, title: str) -> None:
+    from roundscope.experiments.results.machine import device
+
+    with bar(title, launch.steps) as progress:
+        found = launch.run(progress)
+    if not found.keys() >= set(launch.keys):
+        raise RuntimeError(f"{launch.title}: a launch has to make the runs that it names")
+    store.add(found, launch.config, device("xla"))

@@ -1,0 +1,87 @@
+"""The page of a study: the picture that answers, one sentence, verdicts, other pictures, every number."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from roundscope.experiments.report.page import document, figure, grid
+from roundscope.experiments.studies.framework import verdict_table
+from roundscope.experiments.studies.framework.study import Static, Study
+from roundscope.experiments.studies.framework.verdicts import Verdict
+
+
+def html(
+    study: Study,
+    results: Any,
+    verdicts: Sequence[Verdict],
+    static: Static,
+    data: Mapping[str, Any],
+) -> str:
+    """The whole page."""
+    opening, *others = [figure(f.title, picture, f.caption) for f in study.figures if (picture := f.draw(results)) is not None] or [""]
+    body = [
+        f"<h1>{escape(study.question)}</h1>",
+        f"<p class=sub>{escape(study.paper)}</p>" if study.paper else "",
+        f"<p class=lead>{escape(data['answer'])}</p>",
+        f"<p><b>{escape(missing(data['run']))}</b></p>" if missing(data["run"]) else "",
+        opening,
+        _verdicts(study, verdicts),
+        f"<h2>Pictures</h2>{''.join(others)}" if others else "",
+        _static(static),
+        *(_table(table, results) for table in study.tables),
+        _run(study, data["run"], data["config"]),
+    ]
+    return document(f"Roundscope: {study.paper or study.question}", "\n".join(body))
+
+
+def missing(run: Mapping[str, Any]) -> str:
+    """What a page lacks; empty for a whole one."""
+    if run["there"] == run["launches"]:
+        return ""
+    return (
+        f"Not complete: {run['there']} of {run['launches']} launches are there, and what is not "
+        "whole is left out. The same command, without --draw, goes on and completes this page."
+    )
+
+
+def launched(run: Mapping[str, Any]) -> str:
+    """How many launches a page is of, and how many of them the last command ran."""
+    if run["interrupted"]:
+        when = f"the last command was interrupted after {run['seconds']} s"
+        return f"{run['there']} of {run['launches']}; {when}"
+    when = f"{run['ran']} of them run by the last command in {run['seconds']} s"
+    return f"{run['there']} of {run['launches']}, {when}"
+
+
+def _verdicts(study: Study, verdicts: Sequence[Verdict]) -> str:
+    rules = "".join(f"<p class=note>{escape(text)}</p>" for text in study.rules)
+    if not verdicts:
+        return rules
+    return f"<h2>Verdicts</h2>{verdict_table.html(verdicts, study.source)}{rules}"
+
+
+def _static(static: Static) -> str:
+    if not static.figures:
+        return ""
+    return f"<h2>{escape(static.title)}</h2>{''.join(figure(*each) for each in static.figures)}"
+
+
+def _table(table: Any, results: Any) -> str:
+    lines = grid(list(table.heads), [list(row) for row in table.rows(results)])
+    note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
+    return f"<h2>{escape(table.title)}</h2>{lines}{note}"
+
+
+def _run(study: Study, run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    lines = {
+        "command": run["command"],
+        "launches": launched(run),
+        "device": ", ".join(run["devices"]),
+        **study.about,
+        "config": " ".join(f"{name}={value}" for name, value in config.items()),
+    }
+    width = max(map(len, lines)) + 2
+    text = "\n".join(f"{name:{width}}{line}" for name, line in lines.items() if line)
+    title = "What was run, and what was not shown" if study.caveats else "What was run"
+    caveats = f"<p>{escape(study.caveats)}</p>" if study.caveats else ""
+    return f"<h2>{title}</h2>{caveats}<pre>{escape(text)}</pre>"

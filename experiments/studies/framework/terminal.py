@@ -1,0 +1,48 @@
+"""A study on the terminal: the answer, the tables, the verdicts, and where the rest is."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as Grid
+
+from roundscope.experiments.report.terminal import console
+from roundscope.experiments.studies.framework import verdict_table
+from roundscope.experiments.studies.framework.page import launched, missing
+from roundscope.experiments.studies.framework.study import Study, Table
+from roundscope.experiments.studies.framework.verdicts import Verdict
+
+
+def show(
+    study: Study,
+    results: Any,
+    verdicts: Sequence[Verdict],
+    data: Mapping[str, Any],
+    out: Path,
+) -> None:
+    """Everything to stdout, in at most 100 columns."""
+    screen = console()
+    screen.print(data["answer"], markup=False)
+    for table in study.tables:
+        if table.shown:
+            screen.print(_grid(table, results))
+    if verdicts:
+        screen.print(verdict_table.screen(verdicts, study.source))
+    if missing(data["run"]):
+        screen.print(missing(data["run"]), markup=False)
+    scale = f" ({study.scale})" if study.scale else ""
+    screen.print(f"launches: {launched(data['run'])}{scale}", markup=False)
+    files = (f"{study.page}.html", f"{study.name}.json", f"{study.file or study.name}.sqlite")
+    print(f"written: {', '.join(str(out / name) for name in files)}")
+
+
+def _grid(table: Table, results: Any) -> Grid:
+    """The columns that are shown and not empty; a first cell that repeats the line above is left out."""
+    made = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    lines = table.rows(results)
+    kept = [column for column in table.shown if any(line[column] for line in lines)]
+    for column in kept:
+        made.add_column(table.heads[column].replace("\n", " "), overflow="fold")
+    for line in lines:
+        made.add_row(*(line[column] for column in kept))
+    return made

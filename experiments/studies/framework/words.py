@@ -1,0 +1,41 @@
+"""KEY=VALUE words and seeds of a study's command, and which fields of a training a study decides itself."""
+
+from collections.abc import Sequence
+
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.train.gpt.interventions import numbers
+
+NAMED = (  # fields of a GPT's Config that a condition names, or that decide no result
+    "steps",
+    "lr",
+    "min_lr",
+    "decay_steps",
+    "changes",
+    "checkpoint_every",
+    "keep",
+    "monitor_every",
+)
+
+
+def pairs(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words as a dict. Raises UsageError for a key that is not known."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, given, value = word.partition("=")
+        if not given or not value:
+            raise bad("KEY=VALUE", word, "write a setting as steps=500")
+        if name not in known:
+            raise UsageError(unknown("setting", name, known))
+        found[name] = value
+    return found
+
+
+def seeds_of(text: str | None) -> tuple[int, ...] | None:
+    """The seeds of --seeds, None if it was left out. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        return tuple(dict.fromkeys(numbers(text)))
+    except ValueError as error:
+        raise UsageError(f"--seeds: {error}") from None
