@@ -16,7 +16,8 @@ LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
 __all__ = ["BAND", "CALM", "COLOURS", "INK", "LETHAL", "QUIET", "STYLES", "canvas", "numbers", "series", "style", "upwards"]
 
 STYLES = {  # emulation or input -> (colour, marker)
-    name: (COLOURS[i], MARKERS[i]) for i, name in enumerate(("ops:bf16", "sums:bf16", "fa2-bf16", "qiu-yao", "one-signed-v", "sink", REAL))
+    name: (COLOURS[i], MARKERS[i])
+    for i, name in enumerate(("ops:bf16", "sums:bf16", "fa2-bf16", "qiu-yao", "one-signed-v", "sink", "sample:layer4"))
 }
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from roundscope.experiments.studies.stability.drift import Training
 from roundscope.experiments.train.config import Config
 
+REAL = "sample:layer4"  # the real tensors that come with Roundscope: one draw, so no interval
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
