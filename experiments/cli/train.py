@@ -77,9 +77,12 @@ def dose(
     json: Json = False,
 ) -> None:
     """Time to divergence of training against the rounding of one event: its bits, its mode, the learning rate."""
-    from roundscope.experiments.studies.dose import command
+    from roundscope.experiments.studies.dose.study import asked
+    from roundscope.experiments.studies.framework import command
 
-    code = command.run(words or [], quick=quick, out=out, seeds=seeds, study=study, as_json=json)
+    options = [*(["--study", study] if study else []), *(["--quick"] if quick else []), *(["--seeds", seeds] if seeds else [])]
+    told = " ".join(["roundscope dose", *options, *(words or [])])
+    code = command.run(asked(words or [], name=study, quick=quick, seeds=seeds), out=out, command=told, as_json=json)
     if code:
         raise typer.Exit(code)
 

@@ -54,7 +54,7 @@ def _proxy(path: Path, arm: str | None, first: int | None, until: int | None, fo
     """Of a `roundscope proxy`'s folder."""
     from roundscope.experiments.diagnose import proxy_report
     from roundscope.experiments.diagnose.proxy_findings import diagnose as diagnose_proxy
-    from roundscope.experiments.studies.dose.command import INTERRUPTED
+    from roundscope.experiments.studies.framework.command import INTERRUPTED
 
     try:
         with _progress(1) as progress:

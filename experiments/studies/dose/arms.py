@@ -1,20 +1,18 @@
 """`Dose`: what is wrong in one run, its rate and its seed; and which doses run in one executable."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.experiments.results.run import key_of
 from roundscope.experiments.studies.dose.scale import EVEN, MOST_BITS, Scale
+from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train.config import Config, deciding
 from roundscope.experiments.train.gpt.offset import BIAS
 from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm, Settings, typed
-
-NAMED = ("steps", "lr", "min_lr", "decay_steps", "changes", "checkpoint_every", "keep", "monitor_every")  # by the dose, or without effect
 
 ADDED = ("words", "also", "offset")  # where they are empty, the key is that of a dose without them
 
@@ -45,6 +43,11 @@ class Dose:
         return self.also if self.site is None else (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
 
     @property
+    def point(self) -> "Dose":
+        """The condition without its seed: the dose of seed 0."""
+        return replace(self, seed=0)
+
+    @property
     def exact(self) -> "Dose":
         """The arm that differs in nothing else."""
         return replace(self, site=None, mode=EVEN, bits=MOST_BITS, also=(), offset=self.offset and (BIAS, 0.0))
@@ -69,7 +72,7 @@ def key(config: Config, dose: Dose) -> str:
     """The name of a result: of all that decides it but versions and device."""
     kept = {name: value for name, value in deciding(config).items() if name not in NAMED}
     own = {name: value for name, value in described(dose).items() if name not in ADDED or value}
-    return hashlib.sha256(json.dumps([kept, own], sort_keys=True).encode()).hexdigest()[:24]
+    return key_of(kept, own)
 
 
 def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.cases import Case, Found, Topic, of, ties
-from roundscope.experiments.studies.dose.pictures import decades, survival
-from roundscope.experiments.studies.dose.results import Result, time_of
+from roundscope.experiments.studies.dose.cases import Case, Found, Topic, most_ties, of
 from roundscope.experiments.studies.dose.scale import FULL, QUICK
+from roundscope.experiments.studies.framework.counts import time_of
+from roundscope.experiments.studies.framework.survival import decades, survival
 from roundscope.experiments.studies.framework.verdicts import interval, number
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
@@ -63,10 +64,10 @@ def answer(found: Found) -> str:
     return " ".join(_of_group(found, group, own) for group, own in found.groups().items())
 
 
-def _of_group(found: Found, group: str, own: dict[Case, list[Result]]) -> str:
+def _of_group(found: Found, group: str, own: dict[Case, list[Run[Dose]]]) -> str:
     by = {case.dose.offset: case for case in own}
     lethal = sorted(c for kind, c in (x for x in by if x) if kind == BIAS and found.killed(by[BIAS, c]))
-    share = 100 * ties(r for results in own.values() for r in results)
+    share = 100 * most_ties(r for results in own.values() for r in results)
     where = f"With {group} (up to {number(share)} % of rows have several P = 1)"
     if not lethal:
         most = max(c for kind, c in (x for x in by if x) if kind == BIAS)

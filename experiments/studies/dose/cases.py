@@ -7,17 +7,19 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose, with_exact
-from roundscope.experiments.studies.dose.results import Result, Results, Time, time_of
-from roundscope.experiments.studies.dose.scale import OWN, pairs, steps_of
+from roundscope.experiments.studies.dose.results import Results, growth, ties
+from roundscope.experiments.studies.dose.scale import OWN, steps_of
+from roundscope.experiments.studies.framework.counts import Time, time_of
 from roundscope.experiments.studies.framework.estimates import mean
 from roundscope.experiments.studies.framework.verdicts import interval
+from roundscope.experiments.studies.framework.words import pairs
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import typed
 
-HEADS = ["", "case", "diverged", "final loss, nats", "above exact", "log2 growth of\n||W_Q|| over exact", "rows with\nseveral P = 1"]
+HEADS = ("group", "case", "diverged", "final loss, nats", "above exact", "log2 growth of\n||W_Q|| over exact", "rows with\nseveral P = 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +73,14 @@ class Topic:
 class Found:
     """The results of a topic, by case in its order."""
 
-    def __init__(self, topic: Topic, results: Iterable[Result]) -> None:
+    def __init__(self, topic: Topic, results: Iterable[Run[Dose]]) -> None:
         self.topic, self.results = topic, Results(results)
-        own = {r.dose: r for r in self.results.all}
-        self.cases: dict[Case, list[Result]] = {c: [own[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases}
+        own = {r.condition: r for r in self.results.all}
+        self.cases: dict[Case, list[Run[Dose]]] = {c: [own[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases}
 
-    def groups(self) -> dict[str, dict[Case, list[Result]]]:
+    def groups(self) -> dict[str, dict[Case, list[Run[Dose]]]]:
         """Cases by group, in their order."""
-        found: dict[str, dict[Case, list[Result]]] = {}
+        found: dict[str, dict[Case, list[Run[Dose]]]] = {}
         for case, own in self.cases.items():
             found.setdefault(case.group, {})[case] = own
         return found
@@ -92,23 +94,26 @@ class Found:
         t = self.time(case)
         return 2 * t.diverged > t.runs
 
-    def exact(self, case: Case) -> list[Result]:
+    def exact(self, case: Case) -> list[Run[Dose]]:
         """The exact arm of each seed."""
         return [self.results.exact(r) for r in self.cases[case]]
 
 
 def rows(found: Found) -> list[list[str]]:
     """A row per case, in words; the columns of HEADS."""
-    made = []
+    made: list[list[str]] = []
+    last = ""
     for case, own in found.cases.items():
-        loss = mean({run.dose.seed: run.loss for run in own})
+        loss = mean({run.condition.seed: run.loss for run in own})
         lost = sum(not math.isfinite(run.loss) for run in own)
         is_exact = case.dose == case.dose.exact
         against = ["", ""] if found.topic.alone or is_exact else [interval(found.results.excess(own)), interval(found.results.growth(own))]
-        ties = mean({run.dose.seed: run.ties for run in own}).mean
-        share = "" if math.isnan(ties) else f"{100 * ties:.3g} %"
+        tied = mean({run.condition.seed: ties(run) for run in own}).mean
+        share = "" if math.isnan(tied) else f"{100 * tied:.3g} %"
+        group = "" if made and case.group == last else case.group
+        last = case.group
         made.append([
-            case.group, case.name, found.time(case).words, interval(loss) + (f", {lost} not finite" if lost else ""), *against, share,
+            group, case.name, found.time(case).words, interval(loss) + (f", {lost} not finite" if lost else ""), *against, share,
         ])  # fmt: skip
     return made
 
@@ -121,17 +126,10 @@ def points(found: Found) -> list[dict[str, Any]]:
         made.append({
             "group": case.group, "case": case.name, "change": list(case.dose.change), "words": list(case.dose.words),
             "offset": case.dose.offset, "lr": case.dose.rate, "steps": t.steps, "runs": t.runs, "diverged": t.diverged,
-            "times": [run.diverged for run in own], "seeds": [run.dose.seed for run in own], "losses": [run.loss for run in own],
-            "growth": [run.growth for run in own], "several_ones": [run.ties for run in own],
+            "times": [run.diverged for run in own], "seeds": [run.condition.seed for run in own], "losses": [run.loss for run in own],
+            "growth": [growth(run) for run in own], "several_ones": [ties(run) for run in own],
         })  # fmt: skip
     return made
-
-
-def named(name: str, known: Sequence[str]) -> str:
-    """A study of these. Raises UsageError with the nearest name."""
-    if name not in known:
-        raise UsageError(f"--study: {unknown('study', name, known)}")
-    return name
 
 
 def of(t: Time) -> str:
@@ -139,6 +137,6 @@ def of(t: Time) -> str:
     return f"{t.diverged} of {t.runs}"
 
 
-def ties(own: Iterable[Result]) -> float:
+def most_ties(own: Iterable[Run[Dose]]) -> float:
     """The largest share of rows with several P = 1 of some runs, 0 where none was counted."""
-    return max((r.ties for r in own if math.isfinite(r.ties)), default=0.0)
+    return max((share for r in own if math.isfinite(share := ties(r))), default=0.0)

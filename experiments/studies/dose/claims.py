@@ -5,8 +5,11 @@ from collections.abc import Container
 
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode
-from roundscope.experiments.studies.dose.results import Result, Results, time_of
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.dose.arms import Dose
+from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.scale import EVEN, FULL, OUTWARD, RANDOM, ZERO, Scale
+from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.estimates import Estimate, factor
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, judge
 
@@ -32,7 +35,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def same_size(r: Results, rate: float) -> list[tuple[int, list[Result], list[Result]]]:
+def same_size(r: Results, rate: float) -> list[tuple[int, list[Run[Dose]], list[Run[Dose]]]]:
     """(p, toward zero at p, nearest-even at p - 1), where both were run: errors uniform in an ulp, 2^-p x sqrt(1/3) both."""
     zero, even = r.series(Site.OD, ZERO, rate), r.series(Site.OD, EVEN, rate)
     return [(p, own, even[p - 1]) for p, own in zero.items() if p - 1 in even]
@@ -82,7 +85,7 @@ def _norms(r: Results, rate: float, scale: Scale) -> Verdict:
     return _verdict(claim, case, scale, judge(found, (2.0, math.inf)), measured, "agrees if the interval is above 2", estimate=found)
 
 
-def ahead(r: Results, run: Result) -> float | None:
+def ahead(r: Results, run: Run[Dose]) -> float | None:
     """||W_Q|| over that of the exact arm at the last look before the run diverged; None if it did not, or before the first look."""
     if run.diverged is None:
         return None
@@ -97,7 +100,7 @@ def _diverges(r: Results, scale: Scale, mode: RoundingMode, rate: float, bits: C
     if not series:
         return _verdict(claim, case, scale, Word.NOT_TESTABLE, f"lr {rate:g} with these p was not run")
     done = {p: [r.diverged is not None and r.diverged <= within for r in own] for p, own in series.items()}
-    steps = min(run.dose.steps for own in series.values() for run in own)
+    steps = min(run.condition.steps for own in series.values() for run in own)
     none_at = any(not any(d) for d in done.values())
     word = Word.AGREES if all(all(d) for d in done.values()) else Word.CONTRADICTS if none_at and steps >= within else Word.UNDECIDED
     measured = "; ".join(f"p = {p}: {time_of(own).words}" for p, own in series.items())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from roundscope.attention.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.cases import Case, Found, Topic, of, ties
+from roundscope.experiments.studies.dose.cases import Case, Found, Topic, most_ties, of
 from roundscope.experiments.studies.dose.scale import FULL, QUICK
 from roundscope.experiments.studies.dose.strips import strips
 from roundscope.experiments.studies.framework.verdicts import interval, number
@@ -89,8 +89,8 @@ def _loss(found: Found, low: list[Case]) -> str:
     excesses = {case: found.results.excess(found.cases[case]).mean for case in low}
     worst = max(low, key=lambda case: excesses[case] if math.isfinite(excesses[case]) else -math.inf)
     excess = interval(found.results.excess(found.cases[worst]), " nats")
-    most = max(low, key=lambda case: ties(found.cases[case]))
-    share = number(100 * ties(found.cases[most]))
+    most = max(low, key=lambda case: most_ties(found.cases[case]))
+    share = number(100 * most_ties(found.cases[most]))
     return f"; the largest excess loss is {excess} ({worst.group}), the most rows with several P = 1 are {share} % ({most.group})"
 
 

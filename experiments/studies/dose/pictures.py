@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.emu.rounding.modes import RoundingMode
-from roundscope.experiments.studies.dose.results import Result, Results, time_of
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.dose.arms import Dose
+from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.words import mode_words, site_words
+from roundscope.experiments.studies.framework.counts import time_of
+from roundscope.experiments.studies.framework.survival import decades, survival
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
@@ -37,31 +40,6 @@ def times(r: Results) -> Figure:
     return _legend(figure, r, exact=False)
 
 
-def decades(ax: Axes) -> None:
-    """Numbers at 1, 2 and 5 of every decade of a logarithmic axis up."""
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def survival(ax: Axes, style: tuple[str, str], series: dict[float, list[Result]]) -> None:
-    """Steps to divergence at some places of the axis, in one colour and marker."""
-    colour, marker = style
-    found = {x: time_of(own) for x, own in series.items()}
-    shown = lambda t, x: min(x, float(t.steps))  # noqa: E731
-    for (x, t), own in zip(found.items(), series.values(), strict=True):
-        seen = [run.diverged for run in own if run.diverged is not None]
-        ax.plot([x] * len(seen), seen, ".", color=colour, ms=7, alpha=0.55, mew=0)
-        ax.plot([x, x], [shown(t, t.low), shown(t, t.high)], "-", color=colour, lw=1.0)
-        if t.diverged < t.runs:
-            ax.annotate("", (x, t.steps * 1.22), (x, t.steps), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.3})
-            if t.diverged:
-                ax.annotate(str(t.runs - t.diverged), (x, t.steps * 1.26), ha="center", va="bottom", fontsize=7, color=colour)
-    ax.plot(list(found), [shown(t, t.middle) for t in found.values()], color=colour, lw=1.3, alpha=0.8)
-    for x, t in found.items():
-        ax.plot(x, shown(t, t.middle), marker, color=colour, ms=5, mfc=colour if math.isfinite(t.middle) else "white")
-
-
 def losses(r: Results) -> Figure:
     """Final loss: seeds as dots, medians; the grey band is the exact arms' range; a cross at the top is a loss that is not finite."""
     figure, axes = _panels(r, 2.8)
@@ -77,7 +55,7 @@ def losses(r: Results) -> Figure:
     return _legend(figure, r)
 
 
-def _losses(ax: Axes, mode: RoundingMode, aside: float, series: dict[int, list[Result]]) -> None:
+def _losses(ax: Axes, mode: RoundingMode, aside: float, series: dict[int, list[Run[Dose]]]) -> None:
     colour, marker = STYLE.get(mode, (QUIET, "x"))
     middle = []
     for p, own in series.items():
@@ -95,7 +73,7 @@ def norms(r: Results) -> Figure:
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         series = list(_series(r, site, rate))
-        exact = {r.exact(run).dose: r.exact(run) for _, _, own in series for runs in own.values() for run in runs}
+        exact = {r.exact(run).condition: r.exact(run) for _, _, own in series for runs in own.values() for run in runs}
         for run in exact.values():
             _line(ax, run, QUIET)
         for mode, _, own in series:
@@ -104,15 +82,15 @@ def norms(r: Results) -> Figure:
         least = min(min(own) for _, _, own in series)
         ax.set_title(f"{ax.get_title(loc='left')}, p = {least}", fontsize=9, loc="left")
         ax.set_xlabel("steps")
-        ax.set_xticks(np.linspace(0, max(run.dose.steps for run in exact.values()), 3))
-        ax.set_xlim(left=0, right=max(run.dose.steps for run in exact.values()))
+        ax.set_xticks(np.linspace(0, max(run.condition.steps for run in exact.values()), 3))
+        ax.set_xlim(left=0, right=max(run.condition.steps for run in exact.values()))
         ax.set_yscale("log")
         decades(ax)
     axes[0].set_ylabel("largest ||W_Q|| of a head")
     return _legend(figure, r)
 
 
-def _line(ax: Axes, run: Result, colour: str) -> None:
+def _line(ax: Axes, run: Run[Dose], colour: str) -> None:
     curve = np.array([(step, norm) for step, _, norm in run.curve if math.isfinite(norm)])
     ax.plot(curve[:, 0], curve[:, 1], color=colour, lw=0.8, alpha=0.75)
     if run.diverged is not None:
@@ -135,7 +113,7 @@ def _panels(r: Results, height: float) -> tuple[Figure, Sequence[Any]]:
     return figure, list(axes.flat)
 
 
-def _series(r: Results, site: Any, rate: float) -> list[tuple[RoundingMode, float, dict[int, list[Result]]]]:
+def _series(r: Results, site: Any, rate: float) -> list[tuple[RoundingMode, float, dict[int, list[Run[Dose]]]]]:
     """(mode, how far to the side, bits -> results) of a panel."""
     modes = r.modes()
     place = {mode: ASIDE * (i - (len(modes) - 1) / 2) for i, mode in enumerate(modes)}

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose, settings_of
 from roundscope.experiments.studies.dose.follow import Follow
-from roundscope.experiments.studies.dose.results import Result
 from roundscope.experiments.studies.dose.ties import shares as shares_of
 from roundscope.experiments.train import step as one_step
 from roundscope.experiments.train.config import Config
@@ -23,7 +23,7 @@ TIES_EVERY = 100  # steps between two counts of rows with several P = 1
 Progress = Callable[[int], None]  # steps done
 
 
-def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False) -> list[Result]:
+def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False) -> list[Run[Dose]]:
     """The results of doses of one structure, the same words and equally many steps, in their order; ties: with their `shares`.
 
     An arm whose weights are no longer finite goes on: arms are entries of one vmap, nothing crosses them and no branch depends on values.
@@ -74,12 +74,13 @@ def _look(follow: Follow, done: int, waiting: Sequence[Any], norms: Any) -> tupl
 def _result(
     dose: Dose, arm: int, first: int, final: float, looks: Sequence[tuple[int, np.ndarray, np.ndarray]],
     shares: Sequence[tuple[int, np.ndarray]],
-) -> Result:  # fmt: skip
+) -> Run[Dose]:  # fmt: skip
     curve = tuple((step, float(loss[arm]), float(norm[arm])) for step, loss, norm in looks)
-    return Result(
-        dose=dose,
+    return Run(
+        condition=dose,
+        steps=dose.steps,
         diverged=None if first < 0 else first,
         loss=final,
         curve=curve,
-        shares=tuple((n, float(x[arm, 0]), float(x[arm, 1])) for n, x in shares),
+        extra={"shares": tuple((n, float(x[arm, 0]), float(x[arm, 1])) for n, x in shares)},
     )

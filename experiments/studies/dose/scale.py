@@ -7,9 +7,9 @@ from typing import Any
 
 from roundscope.attention.plan import site_named
 from roundscope.attention.sites import Site
-from roundscope.emu.formats.format import unknown
 from roundscope.emu.rounding.modes import RoundingMode, mode_named
 from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.studies.framework.words import pairs, seeds_of
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import numbers
 from roundscope.experiments.train.settings import typed
@@ -71,29 +71,6 @@ def scale(words: Sequence[str], *, quick: bool, seeds: str | None) -> Scale:
     studies = tuple(dict.fromkeys(replace(study, **of_study) for study in found.studies))
     config = replace(found.config, **{name: typed(name, value) for name, value in given.items()})
     return replace(found, config=config, studies=studies, seeds=seeds_of(seeds) or found.seeds)
-
-
-def pairs(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE words as a dict. Raises UsageError for a key that is not known."""
-    found: dict[str, str] = {}
-    for word in words:
-        name, given, value = word.partition("=")
-        if not given or not value:
-            raise bad("KEY=VALUE", word, "write a setting as steps=500")
-        if name not in known:
-            raise UsageError(unknown("setting", name, known))
-        found[name] = value
-    return found
-
-
-def seeds_of(text: str | None) -> tuple[int, ...] | None:
-    """The seeds of --seeds, None if it was left out. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        return tuple(dict.fromkeys(numbers(text)))
-    except ValueError as error:
-        raise UsageError(f"--seeds: {error}") from None
 
 
 def _each(read: Callable[[str], Any]) -> Callable[[str, str], tuple[Any, ...]]:

@@ -4,12 +4,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.cases import Case, Found
-from roundscope.experiments.studies.dose.results import Result
+from roundscope.experiments.studies.framework.drawing import CALM, LETHAL
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import INK, QUIET
 
-LETHAL, CALM, ROW = "#d55e00", "#0072b2", 0.27
+ROW = 0.27
 
 
 def strips(found: Found) -> Figure:
@@ -31,7 +33,7 @@ def strips(found: Found) -> Figure:
     return figure
 
 
-def _row(ax: Axes, place: int, results: list[Result], steps: int) -> None:
+def _row(ax: Axes, place: int, results: list[Run[Dose]], steps: int) -> None:
     ax.plot([0, steps], [place, place], color="#e4e7eb", lw=0.8, zorder=0)
     lived = [r for r in results if r.diverged is None]
     died = [float(r.diverged) for r in results if r.diverged is not None]
@@ -40,7 +42,7 @@ def _row(ax: Axes, place: int, results: list[Result], steps: int) -> None:
     ax.plot(spread, [place] * len(lived), "o", color=CALM, ms=5, mfc="white")
 
 
-def _counts(ax: Axes, found: Found, own: dict[Case, list[Result]], steps: int) -> None:
+def _counts(ax: Axes, found: Found, own: dict[Case, list[Run[Dose]]], steps: int) -> None:
     for place, case in enumerate(own):
         t = found.time(case)
         colour = LETHAL if 2 * t.diverged > t.runs else INK if t.diverged else QUIET

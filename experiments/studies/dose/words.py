@@ -3,8 +3,9 @@
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.studies.dose.claims import same_size
-from roundscope.experiments.studies.dose.results import Results, Time, time_of
+from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.scale import EVEN, OUTWARD, RANDOM, ZERO
+from roundscope.experiments.studies.framework.counts import Time, time_of
 from roundscope.experiments.studies.framework.verdicts import interval
 
 QUESTION = "Is it the size or the sign of the rounding error that kills training?"

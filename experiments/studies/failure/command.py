@@ -11,7 +11,6 @@ from typing import Any
 from roundscope.experiments.errors import bad
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.studies.dose.arms import NAMED
 from roundscope.experiments.studies.failure.cases import AMPLIFIED
 from roundscope.experiments.studies.failure.heads import chosen
 from roundscope.experiments.studies.failure.partial import whole
@@ -20,6 +19,7 @@ from roundscope.experiments.studies.failure.rows import FAILS
 from roundscope.experiments.studies.failure.scale import FULL, QUICK, Scale
 from roundscope.experiments.studies.failure.trials import Entry, entries, launches
 from roundscope.experiments.studies.framework.verdicts import Verdict
+from roundscope.experiments.studies.framework.words import NAMED
 
 INTERRUPTED = 130
 

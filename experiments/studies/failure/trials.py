@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from roundscope.experiments.studies.dose.arms import NAMED
 from roundscope.experiments.studies.failure.cases import Case
 from roundscope.experiments.studies.failure.rows import Row, rows
 from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train.config import Config, unusual
 from roundscope.experiments.train.gpt.interventions import described, plans_of
 from roundscope.experiments.train.groups import numbers

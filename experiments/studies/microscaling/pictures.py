@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roundscope.experiments.studies.dose.strips import CALM, LETHAL
+from roundscope.experiments.studies.framework.drawing import CALM, LETHAL
 from roundscope.experiments.studies.microscaling.arms import SHAM
 from roundscope.experiments.studies.microscaling.found import Found
 from roundscope.experiments.studies.microscaling.judging import diverged, when

@@ -10,7 +10,7 @@ from typing import Any
 from roundscope.experiments.errors import bad
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.studies.dose.command import INTERRUPTED
+from roundscope.experiments.studies.framework.command import INTERRUPTED
 from roundscope.experiments.studies.proxy.studies import Study, study
 from roundscope.experiments.train.student.arms import Arm, groups
 

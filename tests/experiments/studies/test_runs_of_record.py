@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roundscope.experiments.studies.dose import arms as dose
-from roundscope.experiments.studies.dose.topics import topic
+from roundscope.experiments.studies.dose.study import topic
 from roundscope.experiments.studies.failure import trials as qiu_yao
 from roundscope.experiments.studies.failure.scale import FULL as QIU_YAO
 from roundscope.experiments.studies.mxfp8 import store as mxfp8

@@ -3,6 +3,7 @@
 import json
 import math
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose import arms, claims, pictures, results, run, words
 from roundscope.experiments.studies.dose import scale as scales
 from roundscope.experiments.studies.dose.follow import Follow
-from roundscope.experiments.studies.dose.store import opened
+from roundscope.experiments.studies.framework.counts import time_of
+from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.verdicts import Word
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
@@ -34,7 +37,9 @@ def outcomes(mode, bits, times, rate=1e-2, steps=2000, loss=1.0, grown=8.0):
     site = None if mode is None else Site.OD
     own = [dose(mode or EVEN, bits, i, site=site, rate=rate, steps=steps) for i in range(len(times))]
     own = [d.exact if mode is None else d for d in own]
-    return [results.Result(dose=d, diverged=t, loss=loss, curve=curve) for d, t in zip(own, times, strict=True)]
+    return [
+        Run(condition=d, steps=steps, diverged=t, loss=loss, curve=curve, extra={"shares": ()}) for d, t in zip(own, times, strict=True)
+    ]
 
 
 def exact(rate=1e-2, steps=2000):
@@ -79,8 +84,6 @@ def test_full_is_one_launch_for_each_structure_and_number_of_steps():
 def test_the_key_names_all_that_decides_a_run():
     """A result taken for that of another model, seed or mode; or lost because a field without effect changed."""
     config = scales.QUICK.config
-    from dataclasses import replace
-
     other = [replace(config, width=64), replace(config, warmup=1), replace(config, data="sink"), replace(config, data_seed=3)]
     doses = [dose(), dose(mode=EVEN), dose(bits=3), dose(seed=1), dose(steps=10), dose(rate=1.0), dose(site=Site.O)]
     keys = [arms.key(c, dose()) for c in other] + [arms.key(config, d) for d in doses]
@@ -108,10 +111,10 @@ def test_divergence_of_four_kinds_and_of_none():
 
 def test_time_of_censored_seeds():
     """A median taken over the seeds that diverged alone."""
-    t = results.time_of(outcomes(ZERO, 2, [100, None, 300]))
+    t = time_of(outcomes(ZERO, 2, [100, None, 300]))
     assert (t.middle, t.low, t.high, t.diverged, t.runs) == (300, 100, math.inf, 2, 3)
     assert t.words == "2 of 3, median 300 [100, > 2000]"
-    assert results.time_of(outcomes(ZERO, 2, [None] * 3)).words == "0 of 3 in 2000 steps"
+    assert time_of(outcomes(ZERO, 2, [None] * 3)).words == "0 of 3 in 2000 steps"
 
 
 def test_verdict_of_sign_and_size():
@@ -214,9 +217,9 @@ def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
     page = (out / "report.html").read_text()
     assert page.count("<img") == 3 and "Not decided" in page
     connection = sqlite3.connect(out / "dose.sqlite")
-    assert connection.execute("SELECT count(*) FROM doses").fetchone() == (2 * 9,)
+    assert connection.execute("SELECT count(*) FROM runs").fetchone() == (2 * 9,)
     with connection:
-        connection.execute("DELETE FROM doses WHERE mode = 'stochastic' AND seed = 1")
+        connection.execute("DELETE FROM runs WHERE condition ->> 'mode' = 'stochastic' AND seed = 1")
     connection.close()
     main_of(asked)
     again = json.loads(capsys.readouterr().out)
@@ -237,13 +240,13 @@ def test_an_interrupt_keeps_the_launches_before(tmp_path, monkeypatch):
         main(["dose", "--quick", "--out", str(tmp_path), *TINY, "p=2,3"])
     assert end.value.code == 130
     connection = sqlite3.connect(tmp_path / "dose.sqlite")
-    assert connection.execute("SELECT count(*), max(mode = 'stochastic') FROM doses").fetchone() == (5 * (1 + 3 * 2), 0)
+    assert connection.execute("SELECT count(*), max(condition ->> 'mode' = 'stochastic') FROM runs").fetchone() == (5 * (1 + 3 * 2), 0)
     connection.close()
 
 
 def fake(doses):
     curve = ((0, math.nan, 1.0), (25, 1.0, 2.0))
-    return [results.Result(dose=d, diverged=None, loss=1.0 + d.seed, curve=curve) for d in doses]
+    return [Run(condition=d, steps=d.steps, diverged=None, loss=1.0 + d.seed, curve=curve, extra={"shares": ()}) for d in doses]
 
 
 def main_of(words):
@@ -258,5 +261,5 @@ def test_a_foreign_file_is_left_alone(tmp_path):
     connection.execute("CREATE TABLE own (x)")
     connection.commit()
     connection.close()
-    with pytest.raises(UsageError, match="another program"), opened(tmp_path):
+    with pytest.raises(UsageError, match="another program"), opened(tmp_path, "dose"):
         pass

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import sqlite3
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -13,10 +12,13 @@ from roundscope.attention import Record, Site, examine
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
-from roundscope.experiments.studies.dose import arms, bias, cases, conditions, identity, results, run, scaling, ties, topics
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.dose import arms, bias, cases, conditions, identity, results, run, scaling, ties
 from roundscope.experiments.studies.dose import scale as scales
+from roundscope.experiments.studies.dose import study as topics
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.store import opened
+from roundscope.experiments.studies.framework.store import opened
+from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train import step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer, uniform
@@ -26,7 +28,7 @@ CURVE = ((0, math.nan, 1.0), (25, 1.0, 2.0))
 
 
 def result(dose, diverged=None, loss=1.0, shares=()):
-    return results.Result(dose=dose, diverged=diverged, loss=loss, curve=CURVE, shares=shares)
+    return Run(condition=dose, steps=dose.steps, diverged=diverged, loss=loss, curve=CURVE, extra={"shares": shares})
 
 
 def found(topic, diverged):
@@ -58,7 +60,7 @@ def test_a_launch_holds_what_one_executable_can():
 def test_keys_of_old_results_stay():
     """Results of hours lost since the record has new fields; or taken for those of an arm with a word more."""
     config, dose = scales.QUICK.config, Dose(site=Site.OD, mode=RoundingMode.TOWARD_ZERO, bits=3, rate=1e-2, steps=9, seed=2)
-    kept = {name: value for name, value in asdict(config).items() if name not in (*arms.NAMED, "engine")}
+    kept = {name: value for name, value in asdict(config).items() if name not in (*NAMED, "engine")}
     old = {"site": "OD", "mode": "toward-zero", "bits": 3, "rate": 1e-2, "steps": 9, "seed": 2}
     assert arms.key(config, dose) == hashlib.sha256(json.dumps([kept, old], sort_keys=True).encode()).hexdigest()[:24]
     more = [replace(dose, words=("width=64",)), replace(dose, also=("-> plan=fp32",)), replace(dose, offset=("bias", 1.0))]
@@ -119,24 +121,18 @@ def test_shares_of_rows_by_hand():
 
 
 def test_results_and_what_is_new_in_them_come_back(tmp_path):
-    """Shares lost on the way to the disk, or an older file that can no longer be read."""
+    """Shares lost on the way to the disk."""
     config = scales.QUICK.config
     old = Dose(site=Site.OD, bits=3, rate=1e-2, steps=9)
     new = replace(old, words=("data=sink",), also=("-> plan=qiu-yao",), offset=("noise", 3.0))
     kept = [result(old), result(new, 5, shares=((100, 0.25, 0.5), (200, 0.75, 1.0)))]
-    with opened(tmp_path) as store:
-        store.add(config, kept, "here")
-    with opened(tmp_path) as store:
-        assert repr([store.read(config, [old, new])[d] for d in (old, new)]) == repr(kept)
-    assert math.isnan(kept[0].ties) and math.isnan(kept[1].ties)  # it diverged before the first count
-    assert replace(kept[1], diverged=150).ties == 0.25 and replace(kept[1], diverged=None).ties == 0.5
-    connection = sqlite3.connect(tmp_path / "dose.sqlite")
-    for name in ("words", "also", "offset", "shares"):
-        connection.execute(f"ALTER TABLE doses DROP COLUMN {name}")
-    connection.close()
-    with opened(tmp_path) as store:
-        assert repr(store.read(config, [old])[old]) == repr(kept[0])
-        store.add(config, kept[1:], "here")
+    keys = {d: arms.key(config, d) for d in (old, new)}
+    with opened(tmp_path, "dose") as store:
+        store.add({keys[r.condition]: r for r in kept}, asdict(config), "here")
+    with opened(tmp_path, "dose") as store:
+        assert repr([store.read(keys)[d] for d in (old, new)]) == repr(kept)
+    assert math.isnan(results.ties(kept[0])) and math.isnan(results.ties(kept[1]))  # it diverged before the first count
+    assert results.ties(replace(kept[1], diverged=150)) == 0.25 and results.ties(replace(kept[1], diverged=None)) == 0.5
 
 
 def test_the_answer_of_bias():
@@ -147,7 +143,8 @@ def test_the_answer_of_bias():
     assert "no leaning error up to c = 256" in topic.answer(found(topic, lambda case: False))
     counted = found(topic, lambda case: False)
     first = next(iter(counted.cases.values()))
-    first[:2] = [replace(first[0], shares=((100, 0.25, 0.5),)), replace(first[1], diverged=5, shares=((100, 0.75, 1.0),))]
+    shares = {"shares": ((100, 0.25, 0.5),)}, {"shares": ((100, 0.75, 1.0),)}
+    first[:2] = [replace(first[0], extra=shares[0]), replace(first[1], diverged=5, extra=shares[1])]
     assert "up to 25 % of rows" in topic.answer(counted)  # a run that was gone before the first count says nothing
 
 
