@@ -104,6 +104,7 @@ def of_topic(name: str, asked: Topic) -> Study:
                 records=cases.points,
                 note=PAIRED,
                 shown=(0, 1, 2, 4, 6),
+                grouped=True,
             )
         ],
         caveats=asked.notes,

@@ -60,6 +60,7 @@ class Table(Generic[R]):
     records    the same as data
     note       below it on the page
     shown      the columns that the terminal shows; none: the table is on the page only
+    grouped    the first column names groups of lines: the terminal prints it as a heading
     """
 
     name: str
@@ -69,6 +70,7 @@ class Table(Generic[R]):
     records: Callable[[R], Sequence[Mapping[str, Any]]]
     note: str = ""
     shown: tuple[int, ...] = ()
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table as Grid
 
 from roundscope.experiments.report.terminal import console
@@ -37,12 +38,16 @@ def show(
 
 
 def _grid(table: Table, results: Any) -> Grid:
-    """The columns that are shown and not empty; a first cell that repeats the line above is left out."""
+    """The columns that are shown and not empty."""
     made = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     lines = table.rows(results)
     kept = [column for column in table.shown if any(line[column] for line in lines)]
+    if table.grouped:
+        kept.remove(0)
     for column in kept:
         made.add_column(table.heads[column].replace("\n", " "), overflow="fold")
     for line in lines:
-        made.add_row(*(line[column] for column in kept))
+        if table.grouped and line[0]:
+            made.add_row(f"[bold]{escape(line[0])}[/bold]")
+        made.add_row(*(escape(line[column]) for column in kept))
     return made
