@@ -28,9 +28,9 @@ ROUNDINGS = tuple(
     for f, mode, overflow in (
         ("bf16", "ties-to-even", None), ("bf16", "ties-to-away", None), ("bf16", "toward-zero", None), ("bf16", "stochastic", None),
         ("fp16", "ties-to-even", None), ("fp16", "toward-positive", None), ("fp16", "ties-to-even", "saturate"),
-        ("e4m3fn", "ties-to-even", None), ("e4m3fn", "ties-to-even", "saturate"), ("e4m3fn", "to-odd", None),
+        ("e4m3fn", "ties-to-even", "nan"), ("e4m3fn", "ties-to-even", "saturate"), ("e4m3fn", "to-odd", "nan"),
         ("bf16", "away-from-zero", None),
-        ("e5m2", "ties-to-even", "saturate"), ("e5m2", "toward-negative", None), ("e4m3fnuz", "ties-to-even", None),
+        ("e5m2", "ties-to-even", "saturate"), ("e5m2", "toward-negative", "inf"), ("e4m3fnuz", "ties-to-even", None),
         ("e2m1fn", "ties-to-even", None), ("e3m2fn", "ties-to-away", None), ("fp32", "ties-to-even", None),
     )
 )  # fmt: skip
