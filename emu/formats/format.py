@@ -89,7 +89,7 @@ class Format:
 
     @property
     def tie_window(self) -> float:
-        """Largest gap g with exp(-g) rounding to 1 (nearest): -ln(1 - 2^-(p+1)). PAPERS oracle 4."""
+        """Largest gap g with exp(-g) rounding to 1 (nearest): -ln(1 - 2^-(p+1))."""
         return -math.log1p(-math.ldexp(1.0, -(self.precision + 1)))
 
     def holds(self, other: "Format") -> bool:

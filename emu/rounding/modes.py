@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from numbers import Integral
 
 from roundscope.emu.formats.format import Format, format_named, unknown
 
@@ -49,7 +50,7 @@ class Rounding:
     overflow  INF, NAN or SATURATE; by default the format's own (`Format.saturates`). SATURATE takes infinities to the
               largest finite number too
     nan       what NaN becomes where the format has none
-    seed      of the stochastic mode's counter-based bits
+    seed      of the stochastic mode's counter-based bits (`emu.rounding.random`: which seeds share)
 
     Its text says overflow where it is not what IEEE 754 would have ("e4m3fn:saturate", "fp16:saturate"), or not the
     format's own ("e4m3fn:nan", "e5m2:inf").
@@ -71,7 +72,7 @@ class Rounding:
             raise ValueError(f"overflow=inf: {f.name} has no infinity; use overflow='saturate'")
         if self.overflow is Overflow.NAN and not f.nan:
             raise ValueError(f"overflow=nan: {f.name} has no NaN; use overflow='saturate'")
-        if not 0 <= self.seed < 2**32:
+        if not (isinstance(self.seed, Integral) and 0 <= self.seed < 2**32):
             raise ValueError(f"seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1")
 
     def __str__(self) -> str:

@@ -210,6 +210,17 @@ def test_known_events() -> None:
         assert sums[3] == ulps
 
 
+@pytest.mark.parametrize("engine", [on_numpy, on_xla])
+def test_a_rounded_difference_is_no_tie(engine: Any) -> None:
+    """(1/2 - 2^-54) ulp taken to one ulp: the difference rounds to half of one."""
+    f, nearly = rounding("e4m3fn").format, (0.5 - 2.0**-54) * 2.0**-9
+    x = np.array([[nearly, 2.0**-10, 1.0625, 1.0 - 2.0**-5, -nearly]])
+    y = np.array([[2.0**-9, 2.0**-9, 1.125, 1.0, -(2.0**-9)]])
+    found = engine(x, y, f, np.ones(x.shape, bool))[0]
+    counts = dict(zip(COUNTS, np.asarray(found).tolist(), strict=True))
+    assert (counts["ties"], counts["ties_away"], counts["away"]) == (3, 3, 5)
+
+
 # ------------------------------------------------------------------------------------- merging
 
 

@@ -12,7 +12,8 @@ from roundscope.emu.rounding.modes import without_saturation
 
 BEYOND = {  # twice the largest finite number, rounded by the format's own rule
     "e4m3fn": 448.0, "e5m2": 57344.0, "e3m2fn": 28.0, "e2m3fn": 7.5, "e2m1fn": 6.0,
-    "fp64": math.inf, "fp32": math.inf, "tf32": math.inf, "bf16": math.inf, "fp16": math.inf, "e5m10": math.inf, "e4m3": math.inf,
+    "fp64": math.inf, "fp32": math.inf, "tf32": math.inf, "bf16": math.inf,
+    "fp16": math.inf, "e5m10": math.inf, "e4m3": math.inf,
     "e5m2fnuz": math.nan, "e4m3fnuz": math.nan, "e8m0fnu": math.nan,
 }  # fmt: skip
 
@@ -20,8 +21,14 @@ BEYOND = {  # twice the largest finite number, rounded by the format's own rule
 @pytest.mark.parametrize("name", BEYOND)
 @pytest.mark.parametrize("on", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_the_formats_own_overflow(name, on):
-    """A format that nobody decided about, an executor that decides alone; infinities go with the rest."""
-    if name in ("fp64", "fp32", "tf32", "bf16", "e8m0fnu"):  # twice their largest number is no binary32 number
+    """A format that nobody decided about, an executor that decides alone."""
+    if name in (
+        "fp64",
+        "fp32",
+        "tf32",
+        "bf16",
+        "e8m0fnu",
+    ):  # twice their largest number is no binary32 number
         x = np.array([math.inf])
         got = [emu.explain(v, name).result for v in x.tolist()]
     else:
@@ -49,7 +56,10 @@ def test_ml_dtypes_overflow_is_there_for_who_asks(name):
     x = np.concatenate([x, -x])
     with np.errstate(over="ignore"):
         theirs = x.astype(getattr(ml_dtypes, f"float8_{name}")).astype(np.float32)
-    for r in (without_saturation(emu.rounding(name)), emu.rounding(name, overflow={"e5m2": "inf", "e4m3fn": "nan"}[name])):
+    for r in (
+        without_saturation(emu.rounding(name)),
+        emu.rounding(name, overflow={"e5m2": "inf", "e4m3fn": "nan"}[name]),
+    ):
         np.testing.assert_array_equal(emu.round_to(x, r), theirs)
 
 
@@ -61,4 +71,11 @@ def test_the_text_of_a_rounding_tells_overflow_apart():
         for overflow in ("saturate", "nan", *(["inf"] if emu.format_named(name).inf else []))
     }
     assert len(texts) == 2 + 3 + 2 + 3
-    assert {"e4m3fn:saturate", "e4m3fn:nan", "e5m2:inf", "e4m3fnuz", "bf16", "bf16:saturate"} <= texts
+    assert {
+        "e4m3fn:saturate",
+        "e4m3fn:nan",
+        "e5m2:inf",
+        "e4m3fnuz",
+        "bf16",
+        "bf16:saturate",
+    } <= texts

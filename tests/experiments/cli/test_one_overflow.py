@@ -22,7 +22,9 @@ def test_python_trace_sweep_and_train_agree(name):
         "Plan.at": plan.at("Q", name)[Site.Q],
         "trace --set": with_rounding(plan, f"Q={name}")[Site.Q],
         "sweep format.Q": cell_of({"preset": "fa2-bf16", "format.Q": name}).plan[Site.Q],
-        "sweep accumulator.S": cell_of({"preset": "fa2-bf16", "accumulator.S": f"ascending:{name}"}).plan.accumulator(Site.S).step,
+        "sweep accumulator.S": cell_of({"preset": "fa2-bf16", "accumulator.S": f"ascending:{name}"})
+        .plan.accumulator(Site.S)
+        .step,
         "train site=Q": trained[Site.Q],
         "preset all:": Plan.preset(f"all:{name}")[Site.Q],
     }
