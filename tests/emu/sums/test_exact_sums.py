@@ -14,7 +14,7 @@ import pytest
 from roundscope import emu
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.rounding.judge import judge
-from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from tests.emu.sums.folds import assert_folded, column, on_numpy, operands
 
@@ -83,7 +83,6 @@ BEYOND_BINARY32 = {  # a, b, init
     "cancellation across binary64": ([2.0**1000, 2.0**-1000, -(2.0**1000)], [1.0, 1.0, 1.0], 0.0),
     "a tie that 2^-1074 decides": ([1.0, 2.0**-21, 2.0**-1074], [1.0, 1.0, 1.0], 0.0),
     "subnormal throughout": ([2.0**-1040, 3 * 2.0**-1074], [1.0, 1.0], 2.0**-1073),
-    "a sum beyond binary64": ([2.0**1023, 2.0**1023, 2.0**1023], [1.0, 1.0, 1.0], 0.0),
     "largest numbers": ([1.7976931348623157e308, 1.0], [1.0, -1.0], -(2.0**970)),
     "products": ([2.0**300, 2.0**-400 + 2.0**-425], [2.0**300, 2.0**-400 + 2.0**-425], -(2.0**600)),
 }
@@ -101,6 +100,15 @@ def test_exact_sums_of_any_binary64_numbers(name: str) -> None:
         acc = Accumulator(order=Order.EXACT, step=r)
         arrays = sign * column(*a), column(*b), np.array([[sign * start]])
         assert_folded(acc, arrays, on_numpy(acc, *arrays)[0])
+
+
+@pytest.mark.parametrize("r", WIDE_STEPS, ids=str)
+def test_an_exact_sum_beyond_binary64_overflows_as_its_mode_says(r: Rounding) -> None:
+    """An infinity that toward zero should have been the largest number."""
+    acc, top = Accumulator(order=Order.EXACT, step=r), np.finfo(np.float64).max
+    arrays = column(2.0**1023, 2.0**1023, -1.0), column(1.0, 1.5, 1.0), np.zeros((1, 1))
+    assert float(on_numpy(acc, *arrays)[0][0, 0]) == judge(top, r)
+    assert float(on_numpy(acc, -arrays[0], *arrays[1:])[0][0, 0]) == judge(-top, r)
 
 
 @pytest.mark.parametrize("on", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
