@@ -153,8 +153,8 @@ def on_tensor_cores(plan: Plan, arch: str) -> Plan:
 
 
 def preset(name: str) -> Plan:
-    """The preset of that name, or all:<format>: every event in one format (saturating where it has no infinity). Either may end in
-    @<architecture>: its products on tensor cores.
+    """The preset of that name, or all:<format>: every event in one format. Either may end in @<architecture>: its products
+    on tensor cores.
 
     Raises ValueError with the nearest name.
     """
@@ -165,7 +165,7 @@ def preset(name: str) -> Plan:
         f = format_named(name.removeprefix("all:"))
         if not (f.zero and f.signed):
             raise ValueError(f"preset '{name}': {f.name} is a scale format without zero or sign; no event fits it")
-        return everywhere(name, rounding(f, overflow=None if f.inf else Overflow.SATURATE))
+        return everywhere(name, rounding(f))
     if name not in PRESETS:
         raise ValueError(unknown("preset", name, PRESETS, "or all:<format>"))
     return PRESETS[name]()

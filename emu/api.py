@@ -3,12 +3,14 @@
 Executors are imported on first use: `import emu` brings in neither numba nor jax.
 """
 
+import math
 import sys
 from typing import Any
 
 import numpy as np
 
-from roundscope.emu.backends.ops import Ops
+from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
+from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.rounding.modes import (
@@ -20,6 +22,7 @@ from roundscope.emu.rounding.modes import (
     rounding,
 )
 from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
 
@@ -44,19 +47,20 @@ def round_to(
               numbers as float64
     format    a name ("bf16", "e4m3fn", "e5m10" ...), a `Format` or a `Rounding`
     mode      a `RoundingMode` or its name; ties-to-even by default
-    overflow, nan, seed   see `Rounding`
+    overflow, nan, seed   see `Rounding`; `Format.saturates` says what overflow is by default
     first     index of x's first number in the random stream of the stochastic mode, so that pieces of an array
-              round as the whole does
-    out       NumPy only: where the result goes, x itself allowed
+              round as the whole does. Entries that `jax.vmap` maps over have the same indices, and
+              so the same random bits
+    out       NumPy only: where the result goes; may be x or overlap it
 
-    Exact: the result is the correctly rounded x, in every mode, subnormals included; idempotent; monotone.
-    Raises ValueError for unknown names, a format wider than the array, an out of another shape or type; TypeError for
-    integers. Source of the modes: IEEE 754-2019, 4.3.
+    Exact: the result is the correctly rounded x, in every mode, subnormals included. Rounding it
+    again changes nothing. Monotone where overflow is not NaN and the mode not stochastic.
+    Raises ValueError for unknown names, a format wider than the array, an out of another shape or
+    type; TypeError for integers. Source of the modes: IEEE 754-2019, 4.3.
     """
     r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
     x = _carrier(x)
-    if x.dtype == np.float32 and not (r.format.fits_binary32 or r.format.name == "e8m0fnu"):
-        raise ValueError(f"format={r.format.name}: does not fit a float32 array; pass float64")
+    _check_fits(x, r)
     random = _bits_of_flat(x, r.seed, first) if r.mode is RoundingMode.STOCHASTIC else None
     if _is_jax(x):
         if out is not None:
@@ -69,6 +73,11 @@ def round_to(
     from roundscope.emu.backends.numba import rounding as kernels
 
     return kernels.round_array(x, r, random, out)
+
+
+def _check_fits(x: Array, r: Rounding) -> None:
+    if x.dtype == np.float32 and not (r.format.fits_binary32 or r.format.name == "e8m0fnu"):
+        raise ValueError(f"format={r.format.name}: does not fit a float32 array; pass float64")
 
 
 def round_with_stats(
@@ -88,17 +97,20 @@ def round_with_stats(
 
 
 def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any) -> Array:
-    """round_to(x, ...) - x, exact (Sterbenz: the two are within a factor of two, or one is 0)."""
+    """round_to(x, ...) - x, in x's type. NaN where x is infinite or NaN and stays so.
+
+    Exact where the two are within a factor of two of each other or the result is 0 (Sterbenz):
+    always to nearest, but for saturation. Else, as for a tiny number that a directed mode takes
+    outward, the exact difference rounded to nearest.
+    """
     x = _carrier(x)
     y = round_to(x, format, mode, **policies)
     if not _is_jax(x) or x.dtype == np.float64:
         return y - x
     import jax
 
-    from roundscope.emu.backends.xla.widths import narrow, widen
-
     with jax.enable_x64(True):  # the difference may be subnormal, which float arithmetic on CPU would flush
-        return narrow(widen(y) - widen(x))
+        return _leave(_ops(x), _enter(y) - _enter(x), x.dtype)
 
 
 def ulp_of(x: Any, format: str | Format) -> Array:
@@ -117,24 +129,42 @@ def _spacing(ops: Ops, x: Array, f: Format) -> Array:
     return ops.xp.where(ops.xp.isfinite(x), spacing(ops, x, f), np.nan)
 
 
-def exp(x: Any, format: str | Format | Rounding = "fp32", mode: str | RoundingMode | None = None) -> Array:
-    """e^x, correctly rounded to binary32 or narrower for every binary32 argument; the result has x's type.
+def exp(
+    x: Any,
+    format: str | Format | Rounding = "fp32",
+    mode: str | RoundingMode | None = None,
+    *,
+    seed: int | None = None,
+    first: int = 0,
+) -> Array:
+    """e^x rounded to a format; the result has x's type and shape.
 
-    Below -400 the result is 0. For float64 arguments or formats wider than binary32, within 0.65 ulp before rounding.
+    x       as of `round_to`; a float64 array for formats that do not fit a float32 one
+    seed, first   of the stochastic mode, as of `round_to`
+
+    Correctly rounded for every argument that is a binary32 number, to every format of up to 24
+    significand bits, in every mode but the stochastic one, whose probabilities are right to 2^-28.
+    Otherwise a binary64 value is rounded once that is within 0.7 ulp of binary64 for arguments that
+    binary32 holds, 1.1 ulp for others (1 more below 2^-1022).
+    Raises ValueError and TypeError as `round_to` does.
     """
-    from roundscope.emu.functions import exp64
+    from roundscope.emu.functions import whole_exp
 
-    r = rounding(format, mode)
+    r = rounding(format, mode, seed=seed)
     x = _carrier(x)
+    _check_fits(x, r)
+    random = _bits_of_flat(x, r.seed, first) if r.mode is RoundingMode.STOCHASTIC else None
     if _is_jax(x):
         import jax
 
         with jax.enable_x64(True):
             wide = _enter(x)
             ops = _ops(wide)
-            return _leave(ops, ops.round(exp64(ops, wide), r, None), x.dtype)
+            y = ops.round(whole_exp(ops, wide, to_odd=not r.is_identity), r, random)
+            return _leave(ops, y, x.dtype)
     ops = _ops(x)
-    return ops.round(exp64(ops, _enter(x)), r, None).astype(x.dtype)
+    y = ops.round(whole_exp(ops, _enter(x), to_odd=not r.is_identity), r, random)
+    return y.astype(x.dtype)
 
 
 def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, steps: list[tuple[Array, Array]] | None = None) -> Array:
@@ -142,7 +172,9 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
 
     a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits
     each. Stochastic steps take their bits from the step's seed, the entry and the index of the addition.
+    Under `jax.vmap` every mapped entry has the same random bits.
     steps: a list that receives every addition's (before, after), leading axis k; before is the exact sum, in binary64 to odd.
+    The sign of a zero: `Accumulator`.
     `Blocked` operands: emu.blocks.dot says how their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays,
     for factors that are not numbers of a tensor core's type.
     """
@@ -168,8 +200,10 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
         if r.mode is RoundingMode.STOCHASTIC:
             rows, columns = ops.xp.arange(shape[0])[:, None], ops.xp.arange(shape[1])
             step = lambda k, total: ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))  # noqa: E731
-        return accumulate(ops, accumulator, a.T, b, start, step, steps)
+        return accumulate(ops, accumulator, a.T, b, start, step, steps, bits)
 
+    is_binary32 = a.dtype == b.dtype == np.float32 and init is None
+    bits = 2 * BINARY32.format.precision if is_binary32 else ANY_PRODUCT
     if _is_jax(a) or _is_jax(b):
         import jax
         import jax.numpy as jnp
@@ -194,10 +228,13 @@ def _checked(name: str, x: Array, f: Format) -> None:
 
 
 def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
-    """The sum along one axis, added up by the accumulator; float64. Any shape."""
+    """The sum along one axis of an array of one axis or more, added up by the accumulator; float64.
+
+    Raises ValueError for an axis that x lacks, and as `dot` does.
+    """
     x = _carrier(x)
-    moved = x if axis in (-1, x.ndim - 1) else _last(x, axis)
-    rows = moved.reshape(-1, moved.shape[-1])
+    moved = _last(x, axis_of(x.shape, axis))
+    rows = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
     return dot(rows, np.ones((rows.shape[1], 1)), accumulator).reshape(moved.shape[:-1])
 
 
@@ -207,12 +244,14 @@ def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
     x, y = _carrier(before), _carrier(after)
     if x.shape != y.shape:
         raise ValueError(f"after: shape {y.shape}, must be that of before, {x.shape}")
+    if not x.size:
+        return Stats.of(np.zeros(len(COUNTS), np.int64), np.zeros(len(SUMS)), 0.0, -1)
     if _is_jax(x):
         import jax
 
         with jax.enable_x64(True):
             a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
-            return Stats.of(*_ops(x).stats([(a, b, f, a == a)])[0][:4])
+            return Stats.of(*_ops(x).stats([(a, b, f, jax.numpy.ones(a.shape, bool))])[0][:4])
     a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
     return Stats.of(*_ops(x).stats([(a, b, f, np.ones(a.shape, bool))])[0][:4])
 
@@ -262,8 +301,7 @@ def _leave(ops: Ops, y: Array, dtype: Any) -> Array:
 
 def _last(x: Array, axis: int) -> Array:
     """x with one axis moved to the end."""
-    order = [i for i in range(x.ndim) if i != axis % x.ndim] + [axis % x.ndim]
-    return x.transpose(order)
+    return x.transpose([*(n for n in range(x.ndim) if n != axis), axis])
 
 
 def _bits_of_flat(x: Array, seed: int, first: int) -> Array:

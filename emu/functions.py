@@ -4,6 +4,9 @@ Both are evaluated in binary64 by one sequence of additions, guarded products an
 every engine gets the same bits; the result then rounds once to the event's format. exp of a binary32 argument
 rounds correctly to binary32 and to every narrower format, in every mode: its binary64 value lies on the true value's
 side of every rounding boundary (all 2^32 arguments, settled with 60 digits: tests/checks/exhaustive_exp.py).
+
+`exp64`, which attention uses, stops at e^-400 and e^709, so that no later product leaves binary64's
+normal range. `whole_exp` goes on to the ends of binary64, for formats with its exponents.
 """
 
 import math
@@ -19,6 +22,8 @@ LN2_HIGH = float.fromhex("0x1.62e42feep-1")
 LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 SMALLEST_ARGUMENT = -400.0  # e^-400 = 2^-577, so no later product leaves binary64's normal range
 LARGEST_ARGUMENT = 709.0  # e^709 = 2^1022.9
+WHOLE_RANGE = (-746.0, 710.0)  # beyond: below half of binary64's least number, and infinite
+ONE, INFINITY = 1 << 52, 0x7FF0_0000_0000_0000
 BOUNDARY = 1 << 28  # in the bits of a binary64 number: numbers of 24 bits and the midpoints of two
 EXP_TERMS = tuple(1.0 / math.factorial(n) for n in range(13, 1, -1))
 LOG_TERMS = tuple(2.0 / n for n in range(23, 2, -2))
@@ -40,10 +45,38 @@ def exp64(ops: Ops, x: Any) -> Any:
     whose first bracket is exact where x is a binary32 number of at least 2^-29. A sum that rounds to a boundary,
     such as 1, moves off it by one ulp to the side of what the rounding left out (an error of at most 1 ulp).
     """
+    k, high, low = _reduced(ops, x, SMALLEST_ARGUMENT, LARGEST_ARGUMENT)
+    return _power(ops, x, k, high, low)
+
+
+def whole_exp(ops: Ops, x: Any, *, to_odd: bool) -> Any:
+    """e^x of a float64 array, as `exp64` and to its bits where that does not stop.
+
+    to_odd  for one more rounding: subnormal results are to odd, finite arguments beyond the ends
+            of binary64 give its least and its largest number, so that a directed rounding sees
+            which way they go. Else to nearest, 0 and infinity.
+
+    The exponent is added as an integer: float arithmetic under XLA on a CPU flushes subnormals.
+    """
     xp = ops.xp
-    z = xp.fmin(xp.fmax(x, SMALLEST_ARGUMENT), LARGEST_ARGUMENT)  # a number for NaN too
+    k, high, low = _reduced(ops, x, *WHOLE_RANGE)
+    b = significand_bits(ops, high, low) + (k.astype(np.int64) << 52)
+    shift = xp.clip(1 - (b >> 52), 1, 63)
+    significand = (b & (ONE - 1)) | ONE
+    kept = significand >> shift
+    half = (1 << (shift - 1)) - 1 + (kept & 1)
+    sticky = xp.where(significand & ((1 << shift) - 1) != 0, 1, 0)
+    subnormal = kept | sticky if to_odd else (significand + half) >> shift
+    b = xp.where(b >= INFINITY, INFINITY - int(to_odd), xp.where(b < ONE, subnormal, b))
+    return _with_specials(xp, x, ops.from_bits(b))
+
+
+def _reduced(ops: Ops, x: Any, smallest: float, largest: float) -> tuple[Any, Any, Any]:
+    """k, high and low: x = k ln 2 + high - low, x cut to the range."""
+    xp = ops.xp
+    z = xp.fmin(xp.fmax(x, smallest), largest)  # a number for NaN too
     k = xp.floor(ops.multiply(z, LOG2_E) + 0.5)
-    return _power(ops, x, k, z - ops.multiply(k, LN2_HIGH), ops.multiply(k, LN2_LOW))
+    return k, z - ops.multiply(k, LN2_HIGH), ops.multiply(k, LN2_LOW)
 
 
 def exp2_64(ops: Ops, x: Any) -> Any:
@@ -60,6 +93,18 @@ def exp2_64(ops: Ops, x: Any) -> Any:
 
 def _power(ops: Ops, x: Any, k: Any, high: Any, low: Any) -> Any:
     """2^k e^(high - low), |high| <= 0.36 and low far smaller; x tells infinities and NaN."""
+    b = significand_bits(ops, high, low)
+    y = ops.multiply(ops.from_bits(b), ops.from_bits((k.astype(np.int64) + 1023) << 52))
+    return _with_specials(ops.xp, x, y)
+
+
+def _with_specials(xp: Any, x: Any, y: Any) -> Any:
+    """y = e^x where x is finite; else 0, infinity, NaN."""
+    return xp.where(xp.abs(x) < math.inf, y, xp.where(x < 0.0, 0.0, x))
+
+
+def significand_bits(ops: Ops, high: Any, low: Any) -> Any:
+    """The bits of e^(high - low); for binary32 arguments on the right side of every boundary."""
     xp = ops.xp
     r = high - low
     tail = ops.multiply(ops.multiply(r, r), _horner(ops, r, EXP_TERMS)) - low
@@ -67,9 +112,7 @@ def _power(ops: Ops, x: Any, k: Any, high: Any, low: Any) -> Any:
     left_out = ((1.0 - y) + high) + tail  # the first two additions are exact: the sign is right
     b = ops.bits(y)
     side = xp.where(left_out > 0.0, 1, xp.where(left_out < 0.0, -1, 0))
-    b = xp.where(b & (BOUNDARY - 1) == 0, b + side, b)
-    y = ops.multiply(ops.from_bits(b), ops.from_bits((k.astype(np.int64) + 1023) << 52))
-    return xp.where(xp.abs(x) < math.inf, y, xp.where(x < 0.0, 0.0, x))
+    return xp.where(b & (BOUNDARY - 1) == 0, b + side, b)
 
 
 def log64(ops: Ops, x: Any) -> Any:

@@ -1,8 +1,10 @@
 """`Ops`: what an algorithm needs from an array library, so that it is written once.
 
-Three records exist: `numpy_ops()` (NumPy with Numba kernels), `xla_ops(zero)` (JAX) and `kernel_ops()` (in Pallas kernels). Every value is
-binary64, the carrier: a product of two numbers of up to 26 bits is exact in it, and rounding such a sum,
-product, quotient or root once to p <= 24 bits gives the correctly rounded result (53 >= 2p + 2, Figueroa 1995).
+Three records exist: `numpy_ops()` (NumPy with Numba kernels), `xla_ops(zero)` (JAX) and
+`kernel_ops()` (in Pallas kernels). Every value is binary64, the carrier: a product of two numbers
+of up to 26 bits is exact in it, and rounding such a sum, product, quotient or root once to nearest,
+in p <= 24 bits, gives the correctly rounded result (53 >= 2p + 2, Figueroa 1995). Other modes round
+what binary64 has rounded to nearest: toward zero, 1 - 2^-60 is 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ class Ops:
     transposed (T, K) -> (K, T)
     odd_sum    a + b in binary64, rounded to odd (emu.sums.odd)
     multiply   a * b that no compiler fuses with a following addition
+    hidden     the array, its numbers unknown to the compiler: XLA takes 0 + x for x, -0 too
     bits       float64 -> its int64 bits;  from_bits: back
     scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
                tuple xs; y is None, an array, or tuples and dicts of them, stacked in ys
@@ -45,6 +48,7 @@ class Ops:
     transposed: Callable[[Array], Array]
     odd_sum: Callable[[Array, Array], Array]
     multiply: Callable[[Array, Array], Array]
+    hidden: Callable[[Array], Array]
     bits: Callable[[Array], Array]
     from_bits: Callable[[Array], Array]
     scan: Callable[..., Any]

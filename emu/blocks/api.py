@@ -92,7 +92,10 @@ def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | No
 
 
 def to_blocks(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any) -> Blocked:
-    """x in a block format, elements and scales apart: from_blocks(to_blocks(x, f)) is round_blocks(x, f).
+    """x in a block format, elements and scales apart.
+
+    Of a float32 array, from_blocks(to_blocks(x, f)) is round_blocks(x, f); of a float64 array it is
+    that rounded to binary32.
 
     Arguments and errors as of `round_blocks`; also ValueError for an array without numbers.
     """

@@ -73,7 +73,8 @@ def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
 
 def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | None) -> Array:
     left, right = (_operand(xp, x, acc.alignment) for x in (a.T, b))
-    ops, init = _ops(left.numbers), _enter(xp.asarray(init))
+    ops = _ops(left.numbers)
+    init = ops.hidden(_enter(xp.asarray(init)))
     apart = left.scales is not None or right.scales is not None
     add = _by_blocks if apart else _at_once
     if left.tensor is None and right.tensor is None:

@@ -98,21 +98,17 @@ class BlockFormat:
         return self.element.format.bits + self.scale.bits / (self.size * self.rows)
 
 
-def _saturated(name: str) -> Rounding:
-    return rounding(name, overflow=Overflow.SATURATE)
-
-
 _NVFP4 = BlockFormat(
-    element=_saturated("e2m1fn"), size=16, scale=format_named("e4m3fn"), rule=ScaleRule.NEAREST, tensor=True
+    element=rounding("e2m1fn"), size=16, scale=format_named("e4m3fn"), rule=ScaleRule.NEAREST, tensor=True
 )  # fmt: skip
 _DEEPSEEK = BlockFormat(element=E4M3, size=128, scale=format_named("fp32"), rule=ScaleRule.NEAREST)
 
 BLOCK_NAMED: dict[str, BlockFormat] = {
     "mxfp8_e4m3": BlockFormat(element=E4M3),
     "mxfp8_e5m2": BlockFormat(element=E5M2),
-    "mxfp6_e3m2": BlockFormat(element=_saturated("e3m2fn")),
-    "mxfp6_e2m3": BlockFormat(element=_saturated("e2m3fn")),
-    "mxfp4": BlockFormat(element=_saturated("e2m1fn")),
+    "mxfp6_e3m2": BlockFormat(element=rounding("e3m2fn")),
+    "mxfp6_e2m3": BlockFormat(element=rounding("e2m3fn")),
+    "mxfp4": BlockFormat(element=rounding("e2m1fn")),
     "mxint8": BlockFormat(element=Rounding(format=INT8)),
     "nvfp4": _NVFP4,
     "fp8_1x128": _DEEPSEEK,  # DeepSeek-V3, arXiv 2412.19437, 3.3.2: activations

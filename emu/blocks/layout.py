@@ -43,14 +43,22 @@ class Layout(NamedTuple):
 
 def layout_of(shape: tuple[int, ...], f: BlockFormat, axis: int) -> Layout:
     """The layout of one array. Raises ValueError for an axis that it lacks, or a tile on a vector."""
-    dimensions = len(shape)
-    if not -dimensions <= axis < dimensions:
-        raise ValueError(f"axis={axis}: the array has {dimensions} axes; give -{dimensions} to {dimensions - 1}")
+    dimensions, axis = len(shape), axis_of(shape, axis)
     if f.rows > 1 and dimensions < 2:
         raise ValueError(f"rows={f.rows}: a tile needs an array of two axes or more, this one has shape {shape}")
-    axis %= dimensions
     line = -1 if dimensions < 2 else axis + 1 if axis + 1 < dimensions else axis - 1
     return Layout(tuple(shape), axis, line, f.size, f.rows)
+
+
+def axis_of(shape: tuple[int, ...], axis: int) -> int:
+    """The axis counted from 0. Raises ValueError for one that an array of that shape lacks."""
+    dimensions = len(shape)
+    if not dimensions:
+        raise ValueError("x: a single number has no axis; give an array of one axis or more")
+    if not -dimensions <= axis < dimensions:
+        repair = f"give -{dimensions} to {dimensions - 1}"
+        raise ValueError(f"axis={axis}: the array has {dimensions} axes; {repair}")
+    return axis % dimensions
 
 
 def to_lines(xp: Any, x: Array, at: Layout) -> Array:

@@ -94,7 +94,8 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
     rest_down, rest_up = _power(half - exponent), _power(exponent - half)
     q = _floats(a) * down * rest_down
     c = _floats((jnp.maximum(lax.bitcast_convert_type(q, jnp.int32) >> 23, t.emin) + t.drop) << 23)
-    p = jnp.minimum((q + c) - c, _floats(t.largest))
+    p = (q + c) - c
+    p = jnp.where(p < _floats(t.largest), p, _floats(t.largest))  # also where C is no number: V / X is then far too large
     y = lax.bitcast_convert_type(p * up * rest_up, jnp.int32)
     sign = jnp.where((y == 0) & (t.negative_zero == 0), 0, b & SIGN)
     scaled = jnp.where(top < INFINITE32, y | sign, NAN32)

@@ -24,6 +24,11 @@ class Format:
     signed         whether it has negative numbers
     zero           whether it has a zero (e8m0fnu has none)
     negative_zero  whether it tells -0 from +0 (the fnuz formats do not)
+    saturates      what overflow means where nobody says otherwise, in every function, plan and command: True, the
+                   largest finite number, as NVIDIA's conversions and attention kernels have it (e4m3fn and e5m2, for
+                   which OCP OFP8 1.0 leaves the choice); False, infinity as in IEEE 754 (16 bits and wider, every
+                   e<x>m<y>), or NaN in a format without infinity (the fnuz formats, e8m0fnu). A format that has
+                   neither (FP6, FP4) saturates whatever stands here. `Rounding.overflow` says it of one rounding.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Format:
     signed: bool = True
     zero: bool = True
     negative_zero: bool = True
+    saturates: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.precision <= 53:
@@ -83,7 +89,7 @@ class Format:
 
     @property
     def tie_window(self) -> float:
-        """Largest gap g with exp(-g) rounding to 1 (nearest): -ln(1 - 2^-(p+1)). PAPERS oracle 4."""
+        """Largest gap g with exp(-g) rounding to 1 (nearest): -ln(1 - 2^-(p+1))."""
         return -math.log1p(-math.ldexp(1.0, -(self.precision + 1)))
 
     def holds(self, other: "Format") -> bool:
@@ -107,8 +113,8 @@ NAMED: dict[str, Format] = {
         Format(name="tf32", precision=11, emin=-126, max_finite=float.fromhex("0x1.ffcp127"), inf=True, nan=True),
         Format(name="bf16", precision=8, emin=-126, max_finite=float.fromhex("0x1.fep127"), inf=True, nan=True),
         Format(name="fp16", precision=11, emin=-14, max_finite=65504.0, inf=True, nan=True),
-        Format(name="e5m2", precision=3, emin=-14, max_finite=57344.0, inf=True, nan=True),
-        Format(name="e4m3fn", precision=4, emin=-6, max_finite=448.0, inf=False, nan=True),
+        Format(name="e5m2", precision=3, emin=-14, max_finite=57344.0, inf=True, nan=True, saturates=True),
+        Format(name="e4m3fn", precision=4, emin=-6, max_finite=448.0, inf=False, nan=True, saturates=True),
         Format(name="e5m2fnuz", precision=3, emin=-15, max_finite=57344.0, inf=False, nan=True, negative_zero=False),
         Format(name="e4m3fnuz", precision=4, emin=-7, max_finite=240.0, inf=False, nan=True, negative_zero=False),
         Format(name="e3m2fn", precision=3, emin=-2, max_finite=28.0, inf=False, nan=False),

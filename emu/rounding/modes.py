@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from numbers import Integral
 
 from roundscope.emu.formats.format import Format, format_named, unknown
 
@@ -46,10 +47,13 @@ class Rounding:
 
     format    the target
     mode      direction
-    overflow  INF, NAN or SATURATE; by default what the format's specification says: INF where it has
-              infinities, else NAN where it has NaN, else SATURATE
+    overflow  INF, NAN or SATURATE; by default the format's own (`Format.saturates`). SATURATE takes infinities to the
+              largest finite number too
     nan       what NaN becomes where the format has none
-    seed      of the stochastic mode's counter-based bits
+    seed      of the stochastic mode's counter-based bits (`emu.rounding.random`: which seeds share)
+
+    Its text says overflow where it is not what IEEE 754 would have ("e4m3fn:saturate", "fp16:saturate"), or not the
+    format's own ("e4m3fn:nan", "e5m2:inf").
 
     Raises ValueError if the format cannot hold what a policy asks for.
     """
@@ -63,19 +67,18 @@ class Rounding:
     def __post_init__(self) -> None:
         f = self.format
         if self.overflow is None:
-            default = Overflow.INF if f.inf else Overflow.NAN if f.nan else Overflow.SATURATE
-            object.__setattr__(self, "overflow", default)
+            object.__setattr__(self, "overflow", Overflow.SATURATE if f.saturates else _unsaturated(f))
         if self.overflow is Overflow.INF and not f.inf:
             raise ValueError(f"overflow=inf: {f.name} has no infinity; use overflow='saturate'")
         if self.overflow is Overflow.NAN and not f.nan:
             raise ValueError(f"overflow=nan: {f.name} has no NaN; use overflow='saturate'")
-        if not 0 <= self.seed < 2**32:
+        if not (isinstance(self.seed, Integral) and 0 <= self.seed < 2**32):
             raise ValueError(f"seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1")
 
     def __str__(self) -> str:
         mode = "" if self.mode is RoundingMode.TIES_TO_EVEN else f":{self.mode}"
-        saturates = self.overflow is Overflow.SATURATE and (self.format.inf or self.format.nan)
-        return f"{self.format.name}{mode}{':saturate' if saturates else ''}"
+        is_plain = self.overflow is _unsaturated(self.format) and not self.format.saturates
+        return f"{self.format.name}{mode}{'' if is_plain else f':{self.overflow}'}"
 
     @property
     def is_identity(self) -> bool:
@@ -88,6 +91,15 @@ class Rounding:
         """Whether 0, -0, infinities and NaN stay what they are."""
         f = self.format
         return self.overflow is Overflow.INF and f.nan and f.zero and f.negative_zero and f.signed
+
+
+def _unsaturated(f: Format) -> Overflow:
+    return Overflow.INF if f.inf else Overflow.NAN if f.nan else Overflow.SATURATE
+
+
+def without_saturation(r: Rounding) -> Rounding:
+    """The rounding with overflow to infinity, or to NaN in a format without infinity: what ml_dtypes' conversions do."""
+    return replace(r, overflow=_unsaturated(r.format))
 
 
 def mode_named(name: str | RoundingMode) -> RoundingMode:
@@ -134,5 +146,5 @@ BINARY64 = rounding("fp64")
 BINARY32 = rounding("fp32")
 BF16 = rounding("bf16")
 FP16 = rounding("fp16")
-E4M3 = rounding("e4m3fn", overflow="saturate")
-E5M2 = rounding("e5m2", overflow="saturate")
+E4M3 = rounding("e4m3fn")
+E5M2 = rounding("e5m2")

@@ -3,7 +3,8 @@
 Adding c = 1.5 * 2^(e + 53 - p), e the exponent of x (at least emin), puts the last bit that the target keeps on
 the last bit of binary64: the addition rounds x to nearest even there, the subtraction is exact. Five times as
 fast as the rule on a CPU, equal to it in every bit (tests/emu/rounding/test_nearest.py). c depends on x, so no compiler
-folds (x + c) - c.
+folds (x + c) - c. Where |x| is 2^(971 + p) or more, c would lie beyond binary64: its bits are those of
+NaN for one binade, and of tiny numbers above. So y is NaN, or x itself; the test against the largest number takes both for overflows.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ def nearest_even(x: Array, t: Target) -> Array:
     y = (x + c) - c
     # (x + c) - c loses the sign of a zero
     y = _float(lax.bitcast_convert_type(y, jnp.int64) | (b & SIGN))
-    y = jnp.where(jnp.abs(y) > _float(_word(t.largest)), jnp.copysign(_float(_word(t.over_positive)), x), y)
+    y = jnp.where(jnp.abs(y) <= _float(_word(t.largest)), y, jnp.copysign(_float(_word(t.over_positive)), x))
     y = jnp.where(exponent == EXPONENT, jnp.where(jnp.isnan(x), x, jnp.copysign(_float(_word(t.infinite)), x)), y)
     return y if isinstance(t.drop, int) else jnp.where(t.drop == 0, x, y)
 

@@ -1,4 +1,10 @@
-"""The random bits of an event: from the seed, the event's stream, and its coordinates, and nothing else."""
+"""The random bits of an event: from the seed, the event's stream and its coordinates, nothing else.
+
+A mapped axis (`jax.vmap`) is no coordinate: its entries have the same bits. The key of the k-th
+addition of a sum is seed ^ (k STEP), so seeds can meet: `round_to` with seed STEP draws what the
+first addition of `dot` with seed 0 draws in row 0. Of two seeds that are chosen without regard to
+STEP that has a chance of 2^-32.
+"""
 
 from typing import Any
 

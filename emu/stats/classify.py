@@ -1,7 +1,9 @@
 """What a rounding did to one number, judged from outside: from the number before and after, and the format.
 
-Written once; Numba compiles it for scalars, XLA traces it on arrays. Binary64 throughout: `after - before`
-is exact, since the two are within a factor of two of each other or one of them is zero (Sterbenz).
+Written once; Numba compiles it for scalars, XLA traces it on arrays. Binary64 throughout: `after -
+before` is exact where the two are within a factor of two of each other or one of them is zero
+(Sterbenz): always to nearest, but for saturation. Else, as for a tiny number taken outward, it is
+rounded to nearest, and `after - error` is `before` only where half an ulp is no rounded difference.
 """
 
 from collections.abc import Callable
@@ -51,8 +53,8 @@ def build_classify(where: Callable[..., Any], from_bits: Callable[..., Any], com
         ulps = where(error != 0.0, error * per_ulp, 0.0)  # 1 / ulp is no number where the argument is none
         size = where(ulps < 0.0, -ulps, ulps)
         away, toward = finite & (b > a), finite & (b < a)
-        tie = size == 0.5
-        # an overflow is further than half an ulp above the largest finite number; inf and NaN tell by themselves
+        tie = (size == 0.5) & (after - error == before)
+        # beyond the largest finite number; then infinite, NaN or over half an ulp away: see `Stats`
         beyond = (a < INFINITY) & (a > f.largest) & ((b >= INFINITY) | (size > 0.5))
         return (
             away | toward,

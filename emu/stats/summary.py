@@ -18,8 +18,15 @@ class Stats:
     """What a set of rounding events did.
 
     counts  n; inexact; ties (exactly half way), ties_away; away from / toward zero; carries (into the next binade);
-            overflow (finite, beyond the largest finite number); underflow (to zero); subnormal results; nan results
-    error, abs_error, sq_error   sums of the signed, absolute and squared error (after - before)
+            overflow; underflow (to zero); subnormal results; nan results
+    overflow   finite numbers beyond the largest finite one that became infinite or NaN, or a number
+               more than half an ulp away. To nearest that is what IEEE 754-2019, 7.4 calls an
+               overflow, but for a tie that saturates: 61440 in e5m2 is not counted. In other modes
+               it is not: of numbers that e5m2 saturates, 65000 toward zero counts and does not
+               overflow by IEEE, 60000 toward positive does not count and overflows
+    inexact    finite numbers with another finite result, so nothing that becomes infinite or NaN
+    error, abs_error, sq_error   sums of the signed, absolute and squared error, after - before:
+               exact to nearest but for saturation (`emu.stats.classify`)
     ulps, abs_ulps, sq_ulps      the same in ulps of the target format
     peak, place                  the largest |error| in ulps and the flat index of its event; -1 without events
     """

@@ -1,8 +1,10 @@
 """`Accumulator`: how a sum of products becomes one number, step by step or exactly.
 
-Every step is one rounding of the exact sum of two numbers to the step's format: a machine's fused multiply-add, for factors of any of its
-formats. Products are binary64 numbers, exact for factors of up to 26 bits (emu.sums.odd; a step to 52 bits or more is an addition in
-binary64).
+Every step is one rounding of the exact sum of two numbers to the step's format: a machine's fused
+multiply-add, for factors of any of its formats. Products are binary64 numbers, exact for factors of
+up to 26 bits (emu.sums.odd; a step to 52 bits or more is an addition in binary64). A sum of two
+numbers that is 0 is +0 unless both are -0; toward negative too, where IEEE 754-2019, 6.3 asks for
+-0.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.rounding.modes import BINARY32, BINARY64, Rounding, RoundingMode
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
-from roundscope.emu.sums.exact import exact_sum
+from roundscope.emu.sums.exact import OF_BINARY32, OF_BINARY64, exact_sum
 from roundscope.emu.sums.odd import sum_to_round
 
 
@@ -24,8 +26,8 @@ class Order(StrEnum):
     ASCENDING = "ascending"  # ((init + x0) + x1) + x2 ...
     PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
     HALVES = "halves"  # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU or SIMD unit add
-    CHUNKED = "chunked"  # each chunk ascending from its first product; chunk sums ascending from init
-    EXACT = "exact"  # init + the exact sum, one rounding at the end
+    CHUNKED = "chunked"  # each chunk ascending from 0: its first product rounds; the sums from init
+    EXACT = "exact"  # init + the exact sum, one rounding at the end; +0 where all terms are zeros
     ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.sums.aligned
     NATIVE = "native"  # whatever the device does, in float32: fast, not reproducible
 
@@ -83,12 +85,14 @@ def accumulate(
 ) -> Array:  # fmt: skip
     """init + sum over k of a[k, :, None] b[k, None, :], by the accumulator.
 
-    a: (K, T); b: (K, N); init: (T, N); result (T, N). `step` replaces the rounding of each addition (a
-    stochastic one needs its index); `steps` is a list to which every addition's (before, after) is appended.
-    `product_bits` spares work: the most significand bits of a product; up to 24 only where all numbers are binary32 ones.
+    a: (K, T); b: (K, N); init: (T, N); result (T, N). `step` replaces the rounding of each addition
+    (a stochastic one needs its index); `steps` is a list to which every addition's (before, after)
+    is appended. `product_bits` spares work: the most significand bits of a product; below 53 only
+    where all numbers are binary32 ones.
     """
     if acc.order is Order.NATIVE:
         return ops.native(a.astype("float32").T, b.astype("float32")).astype("float64") + init
+    init = ops.hidden(init)
     if acc.order is Order.ASCENDING and step is None and steps is None:
         return ops.ascending(a, b, init, acc.step, product_bits)
     if acc.alignment is not None:
@@ -98,7 +102,8 @@ def accumulate(
     step = _kept(step or _plain(ops, acc.step), steps)
     add = partial(sum_to_round, ops, acc.step.format.precision)
     if acc.order is Order.EXACT:
-        return step(0, exact_sum(ops, a, b, init))
+        words = OF_BINARY32 if product_bits < EXACT_PRODUCT else OF_BINARY64
+        return step(0, exact_sum(ops, a, b, init, words))
     if acc.order is Order.ASCENDING:
         return _ascending(ops, add, step, a, b, init, 0, steps)
     if acc.order in (Order.PAIRWISE, Order.HALVES):
@@ -172,7 +177,7 @@ def _tree(ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init
 
 
 def _chunked(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array, steps: Steps | None) -> Array:
-    zero, total = ops.xp.zeros_like(init), init
+    zero, total = ops.hidden(ops.xp.zeros_like(init)), init
     for n, lo in enumerate(range(0, a.shape[0], acc.chunk)):
         chunk = slice(lo, lo + acc.chunk)
         part = _ascending(ops, add, step, a[chunk], b[chunk], zero, lo + n, steps)

@@ -62,7 +62,7 @@ def in_chunks(ops: Ops, x: Array, chunk: int) -> Array:
     """(K, lines) as (chunks, chunk, lines), filled up with zeros as a kernel fills up its tiles."""
     if missing := -x.shape[0] % chunk:
         x = ops.xp.concatenate([x, ops.xp.zeros((missing, x.shape[1]))])
-    return x.reshape(-1, chunk, x.shape[1])
+    return x.reshape(x.shape[0] // chunk, chunk, x.shape[1])
 
 
 def _chunk_added(ops: Ops, acc: Any, total: Array, a: Array, w_a: Array, b: Array, w_b: Array) -> Array:

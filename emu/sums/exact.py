@@ -1,73 +1,102 @@
 """The exact sum of products, in fixed point, on any array library.
 
-A product of two binary32 numbers is an integer of at most 48 bits times a power of two between 2^-298
-and 2^208. The sum is kept in words of 32 bits, word w worth 2^(32 w - BASE), each in an int64 that takes
-2^31 additions before it could overflow: no rounding happens before the last step.
+The sum is kept in words of 32 bits, word w worth 2^(32 w - base), each in an int64 that takes 2^31
+additions before it could overflow: no rounding happens before the last step. Products of two
+binary32 numbers, multiples of 2^-298 below 2^256, need 19 words; any binary64 numbers 68.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from roundscope.emu.backends.ops import Array, Ops
 
-BASE = 320  # the lowest word's exponent: below the smallest product and the smallest binary64 init step used
-WORDS = 19  # up to 2^(32 * 19 - 320) = 2^288, above the largest sum of 2^31 products
+
+class Words(NamedTuple):
+    """Where the words of a sum lie."""
+
+    base: int  # the lowest word is worth 2^-base
+    count: int
+
+
+OF_BINARY32 = Words(320, 19)  # to 2^288, above the largest sum of 2^31 products of binary32 numbers
+OF_BINARY64 = Words(1088, 68)  # to 2^1088, above that of 2^31 binary64 numbers
 LOW = 0xFFFF_FFFF
+LARGEST = 0x7FEF_FFFF_FFFF_FFFF  # bits of binary64's largest number
 
 
-def exact_sum(ops: Ops, a: Array, b: Array, init: Array) -> Array:
+def exact_sum(ops: Ops, a: Array, b: Array, init: Array, at: Words = OF_BINARY64) -> Array:
     """init + sum over k of a[k, :, None] b[k, None, :] as a binary64 number rounded to odd at 31 bits or more.
 
-    Rounding to odd keeps a sticky bit in the last place, so one more rounding to 29 bits or fewer is the rounding of
-    the exact sum (Boldo and Melquiond 2008). a, b, init hold binary32 numbers. a: (K, T), b: (K, N), init: (T, N).
+    Rounding to odd keeps a sticky bit in the last place, so one more rounding to 29 bits or fewer
+    is the rounding of the exact sum (Boldo and Melquiond 2008). A sum of zeros is +0, one beyond
+    binary64 its largest number; infinities of one sign give that infinity, of both signs NaN.
+
+    a: (K, T), b: (K, N), init: (T, N). Products are binary64 numbers: exact for factors of up to 26
+    bits that stay inside its range (under XLA on a CPU its normal range).
+    at: OF_BINARY32 where all of them hold binary32 numbers, the same sum for a third of the work.
     """
     xp = ops.xp
-    words = xp.zeros((WORDS, *init.shape), dtype=np.int64)
-    words = _add(ops, words, init)
-    words, _ = ops.scan(lambda w, k, x: (_add(ops, w, x[0][:, None] * x[1][None, :]), None), words, (a, b))
-    special, _ = ops.scan(lambda s, k, x: (s + x[0][:, None] * x[1][None, :] * 0.0, None), init * 0.0, (a, b))
-    return _to_odd(ops, words) + special  # adds 0, or NaN where an operand was infinite or NaN
+
+    def add(sums: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
+        words, special = sums
+        return _add(ops, at, words, x), special + xp.where(xp.isfinite(x), 0.0, x)
+
+    def body(sums: Any, k: Any, x: tuple[Array, Array]) -> tuple[Any, None]:
+        return add(sums, x[0][:, None] * x[1][None, :]), None
+
+    nothing = xp.zeros((at.count, *init.shape), dtype=np.int64), xp.zeros(init.shape)
+    (words, special), _ = ops.scan(body, add(nothing, init), (a, b))
+    return xp.where(special == 0.0, _to_odd(ops, at, words), special)
 
 
-def _add(ops: Ops, words: Array, x: Array) -> Array:
-    """words + x, x a float64 array whose last bit is worth at least 2^-BASE."""
+def _add(ops: Ops, at: Words, words: Array, x: Array) -> Array:
+    """words + x, x a float64 array whose last bit is worth at least 2^-base."""
     xp = ops.xp
     bits = ops.bits(x)
     sign = xp.where(bits < 0, -1, 1)
     exponent = (bits >> 52) & 0x7FF
-    significand = xp.where(exponent == 0, 0, (bits & (2**52 - 1)) | 2**52)
-    # subnormal binary64 cannot occur; shift right what reaches below the last word (zeros, by the bound above)
-    place = exponent - 1075 + BASE
-    significand = significand >> xp.clip(-place, 0, 63)
-    place = xp.clip(place, 0, 32 * (WORDS - 2) - 1)
+    significand = (bits & (2**52 - 1)) | xp.where(exponent == 0, 0, 2**52)
+    place = xp.maximum(exponent, 1) - 1075 + at.base
+    significand = significand >> xp.clip(-place, 0, 63)  # zeros, by the bound above
+    place = xp.clip(place, 0, 32 * (at.count - 2) - 1)  # where x is infinite or NaN, no matter what
     first, shift = place >> 5, place & 31
     low = (significand & LOW) << shift
     high = ((significand >> 32) << shift) + (low >> 32)
-    index = xp.arange(WORDS).reshape(-1, *([1] * x.ndim))
+    index = xp.arange(at.count).reshape(-1, *([1] * x.ndim))
     for offset, part in enumerate((low & LOW, high & LOW, high >> 32)):
         words = words + xp.where(index == first + offset, sign * part, 0)
     return words
 
 
-def _to_odd(ops: Ops, words: Array) -> Array:
-    """The number that the words stand for, rounded to odd at 31 to 53 bits."""
+def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
+    """The number that the words stand for, rounded to odd at 31 to 53 bits, or below 2^-1056."""
     xp = ops.xp
-    negative = _carried(words, WORDS)[-1] < 0
-    limbs = _carried(xp.where(negative, -words, words), WORDS)
+    negative = _carried(words, at.count)[-1] < 0
+    limbs = _carried(xp.where(negative, -words, words), at.count)
     head = xp.zeros_like(limbs[0])  # the leading words, as an integer below 2^62 whose last bit is sticky
-    place = xp.zeros(head.shape)
-    for w in range(WORDS - 1, -1, -1):
+    exponent = xp.zeros_like(head)  # of that bit
+    for w in range(at.count - 1, -1, -1):
         room = head < 2**30
         shifted = xp.where(room, (head << 32) | limbs[w], head | xp.where(limbs[w] != 0, 1, 0))
-        place = xp.where(room, float(w), place)
+        exponent = xp.where(room, 32 * w - at.base, exponent)
         head = shifted
     for bits in (8, 4, 2, 1):  # down to 53 bits, ORing what falls off into the last place
         wide = head >= 2 ** (52 + bits)
         head = xp.where(wide, (head >> bits) | xp.where(head & (2**bits - 1), 1, 0), head)
-        place = xp.where(wide, place + bits / 32.0, place)
-    magnitude = head.astype(np.float64) * _power(ops, place)
+        exponent = xp.where(wide, exponent + bits, exponent)
+    magnitude = _scaled(ops, head, exponent)
     return xp.where(negative, -magnitude, magnitude)
+
+
+def _scaled(ops: Ops, n: Array, exponent: Array) -> Array:
+    """n 2^exponent, 0 <= n < 2^53, at most binary64's largest number. By integers: subnormals too."""
+    xp = ops.xp
+    b = ops.bits(n.astype(np.float64)) + (exponent << 52)
+    significand = (b & (2**52 - 1)) | 2**52
+    subnormal = significand >> xp.clip(1 - (b >> 52), 0, 63)  # exact: a multiple of 2^-1074
+    found = xp.where(b < 2**52, subnormal, xp.minimum(b, LARGEST))
+    return ops.from_bits(xp.where(n == 0, 0, found))
 
 
 def _carried(words: Array, count: int) -> list[Any]:
@@ -78,9 +107,3 @@ def _carried(words: Array, count: int) -> list[Any]:
         limbs.append(total & LOW if w < count - 1 else total)
         carry = total >> 32
     return limbs
-
-
-def _power(ops: Ops, place: Array) -> Array:
-    """2^(32 place - BASE)."""
-    exponent = (place * 32.0).astype(np.int64) - BASE
-    return ops.from_bits((exponent + 1023) << 52)

@@ -112,9 +112,9 @@ def ours_on_xla(name: str) -> Round:
     import jax
 
     from roundscope.emu.backends.xla import rounding as xla
-    from roundscope.emu.rounding.modes import rounding
+    from roundscope.emu.rounding.modes import rounding, without_saturation
 
-    return jax.jit(lambda x: xla.round_array(x, rounding(name)))  # type: ignore[no-any-return]
+    return jax.jit(lambda x: xla.round_array(x, without_saturation(rounding(name))))  # type: ignore[no-any-return]
 
 
 def on_cpu(x: np.ndarray) -> Any:

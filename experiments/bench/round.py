@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.rounding.modes import rounding, without_saturation
 from roundscope.experiments.bench.rivals import RIVALS, Rival
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "e2m3fn")
@@ -77,7 +77,7 @@ def bench_round(
     rows = []
     with numba_threads(threads), np.errstate(all="ignore"):
         for name in names:
-            r = rounding(name)
+            r = without_saturation(rounding(name))
             round_array(x, r, out=y)
             field: dict[str, Any] = {
                 "copy": (parallel_copy(x, y.copy(), threads), size),

@@ -24,7 +24,6 @@ from roundscope.attention.plan import Plan, site_named
 from roundscope.attention.sites import Site
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import Format, unknown
-from roundscope.emu.rounding.modes import Overflow, Rounding
 from roundscope.experiments.errors import UsageError
 
 WHATS = ("exact", "ulps", "bias", "set", "flip", "noise")
@@ -85,7 +84,7 @@ def _held(x: float, f: Format) -> float:
     """x if the format holds it."""
     if abs(x) > f.max_finite:
         raise ValueError(f"{f.name} cannot hold {x:g}; its largest number is {f.max_finite:g}")
-    nearest = float(round_to(np.array(x), Rounding(format=f, overflow=None if f.inf else Overflow.SATURATE)))
+    nearest = float(round_to(np.array(x), f))
     if nearest != x:
         raise ValueError(f"{f.name} cannot hold {x!r}; the nearest number it has is {nearest!r}")
     return x

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from roundscope.emu.formats.format import format_named, unknown
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.rounding.modes import rounding, without_saturation
 
 REFERENCES: dict[str, type] = {
     "bf16": ml_dtypes.bfloat16,
@@ -56,7 +56,7 @@ def reference(name: str) -> Rounder:
 
 def rounder(name: str, engine: str) -> Rounder:
     """float32 -> float32, to nearest even, by one executor."""
-    r = rounding(name)
+    r = without_saturation(rounding(name))
     if engine == "numpy":
         from roundscope.emu.backends.numba.rounding import round_array
 

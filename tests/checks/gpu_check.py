@@ -28,7 +28,7 @@ import numpy as np
 from roundscope.attention import Examined, Plan
 from roundscope.emu.formats.format import NAMED
 from roundscope.emu.functions import exp64, log64
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding, without_saturation
 from roundscope.emu.rounding.random import event_bits
 from roundscope.emu.stats.classify import COUNTS
 from tests.checks.engines import FAMILIES, RESULTS, SUMMARY, bits, bits31, normal, run
@@ -129,7 +129,8 @@ def _boundaries(word: type, fraction: int) -> np.ndarray:
 
 
 def roundings() -> dict[str, Rounding]:
-    return {f"{name} {mode}": rounding(name, mode, seed=3) for name in NAMED if name != "fp64" for mode in RoundingMode}
+    """Overflow as IEEE 754 has it, so that infinities and NaN of overflow are met where a format has them."""
+    return {f"{name} {mode}": without_saturation(rounding(name, mode, seed=3)) for name in NAMED if name != "fp64" for mode in RoundingMode}
 
 
 @cache

@@ -28,9 +28,9 @@ ROUNDINGS = tuple(
     for f, mode, overflow in (
         ("bf16", "ties-to-even", None), ("bf16", "ties-to-away", None), ("bf16", "toward-zero", None), ("bf16", "stochastic", None),
         ("fp16", "ties-to-even", None), ("fp16", "toward-positive", None), ("fp16", "ties-to-even", "saturate"),
-        ("e4m3fn", "ties-to-even", None), ("e4m3fn", "ties-to-even", "saturate"), ("e4m3fn", "to-odd", None),
+        ("e4m3fn", "ties-to-even", "nan"), ("e4m3fn", "ties-to-even", "saturate"), ("e4m3fn", "to-odd", "nan"),
         ("bf16", "away-from-zero", None),
-        ("e5m2", "ties-to-even", "saturate"), ("e5m2", "toward-negative", None), ("e4m3fnuz", "ties-to-even", None),
+        ("e5m2", "ties-to-even", "saturate"), ("e5m2", "toward-negative", "inf"), ("e4m3fnuz", "ties-to-even", None),
         ("e2m1fn", "ties-to-even", None), ("e3m2fn", "ties-to-away", None), ("fp32", "ties-to-even", None),
     )
 )  # fmt: skip
@@ -208,6 +208,17 @@ def test_known_events() -> None:
         counts, sums, *_ = on_numpy(np.array([[x]]), np.array([[y]]), f, np.ones((1, 1), bool))
         assert {name for name, c in zip(COUNTS, counts, strict=True) if c} == flags | {"n"}, x
         assert sums[3] == ulps
+
+
+@pytest.mark.parametrize("engine", [on_numpy, on_xla])
+def test_a_rounded_difference_is_no_tie(engine: Any) -> None:
+    """(1/2 - 2^-54) ulp taken to one ulp: the difference rounds to half of one."""
+    f, nearly = rounding("e4m3fn").format, (0.5 - 2.0**-54) * 2.0**-9
+    x = np.array([[nearly, 2.0**-10, 1.0625, 1.0 - 2.0**-5, -nearly]])
+    y = np.array([[2.0**-9, 2.0**-9, 1.125, 1.0, -(2.0**-9)]])
+    found = engine(x, y, f, np.ones(x.shape, bool))[0]
+    counts = dict(zip(COUNTS, np.asarray(found).tolist(), strict=True))
+    assert (counts["ties"], counts["ties_away"], counts["away"]) == (3, 3, 5)
 
 
 # ------------------------------------------------------------------------------------- merging

@@ -48,6 +48,7 @@ def kernel_ops() -> Ops:
         transposed=marks.transposed,
         odd_sum=_refused("a sum of other factors"),
         multiply=marks.product,
+        hidden=lambda x: x,
         bits=bits_of,
         from_bits=number_of,
         scan=_refused("a loop over an array"),

@@ -197,7 +197,8 @@ def parallel(kernel: Callable[..., Any], size: int, *arrays: Any, shared: tuple[
 def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
     """x (float32 or float64, any shape) rounded; `random` (int32, same shape) for the stochastic mode.
 
-    `out` may be x itself. Formats beyond binary32's normal range pass through binary64.
+    `out` may be x itself or overlap it. Formats beyond binary32's normal range pass through
+    binary64.
     """
     if x.dtype == np.float32 and not r.format.fits_binary32:
         with np.errstate(all="ignore"):  # a signalling NaN
@@ -205,6 +206,8 @@ def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, ou
         return wide if out is None else _into(out, wide)
     source = np.ascontiguousarray(x).reshape(x.shape)  # which makes 0-d arrays 1-d
     result = out if out is not None and out.flags.c_contiguous else np.empty_like(source)
+    if np.may_share_memory(source, result) and source.ctypes.data != result.ctypes.data:
+        source = source.copy()
     word, carrier, rule = (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)
     even, any_mode, stochastic = rule
     target = target_of(r, carrier)

@@ -163,12 +163,15 @@ def rounded_with_stats(x: np.ndarray, r: Rounding, random: np.ndarray | None, ou
     result = np.empty(x.shape, x.dtype) if out is None else out
     lots = None if random is None else random.reshape(-1)
     flat, rounded, judge = np.ascontiguousarray(x).reshape(-1), result.reshape(-1), judged(r.format)
+    in_place = flat.ctypes.data == rounded.ctypes.data
+    if not in_place and np.may_share_memory(flat, rounded):
+        flat = flat.copy()
 
     def piece(lo: int, hi: int) -> Stats:
         counts, sums, peak, place = np.zeros(11, np.int64), np.zeros(6), 0.0, -1
         for first in range(lo, hi, PIECE):
             part = slice(first, min(first + PIECE, hi))
-            before = flat[part].copy() if out is x else flat[part]
+            before = flat[part].copy() if in_place else flat[part]
             round_array(before, r, None if lots is None else lots[part], rounded[part])
             top, where_it_is = _collect32(before, rounded[part], judge, counts, sums)
             if place < 0 or top > peak:

@@ -47,6 +47,8 @@ def opaque_zero(x: Array) -> Array:
 
     As integers: XLA's maximum of an array with a NaN may be any of its numbers.
     """
+    if not x.size:
+        return jnp.zeros((), jnp.int64)
     flat = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}").reshape(-1)
     return (jnp.max(flat) < flat[0]).astype(jnp.int64)
 
@@ -71,6 +73,7 @@ def xla_ops(zero: Array) -> Ops:
         transposed=lambda x: x.T,
         odd_sum=_odd_sum,
         multiply=partial(guarded, zero),
+        hidden=lambda x: number_of(bits_of(x) ^ zero),
         bits=bits_of,
         from_bits=number_of,
         scan=_scan,
@@ -129,6 +132,8 @@ def _mapped_with(x: Array, carry: Any) -> Any:
     """The carry, mapped over with x where x is: `vmap` tries a loop again and again, twice for each loop around it, whose carry
     turns out to be mapped over after its first turn. XLA drops a choice between equals.
     """
+    if not x.size:
+        return carry
     some = x.reshape(-1)[0] == 0
     return jax.tree.map(lambda c: jnp.where(some, c, c), carry)
 

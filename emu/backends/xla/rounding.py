@@ -1,7 +1,7 @@
 """The XLA executor of the rule: JAX arrays in, JAX arrays out, on whatever device they live.
 
-The rule works on bitcast integers, which no XLA pass removes (an `astype` round trip is removed, see
-DESIGN.md, section 4). Every function here may be traced, jitted and vmapped.
+The rule works on bitcast integers, which no XLA pass removes (an `astype` round trip is removed).
+Every function here may be traced, jitted and vmapped.
 """
 
 import jax

@@ -9,7 +9,7 @@ from roundscope.attention.plan import Event, Exponential, KeyOrder, Plan, event_
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import Format, format_named, unknown
-from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, mode_named, rounding
+from roundscope.emu.rounding.modes import BINARY32, Rounding, mode_named, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.experiments.errors import UsageError
@@ -52,9 +52,8 @@ def typed(name: str, value: Value) -> Value:
 
 
 def rounding_to(name: str, mode: str | None = None) -> Rounding:
-    """The rounding of an event to a format: saturating where it has no infinity, as in the presets and as kernels cast."""
-    f = _format(name)
-    return rounding(f, mode, overflow=None if f.inf else Overflow.SATURATE)
+    """The rounding of an event to a format that fits one. Overflow is the format's own."""
+    return rounding(_format(name), mode)
 
 
 def event_of(name: str, mode: str | None = None) -> Event:

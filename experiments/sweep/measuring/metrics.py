@@ -65,7 +65,7 @@ SITE_METRICS: dict[str, str] = {
     "peak_ulps": "largest |error| in ulps",
     "coherence": "|sum| over the root of the sum of squares of errors in ulps",
     "carries": "events that went up into the next binade",
-    "overflow": "finite numbers beyond the largest finite one",
+    "overflow": "finite numbers beyond the largest finite one that ended over half an ulp away",
     "underflow": "numbers that became zero",
     "subnormal": "results below the smallest normal number",
     "nan": "results that are NaN",

@@ -1,8 +1,10 @@
 """The rules of two public libraries, written anew in NumPy's binary32 from what their sources do, step by step.
 
 microxcaling (mx/mx_ops.py, mx/elemwise_ops.py): quantise and back, blocks along the last axis.
-torchao (prototype/mx_formats/mx_tensor.py, nvfp4_tensor.py): the scale rules and what they scale. Element casts there
-are the format's cast to nearest even, saturating; a NaN or an infinity makes the whole block NaN.
+torchao (prototype/mx_formats/mx_tensor.py, nvfp4_tensor.py): the scale rules and what they scale, as on its main
+branch after 0.18.0. Element casts there are the format's cast to nearest even, saturating; a NaN or an infinity
+makes the whole block NaN. What 0.18.0 itself does otherwise is `torchao_018_rceil`, and EVEN, which gives a finite
+scale where the rounded maximum is no binary32 number.
 """
 
 import math
@@ -67,6 +69,12 @@ def torchao_scale(top: np.ndarray, name: str, rule: str) -> np.ndarray:
     b = top.view(np.int32)
     e = (b >> 23 & 0xFF) - 127 + ((b & 0x7FFFFF) > 0 if rule == "ceil" else 0)
     return np.where(np.isfinite(top), np.clip(e - emax, -127, 128) + 127, 255)
+
+
+def torchao_018_rceil(top: np.ndarray, name: str) -> np.ndarray:
+    """The exponent of RCEIL in torchao 0.18.0: ceil(log2(top / m)), quotient and logarithm rounded to binary32."""
+    quotient = (top / F32(TORCHAO[name][1])).astype(F32)
+    return np.ceil(np.log2(quotient.astype(np.float64)).astype(F32))
 
 
 def torchao(x: np.ndarray, name: str, rule: str) -> np.ndarray:

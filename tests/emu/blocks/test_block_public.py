@@ -9,6 +9,7 @@ from tests.emu.blocks.block_public import (
     TORCHAO,
     microxcaling,
     torchao,
+    torchao_018_rceil,
     torchao_nvfp4,
     torchao_scale,
 )
@@ -78,7 +79,8 @@ def test_torchao(name: str, rule: str) -> None:
 def test_torchao_scales_of_every_significand(name: str, rule: str) -> None:
     """Maxima of a binade: every 61st, and all 2^17 around the element's largest number.
 
-    RCEIL differs in none (nor in any of all 2^23): a / m by a rounded 1 / m, rounded, keeps to its side of 1.
+    RCEIL of the main branch differs in none (nor in any of all 2^23): a / m by a rounded 1 / m, rounded, keeps to its
+    side of 1.
     """
     largest = int(F32(BLOCK_NAMED[name].element.format.max_finite).view(np.int32)) & 0x7FFFFF
     near = np.arange(max(largest - (1 << 16), 0), min(largest + (1 << 16), 1 << 23), dtype=np.int32)
@@ -89,8 +91,24 @@ def test_torchao_scales_of_every_significand(name: str, rule: str) -> None:
     assert [float(t).hex() for t in tops[differ]] == []
 
 
+@pytest.mark.parametrize("name", TORCHAO)
+def test_torchao_018_takes_a_rounded_logarithm(name: str) -> None:
+    """RCEIL of 0.18.0: log2 of what is just above 1 rounds to a whole number, so X is half of the exact rule's."""
+    largest = F32(TORCHAO[name][1])
+    first = np.nextafter(largest, F32(np.inf))
+    for exponent in (-30, -8, 1, 2, 40):
+        above = (first.view(np.int32) + np.arange(1 << 12, dtype=np.int32)).view(F32)
+        tops = np.ldexp(above, exponent).astype(F32)
+        ours = np.log2(np.asarray(to_blocks(tops[:, None], block_format(name, rule="rceil")).scales)[:, 0])
+        theirs = torchao_018_rceil(tops, name)
+        short = np.flatnonzero(ours != theirs)
+        assert (ours == exponent + 1).all() and (theirs[short] == exponent).all()
+        assert np.array_equal(short, np.arange(short.size)) and short.size < 1 << 7
+    assert short.size > 0  # where the exponent has six bits, few are left for the fraction of the logarithm
+
+
 def test_torchao_even_overflows_to_nan() -> None:
-    """A maximum that rounds up beyond binary32 makes the block NaN there, its scale 2^(128 - emax) here."""
+    """A maximum that rounds up beyond binary32 makes the block NaN on the main branch, its scale 2^(128 - emax) here."""
     x = np.array([[np.finfo(F32).max, 1.0]], F32)
     with np.errstate(all="ignore"):
         assert np.isnan(torchao(x, "mxfp8_e4m3", "even")).all()

@@ -33,8 +33,8 @@ OTHERS = {
     "e8m0 scale, nearest": BlockFormat(element=emu.E4M3, size=8, rule=ScaleRule.NEAREST),
     "bf16 scale": BlockFormat(element=rounding("e3m4", overflow="saturate"), size=5, scale=format_named("bf16"), rule=ScaleRule.NEAREST),
     "five-bit scale": BlockFormat(element=rounding("e2m1fn"), size=16, scale=E5M0, rule=ScaleRule.RCEIL),
-    "e5m2 to infinity": BlockFormat(element=rounding("e5m2"), size=8),
-    "e4m3 to NaN": BlockFormat(element=rounding("e4m3fn"), size=8),
+    "e5m2 to infinity": BlockFormat(element=rounding("e5m2", overflow="inf"), size=8),
+    "e4m3 to NaN": BlockFormat(element=rounding("e4m3fn", overflow="nan"), size=8),
 }
 FORMATS = {**{n: replace(f, size=min(f.size, 32), rows=1) for n, f in BLOCK_NAMED.items() if n != "fp8_128x128"}, **OTHERS}
 formats = pytest.mark.parametrize("name", FORMATS)

@@ -8,8 +8,9 @@ import pytest
 
 from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks
-from roundscope.emu.blocks.format import ScaleRule, block_format
+from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.blocks.traced import ends_row, is_even, round_even, round_row, row_of
+from roundscope.emu.formats.format import Format
 from roundscope.emu.rounding.modes import RoundingMode, rounding
 
 ROUND = jax.jit(round_row, static_argnames=("size", "axis", "drawn"))
@@ -54,6 +55,15 @@ def test_the_two_additions_have_the_same_bits_but_for_subnormal_numbers(axis):
             assert all(same(EVEN(v, row_of(f), size=32, axis=axis), round_blocks(v, f, axis=axis)) for v in (x, grid, -grid)), (name, rule)
     for r in (rounding("bf16"), rounding("fp32"), rounding("e8m3")):
         assert is_even(r) and same(EVEN(numbers(), row_of(r), size=32, axis=axis), round_to(numbers(), r))
+
+
+def test_a_block_far_beyond_its_scale_saturates():
+    """A scale format that ends at 2^15: where the constant of the two additions left binary32, a block was NaN."""
+    narrow = Format(name="e5m0", precision=1, emin=-15, max_finite=2.0**15, inf=False, nan=True)
+    x = np.array([1.0, -1.25, 1.5, -1.75], np.float32) * np.exp2(np.arange(60, 127, dtype=np.float32))[:, None]
+    for name, largest in (("e4m3fn", 448.0), ("e2m1fn", 6.0), ("e5m2", 57344.0)):
+        f = BlockFormat(element=rounding(name, overflow="saturate"), size=4, scale=narrow)
+        assert same(EVEN(x, row_of(f), size=4, axis=1), np.sign(x) * np.float32(largest * 2.0**15))
 
 
 def test_formats_without_blocks_round_number_by_number():

@@ -1,7 +1,8 @@
 """Ours against torchao itself, number for number: `python -m tests.emu.blocks.torchao_mx`, with torchao and PyTorch installed.
 
 float32 -> block -> float32 by `MXTensor`, E4M3, E5M2 and E2M1 under the four scale rules, against `emu.round_blocks`: normal numbers, a
-wide range of exponents, ties, numbers about the smallest normal one, blocks with zeros, infinities and NaN. Prints the kinds of input whose
+wide range of exponents, ties, numbers about the smallest normal one, blocks with zeros, infinities and NaN, and blocks whose
+maximum is just above the element's largest number times a power of two. Prints the kinds of input whose
 blocks differ, with an example. Exit code 1 where a kind differs that docs/block-formats.md does not name.
 """
 
@@ -14,7 +15,7 @@ from roundscope.emu import round_blocks
 BLOCKS = 4096
 FORMATS = {"mxfp8_e4m3": "float8_e4m3fn", "mxfp8_e5m2": "float8_e5m2", "mxfp4": "float4_e2m1fn_x2"}
 RULES = ("floor", "ceil", "even", "rceil")
-KNOWN = {"infinite", "smallest"}  # kinds of input in which torchao leaves the standard: docs/block-formats.md
+KNOWN = {"infinite", "smallest", "boundary"}  # kinds of input in which torchao leaves the standard: docs/block-formats.md
 
 
 def inputs() -> dict[str, np.ndarray]:
@@ -30,6 +31,9 @@ def inputs() -> dict[str, np.ndarray]:
         "smallest": normal * np.ldexp(np.float32(1.0), rng.integers(-149, -110, (BLOCKS, 1))),
         "zeros": np.where(rng.random((BLOCKS, 1)) < 0.5, np.float32(0.0), np.where(normal > 0.0, normal, np.float32(-0.0))),
     }
+    boundary = np.ldexp(rng.choice(np.array([448.0, 57344.0, 6.0]), (BLOCKS, 1)), rng.integers(-30, 60, (BLOCKS, 1))).astype(np.float32)
+    above = (boundary.view(np.int32) + rng.integers(0, 40, (BLOCKS, 1), dtype=np.int32)).view(np.float32)
+    found["boundary"] = np.concatenate([above, normal[:, 1:] / np.abs(normal).max(axis=1, keepdims=True) * boundary], axis=1)
     for name, value in (("infinite", np.inf), ("NaN", np.nan)):
         x = normal.copy()
         x[np.arange(BLOCKS), place] = value

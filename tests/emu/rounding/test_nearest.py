@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from roundscope import emu
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.backends.xla.traced import Kind, rounding_of, row_of
 from roundscope.emu.formats.format import NAMED
+from roundscope.emu.rounding.judge import judge
 from roundscope.emu.rounding.modes import BF16, BINARY64, Rounding, RoundingMode, rounding
 from roundscope.emu.rounding.nearest import nearest_even, takes_nearest_even
 from roundscope.emu.rounding.rule import C64, target_of
@@ -37,6 +39,45 @@ def test_two_additions_are_the_rule(r: Rounding) -> None:
     for found in (fast, traced):
         same = (found.view(np.int64) == rule.view(np.int64)) | (np.isnan(found) & np.isnan(rule))
         assert same.all(), x[~same][:4]
+
+
+def every_binade() -> np.ndarray:
+    """First, middle and last number of every binade of binary64, both signs."""
+    below_two = np.nextafter(2.0, 1.0)
+    x = np.ldexp(np.array([1.0, 1.5, below_two])[:, None], np.arange(-1022, 1024)).reshape(-1)
+    return np.concatenate([x, -x])
+
+
+@pytest.mark.parametrize("r", COVERED, ids=str)
+def test_two_additions_in_every_binade(r: Rounding) -> None:
+    """The constant of a large number was NaN in one binade, near 2^995 for fp32, and so was the result."""
+    x = every_binade()
+    beyond, small = np.abs(x) >= 2.0 ** (r.format.emax + 1), np.abs(x) < r.format.min_positive / 4
+    over = {"inf": np.inf, "nan": np.nan, "saturate": r.format.max_finite}[r.overflow]
+    with jax.enable_x64(True):
+        fast = np.asarray(jax.jit(lambda x: nearest_even(x, target_of(r, C64)))(x))
+        traced = np.asarray(_as_data(x, row_of(r)))
+    assert beyond.sum() > 5000 and small.sum() > 5000
+    for found in (fast, traced):
+        np.testing.assert_array_equal(np.abs(found[beyond]), over)
+        np.testing.assert_array_equal(found[small], 0.0)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(x))
+        between = ~beyond & ~small
+        want = [judge(v, r) for v in x[between].tolist()]
+        np.testing.assert_array_equal(found[between], want)
+
+
+def test_what_overflows_by_far_is_infinite_in_sums_and_exp() -> None:
+    """The two ways in which a user met that NaN."""
+    x = np.linspace(85.0, 709.0, 4001, dtype=np.float32)
+    for name in ("fp32", "bf16"):
+        f = rounding(name).format
+        midpoint = f.max_finite + 2.0 ** (f.emax - f.precision)
+        assert np.array_equal(np.isinf(emu.exp(jnp.asarray(x), name)), x > np.log(midpoint))
+    with jax.enable_x64(True):
+        factors = jnp.asarray(np.array([[1.5], [-1.5]]) * 2.0 ** np.arange(400.0, 1023.0)), jnp.ones((623, 1))
+        each = [emu.dot(factors[0][:, k : k + 1], factors[1][:1]) for k in (0, 571, 595, 622)]
+    assert all(np.array_equal(np.asarray(y), [[np.inf], [-np.inf]]) for y in each)
 
 
 @jax.jit

@@ -213,7 +213,7 @@ def test_executors_agree_on_the_bits_of_nan(name: str, dtype: type) -> None:
     assert np.array_equal(*(execute(x, rounding(name)).view(word) for execute in EXECUTORS.values()))
 
 
-# ------------------------------------------------------------------------------- stated by DESIGN.md
+# ------------------------------------------------------------------------------------ widths and shapes
 
 
 @executors

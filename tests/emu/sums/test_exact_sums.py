@@ -1,15 +1,20 @@
 """Exact sums, rounded once, against fractions, on both engines."""
 
+from fractions import Fraction
 from functools import cache
 from itertools import product
+from math import inf, nan
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from roundscope import emu
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.rounding.judge import judge
+from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from tests.emu.sums.folds import assert_folded, column, on_numpy, operands
 
@@ -69,6 +74,68 @@ def test_exact_sums_of_random_numbers(name: str) -> None:
         b[0] = 1.5
         arrays = (a, b, np.zeros((4, 3)))
         assert_folded(acc, arrays, on_numpy(acc, *arrays)[0])
+
+
+BEYOND_BINARY32 = {  # a, b, init
+    "large and larger": ([2.0**400, -(2.0**399)], [1.0, 1.0], 0.0),
+    "tiny": ([1e-100], [1.0], 0.0),
+    "a large first term": ([1.0], [1.0], 1e300),
+    "cancellation across binary64": ([2.0**1000, 2.0**-1000, -(2.0**1000)], [1.0, 1.0, 1.0], 0.0),
+    "a tie that 2^-1074 decides": ([1.0, 2.0**-21, 2.0**-1074], [1.0, 1.0, 1.0], 0.0),
+    "subnormal throughout": ([2.0**-1040, 3 * 2.0**-1074], [1.0, 1.0], 2.0**-1073),
+    "largest numbers": ([1.7976931348623157e308, 1.0], [1.0, -1.0], -(2.0**970)),
+    "products": ([2.0**300, 2.0**-400 + 2.0**-425], [2.0**300, 2.0**-400 + 2.0**-425], -(2.0**600)),
+}
+DRAWN = RoundingMode.STOCHASTIC
+WIDE_STEPS = tuple(
+    rounding(f, m) for f in ("e11m20", "e11m3", "fp32") for m in RoundingMode if m is not DRAWN
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEYOND_BINARY32)
+def test_exact_sums_of_any_binary64_numbers(name: str) -> None:
+    """2^400 - 2^399 was 0: the words ended at 2^288 and 2^-320."""
+    a, b, start = BEYOND_BINARY32[name]
+    for r, sign in product(WIDE_STEPS, (1.0, -1.0)):
+        acc = Accumulator(order=Order.EXACT, step=r)
+        arrays = sign * column(*a), column(*b), np.array([[sign * start]])
+        assert_folded(acc, arrays, on_numpy(acc, *arrays)[0])
+
+
+@pytest.mark.parametrize("r", WIDE_STEPS, ids=str)
+def test_an_exact_sum_beyond_binary64_overflows_as_its_mode_says(r: Rounding) -> None:
+    """An infinity that toward zero should have been the largest number."""
+    acc, top = Accumulator(order=Order.EXACT, step=r), np.finfo(np.float64).max
+    arrays = column(2.0**1023, 2.0**1023, -1.0), column(1.0, 1.5, 1.0), np.zeros((1, 1))
+    assert float(on_numpy(acc, *arrays)[0][0, 0]) == judge(top, r)
+    assert float(on_numpy(acc, -arrays[0], *arrays[1:])[0][0, 0]) == judge(-top, r)
+
+
+@pytest.mark.parametrize("on", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_infinities_are_those_of_fsum(on: Any) -> None:
+    """Any infinity gave NaN."""
+    exact = Accumulator(order=Order.EXACT)
+    cases = {(inf, 1): inf, (1, -inf, 2): -inf, (inf, inf): inf, (inf, -inf, 1): nan, (nan, inf): nan}
+    for x, want in cases.items():
+        for dtype in (np.float32, np.float64):
+            with jax.enable_x64(True):
+                found = float(emu.sum(on(np.array([x], dtype)), exact)[0])
+            np.testing.assert_equal(found, want)
+    zero, one, infinite = (on(np.float32([[v]])) for v in (0.0, 1.0, inf))
+    assert np.isnan(float(emu.dot(zero, infinite, exact)[0, 0]))
+    assert float(emu.dot(one, one, exact, init=-infinite)[0, 0]) == -inf
+
+
+def test_the_shorter_words_of_binary32_numbers_give_the_same_sum() -> None:
+    """A domain cut too short: `emu.dot` takes the short one for float32 arrays."""
+    top, low = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
+    x = np.array([[top, -top, low, 1.0, 2.0**-24, low]], np.float32)
+    y = np.array([[top, top, low, 1.0, 1.0, low]], np.float32).T
+    total = sum(Fraction(float(p)) * Fraction(float(q)) for p, q in zip(x[0], y[:, 0], strict=True))
+    for r in (rounding("fp32"), rounding("bf16"), rounding("e11m20")):
+        acc = Accumulator(order=Order.EXACT, step=r)
+        short, whole = emu.dot(x, y, acc), emu.dot(x.astype(np.float64), y, acc)
+        assert float(short[0, 0]) == float(whole[0, 0]) == judge(total, r)  # type: ignore[arg-type]
 
 
 def test_exact_does_not_depend_on_the_order() -> None:
