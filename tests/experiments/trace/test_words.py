@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from roundscope.attention import Site
+from roundscope.attention.grammar.injections import injection_words
 from roundscope.experiments.trace import consequences
 from roundscope.experiments.trace import table as trace_table
 from roundscope.experiments.trace import words as trace_words
@@ -20,10 +22,10 @@ def test_delta_that_crosses_and_comes_back_says_so():
 
 
 def test_injections_and_plans_in_the_words_of_the_command_line():
-    texts = ["O:ulps=0.5:heads=3:rows=0-63", "PV:exact", "P:flip=3:rows=5,9-10", "OUT:set=1", "S:noise=0.5", "S:bias=0.001"]
+    texts = ["O:ulps=0.5:heads=3:rows=0:64", "PV:exact", "P:flip=3:rows=5,9:11", "OUT:set=1", "S:noise=0.5", "S:bias=0.001"]
     req = asked(inject=texts, sets=["P=e4m3fn"])
-    assert [trace_words.injection_words(i) for i in req.inject] == texts
-    assert trace_words.plan_words(req) == f"qiu-yao with P=e4m3fn, injected {' '.join(texts)}"
+    assert [injection_words(i) for i in req.inject] == texts
+    assert trace_words.plan_words(req) == f"qiu-yao with P={req.plan[Site.P]}, injected {' '.join(texts)}"
 
 
 def test_sums_that_round_inside_are_set_apart(sample):
