@@ -62,11 +62,16 @@ def spelled(event: Event) -> str:
     if isinstance(event, Rounding):
         return str(event)
     for name, known in BLOCK_NAMED.items():
-        like = replace(event.element, mode=known.element.mode, seed=known.element.seed)
-        if replace(event, element=like, rule=known.rule) == known:
+        if _shape(event) == _shape(known):
             rule = [] if event.rule is known.rule else [str(event.rule)]
-            return ":".join([name, *rule, *([] if event.element.mode is like.mode else [str(event.element.mode)])])
+            mode = [] if event.element.mode is known.element.mode else [str(event.element.mode)]
+            return ":".join([name, *rule, *mode])
     return str(event)
+
+
+def _shape(f: BlockFormat) -> tuple[object, ...]:
+    """What words cannot change, but the name."""
+    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
 
 
 def accumulator_of(text: str) -> Accumulator:
