@@ -20,7 +20,6 @@ from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Inject
 from roundscope.attention.plan import Plan, site_named
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import Format, unknown
-from roundscope.emu.rounding.modes import Overflow, Rounding
 
 WHATS: dict[str, type] = {"exact": Exact, "ulps": AddUlps, "bias": Bias, "set": SetTo, "flip": FlipBit, "noise": Noise}
 WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
@@ -92,7 +91,7 @@ def _short(x: float) -> str:
 def _check_held(x: float, f: Format) -> None:
     if abs(x) > f.max_finite:
         raise ValueError(f"{f.name} cannot hold {x:g}; its largest number is {f.max_finite:g}")
-    nearest = float(round_to(np.array(x), Rounding(format=f, overflow=None if f.inf else Overflow.SATURATE)))
+    nearest = float(round_to(np.array(x), f))
     if nearest != x:
         raise ValueError(f"{f.name} cannot hold {x!r}; the nearest number it has is {nearest!r}")
 

@@ -7,39 +7,39 @@ accumulator  ascending | pairwise | halves | chunkedN | exact, each with :FORMAT
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from roundscope.attention.plan import Event, event_to, site_named
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import unknown
-from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, RoundingMode
+from roundscope.emu.rounding.modes import BINARY32, E4M3, E5M2, Overflow, Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 
 ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
 Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
+_SATURATING = {r.format.name: r for r in (E4M3, E5M2)}
 _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tuple(ScaleRule)}
 
 
 def event_of(text: str) -> Event:
     """The rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE]; small words in any order.
 
-    Without an overflow word a format that has no infinity saturates, as kernels cast. Raises ValueError
-    for unknown words with the nearest one, for two words of a kind, and for formats without zero or sign.
+    Without an overflow word: as `emu.E4M3` and `emu.E5M2`, which saturate, and else as the format says. Raises
+    ValueError for unknown words with the nearest one, for two words of a kind, and for formats without zero or sign.
     """
     name, words = _parted(text)
     mode, overflow = words.get("mode"), words.get("overflow")
     if name in BLOCK_NAMED:
         return block_format(name, mode, rule=words.get("rule"), overflow=overflow)
-    found = event_to(name, mode, overflow=overflow)
+    found = event_to(_SATURATING.get(name.lower(), name), mode, overflow=overflow)
     assert isinstance(found, Rounding)
     f = found.format
     if "rule" in words:
         raise ValueError(f"'{text}': {f.name} has no scale, so no rule; in blocks: {' '.join(BLOCK_NAMED)}")
     if not (f.zero and f.signed):
         raise ValueError(f"{f.name} is a scale format without zero or sign; no event fits it")
-    return found if overflow or f.inf else replace(found, overflow=Overflow.SATURATE)
+    return found
 
 
 def event_words(text: str) -> str:

@@ -13,7 +13,7 @@ from roundscope.attention.grammar.roundings import spelled as event_words
 from roundscope.attention.plan import Exponential, KeyOrder
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS
 from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule, block_format
-from roundscope.emu.rounding.modes import BINARY64, RoundingMode, rounding
+from roundscope.emu.rounding.modes import BINARY64, E4M3, E5M2, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 
@@ -31,7 +31,10 @@ BY_HAND = [
     ("O=fp16:toward-zero:saturate", BASE.at("O", "fp16", "toward-zero", overflow="saturate")),
     ("O=fp16:SATURATE:Toward_Zero", BASE.at("O", "fp16", "toward-zero", overflow="saturate")),
     ("O=e4m3fn:nan", BASE.at("O", "e4m3fn", overflow="nan")),
-    ("O=e4m3fn", BASE.at("O", "e4m3fn", overflow="saturate")),
+    ("O=e4m3fn", BASE.at("O", E4M3)),
+    ("O=E5M2:toward-zero", BASE.at("O", E5M2, "toward-zero")),
+    ("O=e5m2:inf", BASE.at("O", "e5m2", overflow="inf")),
+    ("O=e4m3fnuz", BASE.at("O", "e4m3fnuz", overflow="nan")),
     ("P=mxfp8_e4m3:rceil", BASE.at("P", block_format("mxfp8_e4m3", rule="rceil"))),
     ("P=mxfp4:stochastic:even", BASE.at("P", block_format("mxfp4", "stochastic", rule="even", seed=7))),
     ("inputs=bf16", BASE.rounded(dict.fromkeys((Site.Q, Site.K, Site.V, Site.DO), BF16))),
