@@ -112,24 +112,29 @@ def _what(word: str) -> tuple[str, str]:
 
 
 def _edit(name: str, value: str, place: str | None, others: Sequence[str]) -> Edit:
-    kind, site = parted(name) if name else ("format", "")
+    kind, own = parted(name) if name else ("format", "")
     if place is not None and not KINDS[kind].per_site:
         raise ValueError(f"{name}= is of a whole plan; leave site= out")
-    if place is not None and site:
+    if place is not None and own:
         raise ValueError(f"{name}= says its site itself; leave site= out")
-    if site and kind == "format" and not (_stage(site) or site.upper() in Site.__members__) and "." not in name:
+    if name == own and name and not (_stage(name) or name.upper() in Site.__members__):
         raise ValueError(_unknown(name, others))
-    text = site if place is None else place
+    text = own or place or ""
     sites = sites_of(text) if text else ()
-    if kind == "accumulator" and (wrong := [s for s in sites if s not in PRODUCTS]):
+    _check_value(kind, name, value)
+    if kind != "accumulator":
+        return Edit(kind, value, sites, tuple(s for s in sites if str(s) in text.upper().split(",")))
+    if wrong := [s for s in sites if s not in PRODUCTS]:
         raise ValueError(f"{wrong[0]} is no sum of products; those are {' '.join(PRODUCTS)}")
+    return Edit(kind, value, sites)
+
+
+def _check_value(kind: str, name: str, value: str) -> None:
     try:
         KINDS[kind].spell(value)
     except ValueError as error:
-        event = "; the event is EXP" if name == "exp" else ""
-        raise ValueError((str(error) if f"'{value}'" in str(error) else f"{name}={value}: {error}") + event) from None
-    named = () if kind == "accumulator" else tuple(s for s in sites if str(s) in text.upper().split(","))
-    return Edit(kind, value, sites, named)
+        said = str(error) if f"'{value}'" in str(error) else f"{name}={value}: {error}"
+        raise ValueError(said + ("; the event is EXP" if name == "exp" else "")) from None
 
 
 def _stage(name: str) -> tuple[Site, ...]:
