@@ -78,6 +78,18 @@ class Injection:
     features: Where = None
     tiles: Where = None
 
+    @staticmethod
+    def parse(text: str, *, seed: int = 0) -> "Injection":
+        """An injection in the words of the command line, SITE:WHAT[:WHERE]... (docs/grammar.md).
+
+            Injection.parse("O:ulps=0.5:rows=0:64:heads=1,3")
+
+        seed  of noise. Raises ValueError naming the word and the repair.
+        """
+        from roundscope.attention.grammar.injections import injection_of
+
+        return injection_of(text, seed)
+
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "rows", "columns", "features", "tiles"):
             object.__setattr__(self, name, _selection(name, getattr(self, name)))

@@ -163,6 +163,28 @@ class Plan:
         new[PRODUCTS.index(site)] = accumulator
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
+    def changed(self, *changes: str, seed: int | None = None) -> "Plan":
+        """The plan with changes in words, one after the other: the grammar of every verb (docs/grammar.md).
+
+            Plan.preset("fa2-bf16").changed("O=bf16:stochastic", "PV.sum=hopper:bf16", "delta_from=P_DP", seed=7)
+
+        changes  SITE=FORMAT[:MODE[:OVERFLOW]], SITE=BLOCK_FORMAT[:RULE][:MODE], SITE.sum=ACCUMULATOR,
+                 mode= exp= delta_from= stabiliser= key_order= unfused= only= but= plan=; inputs, forward and
+                 backward stand for their sites. A name that is given again is changed again
+        seed     of every stochastic rounding, steps of sums included; None leaves those of the plan
+
+        Raises ValueError naming the word and the repair, also for a site that the plan never reaches.
+        """
+        from roundscope.attention.grammar.changes import changed
+
+        return changed(self, changes, seed)
+
+    def seeded(self, seed: int) -> "Plan":
+        """The plan with this seed in every stochastic rounding, steps of sums included."""
+        own = lambda r: replace(r, seed=seed) if r.mode is RoundingMode.STOCHASTIC else r  # noqa: E731
+        sums = tuple(replace(a, step=own(a.step)) for a in self.accumulators)
+        return replace(self, roundings=tuple(own(r) for r in self.roundings), accumulators=sums)
+
     def first_term(self, site: Site) -> Site | None:
         """The event whose result a sum starts from; None where that is 0."""
         if site is Site.PV:

@@ -5,30 +5,47 @@ Nothing heavy is imported before a verb runs.
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
+from roundscope import __version__
 from roundscope.experiments.cli import look as cli_look
 from roundscope.experiments.cli import sweep as cli_sweep
 from roundscope.experiments.cli import trace as cli_trace
 from roundscope.experiments.cli import train as cli_train
-from roundscope.experiments.cli.options import NumberCommand, TrainCommand
+from roundscope.experiments.cli.options import NumberCommand, TrainCommand, WordsCommand
 from roundscope.experiments.errors import ExecutorError, StorageError, one_line
 
 app = typer.Typer(
     name="roundscope",
     help="A microscope for low-precision arithmetic in attention.",
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"roundscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """A microscope for low-precision arithmetic in attention."""
+
+
 app.command()(cli_look.formats)
 app.command(cls=NumberCommand)(cli_look.explain)
 app.command()(cli_look.sites)
-app.command()(cli_trace.trace)
-app.command()(cli_trace.diagnose)
-app.command()(cli_sweep.sweep)
+app.command(cls=WordsCommand)(cli_trace.trace)
+app.command(cls=WordsCommand)(cli_trace.diagnose)
+app.command(cls=WordsCommand)(cli_sweep.sweep)
 app.command()(cli_sweep.reproduce)
 app.command()(cli_look.accumulators)
 app.command()(cli_train.prepare)
@@ -43,8 +60,9 @@ app.command()(cli_look.doctor)
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line; every error that we raise ends as one line on stderr."""
+    words = sys.argv[1:] if args is None else args
     try:
-        app(args=args, prog_name="roundscope")
+        app(args=words or ["--help"], prog_name="roundscope")
     except (ArithmeticError, StorageError, ExecutorError) as error:  # a check of ours failed, or what we write to or compute on
         _fail(error, 1)
     except (ValueError, OSError) as error:

@@ -8,6 +8,38 @@ from typer.core import TyperCommand
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+class WordsCommand(TyperCommand):
+    """A command whose help has lists in braces, filled from the tables that they name when the help is asked for."""
+
+    def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def]
+        """As the parent, with the lists written out."""
+        lists = _lists()
+        for param in self.params:
+            if text := getattr(param, "help", None):
+                for name, words in lists.items():
+                    text = text.replace(f"{{{name}}}", words)
+                param.help = text  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+def _lists() -> dict[str, str]:
+    """By name, what a help may list. Imports attention, so that only a command's own help pays for it."""
+    from roundscope.attention.grammar.changes import STAGES
+    from roundscope.attention.grammar.edits import KINDS
+    from roundscope.attention.grammar.injections import WHERES
+    from roundscope.attention.plan import DeltaFrom
+    from roundscope.attention.presets import PRESETS
+    from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+    from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE
+
+    return {
+        "presets": ", ".join(PRESETS), "architectures": ", ".join(ARCHITECTURES), "wheres": ", ".join(f"{name}=" for name in WHERES),
+        "delta_from": "|".join(DeltaFrom), "stages": ", ".join(STAGES), "per_site": ", ".join(PER_SITE),
+        "of_plans": ", ".join(f"{name}=" for name, kind in KINDS.items() if not kind.per_site),
+        "axes": ", ".join(["tile", *DEFAULTS, *OPTIONAL]),
+    }  # fmt: skip
+
+
 class NumberCommand(TyperCommand):
     """A command whose argument may be a negative number, before or behind its options, with or without '--'.
 
@@ -23,7 +55,7 @@ class NumberCommand(TyperCommand):
         return super().parse_args(ctx, [*rest, "--", *(words[i] for i in numbers)] if numbers else rest)
 
 
-class TrainCommand(TyperCommand):
+class TrainCommand(WordsCommand):
     """A command whose --at takes two words, STEP and CHANGE: here one, STEP:CHANGE, since typer knows no repeated option of two."""
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
@@ -36,4 +68,4 @@ class TrainCommand(TyperCommand):
 
 
 def _single_dash(word: str) -> bool:
-    return word.startswith("-") and not word.startswith("--") and len(word) > 1
+    return word.startswith("-") and not word.startswith("--") and len(word) > 1 and word != "-h"

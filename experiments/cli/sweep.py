@@ -13,10 +13,9 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="AXES",
-            help="preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10 format.O=bf16,fp32, or an axes.toml; a:b:step leaves b out. "
-            "Also format, mode, accumulator (each also .SITE), exp, stabiliser, key_order, only, but, injection, unfused, "
-            "tile, block_q, block_k, S, N, H, causal, input, engine, backward. Left out: T=256 N=4 H=64, tile 64, qiu-yao, gaussian; "
-            "--axes says what all of them may be.",
+            help="preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10 O=bf16,fp32 PV.sum=exact,hopper:bf16, or an axes.toml; a:b:step leaves b "
+            "out. Axes: {axes}; of one event: SITE, SITE.sum, SITE.mode, or {per_site} with .SITE. Left out: T=256 N=4 H=64, tile 64, "
+            "qiu-yao, gaussian; --axes says what all of them may be, docs/grammar.md has every word.",
         ),
     ] = None,
     zip_: Annotated[

@@ -14,23 +14,28 @@ def trace(
     layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
     plan: Annotated[
         str,
-        typer.Option(
-            help="exact, fp32, qiu-yao, fa2-bf16, fa3-fp8, fa3-fp8-scaled, mxfp8-attention, baseline-bf16 or all:<format>; "
-            "with @hopper: on its tensor cores."
-        ),
+        typer.Option(help="{presets} or all:FORMAT; with @ARCHITECTURE on its tensor cores: {architectures}."),
     ] = "qiu-yao",
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
     causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
     scale: Annotated[float | None, typer.Option(help="Of the scores; the file's, else 1 / sqrt(H).")] = None,
     layout: Annotated[str | None, typer.Option(help="BNTH or BTNH; the file's metadata if left out.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SITE=FORMAT[:MODE]", help="O=bf16:stochastic; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="CHANGE",
+            help="SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR, {of_plans} as in O=bf16:stochastic; repeatable. docs/grammar.md "
+            "has every word.",
+        ),
+    ] = None,
     inject: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SITE:WHAT[:WHERE]...",
-            help="O:ulps=0.5:rows=0-63:heads=3, PV:exact, P:flip=3:rows=5,9; repeatable. WHAT: exact, ulps=X, bias=X, set=X, "
-            "flip=BIT, noise=ULPS. WHERE: batch=, heads=, rows=, columns=, features=, tiles= with numbers and ranges, ends included.",
+            help="O:ulps=0.5:rows=0:64:heads=3, PV:exact, P:flip=3:rows=5,9; repeatable. WHAT: exact, ulps=X, bias=X, set=X, "
+            "flip=BIT, noise=ULPS. WHERE: {wheres} with numbers, lists and ranges; 0:64 leaves 64 out.",
         ),
     ] = None,
     record: Annotated[
@@ -40,7 +45,12 @@ def trace(
     engine: Annotated[str, typer.Option(help="numpy, xla, or pallas: fused kernels, on a GPU; the same bits.")] = "numpy",
     seed: Annotated[int, typer.Option(help="Of stochastic rounding and noise.")] = 0,
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on with NaN and infinities in the file.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for report.html and trace.json; trace-<file>-<plan> if left out.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for report.html and trace.json; trace-<file>-<plan> if left out, with -2 where that holds another request."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run attention on tensors and report which rounding events lean."""

@@ -38,11 +38,11 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="STEP CHANGE",
-            help="Change attention or the linear layers from a step on, in all arms: --at 300 'layer=1 head=7 site=O -> fp32'. Left of the "
-            "arrow layer=, head= (0-2,5) and site= (O,PV; or inputs, forward, backward), all if left out; right of it FORMAT[:MODE], "
-            "accumulator=ORDER, plan=PRESET, stabiliser=BETA, delta_from=OUT|O|P_DP|CENTRED; or offset=C:bias|noise|fixed[:all]|none: the "
+            help="Change attention or the linear layers from a step on, in all arms: --at 300 'layer=1 head=0:2 -> O=fp32'. Left of the "
+            "arrow layer=, head= (0:3,5), matrix= (qkv, proj, fc1, fc2, all) and site= (O,PV; or {stages}), all if left out; right of it "
+            "SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR, {of_plans} or FORMAT alone; offset=C:bias|noise|fixed[:all]|none: the "
             "output that delta reads is off by C x half a BF16 ulp of V in rows with several P = 1, or in all. Linear layers: "
-            "-> mx=FORMAT[:RULE], or layer=0-1 matrix=qkv,fc1 site=operands -> mxfp8_e4m3:rceil, of matrices qkv, proj, fc1, fc2 or all. "
+            "-> mx=FORMAT[:RULE], or layer=0:2 matrix=qkv,fc1 -> operands=mxfp8_e4m3:rceil. docs/grammar.md has every word. "
             "Repeatable.",
         ),
     ] = None,
@@ -50,7 +50,7 @@ def train(
         list[str] | None,
         typer.Option(metavar="NAME=CHANGE[;CHANGE]", help="One run of several, on the same batches; lr=1e-2 is a change too. Repeatable."),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="N-M,N", help="Every arm once per seed, of weights and of batches.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="A:B,N", help="Every arm once per seed, of weights and of batches.")] = None,
     json: Json = False,
 ) -> None:
     """Train a small GPT with emulated attention, go on with a run, or replay it with other arithmetic."""
@@ -66,13 +66,13 @@ def dose(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="site=OD,O mode=toward-zero,stochastic p=2-8 lr=1e-2,1e-3 steps=2000, and the model's: layers heads width context batch "
+            help="site=OD,O mode=toward-zero,stochastic p=2:9 lr=1e-2,1e-3 steps=2000, and the model's: layers heads width context batch "
             "warmup data ...",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results and report.html.", metavar="DIR")] = Path("dose"),
-    seeds: Annotated[str | None, typer.Option(help="Of weights and batches; 0-4 if left out.", metavar="N-M,N")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Of weights and batches; 0:5 if left out.", metavar="A:B,N")] = None,
     study: Annotated[str | None, typer.Option(help="Another question: bias, scaling, conditions or identity.", metavar="NAME")] = None,
     json: Json = False,
 ) -> None:
@@ -104,7 +104,8 @@ def proxy(
         typer.Option(
             metavar="NAME=CHANGE[;CHANGE]",
             help="In place of the study's arms: --arm 'e4m3=-> mx=mxfp8_e4m3; site=norm -> fp32'. Left of the arrow layer=, matrix= "
-            "and site= events or groups, all if left out; right of it FORMAT[:RULE][:MODE], mx=FORMAT, beta=0|1; lr=1e-2 is a change too. "
+            "and site= events or groups, all if left out; right of it SITE=FORMAT[:RULE][:MODE], FORMAT alone, mx=FORMAT, "
+            "beta=0|1; lr=1e-2 is a change too. docs/grammar.md has every word. "
             "Repeatable.",
         ),
     ] = None,
@@ -112,7 +113,7 @@ def proxy(
     at: Annotated[list[str] | None, typer.Option(metavar="STEP CHANGE", help="Change all arms from a step on. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results and the report.", metavar="DIR")] = Path("proxy"),
-    seeds: Annotated[str | None, typer.Option(help="Of weights, teacher and rows; 0-4 if left out.", metavar="N-M,N")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Of weights, teacher and rows; 0:5 if left out.", metavar="A:B,N")] = None,
     json: Json = False,
 ) -> None:
     """Train a student MLP in block-scaled formats, and change the arithmetic in mid-training."""

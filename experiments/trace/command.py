@@ -1,7 +1,6 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
 import json as json_text
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +11,11 @@ import numpy as np
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
+from roundscope.experiments.trace.folder import digest as request_digest
+from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
 from roundscope.experiments.trace.run import Progress, check_engine, observe
 from roundscope.experiments.trace.summary import Summary, summarise
-from roundscope.experiments.trace.words import plan_changes
 
 
 def run(
@@ -33,23 +33,18 @@ def run(
         raise UsageError(str(error).replace("allow NaN to go on", "give --allow-nan to go on")) from None
     for each in layers:
         _check(asked, each)
-    folder = out if out is not None else Path(_folder_name(path, asked))
+    digest = request_digest(asked, path, layer, layout)
+    folder = out if out is not None else folder_for(path, asked, digest)
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         summaries = [_traced(each, asked, progress) for each in layers]
-        data = _written(summaries, asked, path, folder, progress)
+        data = _written(summaries, asked, path, folder, digest, progress)
     if as_json:
         print_json(data)
     else:
         _shown(summaries, folder)
-
-
-def _folder_name(path: Path, asked: Request) -> str:
-    """trace-<file>-<plan>, with the changes of --set; signs that shells or file systems dislike become -."""
-    plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
-    return f"trace-{path.stem}-{re.sub(r'[^A-Za-z0-9_.=-]+', '-', plan)[:80]}"
 
 
 def _check(asked: Request, layer: Layer) -> None:
@@ -65,12 +60,12 @@ def _traced(layer: Layer, asked: Request, progress: Progress) -> Summary:
     return summarise(seen)
 
 
-def _written(summaries: list[Summary], asked: Request, path: Path, folder: Path, progress: Progress) -> dict[str, Any]:
+def _written(summaries: list[Summary], asked: Request, path: Path, folder: Path, digest: str, progress: Progress) -> dict[str, Any]:
     """report.html, trace.json and, if asked for, records.npz; returns the data of trace.json."""
     from roundscope.experiments.trace import data as trace_json
     from roundscope.experiments.trace import report
 
-    data = plain(trace_json.document(summaries, asked, path.name, trace_json.command_line()))
+    data = plain(trace_json.document(summaries, asked, path.name, trace_json.command_line()) | {"request": digest})
     (folder / "trace.json").write_text(json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (folder / "report.html").write_text(report.html(summaries, data, progress), encoding="utf-8")
     if records := _records(summaries, asked):

@@ -1,7 +1,5 @@
-"""What `roundscope trace` was asked for: `Request`, and the grammar of --set and --record.
+"""What `roundscope trace` was asked for: `Request`. The words of --set and --inject are `attention.grammar`'s (docs/grammar.md).
 
---set     SITE=FORMAT[:MODE]          O=bf16:stochastic
---inject  SITE:WHAT[:WHERE]...        experiments.trace.injections
 --record  rows | events:SITE,SITE | steps:SITE,SITE
 """
 
@@ -10,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roundscope.attention.events.hook import Record
+from roundscope.attention.grammar.changes import sites_of
+from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.injection import Injection
-from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.trace.injections import injection, occurs
 
 ENGINES = ("numpy", "xla", "pallas")
 KEY_SITES = (Site.K, Site.V, Site.DK_OUT, Site.DV_OUT)
@@ -61,7 +60,7 @@ def request(
         raise bad("--scale", scale, "give a finite number, such as 0.125")
     chosen = _preset("--plan", plan)
     for text in sets:
-        chosen = with_rounding(chosen, text, seed)
+        chosen = changed(chosen, text, seed)
     kept, rows = recording(record)
     if engine == "pallas" and kept.steps:
         raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
@@ -78,21 +77,22 @@ def _preset(argument: str, name: str) -> Plan:
         raise UsageError(f"{argument} '{name}': {error}") from None
 
 
-def with_rounding(plan: Plan, text: str, seed: int = 0) -> Plan:
-    """The plan changed by one --set SITE=FORMAT[:MODE]."""
-    site, found, target = text.partition("=")
-    if not found or not target:
-        raise bad("--set", text, "write SITE=FORMAT[:MODE], as in O=bf16:stochastic")
-    name, _, mode = target.partition(":")
+def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
+    """The plan after one --set. Raises UsageError."""
     try:
-        changed = plan.at(site, name, mode or None, seed=seed)
-        occurs(plan, site_named(site))
+        return plan.changed(text, seed=seed)
     except ValueError as error:
         raise UsageError(f"--set '{text}': {error}") from None
-    f = changed[site_named(site)].format
-    if not (f.zero and f.signed):
-        raise bad("--set", text, f"{f.name} is a scale format without zero or sign; no event fits it")
-    return changed
+
+
+def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
+    """One --inject; the plan has its event, and its format the bit or the value. Raises UsageError."""
+    try:
+        made = injection_of(text, seed)
+        check_injection(made, plan)
+    except ValueError as error:
+        raise UsageError(f"--inject '{text}': {error}") from None
+    return made
 
 
 def recording(texts: list[str]) -> tuple[Record, bool]:
@@ -103,7 +103,7 @@ def recording(texts: list[str]) -> tuple[Record, bool]:
         if kind not in ("rows", "events", "steps") or (kind == "rows") == bool(names):
             raise bad("--record", text, "write rows, events:SITE,SITE or steps:SITE,SITE")
         try:
-            sites = tuple(site_named(n) for n in names.split(",")) if names else ()
+            sites = sites_of(names) if names else ()
         except ValueError as error:
             raise UsageError(f"--record '{text}': {error}") from None
         if kind == "steps" and any(s not in PRODUCTS for s in sites):

@@ -1,18 +1,15 @@
 """What a trace says, in words: the sentence that opens the table and the report."""
 
-from dataclasses import fields
-
 import numpy as np
 
-from roundscope.attention import AddUlps, Bias, Exact, FlipBit, Injection, Plan, Site
-from roundscope.attention.injection import Noise, SetTo
+from roundscope.attention import Plan
+from roundscope.attention.grammar.differences import differences
+from roundscope.attention.grammar.injections import injection_words
 from roundscope.experiments.trace.analysis import Event, Lean
 from roundscope.experiments.trace.consequences import DeltaDrift
-from roundscope.experiments.trace.injections import WHERES
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 
-KEYS = {Exact: "exact", AddUlps: "ulps", Bias: "bias", SetTo: "set", FlipBit: "flip", Noise: "noise"}
 COINS = "deviations of random signs"
 
 
@@ -41,31 +38,8 @@ def plan_words(request: Request) -> str:
 
 
 def plan_changes(plan: Plan) -> list[str]:
-    """SITE=ROUNDING of every rounding that --set changed."""
-    if not plan.name.endswith("*"):
-        return []
-    preset = Plan.preset(plan.name.rstrip("*"))
-    return [f"{site}={plan.event(site)}" for site in Site if plan.event(site) != preset.event(site)]
-
-
-def injection_words(made: Injection) -> str:
-    """An injection as on the command line: O:ulps=0.5:rows=0-63:heads=3."""
-    key = KEYS[type(made.what)]
-    value = "" if isinstance(made.what, Exact) else f"={getattr(made.what, fields(made.what)[0].name):g}"
-    where = [f"{name}={_numbers(getattr(made, name))}" for name in WHERES if getattr(made, name) is not None]
-    return ":".join([str(made.site), key + value, *where])
-
-
-def _numbers(where: int | range | tuple[int, ...]) -> str:
-    """Numbers and ranges of them, both ends included."""
-    numbers = sorted({where} if isinstance(where, int) else set(where))
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(f"{lo}-{hi}" if hi > lo else str(lo) for lo, hi in runs)
+    """The words of --set that changed the plan."""
+    return differences(plan, Plan.preset(plan.name.rstrip("*"))) if plan.name.endswith("*") else []
 
 
 def _not_finite(s: Summary) -> str:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from roundscope.attention.grammar.ranges import numbers
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import WORD, Config
-from roundscope.experiments.train.gpt.interventions import changes_of, numbers
+from roundscope.experiments.train.gpt.interventions import changes_of
 
 TYPES = typing.get_type_hints(Config)
 TABLES = ("seeds", "arms", "at")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from roundscope.attention.grammar.ranges import numbers
 from roundscope.attention.plan import site_named
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode, mode_named
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.studies.framework.words import pairs, seeds_of
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt.interventions import numbers
 from roundscope.experiments.train.settings import typed
 
 EVEN, AWAY, ZERO, RANDOM = RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY, RoundingMode.TOWARD_ZERO, RoundingMode.STOCHASTIC

@@ -2,18 +2,19 @@
 
 words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32   an axis given twice: the values are joined
 a file    axes.toml: `backward`, `zip` and the table `axes`; words replace the file's axes of the same name
-ranges    a:b and a:b:step, as Python's range: the stop is left out. Whole numbers only
+          O=bf16,fp32 is format.O, PV.sum=exact is accumulator.PV: the words of every verb (docs/grammar.md)
+ranges    a:b and a:b:step, as Python's range: the stop is left out; also 0-9, both ends. Whole numbers only
 """
 
 import itertools
 import math
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roundscope.attention.grammar.ranges import is_range, one_range
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import PER_SITE, Value
@@ -70,9 +71,16 @@ def _words(words: Sequence[str]) -> Axes:
         name, found, text = word.partition("=")
         if not found:
             raise bad("AXES", word, "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml")
-        name = axis_named(name.strip())
-        axes[name] = [*axes.get(name, ()), *_values(name, text.split(","))]
+        values = text.split(",")
+        name = _axis(name.strip(), values)
+        axes[name] = [*axes.get(name, ()), *_values(name, values)]
     return axes
+
+
+def _axis(name: str, values: Sequence[Any]) -> str:
+    """The axis that a word is of. S is the number of keys, and with a format behind it the event."""
+    of_event = name == "S" and any(isinstance(v, str) and v[:1].isalpha() for v in values)
+    return "format.S" if of_event else axis_named(name)
 
 
 def _file(path: Path) -> tuple[Axes, list[tuple[str, ...]]]:
@@ -103,15 +111,16 @@ def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
     given = dict(_flat(table)) | {name: data[name] for name in ("backward",) if name in data}
     axes: Axes = {}
     for name, values in given.items():
-        name = axis_named(name)
-        axes[name] = [*axes.get(name, ()), *_values(name, values if isinstance(values, list) else [values])]
+        values = values if isinstance(values, list) else [values]
+        name = _axis(name, values)
+        axes[name] = [*axes.get(name, ()), *_values(name, values)]
     return axes, [tuple(axis_named(n) for n in g) for g in groups]
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Axes by name; format.O = ... without quotation marks is a table in TOML."""
+    """Axes by name; format.O = ... and PV.sum = ... without quotation marks are tables in TOML."""
     for name, value in table.items():
-        inner = isinstance(value, dict) and name in PER_SITE
+        inner = isinstance(value, dict) and (name in PER_SITE or set(value) <= {"sum", *PER_SITE})
         yield from ((f"{name}.{site}", v) for site, v in value.items()) if inner else [(name, value)]
 
 
@@ -123,23 +132,16 @@ def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
     for value in values:
         if not isinstance(value, str | int | float | bool):
             raise bad(name, value, "a value is text, a number, true or false")
-        numbers = _range(name, value) if name in WHOLE and isinstance(value, str) and ":" in value else (value,)
+        numbers = _range(name, value) if name in WHOLE and isinstance(value, str) and is_range(value) else (value,)
         found.extend(typed(name, n) for n in numbers)
     return found
 
 
 def _range(name: str, text: str) -> range:
-    if not re.fullmatch("[+-]?[0-9]{1,12}(:[+-]?[0-9]{1,12}){1,2}", text):
-        raise bad(name, text, "write a range as a:b or a:b:step, in whole numbers")
-    bounds = [int(number) for number in text.split(":")]
-    if bounds[2:] == [0]:
-        raise bad(name, text, "the step is 0; leave it out for steps of 1")
-    numbers = range(*bounds)
-    if not numbers:
-        raise bad(name, text, "is empty; the stop is left out, so that 0:10 is 0 to 9")
-    if len(numbers) > MOST:
-        raise bad(name, text, f"has {len(numbers)} values, a sweep has up to {MOST} points")
-    return numbers
+    try:
+        return one_range(text)
+    except ValueError as error:
+        raise UsageError(f"{name} {error}") from None
 
 
 def _check_tile(axes: Mapping[str, Any]) -> None:

@@ -17,12 +17,18 @@ DEFAULTS: dict[str, Value] = {
     "block_q": 64, "block_k": 64, "T": 256, "S": 256, "N": 4, "H": 64, "causal": False,
     "input": "gaussian", "seed": 0, "engine": "numpy", "backward": False,
 }  # fmt: skip
+OPTIONAL = ("delta_from",)  # axes of a whole plan that a cell has only where they are given, so that older cells keep their keys
 PER_SITE = ("format", "mode", "accumulator")  # axes that may end in .SITE
+
+
+def is_extra(name: str) -> bool:
+    """Whether a column is a parameter that a cell may lack: an axis of one site, or of OPTIONAL."""
+    return name in OPTIONAL or ("." in name and name.partition(".")[0] in PER_SITE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One condition. `parameters` are all of DEFAULTS, and the axes of single sites that were given, in that order;
+    """One condition. `parameters` are all of DEFAULTS, and of OPTIONAL and single sites the axes that were given, in that order;
     `plan` and `inject` are what they amount to; `content` is the digest of an input file, empty for a drawn input.
     """
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 
+from roundscope.attention.grammar.edits import occurs
+from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.plan import Plan, site_named
 from roundscope.attention.sites import Site
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, PER_SITE, Cell, Value
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, Cell, Value
 from roundscope.experiments.sweep.conditions.plans import changes_plan, plan_of, settings_of
 from roundscope.experiments.sweep.conditions.sources import FileSizes, check_fits, sizes_of
-from roundscope.experiments.sweep.conditions.values import Place, axis_named, places_of, typed
-from roundscope.experiments.trace.injections import injection, occurs
-from roundscope.experiments.trace.options import Request, check_places
+from roundscope.experiments.sweep.conditions.values import axis_named, typed
+from roundscope.experiments.trace.options import Request, check_places, injection
 
 
 def cell_of(point: Mapping[str, Value]) -> Cell:
@@ -36,17 +37,28 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:
-    """The point's own parameters, in one spelling; `tile` as the two that it stands for."""
+    """The point's own parameters, in one spelling; `tile` and a format with a mode as the two that they stand for."""
     given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
     if "tile" in given:
         if both := [name for name in ("block_q", "block_k") if name in given]:
             raise bad("tile", given["tile"], f"sets block_q and block_k, and {both[0]} is given too; choose one")
         given["block_q"] = given["block_k"] = given.pop("tile")
+    for name in [name for name, value in given.items() if name.partition(".")[0] == "format" and ":" in str(value)]:
+        given |= _two(name, str(given[name]), given)
     return given
 
 
+def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
+    """O=bf16:stochastic as format.O=bf16 and mode.O=stochastic, so that both spellings are one condition."""
+    rounding, mode = without_mode(text)
+    other = name.replace("format", "mode", 1)
+    if mode and given.get(other, "preset") != "preset":
+        raise bad(name, text, f"names a mode, and {other}={given[other]} is given too; choose one")
+    return {name: rounding} | ({other: mode} if mode else {})
+
+
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """All of DEFAULTS in their order, then the axes of single sites in the order of the algorithm."""
+    """All of DEFAULTS in their order, those given of OPTIONAL, then the axes of single sites in the order of the algorithm."""
     sizes: dict[str, Value] = {} if file is None else {name: getattr(file, name) for name in ("T", "S", "N", "H")}
     if "T" in given and (file is None or file.T == file.S):  # a file of cross-attention keeps its own keys
         sizes["S"] = given["T"]
@@ -56,7 +68,7 @@ def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Valu
 
 def _rank(name: str) -> tuple[int, int]:
     kind, _, site = name.partition(".")
-    return PER_SITE.index(kind), list(Site).index(site_named(site))
+    return (PER_SITE.index(kind), list(Site).index(site_named(site))) if site else (-1, OPTIONAL.index(name))
 
 
 def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:

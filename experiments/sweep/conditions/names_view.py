@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from roundscope.attention.plan import Exponential, KeyOrder
+from roundscope.attention.grammar.injections import WHERES
+from roundscope.attention.plan import DeltaFrom, Exponential, KeyOrder
 from roundscope.attention.presets import PRESETS
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, Site
-from roundscope.emu.blocks.format import BLOCK_NAMED
+from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
 from roundscope.emu.formats.format import NAMED
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.rounding.modes import Overflow, RoundingMode
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.experiments.report.terminal import console, print_json
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, PER_SITE
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE
 from roundscope.experiments.sweep.conditions.inputs import FAMILIES, SAMPLE
 from roundscope.experiments.sweep.conditions.values import ENGINES
 from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
@@ -22,8 +23,8 @@ zip = [["block_q", "block_k"]]
 preset = ["qiu-yao", "fa2-bf16"]
 block_q = [32, 64]
 block_k = [32, 64]
-"format.O" = ["bf16", "fp32"]
-injection = ["none", "O:ulps=0.5:rows=0-63:heads=1,3"]  # a comma inside a value needs a file
+O = ["bf16", "fp32"]
+injection = ["none", "O:ulps=0.5:rows=0:64:heads=1,3"]  # a comma inside a value needs a file
 seed = "0:10"
 """
 
@@ -35,6 +36,7 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
         "mode": (" ".join(RoundingMode), "rounding mode of every event"),
         "accumulator": ("see below", "how every sum of products adds up"),
         "exp": (" ".join(Exponential), "the exponential"),
+        "delta_from": (" ".join(DeltaFrom), "where delta takes its operands; as the preset says if left out"),
         "stabiliser": ("none, or beta above 1", "the shift of the maximum (arXiv 2510.04212)"),
         "key_order": (" ".join(KeyOrder), "order of the key tiles"),
         "only": ("all, or SITE+SITE.step", "every other event in binary64"),
@@ -53,27 +55,41 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
     },
 }  # fmt: skip
 _GRAMMARS = {
-    "one event": f"{' '.join(f'{kind}.SITE' for kind in PER_SITE)}, such as format.O=bf16; accumulator only at {' '.join(PRODUCTS)}",
-    "SITE": " ".join(Site),
-    "blocks": f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product: format.P=mxfp8_e4m3",
-    "accumulator": "ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native | "
+    "one event": f"SITE=ROUNDING, such as O=bf16:stochastic, and SITE.sum=ACCUMULATOR at {' '.join(PRODUCTS)}; "
+    f"or {' '.join(f'{kind}.SITE' for kind in PER_SITE)}",
+    "SITE": " ".join(Site) + "; S=bf16 is the event, S=512 the keys",
+    "ROUNDING": f"FORMAT[:MODE][:OVERFLOW], MODE {' '.join(RoundingMode)}, OVERFLOW {' '.join(Overflow)}",
+    "blocks": f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product: P=mxfp8_e4m3[:RULE][:MODE], "
+    f"RULE {' '.join(ScaleRule)}",
+    "ACCUMULATOR": "ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native | "
     f"tensor cores: ARCHITECTURE:TYPE[:fp16], of {' '.join(ARCHITECTURES)}, such as hopper:bf16",
     "only, but": "SITE+SITE, an event each; SITE.step: the steps of its sum",
+    "ranges": "0:64 and 0:64:2 leave the stop out, as Python's; 0-63 has both ends; lists by commas",
     "injection": "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; "
-    "WHERE batch= heads= rows= columns= features= tiles= with numbers and ranges, ends included: O:ulps=0.5:rows=0-63",
+    f"WHERE {' '.join(f'{name}=' for name in WHERES)} with numbers and ranges: O:ulps=0.5:rows=0:64",
+    "all of it": "docs/grammar.md, the same words in trace, sweep, train, proxy and Python",
 }
 
 
 def data() -> dict[str, Any]:
     """What there is, as data."""
     axes = {
-        name: {"group": group, "values": values, "default": DEFAULTS.get(name, DEFAULTS["block_q"]), "meaning": meaning}
+        name: {
+            "group": group,
+            "values": values,
+            "default": DEFAULTS.get(name, "preset" if name in OPTIONAL else DEFAULTS["block_q"]),
+            "meaning": meaning,
+        }
         for group, members in _AXES.items()
         for name, (values, meaning) in members.items()
     }
     return {
         "axes": axes, "grammars": _GRAMMARS, "inputs": _inputs(), "example": EXAMPLE, "metrics": METRICS, "site_metrics": SITE_METRICS,
     }  # fmt: skip
+
+
+def _default(name: str) -> Any:
+    return "preset" if name in OPTIONAL else DEFAULTS.get(name, DEFAULTS["block_q"])
 
 
 def _inputs() -> dict[str, str]:

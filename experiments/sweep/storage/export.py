@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.errors import StorageError, UsageError, bad
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, is_extra
 from roundscope.experiments.sweep.storage.schema import JSON_COLUMNS, TABLES, columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
 
@@ -49,7 +49,7 @@ def _complete(out: Path) -> Iterator[Path]:
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
     """The columns and their types: parameters, axes of single sites, then the results, and what is JSON last."""
     kinds = columns_of(connection, table)
-    rank = lambda name: 0 if name in DEFAULTS else 1 if "." in name else 3 if name in JSON_COLUMNS else 2  # noqa: E731
+    rank = lambda name: 0 if name in DEFAULTS else 1 if is_extra(name) else 3 if name in JSON_COLUMNS else 2  # noqa: E731
     return {name: kinds[name] for name in (sorted(kinds, key=rank) if table == "cells" else kinds)}
 
 

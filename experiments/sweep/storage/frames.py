@@ -11,7 +11,7 @@ import numpy as np
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.errors import bad
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, PER_SITE, Value
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value, is_extra
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.storage.schema import columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
@@ -102,7 +102,7 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
 
 def parameters(rows: Sequence[Row]) -> list[str]:
     """The columns that are parameters, those of single sites last."""
-    return [*DEFAULTS, *sorted(name for name in rows[0] if name.partition(".")[0] in PER_SITE and "." in name)]
+    return [*DEFAULTS, *sorted(name for name in rows[0] if is_extra(name))]
 
 
 def sites_of(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Row]]:
@@ -122,7 +122,7 @@ def _cells(path: Path) -> list[Row]:
 
 def _worded(row: Row) -> Row:
     for name, value in row.items():
-        if value is None and name.partition(".")[0] in PER_SITE:
+        if value is None and is_extra(name):
             row[name] = "preset"  # saved before this axis was met: as the preset says
         elif type(DEFAULTS.get(name)) is bool:
             row[name] = "true" if value else "false"
@@ -168,6 +168,7 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
 def _precision(name: str) -> tuple[int, int, str]:
     if name == "preset":
         return 0, 0, name
+    name = name.partition(":")[0]
     f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
     return f.precision, f.emax - f.emin, name
 

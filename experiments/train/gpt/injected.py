@@ -28,7 +28,7 @@ def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
     found: list[list[Wrong | None]] = [[None] * config.heads for _ in range(config.layers)]
     for text in (*config.changes, *texts):
         for change in changes_of(text):
-            for value in (value for kind, value in change.what if kind == OFFSET):
+            for value in change.offsets:
                 wrong = _read(change, value)
                 for layer, head in places(change, config):
                     found[layer][head] = wrong
@@ -64,8 +64,6 @@ def words(wrong: Wrong) -> str:
 
 def _read(change: Change, text: str) -> Wrong | None:
     try:
-        if change.sites is not None:
-            raise ValueError("offset= is of what delta reads; leave site= out")
         return None if text == "none" else _wrong(text)
     except ValueError as error:
         raise UsageError(f"change '{change.text}': {error}") from None

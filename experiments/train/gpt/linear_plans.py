@@ -15,14 +15,13 @@ from roundscope.emu.rounding.modes import BINARY32, rounding
 from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import Change, changes_of, layers_of
-from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, MX
+from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES
 from roundscope.experiments.train.mx.formats import (
     Formats,
     Kept,
     as_formats,
-    kept,
     put,
-    put_mx,
+    put_written,
     reseeded,
 )
 from roundscope.experiments.train.mx.linear import How
@@ -63,12 +62,7 @@ def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
 
 
 def _apply(formats: np.ndarray, change: Change, config: Config) -> None:
-    layers, matrices = layers_of(change, config), [MATRICES.index(m) for m in change.matrices or ()]
-    for kind, value in change.what:
-        if kind == MX:
-            put_mx(formats, layers, matrices, kept(value, BLOCK))
-        else:
-            put(formats, layers, matrices, change.events, kept(value, BLOCK))
+    put_written(formats, layers_of(change, config), [MATRICES.index(m) for m in change.matrices or ()], change.written)
 
 
 def how_of(found: Sequence[Formats]) -> How:

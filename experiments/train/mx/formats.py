@@ -2,26 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
+from roundscope.attention.grammar.changes import Change
+from roundscope.attention.grammar.roundings import event_of
+from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.traced import SEED, is_even, row_of
 from roundscope.emu.formats.format import unknown
-from roundscope.emu.rounding.modes import (
-    BF16,
-    BINARY32,
-    Rounding,
-    RoundingMode,
-    mode_named,
-    rounding,
-)
+from roundscope.emu.rounding.modes import BF16, BINARY32, Rounding, RoundingMode
 from roundscope.emu.rounding.threefry import threefry2x32
 from roundscope.experiments.train.mx.sites import GROUPS, INDEX, Site
 
 Kept = BlockFormat | Rounding
+Written = tuple[tuple[tuple[Site, ...] | None, Kept], ...]
+MX, ALL = "mx", "all"
+M = TypeVar("M", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +93,48 @@ def sites_named(name: str) -> tuple[Site, ...]:
 
 
 def kept(text: str, block: int) -> Kept:
-    """FORMAT[:RULE][:MODE] as a format. Raises ValueError."""
-    name, *words = text.split(":")
-    rules = [w for w in words if w in list(ScaleRule)]
-    modes = [mode_named(w) for w in words if w not in rules]
-    if len(rules) > 1 or len(modes) > 1:
-        raise ValueError(f"'{text}' has two scale rules or two modes")
-    mode = modes[0] if modes else None
-    if name not in BLOCK_NAMED:
-        if rules:
-            raise ValueError(f"'{text}': {name} has no scale; block formats are {' '.join(BLOCK_NAMED)}")
-        found: Kept = rounding(name, mode)
-    else:
-        found = replace(block_format(name, mode, rule=rules[0] if rules else None), size=block)
+    """FORMAT[:RULE][:MODE] as a format, blocks of `block` numbers. Raises ValueError."""
+    found = event_of(text)
+    if isinstance(found, BlockFormat):
+        found = replace(found, size=block)
     row_of(found)
     return found
+
+
+def written(change: Change, block: int) -> Written:
+    """(events, format) of what a change of linear layers writes, in turn; events None: mx=. Raises ValueError."""
+    place = change.where.get("site")
+    return tuple((_events(name, place), kept(value, block)) for name, value in change.what)
+
+
+def _events(name: str, place: str | None) -> tuple[Site, ...] | None:
+    if name == MX or (name and name not in (*Site, *GROUPS)):
+        if name != MX:
+            named = f"{unknown('site', name, (*Site, *GROUPS, MX))}; put ; between two changes"
+            raise ValueError(f"{name}= is not of linear layers; those take SITE=FORMAT[:RULE][:MODE] or {MX}=FORMAT; {named}")
+        if place is not None:
+            raise ValueError(f"{MX}= is of all events; leave site= out, or write the format alone")
+        return None
+    if name and place is not None:
+        raise ValueError(f"{name}= says its events itself; leave site= out")
+    names = (name or place or "all").split(",")
+    return tuple(site for part in names for site in sites_named(part))
+
+
+def put_written(formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], what: Written) -> None:
+    """Writes what a change says into some places of an array of objects (layers, matrices, events)."""
+    for sites, f in what:
+        if sites is None:
+            put_mx(formats, layers, matrices, f)
+        else:
+            put(formats, layers, matrices, sites, f)
+
+
+def matrices_of(text: str, kind: type[M]) -> tuple[M, ...]:
+    """The matrices of up,down or all. Raises ValueError with the nearest name."""
+    found: list[M] = []
+    for name in text.split(","):
+        if name not in (*kind, ALL):
+            raise ValueError(unknown("matrix", name, (*kind, ALL)))
+        found += list(kind) if name == ALL else [kind(name)]
+    return tuple(found)

@@ -7,7 +7,7 @@ from roundscope.emu.blocks.format import block_format
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.sweep.conditions.plans import plan_of
 from roundscope.experiments.sweep.conditions.values import typed
-from roundscope.experiments.trace.options import with_rounding
+from roundscope.experiments.trace.options import changed
 from roundscope.experiments.trace.words import plan_changes
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
@@ -36,8 +36,8 @@ def test_a_changed_training():
 
 def test_a_traces_option():
     """Catches a description of the plan that hides its blocks."""
-    plan = with_rounding(Plan.preset("fa2-bf16"), "V=mxfp4:stochastic", seed=3)
-    assert plan.event(Site.V) == block_format("mxfp4", "stochastic", seed=3) and plan_changes(plan) == [f"V={plan.event(Site.V)}"]
+    plan = changed(Plan.preset("fa2-bf16"), "V=mxfp4:stochastic", seed=3)
+    assert plan.event(Site.V) == block_format("mxfp4", "stochastic", seed=3) and plan_changes(plan) == ["V=mxfp4:stochastic"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_traces_option():
     [
         (lambda: plans_of(SMALL, ("site=S -> mxfp8_e4m3",)), ("S", "Q K V DO P P_B DS")),
         (lambda: plans_of(SMALL, ("layer=0 site=P -> mxfp8_e4m3",)), ("leave layer= and head= out",)),
-        (lambda: with_rounding(Plan.preset("fp32"), "O=mxfp4"), ("O", "Q K V DO P P_B DS")),
+        (lambda: changed(Plan.preset("fp32"), "O=mxfp4"), ("O", "Q K V DO P P_B DS")),
     ],
 )
 def test_errors(call, words):

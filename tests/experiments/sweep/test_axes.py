@@ -2,10 +2,11 @@
 
 import pytest
 
+from roundscope.attention.grammar.roundings import accumulator_of, places_of
 from roundscope.emu import Accumulator, Order, rounding
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.sweep.conditions.axes import points, spec_of
-from roundscope.experiments.sweep.conditions.values import accumulator_of, places_of, typed
+from roundscope.experiments.sweep.conditions.values import typed
 
 
 def of(*words, zips=(), backward=False):
@@ -155,7 +156,7 @@ def test_errors_name_argument_value_and_repair(words, said):
         (["T,T"], "--zip 'T,T': the axis T is zipped twice"),
         (["T"], "--zip 'T': name two axes"),
         (["T,H"], "--zip 'T,H': the axis H has no values"),
-        (["T,Q"], "unknown axis 'Q'"),
+        (["T,Z"], "unknown axis 'Z'"),
     ],
 )
 def test_zips_that_cannot_be(zips, said):

@@ -7,8 +7,7 @@ import pytest
 
 from roundscope.attention import AddUlps, Exact, FlipBit, Injection, Plan, Site
 from roundscope.experiments.tensors.layers import Layer, sample_path
-from roundscope.experiments.trace.injections import injection
-from roundscope.experiments.trace.options import with_rounding
+from roundscope.experiments.trace.options import changed, injection
 from roundscope.experiments.trace.run import check_engine
 from tests.experiments.trace.inputs import asked, change
 
@@ -23,7 +22,7 @@ def test_grammar_of_inject():
 
 
 def test_grammar_of_set():
-    plan = with_rounding(Plan.preset("fp32"), "o=bf16:toward-zero")
+    plan = changed(Plan.preset("fp32"), "o=bf16:toward-zero")
     assert str(plan[Site.O]) == "bf16:toward-zero" and plan[Site.PV] == Plan.preset("fp32")[Site.PV]
 
 
@@ -50,7 +49,7 @@ BAD = [
     (("--inject", "O:ulps=much"), "'much' is no finite number"),
     (("--inject", "O:flip=16"), "bits 0 to 15"),
     (("--inject", "O:ulps=1:row=3"), "did you mean 'rows'"),
-    (("--inject", "O:ulps=1:rows=9-3"), "'9-3' is empty"),
+    (("--inject", "O:ulps=1:rows=9-3"), "'9-3': is empty"),
     (("--inject", "O:ulps=1:rows=-3"), "no whole number"),
     (("--inject", "O:ulps=1:heads=4"), "--inject O:heads=4: the layer has 4, numbered from 0 to 3"),
     (("--inject", "O:ulps=1:rows=24"), "O:rows=24: the layer has 24"),

@@ -1,0 +1,150 @@
+"""A change in words, and the plans that come of it.
+
+    O=bf16:stochastic      PV.sum=hopper:bf16      delta_from=P_DP      layer=1 head=0:2 -> O=fp32 P=bf16
+    site=O,PV -> bf16      site=PV -> accumulator=ascending:bf16        -> plan=fp32 ; backward=bf16
+
+left of ->   places: where the change holds, each once; with the arrow or not at all
+right        WHAT=VALUE, several in turn. WHAT: a site or stage, SITE.sum, SITE.mode, or a name of `edits.KINDS`
+             alone or with a site, format.O; behind site=, VALUE alone is a rounding of those sites
+;            between changes, which apply in turn
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roundscope.attention.grammar.edits import KINDS, apply, occurs
+from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.emu.formats.format import unknown
+
+PLACES = ("layer", "head", "site", "matrix")
+STAGES = ("inputs", "forward", "backward")
+ALIASES = {"sum": "accumulator", "preset": "plan", "stabilizer": "stabiliser"}
+HOW = "write SITE=FORMAT[:MODE], as in O=bf16:stochastic, or WHERE -> WHAT, as in  layer=1 head=7 site=O -> fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change, its names not yet looked up. where: place -> its text; what: (name, value) in turn, name "" of a value alone."""
+
+    text: str
+    where: Mapping[str, str]
+    what: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One edit of a plan. sites: of which, none: of all; named: those that were named one by one, and have to occur."""
+
+    kind: str
+    value: str
+    sites: tuple[Site, ...] = ()
+    named: tuple[Site, ...] = ()
+
+
+def changes(text: str, places: Sequence[str] = PLACES) -> tuple[Change, ...]:
+    """The changes of a text; places: those that there are. Raises ValueError with the repair."""
+    return tuple(_change(part.strip(), places) for part in text.split(";") if part.strip())
+
+
+def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
+    """The edits of attention's plan that a change asks for. Raises ValueError with the nearest name; others: names that it may be too."""
+    return tuple(_edit(name, value, change.where.get("site"), others) for name, value in change.what)
+
+
+def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
+    """The plan with changes in turn; see `Plan.changed`."""
+    for text in texts:
+        for change in changes(text, ("site",)):
+            for edit in edits_of(change):
+                plan = edited(plan, edit)
+    return plan if seed is None else plan.seeded(seed)
+
+
+def edited(plan: Plan, edit: Edit) -> Plan:
+    """The plan with one edit, under its name with a star. Raises ValueError for a site that the plan never reaches."""
+    for site in edit.named:
+        occurs(plan, site)
+    found = apply(plan, edit.kind, edit.value, edit.sites)
+    return found if edit.kind == "plan" else replace(found, name=plan.name if plan.name.endswith("*") else f"{plan.name}*")
+
+
+def sites_of(text: str) -> tuple[Site, ...]:
+    """The sites of a list of names and stages. Raises ValueError with the nearest name."""
+    names = [name.strip() for name in text.split(",")]
+    return tuple(site for name in names for site in (_stage(name) or (site_named(name),)))
+
+
+def parted(name: str) -> tuple[str, str]:
+    """(kind, sites) of a WHAT: O is ("format", "O"), PV.sum and accumulator.PV are ("accumulator", "PV"), exp is ("exp", "")."""
+    head, dot, tail = name.partition(".")
+    first, last = ALIASES.get(head, head), ALIASES.get(tail, tail)  # as written: exp is the exponential, EXP an event
+    if not dot:
+        return (first, "") if first in KINDS else ("format", name)
+    for kind, site in ((first, tail), (last, head)):
+        if kind in KINDS and KINDS[kind].per_site:
+            return kind, site
+    raise ValueError(_unknown(name))
+
+
+def _change(text: str, places: Sequence[str]) -> Change:
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        left, right = "", left
+    if not right.strip() or (not arrow and any(w.partition("=")[0] in PLACES or "=" not in w for w in right.split())):
+        raise ValueError(HOW)
+    where: dict[str, str] = {}
+    for word in left.split():
+        name, given, value = word.partition("=")
+        if name in PLACES and name not in places:
+            raise ValueError(f"there is no {name}= here; places are {' '.join(f'{p}=' for p in places)}")
+        if name not in places or not given or name in where:
+            raise ValueError(f"{unknown('place', name if given else word, places)}; write each once, as in  layer=1 head=2:4 site=O,PV")
+        where[name] = value
+    return Change(text, where, tuple(_what(word) for word in right.split()))
+
+
+def _what(word: str) -> tuple[str, str]:
+    name, given, value = word.partition("=")
+    if given and not (name and value):
+        raise ValueError(f"'{word}': {HOW}")
+    return (name, value) if given else ("", word)
+
+
+def _edit(name: str, value: str, place: str | None, others: Sequence[str]) -> Edit:
+    kind, own = parted(name) if name else ("format", "")
+    if place is not None and not KINDS[kind].per_site:
+        raise ValueError(f"{name}= is of a whole plan; leave site= out")
+    if place is not None and own:
+        raise ValueError(f"{name}= says its site itself; leave site= out")
+    if name == own and name and not (_stage(name) or name.upper() in Site.__members__):
+        raise ValueError(_unknown(name, others))
+    text = own or place or ""
+    sites = sites_of(text) if text else ()
+    _check_value(kind, name, value)
+    if kind != "accumulator":
+        return Edit(kind, value, sites, tuple(s for s in sites if str(s) in text.upper().split(",")))
+    if wrong := [s for s in sites if s not in PRODUCTS]:
+        raise ValueError(f"{wrong[0]} is no sum of products; those are {' '.join(PRODUCTS)}")
+    return Edit(kind, value, sites)
+
+
+def _check_value(kind: str, name: str, value: str) -> None:
+    try:
+        KINDS[kind].spell(value)
+    except ValueError as error:
+        said = str(error) if f"'{value}'" in str(error) else f"{name}={value}: {error}"
+        raise ValueError(said + ("; the event is EXP" if name == "exp" else "")) from None
+
+
+def _stage(name: str) -> tuple[Site, ...]:
+    return tuple(s for s in Site if s.stage == name.lower())
+
+
+def _unknown(name: str, others: Sequence[str] = ()) -> str:
+    """For a WHAT that is none: sites and kinds are near one another, so both are looked through."""
+    head, _, tail = name.partition(".")
+    if tail.lower() == "step":
+        return f"'{name}': the steps of a sum go with its order; write {head}.sum=ORDER:FORMAT, as in PV.sum=ascending:bf16"
+    hint = "; SITE.sum and SITE.mode too"
+    return unknown("site", name, (*Site, *STAGES, *KINDS, *others), hint)

@@ -1,0 +1,26 @@
+"""What a plan differs in from another, in words that make the one of the other."""
+
+from dataclasses import fields
+
+from roundscope.attention.grammar.roundings import accumulator_words, spelled
+from roundscope.attention.plan import Plan
+from roundscope.attention.sites import PRODUCTS, Site
+
+
+def differences(plan: Plan, base: Plan) -> list[str]:
+    """The words of every change: SITE=ROUNDING, SITE.sum=ACCUMULATOR, FIELD=VALUE. `base.changed(*words)` has the plan's arithmetic."""
+    events = [f"{site}={spelled(plan.event(site))}" for site in Site if plan.event(site) != base.event(site)]
+    sums = [f"{s}.sum={accumulator_words(plan.accumulator(s))}" for s in PRODUCTS if plan.accumulator(s) != base.accumulator(s)]
+    return [*_fields(plan, base), *events, *sums]
+
+
+def _fields(plan: Plan, base: Plan) -> list[str]:
+    skipped = ("name", "roundings", "blocks", "accumulators")
+    names = [f.name for f in fields(Plan) if f.name not in skipped and getattr(plan, f.name) != getattr(base, f.name)]
+    words = {name: f"{name}={getattr(plan, name)}" for name in names}
+    if "normalise_first" in words:
+        words.pop("pv_into_o", None)
+        words["normalise_first"] = f"unfused={str(plan.normalise_first).lower()}"
+    if "stabiliser" in words:
+        words["stabiliser"] = f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
+    return list(words.values())

@@ -1,0 +1,155 @@
+"""What a change may do to a plan: one table of kinds, each with how its value is spelled and what it does.
+
+`apply` changes nothing but what the kind says: neither the plan's name nor its seeds.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from roundscope.attention.grammar.roundings import (
+    accumulator_of,
+    event_of,
+    event_words,
+    place_words,
+    places_of,
+)
+from roundscope.attention.plan import (
+    DeltaFrom,
+    Event,
+    Exponential,
+    KeyOrder,
+    Plan,
+    Stabiliser,
+    event_to,
+)
+from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.emu.formats.format import unknown
+from roundscope.emu.rounding.modes import BINARY64, mode_named
+from roundscope.emu.sums.accumulator import Accumulator
+
+Sites = tuple[Site, ...]  # none: all that the kind is of
+WIDE = Accumulator(step=BINARY64)
+RESCALES = (Site.DM, Site.ALPHA, Site.AL, Site.AO)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of change. spell: the one spelling of a value, ValueError for what is none; per_site: whether sites may be named."""
+
+    spell: Callable[[str], str]
+    apply: Callable[[Plan, str, Sites], Plan]
+    per_site: bool = False
+
+
+def apply(plan: Plan, kind: str, value: str, sites: Sites = ()) -> Plan:
+    """The plan with one change; sites: of which events, or sums, of none: of all. Raises ValueError with the repair."""
+    return KINDS[kind].apply(plan, value, sites)
+
+
+def occurs(plan: Plan, site: Site) -> None:
+    """Raises ValueError if the plan never reaches the site."""
+    if site is Site.PV and plan.pv_into_o:
+        raise ValueError(f"{plan.name} accumulates P V into O, so PV never rounds alone; use O")
+    if plan.normalise_first and site in RESCALES:
+        raise ValueError(f"{plan.name} normalises before P V and never rescales; use P, PV or OUT")
+
+
+def _format(plan: Plan, text: str, sites: Sites) -> Plan:
+    return plan.rounded(dict.fromkeys(sites or Site, event_of(text)))
+
+
+def _mode(plan: Plan, mode: str, sites: Sites) -> Plan:
+    return plan.rounded({site: event_to(plan.event(site), mode) for site in sites or Site if not plan[site].is_identity})
+
+
+def _accumulator(plan: Plan, text: str, sites: Sites) -> Plan:
+    made = accumulator_of(text)
+    return replace(plan, accumulators=tuple(made if s in (sites or PRODUCTS) else plan.accumulator(s) for s in PRODUCTS))
+
+
+def _stabiliser(plan: Plan, beta: str, _: Sites) -> Plan:
+    beta = stabiliser_words(beta)
+    return replace(plan, stabiliser=None if beta == "none" else Stabiliser(beta=float(beta)))
+
+
+def stabiliser_words(value: str | float) -> str:
+    """none, or beta as the shortest text, so that 2, 2.0 and "2" are one condition. Raises ValueError."""
+    if value == "none":
+        return "none"
+    try:
+        beta = math.nan if isinstance(value, bool) else float(value)
+    except ValueError:
+        beta = math.nan
+    if not 1.0 < beta < math.inf:
+        raise ValueError("give none, or the factor beta of the shift, a number above 1 (the paper uses 2 to 8)")
+    return repr(beta).removesuffix(".0")
+
+
+def _unfused(plan: Plan, value: str, _: Sites) -> Plan:
+    """P V of normalised P, a sum of its own."""
+    return replace(plan, normalise_first=True, pv_into_o=False) if truth_words(value) == "true" else plan
+
+
+def truth_words(value: str) -> str:
+    """true or false. Raises ValueError for anything else."""
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("give true or false")
+    return str(value).lower()
+
+
+def _only(plan: Plan, text: str, _: Sites) -> Plan:
+    """binary64 but for the events and steps named."""
+    kept = places_of(text)
+    return _widened(plan, lambda site, step: (site, step) not in kept)
+
+
+def _but(plan: Plan, text: str, _: Sites) -> Plan:
+    """The events and steps named in binary64."""
+    wide = places_of(text)
+    return _widened(plan, lambda site, step: (site, step) in wide)
+
+
+def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
+    """Events and sums in binary64; such a sum is ascending, as in the golden plan: some orders have no binary64 steps."""
+    wide: dict[Site, Event] = {site: BINARY64 for site in Site if is_wide(site, False)}
+    sums = tuple(WIDE if is_wide(site, True) else plan.accumulator(site) for site in PRODUCTS)
+    return replace(plan.rounded(wide), accumulators=sums)
+
+
+def _checked(build: Callable[[str], object]) -> Callable[[str], str]:
+    def spell(text: str) -> str:
+        build(text)
+        return text
+
+    return spell
+
+
+def _one_of(what: str, names: Sequence[str], field: str, kind: type[StrEnum]) -> Kind:
+    def spell(name: str) -> str:
+        if name not in names:
+            raise ValueError(unknown(what, name, names))
+        return name
+
+    return Kind(spell, lambda plan, name, _: replace(plan, **{field: kind(spell(name))}))
+
+
+def _place_words(text: str) -> str:
+    return place_words(places_of(text))
+
+
+KINDS: dict[str, Kind] = {
+    "plan": Kind(_checked(Plan.preset), lambda _, name, __: Plan.preset(name)),
+    "unfused": Kind(truth_words, _unfused),
+    "format": Kind(event_words, _format, per_site=True),
+    "mode": Kind(lambda text: str(mode_named(text)), _mode, per_site=True),
+    "accumulator": Kind(_checked(accumulator_of), _accumulator, per_site=True),
+    "exp": _one_of("exponential", tuple(Exponential), "exp", Exponential),
+    "stabiliser": Kind(stabiliser_words, _stabiliser),
+    "delta_from": _one_of("delta_from", tuple(DeltaFrom), "delta_from", DeltaFrom),
+    "key_order": _one_of("order of keys", tuple(KeyOrder), "key_order", KeyOrder),
+    "only": Kind(_place_words, _only),
+    "but": Kind(_place_words, _but),
+}
+"""By name, in the order in which a sweep applies them."""

@@ -1,0 +1,154 @@
+"""Roundings and sums in words.
+
+rounding     FORMAT[:MODE][:OVERFLOW][:RULE], as bf16:stochastic, e4m3fn:toward-zero:inf, mxfp8_e4m3:rceil
+accumulator  ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps or
+             without (fp32); native; or a tensor core, ARCHITECTURE:TYPE[:FORMAT], as hopper:bf16
+"""
+
+import re
+from collections.abc import Mapping
+
+from roundscope.attention.plan import Event, event_to, site_named
+from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
+from roundscope.emu.formats.format import unknown
+from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, RoundingMode
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+
+ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
+Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
+_WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tuple(ScaleRule)}
+
+
+def event_of(text: str) -> Event:
+    """The rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE]; small words in any order.
+
+    Without an overflow word, overflow is the format's own (`Format.saturates`). Raises ValueError for unknown words with the nearest one, for two words of a kind, and for formats without zero or sign.
+    """
+    name, words = _parted(text)
+    mode, overflow = words.get("mode"), words.get("overflow")
+    if name in BLOCK_NAMED:
+        return block_format(name, mode, rule=words.get("rule"), overflow=overflow)
+    found = event_to(name, mode, overflow=overflow)
+    assert isinstance(found, Rounding)
+    f = found.format
+    if "rule" in words:
+        raise ValueError(f"'{text}': {f.name} has no scale, so no rule; in blocks: {' '.join(BLOCK_NAMED)}")
+    if not (f.zero and f.signed):
+        raise ValueError(f"{f.name} is a scale format without zero or sign; no event fits it")
+    return found
+
+
+def event_words(text: str) -> str:
+    """The one spelling of a rounding: its words in the order FORMAT:RULE:MODE:OVERFLOW. Raises as `event_of`."""
+    found = event_of(text)
+    name, words = _parted(text)
+    name = found.format.name if isinstance(found, Rounding) else name
+    return ":".join([name, *(words[kind] for kind in ("rule", "mode", "overflow") if kind in words)])
+
+
+def without_mode(text: str) -> tuple[str, str | None]:
+    """(the rounding without its mode, the mode if it names one)."""
+    name, words = _parted(text)
+    mode = words.pop("mode", None)
+    return ":".join([name, *words.values()]), mode
+
+
+def spelled(event: Event) -> str:
+    """A rounding or block format as `event_of` reads it; its seed is left out."""
+    if isinstance(event, Rounding):
+        return str(event)
+    for name, known in BLOCK_NAMED.items():
+        if _shape(event) == _shape(known):
+            rule = [] if event.rule is known.rule else [str(event.rule)]
+            mode = [] if event.element.mode is known.element.mode else [str(event.element.mode)]
+            return ":".join([name, *rule, *mode])
+    return str(event)
+
+
+def _shape(f: BlockFormat) -> tuple[object, ...]:
+    """What words cannot change, but the name."""
+    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
+
+
+def accumulator_of(text: str) -> Accumulator:
+    """The accumulator of its words. Raises ValueError with the nearest name."""
+    order, given, step = text.partition(":")
+    if order in ARCHITECTURES:
+        types = ARCHITECTURES[order].operands
+        if not given:
+            each = " ".join(f"{order}:{name}" for name in types)
+            raise ValueError(f"accumulator '{order}': say the type of the factors too: {each}")
+        return Accumulator.tensor_core(*text.split(":", 2))
+    chunk = re.fullmatch(r"chunked([0-9]+)", order)
+    if chunk is None and order not in ORDERS:
+        known = ("ascending", "pairwise", "halves", "chunked16", "exact", "native", *ARCHITECTURES)
+        raise ValueError(unknown("accumulator", order, known, "with :FORMAT[:MODE], tensor cores with :TYPE"))
+    if order == "native" and given:
+        raise ValueError("native adds as the device does, in binary32; leave the format out")
+    made = event_of(step) if given else BINARY32
+    if isinstance(made, BlockFormat):
+        raise ValueError(f"accumulator '{text}': a step of a sum is one number; {step} is of blocks")
+    if chunk:
+        return Accumulator(order=Order.CHUNKED, chunk=int(chunk[1]), step=made)
+    return Accumulator(order=Order(order), step=made)
+
+
+def accumulator_words(made: Accumulator) -> str:
+    """An accumulator as `accumulator_of` reads it."""
+    if made.alignment is None:
+        chunk = str(made.chunk) if made.order is Order.CHUNKED else ""
+        return f"{made.order}{chunk}" + ("" if made.order is Order.NATIVE or made.step == BINARY32 else f":{made.step}")
+    operand = made.alignment.operand.name
+    cores = (f"{a}:{operand}{f}" for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16"))
+    return next((text for text in cores if _is(text, made)), str(made))
+
+
+def _is(text: str, made: Accumulator) -> bool:
+    try:
+        return accumulator_of(text) == made
+    except ValueError:
+        return False
+
+
+def places_of(text: str) -> tuple[Place, ...]:
+    """The events and steps of SITE+SITE.step, each once, in the order of the algorithm. Raises ValueError."""
+    found = {_place(word) for word in text.split("+")}
+    return tuple((site, step) for site in Site for step in (False, True) if (site, step) in found)
+
+
+def place_words(places: tuple[Place, ...]) -> str:
+    """SITE+SITE.step."""
+    return "+".join(f"{site}.step" if step else site for site, step in places)
+
+
+def _place(word: str) -> Place:
+    name, dot, step = word.partition(".")
+    if dot and step.lower() != "step":
+        raise ValueError(f"'{word}': write SITE for an event, SITE.step for the steps of its sum")
+    site = site_named(name)
+    if dot and site not in PRODUCTS:
+        raise ValueError(f"{site} is no sum of products and has no steps; those are {' '.join(PRODUCTS)}")
+    return site, bool(dot)
+
+
+def _parted(text: str) -> tuple[str, dict[str, str]]:
+    """(name, kind of word -> word)."""
+    name, *rest = text.strip().split(":")
+    known = _WORDS if name in BLOCK_NAMED else {k: v for k, v in _WORDS.items() if k != "rule"}
+    found: dict[str, str] = {}
+    for word in rest:
+        kind, plain = _kind(word, known)
+        if kind in found:
+            raise ValueError(f"'{text}': {found[kind]} and {plain} are both a {kind}; give one")
+        found[kind] = plain
+    return name, found
+
+
+def _kind(word: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
+    plain = word.strip().lower().replace("_", "-")
+    for kind, names in _WORDS.items():
+        if plain in list(names):
+            return kind, plain
+    raise ValueError(unknown(", ".join(known), word, [name for names in known.values() for name in names]))
