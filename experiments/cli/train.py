@@ -54,7 +54,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a small GPT with emulated attention, go on with a run, or replay it with other arithmetic."""
-    from roundscope.experiments.train import command
+    from roundscope.experiments.train.run import command
 
     code = command.run(words or [], out=out, resume=resume, first=from_, at=at or [], arms=arm or [], seeds=seeds, as_json=json)
     if code:

@@ -44,7 +44,7 @@ def save(folder: Path, step: int, state: Any, meta: Mapping[str, Any], *, keep: 
 
 
 def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """(experiments.train.step.State of NumPy arrays, meta) of the checkpoint of `step`, of the last one by default.
+    """(experiments.train.state.State of NumPy arrays, meta) of the checkpoint of `step`, of the last one by default.
 
     Exact: every bit of what was saved. Raises UsageError, in one line, for a file that is missing, damaged or foreign, or whose
     sizes are not those of its config.
@@ -135,34 +135,20 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     """The arrays as the State that the checkpoint's own config has."""
     import jax
 
+    from roundscope.experiments.train.gpt.step import shape_of
     from roundscope.experiments.train.settings import settings
 
     try:
         config, arms = settings([], before=meta["config"]).config, len(meta["arms"])
     except (KeyError, TypeError, UsageError) as error:
         raise _damaged(path, error) from None
-    leaves, tree = jax.tree_util.tree_flatten_with_path(_one_arm(config))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shape_of(config))
     wanted = {jax.tree_util.keystr(p): ((arms, *leaf.shape), str(leaf.dtype)) for p, leaf in leaves}
     found = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}
     if wanted != found:
         name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
         raise UsageError(f"{path}: {name} is {found.get(name)}, its config asks for {wanted.get(name)}; it was made by another version")
     return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in wanted])
-
-
-def _one_arm(config: Any) -> Any:
-    """The sizes of an arm's state; nothing is computed."""
-    import jax
-
-    from roundscope.experiments.train import optimiser
-    from roundscope.experiments.train.gpt import model
-    from roundscope.experiments.train.step import State
-
-    def fresh() -> State:
-        params = model.init(config, jax.random.key(0))
-        return State(params=params, opt_state=optimiser.make(config).init(params), step=jax.numpy.zeros((), "int32"))
-
-    return jax.eval_shape(fresh)
 
 
 def _damaged(path: Path, why: object) -> UsageError:

@@ -14,7 +14,9 @@ from roundscope.experiments.train.config import WORD, Config
 from roundscope.experiments.train.gpt import injected, linear_plans
 from roundscope.experiments.train.gpt.engines import has_device
 from roundscope.experiments.train.gpt.interventions import described
+from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import Arm, Settings, plain, settings
+from roundscope.experiments.train.state import pick
 
 FREE = ("steps", "checkpoint_every", "keep", "monitor_every")  # what may change while a run goes on
 FIXED = ("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio", "clip", "weight_decay")  # of a state
@@ -25,7 +27,7 @@ class Origin:
     """What to run and how it begins; in_place: in the folder that it comes from. Nothing is computed before `beginning()`."""
 
     settings: Settings
-    beginning: Callable[[], loop.Beginning]
+    beginning: Callable[[], training.Beginning]
     in_place: bool
     words: dict[str, Any]
 
@@ -91,16 +93,16 @@ def recorded(origin: Origin) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first(found: Settings) -> loop.Beginning:
-    from roundscope.experiments.train.step import start
+def _first(found: Settings) -> training.Beginning:
+    from roundscope.experiments.train.gpt.step import start
 
     seeds = [(found.config.init_seed + arm.seed) % WORD for arm in found.arms]
-    return loop.Beginning(step=0, state=start(found.config, len(found.arms), seeds))
+    return training.Beginning(step=0, state=start(found.config, len(found.arms), seeds))
 
 
-def _later(before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]) -> loop.Beginning:
+def _later(before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]) -> training.Beginning:
     state = loop.replayed(before, state, meta["step"], step) if step > meta["step"] else state
-    return loop.Beginning(step=step, state=groups.pick(state, chosen), watch=meta["watch"], arms=chosen)
+    return training.Beginning(step=step, state=pick(state, chosen), watch=meta["watch"], arms=chosen)
 
 
 def settings_of(meta: dict[str, Any]) -> Settings:

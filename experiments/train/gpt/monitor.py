@@ -33,7 +33,7 @@ from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.interventions import Plans
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset, error
-from roundscope.experiments.train.step import plans_at
+from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)  # of gaps: rows with a gap up to each, and one more for the rest
 SITES_EVERY, ROWS = 10, 32
@@ -54,7 +54,7 @@ def look(
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
-    seen, wrong = _reading(_shape_of(config), fused)(params, tokens, plans, np.int32(step), offset, linears)
+    seen, wrong = _reading(numbers_only(config), fused)(params, tokens, plans, np.int32(step), offset, linears)
     with jax.enable_x64(True):
         table = _table_at(plans, np.int32(step))
         measured = _measured(_setup(config, plans.like), table, *seen, wrong)
@@ -116,12 +116,6 @@ def _of_a_sample(config: Config, seen: Any, plan: Plan) -> list[dict[str, tuple[
 def _means(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
     total = {name: [float(x.sum()) for x in (s.n, s.ulps, s.abs_ulps)] for name, s in stats.items()}
     return {name: (ulps / n, absolute / n) for name, (n, ulps, absolute) in total.items() if n}
-
-
-def _shape_of(config: Config) -> Config:
-    from roundscope.experiments.train.step import numbers_only
-
-    return numbers_only(config)
 
 
 @lru_cache(64)

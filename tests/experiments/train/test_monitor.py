@@ -9,9 +9,8 @@ import pytest
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.traced_plan import HeadPlans
-from roundscope.experiments.train import step
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import monitor, offset
+from roundscope.experiments.train.gpt import monitor, offset, step
 from roundscope.experiments.train.gpt.injected import wrongs_of
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer

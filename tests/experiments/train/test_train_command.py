@@ -10,10 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from roundscope.experiments.cli import main
-from roundscope.experiments.train import checkpoint, live, record
+from roundscope.experiments.cli.main import main
+from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.loop import View
+from roundscope.experiments.train.run import live
+from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "vocab": 16, "batch": 2, "warmup": 2, "data": "repeat"}

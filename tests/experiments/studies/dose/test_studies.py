@@ -11,13 +11,13 @@ import pytest
 
 from roundscope.attention import Record, Site, examine
 from roundscope.emu.rounding.modes import RoundingMode
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.dose import arms, bias, cases, conditions, identity, results, run, scaling, ties, topics
 from roundscope.experiments.studies.dose import scale as scales
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.store import opened
-from roundscope.experiments.train import step
+from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer, uniform
 from tests.checks.engines import normal

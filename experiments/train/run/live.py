@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from roundscope.experiments.report.terminal import console
-from roundscope.experiments.train.loop import View
+from roundscope.experiments.train.run.training import View
 
 MOST = 20  # arms that are shown
 

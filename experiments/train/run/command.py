@@ -56,9 +56,9 @@ def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
 
 
 def _train(origin: Origin, out: Path) -> dict[str, Any]:
-    from roundscope.experiments.train.live import screen
-    from roundscope.experiments.train.loop import Run
     from roundscope.experiments.train.record import writing
+    from roundscope.experiments.train.run.live import screen
+    from roundscope.experiments.train.run.training import Run
 
     out.mkdir(parents=True, exist_ok=True)
     begin = origin.beginning()
