@@ -60,6 +60,12 @@ def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
     return _restored(path, _checked(path, meta), meta), meta
 
 
+def about(folder: Path) -> dict[str, Any] | None:
+    """What the last checkpoint says of its run, its tensors unread; None where there is none."""
+    known = steps(folder)
+    return _meta(folder / FOLDER / _name(known[-1])) if known else None
+
+
 def steps(folder: Path) -> list[int]:
     """The steps of which a folder has checkpoints, ascending."""
     return sorted(int(p.stem) for p in (folder / FOLDER).glob("*.json") if p.stem.isdecimal())
@@ -126,8 +132,10 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
         content = path.with_suffix(".safetensors").read_bytes()
     except OSError as error:
         raise _damaged(path.with_suffix(".safetensors"), error.strerror) from None
-    if len(content) != meta.get("bytes") or hashlib.sha256(content).hexdigest() != meta.get("sha256"):
+    if len(content) != meta.get("bytes"):
         raise _damaged(path.with_suffix(".safetensors"), f"{len(content)} bytes, not the {meta.get('bytes')} that were written")
+    if hashlib.sha256(content).hexdigest() != meta.get("sha256"):
+        raise _damaged(path.with_suffix(".safetensors"), "as many bytes as were written, but not the same: its SHA-256 differs")
     return parse(content)
 
 
@@ -153,4 +161,14 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
 
 def _damaged(path: Path, why: object) -> UsageError:
     said = " ".join(str(why).split())
-    return UsageError(f"{path}: the checkpoint is damaged ({said}); go on from an earlier one with --from STEP")
+    return UsageError(f"{path}: the checkpoint is damaged ({said}); {_another(path)}")
+
+
+def _another(path: Path) -> str:
+    """How to go on without this one."""
+    folder, number = path.parents[1], int(path.stem)
+    earlier = [step for step in steps(folder) if step < number]
+    if not earlier:
+        return "and there is no earlier one; train again"
+    told = f"--resume {folder} --from {earlier[-1]} --out NEW"
+    return f"go on from an earlier one (there are steps {' '.join(map(str, earlier))}) with  {told}"

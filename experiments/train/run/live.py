@@ -1,6 +1,7 @@
-"""A run on the terminal: steps, time left, and per arm loss, learning rate and alarms; nothing where stderr is no terminal."""
+"""A run on the terminal: steps, time left, and per arm loss, learning rate and alarms; elsewhere a line every minute."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,31 +10,51 @@ from roundscope.experiments.report.terminal import console
 from roundscope.experiments.train.run.training import View
 
 MOST = 20  # arms that are shown
+SECONDS = 60.0  # between two lines where stderr is no terminal
 
 
 @contextmanager
-def screen() -> Iterator[Callable[[View], None]]:
-    """A function that shows where the run is; what it drew is gone at the end."""
+def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[View], None]]:
+    """A function that shows where the run is. What it drew on a terminal is gone at the end."""
     where = console(stderr=True)
     if not where.is_terminal:
-        yield lambda view: None
+        yield _lines(where, clock)
         return
+    from rich.console import Group
     from rich.live import Live
 
     with Live(console=where, transient=True, auto_refresh=False) as live:
-        yield lambda view: live.update(table(view), refresh=True)
+        yield lambda view: live.update(Group(headline(view), table(view)), refresh=True)
+
+
+def _lines(where: Any, clock: Callable[[], float]) -> Callable[[View], None]:
+    told = clock()
+
+    def show(view: View) -> None:
+        nonlocal told
+        if clock() - told >= SECONDS:
+            told = clock()
+            where.print(line(view), markup=False, soft_wrap=True)
+
+    return show
+
+
+def line(view: View) -> str:
+    """The headline, and how many arms have an alarm."""
+    alarms = sum(alarm for *_, alarm in view.arms)
+    return headline(view) + (f"; {alarms} of {len(view.arms)} arms with an alarm" if alarms else "")
 
 
 def table(view: View) -> Any:
-    """The view as rich's table: arms with an alarm first."""
+    """The arms as rich's table: those with an alarm first."""
     from rich.table import Table
 
-    found = Table(title=headline(view), title_justify="left", box=None)
+    found = Table(box=None)
     for name in ("arm", "loss", "lr", ""):
         found.add_column(name, justify="left" if name in ("arm", "") else "right")
     arms = sorted(view.arms, key=lambda arm: not arm[3])
     for name, loss, lr, alarm in arms[:MOST]:
-        found.add_row(name, f"{loss:.4f}", f"{lr:.2e}", "alarm" if alarm else "")
+        found.add_row(name, "-" if math.isnan(loss) and not alarm else f"{loss:.4f}", f"{lr:.2e}", "alarm" if alarm else "")
     if len(arms) > MOST:
         found.add_row(f"and {len(arms) - MOST} more", "", "", "")
     return found

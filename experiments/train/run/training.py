@@ -4,6 +4,7 @@ Losses stay on the device until the next monitor or checkpoint, so that no step 
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from roundscope.experiments.train.groups import groups, together
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.record import Log
 from roundscope.experiments.train.run import observe
+from roundscope.experiments.train.run.drift import DriftWatch
 from roundscope.experiments.train.settings import Settings, plain
 
 
@@ -50,27 +52,32 @@ class Run:
         self.names = [arm.name for arm in settings.arms]
         self.groups = groups(settings, begin.state)
         self.batches = batches_of(settings)
-        self.watches = spikes.watches(len(self.names))
-        for own, kept in zip(self.watches, begin.watch, strict=False):
+        c, arms = settings.config, len(self.names)
+        self.series, self.drift = spikes.watches(arms), DriftWatch((arms, c.layers, c.heads), c.drift_alarm)
+        self.watches = (*self.series, self.drift)
+        for own, kept in zip(self.watches, begin.watch, strict=False):  # an older run kept fewer
             own.restore(kept, begin.arms)
         self.running = log.running()
         self.waiting: list[tuple[int, list[Any]]] = []  # steps whose losses are still on the device
-        self.losses = np.full(len(self.names), np.nan)
+        self.losses, self.pace = np.full(arms, np.nan), Pace()
 
     def go(self, show: Callable[[View], None], stop: Callable[[], bool]) -> bool:
         """Every step up to config.steps, unless `stop()` between two; then a checkpoint. Whether the end was reached."""
-        c, began, first = self.settings.config, time.perf_counter(), self.number
+        c, first = self.settings.config, self.number
         while self.number < c.steps and not stop():
             if self.number % c.checkpoint_every == 0 and self.number != first:
                 self.save()
             batches = {seed: b.batch(self.number) for seed, b in self.batches.items()}
             if self.number % c.monitor_every == 0:
                 self._monitor(batches)
-                show(self._view(time.perf_counter() - began, first))
+                show(self._view())
             self.waiting.append((self.number, [group.advance(self.number, batches) for group in self.groups]))
             self.number += 1
+            if self.number == first + 1:
+                jax.block_until_ready(self.waiting)
+                self.pace.mark(self.number)
         self.save()
-        show(self._view(time.perf_counter() - began, first))
+        show(self._view())
         return self.number >= c.steps
 
     def save(self) -> None:
@@ -92,7 +99,7 @@ class Run:
             losses, norms = np.empty(len(order)), np.empty(len(order))
             losses[order], norms[order] = (np.concatenate([part[i] for part in seen]) for i in range(2))
             self.log.add("steps", observe.steps(self.names, number, losses, norms, rate))
-            alarms = [a for watch, x in zip(self.watches, (losses, norms), strict=True) for a in watch.update(number, x)]
+            alarms = [a for watch, x in zip(self.series, (losses, norms), strict=True) for a in watch.update(number, x)]
             self.log.add("alarms", observe.alarms(self.names, alarms))
             self._pin(alarms)
             self.losses = losses
@@ -115,16 +122,44 @@ class Run:
             own = group.offset(self.number), group.linears(self.number), group.fused(self.number)
             found, seen = monitor.look(self.settings.config, group.state.params, tokens, tables, self.number, *own)
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
+            if "drift" in found:
+                self.log.add("alarms", observe.alarms(self.names, self.drift.update(self.number, group.arms, found["drift"])))
             if seen is not None and rest == 0:
                 means = monitor.sites(self.settings.config, seen, plans, turn, group.fused(self.number))
                 self.log.add("sites", observe.sites(names, self.number, means))
         self.log.commit()
 
-    def _view(self, seconds: float, first: int) -> View:
-        going = self.watches[0].going_on() | self.watches[1].going_on()
+    def _view(self) -> View:
+        if self.number > self.pace.last:
+            self.pace.mark(self.number)
+        going = np.any([watch.going_on() for watch in self.watches], axis=0)
         rates = _shares(self.settings, [self.number])[0] * np.array([arm.lr for arm in self.settings.arms])
         arms = tuple(zip(self.names, self.losses.tolist(), rates.tolist(), going.tolist(), strict=True))
-        return View(step=self.number, steps=self.settings.config.steps, rate=(self.number - first) / seconds, arms=arms)
+        return View(step=self.number, steps=self.settings.config.steps, rate=self.pace.rate, arms=arms)
+
+
+class Pace:
+    """Steps per second of late: since the end of the first step, which compiles, and over the last marks, if there are many."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock, self.marks = clock, deque[tuple[float, int]](maxlen=10)
+
+    @property
+    def last(self) -> float:
+        """The step of the last mark; before the first, infinity."""
+        return self.marks[-1][1] if self.marks else np.inf
+
+    def mark(self, step: int) -> None:
+        """So many steps are done now."""
+        self.marks.append((self.clock(), step))
+
+    @property
+    def rate(self) -> float:
+        """0 as long as it is not known."""
+        if len(self.marks) < 2:
+            return 0.0
+        (began, first), (now, last) = self.marks[0], self.marks[-1]
+        return (last - first) / (now - began)
 
 
 def described(settings: Settings) -> dict[str, Any]:

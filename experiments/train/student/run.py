@@ -99,8 +99,9 @@ def launch(config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin
 def _result(config: Config, arm: Arm, i: int, follow: Follow, final: float, end: Begin, measured: Any) -> Result:
     looks = range(0, config.steps, EVERY)
     curve = tuple((min(n + EVERY, config.steps), float(end.losses[n : n + EVERY, i].max()), float(end.norms[n, i])) for n in looks)
+    first = int(follow.first[i])
     measures = tuple((step, {name: float(v[i]) for name, v in found.items()}) for step, found in measured)
     return Result(
-        arm=arm, steps=config.steps, diverged=follow.diverged()[i], spikes=int(follow.spikes[i]), loss=final, curve=curve,
+        arm=arm, steps=config.steps, diverged=None if first < 0 else first, spikes=int(follow.spikes[i]), loss=final, curve=curve,
         measures=measures,
     )  # fmt: skip

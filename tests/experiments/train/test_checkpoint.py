@@ -137,6 +137,18 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, state, how):
     assert "00000010" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_what_is_wrong_with_a_checkpoint_and_how_to_go_on(tmp_path, state):
+    """'410216 bytes, not the 410216 that were written', and a repair that the command then refuses."""
+    for number in (4, 10):
+        checkpoint.save(tmp_path, number, state, META)
+    damage(tmp_path / "checkpoints", "bit")
+    with pytest.raises(UsageError, match=rf"SHA-256 differs.*there are steps 4\).*--resume {tmp_path} --from 4 --out NEW"):
+        checkpoint.load(tmp_path)
+    damage(tmp_path / "checkpoints", "cut")
+    with pytest.raises(UsageError, match="bytes, not the"):
+        checkpoint.load(tmp_path)
+
+
 def test_a_full_disk_keeps_what_is_there(tmp_path, state, monkeypatch):
     """The last good checkpoint deleted to make room for one that fails."""
     checkpoint.save(tmp_path, 10, state, META, keep=1)
