@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from roundscope.experiments.report.progress import SECONDS, every, left
 from roundscope.experiments.report.terminal import console
 from roundscope.experiments.train.run.training import View
 
 MOST = 20  # arms that are shown
-SECONDS = 60.0  # between two lines where stderr is no terminal
 
 
 @contextmanager
@@ -18,25 +18,14 @@ def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[Vi
     """A function that shows where the run is. What it drew on a terminal is gone at the end."""
     where = console(stderr=True)
     if not where.is_terminal:
-        yield _lines(where, clock)
+        tell = every(SECONDS, lambda text: where.print(text, markup=False, soft_wrap=True), clock)
+        yield lambda view: tell(lambda: line(view))
         return
     from rich.console import Group
     from rich.live import Live
 
     with Live(console=where, transient=True, auto_refresh=False) as live:
         yield lambda view: live.update(Group(headline(view), table(view)), refresh=True)
-
-
-def _lines(where: Any, clock: Callable[[], float]) -> Callable[[View], None]:
-    told = clock()
-
-    def show(view: View) -> None:
-        nonlocal told
-        if clock() - told >= SECONDS:
-            told = clock()
-            where.print(line(view), markup=False, soft_wrap=True)
-
-    return show
 
 
 def line(view: View) -> str:
@@ -64,5 +53,4 @@ def headline(view: View) -> str:
     """Steps done, steps per second and time left at that rate."""
     if not view.rate > 0.0:
         return f"step {view.step} of {view.steps}, compiling"
-    left = math.ceil((view.steps - view.step) / view.rate)
-    return f"step {view.step} of {view.steps}, {view.rate:.3g} steps/s, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+    return f"step {view.step} of {view.steps}, {view.rate:.3g} steps/s, {left(view.steps - view.step, view.rate)}"

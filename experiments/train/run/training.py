@@ -3,8 +3,6 @@
 Losses stay on the device until the next monitor or checkpoint, so that no step waits for the one before it.
 """
 
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from roundscope.experiments.report.progress import Pace
 from roundscope.experiments.train import checkpoint, optimiser, spikes
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.groups import groups, together
@@ -136,30 +135,6 @@ class Run:
         rates = _shares(self.settings, [self.number])[0] * np.array([arm.lr for arm in self.settings.arms])
         arms = tuple(zip(self.names, self.losses.tolist(), rates.tolist(), going.tolist(), strict=True))
         return View(step=self.number, steps=self.settings.config.steps, rate=self.pace.rate, arms=arms)
-
-
-class Pace:
-    """Steps per second of late: since the end of the first step, which compiles, and over the last marks, if there are many."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock, self.marks = clock, deque[tuple[float, int]](maxlen=10)
-
-    @property
-    def last(self) -> float:
-        """The step of the last mark; before the first, infinity."""
-        return self.marks[-1][1] if self.marks else np.inf
-
-    def mark(self, step: int) -> None:
-        """So many steps are done now."""
-        self.marks.append((self.clock(), step))
-
-    @property
-    def rate(self) -> float:
-        """0 as long as it is not known."""
-        if len(self.marks) < 2:
-            return 0.0
-        (began, first), (now, last) = self.marks[0], self.marks[-1]
-        return (last - first) / (now - began)
 
 
 def described(settings: Settings) -> dict[str, Any]:

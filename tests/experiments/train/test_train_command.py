@@ -14,7 +14,7 @@ from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.run import live
-from roundscope.experiments.train.run.training import Pace, View
+from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "vocab": 16, "batch": 2, "warmup": 2, "data": "repeat"}
@@ -326,19 +326,6 @@ def test_the_live_view_says_how_long():
     assert next(iter(live.table(view).columns[0].cells)) == "arm30" and os.linesep not in live.headline(view)
     early = View(step=0, steps=10, rate=0.0, arms=(("run", float("nan"), 1e-3, False),))
     assert list(live.table(early).columns[1].cells) == ["-"]  # no loss is there yet
-
-
-def test_the_first_step_is_not_in_the_rate():
-    """Nine minutes left of a run that ends in 18 seconds: compilation counted as a step's time, for as long as it is the longest part."""
-    seconds = iter([300.0, 301.0, 302.0, *range(303, 400)])
-    pace = Pace(lambda: next(seconds))
-    assert pace.rate == 0.0
-    for step in (1, 11, 21):
-        pace.mark(step)
-    assert pace.rate == 10.0
-    for step in range(26, 76, 5):  # slower of late
-        pace.mark(step)
-    assert pace.rate == 5.0
 
 
 def test_a_line_now_and_then_where_there_is_no_terminal(capsys):
