@@ -73,7 +73,7 @@ def _pictures(t: Training) -> list[str]:
     seeds = " Seeds of an arm share its colour." if len(t.groups) < len(t.arms) else ""
     drift = (
         "A line for each head, coloured by layer: the share of the gradient of W_Q that rows of dS make which do not sum to zero. In exact "
-        f"arithmetic it is 0.{left_out}"
+        f"arithmetic it is 0; what is below {pictures.LEAST:g} is drawn there.{left_out}"
     )
     found = [
         ("Does the loss fall?", pictures.losses(t), f"Every step's loss on its own batch.{seeds}"),

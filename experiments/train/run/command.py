@@ -118,7 +118,8 @@ def _show(found: dict[str, Any], *, emulated: bool) -> None:
     for arm in found["arms"]:
         loss = "not finite" if arm["loss"] is None else f"{arm['loss']:.4f}"
         alarms = "".join(f"; {a['kind']} of {a['series']} at step {a['step']}" for a in arm["alarms"][:3])
-        more = f"; {len(arm['alarms']) - 3} more alarms" if len(arm["alarms"]) > 3 else ""
+        left = len(arm["alarms"]) - 3
+        more = f"; {left} more alarm{'s' * (left > 1)}" if left > 0 else ""
         say(f"{arm['name']}: loss {loss}{alarms}{more}")
     if emulated and any(arm["alarms"] for arm in found["arms"]):
         say(f"which roundings are behind it: roundscope diagnose {found['folder']}")

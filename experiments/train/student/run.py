@@ -11,10 +11,9 @@ from roundscope.experiments.train.divergence import Follow, followed
 from roundscope.experiments.train.loop import EVERY, blocks
 from roundscope.experiments.train.state import pick
 from roundscope.experiments.train.student import step as steps
-from roundscope.experiments.train.student.arms import Arm, plans_of
+from roundscope.experiments.train.student.arms import Arm, how_of
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.follow import DOUBLING
-from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.measure import measure
 from roundscope.experiments.train.student.plan import plan_of
 from roundscope.experiments.train.student.results import Result
@@ -33,13 +32,6 @@ class Begin(NamedTuple):
     def take(self, arms: Sequence[int]) -> "Begin":
         """Of some arms, one several times perhaps."""
         return Begin(self.step, pick(self.state, arms), self.losses[:, list(arms)], self.norms[:, list(arms)])
-
-
-def how_of(config: Config, arms: Sequence[Arm]) -> How:
-    """What all arms need of an executable."""
-    plans = [plan for arm in arms for plan in plans_of(config, arm)]
-    rounded, drawn = (frozenset().union(*(getattr(p, name) for p in plans)) for name in ("rounded", "drawn"))
-    return How(config.block, rounded, drawn, all(p.even for p in plans))
 
 
 def data_of(config: Config, arms: Sequence[Arm], number: int) -> steps.Arms:

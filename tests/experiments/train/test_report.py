@@ -66,9 +66,11 @@ def test_the_page_says_what_happened_and_stands_alone(tmp_path):
 def test_alarms_are_drawn_where_they_are(tmp_path):
     """A mark at a value that is not there, on the other series, or an arm in another's colour."""
     found = data.training(made(tmp_path / "run"))
-    of = lambda figure: [
-        line for line in figure.axes[0].lines if line.get_marker() in pictures.MARKS.values() and len(line.get_xdata()) == 1
-    ]  # noqa: E731, E501
+    marks = set(pictures.MARKS.values())
+
+    def of(figure):
+        return [line for line in figure.axes[0].lines if line.get_marker() in marks and len(line.get_xdata()) == 1]
+
     [lost] = of(pictures.losses(found))
     assert lost.get_xdata()[0] == 25 and lost.get_ydata()[0] == pytest.approx(5.0 * 0.98**24)  # the last that was finite
     [grown] = of(pictures.norms(found))
