@@ -210,7 +210,7 @@ def test_a_log_of_an_older_version_goes_on(tmp_path, capsys):
 TWO_DEVICES = """
 import sys, jax
 jax.config.update("jax_num_cpu_devices", 2)
-from experiments.cli.main import main
+from roundscope.experiments.cli.main import main
 out, *asked = sys.argv[1:]
 for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--seeds", "0,3"])):
     try:
