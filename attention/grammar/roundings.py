@@ -24,7 +24,8 @@ _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tupl
 def event_of(text: str) -> Event:
     """The rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE]; small words in any order.
 
-    Without an overflow word, overflow is the format's own (`Format.saturates`). Raises ValueError for unknown words with the nearest one, for two words of a kind, and for formats without zero or sign.
+    Without an overflow word, overflow is the format's own (`Format.saturates`). Raises ValueError for
+    unknown words with the nearest one, for two words of a kind, and for formats without zero or sign.
     """
     name, words = _parted(text)
     mode, overflow = words.get("mode"), words.get("overflow")

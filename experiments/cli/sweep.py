@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from roundscope.experiments.cli.options import Json
+from roundscope.experiments.errors import bad
 
 
 def sweep(
@@ -72,16 +73,25 @@ def export(
 ) -> None:
     """Write a sweep's results as CSV or Parquet."""
     from roundscope.experiments.sweep.storage import export as export_results
+    from roundscope.experiments.train.record import is_log
 
+    if is_log(file):
+        told = "is the log of a training run: SQLite with the tables steps, heads, sites and alarms; draw it with"
+        raise bad("SWEEP.sqlite", str(file), f"{told}  roundscope report {file.parent}")
     rows = export_results.export(file, out, table)
     print(f"written: {out} ({rows} rows)")
 
 
 def report(
-    file: Annotated[Path, typer.Argument(help="The results of a sweep.", metavar="SWEEP.sqlite")],
-    out: Annotated[Path | None, typer.Option(help="The file to write; SWEEP.html beside it if left out.")] = None,
+    file: Annotated[Path, typer.Argument(help="The results of a sweep, or the folder of a training run.", metavar="SWEEP.sqlite|RUN")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; SWEEP.html beside it, or RUN/report.html, if left out.")] = None,
 ) -> None:
-    """Draw a sweep's results: one HTML file that opens offline."""
+    """Draw a sweep's results or a training run: one HTML file that opens offline."""
+    from roundscope.experiments.train.report import page
+
+    if (folder := page.folder_of(file)) is not None:
+        print(f"written: {page.write(folder, out)}")
+        return
     from roundscope.experiments.sweep.report import report as sweep_report
 
     print(f"written: {sweep_report.write(file, out)}")

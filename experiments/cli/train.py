@@ -25,8 +25,8 @@ def train(
         typer.Argument(
             metavar="CONFIG.toml|KEY=VALUE",
             help="layers heads width context vocab batch steps lr min_lr warmup decay_steps beta1 beta2 weight_decay clip position "
-            "qk_norm tied mlp_ratio matmul plan changes sums engine block data data_seed init_seed checkpoint_every keep monitor_every; "
-            "the file has the same keys, and seeds = [..], [arms], [at].",
+            "qk_norm tied mlp_ratio matmul plan changes sums engine block data data_seed init_seed checkpoint_every keep monitor_every "
+            "drift_alarm; the file has the same keys, and seeds = [..], [arms], [at].",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="DIR")] = None,
@@ -54,7 +54,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a small GPT with emulated attention, go on with a run, or replay it with other arithmetic."""
-    from roundscope.experiments.train import command
+    from roundscope.experiments.train.run import command
 
     code = command.run(words or [], out=out, resume=resume, first=from_, at=at or [], arms=arm or [], seeds=seeds, as_json=json)
     if code:

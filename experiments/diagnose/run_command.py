@@ -11,7 +11,7 @@ from roundscope.experiments.diagnose.replayed import Counter, Replayed, replayed
 from roundscope.experiments.diagnose.runs import Case, case
 from roundscope.experiments.diagnose.states import RunPart, guilty_places, subjects, survivals
 from roundscope.experiments.train import checkpoint
-from roundscope.experiments.train.step import arm
+from roundscope.experiments.train.state import arm
 
 
 def diagnose_run(folder: Path, *, name: str | None, first: int | None, until: int | None, progress: Progress) -> Findings:

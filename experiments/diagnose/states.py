@@ -22,9 +22,9 @@ from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.train.gpt import pairs
 from roundscope.experiments.train.gpt.plans import by_layer
+from roundscope.experiments.train.gpt.step import plans_at
 from roundscope.experiments.train.groups import linears_at
 from roundscope.experiments.train.loop import batches_of
-from roundscope.experiments.train.step import plans_at
 
 TOKENS = 1024  # of a head that are looked at
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from roundscope.experiments.trace import plots
 
+LONG = 36  # letters of a cell that may take several lines
 CSS = """
 body{margin:0 auto;max-width:960px;padding:24px 20px 60px;font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
 h1{font-size:24px;margin:0 0 4px}h2{font-size:20px;margin:44px 0 6px;border-top:2px solid #1f2933;padding-top:10px}
@@ -13,6 +14,8 @@ figure{margin:8px 0 26px}figure img{width:100%;height:auto}figcaption{margin-top
 .wide{overflow-x:auto}table{border-collapse:collapse;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;margin:8px 0}
 th{text-align:right;border-bottom:1px solid #1f2933;padding:2px 7px;font-weight:600;vertical-align:bottom}
 td{text-align:right;padding:1px 7px;white-space:nowrap}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
+td.text{white-space:normal;min-width:16em;text-align:left}
+@media print{.wide{overflow:visible}td{white-space:normal}}
 tr.lean td{color:#b2182b;font-weight:700}tr:nth-child(even) td{background:#f5f7fa}
 pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f7fa;padding:10px}
 """
@@ -31,9 +34,8 @@ def figure(title: str, picture: Any, caption: str) -> str:
 
 
 def grid(heads: list[str], rows: list[list[str]], marked: list[bool] | None = None) -> str:
-    """A table; heads may break lines, rows of text, `marked` rows in red."""
+    """A table; heads may break lines, rows of text, `marked` rows in red. Long cells break too, so that no column is cut off."""
     head = "".join(f"<th>{escape(h).replace(chr(10), '<br>')}" for h in heads)
-    lines = (
-        f"<tr{' class=lean' if marked and marked[i] else ''}>" + "".join(f"<td>{escape(c)}" for c in row) for i, row in enumerate(rows)
-    )
+    cells = ("".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row) for row in rows)
+    lines = (f"<tr{' class=lean' if marked and marked[i] else ''}>{row}" for i, row in enumerate(cells))
     return f"<div class=wide><table><tr>{head}{''.join(lines)}</table></div>"

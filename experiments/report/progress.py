@@ -1,21 +1,83 @@
-"""How far a launch or a measurement is: a bar on stderr where that is a terminal, gone when done, and nothing elsewhere."""
+"""How far a launch or a measurement is, and how long the command will take: a bar on stderr, gone when done; a line a minute elsewhere."""
 
+import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from roundscope.experiments.report.terminal import console
 
+SECONDS = 60.0  # between two lines where stderr is no terminal
+
+
+class Pace:
+    """Steps per second of late: since the first mark, which is made when what compiles has run, or over the last ten marks."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock, self.marks = clock, deque[tuple[float, int]](maxlen=10)
+
+    @property
+    def last(self) -> float:
+        """The step of the last mark; before the first, infinity."""
+        return self.marks[-1][1] if self.marks else math.inf
+
+    def mark(self, step: int) -> None:
+        """So many steps are done now."""
+        self.marks.append((self.clock(), step))
+
+    @property
+    def rate(self) -> float:
+        """0 as long as it is not known."""
+        if len(self.marks) < 2:
+            return 0.0
+        (began, first), (now, last) = self.marks[0], self.marks[-1]
+        return (last - first) / (now - began)
+
+
+def left(steps: int, rate: float) -> str:
+    """The time that so many steps take, 1:02:03 left; nothing without a rate."""
+    if not rate > 0.0:
+        return ""
+    seconds = math.ceil(steps / rate)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left"
+
+
+def every(seconds: float, say: Callable[[str], None], clock: Callable[[], float]) -> Callable[[Callable[[], str]], None]:
+    """What to call with a text in the making: it is said if that long ago nothing was."""
+    told = clock()
+
+    def tell(text: Callable[[], str]) -> None:
+        nonlocal told
+        if clock() - told >= seconds:
+            told = clock()
+            say(text())
+
+    return tell
+
 
 @contextmanager
-def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with the number of steps done."""
-    screen = console(stderr=True)
+def bar(text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter) -> Iterator[Callable[[int], None]]:
+    """Yields what to call with the number of steps done. rest: steps that the command does after these `total`, for the time left."""
+    screen, pace = console(stderr=True), Pace(clock)
+    remaining = lambda done: left(total - done + rest, pace.rate)  # noqa: E731
     if not screen.is_terminal:
-        yield lambda done: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        tell = every(SECONDS, lambda line: screen.print(line, markup=False, soft_wrap=True), clock)
 
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+        def step(done: int) -> None:
+            pace.mark(done)
+            tell(lambda: ", ".join(filter(None, (f"{text}: {done} of {total}", remaining(done)))))
+
+        yield step
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
     with Progress(*columns, console=screen, transient=True) as shown:
-        task = shown.add_task(text, total=total)
-        yield lambda done: shown.update(task, completed=done)
+        task = shown.add_task(text, total=total, left="")
+
+        def draw(done: int) -> None:
+            pace.mark(done)
+            shown.update(task, completed=done, left=remaining(done))
+
+        yield draw

@@ -44,7 +44,7 @@ def save(folder: Path, step: int, state: Any, meta: Mapping[str, Any], *, keep: 
 
 
 def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """(experiments.train.step.State of NumPy arrays, meta) of the checkpoint of `step`, of the last one by default.
+    """(experiments.train.state.State of NumPy arrays, meta) of the checkpoint of `step`, of the last one by default.
 
     Exact: every bit of what was saved. Raises UsageError, in one line, for a file that is missing, damaged or foreign, or whose
     sizes are not those of its config.
@@ -58,6 +58,12 @@ def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
     path = folder / FOLDER / _name(step)
     meta = _meta(path)
     return _restored(path, _checked(path, meta), meta), meta
+
+
+def about(folder: Path) -> dict[str, Any] | None:
+    """What the last checkpoint says of its run, its tensors unread; None where there is none."""
+    known = steps(folder)
+    return _meta(folder / FOLDER / _name(known[-1])) if known else None
 
 
 def steps(folder: Path) -> list[int]:
@@ -126,8 +132,10 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
         content = path.with_suffix(".safetensors").read_bytes()
     except OSError as error:
         raise _damaged(path.with_suffix(".safetensors"), error.strerror) from None
-    if len(content) != meta.get("bytes") or hashlib.sha256(content).hexdigest() != meta.get("sha256"):
+    if len(content) != meta.get("bytes"):
         raise _damaged(path.with_suffix(".safetensors"), f"{len(content)} bytes, not the {meta.get('bytes')} that were written")
+    if hashlib.sha256(content).hexdigest() != meta.get("sha256"):
+        raise _damaged(path.with_suffix(".safetensors"), "as many bytes as were written, but not the same: its SHA-256 differs")
     return parse(content)
 
 
@@ -135,13 +143,14 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     """The arrays as the State that the checkpoint's own config has."""
     import jax
 
+    from roundscope.experiments.train.gpt.step import shape_of
     from roundscope.experiments.train.settings import settings
 
     try:
         config, arms = settings([], before=meta["config"]).config, len(meta["arms"])
     except (KeyError, TypeError, UsageError) as error:
         raise _damaged(path, error) from None
-    leaves, tree = jax.tree_util.tree_flatten_with_path(_one_arm(config))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shape_of(config))
     wanted = {jax.tree_util.keystr(p): ((arms, *leaf.shape), str(leaf.dtype)) for p, leaf in leaves}
     found = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}
     if wanted != found:
@@ -150,21 +159,16 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in wanted])
 
 
-def _one_arm(config: Any) -> Any:
-    """The sizes of an arm's state; nothing is computed."""
-    import jax
-
-    from roundscope.experiments.train import optimiser
-    from roundscope.experiments.train.gpt import model
-    from roundscope.experiments.train.step import State
-
-    def fresh() -> State:
-        params = model.init(config, jax.random.key(0))
-        return State(params=params, opt_state=optimiser.make(config).init(params), step=jax.numpy.zeros((), "int32"))
-
-    return jax.eval_shape(fresh)
-
-
 def _damaged(path: Path, why: object) -> UsageError:
     said = " ".join(str(why).split())
-    return UsageError(f"{path}: the checkpoint is damaged ({said}); go on from an earlier one with --from STEP")
+    return UsageError(f"{path}: the checkpoint is damaged ({said}); {_another(path)}")
+
+
+def _another(path: Path) -> str:
+    """How to go on without this one."""
+    folder, number = path.parents[1], int(path.stem)
+    earlier = [step for step in steps(folder) if step < number]
+    if not earlier:
+        return "and there is no earlier one; train again"
+    told = f"--resume {folder} --from {earlier[-1]} --out NEW"
+    return f"go on from an earlier one (there are steps {' '.join(map(str, earlier))}) with  {told}"

@@ -10,8 +10,8 @@ import numpy as np
 from roundscope.attention import Plan
 from roundscope.attention.traced_plan import HeadPlans, structure
 from roundscope.experiments.train import devices
-from roundscope.experiments.train import step as one_step
 from roundscope.experiments.train.config import PALLAS, WORD, Config
+from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.gpt.engines import check_engine, fused_plan
 from roundscope.experiments.train.gpt.injected import check, readable, wrongs_of
 from roundscope.experiments.train.gpt.interventions import Plans, plans_of
@@ -21,6 +21,7 @@ from roundscope.experiments.train.gpt.offset import Offset, Wrongs, offsets
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer
 from roundscope.experiments.train.mx.formats import Formats
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.experiments.train.state import pick
 
 
 class Group:
@@ -178,8 +179,3 @@ def together(found: Sequence[Group]) -> Any:
     """The state of all arms, in their order, on the host."""
     order = np.argsort([a for group in found for a in group.arms], kind="stable")
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *(jax.device_get(group.state) for group in found))
-
-
-def pick(state: Any, arms: Sequence[int]) -> Any:
-    """The states of some arms."""
-    return jax.tree.map(lambda leaf: leaf[np.asarray(arms)], state)

@@ -1,128 +1,64 @@
-"""The loop of a training run: steps, monitors, the spike rule, checkpoints, the log. Deterministic to the bit.
+"""The loop of all trainings: steps one after the other, looked at in blocks, so that the device never waits for the host.
 
-Losses stay on the device until the next monitor or checkpoint, so that no step waits for the one before it.
+`blocks` is the loop of whatever has a step; `batches_of`, `drawing` and `replayed` are of the GPT's settings.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from roundscope.experiments.train import checkpoint, observe, optimiser, spikes
-from roundscope.experiments.train.gpt import data, monitor
+from roundscope.experiments.train.gpt import data
 from roundscope.experiments.train.groups import groups, together
-from roundscope.experiments.train.record import Log
-from roundscope.experiments.train.settings import Settings, plain
+from roundscope.experiments.train.settings import Settings
+
+EVERY = 25  # steps between two looks at the device
+Batches = dict[int, np.ndarray]  # seed of arms -> tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """Where a run is: steps done, of how many, steps per second; per arm its name, last loss, rate, and whether an alarm goes on."""
+class Block(NamedTuple):
+    """Steps that are done.
 
-    step: int
-    steps: int
-    rate: float
-    arms: tuple[tuple[str, float, float, bool], ...]
+    done     the number of steps after it;  losses, norms: (steps of the block, arms) as the device has them, at the weights
+             before each step;  look: what `look(done)` gave, on the host
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """Where a run begins: the state of all its arms at a step, what the spike rule kept, and of which arm there each of ours goes on."""
-
-    step: int
-    state: Any
-    watch: Sequence[Any] = ()
-    arms: Sequence[int] = ()
+    done: int
+    losses: np.ndarray
+    norms: np.ndarray
+    look: Any
 
 
-class Run:
-    """A run in progress from `begin.step` on, in a folder, with a log."""
+def blocks(
+    advance: Callable[[int], tuple[Any, Any]],
+    first: int,
+    last: int,
+    *,
+    every: int = EVERY,
+    look: Callable[[int], Any] = lambda done: None,
+    ahead: bool = True,
+) -> Iterator[Block]:
+    """Does steps `first` to `last` (not included) and yields them in blocks, in their order.
 
-    def __init__(self, settings: Settings, folder: Path, log: Log, begin: Beginning) -> None:
-        self.settings, self.folder, self.log, self.number = settings, folder, log, begin.step
-        self.names = [arm.name for arm in settings.arms]
-        self.groups = groups(settings, begin.state)
-        self.batches = batches_of(settings)
-        self.watches = spikes.watches(len(self.names))
-        for own, kept in zip(self.watches, begin.watch, strict=False):
-            own.restore(kept, begin.arms)
-        self.running = log.running()
-        self.waiting: list[tuple[int, list[Any]]] = []  # steps whose losses are still on the device
-        self.losses = np.full(len(self.names), np.nan)
+    advance  does a step by its number: (losses (arms,), gradient norms (arms,)), on the device
+    look     called after the last step of a block, on states as they are then
+    ahead    a block is sent before the one before it is fetched. False where the caller may stop early, or changes what follows
+    """
+    waiting: list[tuple[int, list[tuple[Any, Any]], Any]] = []
+    for start in range(first, last, every):
+        done = min(start + every, last)
+        waiting.append((done, [advance(number) for number in range(start, done)], look(done)))
+        if not ahead or len(waiting) > 1:
+            yield _fetched(*waiting.pop(0))
+    if waiting:
+        yield _fetched(*waiting.pop())
 
-    def go(self, show: Callable[[View], None], stop: Callable[[], bool]) -> bool:
-        """Every step up to config.steps, unless `stop()` between two; then a checkpoint. Whether the end was reached."""
-        c, began, first = self.settings.config, time.perf_counter(), self.number
-        while self.number < c.steps and not stop():
-            if self.number % c.checkpoint_every == 0 and self.number != first:
-                self.save()
-            batches = {seed: b.batch(self.number) for seed, b in self.batches.items()}
-            if self.number % c.monitor_every == 0:
-                self._monitor(batches)
-                show(self._view(time.perf_counter() - began, first))
-            self.waiting.append((self.number, [group.advance(self.number, batches) for group in self.groups]))
-            self.number += 1
-        self.save()
-        show(self._view(time.perf_counter() - began, first))
-        return self.number >= c.steps
 
-    def save(self) -> None:
-        """Writes the log, then a checkpoint of this step."""
-        self._flush()
-        self.log.commit()
-        about = next(iter(self.batches.values())).about
-        meta = described(self.settings) | {"data": about, "watch": [watch.state() for watch in self.watches]}
-        checkpoint.save(self.folder, self.number, together(self.groups), meta, keep=self.settings.config.keep)
-
-    def _flush(self) -> None:
-        """Losses and norms of the steps since the last time: from the device to the log and the spike rule."""
-        waiting, self.waiting = jax.device_get(self.waiting), []
-        if not waiting:
-            return
-        order = [a for group in self.groups for a in group.arms]
-        rates = np.outer(_shares(self.settings, [number for number, _ in waiting]), [arm.lr for arm in self.settings.arms])
-        for (number, seen), rate in zip(waiting, rates, strict=True):
-            losses, norms = np.empty(len(order)), np.empty(len(order))
-            losses[order], norms[order] = (np.concatenate([part[i] for part in seen]) for i in range(2))
-            self.log.add("steps", observe.steps(self.names, number, losses, norms, rate))
-            alarms = [a for watch, x in zip(self.watches, (losses, norms), strict=True) for a in watch.update(number, x)]
-            self.log.add("alarms", observe.alarms(self.names, alarms))
-            self._pin(alarms)
-            self.losses = losses
-
-    def _pin(self, alarms: Sequence[spikes.Alarm]) -> None:
-        """Keeps the checkpoints before the first alarms: a diagnosis starts from there."""
-        for alarm in alarms:
-            before = [s for s in checkpoint.steps(self.folder) if s <= alarm.step - alarm.delay]
-            if before:
-                reason = f"before {alarm.kind} of {alarm.series} of {self.names[alarm.arm]} at step {alarm.step}"
-                checkpoint.pin(self.folder, before[-1], reason, most=self.settings.config.keep)
-
-    def _monitor(self, batches: dict[int, np.ndarray]) -> None:
-        self._flush()
-        turn, rest = divmod(self.number // self.settings.config.monitor_every, monitor.SITES_EVERY)
-        for group in self.groups:
-            tables, plans = group.plans(self.number)
-            names = [self.names[a] for a in group.arms]
-            tokens = group.own(batches)[..., :1, :]
-            own = group.offset(self.number), group.linears(self.number), group.fused(self.number)
-            found, seen = monitor.look(self.settings.config, group.state.params, tokens, tables, self.number, *own)
-            self.log.add("heads", observe.heads(names, self.number, found, self.running))
-            if seen is not None and rest == 0:
-                means = monitor.sites(self.settings.config, seen, plans, turn, group.fused(self.number))
-                self.log.add("sites", observe.sites(names, self.number, means))
-        self.log.commit()
-
-    def _view(self, seconds: float, first: int) -> View:
-        going = self.watches[0].going_on() | self.watches[1].going_on()
-        rates = _shares(self.settings, [self.number])[0] * np.array([arm.lr for arm in self.settings.arms])
-        arms = tuple(zip(self.names, self.losses.tolist(), rates.tolist(), going.tolist(), strict=True))
-        return View(step=self.number, steps=self.settings.config.steps, rate=(self.number - first) / seconds, arms=arms)
+def _fetched(done: int, seen: list[tuple[Any, Any]], look: Any) -> Block:
+    seen, look = jax.device_get((seen, look))
+    losses, norms = (np.stack(column) for column in zip(*seen, strict=True))
+    return Block(done, losses, norms, look)
 
 
 def batches_of(settings: Settings) -> dict[int, data.Batches]:
@@ -131,22 +67,17 @@ def batches_of(settings: Settings) -> dict[int, data.Batches]:
     return {seed: data.batches(c, c.data_seed + seed) for seed in dict.fromkeys(arm.seed for arm in settings.arms)}
 
 
+def drawing(settings: Settings) -> Callable[[int], Batches]:
+    """The batches of a step, by its number."""
+    batches = batches_of(settings)
+    return lambda number: {seed: own.batch(number) for seed, own in batches.items()}
+
+
 def replayed(settings: Settings, state: Any, first: int, last: int) -> Any:
     """The state of all arms at step `last`, from that at `first`, by the steps between."""
-    own, batches = groups(settings, state), batches_of(settings)
+    own, drawn = groups(settings, state), drawing(settings)
     for number in range(first, last):
-        drawn = {seed: b.batch(number) for seed, b in batches.items()}
+        tokens = drawn(number)
         for group in own:
-            group.advance(number, drawn)
+            group.advance(number, tokens)
     return together(own)
-
-
-def described(settings: Settings) -> dict[str, Any]:
-    """The settings as a checkpoint keeps them."""
-    arms = [{"name": a.name, "changes": list(a.changes), "lr": a.lr, "seed": a.seed} for a in settings.arms]
-    return {"config": plain(settings.config), "arms": arms, "at": [list(pair) for pair in settings.at]}
-
-
-def _shares(settings: Settings, numbers: Sequence[int]) -> np.ndarray:
-    """The learning rates of steps over their peak."""
-    return np.asarray(optimiser.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0)))

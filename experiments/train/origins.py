@@ -14,9 +14,11 @@ from roundscope.experiments.train.config import WORD, Config
 from roundscope.experiments.train.gpt import injected, linear_plans
 from roundscope.experiments.train.gpt.engines import has_device
 from roundscope.experiments.train.gpt.interventions import described
+from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import Arm, Settings, plain, settings
+from roundscope.experiments.train.state import pick
 
-FREE = ("steps", "checkpoint_every", "keep", "monitor_every")  # what may change while a run goes on
+FREE = ("steps", "checkpoint_every", "keep", "monitor_every", "drift_alarm")  # what may change while a run goes on
 FIXED = ("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio", "clip", "weight_decay")  # of a state
 
 
@@ -25,9 +27,10 @@ class Origin:
     """What to run and how it begins; in_place: in the folder that it comes from. Nothing is computed before `beginning()`."""
 
     settings: Settings
-    beginning: Callable[[], loop.Beginning]
+    beginning: Callable[[], training.Beginning]
     in_place: bool
     words: dict[str, Any]
+    notes: tuple[str, ...] = ()  # what the user should know before it runs
 
 
 def new(words: Sequence[str], *, arms: Sequence[str], at: Sequence[str], seeds: str | None) -> Origin:
@@ -63,14 +66,26 @@ def earlier(
     if is_branch:
         found, chosen = _branch(before, asked, step, has_arms=bool(arms), folder=folder)
     else:
-        if first is not None or arms or at or _changed(before.config, asked.config, FREE):
+        if first is not None:
+            repair = f"a branch needs a folder of its own: --resume {folder} --from {first} --out NEW; to go on in place leave --from out"
+            raise bad("--from", first, repair)
+        if arms or at or _changed(before.config, asked.config, FREE):
             raise bad("--resume", str(folder), f"a run that goes on keeps all but {', '.join(FREE)}; for a branch add --out NEW")
         found, chosen = replace(before, config=asked.config), list(range(len(before.arms)))
     _check(found, step, asked.at)
     _check_data(found, meta, folder)
     go = partial(_later, before, state, meta, step, chosen)
     words_of = {"folder": str(folder), "checkpoint": meta["step"], "step": step} if is_branch else {}
-    return Origin(settings=found, beginning=go, in_place=not is_branch, words=words_of)
+    return Origin(settings=found, beginning=go, in_place=not is_branch, words=words_of, notes=_notes(before, found, step, folder))
+
+
+def _notes(before: Settings, found: Settings, step: int, folder: Path) -> tuple[str, ...]:
+    """That the rate's end stays where it was although there are more steps now."""
+    end, steps = found.config.cosine_end, found.config.steps
+    if not (steps > before.config.steps and end < steps and end == before.config.cosine_end):
+        return ()
+    told = f"decay_steps stays {end}: from there to step {steps} the learning rate is min_lr = {found.config.min_lr:g}"
+    return (f"{told}; for a longer schedule: roundscope train --resume {folder} --from {step} --out NEW steps={steps} decay_steps={steps}",)
 
 
 def recorded(origin: Origin) -> dict[str, Any]:
@@ -91,16 +106,16 @@ def recorded(origin: Origin) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first(found: Settings) -> loop.Beginning:
-    from roundscope.experiments.train.step import start
+def _first(found: Settings) -> training.Beginning:
+    from roundscope.experiments.train.gpt.step import start
 
     seeds = [(found.config.init_seed + arm.seed) % WORD for arm in found.arms]
-    return loop.Beginning(step=0, state=start(found.config, len(found.arms), seeds))
+    return training.Beginning(step=0, state=start(found.config, len(found.arms), seeds))
 
 
-def _later(before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]) -> loop.Beginning:
+def _later(before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]) -> training.Beginning:
     state = loop.replayed(before, state, meta["step"], step) if step > meta["step"] else state
-    return loop.Beginning(step=step, state=groups.pick(state, chosen), watch=meta["watch"], arms=chosen)
+    return training.Beginning(step=step, state=pick(state, chosen), watch=meta["watch"], arms=chosen)
 
 
 def settings_of(meta: dict[str, Any]) -> Settings:

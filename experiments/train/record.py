@@ -17,7 +17,7 @@ from typing import Any
 
 from roundscope.experiments.errors import bad
 from roundscope.experiments.results.file import held
-from roundscope.experiments.sweep.storage.schema import explained
+from roundscope.experiments.sweep.storage.schema import add_columns, explained
 
 NAME = "run.sqlite"
 APPLICATION = int.from_bytes(b"RStr", "big")  # SQLite's application_id: whose file it is
@@ -34,7 +34,7 @@ TABLES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {  # columns, key
         KEYS | dict.fromkeys(("layer", "head"), "INTEGER NOT NULL")
         | dict.fromkeys(("w_q_norm", "several_ones", "v_skew"), "REAL")
         | dict.fromkeys(("delta_sum", "delta_square", "coherence", "running_sum", "running_coherence"), "REAL")
-        | {"gaps": "TEXT"},
+        | {"gaps": "TEXT", "drift": "REAL"},
         ("arm", "step", "layer", "head"),
     ),
     "sites": (KEYS | {"site": "TEXT NOT NULL"} | dict.fromkeys(("mean_ulps", "mean_abs_ulps"), "REAL"), ("arm", "step", "site")),
@@ -92,11 +92,24 @@ def writing(folder: Path) -> Iterator[Log]:
             declared = ", ".join(f"{c} {kind}" for c, kind in columns.items())
             rows = "" if name == "runs" else " WITHOUT ROWID"
             connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({declared}, PRIMARY KEY ({', '.join(key)})){rows}")
+            add_columns(connection, name, columns)  # of a log that an older version made
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.commit()
         yield Log(connection, path)
         connection.commit()
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is the log of a training run."""
+    if not path.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)) as connection:
+            [(found,)] = connection.execute("PRAGMA application_id")
+    except sqlite3.Error:
+        return False
+    return bool(found == APPLICATION)
 
 
 def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ w      the last 100 values that were no spike, at least 20;  m = median(w);  s =
 spike  x > m + 8 s, three steps in a row. It ends with the first value below
 rise   m > (lowest m so far) + 0.5, for losses, in nats
 stay   a spike of the loss that does not end: of its steps each x > m + 8 s counts 1 and each below takes 3 away again, up to 100
+growth of gradient norms: the median of the last 20 > 10 times the lowest such median so far
 A loss has diverged with its first rise, stay or value that is not finite, and none of them ends.
 
 The median and the spread about it do not move when a spike enters; a loss that falls makes the rule late, never early.
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
+RECENT, GROWTH = 20, 10.0  # of norms: the steps of a median, and how many times the lowest so far it must be
 BELOW = 3  # high values that one below takes away: a stay has at most one of these in four
 RULE = (
     "An arm has diverged at the first step where its loss is not finite, where the median of its last 100 losses that are no spikes is "
@@ -29,7 +31,9 @@ RULE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something at a step: `series` of arm number `arm` is 'not finite', a 'spike', a 'rise' or a 'stay' above `limit`."""
+    """Something at a step: `series` of arm number `arm` is 'not finite', or a 'spike', a 'rise', a 'stay', 'growth' or 'drift' above
+    `limit`.
+    """
 
     step: int
     arm: int
@@ -41,7 +45,7 @@ class Alarm:
     @property
     def delay(self) -> int:
         """Steps by which an alarm may come after what it reports."""
-        return {"not finite": 1, "spike": IN_A_ROW, "rise": WINDOW, "stay": WINDOW}[self.kind]
+        return {"not finite": 1, "spike": IN_A_ROW, "rise": WINDOW, "stay": WINDOW, "growth": RECENT, "drift": 0}[self.kind]
 
     @property
     def diverged(self) -> int | None:
@@ -54,11 +58,14 @@ class Alarm:
 class Watch:
     """Follows one series of every arm.
 
-    It keeps: accepted values, how many, high ones in a row, how long they stayed high, the lowest median, what is going on.
+    It keeps: accepted values, how many, high ones in a row, how long they stayed high, the lowest median, what is going on; the last
+    values of all, and the lowest median of such. growth: by how much that median may rise above it.
     """
 
-    def __init__(self, series: str, arms: int, *, logarithm: bool = False, rise: float = RISE) -> None:
-        self.series, self.logarithm, self.rise = series, logarithm, rise
+    def __init__(self, series: str, arms: int, *, logarithm: bool = False, rise: float = RISE, growth: float = np.inf) -> None:
+        self.series, self.logarithm, self.rise, self.growth = series, logarithm, rise, growth
+        self.recent, self.least = np.full((RECENT, arms), np.nan), np.full(arms, np.inf)
+        self.grown = np.zeros(arms, bool)
         self.values = np.full((WINDOW, arms), np.nan)
         self.count, self.row, self.stayed = np.zeros(arms, int), np.zeros(arms, int), np.zeros(arms, int)
         self.lowest = np.full(arms, np.nan)
@@ -81,13 +88,24 @@ class Watch:
         found += [self._alarm(step, a, "spike", values, self._shown(limit[a])) for a in np.flatnonzero(self.row == IN_A_ROW)]
         found += [self._alarm(step, a, "rise", values, self._shown(self.lowest[a] + self.rise)) for a in np.flatnonzero(rising)]
         found += [self._alarm(step, a, "stay", values, self._shown(limit[a])) for a in np.flatnonzero(staying)]
+        found += self._growing(step, x, values)
         self.risen, self.lost = self.risen | rising | staying, self.lost | ~finite
         self._accept(x, finite & ~high)
         return found
 
     def going_on(self) -> np.ndarray:
         """Arms (arms,) with an alarm that has not ended."""
-        return np.asarray(self.risen | self.lost | (self.row >= IN_A_ROW))
+        return np.asarray(self.risen | self.lost | self.grown | (self.row >= IN_A_ROW))
+
+    def _growing(self, step: int, x: np.ndarray, values: np.ndarray) -> list[Alarm]:
+        if np.isinf(self.growth):
+            return []
+        self.recent = np.concatenate([self.recent[1:], np.where(np.isfinite(x), x, np.nan)[None]])
+        middle = np.median(self.recent, axis=0)  # NaN until all are there
+        growing = (middle > self.least + self.growth) & ~self.grown
+        found = [self._alarm(step, a, "growth", values, self._shown(self.least[a] + self.growth)) for a in np.flatnonzero(growing)]
+        self.grown, self.least = self.grown | growing, np.fmin(self.least, middle)
+        return found
 
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
         values = np.where(self.count > 0, self.values, 0.0)  # of an arm without any, nothing is asked
@@ -109,19 +127,40 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, as JSON knows it."""
         names = ("values", "count", "row", "stayed", "lowest", "risen", "lost")
-        return {name: [None if v != v else v for v in getattr(self, name).ravel().tolist()] for name in names}
+        names += () if np.isinf(self.growth) else ("recent", "least", "grown")
+        return {name: [_written(v) for v in getattr(self, name).ravel().tolist()] for name in names}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
-        """Goes on from a `state()`, also an old one without `stayed`; arms: which of its arms each of ours continues."""
+        """Goes on from a `state()`, also an old one without `stayed` or what growth needs.
+
+        arms: which of its arms each of ours continues
+        """
         for name, kept in state.items():
             own = getattr(self, name)
-            whole = np.array([np.nan if v is None else v for v in kept]).reshape(-1, len(state["count"]))
+            numbers = [np.nan if v is None else float(v) for v in kept]
+            whole = np.array(numbers).reshape(-1, len(state["count"]))
             setattr(self, name, whole[:, list(arms)].reshape(own.shape).astype(own.dtype))
+
+
+def _written(value: Any) -> Any:
+    """A number as JSON knows it: None for NaN, "inf" for infinity."""
+    return None if value != value else str(value) if value in (np.inf, -np.inf) else value
 
 
 def watches(arms: int) -> tuple[Watch, Watch]:
     """Of the loss and of the gradient norm."""
-    return Watch("loss", arms), Watch("gradient norm", arms, logarithm=True, rise=np.inf)
+    return Watch("loss", arms), Watch("gradient norm", arms, logarithm=True, rise=np.inf, growth=float(np.log(GROWTH)))
+
+
+def norm_growth(norms: np.ndarray) -> int | None:
+    """The step at which the gradient norms (steps,) of a finished run have grown for good, relative to their own past: the first
+    where the median of the last 20 is more than 10 times the lowest such median so far. None if they have not.
+    """
+    watch = watches(1)[1]
+    for step, norm in enumerate(norms):
+        if any(alarm.kind == "growth" for alarm in watch.update(step, np.array([norm]))):
+            return step
+    return None
 
 
 def divergences(found: Sequence[Alarm]) -> dict[int, int]:

@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 
-from roundscope.experiments.train import step
+from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import settings

@@ -10,15 +10,14 @@ from jax import Array
 
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose, settings_of
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.dose.ties import shares as shares_of
-from roundscope.experiments.train import step as one_step
 from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import monitor
+from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.loop import blocks, drawing
 
-EVERY = 25  # steps between two looks at the device: its losses, and ||W_Q||
 TIES_EVERY = 100  # steps between two counts of rows with several P = 1
 Progress = Callable[[int], None]  # steps done
 
@@ -31,21 +30,20 @@ def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool
     """
     settings = settings_of(config, doses)
     state = one_step.start(settings.config, len(doses), [(config.init_seed + d.seed) % 2**32 for d in doses])
-    group, batches = Group(settings, list(range(len(doses))), state), batches_of(settings)
+    group, drawn = Group(settings, list(range(len(doses))), state), drawing(settings)
     follow, looks = Follow(len(doses)), [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
-    steps, before, shares = doses[0].steps, None, []
-    for first in range(0, steps, EVERY):
-        numbers = range(first, min(first + EVERY, steps))
-        losses = [group.advance(n, {seed: b.batch(n) for seed, b in batches.items()})[0] for n in numbers]
-        if ties and (numbers.stop % TIES_EVERY == 0 or numbers.stop == steps):
-            shares.append((numbers.stop, _ties(group, {seed: b.batch(numbers.stop) for seed, b in batches.items()})))
-        now = numbers.stop, losses, largest(group.state.params)
-        if before is not None:  # the device is at work on what was sent since
-            looks.append(_look(follow, *before))
-        before = now
-        progress(numbers.stop)
-    assert before is not None
-    looks.append(_look(follow, *before))
+    steps, shares = doses[0].steps, []
+
+    def look(done: int) -> Any:
+        if ties and (done % TIES_EVERY == 0 or done == steps):
+            shares.append((done, _ties(group, drawn(done))))
+        return largest(group.state.params)
+
+    for block in blocks(lambda n: group.advance(n, drawn(n)), 0, steps, look=look):
+        for i, loss in enumerate(block.losses):
+            follow.update(block.done - len(block.losses) + i, loss)
+        looks.append((block.done, np.mean(block.losses, axis=0), block.look))
+        progress(block.done)
     final = follow.final()
     return [_result(dose, a, int(follow.first[a]), float(final[a]), looks, shares) for a, dose in enumerate(doses)]
 
@@ -62,13 +60,6 @@ def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:
 def largest(params: Any) -> Array:
     """The largest ||W_Q,h||_2 of all layers and heads, (arms,)."""
     return jnp.max(monitor.query_norms(params["layers"]["qkv"]), axis=(1, 2))
-
-
-def _look(follow: Follow, done: int, waiting: Sequence[Any], norms: Any) -> tuple[int, np.ndarray, np.ndarray]:
-    losses, largest_now = jax.device_get((waiting, norms))
-    for i, loss in enumerate(losses):
-        follow.update(done - len(losses) + i, loss)
-    return done, np.mean(np.stack(losses), axis=0), largest_now
 
 
 def _result(

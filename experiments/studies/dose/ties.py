@@ -15,7 +15,7 @@ from roundscope.attention.traced_plan import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.offset import WINDOW
-from roundscope.experiments.train.step import numbers_only
+from roundscope.experiments.train.gpt.step import numbers_only
 
 
 def shares(config: Config, params: Any, tokens: np.ndarray, plans: HeadPlans) -> np.ndarray:

@@ -22,7 +22,7 @@ from roundscope.attention.traced_plan import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear import FULL
-from roundscope.experiments.train.step import numbers_only, plans_at
+from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 
 SEQUENCES, EVERY = 4, 5  # of a batch; steps between looks
 

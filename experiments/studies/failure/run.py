@@ -3,20 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.failure.rest import Rest
 from roundscope.experiments.studies.failure.results import Result
 from roundscope.experiments.studies.failure.scale import Scale
 from roundscope.experiments.studies.failure.trials import Trial, settings_of
-from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import monitor
+from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.loop import blocks, drawing
 
-EVERY = 25  # steps between two looks at losses and ||W_Q||
 Progress = Callable[[int], None]  # steps done
 Look = tuple[int, np.ndarray, np.ndarray]  # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
 
@@ -27,12 +25,14 @@ def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Re
     """
     settings, steps = settings_of(scale, trials), trials[0].steps
     state = one_step.start(settings.config, len(trials), [settings.config.init_seed + t.seed for t in trials])
-    group, batches = Group(settings, list(range(len(trials))), state), batches_of(settings)
+    group, drawn = Group(settings, list(range(len(trials))), state), drawing(settings)
     follow, rest, looks = Follow(len(trials)), Rest(settings.config), [_first(group)]
-    for first in range(0, steps, EVERY):
-        losses = [_step(group, {s: b.batch(n) for s, b in batches.items()}, n, rest) for n in range(first, min(first + EVERY, steps))]
-        looks.append(_look(follow, first, losses, monitor.query_norms(group.state.params["layers"]["qkv"])))
-        progress(looks[-1][0])
+    look = lambda _: monitor.query_norms(group.state.params["layers"]["qkv"])  # noqa: E731
+    for block in blocks(lambda n: _step(group, drawn(n), n, rest), 0, steps, look=look, ahead=False):
+        for i, loss in enumerate(block.losses):
+            follow.update(block.done - len(block.losses) + i, loss)
+        looks.append((block.done, np.mean(block.losses, axis=0), block.look))
+        progress(block.done)
         if (follow.first >= 0).all():
             break
     final, rests = follow.final(), rest.found(len(trials))
@@ -47,14 +47,7 @@ def _first(group: Group) -> Look:
 def _step(group: Group, batches: dict[int, np.ndarray], number: int, rest: Rest) -> Any:
     if rest.due(number):
         rest.look(group.state.params, group.own(batches), group.plans(number)[0], number)
-    return group.advance(number, batches)[0]
-
-
-def _look(follow: Follow, first: int, waiting: Sequence[Any], norms: Any) -> Look:
-    losses, seen = jax.device_get((waiting, norms))
-    for i, loss in enumerate(losses):
-        follow.update(first + i, loss)
-    return first + len(losses), np.mean(np.stack(losses), axis=0), seen
+    return group.advance(number, batches)
 
 
 def _result(trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray) -> Result:

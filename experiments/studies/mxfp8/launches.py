@@ -7,15 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.mxfp8.arms import BF16, Trial, settings_of
 from roundscope.experiments.studies.mxfp8.audit import Row, audit
 from roundscope.experiments.studies.mxfp8.scale import Scale
-from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.divergence import followed
+from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.loop import EVERY, blocks, drawing
 
-EVERY = 25  # steps between two points of a curve
 Progress = Callable[[int], None]  # steps done
 
 
@@ -39,24 +38,24 @@ def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Resul
     """The results of trials, in their order. Same trials, same device: same bits."""
     settings, steps = settings_of(scale, list(own)), scale.gpt.steps
     state = one_step.start(settings.config, len(own), [settings.config.init_seed + t.seed for t in own])
-    group, batches = Group(settings, list(range(len(own))), state), batches_of(settings)
-    follow, waiting, looks, audits = Follow(len(own)), list[Any](), list[np.ndarray](), {t: list[Row]() for t in own if t.name == BF16}
-    for number in range(steps):
-        drawn = {seed: b.batch(number) for seed, b in batches.items()}
+    group, drawn = Group(settings, list(range(len(own))), state), drawing(settings)
+    audits, looks = {t: list[Row]() for t in own if t.name == BF16}, list[np.ndarray]()
+
+    def step(number: int) -> Any:
+        tokens = drawn(number)
         if number in scale.audited:
-            _audit(scale, own, group.state.params, drawn, number, audits)
-        waiting.append(group.advance(number, drawn)[0])
-        if len(waiting) == EVERY or number == steps - 1:
-            looks.append(np.stack(jax.device_get(waiting)).astype(float))
-            waiting = []
-            progress(number + 1)
+            _audit(scale, own, group.state.params, tokens, number, audits)
+        return group.advance(number, tokens)
+
+    for block in blocks(step, 0, steps):
+        looks.append(block.losses.astype(float))
+        progress(block.done)
     losses = np.concatenate(looks)
-    for number, loss in enumerate(losses):
-        follow.update(number, loss)
+    follow = followed(losses)
     final = follow.final()
     return [
         Result(
-            trial=t, diverged=None if follow.first[a] < 0 else int(follow.first[a]), loss=float(final[a]),
+            trial=t, diverged=follow.diverged()[a], loss=float(final[a]),
             curve=tuple((min(n + EVERY, steps), float(losses[n : n + EVERY, a].mean())) for n in range(0, steps, EVERY)),
             audit=tuple(audits.get(t, ())),
         )

@@ -17,7 +17,7 @@ from roundscope.experiments.studies.stability.drift import (
     Training,
     executables,
 )
-from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 

@@ -16,6 +16,7 @@ from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import Change, changes_of, layers_of
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES
+from roundscope.experiments.train.mx import linear
 from roundscope.experiments.train.mx.formats import (
     Formats,
     Kept,
@@ -67,8 +68,7 @@ def _apply(formats: np.ndarray, change: Change, config: Config) -> None:
 
 def how_of(found: Sequence[Formats]) -> How:
     """What an executable needs that serves all of them."""
-    rounded, drawn = (frozenset().union(*(getattr(f, name) for f in found)) for name in ("rounded", "drawn"))
-    return How(BLOCK, rounded, drawn, all(f.even for f in found))
+    return linear.how_of(BLOCK, found)
 
 
 def by_arm(how: How, found: Sequence[Formats], seeds: Sequence[int]) -> LinearPlans:

@@ -7,6 +7,9 @@ Per arm, layer and head, over the sequence's T rows:
     v_skew         mean over features of |mean over tokens of sign V|: 1 if every feature of V keeps one sign
     delta_sum      sum over rows of  x = delta - delta_exact,  delta_exact = rowsum(dO O) in binary64 from the same rounded q, k, v, dO
     delta_square   sum of x^2
+    drift          |R| / |dW_Q|, Frobenius norms: the share of W_Q's gradient that comes of rows of dS which do not sum to zero, as they
+                   do in exact arithmetic:  r = rowsum(dS),  R = alpha sum over rows of r[t] X[t]^T (PK)[t],  X what W_Q reads,
+                   PK in binary64 from the same rounded q and k; dW_Q = X^T dQ of this sequence alone (with qk_norm: after the norm)
     coherence      A = |sum x| / sqrt(sum x^2): about 1 for errors of random sign, sqrt(T) for errors of one sign
 and running_sum, running_coherence: the same over all rows monitored so far. An injected error (`offset`) counts as one of delta's.
 
@@ -33,12 +36,13 @@ from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.interventions import Plans
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset, error
-from roundscope.experiments.train.step import plans_at
+from roundscope.experiments.train.gpt.step import numbers_only, plans_at
+from roundscope.experiments.train.rows import drift, exact_delta
 
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)  # of gaps: rows with a gap up to each, and one more for the rest
 SITES_EVERY, ROWS = 10, 32
 TILES = 2  # at most, looked at of a head, and with each of the other side, by fused kernels
-MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square")
+MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square", "drift")
 
 
 def look(
@@ -54,10 +58,10 @@ def look(
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
-    seen, wrong = _reading(_shape_of(config), fused)(params, tokens, plans, np.int32(step), offset, linears)
+    seen, wrong, x = _reading(numbers_only(config), fused)(params, tokens, plans, np.int32(step), offset, linears)
     with jax.enable_x64(True):
         table = _table_at(plans, np.int32(step))
-        measured = _measured(_setup(config, plans.like), table, *seen, wrong)
+        measured = _measured(_setup(config, plans.like), table, *seen, wrong, x)
     return found | {name: np.asarray(x) for name, x in measured.items()}, seen
 
 
@@ -118,26 +122,22 @@ def _means(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
     return {name: (ulps / n, absolute / n) for name, (n, ulps, absolute) in total.items() if n}
 
 
-def _shape_of(config: Config) -> Config:
-    from roundscope.experiments.train.step import numbers_only
-
-    return numbers_only(config)
-
-
 @lru_cache(64)
 def _reading(config: Config, fused: Plan | None) -> Any:
-    """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; and what the output is off by as delta reads it, or None."""
+    """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; what the output is off by as delta reads it, or None; and what W_Q
+    reads, (A, L, 1, T, D).
+    """
 
     def one(
         params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None, linears: LinearPlans | None
-    ) -> tuple[tuple[Array, ...], Array | None]:
+    ) -> tuple[tuple[Array, ...], Array | None, Array]:
         shape = (config.layers, 1, tokens.shape[1] - 1, config.heads, config.head_width)
         offset = offset and offset._replace(step=step)
         own = fused or plans_at(plans, step)
         run = lambda taps: model.run(params, tokens, own, config, taps, offset, linear_at(linears, step))  # noqa: E731
         do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
         wrong = offset and jax.vmap(partial(error, offset))(jnp.arange(config.layers), seen.q, seen.k, seen.v)
-        return (seen.q, seen.k, seen.v, do), wrong
+        return (seen.q, seen.k, seen.v, do), wrong, seen.x
 
     def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None, linears: LinearPlans | None) -> Any:
         return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None, 0, 0))(params, tokens, plans, step, offset, linears)
@@ -156,13 +156,15 @@ def _setup(config: Config, like: Plan) -> Setup:
     t, scale = config.context, config.head_width**-0.5
     return Setup(
         plan=like, queries=t, keys=t, block_q=config.tile, block_k=max(config.tile, t) if like.normalise_first else config.tile,
-        heads=1, key_heads=1, scale=scale, whole_scale=scale, is_causal=True, record=Record(ones=(Site.P,), events=(Site.SCALED,)),
+        heads=1, key_heads=1, scale=scale, whole_scale=scale, is_causal=True, record=Record(ones=(Site.P,), events=(Site.SCALED, Site.DS)),
     )  # fmt: skip
 
 
 @partial(jax.jit, static_argnums=0)
-def _measured(setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Array, wrong: Array | None = None) -> dict[str, Array]:
-    """Every (arm, layer, head) as a batch entry of one head. What no number below needs, XLA leaves out."""
+def _measured(
+    setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Array, wrong: Array | None = None, x: Array | None = None
+) -> dict[str, Array]:
+    """Every (arm, layer, head) as a batch entry of one head; drift only with x. What no number below needs, XLA leaves out."""
     lead, (t, features) = (*q.shape[:2], q.shape[4]), (q.shape[3], q.shape[5])
     entry = lambda x: x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, features)  # noqa: E731
     entries = [entry(x) for x in (q, k, v, do)]
@@ -174,7 +176,7 @@ def _measured(setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Arra
     q, k, v, do = rounded
     (out, wide, lse), seen = engine.forward(setup, q, k, v, None, each)
     read = (out, wide) if wrong is None else engine.moved(setup, (out, wide), entry(wrong))
-    (_, _, _, delta), _ = engine.backward(setup, q, k, v, None, *read, lse, do, each)
+    (dq, _, _, delta), seen_back = engine.backward(setup, q, k, v, None, *read, lse, do, each)
     off = (delta - exact_delta(setup.whole_scale, q, k, v, do))[:, :t]
     ones = seen["tiles"]["P.ones"].sum(2).reshape(-1, q.shape[1])[:, :t]
     scores = seen["tiles"]["SCALED.events"][1]  # (heads, query tiles, key tiles, rows, keys)
@@ -183,14 +185,13 @@ def _measured(setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Arra
         "several_ones": (ones > 1).mean(1), "v_skew": jnp.abs(jnp.sign(v[:, :t]).mean(1)).mean(1),
         "delta_sum": off.sum(1), "delta_square": (off * off).sum(1),
     }  # fmt: skip
-    return {name: x.reshape(lead) for name, x in found.items()} | {"gaps": gaps.reshape(*lead, -1)}
-
-
-def exact_delta(scale: float, q: Array, k: Array, v: Array, do: Array) -> Array:
-    """rowsum(dO O) of causal attention, (heads, T), in the arrays' own binary64."""
-    s = scale * jnp.einsum("nth,nsh->nts", q, k)
-    s = jnp.where(jnp.tril(jnp.ones(s.shape[1:], bool)), s, -jnp.inf)
-    return (jnp.einsum("nts,nsh->nth", jax.nn.softmax(s, axis=-1), v) * do).sum(-1)
+    if x is not None:
+        ds = seen_back["tiles"]["DS.events"][1]  # (heads, key tiles, query tiles, rows, keys)
+        ds = ds.transpose(0, 2, 3, 1, 4).reshape(ds.shape[0], q.shape[1], -1)[:, :t, :t]
+        rows = jnp.where(jnp.tril(jnp.ones((t, t), bool)), ds, 0.0).sum(-1)
+        each_head = jnp.repeat(x[:, :, 0].reshape(-1, t, x.shape[-1]), lead[2], axis=0)
+        found["drift"] = drift(setup.whole_scale, rows, q[:, :t], k[:, :t], dq[:, :t], each_head)
+    return {name: y.reshape(lead) for name, y in found.items()} | {"gaps": gaps.reshape(*lead, -1)}
 
 
 def _gaps(scores: Array) -> Array:

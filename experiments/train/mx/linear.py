@@ -1,5 +1,6 @@
 """A product x W whose six operands and three results are rounded, and an identity that rounds: forward and backward apart."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from roundscope.emu.blocks.traced import round_even, round_row
+from roundscope.experiments.train.mx.formats import Formats
 from roundscope.experiments.train.mx.sites import INDEX, Site
 
 Rows = Array  # (events, FIELDS) int32: a layer's, of one matrix
@@ -20,6 +22,12 @@ class How(NamedTuple):
     rounded: frozenset[Site]
     drawn: frozenset[Site] = frozenset()
     even: bool = False
+
+
+def how_of(size: int, found: Sequence[Formats]) -> How:
+    """What an executable needs that serves all of these formats; size: numbers of a block."""
+    rounded, drawn = (frozenset[Site]().union(*(getattr(f, name) for f in found)) for name in ("rounded", "drawn"))
+    return How(size, rounded, drawn, all(f.even for f in found))
 
 
 def rounded(how: How, x: Array, rows: Rows, site: Site) -> Array:

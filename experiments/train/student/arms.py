@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.train.mx import linear
+from roundscope.experiments.train.mx.linear import How
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
 
@@ -59,12 +60,15 @@ def _rate(text: str) -> float:
 
 def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
     """Arms by executable: the same events round and draw lots, at all times."""
-    found: dict[Any, list[Arm]] = {}
+    found: dict[How, list[Arm]] = {}
     for arm in arms:
-        plans = plans_of(config, arm)
-        events = frozenset().union(*(p.rounded for p in plans)), frozenset().union(*(p.drawn for p in plans))
-        found.setdefault((*events, all(p.even for p in plans)), []).append(arm)
+        found.setdefault(how_of(config, [arm]), []).append(arm)
     return list(found.values())
+
+
+def how_of(config: Config, arms: Sequence[Arm]) -> How:
+    """What all arms need of an executable."""
+    return linear.how_of(config.block, [plan for arm in arms for plan in plans_of(config, arm)])
 
 
 def plans_of(config: Config, arm: Arm) -> list[Plan]:

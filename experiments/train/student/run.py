@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from roundscope.experiments.train.divergence import Follow, followed
+from roundscope.experiments.train.loop import EVERY, blocks
+from roundscope.experiments.train.state import pick
 from roundscope.experiments.train.student import step as steps
-from roundscope.experiments.train.student.arms import Arm, plans_of
+from roundscope.experiments.train.student.arms import Arm, how_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.follow import Follow
-from roundscope.experiments.train.student.linear import How
+from roundscope.experiments.train.student.follow import DOUBLING
 from roundscope.experiments.train.student.measure import measure
 from roundscope.experiments.train.student.plan import plan_of
 from roundscope.experiments.train.student.results import Result
 
-EVERY = 25  # steps between two points of a curve
 Progress = Callable[[int], None]  # steps done
 
 
@@ -30,16 +31,7 @@ class Begin(NamedTuple):
 
     def take(self, arms: Sequence[int]) -> "Begin":
         """Of some arms, one several times perhaps."""
-        at = np.asarray(arms)
-        state = jax.tree.map(lambda leaf: leaf[at], self.state)
-        return Begin(self.step, state, self.losses[:, at], self.norms[:, at])
-
-
-def how_of(config: Config, arms: Sequence[Arm]) -> How:
-    """What all arms need of an executable."""
-    plans = [plan for arm in arms for plan in plans_of(config, arm)]
-    rounded, drawn = (frozenset().union(*(getattr(p, name) for p in plans)) for name in ("rounded", "drawn"))
-    return How(config.block, rounded, drawn, all(p.even for p in plans))
+        return Begin(self.step, pick(self.state, arms), self.losses[:, list(arms)], self.norms[:, list(arms)])
 
 
 def data_of(config: Config, arms: Sequence[Arm], number: int) -> steps.Arms:
@@ -68,32 +60,30 @@ def advance(
     how, seeds = how_of(config, arms), sorted({a.seed for a in arms})
     words = jnp.asarray([(config.seed + s) % 2**32 for s in seeds], jnp.uint32)
     of = jnp.asarray([seeds.index(a.seed) for a in arms])
-    one, rows, state, measured = steps.advance(config, how), steps.batches(config), begin.state, []
-    changing = {first for a in arms for first in a.firsts}
-    losses, norms, data = [], [], None
-    for number in range(begin.step, until):
-        data = data_of(config, arms, number) if data is None or number in changing else data
+    one, rows = steps.advance(config, how), steps.batches(config)
+    changing = {begin.step, *(first for a in arms for first in a.firsts)}
+    state, data, measured, losses, norms = begin.state, None, [], [begin.losses], [begin.norms]
+
+    def step(number: int) -> tuple[Any, Any]:
+        nonlocal state, data
+        data = data_of(config, arms, number) if number in changing else data
         x, y = rows(words, np.int32(number))
         if config.measure_every and number % config.measure_every == 0:
             measured.append((number, jax.device_get(measure(config, how)(state, data, x, y, of))))
         state, loss, norm = one(state, data, x, y, of)
-        losses.append(loss)
-        norms.append(norm)
-        if number % EVERY == 0:
-            jax.block_until_ready(loss)  # or the host runs ahead of the device without end
-            progress(number)
-    stacked = [np.concatenate([old, np.array(jax.device_get(new), float).reshape(-1, len(arms))]) for old, new in
-               ((begin.losses, losses), (begin.norms, norms))]  # fmt: skip
-    return Begin(until, state, *stacked), measured
+        return loss, norm
+
+    for block in blocks(step, begin.step, until):
+        losses.append(block.losses.astype(float))
+        norms.append(block.norms.astype(float))
+        progress(block.done)
+    return Begin(until, state, np.concatenate(losses), np.concatenate(norms)), measured
 
 
 def launch(config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin | None = None) -> list[Result]:
     """The results of arms of one group, in their order, from `begin` (an axis of arms) or from the first step."""
     end, measured = advance(config, arms, begin or fresh(config, arms), config.steps, progress)
-    follow = Follow(len(arms))
-    for number, loss in enumerate(end.losses):
-        follow.update(number, loss)
-    follow.end(config.steps)
+    follow = followed(end.losses, DOUBLING)
     final = follow.final()
     return [_result(config, arm, i, follow, float(final[i]), end, measured) for i, arm in enumerate(arms)]
 

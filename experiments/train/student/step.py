@@ -1,4 +1,4 @@
-"""One step of all arms at once: gradients and Adam, the weights themselves in FP32; and the rows of a step."""
+"""One step of all arms of a student at once, the weights themselves in FP32; and the rows of a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,27 +8,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
-from roundscope.experiments.compile_cache import deterministic
-from roundscope.experiments.train import optimiser
+from roundscope.experiments.train import state as states
+from roundscope.experiments.train import step
 from roundscope.experiments.train.mx.formats import reseeded
+from roundscope.experiments.train.state import State
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.linear import How
 
+__all__ = ["Arms", "State", "advance", "batches", "numbers_only", "start"]
+
 STUDENT, TEACHER, ROWS = 0, 1, 2  # what a seed's keys are for
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Arms in training, a pytree; every leaf has a leading axis of arms. step (A,) int32: steps done."""
-
-    params: Any
-    opt_state: Any
-    step: Any
 
 
 @jax.tree_util.register_dataclass
@@ -48,18 +40,16 @@ def numbers_only(config: Config) -> Config:
 
 def start(config: Config, seeds: Sequence[int]) -> State:
     """Arms at step 0, each with the weights of its seed, whatever arms are beside it."""
-    fresh = _fresh(numbers_only(config))
-    arms = [fresh(np.uint32((config.seed + seed) % 2**32)) for seed in seeds]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *arms)
+    return states.start(_fresh(numbers_only(config)), [(config.seed + seed) % 2**32 for seed in seeds])
 
 
 @lru_cache(16)
 def _fresh(config: Config) -> Callable[[Any], State]:
-    def fresh(seed: Any) -> State:
+    def one(seed: Any) -> State:
         params = model.init(config, jax.random.fold_in(jax.random.key(seed), STUDENT), config.norm)
-        return State(params=params, opt_state=optimiser.make(config.optimiser).init(params), step=jnp.zeros((), jnp.int32))
+        return states.fresh(config.optimiser, params)
 
-    return jax.jit(fresh)
+    return jax.jit(one)
 
 
 @lru_cache(16)
@@ -78,26 +68,18 @@ def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
 
 
 @lru_cache(16)
-def advance(config: Config, how: How) -> Callable[..., tuple[State, Array, Array]]:
+def advance(config: Config, how: How) -> Callable[..., step.Seen]:
     """The jitted step: (state, arms, x, y, of) -> (state, losses (A,), gradient norms (A,)) at the weights that came in.
 
     x, y  (S, batch, width); of (A,): which of them is an arm's
     """
     config = numbers_only(config)
 
-    def one(state: State, arm: Arms, x: Array, y: Array) -> tuple[State, Array, Array]:
+    def one(state: State, arm: Arms, x: Array, y: Array) -> step.Seen:
         table = reseeded(arm.table, state.step) if how.drawn else arm.table
-        loss, gradients = jax.value_and_grad(model.loss)(state.params, config, how, x, y, table)
-        gradients |= {"beta": gradients["beta"] * arm.beta} if "beta" in gradients else {}
-        now = optimiser.rate(config.optimiser, state.step, arm.lr)
-        with jax.numpy_dtype_promotion("standard"):  # optax is written for it
-            updates, opt_state = optimiser.make(config.optimiser).update(gradients, state.opt_state, state.params, lr=now)
-        # Adam's memory would go on moving a beta without a gradient
-        updates |= {"beta": updates["beta"] * arm.beta} if "beta" in updates else {}
-        params = optax.apply_updates(state.params, updates)
-        return State(params=params, opt_state=opt_state, step=state.step + 1), loss, optax.tree.norm(gradients)
+        # of the updates too: Adam's memory would go on moving a beta without a gradient
+        trained = lambda tree: tree | ({"beta": tree["beta"] * arm.beta} if "beta" in tree else {})  # noqa: E731
+        loss = lambda params: model.loss(params, config, how, x, y, table)  # noqa: E731
+        return step.one(config.optimiser, state, arm.lr, loss, trained)
 
-    def all_arms(state: State, arms: Arms, x: Array, y: Array, of: Array) -> tuple[State, Array, Array]:
-        return jax.vmap(one)(state, arms, x[of], y[of])
-
-    return jax.jit(all_arms, compiler_options=deterministic())
+    return step.compiled(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))

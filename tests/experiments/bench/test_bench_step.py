@@ -5,8 +5,8 @@ import json
 import pytest
 
 from roundscope.experiments.bench import step as bench_step
-from roundscope.experiments.train import step
 from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import step
 
 TINY = Config(layers=1, heads=1, width=8, context=8, batch=2, data="repeat")
 

@@ -24,9 +24,10 @@ from roundscope.experiments.diagnose.states import subjects
 from roundscope.experiments.diagnose.trials import Trial
 from roundscope.experiments.diagnose.units import Unit, exactly
 from roundscope.experiments.errors import UsageError
-from roundscope.experiments.train import checkpoint, loop, record
+from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.gpt.plans import base
-from roundscope.experiments.train.step import arm
+from roundscope.experiments.train.run import training
+from roundscope.experiments.train.state import arm
 
 SIZES = ["layers=2", "heads=2", "width=16", "context=16", "batch=4", "warmup=20", "lr=0.2", "min_lr=0.2", "steps=40", "data=sink"]
 WORDS = [*SIZES, "plan=fp32", "matmul=fp32", "checkpoint_every=5", "keep=20", "monitor_every=100"]
@@ -49,7 +50,7 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     arms = [f"planted={QUIET}; layer=1 head=0 site=SCALED_B -> e2m3", f"hot={QUIET}; lr=1e20", f"plain={QUIET}"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Run, "_monitor", lambda self, batches: self._flush())  # nothing here reads what monitors see
+        patch.setattr(training.Run, "_monitor", lambda self, batches: self._flush())  # nothing here reads what monitors see
         with pytest.raises(SystemExit) as stop:
             cli.main(["train", *WORDS, *(x for a in arms for x in ("--arm", a)), "--out", str(out)])
     assert not stop.value.code

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.errors import StorageError, UsageError
-from roundscope.experiments.train import checkpoint, step
+from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.settings import plain
 
 CONFIG = Config(layers=1, heads=1, width=4, context=4, vocab=8, mlp_ratio=1)
@@ -134,6 +135,18 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, state, how):
     with pytest.raises(UsageError) as error:
         checkpoint.load(tmp_path)
     assert "00000010" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_wrong_with_a_checkpoint_and_how_to_go_on(tmp_path, state):
+    """'410216 bytes, not the 410216 that were written', and a repair that the command then refuses."""
+    for number in (4, 10):
+        checkpoint.save(tmp_path, number, state, META)
+    damage(tmp_path / "checkpoints", "bit")
+    with pytest.raises(UsageError, match=rf"SHA-256 differs.*there are steps 4\).*--resume {tmp_path} --from 4 --out NEW"):
+        checkpoint.load(tmp_path)
+    damage(tmp_path / "checkpoints", "cut")
+    with pytest.raises(UsageError, match="bytes, not the"):
+        checkpoint.load(tmp_path)
 
 
 def test_a_full_disk_keeps_what_is_there(tmp_path, state, monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 from roundscope.attention.engines.kernels import engine as pallas_engine
 from roundscope.attention.traced_plan import HeadPlans
 from roundscope.experiments.errors import UsageError
-from roundscope.experiments.train import devices, groups, step
+from roundscope.experiments.train import devices, groups
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import engines, model, monitor, plans
+from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.settings import settings
 from tests.checks.engines import bits

@@ -10,9 +10,9 @@ import pytest
 
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
-from roundscope.experiments.train import checkpoint, groups, record, step
+from roundscope.experiments.train import checkpoint, groups, record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import injected, monitor, offset
+from roundscope.experiments.train.gpt import injected, monitor, offset, step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE, Wrong
 from roundscope.experiments.train.gpt.plans import by_arm, uniform

@@ -9,9 +9,8 @@ import pytest
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.traced_plan import HeadPlans
-from roundscope.experiments.train import step
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import monitor, offset
+from roundscope.experiments.train.gpt import monitor, offset, step
 from roundscope.experiments.train.gpt.injected import wrongs_of
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer
@@ -133,6 +132,40 @@ def test_mean_ulps_by_kernels_are_those_of_each_arm(monkeypatch):
     first, second = monitor.sites(replace(config, context=48), long, [], 0, plan)
     assert asked[-1] == ("pallas", 3)
     assert first == second  # equal arms, looked at in the same tiles
+
+
+def toward_zero(x, bits):
+    """x with so many bits of significand, what is beyond them cut off."""
+    significand, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(significand * 2.0**bits) / 2.0**bits, exponent)
+
+
+def test_drift_is_what_wrong_rows_of_ds_make_of_a_gradient():
+    """A drift without the scale, of other rows or another head; one that sees something where the arithmetic is exact.
+
+    By loops in binary64: O as delta reads it has 2 bits, all else is FP32, so rowsum(dS) = rowsum(dO O) - rowsum(dO O_2 bits).
+    """
+    config = replace(CONFIG, plan="fp32")
+    rng = np.random.default_rng(4)
+    q, k, v, do = (np.repeat(rng.normal(size=LEAD).astype(np.float32), 2, axis=0) for _ in range(4))
+    x = np.repeat(rng.normal(size=(1, 2, 1, 12, 16)).astype(np.float32), 2, axis=0)
+    table: HeadPlans = by_arm([by_layer(plans_of(config, texts)) for texts in ((), ("site=OD -> e8m1:toward-zero",))])
+    with jax.enable_x64(True):
+        tensors = map(jnp.asarray, (q, k, v, do))
+        found = monitor._measured(monitor._setup(config, table.like), jnp.asarray(table.table), *tensors, None, jnp.asarray(x))
+    assert np.asarray(found["drift"])[0].max() < 1e-5
+    for layer, head in np.ndindex(2, 2):
+        a, b, c, d = (np.asarray(y[1, layer, 0, :, head], float) for y in (q, k, v, do))
+        s = np.where(np.tri(12, dtype=bool), a @ b.T / np.sqrt(8), -np.inf)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        delta = (d * toward_zero(p @ c, 2)).sum(-1)
+        ds = p * (d @ c.T - delta[:, None])
+        own = np.asarray(x[1, layer, 0], float)
+        made = sum(np.outer(own[t], (p @ b)[t]) * ds[t].sum() for t in range(12))
+        whole = sum(np.outer(own[t], (ds @ b)[t]) for t in range(12))
+        wanted = np.linalg.norm(made) / np.linalg.norm(whole)
+        assert wanted > 0.02 and np.asarray(found["drift"])[1, layer, head] == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.thorough

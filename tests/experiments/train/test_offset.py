@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.experiments.train import step
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import model, offset
+from roundscope.experiments.train.gpt import model, offset, step
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE, Wrong
 from roundscope.experiments.train.gpt.plans import by_arm, uniform
 

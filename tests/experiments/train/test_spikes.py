@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from roundscope.experiments.train.spikes import IN_A_ROW, Watch, diverged, divergences, watches
+from roundscope.experiments.train.spikes import IN_A_ROW, Watch, diverged, divergences, norm_growth, watches
 
 
 def curve(steps, arms=1, noise=0.05, seed=0, tails=None):
@@ -77,7 +77,7 @@ def test_divergence_is_the_earliest_thing_that_lasts():
     norms = watches(1)[1]
     values = np.exp(curve(500))
     values[200:] *= np.exp(5.0)
-    assert [a.kind for a in alarms(values, norms)] == ["spike"]
+    assert [a.kind for a in alarms(values, norms)] == ["spike", "growth"]  # and neither dates the run
     assert divergences(alarms(np.array([[np.nan]]), watches(1)[1])) == {}
 
 
@@ -114,3 +114,44 @@ def test_a_restored_watch_goes_on_as_if_never_stopped():
         found += second.update(step, values[step, 1:])
     assert [(a.step, a.kind) for a in found] == [(a.step, a.kind) for a in expected] == [(403, "spike")]
     assert second.going_on().tolist() == [False] and (second.values[:, 0] == whole.values[:, 1]).all()
+
+
+def grown(steps=400):
+    """Gradient norms of four arms: falling, growing tenfold every 100 steps from step 100 on, high for 9 steps, 5 times higher."""
+    noise = np.exp(0.3 * np.random.default_rng(3).normal(size=(steps, 4)))
+    size = np.repeat(np.exp(-np.arange(steps) / 200)[:, None], 4, axis=1)
+    size[:, 1] = 10.0 ** (np.maximum(np.arange(steps) - 100, 0) / 100)
+    size[200:209, 2] *= 1e4
+    size[200:, 3] *= 5.0
+    return size * noise
+
+
+def test_norms_that_grow_are_told_of_long_before_the_loss():
+    """No alarm but the loss's, for a norm that went from 0.6 to 10^5; or one for a spike, a jump below tenfold, norms that fall."""
+    values = grown()
+    found = alarms(values, watches(4)[1])
+    [growth] = [a for a in found if a.kind == "growth"]
+    # the median of 20 is half of that behind, and the noise that the lowest median has seen is a little below 1
+    assert growth.arm == 1 and 195 <= growth.step <= 215 and growth.limit < growth.value
+    assert [norm_growth(column) for column in values.T] == [None, growth.step, None, None]
+    assert growth.diverged is None and growth.delay == 20
+
+
+def test_growth_goes_on_through_a_checkpoint():
+    """A growth that is forgotten or told twice after a run went on; a checkpoint of an older version."""
+    values, whole = grown(), watches(4)[1]
+    expected = [(a.step, a.kind) for a in alarms(values[:, :2], watches(2)[1]) if a.kind == "growth"]
+    alarms(values[:150], whole)
+    for cut in (150, 300):
+        first, second = watches(2)[1], watches(1)[1]
+        found = [a for a in alarms(values[:cut, :2], first) if a.kind == "growth"]
+        second.restore(json.loads(json.dumps(first.state(), allow_nan=False)), [1])
+        for step in range(cut, 400):
+            found += [a for a in second.update(step, values[step, 1:2]) if a.kind == "growth"]
+        assert [(a.step, a.kind) for a in found] == expected
+    old = {name: kept for name, kept in whole.state().items() if name not in ("recent", "least", "grown")}
+    new = watches(4)[1]
+    new.restore(old, range(4))
+    assert not new.grown.any()
+    fresh = watches(1)[1].state()
+    assert json.loads(json.dumps(fresh, allow_nan=False))["least"] == ["inf"]

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from roundscope.attention import Plan
-from roundscope.experiments.train import optimiser, step
+from roundscope.experiments.train import optimiser
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import model, plans
+from roundscope.experiments.train.gpt import model, plans, step
 
 # a model small enough that compiling is what takes the time
 CONFIG = Config(

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.train import checkpoint, live, record
+from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.loop import View
+from roundscope.experiments.train.run import live
+from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "vocab": 16, "batch": 2, "warmup": 2, "data": "repeat"}
@@ -163,10 +164,53 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert len(record.rows(out, "steps")) == checkpoint.steps(out)[-1]
 
 
+def test_sigterm_saves_and_says_by_its_code_what_ended_it(tmp_path):
+    """A job that a scheduler ended and that looks as if someone had pressed Ctrl-C."""
+    out = tmp_path / "run"
+    asked = command(*words(PLAIN, steps=100_000, monitor_every=1000), "--out", out)
+    process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: max(checkpoint.steps(out), default=0) >= 4, process)
+    process.send_signal(signal.SIGTERM)
+    said, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err
+    assert f"roundscope train --resume {out}" in said
+
+
+def test_more_steps_with_the_old_schedule_are_said(tmp_path, capsys):
+    """A learning rate that is at its minimum for half of the run, which nobody was told."""
+    train(capsys, *words(PLAIN, steps=6), "--out", tmp_path / "run")
+    _, err = train(capsys, "--resume", tmp_path / "run", "steps=8")
+    assert "decay_steps stays 6" in err and f"--resume {tmp_path / 'run'} --from 6 --out NEW steps=8 decay_steps=8" in err
+    assert train(capsys, "--resume", tmp_path / "run", "monitor_every=2")[1] == ""
+
+
+def test_alarms_point_to_the_diagnosis(whole, tmp_path, capsys):
+    """A run that ends with an alarm and leaves its user there; a drift that no alarm tells of, or that cannot be switched off."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--resume", str(whole), "--out", str(tmp_path / "loud"), "--from", "0", "drift_alarm=1e-9"])
+    said = capsys.readouterr().out
+    assert f"roundscope diagnose {tmp_path / 'loud'}" in said and f"roundscope report {tmp_path / 'loud'}" in said
+    assert {(a["arm"], a["step"], a["kind"]) for a in record.rows(tmp_path / "loud", "alarms")} == {(a, 6, "drift") for a in "ab"}
+    assert all(row["drift"] > 0.0 for row in record.rows(tmp_path / "loud", "heads"))
+    found, _ = train(capsys, "--resume", whole, "--out", tmp_path / "quiet", "--from", "0", "drift_alarm=none")
+    assert [arm["alarms"] for arm in found["arms"]] == [[], []]
+
+
+def test_a_log_of_an_older_version_goes_on(tmp_path, capsys):
+    """A log without the column of drift, which the first row then breaks."""
+    import sqlite3
+
+    train(capsys, *words(PLAIN, steps=4), "--out", tmp_path / "run")
+    with sqlite3.connect(tmp_path / "run" / record.NAME) as log:
+        log.execute("ALTER TABLE heads DROP COLUMN drift")
+    train(capsys, "--resume", tmp_path / "run", "steps=8")
+    assert [row["step"] for row in record.rows(tmp_path / "run", "steps")] == list(range(8))
+
+
 TWO_DEVICES = """
 import sys, jax
 jax.config.update("jax_num_cpu_devices", 2)
-from experiments.cli.main import main
+from roundscope.experiments.cli.main import main
 out, *asked = sys.argv[1:]
 for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--seeds", "0,3"])):
     try:
@@ -262,7 +306,7 @@ def test_a_run_is_never_overwritten(whole, tmp_path, capsys):
     """History lost to a repeated command, or a run that goes on as another one."""
     assert f"roundscope train --resume {whole}" in refused(capsys, *words(TINY), "--out", whole)
     assert "--out NEW" in refused(capsys, "--resume", whole, "lr=1")
-    assert "--out NEW" in refused(capsys, "--resume", whole, "--from", 4)
+    assert f"--resume {whole} --from 4 --out NEW" in refused(capsys, "--resume", whole, "--from", 4)
     assert "start a new run" in refused(capsys, "--resume", whole, "width=16", "--out", tmp_path / "new")
     assert "ends at step 12" in refused(capsys, "--resume", whole, "--from", 13, "--out", tmp_path / "new")
     assert "the first 12 are done" in refused(capsys, "--resume", whole, "steps=8")
@@ -280,3 +324,16 @@ def test_the_live_view_says_how_long():
     view = View(step=100, steps=7300, rate=2.0, arms=arms)
     assert live.headline(view) == "step 100 of 7300, 2 steps/s, 1:00:00 left"
     assert next(iter(live.table(view).columns[0].cells)) == "arm30" and os.linesep not in live.headline(view)
+    early = View(step=0, steps=10, rate=0.0, arms=(("run", float("nan"), 1e-3, False),))
+    assert list(live.table(early).columns[1].cells) == ["-"]  # no loss is there yet
+
+
+def test_a_line_now_and_then_where_there_is_no_terminal(capsys):
+    """A log file with nothing in it for an hour, or a line for every look."""
+    now = [0.0]
+    view = View(step=100, steps=400, rate=2.0, arms=(("a", 1.0, 1e-3, True), ("b", 1.0, 1e-3, False)))
+    with live.screen(lambda: now[0]) as show:
+        for now[0] in (10.0, 59.0, 61.0, 100.0, 125.0):
+            show(view)
+    said = "step 100 of 400, 2 steps/s, 0:02:30 left; 1 of 2 arms with an alarm\n"
+    assert capsys.readouterr().err == 2 * said

@@ -15,10 +15,10 @@ from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose import arms, claims, pictures, results, run, words
 from roundscope.experiments.studies.dose import scale as scales
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.verdicts import Word
+from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
 

@@ -19,7 +19,7 @@ from roundscope.experiments.studies.dose import study as topics
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.words import NAMED
-from roundscope.experiments.train import step
+from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer, uniform
 from tests.checks.engines import normal

@@ -100,7 +100,7 @@ def test_looks_lie_after_the_warm_up() -> None:
 @pytest.mark.thorough
 def test_look_adds_up_over_steps() -> None:
     """Catches a look that forgets the one before, or arms that share what is their own."""
-    from roundscope.experiments.train import step as one_step
+    from roundscope.experiments.train.gpt import step as one_step
     from roundscope.experiments.train.gpt.plans import by_arm
 
     arms = [by_layer(plans) for texts in ((), COARSE) if (plans := plans_of(CONFIG, texts)) is not None]

@@ -9,16 +9,17 @@ from typing import Any
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.train import checkpoint, origins
+from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.origins import Origin
 
-INTERRUPTED = 130
+SIGNALLED = 128  # plus the signal's number: the exit code of what a signal ended, 130 after Ctrl-C, 143 after SIGTERM
 
 
 def run(
     words: Sequence[str], *, out: Path | None, resume: Path | None, first: int | None, at: Sequence[str],
     arms: Sequence[str], seeds: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Trains. The exit code: 0, or 130 after Ctrl-C.
+    """Trains. The exit code: 0, 130 after Ctrl-C, or 143 after SIGTERM.
 
     Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be used now.
     """
@@ -33,12 +34,14 @@ def run(
         origin = origins.earlier(resume, words, first=first, arms=arms, at=at, seeds=seeds, is_branch=_differ(out, resume))
         out = out or resume
     out = _place(out, origin, resume)
-    found = _train(origin, out)
+    for note in origin.notes:
+        console(stderr=True).print(note, markup=False, soft_wrap=True)
+    found, ended_by = _train(origin, out)
     if as_json:
         print_json(found)
     else:
-        _show(found)
-    return INTERRUPTED if found["interrupted"] else 0
+        _show(found, emulated=origin.settings.config.plan != JAX)
+    return SIGNALLED + ended_by if found["interrupted"] else 0
 
 
 def _differ(out: Path | None, resume: Path) -> bool:
@@ -55,10 +58,11 @@ def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
     return out
 
 
-def _train(origin: Origin, out: Path) -> dict[str, Any]:
-    from roundscope.experiments.train.live import screen
-    from roundscope.experiments.train.loop import Run
+def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
+    """What came of the run, and the signal that ended it, 0 for none."""
     from roundscope.experiments.train.record import writing
+    from roundscope.experiments.train.run.live import screen
+    from roundscope.experiments.train.run.training import Run
 
     out.mkdir(parents=True, exist_ok=True)
     begin = origin.beginning()
@@ -68,13 +72,14 @@ def _train(origin: Origin, out: Path) -> dict[str, Any]:
         if not origin.in_place:
             run.save()
             checkpoint.pin(out, begin.step, "the beginning", most=1)
-        done = run.go(show, stop)
-    return summary(out, run.number, origin.settings.config.steps, interrupted=not done)
+        done = run.go(show, lambda: bool(stop()))
+        ended_by = stop()
+    return summary(out, run.number, origin.settings.config.steps, interrupted=not done), ended_by
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """Whether the run shall stop after its step: Ctrl-C or SIGTERM was sent. A second one ends it at once."""
+def _stopping() -> Iterator[Callable[[], int]]:
+    """The signal (Ctrl-C's or SIGTERM) after which the run shall stop with its step, 0 for none. A second one ends it at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
@@ -85,7 +90,7 @@ def _stopping() -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -107,13 +112,17 @@ def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str,
     return {"folder": str(out), "step": step, "steps": steps, "interrupted": interrupted, "arms": arms}
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Any], *, emulated: bool) -> None:
     say = lambda text: console().print(text, markup=False, soft_wrap=True)  # noqa: E731
     say(f"step {found['step']} of {found['steps']}, in {found['folder']}")
     for arm in found["arms"]:
         loss = "not finite" if arm["loss"] is None else f"{arm['loss']:.4f}"
         alarms = "".join(f"; {a['kind']} of {a['series']} at step {a['step']}" for a in arm["alarms"][:3])
-        more = f"; {len(arm['alarms']) - 3} more alarms" if len(arm["alarms"]) > 3 else ""
+        left = len(arm["alarms"]) - 3
+        more = f"; {left} more alarm{'s' * (left > 1)}" if left > 0 else ""
         say(f"{arm['name']}: loss {loss}{alarms}{more}")
+    if emulated and any(arm["alarms"] for arm in found["arms"]):
+        say(f"which roundings are behind it: roundscope diagnose {found['folder']}")
+    say(f"drawn: roundscope report {found['folder']}")
     if found["interrupted"]:
         say(f"interrupted, nothing is lost; go on with  roundscope train --resume {found['folder']}")

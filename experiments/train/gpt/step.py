@@ -1,0 +1,98 @@
+"""One step of training for all arms of a GPT at once; `advance(config)` is one executable."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from roundscope.attention import Plan
+from roundscope.attention.traced_plan import HeadPlans, is_stochastic, reseeded
+from roundscope.experiments.train import state as states
+from roundscope.experiments.train import step
+from roundscope.experiments.train.config import JAX, XLA, Config
+from roundscope.experiments.train.gpt import model
+from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
+from roundscope.experiments.train.gpt.offset import Offset
+from roundscope.experiments.train.state import State, arm
+
+__all__ = ["State", "Step", "advance", "arm", "numbers_only", "plans_at", "shape_of", "start"]
+
+Step = Callable[..., step.Seen]
+
+
+def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> State:
+    """Arms at step 0; with the config's init_seed, or a seed of weights for each."""
+    if seeds is not None and len(seeds) != arms:
+        raise ValueError(f"seeds: {len(seeds)} given, must be one for each of the {arms} arms")
+    # nothing of attention is in a state
+    own = replace(numbers_only(config), plan=JAX, sums="native", engine=XLA, block=None)
+    return states.start(_fresh(own), [config.init_seed] * arms if seeds is None else seeds)
+
+
+@lru_cache(64)
+def _fresh(config: Config) -> Callable[[Any], State]:
+    """A state without an axis of arms, from a seed."""
+    return jax.jit(lambda seed: states.fresh(config, model.init(config, jax.random.key(seed))))
+
+
+def shape_of(config: Config) -> Any:
+    """The sizes of an arm's state; nothing is computed."""
+    return jax.eval_shape(lambda: states.fresh(config, model.init(config, jax.random.key(0))))
+
+
+def advance(config: Config, fused: Plan | None = None) -> Step:
+    """The jitted step: (state, tokens, plans, lr, offset, linears) -> (state, losses (A,), gradient norms (A,)).
+
+    tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
+    plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax". Stochastic roundings get fresh
+            seeds from the step and the layer (`plans_at`)
+    fused   the plan of all arms, layers and heads where fused kernels run it: part of the step, which then has None for plans
+    lr      (A,) float32: the peak of each arm; `optimiser.rate` makes the step's own of it
+    offset  of arms, what delta's operand is off by (`experiments.train.gpt.offset`), or None: another executable, without it
+    linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None: another executable, without it
+
+    Losses and norms (before clipping) are those at the weights that came in. Same state, tokens, plans and lr, same device: same bits.
+    """
+    return _advance(numbers_only(config), fused)
+
+
+def numbers_only(config: Config) -> Config:
+    """The config without what does not enter a step, so that runs that differ in it share an executable."""
+    watching = {"checkpoint_every": 1, "keep": 1, "monitor_every": 1, "drift_alarm": None}
+    return replace(config, changes=(), data="", data_seed=0, init_seed=0, **watching)
+
+
+@lru_cache(64)
+def _advance(config: Config, fused: Plan | None) -> Step:
+    def one(
+        state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None, linears: LinearPlans | None
+    ) -> step.Seen:
+        own, events = fused or plans_at(plans, state.step), linear_at(linears, state.step)
+        offset = offset and offset._replace(step=state.step)
+        return step.one(config, state, lr, lambda params: model.loss(params, tokens, own, config, offset, events))
+
+    def all_arms(
+        state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None = None, linears: LinearPlans | None = None
+    ) -> step.Seen:
+        own_batch = 0 if tokens.ndim == 3 else None
+        return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0, 0))(state, tokens, plans, lr, offset, linears)
+
+    return step.compiled(all_arms)
+
+
+def plans_at(plans: HeadPlans | None, step: Any) -> HeadPlans | None:
+    """The plans (layers, heads, ...) of one step: stochastic roundings get seeds of (their own seed, step, layer).
+
+    Heads and batch entries have random streams of their own already, and arms are told apart by the seeds of their plans,
+    never by their place: an arm alone and among others draws the same bits. Plans that draw none come back as they are.
+    """
+    if plans is None or not is_stochastic(plans.like):
+        return plans
+    layers = plans.table.shape[0]
+    number = jnp.asarray(step).astype(jnp.uint32) * np.uint32(layers) + jnp.arange(layers, dtype=jnp.uint32)
+    return reseeded(plans, number[:, None])

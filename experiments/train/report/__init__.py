@@ -1,0 +1,1 @@
+"""`roundscope report RUN`: the page of a training run."""

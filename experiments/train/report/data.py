@@ -1,0 +1,101 @@
+"""What the page of a run is of: its log, arm by arm."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.experiments.errors import bad
+from roundscope.experiments.train import checkpoint, record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One arm of a run.
+
+    group        its name without the seed;  changes: as words, None if no checkpoint says them;  lr: the peak rate
+    step, loss, norm   (steps,) numbers of the steps and what was seen there; NaN where it was not finite
+    looks        (looks,) the monitored steps;  drift, w_q: (looks, layers, heads), NaN where not measured
+    alarms       rows of the log
+    """
+
+    name: str
+    group: str
+    changes: tuple[str, ...] | None
+    lr: float
+    step: np.ndarray
+    loss: np.ndarray
+    norm: np.ndarray
+    looks: np.ndarray
+    drift: np.ndarray
+    w_q: np.ndarray
+    alarms: Sequence[dict[str, Any]]
+
+    @property
+    def diverged(self) -> int | None:
+        """The step of the first alarm of the loss that does not end; None without."""
+        kinds = ("not finite", "rise", "stay")
+        return min((a["step"] for a in self.alarms if a["series"] == "loss" and a["kind"] in kinds), default=None)
+
+    @property
+    def worst(self) -> tuple[int, int, float]:
+        """The layer and head of the largest drift of all looks, and the drift; NaN without any."""
+        if not np.isfinite(self.drift).any():
+            return 0, 0, math.nan
+        _, layer, head = np.unravel_index(np.nanargmax(self.drift), self.drift.shape)
+        return int(layer), int(head), float(np.nanmax(self.drift))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A run: its folder, its config by name, how it was last started (a row of `runs`), and its arms."""
+
+    folder: Path
+    config: dict[str, Any]
+    about: dict[str, Any]
+    arms: tuple[Arm, ...]
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of arms without their seeds, in their order."""
+        return list(dict.fromkeys(arm.group for arm in self.arms))
+
+
+def training(folder: Path) -> Training:
+    """The run of a folder. Raises UsageError where there is none, or none with a step."""
+    about = (record.rows(folder, "runs") or [{}])[-1]
+    steps = record.rows(folder, "steps")
+    if not about or not steps:
+        raise bad("RUN", str(folder), "has no step in its log yet; wait for the first monitor or checkpoint")
+    heads, alarms = record.rows(folder, "heads"), record.rows(folder, "alarms")
+    changes = {arm["name"]: tuple(arm["changes"]) for arm in (checkpoint.about(folder) or {"arms": []})["arms"]}
+    arms = [
+        _arm(arm, changes.get(arm["name"]), *([row for row in rows if row["arm"] == arm["name"]] for rows in (steps, heads, alarms)))
+        for arm in json.loads(about["arms"])["arms"]
+    ]
+    return Training(folder=folder, config=json.loads(about["config"]), about=about, arms=tuple(a for a in arms if a.step.size))
+
+
+def _arm(arm: dict[str, Any], changes: tuple[str, ...] | None, steps: list[Any], heads: list[Any], alarms: list[Any]) -> Arm:
+    looks, drift, w_q = _looks(heads)
+    return Arm(
+        name=arm["name"], group=arm["name"].removesuffix(f"/{arm['seed']}"), changes=changes, lr=arm["lr"],
+        step=np.array([row["step"] for row in steps], int), loss=_numbers(steps, "loss"), norm=_numbers(steps, "gradient_norm"),
+        looks=looks, drift=drift, w_q=w_q, alarms=alarms,
+    )  # fmt: skip
+
+
+def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
+
+
+def _looks(rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of `heads` in the order of their key: (steps, drift, ||W_Q||)."""
+    looks = np.array(sorted({row["step"] for row in rows}), int)
+    layers, heads = (1 + max((row[name] for row in rows), default=-1) for name in ("layer", "head"))
+    shape = looks.size, layers, heads
+    return looks, *(_numbers(rows, name).reshape(shape) for name in ("drift", "w_q_norm"))

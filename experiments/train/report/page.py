@@ -1,0 +1,133 @@
+"""The page: what happened in a sentence, the pictures, the arms, the alarms, and how all of it is measured."""
+
+import json
+import math
+from html import escape
+from pathlib import Path
+
+from roundscope.experiments.errors import StorageError, bad
+from roundscope.experiments.report.page import document, figure, grid
+from roundscope.experiments.report.wording import listed
+from roundscope.experiments.train import record
+from roundscope.experiments.train.config import JAX
+from roundscope.experiments.train.report import pictures
+from roundscope.experiments.train.report.data import Arm, Training, training
+from roundscope.experiments.train.run.drift import IN_A_ROW
+from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
+from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
+
+LISTED = 200  # alarms in the table
+
+
+def folder_of(path: Path) -> Path | None:
+    """The folder of a run, given itself or its log; None for anything else."""
+    folder = path if path.is_dir() else path.parent
+    is_named = path.is_dir() or path.name == record.NAME
+    return folder if is_named and record.is_log(folder / record.NAME) else None
+
+
+def write(folder: Path, out: Path | None = None) -> Path:
+    """Writes the page of a run, to RUN/report.html where no `out` is given, and returns where it is. Raises UsageError, StorageError."""
+    out = folder / "report.html" if out is None else out
+    if out.is_dir():
+        raise bad("--out", str(out), "is a folder; name a file")
+    page = html(training(folder))
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{out}: {error.strerror or error}; see its folder, or choose another file") from error
+    return out
+
+
+def html(t: Training) -> str:
+    """The page as HTML."""
+    last = max(int(arm.step[-1]) for arm in t.arms) + 1
+    title = f"Training run {t.folder.resolve().name}"
+    began = f"begun {t.about['began']}, {t.about['device']}"
+    parts = [
+        f"<h1>{escape(title)}</h1><p class=sub>{last} of {t.config['steps']} steps; {escape(began)}</p>",
+        f"<p class=lead>{escape(sentence(t))}</p>",
+        *_pictures(t),
+        f"<h2>Arms</h2>{_arms(t)}",
+        f"<h2>Alarms</h2>{_alarms(t)}",
+        f"<h2>How it is measured</h2>{_how(t)}",
+        f"<h2>Config</h2><pre>{escape(_config(t))}</pre>",
+    ]
+    return document(f"Roundscope: {title}", "\n".join(parts))
+
+
+def sentence(t: Training) -> str:
+    """Which arms diverged, and which of the others have an alarm."""
+    diverged = [f"{arm.name} at step {arm.diverged}" for arm in t.arms if arm.diverged is not None]
+    warned = [arm.name for arm in t.arms if arm.diverged is None and arm.alarms]
+    calm = [arm.name for arm in t.arms if not arm.alarms]
+    said = [f"Diverged: {listed(diverged)}."] if diverged else ["No arm has diverged."]
+    said += [f"With alarms, and not diverged: {listed(warned)}."] if warned else []
+    said += [f"Without any alarm: {listed(calm)}."] if calm else []
+    pointed = t.config["plan"] != JAX and (diverged or warned)
+    return " ".join(said + ([f"Which roundings are behind it: roundscope diagnose {t.folder}"] if pointed else []))
+
+
+def _pictures(t: Training) -> list[str]:
+    left_out = "" if len(t.arms) <= pictures.MOST else f" The first {pictures.MOST} of {len(t.arms)} arms."
+    seeds = " Seeds of an arm share its colour." if len(t.groups) < len(t.arms) else ""
+    drift = (
+        "A line for each head, coloured by layer: the share of the gradient of W_Q that rows of dS make which do not sum to zero. In exact "
+        f"arithmetic it is 0; what is below {pictures.LEAST:g} is drawn there.{left_out}"
+    )
+    found = [
+        ("Does the loss fall?", pictures.losses(t), f"Every step's loss on its own batch.{seeds}"),
+        ("Does the gradient stay of one size?", pictures.norms(t), f"The norm of all gradients at every step, before clipping.{seeds}"),
+        ("Does rounding alone push W_Q?", pictures.drifts(t), drift),
+        ("Does W_Q grow?", pictures.query_norms(t), f"Spectral norm of every head's W_Q, coloured by layer.{left_out}"),
+    ]
+    return [figure(title, picture, caption) for title, picture, caption in found if picture is not None]
+
+
+def _arms(t: Training) -> str:
+    heads = ["arm", "changes", "peak\nlr", "last\nloss", "last gradient\nnorm", "diverged\nat step", "largest\ndrift", "in layer,\nhead"]
+    return grid(heads, [_row(arm) for arm in t.arms], [arm.diverged is not None for arm in t.arms])
+
+
+def _row(arm: Arm) -> list[str]:
+    layer, head, drift = arm.worst
+    changes = "?" if arm.changes is None else "; ".join(arm.changes) or "none"
+    where = "" if math.isnan(drift) else f"{layer}, {head}"
+    return [
+        arm.name, changes, f"{arm.lr:g}", _number(arm.loss[-1]), _number(arm.norm[-1]),
+        "" if arm.diverged is None else str(arm.diverged), "" if math.isnan(drift) else f"{drift:.2g}", where,
+    ]  # fmt: skip
+
+
+def _number(x: float) -> str:
+    return f"{x:.4g}" if math.isfinite(x) else "not finite"
+
+
+def _alarms(t: Training) -> str:
+    found = sorted(((a, arm.name) for arm in t.arms for a in arm.alarms), key=lambda pair: pair[0]["step"])
+    if not found:
+        return "<p>None.</p>"
+    rows = [
+        [name, f"{a['kind']} of {a['series']}", str(a["step"]), *(_number(math.nan if a[k] is None else a[k]) for k in ("value", "bound"))]
+        for a, name in found[:LISTED]
+    ]
+    more = f"<p class=note>and {len(found) - LISTED} more</p>" if len(found) > LISTED else ""
+    return grid(["arm", "alarm", "step", "value", "limit"], rows) + more
+
+
+def _how(t: Training) -> str:
+    limit = t.config.get("drift_alarm")
+    above = "no threshold" if limit is None else f"{limit:g}"
+    texts = [
+        f"<b>Divergence.</b> {RULE} A spike: {SPIKE} losses in a row above it.",
+        f"<b>Growth of the gradient norm.</b> The median of the last {RECENT} norms is more than {GROWTH:g} times the lowest such "
+        "median so far. It often comes long before the loss rises.",
+        f"<b>Drift.</b> A heuristic: a head's drift is above {above} (drift_alarm) at {IN_A_ROW} monitored steps in a row. It is "
+        "measured on one sequence of the batch. It says that rounding pushes W_Q in a direction that nothing asked for, not that "
+        "the run will diverge.",
+    ]
+    return "".join(f"<p class=note>{text}</p>" for text in texts)
+
+
+def _config(t: Training) -> str:
+    return "  ".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in t.config.items())

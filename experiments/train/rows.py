@@ -1,0 +1,25 @@
+"""What rows of causal attention are in exact arithmetic, and what their sums make of the gradient of W_Q."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def drift(scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array) -> Array:
+    """|R| / |dW_Q| of every head: rows (heads, T) are the sums of dS, x (heads, T, D); 0 where W_Q has no gradient."""
+    pk = jnp.einsum("nts,nsh->nth", softmax(scale, q, k), k)
+    made = jnp.einsum("nt,ntd,nth->ndh", scale * rows, x.astype(pk.dtype), pk)
+    whole = jnp.einsum("ntd,nth->ndh", x.astype(pk.dtype), dq)
+    size = jnp.linalg.norm(whole, axis=(1, 2))
+    return jnp.where(size > 0.0, jnp.linalg.norm(made, axis=(1, 2)) / size, 0.0)
+
+
+def softmax(scale: float, q: Array, k: Array) -> Array:
+    """Causal P, (heads, T, T)."""
+    s = scale * jnp.einsum("nth,nsh->nts", q, k)
+    return jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[1:], bool)), s, -jnp.inf), axis=-1)
+
+
+def exact_delta(scale: float, q: Array, k: Array, v: Array, do: Array) -> Array:
+    """rowsum(dO O) of causal attention, (heads, T), in the arrays' own binary64."""
+    return (jnp.einsum("nts,nsh->nth", softmax(scale, q, k), v) * do).sum(-1)

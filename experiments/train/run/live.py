@@ -1,0 +1,56 @@
+"""A run on the terminal: steps, time left, and per arm loss, learning rate and alarms; elsewhere a line every minute."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from roundscope.experiments.report.progress import SECONDS, every, left
+from roundscope.experiments.report.terminal import console
+from roundscope.experiments.train.run.training import View
+
+MOST = 20  # arms that are shown
+
+
+@contextmanager
+def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[View], None]]:
+    """A function that shows where the run is. What it drew on a terminal is gone at the end."""
+    where = console(stderr=True)
+    if not where.is_terminal:
+        tell = every(SECONDS, lambda text: where.print(text, markup=False, soft_wrap=True), clock)
+        yield lambda view: tell(lambda: line(view))
+        return
+    from rich.console import Group
+    from rich.live import Live
+
+    with Live(console=where, transient=True, auto_refresh=False) as live:
+        yield lambda view: live.update(Group(headline(view), table(view)), refresh=True)
+
+
+def line(view: View) -> str:
+    """The headline, and how many arms have an alarm."""
+    alarms = sum(alarm for *_, alarm in view.arms)
+    return headline(view) + (f"; {alarms} of {len(view.arms)} arms with an alarm" if alarms else "")
+
+
+def table(view: View) -> Any:
+    """The arms as rich's table: those with an alarm first."""
+    from rich.table import Table
+
+    found = Table(box=None)
+    for name in ("arm", "loss", "lr", ""):
+        found.add_column(name, justify="left" if name in ("arm", "") else "right")
+    arms = sorted(view.arms, key=lambda arm: not arm[3])
+    for name, loss, lr, alarm in arms[:MOST]:
+        found.add_row(name, "-" if math.isnan(loss) and not alarm else f"{loss:.4f}", f"{lr:.2e}", "alarm" if alarm else "")
+    if len(arms) > MOST:
+        found.add_row(f"and {len(arms) - MOST} more", "", "", "")
+    return found
+
+
+def headline(view: View) -> str:
+    """Steps done, steps per second and time left at that rate."""
+    if not view.rate > 0.0:
+        return f"step {view.step} of {view.steps}, compiling"
+    return f"step {view.step} of {view.steps}, {view.rate:.3g} steps/s, {left(view.steps - view.step, view.rate)}"

@@ -1,0 +1,48 @@
+"""`State`: arms in training, how they begin, and how some of them are taken. A model is its `init` and its `loss`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from roundscope.experiments.train import optimiser
+from roundscope.experiments.train.config import Config
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Arms in training, a pytree; every leaf has a leading axis of arms. step (A,) int32: done."""
+
+    params: Any
+    opt_state: Any
+    step: Any
+
+
+def fresh(config: Config, params: Any) -> State:
+    """One arm at step 0, without an axis of arms; config: the optimizer's numbers."""
+    opt_state = optimiser.make(config).init(params)
+    return State(params=params, opt_state=opt_state, step=jnp.zeros((), jnp.int32))
+
+
+def start(one: Callable[[Any], State], seeds: Sequence[int]) -> State:
+    """Arms at step 0, each made by `one(seed)`: its weights do not depend on the arms beside it."""
+    return stacked([one(np.uint32(seed)) for seed in seeds])
+
+
+def stacked(arms: Sequence[State]) -> State:
+    """States without an axis of arms, as arms of one."""
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *arms)
+
+
+def arm(state: Any, number: int) -> Any:
+    """One arm, without the axis."""
+    return jax.tree.map(lambda leaf: leaf[number], state)
+
+
+def pick(state: Any, arms: Sequence[int]) -> Any:
+    """The states of some arms, of one several times perhaps."""
+    return jax.tree.map(lambda leaf: leaf[np.asarray(arms)], state)
