@@ -1,22 +1,26 @@
-"""The pictures: rows x cases by the share of runs that diverged; ||W_Q|| along the runs; layers and heads."""
+"""Heat maps of the share of runs that diverged: rows x cases, layers x heads, the cells of the factorial."""
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.studies.failure.cases import AMPLIFIED
-from roundscope.experiments.studies.failure.results import Result, Results, diverged
-from roundscope.experiments.studies.failure.rows import ALONE, EXACT, FAILS, FP32, ONCE, UNFUSED
-from roundscope.experiments.studies.failure.scale import Scale
-from roundscope.experiments.sweep.report.plots import COLOURS, canvas
-from roundscope.experiments.trace.plots import INK, QUIET
+from roundscope.experiments.studies.failure.conditions.cases import AMPLIFIED
+from roundscope.experiments.studies.failure.conditions.rows import (
+    ALONE,
+    EXACT,
+    HALVES,
+    ONCE,
+    UNFUSED,
+    cell,
+)
+from roundscope.experiments.studies.failure.results import Own, Results
+from roundscope.experiments.studies.framework.counts import diverged
+from roundscope.experiments.studies.framework.drawing import INK, SHARE, canvas
 
-SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", "#d55e00"])  # none, some, all diverged
 LINES = {  # row or mode -> words, in the picture's order
     "0": "0   the case itself", "0'": "0'  FP32", "1": "1   4 key tiles in place of one",
     "5": "5   delta = rowsum(P dP)",
@@ -31,15 +35,15 @@ LINES = {  # row or mode -> words, in the picture's order
 }  # fmt: skip
 
 
-def opening(r: Results, scale: Scale) -> Figure:
+def opening(r: Results) -> Figure:
     """Rows x cases: the share of runs that diverged, k/n and the median step."""
-    table = {(line(name, case.bits), case.name): r.of(case.name, name) for case in scale.cases for name in r.rows(case.name)}
-    lines = [name for name in LINES if any((name, case.name) in table for case in scale.cases)]
+    table = {(line(name, case.bits), case.name): r.of(case.name, name) for case in r.scale.cases for name in r.rows(case.name)}
+    lines = [name for name in LINES if any((name, case.name) in table for case in r.scale.cases)]
     figure, axes = canvas(0.9 + 0.27 * len(lines))
     ax = axes[0, 0]
-    cells(ax, [[table.get((name, case.name), []) for case in scale.cases] for name in lines])
+    cells(ax, [[table.get((name, case.name), []) for case in r.scale.cases] for name in lines])
     ax.set_yticks(range(len(lines)), [LINES[name] for name in lines], fontsize=9)
-    ax.set_xticks(range(len(scale.cases)), [f"{case.name}\n{_broken(case.words)}" for case in scale.cases], fontsize=8.5)
+    ax.set_xticks(range(len(r.scale.cases)), [f"{case.name}\n{_broken(case.words)}" for case in r.scale.cases], fontsize=8.5)
     ax.xaxis.tick_top()
     ax.axhline(sum(name[0].isdecimal() for name in lines) - 0.5, color=INK, lw=0.8)  # above: the paper's rows
     return figure
@@ -61,7 +65,7 @@ def _broken(words: str) -> str:
     return "\n".join(lines)
 
 
-def cells(ax: Axes, own: Sequence[Sequence[Sequence[Result]]]) -> None:
+def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
     """A heat map of the share that diverged; empty where nothing was run."""
     share = np.array([[diverged(runs) / len(runs) if runs else math.nan for runs in row] for row in own])
     ax.imshow(np.ma.masked_invalid(share), cmap=SHARE, vmin=0, vmax=1, aspect="auto")
@@ -75,50 +79,14 @@ def cells(ax: Axes, own: Sequence[Sequence[Sequence[Result]]]) -> None:
     ax.spines[:].set_visible(False)
 
 
-def _cell(runs: Sequence[Result]) -> str:
+def _cell(runs: Own) -> str:
     seen = [run.diverged for run in runs if run.diverged is not None]
     return f"{len(seen)}/{len(runs)}" + (f"  at {np.median(seen):.0f}" if seen else "")
 
 
-def norms(r: Results, scale: Scale) -> Figure:
-    """Largest ||W_Q|| along the runs of each case: itself, its repair, and FP32."""
-    failing = [case for case in scale.cases if r.of(case.name, FAILS)]
-    figure, axes = canvas(2.6, 1, len(failing), sharey=True)
-    styles = {FAILS: ("the case", COLOURS[1]), "centred": ("centred delta", COLOURS[0]), FP32: ("FP32", QUIET)}
-    for ax, case in zip(axes[0], failing, strict=True):
-        for row, (_, colour) in reversed(styles.items()):
-            for run in r.of(case.name, row):
-                _curve(ax, run, colour)
-        ax.set_title(case.name, fontsize=10, loc="left")
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.set_xlabel("steps")
-    axes[0, 0].set_ylabel("largest ||W_Q|| of a head")
-    _legend(figure, list(styles.values()))
-    return figure
-
-
-def _curve(ax: Axes, run: Result, colour: str) -> None:
-    last = run.trial.steps if run.diverged is None else run.diverged + 25
-    seen = np.array([(step, norm) for step, _, norm in run.curve if math.isfinite(norm) and 0 < step <= last])
-    ax.plot(seen[:, 0], seen[:, 1], color=colour, lw=1.0, alpha=0.8)
-    if run.diverged is not None:
-        ax.plot(run.diverged, np.interp(run.diverged, seen[:, 0], seen[:, 1]), "x", color=colour, ms=5)
-
-
-def _legend(figure: Figure, styles: Sequence[tuple[str, str]]) -> None:
-    from matplotlib.lines import Line2D
-
-    lines = [Line2D([], [], color=colour, lw=1.5, label=words) for words, colour in styles]
-    lines.append(Line2D([], [], color=INK, marker="x", lw=0, ms=5, label="diverged"))
-    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), fontsize=9, frameon=False, labelcolor=INK)
-
-
-def places(r: Results, scale: Scale) -> Figure | None:
+def places(r: Results) -> Figure | None:
     """Layers x heads of case A: O low in one head only, and FP32 in one head only. None where it was not run."""
-    c = scale.config
+    c = r.scale.config
     grids = {
         start: [[r.of(AMPLIFIED, f"8 {start} head {i}.{h}") for h in range(c.heads)] for i in range(c.layers)] for start in (ALONE, EXACT)
     }
@@ -131,4 +99,19 @@ def places(r: Results, scale: Scale) -> Figure | None:
         ax.set_title(titles[start], fontsize=9.5, loc="left")
         ax.set_xticks(range(c.heads), [f"head {h}" for h in range(c.heads)], fontsize=9)
         ax.set_yticks(range(c.layers), [f"layer {i}" for i in range(c.layers)], fontsize=9)
+    return figure
+
+
+def factorial(r: Results) -> Figure | None:
+    """Where O is rounded x scores x statistics (rows), tiles (columns), a panel for each case. None where it was not run."""
+    found = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
+    if not found:
+        return None
+    lines = list(product(HALVES, ("BF16", "FP32"), ("BF16", "FP32")))
+    figure, axes = canvas(1.0 + 0.27 * len(lines), 1, len(found), sharey=True)
+    for ax, case in zip(axes[0], found, strict=True):
+        cells(ax, [[r.of(case.name, cell(half, scores, stats, tiles)) for tiles in (1, 4)] for half, scores, stats in lines])
+        ax.set_title(f"{case.name}: O {case.path.partition(':')[2]}, p = {case.bits}", fontsize=9.5, loc="left")
+        ax.set_xticks((0, 1), ("one key tile", "4 key tiles"), fontsize=9)
+    axes[0, 0].set_yticks(range(len(lines)), [f"O {half}, scores {scores}, m l {stats}" for half, scores, stats in lines], fontsize=8.5)
     return figure
