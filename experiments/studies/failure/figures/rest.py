@@ -44,7 +44,7 @@ def _plane(ax: Axes, r: Results) -> None:
     for own, colour in zip(split(r), (LETHAL, CALM), strict=True):
         ax.plot([max(share(run), NONE) for run in own], [steady(run) for run in own], "o", color=colour, ms=3.5, alpha=0.6, mew=0)
     ax.set_xscale("log")
-    ax.set_ylim(0, 1)
+    ax.set_ylim(0, 1.03)
     ax.set_xlabel("share: sum |R| / sum |dW_Q|")
     ax.set_ylabel("steady: |sum R| / sum |R|")
 

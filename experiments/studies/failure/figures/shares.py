@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import product
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,13 +38,14 @@ LINES = {  # row or mode -> words, in the picture's order
 
 def opening(r: Results) -> Figure:
     """Rows x cases: the share of runs that diverged, k/n and the median step."""
-    table = {(line(name, case.bits), case.name): r.of(case.name, name) for case in r.scale.cases for name in r.rows(case.name)}
-    lines = [name for name in LINES if any((name, case.name) in table for case in r.scale.cases)]
+    cases = r.scale.cases
+    table = {(line(row, c.bits), c.name): r.of(c.name, row) for c in cases for row in r.rows(c.name)}
+    lines = [name for name in LINES if any((name, c.name) in table for c in cases)]
     figure, axes = canvas(0.9 + 0.27 * len(lines))
     ax = axes[0, 0]
-    cells(ax, [[table.get((name, case.name), []) for case in r.scale.cases] for name in lines])
+    cells(ax, [[table.get((name, c.name), []) for c in cases] for name in lines])
     ax.set_yticks(range(len(lines)), [LINES[name] for name in lines], fontsize=9)
-    ax.set_xticks(range(len(r.scale.cases)), [f"{case.name}\n{_broken(case.words)}" for case in r.scale.cases], fontsize=8.5)
+    ax.set_xticks(range(len(cases)), [f"{c.name}\n{_broken(c.words, len(cases))}" for c in cases], fontsize=8.5)
     ax.xaxis.tick_top()
     ax.axhline(sum(name[0].isdecimal() for name in lines) - 0.5, color=INK, lw=0.8)  # above: the paper's rows
     return figure
@@ -57,12 +59,12 @@ def line(row: str, bits: int) -> str:
     return name + {-1: " less", 0: "", 1: " more"}[int(own) - bits]
 
 
-def _broken(words: str) -> str:
-    """In lines of about 18 letters."""
-    lines = [""]
-    for word in words.split(" "):
-        lines = [*lines[:-1], f"{lines[-1]} {word}".strip()] if len(lines[-1]) + len(word) < 18 else [*lines, word]
-    return "\n".join(lines)
+def _broken(words: str, columns: int) -> str:
+    """In lines as long as fit above one of so many columns."""
+    letters = 90 // max(columns, 5)
+    if max(map(len, words.split(" "))) > letters:
+        words = words.replace("=\xa0", "= ")
+    return fill(words, letters, break_long_words=False, break_on_hyphens=False)
 
 
 def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:

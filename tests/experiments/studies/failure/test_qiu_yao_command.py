@@ -1,5 +1,6 @@
 """Runs from the command to the report: what is kept, what runs again, what is written."""
 
+import itertools
 import json
 import math
 import shutil
@@ -291,3 +292,14 @@ def test_every_picture_draws_every_row() -> None:
     assert page.count("<img") == 5 and "Its answer" in page
     assert len(table.rows(r)) == len(places)
     assert np.isfinite([row["runs"] for row in table.records(r)]).all()
+    opening = shares.opening(r)
+    boxes = [label.get_window_extent() for label in drawn_heads(opening)]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))  # heads of columns do not touch
+
+
+def drawn_heads(figure):
+    """The heads of the columns, where they stand on the picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure).draw()
+    return figure.axes[0].get_xticklabels()
