@@ -56,12 +56,13 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder for the results and report.html; the paper's name if left out.")] = None,
     engine: Annotated[str, typer.Option(help="Of golden: numpy or xla; the same bits.")] = "numpy",
     jobs: Annotated[int | None, typer.Option(help="Of golden: worker processes; as many as cores if left out.")] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw what the folder holds; nothing is trained. Of qiu-yao.")] = False,
     json: Json = False,
 ) -> None:
     """Measure the claims of a paper, each with a verdict."""
     from roundscope.experiments.studies import reproduce as papers
 
-    code = papers.run(paper, quick=quick, out=out, engine=engine, jobs=jobs, as_json=json)
+    code = papers.run(paper, quick=quick, out=out, engine=engine, jobs=jobs, as_json=json, draw=draw)
     if code:
         raise typer.Exit(code)
 

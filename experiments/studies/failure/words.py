@@ -1,13 +1,12 @@
 """The answer in a sentence, and what pictures show."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from roundscope.experiments.report.wording import listed
-from roundscope.experiments.studies.failure.cases import OTHER_DELTA, PUBLISHED
-from roundscope.experiments.studies.failure.results import Results, diverged
-from roundscope.experiments.studies.failure.rows import FAILS
-from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.studies.failure.conditions.cases import OTHER_DELTA, PUBLISHED
+from roundscope.experiments.studies.failure.conditions.rows import FAILS
+from roundscope.experiments.studies.failure.results import Results
+from roundscope.experiments.studies.framework.counts import diverged
 
 QUESTION = "What kills low-precision attention in training, and what cures it?"
 REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilised softmax"}
@@ -18,20 +17,24 @@ LEFT_OUT = (
     "one tile it is 0. Sums are native: numbers repeat on one kind of device only. 95 % intervals are Student's, over seeds, and not "
     "widened for the number of rows."
 )
+PARTIAL = (
+    "Of results that are not complete, a case is shown once its rows 0 and 0' are there, and a row "
+    "once all of its seeds are; layers, heads and the factorial each once all of their rows are."
+)
 
 
-def answer(r: Results, scale: Scale) -> str:
+def answer(r: Results) -> str:
     """The question, answered in one sentence."""
-    failing = [case.name for case in scale.cases if r.fails(case.name)]
+    failing = [case.name for case in r.scale.cases if r.fails(case.name)]
     if not failing:
         return "No case diverged in every run while FP32 did not: the question is not answered at this scale."
-    words = {case.name: case.words for case in scale.cases}
+    words = {case.name: case.words for case in r.scale.cases}
     own = r.of(PUBLISHED, FAILS)
     killed = "; ".join(f"{name}: {words[name]}" for name in failing)
     published = f", as published in {diverged(own)} of {len(own)}" if own else ""
     found = [
         f"training diverged in every run of {_plural('case', failing)} {listed(failing)} ({killed}){published}, in FP32 never",
-        *(_repair(r, _fair(scale, failing, row), row, name) for row, name in REPAIRS.items()),
+        *(_repair(r, _fair(r, failing, row), row, name) for row, name in REPAIRS.items()),
         _repair(r, failing, "centred", "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was rounded,"),
     ]
     left = [name for name in failing if diverged(r.of(name, "centred"))]
@@ -39,19 +42,9 @@ def answer(r: Results, scale: Scale) -> str:
     return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in found if text)}."
 
 
-def missing(run: Mapping[str, Any]) -> str:
-    """What a page lacks that was written after Ctrl-C; empty for a whole one."""
-    if "there" not in run:
-        return ""
-    return (
-        f"Interrupted: {run['there']} of {run['launches']} launches are there. Left out: rows that are not complete, cases without their "
-        "first two rows, and all that needs no training. The same command goes on and completes this page."
-    )
-
-
-def _fair(scale: Scale, failing: Sequence[str], row: str) -> list[str]:
+def _fair(r: Results, failing: Sequence[str], row: str) -> list[str]:
     """The cases in which a repair could work: P_DP where it is not the failure itself, the stabiliser where ties may be it."""
-    modes = {case.name: case.mode for case in scale.cases}
+    modes = {case.name: case.mode for case in r.scale.cases}
     left_out = {"5": [OTHER_DELTA], "10 beta 2": [name for name in failing if modes[name] != "ties-to-even"]}
     return [name for name in failing if name not in left_out.get(row, [])]
 

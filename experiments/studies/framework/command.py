@@ -40,7 +40,7 @@ def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: b
         outcome = counted(study, store, 0) if draw else measure(study, store)
         if outcome.interrupted:
             _say("interrupted; launches that were done are kept, and the same command goes on")
-        results, static = study.results(store), _static(study, outcome, draw)
+        results, static = study.results(store), _static(study, outcome)
         about = _about(study, store, outcome, command, time.perf_counter() - began)
     if results is None and draw:
         raise UsageError(f"--draw: {out} holds no part of this study that is whole; run it first")
@@ -83,9 +83,9 @@ def _about(study: Study, store: Store, outcome: Outcome, command: str, seconds: 
     }
 
 
-def _static(study: Study, outcome: Outcome, draw: bool) -> Static:
-    """What needs no runs; left out of a page that was interrupted."""
-    if study.static is None or outcome.interrupted:
+def _static(study: Study, outcome: Outcome) -> Static:
+    """What needs no runs; left out of a page that is not complete."""
+    if study.static is None or outcome.there < outcome.launches:
         return Static()
     with bar("without training", study.parts) as progress:
         return study.static(progress)

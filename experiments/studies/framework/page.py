@@ -39,8 +39,9 @@ def missing(run: Mapping[str, Any]) -> str:
     if run["there"] == run["launches"]:
         return ""
     return (
-        f"Not complete: {run['there']} of {run['launches']} launches are there, and what is not "
-        "whole is left out. The same command, without --draw, goes on and completes this page."
+        f"Not complete: {run['there']} of {run['launches']} launches are there. What is not whole, "
+        "and what needs no launch, is left out. The same command, without --draw, goes on and "
+        "completes this page."
     )
 
 

@@ -99,7 +99,7 @@ def formats(found: Found, scale: Scale) -> Figure | None:
 def _cell(ax: Axes, row: int, column: int, own: Sequence[Result]) -> None:
     from matplotlib.patches import Rectangle
 
-    from roundscope.experiments.studies.failure.pictures import SHARE
+    from roundscope.experiments.studies.framework.drawing import SHARE
 
     k = diverged(own)
     ax.add_patch(Rectangle((column - 0.49, row - 0.46), 0.98, 0.92, color=SHARE(k / len(own)), lw=0))

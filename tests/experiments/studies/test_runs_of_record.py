@@ -8,8 +8,8 @@ import pytest
 
 from roundscope.experiments.studies.dose import arms as dose
 from roundscope.experiments.studies.dose.study import topic
-from roundscope.experiments.studies.failure import trials as qiu_yao
-from roundscope.experiments.studies.failure.scale import FULL as QIU_YAO
+from roundscope.experiments.studies.failure.conditions import trials as qiu_yao
+from roundscope.experiments.studies.failure.conditions.scale import FULL as QIU_YAO
 from roundscope.experiments.studies.mxfp8 import store as mxfp8
 from roundscope.experiments.studies.mxfp8.arms import trials
 from roundscope.experiments.studies.mxfp8.scale import FULL as MXFP8

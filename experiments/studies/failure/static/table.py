@@ -1,5 +1,6 @@
 """The claims of arXiv 2510.04212 that need no failing run: bits, closed form, ties, the clamp, production order, what P sums to."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,10 @@ from roundscope.experiments.studies.failure.static import shifts as static_shift
 from roundscope.experiments.studies.failure.static import sums as static_sums
 from roundscope.experiments.studies.failure.static import ties as static_ties
 from roundscope.experiments.studies.failure.static import ties_claims as static_ties_claims  # fmt: skip
+from roundscope.experiments.studies.framework.study import Progress, Static
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
-Picture = tuple[str, Figure, str]
-Progress = Callable[[str], None]
-PARTS = ("closed form", "ties", "production order", "rows of dS", "clamp", "tied rows of trainings")
+PARTS = 6  # closed form, ties, production order, rows of dS, clamp, tied rows of trainings
 WORDS = (
     ("Is half an ulp of V the bias, for any number of terms and any format?",
      "One rounding of k products with weight 1 and a small residual. Marks: means over random V in [1, 2) with 95 % intervals; lines: "
@@ -41,7 +41,7 @@ WORDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Static:
+class Measured:
     """Everything measured, part by part."""
 
     closed: list[static_closed.Line]
@@ -53,18 +53,20 @@ class Static:
     shifts: list[static_shifts.Tied]
 
 
-def static_claims(progress: Progress = lambda part: None) -> list[Verdict]:
-    """Every verdict, in the order of the paper; `progress` hears each of PARTS as it begins. Measured once a process."""
-    m = measured(progress)
+def static(progress: Progress = lambda done: None) -> Static:
+    """Every verdict in the order of the paper, and a picture of each part; `progress` hears how many of PARTS are done."""
+    m = _measured(progress)
+    return Static(verdicts=_judged(m), title="Without training: bits, ties, the clamp", figures=_pictures(m))
+
+
+def _judged(m: Measured) -> list[Verdict]:
     return [
         *static_bits.judged(), *static_closed_claims.judged(m.closed), *static_ties_claims.judged(m.ties), *static_order.judged(m.order),
         *static_clamp.judged(m.clamp), *static_shifts.judged(m.shifts), *static_sums.judged(m.sums),
     ]  # fmt: skip
 
 
-def static_pictures(progress: Progress = lambda part: None) -> list[Picture]:
-    """A question, a figure and the caption that answers it, part by part."""
-    m = measured(progress)
+def _pictures(m: Measured) -> list[tuple[str, Figure, str]]:
     figures = (
         static_closed_claims.picture(m.closed), static_ties_claims.picture(m.inputs, m.ties), static_order.picture(m.order),
         static_clamp_picture.picture(m.shifts), static_sums.picture(m.sums),
@@ -72,25 +74,15 @@ def static_pictures(progress: Progress = lambda part: None) -> list[Picture]:
     return [(question, figure, caption) for (question, caption), figure in zip(WORDS, figures, strict=True)]
 
 
-def measured(progress: Progress) -> Static:
-    """What verdicts and pictures are made of; the second call has it already."""
-    if not _DONE:
-        _DONE.append(_measure(progress))
-    return _DONE[0]
-
-
-def _measure(progress: Progress) -> Static:
-    parts = iter(PARTS)
+def _measured(progress: Progress) -> Measured:
+    done = itertools.count()
 
     def go(work: Callable[..., Any], *given: Any) -> Any:
-        progress(next(parts))
+        progress(next(done))
         return work(*given)
 
     inputs = static_ties.inputs()
-    return Static(
+    return Measured(
         closed=go(static_closed.lines), inputs=inputs, ties=go(static_ties.measure, inputs), order=go(static_order.measure),
         sums=go(static_sums.measure), clamp=go(static_clamp.outcomes), shifts=go(static_shifts.measure),
     )  # fmt: skip
-
-
-_DONE: list[Static] = []

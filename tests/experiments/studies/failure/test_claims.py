@@ -4,22 +4,23 @@ import math
 
 import pytest
 
-from roundscope.experiments.studies.failure import claims
-from roundscope.experiments.studies.failure.claims_controls import above, identity
-from roundscope.experiments.studies.failure.heads import LARGEST, RANDOM, SMALLEST, chosen, ranked
-from roundscope.experiments.studies.failure.results import Results, times
-from roundscope.experiments.studies.failure.rows import cell
-from roundscope.experiments.studies.failure.scale import FULL
+from roundscope.experiments.studies.failure.claims.controls import above, identity
+from roundscope.experiments.studies.failure.claims.table import judged
+from roundscope.experiments.studies.failure.conditions.heads import LARGEST, RANDOM, SMALLEST, chosen, ranked
+from roundscope.experiments.studies.failure.conditions.rows import cell
+from roundscope.experiments.studies.failure.conditions.scale import FULL
+from roundscope.experiments.studies.failure.results import Results
 from roundscope.experiments.studies.failure.words import answer
+from roundscope.experiments.studies.framework.counts import times
 from roundscope.experiments.studies.framework.verdicts import Word
-from tests.experiments.studies.failure.made import results, run
+from tests.experiments.studies.failure.made import gathered, results, run
 
 NEVER, ALWAYS, SOME = (None, None, None), (400, 300, 500), (None, 300, None)
 
 
 def word(r: Results, figure: str, case: str, claim: str = "") -> Word:
     """The verdict of one row in one case."""
-    [found] = [v for v in claims.judged(r, FULL) if (v.figure, v.case) == (figure, case) and claim in v.claim]
+    [found] = [v for v in judged(r) if (v.figure, v.case) == (figure, case) and claim in v.claim]
     return found.word
 
 
@@ -100,7 +101,7 @@ def test_drift_foretells_divergence() -> None:
 
     def of(dead: float, alive: float) -> Word:
         made = [run("A", "0", s, diverged=400, drift=dead + s) for s in range(5)] + [run("A", "7", s, drift=alive + s) for s in range(5)]
-        return identity(Results([e for e, _ in made], {x.trial: x for _, x in made})).word
+        return identity(gathered(made)).word
 
     assert of(10.0, 1.0) is Word.AGREES
     assert of(1.0, 10.0) is Word.CONTRADICTS
@@ -113,7 +114,7 @@ def test_answer_names_what_each_repair_cures() -> None:
     """Catches a sentence that calls a repair a cure where runs diverged, or hides one."""
     table = {(case, "0"): ALWAYS for case in "AB"} | {(case, "0'"): NEVER for case in "AB"} | {("N", "0"): NEVER}
     table |= {("A", "7"): NEVER, ("B", "7"): SOME, ("A", "centred"): NEVER, ("B", "centred"): NEVER}
-    text = answer(results(table), FULL)
+    text = answer(results(table))
     assert "O in FP32 cures A and does not cure B (1 of 3 diverged)" in text
     assert "whatever was rounded, cures A and B" in text
     assert "as published in 0 of 3" in text

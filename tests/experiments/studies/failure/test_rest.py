@@ -1,7 +1,5 @@
 """The rest of dS against its definition, worked out in binary64 from the same inputs."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,8 @@ import pytest
 
 from roundscope.attention import attend
 from roundscope.attention.traced_plan import HeadPlans
-from roundscope.experiments.studies.failure.rest import Rest, _dq, pk
+from roundscope.experiments.studies.failure.drift import drift, share, steady
+from roundscope.experiments.studies.failure.training.rest import Rest, _dq, pk
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_layer
@@ -84,9 +83,9 @@ def test_sums_over_looks_keep_direction() -> None:
 
 def test_shares_are_of_all_heads() -> None:
     """Catches a share of one head, and steadiness and drift that do not multiply."""
-    found = replace(run("A", "0", 0)[1], rest=(((1.0, 2.0, 10.0), (2.0, 4.0, 30.0)),))
-    assert (found.share, found.steady) == (6.0 / 40.0, 0.5)
-    assert found.drift == pytest.approx(found.share * found.steady)
+    _, found = run("A", "0", 0, rest=(((1.0, 2.0, 10.0), (2.0, 4.0, 30.0)),))
+    assert (share(found), steady(found)) == (6.0 / 40.0, 0.5)
+    assert drift(found) == pytest.approx(share(found) * steady(found))
 
 
 def test_looks_lie_after_the_warm_up() -> None:

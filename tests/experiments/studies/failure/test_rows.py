@@ -6,7 +6,7 @@ import pytest
 
 from roundscope.attention.plan import DeltaFrom, Plan
 from roundscope.attention.sites import Site
-from roundscope.experiments.studies.failure.cases import (
+from roundscope.experiments.studies.failure.conditions.cases import (
     AMPLIFIED,
     FASTER,
     FEWER,
@@ -15,9 +15,9 @@ from roundscope.experiments.studies.failure.cases import (
     fewer,
     isolated,
 )
-from roundscope.experiments.studies.failure.rows import cell, factorial, rows
-from roundscope.experiments.studies.failure.scale import FULL, QUICK, Scale
-from roundscope.experiments.studies.failure.trials import (
+from roundscope.experiments.studies.failure.conditions.rows import cell, factorial, rows
+from roundscope.experiments.studies.failure.conditions.scale import FULL, QUICK, Scale
+from roundscope.experiments.studies.failure.conditions.trials import (
     Trial,
     config_of,
     entries,

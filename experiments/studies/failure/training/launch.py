@@ -1,14 +1,15 @@
-"""A launch: all its arms in one executable, until the last step or until every arm has diverged."""
+"""The training of a launch: all its arms in one executable, until the last step or until every arm has diverged."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.studies.failure.rest import Rest
-from roundscope.experiments.studies.failure.results import Result
-from roundscope.experiments.studies.failure.scale import Scale
-from roundscope.experiments.studies.failure.trials import Trial, settings_of
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.failure.conditions.scale import Scale
+from roundscope.experiments.studies.failure.conditions.trials import Trial, settings_of
+from roundscope.experiments.studies.failure.training.rest import Rest
 from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.gpt import step as one_step
@@ -19,8 +20,8 @@ Progress = Callable[[int], None]  # steps done
 Look = tuple[int, np.ndarray, np.ndarray]  # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
 
 
-def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Result]:
-    """The results of trials of one structure, in their order. What is said of an arm is of the time up to its divergence, so nothing
+def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Run[Trial]]:
+    """The runs of trials of one structure, in their order. What is said of an arm is of the time up to its divergence, so nothing
     depends on the arms beside it but the order of native sums.
     """
     settings, steps = settings_of(scale, trials), trials[0].steps
@@ -36,7 +37,7 @@ def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Re
         if (follow.first >= 0).all():
             break
     final, rests = follow.final(), rest.found(len(trials))
-    return [_result(t, a, int(follow.first[a]), float(final[a]), looks, rests[a]) for a, t in enumerate(trials)]
+    return [_run(t, a, int(follow.first[a]), float(final[a]), looks, rests[a]) for a, t in enumerate(trials)]
 
 
 def _first(group: Group) -> Look:
@@ -50,12 +51,26 @@ def _step(group: Group, batches: dict[int, np.ndarray], number: int, rest: Rest)
     return group.advance(number, batches)
 
 
-def _result(trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray) -> Result:
-    before = [look for look in looks if first < 0 or look[0] <= first]  # of all of them the first, at step 0
+def _run(trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray) -> Run[Trial]:
+    """What is said of an arm.
+
+    extra: norm, the largest ||W_Q,h||_2 up to divergence; heads, those of layers and heads at the
+    last look before it; rest, as `Rest.found` gives it. curve: (steps done, mean loss since the
+    last entry, largest ||W_Q,h||_2), every 25 steps from 0.
+    """
+    before = [look for look in looks if first < 0 or look[0] <= first]  # the one at step 0 always
     norms = np.stack([seen[arm] for _, _, seen in before])
     norms = norms[np.isfinite(norms).all((1, 2))]
-    return Result(
-        trial=trial, diverged=None if first < 0 else first, loss=final if first < 0 else float("nan"), norm=float(norms.max()),
-        heads=tuple(tuple(float(x) for x in row) for row in norms[-1]), rest=tuple(tuple(map(tuple, row)) for row in rest.tolist()),
+    return Run(
+        condition=trial,
+        steps=trial.steps,
+        diverged=None if first < 0 else first,
+        loss=final if first < 0 else math.nan,
         curve=tuple((done, float(loss[arm]), float(seen[arm].max())) for done, loss, seen in looks),
-    )  # fmt: skip
+        extra={"norm": float(norms.max()), "heads": nested(norms[-1]), "rest": nested(rest)},
+    )
+
+
+def nested(x: np.ndarray) -> Any:
+    """An array's numbers as nested tuples."""
+    return tuple(nested(row) for row in x) if x.ndim else float(x)

@@ -5,16 +5,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from roundscope.experiments.studies.failure.cases import Case
-from roundscope.experiments.studies.failure.judging import (
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.failure.claims.judging import (
     explodes_word,
     repair,
     stable_word,
     verdict,
 )
-from roundscope.experiments.studies.failure.results import Result, Results, diverged, middle, times
-from roundscope.experiments.studies.failure.rows import FAILS, HALVES, ONCE, cell
-from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.studies.failure.conditions.cases import Case
+from roundscope.experiments.studies.failure.conditions.rows import FAILS, HALVES, ONCE, cell
+from roundscope.experiments.studies.failure.conditions.trials import Trial
+from roundscope.experiments.studies.failure.drift import drift
+from roundscope.experiments.studies.failure.results import Own, Results, middle
+from roundscope.experiments.studies.framework.counts import diverged, times
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 CONTROL, OURS = "control", "ours"
@@ -32,16 +35,16 @@ RULES = (
 )
 
 
-def controls(r: Results, scale: Scale) -> list[Verdict]:
+def controls(r: Results) -> list[Verdict]:
     """Every control that was run."""
     return [
-        *_size(r, scale), *_modes(r, scale), *_beyond(r, scale), *_presets(r, scale), *_factorial(r, scale), identity(r),
+        *_size(r), *_modes(r), *_beyond(r), *_presets(r), *_factorial(r), identity(r),
     ]  # fmt: skip
 
 
-def _size(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _size(r: Results) -> Iterator[Verdict]:
     """Case A against nearest-even with one bit less: the same RMS."""
-    for case in scale.cases:
+    for case in r.scale.cases:
         if case.mode != "toward-zero":
             continue
         own, worse = r.of(case.name, f"ties-to-even {case.bits - 1}"), r.of(case.name, f"stochastic {case.bits - 1}")
@@ -52,9 +55,9 @@ def _size(r: Results, scale: Scale) -> Iterator[Verdict]:
         yield verdict(CONTROL, claim, case, word, measured)
 
 
-def _modes(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _modes(r: Results) -> Iterator[Verdict]:
     """Stochastic rounding of the O path, and biased modes."""
-    for case in scale.cases:
+    for case in r.scale.cases:
         if r.of(case.name, f"stochastic {case.bits}"):
             claim = "stochastic rounding of the O path alone: stable"
             yield repair(CONTROL, claim, case, r, f"stochastic {case.bits}")
@@ -65,32 +68,31 @@ def _modes(r: Results, scale: Scale) -> Iterator[Verdict]:
                 yield verdict(CONTROL, claim, case, _earlier(own, base), f"{times(own)}; nearest-even {times(base)}")
 
 
-def _earlier(own: Sequence[Result], base: Sequence[Result]) -> Word:
-    when = lambda r: math.inf if r.diverged is None else r.diverged  # noqa: E731
-    first = [when(a) < when(b) for a, b in zip(own, base, strict=True)]
+def _earlier(own: Own, base: Own) -> Word:
+    first = [a.time < b.time for a, b in zip(own, base, strict=True)]
     return Word.AGREES if all(first) else Word.UNDECIDED if any(first) else Word.CONTRADICTS
 
 
-def _beyond(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _beyond(r: Results) -> Iterator[Verdict]:
     for row, claim in BEYOND.items():
-        for case in scale.cases:
+        for case in r.scale.cases:
             if r.of(case.name, row):
                 yield repair(OURS, claim, case, r, row)
 
 
-def _presets(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _presets(r: Results) -> Iterator[Verdict]:
     for row, claim, word in (
         ("fa2-bf16", "production FlashAttention in BF16 is stable", stable_word),
         (ONCE, "unfused BF16 attention diverges if its backward rounds its scores once, its forward twice", explodes_word),
     ):
-        for case in scale.cases:
+        for case in r.scale.cases:
             if own := r.of(case.name, row):
                 yield verdict(CONTROL, claim, case, word(own), times(own))
 
 
-def _factorial(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _factorial(r: Results) -> Iterator[Verdict]:
     """Rounding before against after the normalisation, over the other factors; and what those do."""
-    for case in scale.cases:
+    for case in r.scale.cases:
         if not r.of(case.name, cell("both", "FP32", "FP32", 1)):
             continue
         before, after, both = (pooled(r, case, half) for half in HALVES)
@@ -109,7 +111,7 @@ def _effects(r: Results, case: Case) -> Iterator[str]:
         yield f"{name} " + ", ".join(f"{level} {diverged(runs)} of {len(runs)}" for level, runs in zip(levels, own, strict=True))
 
 
-def pooled(r: Results, case: Case, level: str, position: int = 1) -> list[Result]:
+def pooled(r: Results, case: Case, level: str, position: int = 1) -> list[Run[Trial]]:
     """All runs of the factorial with one level of one factor; positions as `rows.cell` writes them."""
     names = [row for row in r.rows(case.name) if row.startswith("cell ") and row.split(" ")[position] == level]
     return [run for row in names for run in r.of(case.name, row)]
@@ -118,19 +120,19 @@ def pooled(r: Results, case: Case, level: str, position: int = 1) -> list[Result
 def identity(r: Results) -> Verdict:
     """The rest of dS against divergence, all runs of all cases."""
     dead, alive = split(r)
-    p = above([x.drift for x in dead], [x.drift for x in alive])
+    p = above([drift(x) for x in dead], [drift(x) for x in alive])
     word = Word.NOT_TESTABLE if math.isnan(p) else Word.AGREES if p >= 0.95 else Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
     measured = (
-        f"probability {p:.3f}; median drift of {len(dead)} runs that diverged {middle([x.drift for x in dead]):.2g}, "
-        f"of {len(alive)} that did not {middle([x.drift for x in alive]):.2g}"
+        f"probability {p:.3f}; median drift of {len(dead)} runs that diverged {middle([drift(x) for x in dead]):.2g}, "
+        f"of {len(alive)} that did not {middle([drift(x) for x in alive]):.2g}"
     )
     claim = "runs whose rows of dS do not sum to zero, in one direction, diverge, whichever event made it; others do not"
     return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
 
 
-def split(r: Results) -> tuple[list[Result], list[Result]]:
+def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:
     """Every run once: those that diverged, those that did not. Only runs whose drift was seen."""
-    every = {run.trial: run for own in r.by.values() for run in own if math.isfinite(run.drift)}.values()
+    every = {run.condition: run for own in r.by.values() for run in own if math.isfinite(drift(run))}.values()
     return [x for x in every if x.diverged is not None], [x for x in every if x.diverged is None]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from roundscope.experiments.studies.failure.cases import (
+from roundscope.experiments.studies.failure.conditions.cases import (
     AFTER,
     AMPLIFIED,
     BEFORE,

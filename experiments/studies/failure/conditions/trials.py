@@ -1,14 +1,15 @@
 """`Trial`: one training; which rows of the table need which, and which trials run in one executable."""
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
-from roundscope.experiments.studies.failure.cases import Case
-from roundscope.experiments.studies.failure.rows import Row, rows
-from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.results.run import key_of
+from roundscope.experiments.studies.failure.conditions.cases import Case
+from roundscope.experiments.studies.failure.conditions.rows import Row, rows
+from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train.config import Config, unusual
 from roundscope.experiments.train.gpt.interventions import described, plans_of
@@ -68,13 +69,19 @@ def rate_of(scale: Scale, trial: Trial) -> float:
 
 
 def key(scale: Scale, trial: Trial) -> str:
-    """The name of a result: of all that decides it but versions and device. Two ways to write one plan have one key."""
+    """The name of a run: of all that decides it but versions and device. Two ways to write one plan have one key."""
     config = {name: value for name, value in unusual(scale.config).items() if name not in (*NAMED, "block")}
-    plans = described(plans_of(config_of(scale, trial), trial.changes))
+    plans = _plans(config_of(scale, trial), trial.changes)
+    return key_of(config, plans, rate_of(scale, trial), trial.tiles, trial.steps, trial.seed)
+
+
+@lru_cache(4096)
+def _plans(config: Config, changes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Of a trial, whatever its seed, as plain data without names."""
+    plans = described(plans_of(config, changes))
     for own in plans:
         own["plan"].pop("name")
-    kept = [config, plans, rate_of(scale, trial), trial.tiles, trial.steps, trial.seed]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:24]
+    return plans
 
 
 def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
@@ -83,15 +90,26 @@ def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
     return Settings(config=config_of(scale, trials[0]), arms=tuple(arms))
 
 
-def launches(scale: Scale, trials: Sequence[Trial]) -> list[list[Trial]]:
+def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
     """Trials by executable: same steps, tiles and structure; long lists in equal parts, the last filled up with its first, so that all
     parts share a compilation.
     """
     alike: dict[tuple[int, int], list[Trial]] = {}
     for trial in {key(scale, t): t for t in trials}.values():
         alike.setdefault((trial.steps, trial.tiles), []).append(trial)
-    groups = [[own[i] for i in arms] for own in alike.values() for arms in numbers(settings_of(scale, own))]
+    groups = [group for own in alike.values() for group in _executables(scale, tuple(own))]
     return [part for group in groups for part in _parts(group, scale.arms)]
+
+
+@lru_cache(64)
+def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
+    """Trials of equally many steps and tiles by their plans' structure, which the changes alone decide."""
+    firsts = list({t.changes: t for t in trials}.values())
+    found = []
+    for arms in numbers(settings_of(scale, firsts)):
+        own = {firsts[i].changes for i in arms}
+        found.append([t for t in trials if t.changes in own])
+    return found
 
 
 def _parts(group: Sequence[Trial], most: int) -> list[list[Trial]]:

@@ -1,10 +1,9 @@
 """The rules by which counts of diverged runs become words: what is stable, what explodes, what cures."""
 
-from collections.abc import Sequence
-
-from roundscope.experiments.studies.failure.cases import Case
-from roundscope.experiments.studies.failure.results import Result, Results, diverged, times
-from roundscope.experiments.studies.failure.rows import FAILS
+from roundscope.experiments.studies.failure.conditions.cases import Case
+from roundscope.experiments.studies.failure.conditions.rows import FAILS
+from roundscope.experiments.studies.failure.results import Own, Results
+from roundscope.experiments.studies.framework.counts import diverged, times
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval
 
 
@@ -18,14 +17,14 @@ def repair(figure: str, claim: str, case: Case, r: Results, row: str) -> Verdict
     return verdict(figure, claim, case, stable_word(own), times(own) + left)
 
 
-def stable_word(own: Sequence[Result]) -> Word:
+def stable_word(own: Own) -> Word:
     """Of runs that should not diverge."""
     if not own:
         return Word.NOT_TESTABLE
     return Word.AGREES if not diverged(own) else Word.CONTRADICTS if 2 * diverged(own) > len(own) else Word.UNDECIDED
 
 
-def explodes_word(own: Sequence[Result]) -> Word:
+def explodes_word(own: Own) -> Word:
     """Of runs that should diverge."""
     if not own:
         return Word.NOT_TESTABLE

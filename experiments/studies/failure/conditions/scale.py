@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roundscope.experiments.studies.failure.cases import (
+from roundscope.experiments.studies.failure.conditions.cases import (
     AMPLIFIED,
     NEAREST,
     Case,

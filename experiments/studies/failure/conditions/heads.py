@@ -3,24 +3,24 @@
 import random
 from collections.abc import Sequence
 
-from roundscope.experiments.studies.failure.cases import PATH, Case
-from roundscope.experiments.studies.failure.results import Result
-from roundscope.experiments.studies.failure.rows import Row
-from roundscope.experiments.studies.failure.scale import Scale
-from roundscope.experiments.studies.failure.trials import Entry, of_row
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.failure.conditions.cases import PATH, Case
+from roundscope.experiments.studies.failure.conditions.rows import Row
+from roundscope.experiments.studies.failure.conditions.scale import Scale
+from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial, of_row
 
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
 SETS = 4  # random ones for each seed
 Head = tuple[int, int]  # layer, head
 
 
-def chosen(scale: Scale, case: Case, failing: Sequence[Result]) -> list[Entry]:
+def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entry]:
     """O in FP32 in half of all heads (the paper: 6 of 12 of a layer): for every failing run those with the largest ||W_Q,h||, those with
     the smallest, and random halves.
     """
     found: list[Entry] = []
     for run in failing:
-        seed, order = run.trial.seed, ranked(run)
+        seed, order = run.seed, ranked(run)
         half = len(order) // 2
         draw = random.Random(seed)
         sets = {LARGEST: order[:half], SMALLEST: order[half:]}
@@ -31,9 +31,9 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Result]) -> list[Entry]:
     return found
 
 
-def ranked(run: Result) -> list[Head]:
+def ranked(run: Run[Trial]) -> list[Head]:
     """All heads, the largest ||W_Q,h|| before divergence first."""
-    norms = {(layer, head): norm for layer, row in enumerate(run.heads) for head, norm in enumerate(row)}
+    norms = {(layer, head): norm for layer, row in enumerate(run.extra["heads"]) for head, norm in enumerate(row)}
     return sorted(norms, key=lambda at: -norms[at])
 
 

@@ -1,23 +1,23 @@
 """The paper's ablation table (rows 0 to 10) beside what was measured in every case, and the rules that judge it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from roundscope.experiments.studies.failure.cases import AMPLIFIED, OTHER_DELTA, PUBLISHED, Case
-from roundscope.experiments.studies.failure.claims_controls import controls
-from roundscope.experiments.studies.failure.heads import LARGEST, RANDOM, SMALLEST
-from roundscope.experiments.studies.failure.judging import (
+from roundscope.experiments.studies.failure.claims.controls import controls
+from roundscope.experiments.studies.failure.claims.judging import (
     explodes_word,
     repair,
     stable_word,
     untestable,
     verdict,
 )
-from roundscope.experiments.studies.failure.results import Result, Results, diverged, times
-from roundscope.experiments.studies.failure.rows import ALONE, EXACT, FAILS, FP32, UNFUSED
-from roundscope.experiments.studies.failure.scale import Scale
+from roundscope.experiments.studies.failure.conditions.cases import AMPLIFIED, OTHER_DELTA, PUBLISHED, Case
+from roundscope.experiments.studies.failure.conditions.heads import LARGEST, RANDOM, SMALLEST
+from roundscope.experiments.studies.failure.conditions.rows import ALONE, EXACT, FAILS, FP32, UNFUSED
+from roundscope.experiments.studies.failure.results import Own, Results
+from roundscope.experiments.studies.framework.counts import diverged, times
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 RULES = (
@@ -37,37 +37,37 @@ STABLE = {
 NOT_RUN = "not run"
 
 
-def judged(r: Results, scale: Scale) -> list[Verdict]:
+def judged(r: Results) -> list[Verdict]:
     """Every row of the paper in every case, then the controls that it has not."""
-    return [*_zero(r, scale), *_tiles(r, scale), *_layers(r, scale), *_repairs(r, scale), _heads(r), *controls(r, scale)]
+    return [*_zero(r), *_tiles(r), *_layers(r), *_repairs(r), _heads(r), *controls(r)]
 
 
-def _zero(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _zero(r: Results) -> Iterator[Verdict]:
     """Rows 0 and 0'."""
-    for case in scale.cases:
+    for case in r.scale.cases:
         own = r.of(case.name, FAILS)
         word = Word.AGREES if r.fails(case.name) else Word.UNDECIDED
         note = "" if word is Word.AGREES else "not shown here: the paper's model is 12 layers, width 768, context 1024, thousands of steps"
-        yield verdict("0", "BF16 FlashAttention explodes", case, word, f"{times(own)} in {scale.steps} steps", note)
-    for case in scale.cases:
+        yield verdict("0", "BF16 FlashAttention explodes", case, word, f"{times(own)} in {r.scale.steps} steps", note)
+    for case in r.scale.cases:
         exact = r.of(case.name, FP32)
-        yield verdict("0'", "FP32 attention is stable", case, stable_word(exact), f"{times(exact)} in {scale.steps} steps")
-    for case in scale.cases:
+        yield verdict("0'", "FP32 attention is stable", case, stable_word(exact), f"{times(exact)} in {r.scale.steps} steps")
+    for case in r.scale.cases:
         if unfused := r.of(case.name, UNFUSED):
             yield verdict("0'", "standard attention is stable", case, stable_word(unfused), f"{times(unfused)}, unfused in BF16")
 
 
-def _tiles(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _tiles(r: Results) -> Iterator[Verdict]:
     claim = "one tile as large as the context explodes too: tiling is innocent"
-    for case in scale.cases:
+    for case in r.scale.cases:
         if r.of(case.name, "1"):
             whole, tiled = r.of(case.name, FAILS), r.of(case.name, "1")
             yield verdict("1", claim, case, explodes_word(whole), f"one tile {times(whole)}; 4 tiles {times(tiled)}")
 
 
-def _layers(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _layers(r: Results) -> Iterator[Verdict]:
     """Rows 2 to 4: the layer that grows, alone low, alone exact."""
-    for case in scale.cases:
+    for case in r.scale.cases:
         if not any(row.startswith("3 ") for row in r.rows(case.name)):
             continue
         if not r.fails(case.name):
@@ -84,9 +84,9 @@ def _layers(r: Results, scale: Scale) -> Iterator[Verdict]:
         yield verdict("4", "exact in that layer only: stable", case, stable_word(but), times(but), f"by layer: {others[1]}")
 
 
-def suspect(failing: Sequence[Result]) -> tuple[int, int]:
+def suspect(failing: Own) -> tuple[int, int]:
     """(layer with the largest ||W_Q,h|| before divergence in most runs, in how many)."""
-    votes = np.bincount([int(np.argmax([max(row) for row in run.heads])) for run in failing])
+    votes = np.bincount([int(np.argmax([max(row) for row in run.extra["heads"]])) for run in failing])
     return int(votes.argmax()), int(votes.max())
 
 
@@ -94,10 +94,10 @@ def _counts(r: Results, case: str, start: str) -> str:
     return ", ".join(f"{row.removeprefix(start)}: {times(r.of(case, row))}" for row in r.rows(case) if row.startswith(start))
 
 
-def _repairs(r: Results, scale: Scale) -> Iterator[Verdict]:
+def _repairs(r: Results) -> Iterator[Verdict]:
     """Rows 5 to 7, 9 and 10."""
     for row, claim in STABLE.items():
-        for case in scale.cases:
+        for case in r.scale.cases:
             if case.name == OTHER_DELTA and row == "5":
                 yield _natural(r, case, claim)
             elif case.name != PUBLISHED and r.of(case.name, row):

@@ -1,0 +1,1 @@
+"""What is trained: failing cases, rows of the ablation table, sizes, and the trainings that come of them."""

@@ -1,0 +1,101 @@
+"""The study of arXiv 2510.04212, whose ablation table is repeated in small trainings."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from roundscope.experiments.studies.failure.claims import controls, table
+from roundscope.experiments.studies.failure.conditions.cases import AMPLIFIED
+from roundscope.experiments.studies.failure.conditions.heads import chosen
+from roundscope.experiments.studies.failure.conditions.rows import FAILS
+from roundscope.experiments.studies.failure.conditions.scale import Scale
+from roundscope.experiments.studies.failure.conditions.trials import (
+    Entry,
+    Trial,
+    entries,
+    key,
+)
+from roundscope.experiments.studies.failure.conditions.trials import launches as executables
+from roundscope.experiments.studies.failure.figures.pictures import FIGURES
+from roundscope.experiments.studies.failure.results import Results, whole
+from roundscope.experiments.studies.failure.static import table as static
+from roundscope.experiments.studies.failure.table import TABLE
+from roundscope.experiments.studies.failure.training import launch as training
+from roundscope.experiments.studies.failure.words import LEFT_OUT, PARTIAL, QUESTION, answer
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.study import Launch, Study
+from roundscope.experiments.studies.framework.words import NAMED
+
+
+def study(scale: Scale) -> Study[Results]:
+    """The ablation table, its controls, and what needs no training."""
+    return Study(
+        name="qiu-yao",
+        question=QUESTION,
+        paper="arXiv 2510.04212, its ablation table in small trainings",
+        launches=partial(launches, scale),
+        results=partial(results, scale),
+        answer=answer,
+        claims=table.judged,
+        figures=FIGURES,
+        tables=(TABLE,),
+        rules=(table.RULES, controls.RULES, PARTIAL),
+        caveats=LEFT_OUT,
+        about=_about(scale),
+        config={k: v for k, v in asdict(scale.config).items() if k not in NAMED},
+        scale=scale.name,
+        static=static.static,
+        parts=static.PARTS,
+    )
+
+
+def launches(scale: Scale, store: Store) -> list[Launch]:
+    """Of trials that are there, then of those that are missing; the sets of heads come last."""
+    there = store.keys()
+    parts = (entries(scale), sets(scale, store))
+    return [launch for part in parts for launch in _of_part(scale, part, there)]
+
+
+def _of_part(scale: Scale, part: Sequence[Entry], there: set[str]) -> Iterator[Launch]:
+    for kept in (True, False):
+        trials = [e.trial for e in part if (key(scale, e.trial) in there) == kept]
+        yield from (_launch(scale, group) for group in executables(scale, trials))
+
+
+def _launch(scale: Scale, trials: Sequence[Trial]) -> Launch:
+    names = {trial: key(scale, trial) for trial in trials}
+    return Launch(
+        title=f"{len(trials)} trainings",
+        steps=trials[0].steps,
+        config=asdict(scale.config) | {"rate": scale.rate},
+        keys=tuple(names.values()),
+        run=lambda progress: {names[run.condition]: run for run in training.launch(scale, trials, progress)},
+    )
+
+
+def sets(scale: Scale, store: Store) -> list[Entry]:
+    """Row 8, whose heads are chosen from the failing runs of case A: empty until all are there."""
+    wanted = {e.trial: key(scale, e.trial) for e in entries(scale) if (e.case, e.row) == (AMPLIFIED, FAILS) and not scale.core}
+    found = store.read(wanted)
+    if len(found) < len(wanted):
+        return []
+    failing = [run for run in found.values() if run.diverged is not None]
+    return [e for c in scale.cases if c.name == AMPLIFIED for e in chosen(scale, c, failing)]
+
+
+def results(scale: Scale, store: Store) -> Results | None:
+    """What is there in whole rows; None without a case whose first two rows are there."""
+    wanted = [*entries(scale), *sets(scale, store)]
+    found = store.read({e.trial: key(scale, e.trial) for e in wanted})
+    told = whole(wanted, found)
+    return Results(scale, told, found) if told else None
+
+
+def _about(scale: Scale) -> dict[str, str]:
+    c = scale.config
+    return {
+        "model": f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch {c.batch}, byte-level, {c.data}",
+        "training": f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {scale.steps} steps, "
+        f"seeds {len(scale.seeds)}; layers, heads and factorial {scale.short} steps, "
+        f"seeds {len(scale.few)}",
+    }

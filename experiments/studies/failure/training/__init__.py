@@ -1,0 +1,1 @@
+"""The trainings themselves, and what is measured in them."""
