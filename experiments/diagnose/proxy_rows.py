@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import StorageError, bad, one_line
 from roundscope.experiments.studies.proxy.store import APPLICATION, NAME
+
+from roundscope.experiments.errors import StorageError, bad, one_line
 from roundscope.experiments.sweep.storage.schema import explained
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config

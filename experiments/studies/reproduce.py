@@ -13,8 +13,8 @@ PAPERS = {
 }
 
 
-def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | None, as_json: bool) -> int:
-    """Reproduces a paper; the exit code of its command. Raises UsageError for one that is not known."""
+def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | None, as_json: bool, draw: bool = False) -> int:
+    """Reproduces a paper; the exit code of its command. draw: train nothing. Raises UsageError for one that is not known."""
     if paper not in PAPERS:
         raise UsageError(unknown("paper", paper, PAPERS))
     if paper == "qiu-yao":
@@ -22,13 +22,13 @@ def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | N
 
         return qiu_yao.run(quick=quick, out=out or Path(paper), as_json=as_json)
     if paper == "su":
-        from roundscope.experiments.studies.microscaling import command as su
+        from roundscope.experiments.studies.microscaling import study as su
 
-        return su.run(quick=quick, out=out or Path(paper), as_json=as_json)
+        return su.run(quick=quick, out=out or Path(paper), as_json=as_json, draw=draw)
     if paper == "mxfp8":
-        from roundscope.experiments.studies.mxfp8 import command as mxfp8
+        from roundscope.experiments.studies.mxfp8 import study as mxfp8
 
-        return mxfp8.run(quick=quick, out=out or Path(paper), as_json=as_json)
+        return mxfp8.run(quick=quick, out=out or Path(paper), as_json=as_json, draw=draw)
     from roundscope.experiments.studies.stability import command
 
     return command.run(quick=quick, out=out or Path(paper), engine=engine, jobs=jobs, as_json=as_json)

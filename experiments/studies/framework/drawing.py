@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, factor, mean
@@ -12,8 +13,13 @@ from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
+SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", LETHAL])  # none, some, all diverged
+GRID = "#e4e7eb"  # lines behind rows
 
-__all__ = ["BAND", "CALM", "COLOURS", "INK", "LETHAL", "QUIET", "STYLES", "canvas", "numbers", "series", "style", "upwards"]
+__all__ = [
+    "BAND", "CALM", "COLOURS", "GRID", "INK", "LETHAL", "MARKERS", "QUIET", "SHARE", "STYLES",
+    "canvas", "numbers", "series", "style", "upwards",
+]  # fmt: skip
 
 STYLES = {  # emulation or input -> (colour, marker)
     name: (COLOURS[i], MARKERS[i])

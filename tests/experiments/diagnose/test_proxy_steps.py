@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from roundscope.experiments.studies.proxy.store import opened
 
 from roundscope.emu.blocks.api import round_blocks
 from roundscope.emu.blocks.format import block_format
@@ -22,7 +23,6 @@ from roundscope.experiments.diagnose.proxy_units import (
     units_of,
     words,
 )
-from roundscope.experiments.studies.proxy.store import opened
 from roundscope.experiments.train.student import begins, model, step
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config

@@ -5,14 +5,14 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from roundscope.experiments.studies.mxfp8.arms import trials
+from roundscope.experiments.studies.mxfp8.scale import FULL as MXFP8
 
 from roundscope.experiments.studies.dose import arms as dose
 from roundscope.experiments.studies.dose.topics import topic
 from roundscope.experiments.studies.failure import trials as qiu_yao
 from roundscope.experiments.studies.failure.scale import FULL as QIU_YAO
 from roundscope.experiments.studies.mxfp8 import store as mxfp8
-from roundscope.experiments.studies.mxfp8.arms import trials
-from roundscope.experiments.studies.mxfp8.scale import FULL as MXFP8
 from roundscope.experiments.studies.stability.scale import FULL as GOLDEN
 
 RUNS = Path(__file__).parents[3] / "docs" / "runs"

@@ -1,0 +1,71 @@
+"""When arms have diverged, from their losses as they come; `LOSS` is the rule of a loss in nats."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundscope.experiments.train.spikes import RISE, Watch, divergences
+
+TAIL = 50  # steps whose mean is the final loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What counts as divergence: the lasting rise of the median that is one (of the loss, or of its logarithm), and the steps
+    of a spike that lasts to the end of a run that make it one (None: only the rule's usual 100).
+    """
+
+    rise: float = RISE
+    logarithm: bool = False
+    lasting: int | None = None
+
+
+LOSS = Rule()
+
+
+class Follow:
+    """Losses of all arms of a launch.
+
+    first (arms,)   the step of divergence, -1 none so far; it never changes again
+    spikes (arms,)  how many began
+    """
+
+    def __init__(self, arms: int, rule: Rule = LOSS) -> None:
+        self.rule = rule
+        self.watch = Watch("loss", arms, logarithm=rule.logarithm, rise=rule.rise)
+        self.first, self.spikes = np.full(arms, -1), np.zeros(arms, int)
+        self.tail: list[np.ndarray] = []
+
+    def update(self, step: int, losses: np.ndarray) -> None:
+        """The losses (arms,) of a step, one after the other from 0."""
+        found = self.watch.update(step, losses)
+        for alarm in found:
+            self.spikes[alarm.arm] += alarm.kind == "spike"
+        for arm, when in divergences(found).items():
+            if self.first[arm] < 0:
+                self.first[arm] = when
+        self.tail = [*self.tail[-(TAIL - 1) :], np.asarray(losses, float)]
+
+    def end(self, steps: int) -> None:
+        """After the last of `steps` steps: a spike that still lasts may be a divergence by the rule."""
+        if self.rule.lasting is not None:
+            late = (self.first < 0) & (self.watch.row >= self.rule.lasting)
+            self.first = np.where(late, steps - self.watch.row, self.first)
+
+    def diverged(self) -> list[int | None]:
+        """The step of divergence of each arm, None without."""
+        return [None if step < 0 else int(step) for step in self.first]
+
+    def final(self) -> np.ndarray:
+        """The mean of the last 50 losses (arms,), NaN where one is not finite."""
+        tail = np.stack(self.tail)
+        return np.where(np.isfinite(tail).all(0), np.where(np.isfinite(tail), tail, 0.0).mean(0), np.nan)
+
+
+def followed(losses: np.ndarray, rule: Rule = LOSS) -> Follow:
+    """What a whole run (losses (steps, arms) from step 0) comes to."""
+    follow = Follow(losses.shape[1], rule)
+    for number, row in enumerate(losses):
+        follow.update(number, row)
+    follow.end(len(losses))
+    return follow
