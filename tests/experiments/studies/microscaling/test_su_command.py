@@ -89,19 +89,10 @@ def test_command_writes_and_goes_on(tiny, tmp_path, capsys):
     assert json.loads((tmp_path / "su.json").read_text())["verdicts"] == second["verdicts"]
 
 
-def test_drawing_trains_nothing(tiny, tmp_path, monkeypatch, capsys):
-    """A page that is drawn again and trains what is missing, or that does not say what is missing."""
-    called(tmp_path, capsys)
-    monkeypatch.setattr("roundscope.experiments.studies.microscaling.launches.ran", None)
-    drawn = {"quick": True, "engine": "numpy", "jobs": None, "as_json": True, "draw": True}
-    assert reproduce.run("su", out=tmp_path, **drawn) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert again["run"]["ran"] == 0 and again["run"]["there"] == again["run"]["launches"]
-    assert again["run"]["command"] == "roundscope reproduce su --quick --draw"
-
-
 def test_interrupted_run_tells_what_is_there(tiny, tmp_path, monkeypatch, capsys):
-    """A launch that is lost with the one after it, a page of a part that does not say so or speaks of what is missing."""
+    """A launch that is lost with the one after it, a page of a part that does not say so or speaks of what is missing, a
+    page that is drawn again and trains.
+    """
     calls = []
 
     def dying(scale, part, out, progress):
@@ -115,6 +106,12 @@ def test_interrupted_run_tells_what_is_there(tiny, tmp_path, monkeypatch, capsys
     assert code == INTERRUPTED and part["run"]["there"] == 9
     assert words(part, "1") and not words(part, "epsilon") and "No interventions" in part["answer"]
     assert "Not complete" in (tmp_path / "report.html").read_text()
+    drawn = {"quick": True, "engine": "numpy", "jobs": None, "as_json": True, "draw": True}
+    assert reproduce.run("su", out=tmp_path, **drawn) == 0 and len(calls) == 10  # --draw trains nothing
+    again = json.loads(capsys.readouterr().out)
+    assert again["run"] == part["run"] | {n: again["run"][n] for n in ("command", "interrupted", "ran", "seconds")}
+    assert again["run"]["ran"] == 0 and again["run"]["command"] == "roundscope reproduce su --quick --draw"
+    assert again["verdicts"] == part["verdicts"] and "Not complete" in (tmp_path / "report.html").read_text()
     whole, code = called(tmp_path, capsys)
     assert code == 0 and whole["run"]["ran"] == whole["run"]["launches"] - 9 and words(whole, "epsilon")
     assert "Not complete" not in (tmp_path / "report.html").read_text()
