@@ -1,12 +1,11 @@
 """`Arm`, one run among several on the same rows: its name, its changes, its rate, its seed; and which run in one executable."""
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.results.run import key_of
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
 
@@ -59,12 +58,20 @@ def _rate(text: str) -> float:
 
 def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
     """Arms by executable: the same events round and draw lots, at all times."""
+    events: dict[Changes, Any] = {}  # arms that differ in seed and rate have one plan
     found: dict[Any, list[Arm]] = {}
     for arm in arms:
-        plans = plans_of(config, arm)
-        events = frozenset().union(*(p.rounded for p in plans)), frozenset().union(*(p.drawn for p in plans))
-        found.setdefault((*events, all(p.even for p in plans)), []).append(arm)
+        if arm.changes not in events:
+            events[arm.changes] = _events(plans_of(config, arm))
+        found.setdefault(events[arm.changes], []).append(arm)
     return list(found.values())
+
+
+def _events(plans: Sequence[Plan]) -> Any:
+    """What makes an executable: which events round, which draw lots, and whether all others round to even."""
+    rounded = frozenset().union(*(p.rounded for p in plans))
+    drawn = frozenset().union(*(p.drawn for p in plans))
+    return rounded, drawn, all(p.even for p in plans)
 
 
 def plans_of(config: Config, arm: Arm) -> list[Plan]:
@@ -75,5 +82,4 @@ def plans_of(config: Config, arm: Arm) -> list[Plan]:
 def key(config: Config, arm: Arm) -> str:
     """The name of a result: of all that decides it but versions, device, and the arm's own name."""
     own = {k: v for k, v in asdict(arm).items() if k != "name"}
-    kept = asdict(replace(config, lr=1.0, min_lr=config.min_lr / config.lr))
-    return hashlib.sha256(json.dumps([kept, own], sort_keys=True).encode()).hexdigest()[:24]
+    return key_of(asdict(config) | {"lr": 1.0, "min_lr": config.min_lr / config.lr}, own)
