@@ -12,8 +12,13 @@ from roundscope.experiments.train.student.config import Config
 Compute = Callable[[Progress], Sequence[Run[Arm]]]
 
 
-def launch(title: str, config: Config, arms: Sequence[Arm], compute: Compute | None = None) -> Launch:
-    """Arms of one executable as a launch; `compute` in place of a training from the first step on."""
+def launch(
+    title: str,
+    config: Config,
+    arms: Sequence[Arm],
+    compute: Compute | None = None,
+) -> Launch:
+    """Arms of one executable as a launch; compute: in place of a training from the first step."""
 
     def whole(progress: Progress) -> Sequence[Run[Arm]]:
         from roundscope.experiments.train.student import run

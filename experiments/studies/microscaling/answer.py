@@ -6,7 +6,7 @@ from dataclasses import replace
 from roundscope.experiments.report.wording import listed
 from roundscope.experiments.studies.framework.counts import diverged, signs
 from roundscope.experiments.studies.microscaling.conditions import FROZEN, Scale
-from roundscope.experiments.studies.microscaling.found import Found, limit_ratio
+from roundscope.experiments.studies.microscaling.found import Found, Runs, limit_ratio
 from roundscope.experiments.studies.microscaling.outcomes import Effect, Outcome, outcomes
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.results import paired
@@ -23,10 +23,14 @@ def answer(found: Found, scale: Scale) -> str:
     own, exact = (found.of(scale.base.name, f, scale.rate) for f in (scale.mx, EXACT))
     if not own or not exact:
         return "The base runs are not there yet."
-    counts = f"{scale.mx} diverged in {diverged(own)} of {len(own)} runs and FP32 on the same rows in {diverged(exact)} of {len(exact)}"
+    counts = f"{scale.mx} diverged in {_of(own)} runs and FP32 on the same rows in {_of(exact)}"
     sure = LIKELY[signs(paired(own, exact)).word.value]
     parts = (_longer(found, scale), _limit(found, scale), ".", _frozen(found, scale), " ")
     return f"{counts} ({sure}){''.join(parts)}{_interventions(found, scale)}"
+
+
+def _of(runs: Runs) -> str:
+    return f"{diverged(runs)} of {len(runs)}"
 
 
 def _longer(found: Found, scale: Scale) -> str:
@@ -34,7 +38,7 @@ def _longer(found: Found, scale: Scale) -> str:
     for setting in scale.settings[1:]:
         own = found.of(setting.name, EXACT, scale.rate)
         if own and setting.config == replace(scale.base.config, steps=setting.config.steps):
-            return f"; within {setting.config.steps} steps FP32 diverged in {diverged(own)} of {len(own)}"
+            return f"; within {setting.config.steps} steps FP32 diverged in {_of(own)}"
     return ""
 
 
@@ -49,14 +53,16 @@ def _frozen(found: Found, scale: Scale) -> str:
     own = found.of(scale.base.name, f"{scale.mx}, {FROZEN}", scale.rate)
     if not own:
         return ""
-    return f" With LayerNorm's shift frozen from the first step {scale.mx} diverged in {diverged(own)} of {len(own)}."
+    start = "With LayerNorm's shift frozen from the first step"
+    return f" {start} {scale.mx} diverged in {_of(own)}."
 
 
 def _interventions(found: Found, scale: Scale) -> str:
     whole = {lead: [o for o in outcomes(found.parted, lead) if o.runs] for lead in scale.leads}
     parts = [_lead(own, lead) for lead, own in whole.items() if own]
     if not parts:
-        return "No interventions: no base run diverged where FP32 did not, or they are not there yet."
+        why = "no base run diverged where FP32 did not, or they are not there yet"
+        return f"No interventions: {why}."
     return f"Changed {'. '.join(parts)}."
 
 

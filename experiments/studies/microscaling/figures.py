@@ -114,7 +114,7 @@ def _cell(ax: Axes, row: int, column: int, own: Runs) -> None:
     ax.add_patch(Rectangle((column - 0.49, row - 0.46), 0.98, 0.92, color=SHARE(k / len(own)), lw=0))
     steps = sorted(r.diverged for r in own if r.diverged is not None)
     text = f"{k}/{len(own)}" + (f" at {np.median(steps):.0f}" if steps else "")
-    ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if k > 0.8 * len(own) else INK)
+    ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if k == len(own) else INK)
 
 
 def growth(found: Found, scale: Scale) -> Figure | None:

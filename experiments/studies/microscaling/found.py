@@ -1,6 +1,6 @@
-"""`Found`: what is there of a scale, whole parts only, by the place that it takes in the argument."""
+"""`Found`: what is there of a scale, whole parts only, by its place in the argument."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roundscope.experiments.results.run import Run
@@ -14,11 +14,9 @@ from roundscope.experiments.studies.microscaling.conditions import (
     parted,
     trained,
 )
-from roundscope.experiments.studies.microscaling.launches import at_rate, epsilon, starts
+from roundscope.experiments.studies.microscaling.launches import Runs, at_rate, epsilon, starts
 from roundscope.experiments.studies.microscaling.outcomes import Parted
 from roundscope.experiments.train.student.arms import Arm
-
-Runs = Sequence[Run[Arm]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class Found:
     paper: Mapping[str, Runs] = field(default_factory=dict)
 
     def of(self, setting: str, format: str, rate: float | None = None) -> Runs:
-        """The runs of a setting in a format, at one rate or at all; empty where they are not there."""
+        """The runs of a setting in a format, at one rate or at all; empty without any."""
         runs = self.trained.get((setting, format), ())
         return [r for r in runs if rate is None or r.condition.lr == rate]
 
@@ -59,9 +57,11 @@ def read(scale: Scale, store: Store) -> Found | None:
 
 def _trained(scale: Scale, store: Store) -> dict[tuple[str, str], Runs]:
     few = scale.seeds[: scale.parted]
-    wanted = [(s, f, scale.seeds) for s in scale.settings for f in (scale.formats if s == scale.base else scale.few)]
+    wanted = [(scale.base, f, scale.seeds) for f in scale.formats]
+    wanted += [(s, f, scale.seeds) for s in scale.settings[1:] for f in scale.few]
     wanted += [(at_rate(scale), f, few) for f in changed(scale.mx)]
-    return {(s.name, f): whole(store, config_of(s), trained(s, [f], seeds)) for s, f, seeds in wanted}
+    runs = lambda s, f, seeds: whole(store, config_of(s), trained(s, [f], seeds))  # noqa: E731
+    return {(s.name, f): runs(s, f, seeds) for s, f, seeds in wanted}
 
 
 def _parted(scale: Scale, store: Store) -> dict[tuple[int, int], dict[str, Run[Arm]]]:
@@ -81,10 +81,14 @@ def _paper(scale: Scale, store: Store) -> dict[str, Runs]:
 
 
 def limits(runs: Runs) -> Values:
-    """By seed: the lowest rate at which it diverged. Left out: seeds that no rate felled, or the lowest did."""
+    """By seed: the lowest rate at which it diverged.
+
+    Left out: seeds that no rate felled, or the lowest did.
+    """
     lowest = min((r.condition.lr for r in runs), default=0.0)
     failed = [r for r in runs if r.diverged is not None]
-    by_seed = {s: min(r.condition.lr for r in failed if r.seed == s) for s in sorted({r.seed for r in failed})}
+    seeds = sorted({r.seed for r in failed})
+    by_seed = {s: min(r.condition.lr for r in failed if r.seed == s) for s in seeds}
     return {seed: rate for seed, rate in by_seed.items() if rate > lowest}
 
 

@@ -1,5 +1,5 @@
-"""Which launches a scale needs, in their order, and how each runs: trainings, epsilon, interventions,
-the published setting.
+"""Which launches a scale needs, in their order, and how each runs: trainings, epsilon,
+interventions, the published setting.
 """
 
 import math
@@ -24,10 +24,15 @@ from roundscope.experiments.studies.microscaling.conditions import (
 from roundscope.experiments.train.student.arms import EXACT, Arm, groups
 from roundscope.experiments.train.student.config import Config
 
+Runs = Sequence[Run[Arm]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Arms of one executable. first: the step at which they leave a run that they share, if they share one."""
+    """Arms of one executable.
+
+    first: the step at which they leave a run that they share; None if they share none.
+    """
 
     config: Config
     arms: tuple[Arm, ...]
@@ -35,7 +40,7 @@ class Part:
 
 
 def planned(scale: Scale, store: Store) -> list[Launch]:
-    """All launches in their order: the base first, which says where the interventions part from it."""
+    """All launches in their order: the base first, which says where interventions part from it."""
     folder = store.path.parent
     first = [_launch(scale, part, folder) for part in base(scale)]
     if not store.keys().issuperset(key for launch in first for key in launch.keys):
@@ -47,8 +52,8 @@ def planned(scale: Scale, store: Store) -> list[Launch]:
 def base(scale: Scale) -> list[Part]:
     """The base in all formats: what interventions need.
 
-    The runs that these part from are launched one by one, as beginnings are: other arms beside them are another
-    executable, whose last bits move the divergence by tens of steps.
+    The runs that these part from are launched one by one, as beginnings are: other arms beside
+    them are another executable, whose last bits move the divergence by tens of steps.
     """
     config, arms = config_of(scale.base), trained(scale.base, scale.formats, scale.seeds)
     alone = [arm for arm in arms if (arm.name, arm.lr) == (scale.mx, scale.rate)]
@@ -104,9 +109,9 @@ def _at(runs: Iterable[Run[Arm]], rate: float) -> list[Run[Arm]]:
     return [r for r in runs if r.condition.lr == rate]
 
 
-def leaving(scale: Scale, own: Sequence[Run[Arm]], exact: Sequence[Run[Arm]]) -> list[tuple[int, int, int]]:
-    """(seed, lead, step at which arms part) of the first seeds whose base run diverges, long enough after its
-    start, where FP32 lives.
+def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
+    """(seed, lead, step at which arms part) of the first seeds whose base run diverges, long enough
+    after its start, where FP32 lives.
     """
     alive = {r.seed for r in exact if r.diverged is None}
     steps = {r.seed: r.diverged for r in own if r.diverged is not None and r.seed in alive}

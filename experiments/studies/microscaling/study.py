@@ -26,12 +26,12 @@ from roundscope.experiments.train.student.results import over
 
 QUESTION = "Does block scaling make training diverge, and what averts it?"
 LEFT_OUT = (
-    "Not shown: the paper's language models, and its own instability unless the table says so: the "
-    "rates here are those at which FP32 is about to fail too, hundreds of times the published one. "
-    "The released code has no MX in LN, freezes its shift and rounds ties away from zero; base runs "
-    "here train the shift and round to even, and arms tell the differences. Adam at a constant rate "
-    "after the warm-up. Sums are FP32 in the device's order: numbers repeat on one kind of device "
-    "only."
+    "Not shown: the paper's language models, and its own instability unless the table says so: "
+    "the rates here are those at which FP32 is about to fail too, hundreds of times the published "
+    "one. The released code has no MX in LN, freezes its shift and rounds ties away from zero; "
+    "base runs here train the shift and round to even, and arms tell the differences. Adam at a "
+    "constant rate after the warm-up. Sums are FP32 in the device's order: numbers repeat on one "
+    "kind of device only."
 )
 PICTURES = (
     (
@@ -62,7 +62,10 @@ PICTURES = (
 
 
 def run(*, quick: bool, out: Path, as_json: bool, draw: bool = False) -> int:
-    """Writes su.sqlite, report.html and su.json into `out`. The exit code and errors of `command.run`."""
+    """Writes su.sqlite, report.html and su.json into `out`; the exit code and errors of `command.run`.
+
+    draw: trains nothing.
+    """
     options = f"{' --quick' if quick else ''}{' --draw' if draw else ''}"
     text = f"roundscope reproduce su{options}"
     wanted = study(QUICK if quick else FULL)

@@ -19,7 +19,7 @@ SAID = {Word.AGREES: "higher than", Word.CONTRADICTS: "lower than"}
 
 def answer(r: Results) -> str:
     """Divergences, then the losses at the rate that is usual, the first."""
-    counts = "; ".join(f"{model}: {_count(r, model, FLOOR)} with floor, {_count(r, model, RCEIL)} with RCEIL" for model in ("GPT", "proxy"))
+    counts = "; ".join(f"{model}: {_counts(r, model)}" for model in ("GPT", "proxy"))
     if not r.rates:
         return f"Runs that diverged: {counts}."
     lr = r.rates[0]
@@ -31,6 +31,10 @@ def answer(r: Results) -> str:
         f"({interval(floor, ' nats')}), RCEIL's is {interval(cost, ' nats')} above BF16's; "
         f"worse in E5M2: {'; '.join(worse) or 'none clearly'}. {_along(r)}"
     )
+
+
+def _counts(r: Results, model: str) -> str:
+    return f"{_count(r, model, FLOOR)} with floor, {_count(r, model, RCEIL)} with RCEIL"
 
 
 def _count(r: Results, model: str, name: str) -> str:

@@ -1,5 +1,5 @@
-"""The launches of both models; and one of the GPT: all arms and seeds of one rate in one executable, and the
-audit of the BF16 arms on the way.
+"""The launches of both models; and one of the GPT: all arms and seeds of one rate in one
+executable, and the audit of the BF16 arms on the way.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,11 @@ def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Run[T
     settings, steps = settings_of(scale, list(own)), scale.gpt.steps
     state = one_step.start(settings.config, len(own), [settings.config.init_seed + t.seed for t in own])
     group, batches = Group(settings, list(range(len(own))), state), batches_of(settings)
-    waiting, looks, audits = list[Any](), list[np.ndarray](), {t: list[Row]() for t in own if t.name == BF16}
+    waiting, looks, audits = (
+        list[Any](),
+        list[np.ndarray](),
+        {t: list[Row]() for t in own if t.name == BF16},
+    )
     for number in range(steps):
         drawn = {seed: b.batch(number) for seed, b in batches.items()}
         if number in scale.audited:
@@ -90,7 +94,12 @@ def _curve(losses: np.ndarray) -> tuple[tuple[float, ...], ...]:
 
 
 def _audit(
-    scale: Scale, own: Sequence[Trial], params: Any, drawn: dict[int, np.ndarray], number: int, audits: dict[Trial, list[Row]]
+    scale: Scale,
+    own: Sequence[Trial],
+    params: Any,
+    drawn: dict[int, np.ndarray],
+    number: int,
+    audits: dict[Trial, list[Row]],
 ) -> None:
     """Of every BF16 arm, at its weights and the batch of the step."""
     for a, trial in enumerate(own):

@@ -19,7 +19,7 @@ Place = tuple[float, str]  # peak rate, arm
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """gpt, proxy: (rate, arm) -> runs in the order of seeds;  audit: every row of the GPT's BF16 runs, with its seed."""
+    """gpt, proxy: (rate, arm) -> runs in the order of seeds;  audit: of the GPT's BF16 runs."""
 
     gpt: Mapping[Place, Sequence[Run[Trial]]]
     proxy: Mapping[Place, Sequence[Run[Arm]]]
@@ -42,7 +42,7 @@ class Results:
                 yield model, lr, name, runs
 
     def gaps(self, lr: float, name: str, base: str) -> Values:
-        """Final loss above that of another arm of the GPT, nats, by seed; of seeds of which neither diverged."""
+        """Final loss above that of another arm of the GPT in nats, by seed; neither diverged."""
         over, under = (losses(self.gpt.get((lr, arm), ())) for arm in (name, base))
         return {seed: loss - under[seed] for seed, loss in over.items() if seed in under}
 
@@ -51,7 +51,9 @@ class Results:
         return mean(self.gaps(lr, name, base))
 
     def over(self, lr: float, name: str, base: str) -> Estimate:
-        """By how many per cent an arm of the proxy ends with a higher loss than another; the geometric mean."""
+        """By how many per cent an arm of the proxy ends with a higher loss than another: the
+        geometric mean.
+        """
         e = ratio(*(losses(self.proxy.get((lr, arm), ())) for arm in (name, base)))
         middle, low, high = (100.0 * (x - 1.0) for x in (e.mean, e.low, e.high))
         return Estimate(mean=middle, low=low, high=high, seeds=e.seeds)
@@ -68,7 +70,8 @@ class Results:
         wanted = {column: v if isinstance(v, tuple) else (v,) for column, v in where.items()}
         kept: dict[int, list[float]] = {}
         for row in self.audit:
-            if all(row[column] in values for column, values in wanted.items()) and math.isfinite(row[number]):
+            fits = all(row[column] in values for column, values in wanted.items())
+            if fits and math.isfinite(row[number]):
                 kept.setdefault(row["seed"], []).append(row[number])
         return {seed: sum(own) / len(own) for seed, own in kept.items()}
 

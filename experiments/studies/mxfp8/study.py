@@ -1,4 +1,4 @@
-"""`roundscope reproduce mxfp8`: does rounding the block scale up save training, and which operands need E4M3?"""
+"""`roundscope reproduce mxfp8`: the scale's rounding, and the operands that need E4M3."""
 
 import math
 from dataclasses import asdict
@@ -23,15 +23,16 @@ from roundscope.experiments.train.student.follow import RULE as PROXY_RULE
 
 QUESTION = "Does rounding the block scale up save MXFP8 training, and which operands need E4M3?"
 LEFT_OUT = (
-    "Not shown: the paper's 8 B and 16 B models and its trillions of tokens, native MXFP8 products, "
-    "MMLU. The paper's text was not at hand: its claims are those of its abstracts and of notes that "
-    "quote it. Tests check the scale rules against public oracles."
+    "Not shown: the paper's 8 B and 16 B models and its trillions of tokens, native MXFP8 "
+    "products, MMLU. The paper's text was not at hand: its claims are those of its abstracts and "
+    "of notes that quote it. Tests check the scale rules against public oracles."
 )
 AUDIT = (
-    "Operands of the BF16 runs' steps: X and X_W the activations as operands of x W and of x^T g, W "
-    "and W_X the weights, G_X and G_W the gradients, blocked along the axis that the product sums "
-    "over. Below 0, numbers shrink."
+    "Operands of the BF16 runs' steps: X and X_W the activations as operands of x W and of x^T g, "
+    "W and W_X the weights, G_X and G_W the gradients, blocked along the axis that the product "
+    "sums over. Below 0, numbers shrink."
 )
+COPIES = "A scale is a power of two, so both copies round alike except where one is clipped or below the element's normal range."
 ARMS = f"Arms. {'. '.join(f'{name}: {text}' for name, text in WORDS.items())}."
 FIGURES = (
     Figure(
@@ -52,13 +53,16 @@ FIGURES = (
     Figure(
         title="How far are the two copies of a tensor apart?",
         draw=figures.copies,
-        caption="A scale is a power of two, so both copies round alike except where one is clipped or below the element's normal range.",
+        caption=COPIES,
     ),
 )
 
 
 def run(*, quick: bool, out: Path, as_json: bool, draw: bool = False) -> int:
-    """Writes mxfp8.sqlite, report.html and mxfp8.json into `out`. The exit code and errors of `command.run`."""
+    """Writes mxfp8.sqlite, report.html and mxfp8.json into `out`.
+
+    draw: trains nothing. The exit code and errors of `command.run`.
+    """
     options = f"{' --quick' if quick else ''}{' --draw' if draw else ''}"
     text = f"roundscope reproduce mxfp8{options}"
     wanted = study(QUICK if quick else FULL)
@@ -96,14 +100,15 @@ def study(scale: Scale = FULL) -> Study[Results]:
 def about(scale: Scale) -> dict[str, str]:
     """What was run."""
     g, p = scale.gpt, scale.proxy
-    model = f"{g.layers} layers, width {g.width}, {g.heads} heads, context {g.context}, batch {g.batch}"
-    schedule = f"{g.steps} steps, bytes of {g.data}, cosine to a tenth after {g.warmup} steps of warm-up"
+    model = f"{g.layers} layers, width {g.width}, {g.heads} heads, context {g.context}"
+    steps = f"batch {g.batch}, {g.steps} steps, bytes of {g.data}"
+    rate = f"cosine to a tenth after {g.warmup} steps of warm-up"
     proxy = f"{p.depth} layers, width {p.width}, batch {p.batch}, {p.steps} steps, {p.phi}"
-    steps = " ".join(map(str, scale.audited))
+    audited = " ".join(map(str, scale.audited))
     return {
-        "GPT": f"{model}, {schedule}, {len(scale.seeds)} seeds",
+        "GPT": f"{model}, {steps}, {rate}, {len(scale.seeds)} seeds",
         "proxy": f"{proxy}, {len(scale.proxy_seeds)} seeds",
-        "audit": f"steps {steps} of the BF16 runs, all layers and matrices",
+        "audit": f"steps {audited} of the BF16 runs, all layers and matrices",
     }
 
 

@@ -36,7 +36,7 @@ SEEDS, QUICK_SEEDS = (0, 1, 2, 3, 4), (0, 1)
 class Asked:
     """Arms of one config.
 
-    first: the step from which interventions differ, None for arms that differ from the first step on.
+    first: the step from which interventions differ, None for arms that differ from the start.
     """
 
     name: str
@@ -68,7 +68,11 @@ def asked(
     mx = given.pop("mx", MX)
     config = configured(given, QUICK if quick else Config())
     if (name == "interventions") != (first is not None):
-        raise bad("--from", first, "a step from which the interventions differ; it belongs to --study interventions, and that to it")
+        raise bad(
+            "--from",
+            first,
+            "a step from which the interventions differ; it belongs to --study interventions, and that to it",
+        )
     if first is not None and not 0 < first < config.steps:
         raise bad("--from", first, f"a step after the first and before the last, {config.steps}")
     if mx not in BLOCK_NAMED:
@@ -78,6 +82,8 @@ def asked(
     texts = list(own) or [f"{n}={text}" for n, text in presets.items()]
     rounding = [text for text in texts if text.partition("=")[0].strip() != EXACT]
     arms = [_later(config, arm_of(config, text, first or 0, base), at) for text in rounding]
+    if not arms:
+        raise bad("--arm", EXACT, "is beside every study; give an arm that rounds, too")
     exact = [Arm(name=EXACT, lr=lr) for lr in dict.fromkeys(arm.lr for arm in arms)]
     chosen = seeds_of(seeds) or (QUICK_SEEDS if quick else SEEDS)
     found = tuple(replace(arm, seed=seed) for arm in (*exact, *arms) for seed in chosen)

@@ -30,7 +30,7 @@ FIGURES = (
     Figure(
         title="How does the loss run?",
         draw=figures.losses,
-        caption="The largest loss of every 25 steps, a line for each seed; grey: FP32. Dotted: divergence.",
+        caption="The largest loss of every 25 steps, a line a seed; grey: FP32. Dotted: divergence.",
     ),
     Figure(
         title="How wrong is the gradient?",
@@ -58,9 +58,9 @@ def run(
     as_json: bool,
     draw: bool = False,
 ) -> int:
-    """Writes proxy.sqlite, and the study's page and data, into `out`. The exit code, as of `command.run`.
+    """Writes proxy.sqlite, and the study's page and data, into `out`.
 
-    Raises UsageError before anything is computed, StorageError for a folder that cannot be used now.
+    draw: trains nothing. The exit code and errors of `command.run`.
     """
     wanted = study(words, name=name, own=own, first=first, at=at, seeds=seeds, quick=quick)
     options = ["--study", name, *(["--quick"] if quick else []), *(["--draw"] if draw else [])]
@@ -96,7 +96,7 @@ def of(wanted: Asked) -> Study:
 
 
 def launches(wanted: Asked, store: Store) -> list[Launch]:
-    """What is there, and what is missing, each by executable: a run that is there never runs again."""
+    """What is there and what is missing, each by executable: what is there never runs again."""
     there = student.stored(store, wanted.config, wanted.arms)
     missing = [arm for arm in wanted.arms if arm not in there]
     parts = [*groups(wanted.config, list(there)), *groups(wanted.config, missing)]
@@ -119,12 +119,15 @@ def _launch(wanted: Asked, arms: Sequence[Arm], folder: Path) -> Launch:
 
 
 def results(wanted: Asked, store: Store) -> Runs | None:
-    """The runs of every arm that has all of its seeds; None before those to compare with are there."""
+    """The runs of every arm that has all of its seeds; None without one to tell of, or without
+    those that it is compared with.
+    """
     there = student.stored(store, wanted.config, wanted.arms)
-    whole = lambda arm: all(a in there for a in wanted.arms if _place(a) == _place(arm))  # noqa: E731
-    runs = [r for arm, r in there.items() if whole(arm)]
+    part = {_place(arm) for arm in wanted.arms if arm not in there}
+    runs = [r for arm, r in there.items() if _place(arm) not in part]
+    found = {_place(r.condition) for r in runs}
     needed = {_place(a) for a in wanted.arms if a.name in (EXACT, UNCHANGED)}
-    return runs if needed <= {_place(r.condition) for r in runs} else None
+    return runs if needed <= found and found > needed else None
 
 
 def _place(arm: Arm) -> tuple[str, float]:
@@ -161,8 +164,11 @@ def _lone(runs: Runs) -> str:
         return f"Yes: {'; '.join(f'{name} in {times(arms[name])}' for name in names)}. {exact}."
     ratios = {name: over(own, runs) for name, own in arms.items() if name != EXACT}
     highest = max(ratios, key=lambda name: ratios[name], default=None)
-    worst = "" if highest is None else f" The largest final loss over FP32's: {highest}, {ratios[highest]:.2f} times."
-    return f"No: at these settings no arm diverged with a seed with which FP32 did not; {exact}.{worst}"
+    no = "No: at these settings no arm diverged with a seed with which FP32 did not"
+    if highest is None:
+        return f"{no}; {exact}."
+    worst = f"The largest final loss over FP32's: {highest}, {ratios[highest]:.2f} times."
+    return f"{no}; {exact}. {worst}"
 
 
 def _averted(wanted: Asked, runs: Runs) -> str:

@@ -1,4 +1,4 @@
-"""Changes that several studies make to the student: formats from the first step on, and interventions."""
+"""Changes that several studies make to the student: formats, and interventions."""
 
 from roundscope.emu.blocks.format import ScaleRule, block_format
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +70,7 @@ def test_interventions_are_the_arms_of_the_paper_and_separate_its_confound():
         (["width=40"], {}, "width"), (["phi=tanh"], {}, "phi"), (["depth=x"], {}, "depth"), (["colour=red"], {}, "colour"),
         ([], {"own": ["a=site=WW -> bf16"]}, "WW"), ([], {"own": ["a=site=W -> mxfp8"]}, "mxfp8"), ([], {"own": ["a=W bf16"]}, "->"),
         ([], {"own": ["a=-> nvfp4"]}, "powers of two"), ([], {"own": ["a=layer=9 -> bf16"]}, "layer 9"), ([], {"first": 5}, "--from"),
+        ([], {"own": ["fp32=-> fp32"]}, "--arm"),
         ([], {"own": ["a=-> bf16:rceil"]}, "scale"), ([], {"own": ["a=-> beta=2"]}, "beta"), ([], {"own": ["a=lr=-1"]}, "lr"),
         ([], {"at": ["x -> bf16"]}, "--at"), ([], {"own": ["a=-> bf16", "a=-> fp32"]}, "name"), ([], {"seeds": "a"}, "--seeds"),
     ],
@@ -173,6 +175,37 @@ def test_the_answer_counts_only_seeds_with_which_fp32_lives():
     assert lone(alone) == ["a"] and answer(wanted, alone).startswith("Yes: a in 2 of 2, step 50 [40, 60]")
 
 
+def test_interrupted_runs_are_told_and_drawn(tmp_path, monkeypatch, capsys):
+    """Launches that are lost with the one after them, an answer of FP32 alone, and a page that trains when it is drawn."""
+    launched = []
+
+    def launch(config, arms, progress, start=None):
+        launched.append([a.name for a in arms])
+        if len(launched) in (2, 4):
+            raise KeyboardInterrupt
+        return [replace(outcome(a.name, a.seed, None, 2.0 if a.name == "b" else 1.0), condition=a) for a in arms]
+
+    monkeypatch.setattr(run, "launch", launch)
+    words = ["proxy", *WORDS, "--seeds", "0-1", "--arm", "a=site=W -> bf16", "--arm", "b=-> bf16", "--out", str(tmp_path), "--json"]
+    page = tmp_path / "arms.html"
+    assert ended(words) == 130 and launched == [["fp32"] * 2, ["a"] * 2] and not page.exists()
+    assert ended(words) == 130 and launched[2:] == [["a"] * 2, ["b"] * 2]
+    part = json.loads(capsys.readouterr().out)
+    assert [a["name"] for a in part["arms"]] == ["fp32", "a"] and "2 of 3" in page.read_text()
+    assert ended([*words, "--draw"]) == 0 and len(launched) == 4
+    drawn = json.loads(capsys.readouterr().out)
+    assert (drawn["run"]["there"], drawn["run"]["ran"]) == (2, 0) and drawn["arms"] == part["arms"] and "Not complete" in page.read_text()
+    assert ended(words) == 0 and launched[4:] == [["b"] * 2] and "Not complete" not in page.read_text()
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["answer"].endswith("The largest final loss over FP32's: b, 2.00 times.")
+
+
+def ended(words):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code or 0
+
+
 @pytest.mark.pictures
 def test_the_command_writes_a_page_and_computes_nothing_twice(tmp_path, capsys):
     """A page without its picture, a second run that computes again, a result under another arm's name."""
@@ -190,6 +223,4 @@ def test_the_command_writes_a_page_and_computes_nothing_twice(tmp_path, capsys):
 
 
 def main_ok(words):
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert not end.value.code
+    assert not ended(words)
