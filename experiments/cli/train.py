@@ -114,13 +114,14 @@ def proxy(
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results and the report.", metavar="DIR")] = Path("proxy"),
     seeds: Annotated[str | None, typer.Option(help="Of weights, teacher and rows; 0:5 if left out.", metavar="A:B,N")] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Train nothing: draw what the results file in --out holds.")] = False,
     json: Json = False,
 ) -> None:
     """Train a student MLP in block-scaled formats, and change the arithmetic in mid-training."""
-    from roundscope.experiments.studies.proxy import command
+    from roundscope.experiments.studies.proxy.study import run
 
-    code = command.run(
-        words or [], name=study, own=arm or [], first=from_, at=at or [], seeds=seeds, quick=quick, out=out, as_json=json
+    code = run(
+        words or [], name=study, own=arm or [], first=from_, at=at or [], seeds=seeds, quick=quick, out=out, as_json=json, draw=draw
     )  # fmt: skip
     if code:
         raise typer.Exit(code)

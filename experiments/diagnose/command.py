@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.experiments.diagnose import proxy_rows
 from roundscope.experiments.diagnose.findings import Findings, Progress, diagnose
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console, plain, print_json
@@ -18,7 +19,7 @@ from roundscope.experiments.trace.options import Request, request
 
 LAST = 7  # behind the steps of the chain: the writing of the report
 OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--until")
-PLAN, PROXY = "qiu-yao", "proxy.sqlite"
+PLAN = "qiu-yao"
 
 
 def run(
@@ -36,7 +37,7 @@ def run(
     folder = out if out is not None else Path(_named(path, plan, arm))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
-    if is_run and (path / PROXY).is_file():
+    if is_run and proxy_rows.file_of(path) is not None:
         _proxy(path, arm, first, until, folder, as_json)
         return
     start = time.perf_counter()

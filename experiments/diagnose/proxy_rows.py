@@ -1,4 +1,4 @@
-"""The runs in DIR/proxy.sqlite, read without touching it."""
+"""The runs of the student in the results file of a folder, read without touching it."""
 
 import json
 import math
@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.errors import StorageError, bad, one_line
-from roundscope.experiments.studies.proxy.store import APPLICATION, NAME
+from roundscope.experiments.studies.framework.store import APPLICATION
 from roundscope.experiments.sweep.storage.schema import explained
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of
 
-NAMES = ("name", "changes", "lr", "seed", "diverged", "curve", "config", "device")
+FILES = (
+    "su.sqlite",
+    "mxfp8.sqlite",
+    "proxy.sqlite",
+)  # of `reproduce su`, `reproduce mxfp8`, `proxy`
+OLDER = int.from_bytes(b"RSpx", "big")  # SQLite's application_id of files of older versions
+COLUMNS = "seed, diverged, curve, config, device"
+QUERIES = {  # a run's condition comes first, for older versions in three columns
+    APPLICATION: f"SELECT condition, {COLUMNS} FROM runs ORDER BY rowid",
+    OLDER: f"SELECT name, changes, lr, {COLUMNS} FROM runs ORDER BY rowid",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,27 +39,51 @@ class Row:
     device: str
 
 
+def file_of(folder: Path) -> Path | None:
+    """The results file of a folder in which students were trained; None where there is none."""
+    return next((folder / name for name in FILES if (folder / name).is_file()), None)
+
+
 def read(folder: Path) -> list[Row]:
-    """The runs of a folder, in the order in which they were kept. Raises UsageError for another program's file, StorageError for damage."""
-    path = (folder / NAME).resolve()
-    with explained(path), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30.0)) as connection:
+    """The runs of the student in a folder, in the order in which they were kept.
+
+    Raises UsageError for another program's file, StorageError for damage.
+    """
+    path = (file_of(folder) or folder / FILES[-1]).resolve()
+    address = f"{path.as_uri()}?mode=ro"
+    with explained(path), closing(sqlite3.connect(address, uri=True, timeout=30.0)) as connection:
         [(application,)] = connection.execute("PRAGMA application_id")
-        if application != APPLICATION:
-            raise bad("RUN_OR_TENSORS", str(folder), f"its {NAME} is of another program; give a folder of `roundscope proxy`")
-        found = connection.execute(f"SELECT {', '.join(NAMES)} FROM runs ORDER BY rowid").fetchall()
+        if application not in QUERIES:
+            repair = f"its {path.name} is of another program; give a folder of `roundscope proxy`"
+            raise bad("RUN_OR_TENSORS", str(folder), repair)
+        found = connection.execute(QUERIES[application]).fetchall()
     try:
-        return [_row(dict(zip(NAMES, values, strict=True))) for values in found]
+        rows = [_row(*values) if application == APPLICATION else _older(*values) for values in found]
     except (ValueError, TypeError, KeyError) as error:
-        raise StorageError(f"{path}: a run cannot be read ({one_line(error)}); it is damaged or of another version: run the study "
-                           "again into another folder") from None  # fmt: skip
+        raise StorageError(
+            f"{path}: a run cannot be read ({one_line(error)}); it is damaged or of another "
+            "version: run the study again into another folder"
+        ) from None
+    return [row for row in rows if row is not None]
 
 
-def _row(found: dict[str, Any]) -> Row:
-    number = lambda x: math.nan if x is None else float(x)  # noqa: E731
-    changes = tuple((int(step), str(text)) for step, text in json.loads(found["changes"]))
-    arm = Arm(name=found["name"], changes=changes, lr=float(found["lr"]), seed=int(found["seed"]))
-    config = Config(**json.loads(found["config"]))
+def _older(name: str, changes: str, lr: float, *rest: Any) -> Row | None:
+    return _row(json.dumps({"name": name, "changes": json.loads(changes), "lr": lr}), *rest)
+
+
+def _row(condition: str, seed: int, diverged: int | None, curve: str, config: str, device: str) -> Row | None:
+    """None for a GPT's, of `reproduce mxfp8`."""
+    wanted, fields = json.loads(condition), json.loads(config)
+    if "depth" not in fields:
+        return None
+    changes = tuple((int(step), str(text)) for step, text in wanted["changes"])
+    arm = Arm(name=wanted["name"], changes=changes, lr=float(wanted["lr"]), seed=int(seed))
+    model = Config(**fields)
     for step in arm.firsts:
-        plan_of(config, arm.texts(step))
-    curve = tuple((int(step), number(loss), number(norm)) for step, loss, norm in json.loads(found["curve"]))
-    return Row(arm=arm, config=config, diverged=found["diverged"], curve=curve, device=str(found["device"]))
+        plan_of(model, arm.texts(step))
+    points = tuple((int(step), _number(loss), _number(norm)) for step, loss, norm in json.loads(curve))
+    return Row(arm=arm, config=model, diverged=diverged, curve=points, device=str(device))
+
+
+def _number(x: float | None) -> float:
+    return math.nan if x is None else float(x)

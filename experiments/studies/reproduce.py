@@ -14,7 +14,7 @@ PAPERS = {
 }
 
 
-DRAWN = ("qiu-yao",)  # papers whose results can be drawn without going on
+DRAWN = ("qiu-yao", "su", "mxfp8")  # papers whose results can be drawn without going on
 
 
 def run(
@@ -45,13 +45,13 @@ def run(
         said = _said(paper, quick=quick, draw=draw)
         return command.run(study, out=folder, command=said, as_json=as_json, draw=draw)
     if paper == "su":
-        from roundscope.experiments.studies.microscaling import command as su
+        from roundscope.experiments.studies.microscaling import study as su
 
-        return su.run(quick=quick, out=folder, as_json=as_json)
+        return su.run(quick=quick, out=folder, as_json=as_json, draw=draw)
     if paper == "mxfp8":
-        from roundscope.experiments.studies.mxfp8 import command as mxfp8
+        from roundscope.experiments.studies.mxfp8 import study as mxfp8
 
-        return mxfp8.run(quick=quick, out=folder, as_json=as_json)
+        return mxfp8.run(quick=quick, out=folder, as_json=as_json, draw=draw)
     from roundscope.experiments.studies.stability import command as golden
 
     return golden.run(quick=quick, out=folder, engine=engine, jobs=jobs, as_json=as_json)

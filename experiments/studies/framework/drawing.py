@@ -14,8 +14,12 @@ from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
 SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", LETHAL])  # none, some, all diverged
+GRID = "#e4e7eb"  # lines behind rows
 
-__all__ = ["BAND", "CALM", "COLOURS", "INK", "LETHAL", "QUIET", "SHARE", "STYLES", "canvas", "numbers", "series", "style", "upwards"]
+__all__ = [
+    "BAND", "CALM", "COLOURS", "GRID", "INK", "LETHAL", "MARKERS", "QUIET", "SHARE", "STYLES",
+    "canvas", "numbers", "series", "style", "upwards",
+]  # fmt: skip
 
 STYLES = {  # emulation or input -> (colour, marker)
     name: (COLOURS[i], MARKERS[i])

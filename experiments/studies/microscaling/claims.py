@@ -1,7 +1,8 @@
 """All verdicts in the order of the argument: does it fail, on what does it depend, what averts it, why, and what the code does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from roundscope.experiments.studies.framework.counts import counted, diverged, share, signs
 from roundscope.experiments.studies.framework.estimates import Estimate
 from roundscope.experiments.studies.framework.verdicts import (
     LARGER,
@@ -13,29 +14,33 @@ from roundscope.experiments.studies.framework.verdicts import (
     judge,
 )
 from roundscope.experiments.studies.microscaling import claims_arms, claims_code, claims_epsilon
-from roundscope.experiments.studies.microscaling.found import Found
-from roundscope.experiments.studies.microscaling.judging import (
-    counted,
+from roundscope.experiments.studies.microscaling.conditions import Scale
+from roundscope.experiments.studies.microscaling.found import (
+    Found,
+    Runs,
     limit_ratio,
     limits,
-    share,
     shown,
-    signs,
 )
-from roundscope.experiments.studies.microscaling.judging import diverged as count
-from roundscope.experiments.studies.microscaling.scale import Scale
 from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import Result
+from roundscope.experiments.train.student.results import paired
 
 HALF = 0.5
+RULES = (
+    "Two arms are compared seed by seed, on the same rows from the same weights: which diverged earlier (never is later than all steps)? "
+    "A claim agrees if the probability of so many wins, were a win as likely as a loss, is at most 0.05, one-sided; contradicts if that "
+    "of the losses is; else it is undecided, with too few seeds or because nothing is there. Shares have 95 % Clopper-Pearson intervals. A "
+    "setting's limit is the lowest of its rates at which a seed diverged, and counts as moved from 5 % on; ratios of limits pair seeds, "
+    "and seeds that no rate felled, or all did, say nothing. Intervals are not widened for the number of claims."
+)
 
 
-def judged(found: Found, scale: Scale, static: Sequence[Verdict]) -> list[Verdict]:
-    """Every claim of arXiv 2506.20752 and of ours that runs or arithmetic can touch; static: those of arithmetic."""
+def judged(found: Found, scale: Scale) -> list[Verdict]:
+    """Every claim of arXiv 2506.20752 and of ours that runs can touch; `static` has those of arithmetic."""
     return [
         *instability(found, scale), *paper(found, scale), *effects(found, scale), *claims_arms.hybrids(found, scale),
         *claims_arms.judged(found, scale),
-        *claims_epsilon.judged(found, scale), *static, *claims_code.judged(found, scale, static),
+        *claims_epsilon.judged(found, scale), *claims_code.judged(found, scale),
     ]  # fmt: skip
 
 
@@ -59,16 +64,16 @@ def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
             yield _limit("1", f"{name} lowers the rate at which training diverges by 5 % or more", "all rates", own, exact, SMALLER)
 
 
-def _smooth(own: Sequence[Result]) -> Word:
+def _smooth(own: Runs) -> Word:
     """Of runs that should not diverge: agrees if fewer than half would, by the interval of their share."""
-    low, high = share(count(own), len(own))
+    low, high = share(diverged(own), len(own))
     return Word.AGREES if high <= HALF else Word.CONTRADICTS if low > HALF else Word.UNDECIDED
 
 
-def _lone(own: Sequence[Result], exact: Sequence[Result]) -> Word:
+def _lone(own: Runs, exact: Runs) -> Word:
     """Agrees by the test of signs; contradicts if fewer than half of the runs would diverge, by the interval of their share."""
-    word = signs(own, exact).word
-    return Word.CONTRADICTS if word is Word.UNDECIDED and share(count(own), len(own))[1] < HALF else word
+    word = signs(paired(own, exact)).word
+    return Word.CONTRADICTS if word is Word.UNDECIDED and share(diverged(own), len(own))[1] < HALF else word
 
 
 def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
@@ -77,7 +82,8 @@ def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
     if scale.paper is None:
         yield Verdict(figure="4", claim=claim, case="-", sizes="", word=Word.NOT_TESTABLE, measured="not run at this scale")
         return
-    config, formats, _ = scale.paper
+    setting, formats, _ = scale.paper
+    config = setting.config
     exact = found.paper.get(EXACT, ())
     for name in formats:
         own = found.paper.get(name, ())
@@ -100,7 +106,7 @@ def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
         for name in scale.few:
             own, exact = found.of(setting.name, name), found.of(setting.name, EXACT)
             if own and exact and name != EXACT:
-                wins = signs(own, exact)
+                wins = signs(paired(own, exact))
                 yield Verdict(
                     figure="2", claim="the format diverges earlier than FP32 on the same rows", case=f"{setting.name}, {name}", sizes="",
                     word=wins.word, measured=f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)} at all rates",
@@ -115,7 +121,7 @@ EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
 }
 
 
-def _limit(figure: str, claim: str, case: str, own: Sequence[Result], base: Sequence[Result], holds: Range | None) -> Verdict:
+def _limit(figure: str, claim: str, case: str, own: Runs, base: Runs, holds: Range | None) -> Verdict:
     """A ratio of limits; without a range the claim is that they differ."""
     e = limit_ratio(own, base)
     word = judge(e, holds) if holds else _differs(e)

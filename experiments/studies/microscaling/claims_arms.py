@@ -3,21 +3,20 @@
 import math
 from collections.abc import Iterator
 
-from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, number
-from roundscope.experiments.studies.microscaling.arms import FORWARD, HYBRID, PAPER, SHAM
-from roundscope.experiments.studies.microscaling.found import Found
-from roundscope.experiments.studies.microscaling.judging import (
+from roundscope.experiments.studies.framework.counts import (
     LEVEL,
     at_least,
     counted,
     diverged,
     share,
     signs,
-    when,
 )
+from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, number
+from roundscope.experiments.studies.microscaling.conditions import FORWARD, HYBRID, PAPER, SHAM, Scale
+from roundscope.experiments.studies.microscaling.found import Found
 from roundscope.experiments.studies.microscaling.outcomes import Effect, Outcome, outcomes
-from roundscope.experiments.studies.microscaling.scale import Scale
-from roundscope.experiments.studies.proxy.studies import UNCHANGED
+from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.results import paired
 
 RULES = (
     "Interventions. Shams leave the same state and differ in the rounding of one gradient in one step. An arm has an effect if it outlives "
@@ -52,7 +51,7 @@ def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
     for name in HYBRIDS:
         own = found.of(scale.base.name, f"{scale.mx}, {name}")
         if own and base:
-            wins, failed = signs(base, own), share(diverged(own), len(own))[0] >= 0.5 or diverged(own) == len(own)
+            wins, failed = signs(paired(base, own)), share(diverged(own), len(own))[0] >= 0.5 or diverged(own) == len(own)
             stable = wins.word is Word.AGREES and not diverged(own)
             yield Verdict(
                 figure="recipe", claim="the hybrid recipe is stable from the first step on", case=name, sizes="",
@@ -64,7 +63,7 @@ def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
 def scatter(found: Found, lead: int) -> Iterator[Verdict]:
     """How much the step of divergence moves by itself."""
     moved = [
-        abs(when(r) - when(runs[UNCHANGED]))
+        abs(r.time - runs[UNCHANGED].time)
         for (_, at), runs in found.parted.items() if at == lead for name, r in runs.items() if name.startswith(SHAM)
     ]  # fmt: skip
     lived = sum(map(math.isinf, moved))

@@ -3,20 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from roundscope.experiments.studies.framework.counts import counted, signs
 from roundscope.experiments.studies.framework.estimates import ratio
 from roundscope.experiments.studies.framework.verdicts import SAME, Verdict, Word, interval, judge
-from roundscope.experiments.studies.microscaling.arms import FROZEN
+from roundscope.experiments.studies.microscaling import static
 from roundscope.experiments.studies.microscaling.claims_epsilon import middle, runs_of
+from roundscope.experiments.studies.microscaling.conditions import FROZEN, Scale
 from roundscope.experiments.studies.microscaling.found import Found
-from roundscope.experiments.studies.microscaling.judging import counted, signs
 from roundscope.experiments.studies.microscaling.outcomes import Effect, Outcome, outcome
-from roundscope.experiments.studies.microscaling.scale import Scale
 from roundscope.experiments.train.student.arms import EXACT
+from roundscope.experiments.train.student.results import paired
 
 RULES = (
     "Discrepancies: 'agrees' says that the conclusion changes, 'contradicts' that it does not, 'undecided' that an arm showed no effect "
     "beyond the shams, which is no proof that there is none."
 )
+
+REVERSE = {Word.AGREES: Word.CONTRADICTS, Word.CONTRADICTS: Word.AGREES}
+Decide = Callable[[Found, Scale], tuple[Word, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +30,19 @@ class Finding:
     letter: str
     claim: str
     by: str
-    decide: Callable[[Found, Scale, Sequence[Verdict]], tuple[Word, str]]
+    decide: Decide
 
 
-def judged(found: Found, scale: Scale, static: Sequence[Verdict]) -> list[Verdict]:
+def judged(found: Found, scale: Scale) -> list[Verdict]:
     """A verdict for each."""
-    rows = [(f, *f.decide(found, scale, static)) for f in FINDINGS]
+    rows = [(f, *f.decide(found, scale)) for f in FINDINGS]
     return [Verdict(figure=f"3.5 {f.letter}", claim=f.claim, case=f.by, sizes="", word=word, measured=told) for f, word, told in rows]
 
 
-def _arms(*names: str) -> Callable[[Found, Scale, Sequence[Verdict]], tuple[Word, str]]:
+def _arms(*names: str) -> Decide:
     """Whether any of these interventions did anything, at any lead."""
 
-    def decide(found: Found, scale: Scale, static: Sequence[Verdict]) -> tuple[Word, str]:
+    def decide(found: Found, scale: Scale) -> tuple[Word, str]:
         own = _outcomes(found, scale, names)
         if not own:
             return Word.NOT_TESTABLE, "no interventions were run"
@@ -57,62 +61,59 @@ def _told(own: Sequence[Outcome]) -> str:
     return "; ".join(f"{o.name}, {o.lead} before: {o.effect}" for o in own)
 
 
-def _frozen(found: Found, scale: Scale, static: Sequence[Verdict]) -> tuple[Word, str]:
+def _frozen(found: Found, scale: Scale) -> tuple[Word, str]:
     """b: does a shift that is frozen from the first step on move the divergence?"""
     own, base = found.of(scale.base.name, f"{scale.mx}, {FROZEN}"), found.of(scale.base.name, scale.mx, scale.rate)
     if not own or not base:
         return Word.NOT_TESTABLE, "was not run"
-    wins = signs(own, base)
+    wins = signs(paired(own, base))
     return Word.AGREES if wins.word is not Word.UNDECIDED else Word.UNDECIDED, f"{counted(own)}; trained {counted(base)}"
 
 
-def _confounded(found: Found, scale: Scale, static: Sequence[Verdict]) -> tuple[Word, str]:
+def _confounded(found: Found, scale: Scale) -> tuple[Word, str]:
     """b': is LN's precision alone, with the shift trained in both, judged as precision and shift together are, as released?"""
     ln, frozen = (found.of(scale.base.name, f"{scale.mx}, {name}") for name in ("LN in FP32", FROZEN))
     base = found.of(scale.base.name, scale.mx, scale.rate)
     if not (ln and frozen and base):
         return Word.NOT_TESTABLE, "was not run"
-    alone, released = signs(base, ln), signs(frozen, ln)
+    alone, released = signs(paired(base, ln)), signs(paired(frozen, ln))
     told = f"LN in FP32 {counted(ln)}: later in {alone.earlier} of {len(ln)} seeds than LN in BF16 with a trained shift"
     decided = alone.word is released.word is not Word.UNDECIDED
     word = Word.AGREES if alone.word is not released.word else Word.CONTRADICTS if decided else Word.UNDECIDED
     return word, f"{told}, in {released.earlier} than with a frozen one"
 
 
-def _targets(found: Found, scale: Scale, static: Sequence[Verdict]) -> tuple[Word, str]:
+def _targets(found: Found, scale: Scale) -> tuple[Word, str]:
     """d: does the failure need other targets in MX?"""
     own, exact = (found.of(scale.base.name, f, scale.rate) for f in (scale.mx, EXACT))
     if not own or not exact:
         return Word.NOT_TESTABLE, "the base was not run"
-    wins = signs(own, exact)
+    wins = signs(paired(own, exact))
     told = f"{scale.mx} diverges earlier than FP32 with the same targets in {wins.earlier} of {len(own)} seeds"
     return (Word.CONTRADICTS if wins.word is Word.AGREES else Word.UNDECIDED), told
 
 
-def _states(found: Found, scale: Scale, static: Sequence[Verdict]) -> tuple[Word, str]:
+def _states(found: Found, scale: Scale) -> tuple[Word, str]:
     """e: is the epsilon of two trainings that of the formats?"""
     if not runs_of(found):
         return Word.NOT_TESTABLE, "epsilon was not measured"
     apart = ratio(middle(found, "zeta_apart"), middle(found, "zeta"))
-    word = {Word.AGREES: Word.CONTRADICTS, Word.CONTRADICTS: Word.AGREES}.get(judge(apart, SAME), Word.UNDECIDED)
+    word = REVERSE.get(judge(apart, SAME), Word.UNDECIDED)
     return word, f"zeta of two trainings is {interval(apart, 'x')} that at the same state"
 
 
-def _arithmetic(letter: str) -> Callable[[Found, Scale, Sequence[Verdict]], tuple[Word, str]]:
+def _arithmetic(judged: Callable[[], Verdict], *, reverse: bool = False) -> Decide:
     """The conclusion changes where the code's number is not the true one."""
 
-    def decide(found: Found, scale: Scale, static: Sequence[Verdict]) -> tuple[Word, str]:
-        own = next((v for v in static if v.figure == f"3.5 {letter}"), None)
-        if own is None:
-            return Word.NOT_TESTABLE, "arithmetic was not done"
-        flip = {Word.AGREES: Word.CONTRADICTS, Word.CONTRADICTS: Word.AGREES} if letter == "i" else {}
-        return flip.get(own.word, own.word), own.measured
+    def decide(found: Found, scale: Scale) -> tuple[Word, str]:
+        own = judged()
+        return REVERSE.get(own.word, own.word) if reverse else own.word, own.measured
 
     return decide
 
 
-def _not(why: str) -> Callable[[Found, Scale, Sequence[Verdict]], tuple[Word, str]]:
-    return lambda found, scale, static: (Word.NOT_TESTABLE, why)
+def _not(why: str) -> Decide:
+    return lambda found, scale: (Word.NOT_TESTABLE, why)
 
 
 FINDINGS = (
@@ -123,8 +124,9 @@ FINDINGS = (
     Finding(letter="c", claim="GeLU is never rounded: it matters", by="run: phi in FP32", decide=_arms("phi in FP32")),
     Finding(letter="d", claim="FP32 and MX have other targets: the failure needs that", by="run: same targets in both", decide=_targets),
     Finding(letter="e", claim="epsilon is of two states: it is not the formats' error", by="run: both, same rows", decide=_states),
-    Finding(letter="f", claim="wrong constants of E3M2: its clip fraction is wrong", by="arithmetic", decide=_arithmetic("f")),
+    Finding(letter="f", claim="wrong constants of E3M2: its clip fraction is wrong", by="arithmetic", decide=_arithmetic(static.meta)),
     Finding(letter="g", claim="ties go away from zero: that matters", by="run: ties to away", decide=_arms("ties to away")),
     Finding(letter="h", claim="the transformer's MX file is not used", by="not decided", decide=_not("no run of the paper depends on it")),
-    Finding(letter="i", claim="clip fractions of blocks of 16: not those of the training", by="arithmetic", decide=_arithmetic("i")),
+    Finding(letter="i", claim="clip fractions of blocks of 16: not those of the training", by="arithmetic",
+            decide=_arithmetic(static.blocks_of_16, reverse=True)),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, factor, mean, ratio
 from roundscope.experiments.studies.framework.verdicts import (
     LARGER,
@@ -15,10 +16,10 @@ from roundscope.experiments.studies.framework.verdicts import (
     interval,
     judge,
 )
-from roundscope.experiments.studies.microscaling.found import Found
-from roundscope.experiments.studies.microscaling.scale import Scale
-from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import Result
+from roundscope.experiments.studies.microscaling.conditions import Scale
+from roundscope.experiments.studies.microscaling.found import Found, Runs
+from roundscope.experiments.train.student.arms import EXACT, Arm
+from roundscope.experiments.train.student.results import measures
 from roundscope.experiments.train.student.sites import Site
 
 FIGURE = "epsilon"
@@ -26,16 +27,15 @@ NEAR_TWO: Range = (1.5, 2.5)
 EARLY, LATE = 0.5, 1  # of the looks before divergence: the one half way, and the last
 
 
-def runs_of(found: Found) -> list[Result]:
+def runs_of(found: Found) -> Runs:
     """The base's runs with measures that diverged, and all of them where none did."""
-    own = [r for r in found.epsilon if r.arm.name != EXACT and r.measures]
+    own = [r for r in found.epsilon if r.condition.name != EXACT and measures(r)]
     return [r for r in own if r.diverged is not None] or own
 
 
-def before(r: Result) -> list[tuple[int, dict[str, float]]]:
+def before(r: Run[Arm]) -> list[tuple[int, dict[str, float]]]:
     """The looks at steps before divergence, the first at step 0 left out: nothing is trained there."""
-    end = math.inf if r.diverged is None else r.diverged
-    return [(step, dict(own)) for step, own in r.measures if 0 < step < end]
+    return [(step, dict(own)) for step, own in measures(r) if 0 < step < r.time]
 
 
 def late(found: Found, name: str) -> Values:
@@ -54,7 +54,7 @@ def middle(found: Found, name: str) -> Values:
 
 
 def _at(found: Found, read: Callable[[list[tuple[int, dict[str, float]]]], float]) -> Values:
-    return {r.arm.seed: read(looks) for r in runs_of(found) if (looks := before(r))}
+    return {r.seed: read(looks) for r in runs_of(found) if (looks := before(r))}
 
 
 def judged(found: Found, scale: Scale) -> list[Verdict]:

@@ -16,18 +16,18 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.student import model, run
 from roundscope.experiments.train.student import step as steps
 from roundscope.experiments.train.student.arms import Arm, Changes
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.measure import measure
-from roundscope.experiments.train.student.results import Result
 
 Look = tuple[int, dict[str, np.ndarray]]  # step, name -> (arms,)
 
 
-def pair_up(config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Changes, progress: run.Progress) -> list[Result]:
+def pair_up(config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Changes, progress: run.Progress) -> list[Run[Arm]]:
     """The results of arms and of their FP32 partners (same seeds, in the same order).
 
     The arms' have what was measured every `config.measure_every` steps: the names of `measure`, "zeta_apart" and "cosine_apart", and
@@ -40,7 +40,7 @@ def pair_up(config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Ch
         if until < config.steps:
             looks.append((until, _look(bare, arms, both, other, begin)))
     found = run.launch(bare, both, progress, begin)
-    return [replace(r, measures=_own(looks, i)) if i < len(arms) else r for i, r in enumerate(found)]
+    return [replace(r, extra={**r.extra, "measures": _own(looks, i)}) if i < len(arms) else r for i, r in enumerate(found)]
 
 
 def _own(looks: Sequence[Look], i: int) -> tuple[tuple[int, Mapping[str, float]], ...]:

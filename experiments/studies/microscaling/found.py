@@ -1,70 +1,105 @@
-"""`Found`: what is there of a scale, whole parts only, by the place that it takes in the argument."""
+"""`Found`: what is there of a scale, whole parts only, by its place in the argument."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from roundscope.experiments.studies.microscaling.arms import changed, config_of, parted, trained
-from roundscope.experiments.studies.microscaling.launches import at_rate, epsilon, leaving
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework.estimates import Estimate, Values, ratio
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.student import whole
+from roundscope.experiments.studies.microscaling.conditions import (
+    Scale,
+    changed,
+    config_of,
+    parted,
+    trained,
+)
+from roundscope.experiments.studies.microscaling.launches import Runs, at_rate, epsilon, starts
 from roundscope.experiments.studies.microscaling.outcomes import Parted
-from roundscope.experiments.studies.microscaling.scale import Scale, Setting
-from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import Result
+from roundscope.experiments.train.student.arms import Arm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """trained: (setting, format) -> runs of all rates and seeds; epsilon: the base's runs with measures; parted: (seed, lead) -> arm ->
-    run; paper: format -> runs of the published setting.
+    """What is there.
+
+    trained  (setting, format) -> runs of all rates and seeds
+    epsilon  the base's runs with measures
+    parted   (seed, lead) -> arm -> run
+    paper    format -> runs of the published setting
     """
 
-    trained: Mapping[tuple[str, str], Sequence[Result]]
-    epsilon: Sequence[Result] = ()
+    trained: Mapping[tuple[str, str], Runs]
+    epsilon: Runs = ()
     parted: Parted = field(default_factory=dict)
-    paper: Mapping[str, Sequence[Result]] = field(default_factory=dict)
+    paper: Mapping[str, Runs] = field(default_factory=dict)
 
-    def of(self, setting: str, format: str, rate: float | None = None) -> list[Result]:
-        """The runs of a setting in a format, at one rate or at all; empty where they are not there."""
-        return [r for r in self.trained.get((setting, format), ()) if rate is None or r.arm.lr == rate]
+    def of(self, setting: str, format: str, rate: float | None = None) -> Runs:
+        """The runs of a setting in a format, at one rate or at all; empty without any."""
+        runs = self.trained.get((setting, format), ())
+        return [r for r in runs if rate is None or r.condition.lr == rate]
 
 
-def read(scale: Scale, store: Any) -> Found:
-    """What the store holds. A format of a setting is there if all its rates and seeds are; a parting if all its arms are."""
-    found = {
-        (setting.name, f): runs
-        for i, setting in enumerate(scale.settings) for f in (scale.few if i else scale.formats)
-        if (runs := _whole(store, setting, [f], scale.seeds))
-    }  # fmt: skip
-    few = scale.seeds[: scale.parted]
-    found |= {(scale.base.name, f): runs for f in changed(scale.mx) if (runs := _whole(store, at_rate(scale), [f], few))}
-    places = starts(scale, Found(trained=found))
-    config = config_of(scale.base, scale.rate)
-    gone = {(seed, lead): store.read(config, arms) for seed, lead, first in places for arms in [parted(scale, seed, first)]}
-    sizes = {(seed, lead): len(parted(scale, seed, first)) for seed, lead, first in places}
+def read(scale: Scale, store: Store) -> Found | None:
+    """What the store holds, None if that is nothing.
+
+    A format of a setting is there if all its rates and seeds are; a parting if all its arms are.
+    """
     watched = epsilon(scale)
-    seen = store.read(watched.config, watched.arms)
-    return Found(
-        trained=found, epsilon=list(seen.values()) if len(seen) == len(watched.arms) else [],
-        parted={at: {arm.name: r for arm, r in runs.items()} for at, runs in gone.items() if len(runs) == sizes[at]},
-        paper=_paper(scale, store),
-    )  # fmt: skip
+    found = Found(
+        trained={place: runs for place, runs in _trained(scale, store).items() if runs},
+        epsilon=whole(store, watched.config, watched.arms),
+        parted={place: runs for place, runs in _parted(scale, store).items() if runs},
+        paper={name: runs for name, runs in _paper(scale, store).items() if runs},
+    )
+    return found if found.trained else None
 
 
-def starts(scale: Scale, found: Found) -> list[tuple[int, int, int]]:
-    """Where interventions part; empty before the base and FP32 are there."""
-    base, exact = (found.of(scale.base.name, f, scale.rate) for f in (scale.mx, EXACT))
-    return leaving(scale, base, exact)
+def _trained(scale: Scale, store: Store) -> dict[tuple[str, str], Runs]:
+    few = scale.seeds[: scale.parted]
+    wanted = [(scale.base, f, scale.seeds) for f in scale.formats]
+    wanted += [(s, f, scale.seeds) for s in scale.settings[1:] for f in scale.few]
+    wanted += [(at_rate(scale), f, few) for f in changed(scale.mx)]
+    runs = lambda s, f, seeds: whole(store, config_of(s), trained(s, [f], seeds))  # noqa: E731
+    return {(s.name, f): runs(s, f, seeds) for s, f, seeds in wanted}
 
 
-def _whole(store: Any, setting: Setting, formats: Sequence[str], seeds: Sequence[int]) -> list[Result]:
-    arms = trained(setting, formats, seeds)
-    runs = store.read(config_of(setting), arms)
-    return list(runs.values()) if len(runs) == len(arms) else []
+def _parted(scale: Scale, store: Store) -> dict[tuple[int, int], dict[str, Run[Arm]]]:
+    config = config_of(scale.base, scale.rate)
+    found = {}
+    for seed, lead, first in starts(scale, store):
+        runs = whole(store, config, parted(scale, seed, first))
+        found[seed, lead] = {r.condition.name: r for r in runs}
+    return found
 
 
-def _paper(scale: Scale, store: Any) -> dict[str, list[Result]]:
+def _paper(scale: Scale, store: Store) -> dict[str, Runs]:
     if scale.paper is None:
         return {}
-    config, formats, seeds = scale.paper
-    setting = Setting(name="paper", config=config, rates=(config.lr,))
-    return {f: runs for f in formats if (runs := _whole(store, setting, [f], seeds))}
+    setting, formats, seeds = scale.paper
+    return {f: whole(store, config_of(setting), trained(setting, [f], seeds)) for f in formats}
+
+
+def limits(runs: Runs) -> Values:
+    """By seed: the lowest rate at which it diverged.
+
+    Left out: seeds that no rate felled, or the lowest did.
+    """
+    lowest = min((r.condition.lr for r in runs), default=0.0)
+    failed = [r for r in runs if r.diverged is not None]
+    seeds = sorted({r.seed for r in failed})
+    by_seed = {s: min(r.condition.lr for r in failed if r.seed == s) for s in seeds}
+    return {seed: rate for seed, rate in by_seed.items() if rate > lowest}
+
+
+def limit_ratio(over: Runs, under: Runs) -> Estimate:
+    """The ratio of two limits, geometric mean over seeds."""
+    return ratio(limits(over), limits(under))
+
+
+def shown(limit: Values) -> str:
+    """The median of seeds' limits and their range."""
+    rates = sorted(limit.values())
+    if not rates:
+        return "none inside the rates"
+    return f"{rates[len(rates) // 2]:g} [{rates[0]:g}, {rates[-1]:g}]"

@@ -1,12 +1,19 @@
-"""Which launches a scale needs, in their order, and how each runs: trainings, epsilon, interventions, the published setting."""
+"""Which launches a scale needs, in their order, and how each runs: trainings, epsilon,
+interventions, the published setting.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from roundscope.experiments.studies.microscaling.arms import (
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework import student
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.study import Launch, Progress
+from roundscope.experiments.studies.microscaling.conditions import (
+    Scale,
+    Setting,
     base_arm,
     changed,
     changes_of,
@@ -14,39 +21,55 @@ from roundscope.experiments.studies.microscaling.arms import (
     parted,
     trained,
 )
-from roundscope.experiments.studies.microscaling.scale import Scale, Setting
 from roundscope.experiments.train.student.arms import EXACT, Arm, groups
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.results import Result
+
+Runs = Sequence[Run[Arm]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Arms of one executable. first: the step at which they leave a run that they share, None if they share none."""
+class Part:
+    """Arms of one executable.
+
+    first: the step at which they leave a run that they share; None if they share none.
+    """
 
     config: Config
     arms: tuple[Arm, ...]
     first: int | None = None
 
 
-def base(scale: Scale) -> list[Launch]:
-    """The base in all formats: what interventions need. The runs that these part from are launched one by one, as beginnings are: other
-    arms beside them are another executable, whose last bits move the divergence by tens of steps.
+def planned(scale: Scale, store: Store) -> list[Launch]:
+    """All launches in their order: the base first, which says where interventions part from it."""
+    folder = store.path.parent
+    first = [_launch(scale, part, folder) for part in base(scale)]
+    if not store.keys().issuperset(key for launch in first for key in launch.keys):
+        return first
+    later = [*interventions(scale, starts(scale, store)), *others(scale)]
+    return [*first, *(_launch(scale, part, folder) for part in later)]
+
+
+def base(scale: Scale) -> list[Part]:
+    """The base in all formats: what interventions need.
+
+    The runs that these part from are launched one by one, as beginnings are: other arms beside
+    them are another executable, whose last bits move the divergence by tens of steps.
     """
     config, arms = config_of(scale.base), trained(scale.base, scale.formats, scale.seeds)
     alone = [arm for arm in arms if (arm.name, arm.lr) == (scale.mx, scale.rate)]
-    others = [arm for arm in arms if arm not in alone]
-    return [*_split(config, others, scale.arms), *(Launch(config=config, arms=(arm,)) for arm in alone)]
+    beside = [arm for arm in arms if arm not in alone]
+    return [*_split(config, beside, scale.arms), *(Part(config=config, arms=(a,)) for a in alone)]
 
 
-def others(scale: Scale) -> list[Launch]:
+def others(scale: Scale) -> list[Part]:
     """Epsilon of the base, the other settings, the published one."""
     added = trained(at_rate(scale), changed(scale.mx), scale.seeds[: scale.parted])
     found = [epsilon(scale), *_split(config_of(scale.base), added, scale.arms)]
-    found += [each for setting in scale.settings[1:] for each in _trained(scale, setting, scale.few)]
+    for setting in scale.settings[1:]:
+        found += _split(config_of(setting), trained(setting, scale.few, scale.seeds), scale.arms)
     if scale.paper is not None:
-        config, formats, seeds = scale.paper
-        found += _split(config, trained(Setting(name="paper", config=config, rates=(config.lr,)), formats, seeds), 1)
+        published, formats, seeds = scale.paper
+        found += _split(config_of(published), trained(published, formats, seeds), 1)
     return found
 
 
@@ -55,48 +78,69 @@ def at_rate(scale: Scale) -> Setting:
     return replace(scale.base, rates=(scale.rate,))
 
 
-def epsilon(scale: Scale) -> Launch:
+def epsilon(scale: Scale) -> Part:
     """The base in format mx, and FP32 beside it."""
     seeds = scale.seeds[: scale.parted]
     arms = [base_arm(scale, seed) for seed in seeds]
     exact = [Arm(name=EXACT, lr=scale.rate, seed=seed) for seed in seeds]
-    return Launch(config=replace(config_of(scale.base, scale.rate), measure_every=scale.looks), arms=(*arms, *exact))
+    config = replace(config_of(scale.base, scale.rate), measure_every=scale.looks)
+    return Part(config=config, arms=(*arms, *exact))
 
 
-def _trained(scale: Scale, setting: Setting, formats: Sequence[str]) -> list[Launch]:
-    return _split(config_of(setting), trained(setting, formats, scale.seeds), scale.arms)
-
-
-def _split(config: Config, arms: Sequence[Arm], most: int, first: int | None = None) -> list[Launch]:
+def _split(config: Config, arms: Sequence[Arm], most: int, first: int | None = None) -> list[Part]:
     """By executable, in equal parts of at most so many arms."""
     found = []
     for group in groups(config, arms):
         size = math.ceil(len(group) / math.ceil(len(group) / most))
-        found += [Launch(config=config, arms=tuple(group[i : i + size]), first=first) for i in range(0, len(group), size)]
+        own = [tuple(group[i : i + size]) for i in range(0, len(group), size)]
+        found += [Part(config=config, arms=each, first=first) for each in own]
     return found
 
 
-def leaving(scale: Scale, own: Sequence[Result], exact: Sequence[Result]) -> list[tuple[int, int, int]]:
-    """(seed, lead, step at which arms part) of the first seeds whose base run diverges, long enough after its start, where FP32 lives."""
-    alive = {r.arm.seed for r in exact if r.diverged is None}
-    fit = [r for r in own if r.diverged is not None and r.diverged > max(scale.leads) and r.arm.seed in alive]
-    return [(r.arm.seed, lead, r.diverged - lead) for lead in scale.leads for r in fit[: scale.parted] if r.diverged is not None]
+def starts(scale: Scale, store: Store) -> list[tuple[int, int, int]]:
+    """Where interventions part, as `leaving` has it; empty before the base and FP32 are there."""
+    setting = config_of(scale.base)
+    arms = [trained(scale.base, [f], scale.seeds) for f in (scale.mx, EXACT)]
+    own, exact = (student.whole(store, setting, each) for each in arms)
+    return leaving(scale, _at(own, scale.rate), _at(exact, scale.rate))
 
 
-def interventions(scale: Scale, places: Sequence[tuple[int, int, int]]) -> list[Launch]:
+def _at(runs: Iterable[Run[Arm]], rate: float) -> list[Run[Arm]]:
+    return [r for r in runs if r.condition.lr == rate]
+
+
+def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
+    """(seed, lead, step at which arms part) of the first seeds whose base run diverges, long enough
+    after its start, where FP32 lives.
+    """
+    alive = {r.seed for r in exact if r.diverged is None}
+    steps = {r.seed: r.diverged for r in own if r.diverged is not None and r.seed in alive}
+    fit = [seed for seed, step in steps.items() if step > max(scale.leads)][: scale.parted]
+    return [(seed, lead, steps[seed] - lead) for lead in scale.leads for seed in fit]
+
+
+def interventions(scale: Scale, places: Sequence[tuple[int, int, int]]) -> list[Part]:
     """The arms that part from the base run of a seed at a step."""
     config = config_of(scale.base, scale.rate)
-    return [each for seed, _, first in places for each in _split(config, parted(scale, seed, first), scale.arms, first)]
+    each = [(first, parted(scale, seed, first)) for seed, _, first in places]
+    return [part for first, arms in each for part in _split(config, arms, scale.arms, first)]
 
 
-def ran(scale: Scale, launch: Launch, out: Path, progress: Any) -> list[Result]:
-    """The results of a launch; states at which arms part are kept in `out`."""
+def _launch(scale: Scale, part: Part, folder: Path) -> Launch:
+    title = "student" if part.first is None else f"student, from step {part.first}"
+    compute = lambda progress: ran(scale, part, folder, progress)  # noqa: E731
+    return student.launch(title, part.config, part.arms, compute)
+
+
+def ran(scale: Scale, part: Part, folder: Path, progress: Progress) -> list[Run[Arm]]:
+    """The runs of a launch; states at which arms part are kept in the folder."""
     from roundscope.experiments.studies.microscaling.epsilon import pair_up
     from roundscope.experiments.train.student.begins import begin
-    from roundscope.experiments.train.student.run import launch as whole
+    from roundscope.experiments.train.student.run import launch
 
-    if launch.config.measure_every:
-        half = len(launch.arms) // 2
-        return pair_up(launch.config, launch.arms[:half], launch.arms[half:], changes_of(f"{scale.mx}:rceil"), progress)
-    start = None if launch.first is None else begin(launch.config, launch.arms, launch.first, out, progress)
-    return whole(launch.config, launch.arms, progress, start)
+    config, arms = part.config, part.arms
+    if config.measure_every:
+        half = len(arms) // 2
+        return pair_up(config, arms[:half], arms[half:], changes_of(f"{scale.mx}:rceil"), progress)
+    start = None if part.first is None else begin(config, arms, part.first, folder, progress)
+    return launch(config, arms, progress, start)

@@ -12,13 +12,14 @@ from enum import StrEnum
 
 import numpy as np
 
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework.counts import LEVEL, at_least
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
-from roundscope.experiments.studies.microscaling.arms import SHAM
-from roundscope.experiments.studies.microscaling.judging import LEVEL, at_least, when
-from roundscope.experiments.studies.proxy.studies import UNCHANGED
-from roundscope.experiments.train.student.results import Result
+from roundscope.experiments.studies.microscaling.conditions import SHAM
+from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.presets import UNCHANGED
 
-Parted = Mapping[tuple[int, int], Mapping[str, Result]]  # (seed, lead) -> arm -> run
+Parted = Mapping[tuple[int, int], Mapping[str, Run[Arm]]]  # (seed, lead) -> arm -> run
 
 
 class Effect(StrEnum):
@@ -64,9 +65,9 @@ class Outcome:
 
 def outcome(found: Parted, lead: int, name: str) -> Outcome:
     """Of the seeds whose unchanged run diverged after the arms parted; censored runs count as the last step."""
-    own = {seed: runs for (seed, at), runs in found.items() if at == lead and name in runs and math.isfinite(when(runs[UNCHANGED]))}
-    nulls = {seed: [when(r) for n, r in runs.items() if n == UNCHANGED or n.startswith(SHAM)] for seed, runs in own.items()}
-    steps = {seed: when(runs[name]) for seed, runs in own.items()}
+    own = {seed: runs for (seed, at), runs in found.items() if at == lead and name in runs and math.isfinite(runs[UNCHANGED].time)}
+    nulls = {seed: [r.time for n, r in runs.items() if n == UNCHANGED or n.startswith(SHAM)] for seed, runs in own.items()}
+    steps = {seed: runs[name].time for seed, runs in own.items()}
     last = {seed: float(runs[name].steps) for seed, runs in own.items()}
     middle = {seed: float(np.median(np.minimum(null, last[seed]))) for seed, null in nulls.items()}
     around = [min(x, last[seed]) - middle[seed] for seed, null in nulls.items() for x in null]

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterator
 
+from roundscope.experiments.studies.framework.counts import diverged
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, judge
 from roundscope.experiments.studies.mxfp8 import claims_rounding
-from roundscope.experiments.studies.mxfp8.arms import (
+from roundscope.experiments.studies.mxfp8.conditions import (
     BF16,
     E5M2,
     ENDS,
@@ -16,7 +17,7 @@ from roundscope.experiments.studies.mxfp8.arms import (
     LAST,
     RCEIL,
 )
-from roundscope.experiments.studies.mxfp8.results import Own, Results, diverged
+from roundscope.experiments.studies.mxfp8.results import Results, Runs
 
 RULES = (
     "Arms of one seed have the same weights and batches; differences are paired by seed and shown with 95 % t intervals. 'Agrees' if the "
@@ -39,7 +40,7 @@ def _floor(r: Results) -> Iterator[Verdict]:
     stable, lower = "with the floor of OCP MX 1.0 training can diverge, with RCEIL not", "RCEIL trains to a lower loss than floor"
     for model, rates, runs in (("GPT", r.rates, r.gpt), ("proxy", r.proxy_rates, r.proxy)):
         for lr in rates:
-            own: dict[str, Own] = {name: runs.get((lr, name), []) for name in (FLOOR, RCEIL, BF16, FP32)}
+            own: dict[str, Runs] = {name: runs.get((lr, name), []) for name in (FLOOR, RCEIL, BF16, FP32)}
             yield _verdict("abstract, v1", stable, model, lr, _can(own), "; ".join(f"{name} {_times(x)}" for name, x in own.items()))
     for lr in r.rates:
         e = r.gap(lr, FLOOR, RCEIL)
@@ -49,7 +50,7 @@ def _floor(r: Results) -> Iterator[Verdict]:
         yield _verdict("abstract, v1", lower, "proxy", lr, judge(e, WORSE), f"floor's loss above RCEIL's {interval(e, ' %')}")
 
 
-def _can(own: dict[str, Own]) -> Word:
+def _can(own: dict[str, Runs]) -> Word:
     if not diverged(own[FLOOR]) or diverged(own[FP32]) or diverged(own[BF16]):
         return Word.NOT_TESTABLE
     if not diverged(own[RCEIL]):
@@ -57,7 +58,7 @@ def _can(own: dict[str, Own]) -> Word:
     return Word.CONTRADICTS if diverged(own[RCEIL]) >= diverged(own[FLOOR]) else Word.UNDECIDED
 
 
-def _times(own: Own) -> str:
+def _times(own: Runs) -> str:
     return f"{diverged(own)} of {len(own)}"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from roundscope.emu.blocks.format import ScaleRule
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, mean, ratio
 from roundscope.experiments.studies.framework.verdicts import LARGER, Verdict, Word, interval, judge
-from roundscope.experiments.studies.mxfp8.arms import FLOOR, FLOOR_SR, RCEIL, RCEIL_SR
 from roundscope.experiments.studies.mxfp8.audit import COPIES
+from roundscope.experiments.studies.mxfp8.conditions import FLOOR, FLOOR_SR, RCEIL, RCEIL_SR
 from roundscope.experiments.studies.mxfp8.results import Results
 
 BELOW, MOST = (-math.inf, 0.0), (0.0, 0.5)

@@ -1,41 +1,56 @@
-"""A launch of the GPT: all arms and seeds of one rate in one executable, and the audit of the BF16 arms on the way."""
+"""The launches of both models; and one of the GPT: all arms and seeds of one rate in one
+executable, and the audit of the BF16 arms on the way.
+"""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import jax
 import numpy as np
 
-from roundscope.experiments.studies.mxfp8.arms import BF16, Trial, settings_of
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework import student
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.study import Launch, Progress
 from roundscope.experiments.studies.mxfp8.audit import Row, audit
-from roundscope.experiments.studies.mxfp8.scale import Scale
+from roundscope.experiments.studies.mxfp8.conditions import (
+    BF16,
+    Scale,
+    Trial,
+    key,
+    proxy_arms,
+    settings_of,
+    trials,
+)
 from roundscope.experiments.train.divergence import followed
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import EVERY, blocks, drawing
 
-Progress = Callable[[int], None]  # steps done
+
+def planned(scale: Scale, store: Store) -> list[Launch]:
+    """The proxy's launches by rate and executable, then the GPT's, one for each rate."""
+    proxy = [student.launch(f"proxy, lr {arms[0].lr:g}", scale.proxy, arms) for arms in proxy_arms(scale)]
+    return [*proxy, *(_gpt(scale, own) for own in trials(scale))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One training.
+def _gpt(scale: Scale, own: Sequence[Trial]) -> Launch:
+    return Launch(
+        title=f"GPT, lr {own[0].lr:g}: {len(own)} runs",
+        steps=scale.gpt.steps,
+        config=asdict(scale.gpt),
+        keys=tuple(key(scale, trial) for trial in own),
+        run=lambda progress: {key(scale, r.condition): r for r in launch(scale, own, progress)},
+    )
 
-    diverged  the step at which it did (`spikes.RULE`), None if it did not
-    loss      mean of the last 50 losses in nats, NaN where one is not finite;  curve: (steps done, mean loss since the last entry)
-    audit     of a BF16 arm: `audit.audit` at the steps of the scale, each row with its step
+
+def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Run[Trial]]:
+    """The runs of trials, in their order. Same trials, same device: same bits.
+
+    curve           (steps done, mean loss since the last entry)
+    extra["audit"]  of a BF16 arm: `audit.audit` at the steps of the scale, each row with its step
     """
-
-    trial: Trial
-    diverged: int | None
-    loss: float
-    curve: tuple[tuple[int, float], ...]
-    audit: tuple[Row, ...] = ()
-
-
-def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Result]:
-    """The results of trials, in their order. Same trials, same device: same bits."""
     settings, steps = settings_of(scale, list(own)), scale.gpt.steps
     state = one_step.start(settings.config, len(own), [settings.config.init_seed + t.seed for t in own])
     group, drawn = Group(settings, list(range(len(own))), state), drawing(settings)
@@ -52,19 +67,34 @@ def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Resul
         progress(block.done)
     losses = np.concatenate(looks)
     follow = followed(losses)
-    final = follow.final()
+    diverged, final = follow.diverged(), follow.final()
     return [
-        Result(
-            trial=t, diverged=follow.diverged()[a], loss=float(final[a]),
-            curve=tuple((min(n + EVERY, steps), float(losses[n : n + EVERY, a].mean())) for n in range(0, steps, EVERY)),
-            audit=tuple(audits.get(t, ())),
+        Run(
+            condition=t,
+            steps=steps,
+            diverged=diverged[a],
+            loss=float(final[a]),
+            curve=_curve(losses[:, a]),
+            extra={"audit": tuple(audits.get(t, ()))},
         )
         for a, t in enumerate(own)
-    ]  # fmt: skip
+    ]
+
+
+def _curve(losses: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """(steps done, mean loss since the last entry), every EVERY steps."""
+    steps = len(losses)
+    first = range(0, steps, EVERY)
+    return tuple((min(n + EVERY, steps), float(losses[n : n + EVERY].mean())) for n in first)
 
 
 def _audit(
-    scale: Scale, own: Sequence[Trial], params: Any, drawn: dict[int, np.ndarray], number: int, audits: dict[Trial, list[Row]]
+    scale: Scale,
+    own: Sequence[Trial],
+    params: Any,
+    drawn: dict[int, np.ndarray],
+    number: int,
+    audits: dict[Trial, list[Row]],
 ) -> None:
     """Of every BF16 arm, at its weights and the batch of the step."""
     for a, trial in enumerate(own):

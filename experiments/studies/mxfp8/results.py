@@ -1,27 +1,29 @@
 """What came of both models, by peak rate and arm, and comparisons of two arms seed by seed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, mean, ratio
-from roundscope.experiments.studies.mxfp8.launches import Result
-from roundscope.experiments.train.student.results import Result as ProxyResult
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.student import stored
+from roundscope.experiments.studies.mxfp8.conditions import Scale, Trial, key, proxy_arms, trials
+from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.results import before
 
-Own = Sequence[Result] | Sequence[ProxyResult]
+Runs = Sequence[Run[Any]]
+Place = tuple[float, str]  # peak rate, arm
 
 
+@dataclass(frozen=True, slots=True)
 class Results:
-    """gpt, proxy: (rate, arm) -> results in the order of seeds."""
+    """gpt, proxy: (rate, arm) -> runs in the order of seeds;  audit: of the GPT's BF16 runs."""
 
-    def __init__(self, gpt: Sequence[Result], proxy: Sequence[ProxyResult]) -> None:
-        self.gpt: dict[tuple[float, str], list[Result]] = {}
-        self.proxy: dict[tuple[float, str], list[ProxyResult]] = {}
-        for r in gpt:
-            self.gpt.setdefault((r.trial.lr, r.trial.name), []).append(r)
-        for p in proxy:
-            self.proxy.setdefault((p.arm.lr, p.arm.name), []).append(p)
-        self.audit = [{"seed": r.trial.seed, "lr": r.trial.lr, **row} for r in gpt for row in r.audit]
+    gpt: Mapping[Place, Sequence[Run[Trial]]]
+    proxy: Mapping[Place, Sequence[Run[Arm]]]
+    audit: Sequence[Mapping[str, Any]]
 
     @property
     def rates(self) -> list[float]:
@@ -33,43 +35,67 @@ class Results:
         """Of the proxy."""
         return list(dict.fromkeys(lr for lr, _ in self.proxy))
 
+    def arms(self) -> Iterator[tuple[str, float, str, Runs]]:
+        """(model, rate, arm, runs), the GPT first."""
+        for model, places in (("GPT", self.gpt), ("proxy", self.proxy)):
+            for (lr, name), runs in places.items():
+                yield model, lr, name, runs
+
     def gaps(self, lr: float, name: str, base: str) -> Values:
-        """Final loss above that of another arm of the GPT, nats, by seed; of seeds of which neither diverged."""
-        under = _losses(self.gpt.get((lr, base), []))
-        return {seed: loss - under[seed] for seed, loss in _losses(self.gpt.get((lr, name), [])).items() if seed in under}
+        """Final loss above that of another arm of the GPT in nats, by seed; neither diverged."""
+        over, under = (losses(self.gpt.get((lr, arm), ())) for arm in (name, base))
+        return {seed: loss - under[seed] for seed, loss in over.items() if seed in under}
 
     def gap(self, lr: float, name: str, base: str) -> Estimate:
         """`gaps` over seeds."""
         return mean(self.gaps(lr, name, base))
 
     def over(self, lr: float, name: str, base: str) -> Estimate:
-        """By how many per cent an arm of the proxy ends with a higher loss than another; the geometric mean."""
-        e = ratio(_losses(self.proxy.get((lr, name), [])), _losses(self.proxy.get((lr, base), [])))
-        mean, low, high = (100.0 * (x - 1.0) for x in (e.mean, e.low, e.high))
-        return Estimate(mean=mean, low=low, high=high, seeds=e.seeds)
+        """By how many per cent an arm of the proxy ends with a higher loss than another: the
+        geometric mean.
+        """
+        e = ratio(*(losses(self.proxy.get((lr, arm), ())) for arm in (name, base)))
+        middle, low, high = (100.0 * (x - 1.0) for x in (e.mean, e.low, e.high))
+        return Estimate(mean=middle, low=low, high=high, seeds=e.seeds)
 
     def seen(self, lr: float, name: str, measure: str) -> Values:
         """A measure of the proxy before divergence, by seed."""
-        return {r.arm.seed: r.before(measure) for r in self.proxy.get((lr, name), [])}
+        return {r.seed: before(r, measure) for r in self.proxy.get((lr, name), ())}
 
     def audited(self, number: str, **where: Any) -> Values:
-        """The mean of an audited number over layers, matrices, steps and rates, by seed; where: column -> value or a tuple of values."""
+        """The mean of an audited number over layers, matrices, steps and rates, by seed.
+
+        where: column -> value or a tuple of values.
+        """
+        wanted = {column: v if isinstance(v, tuple) else (v,) for column, v in where.items()}
         kept: dict[int, list[float]] = {}
         for row in self.audit:
-            if all(row[c] in v if isinstance(v, tuple) else row[c] == v for c, v in where.items()) and math.isfinite(row[number]):
+            fits = all(row[column] in values for column, values in wanted.items())
+            if fits and math.isfinite(row[number]):
                 kept.setdefault(row["seed"], []).append(row[number])
         return {seed: sum(own) / len(own) for seed, own in kept.items()}
 
 
-def _losses(own: Own) -> dict[int, float]:
-    return {seed_of(r): r.loss for r in own if r.diverged is None and math.isfinite(r.loss)}
+def collected(gpt: Sequence[Run[Trial]], proxy: Sequence[Run[Arm]]) -> Results:
+    """Runs of both models in their places."""
+    audit = [{"seed": r.seed, **row} for r in gpt for row in r.extra.get("audit", ())]
+    return Results(_places(gpt), _places(proxy), audit)
 
 
-def seed_of(r: Result | ProxyResult) -> int:
-    """Of weights and batches."""
-    return r.trial.seed if isinstance(r, Result) else r.arm.seed
+def read(scale: Scale, store: Store) -> Results | None:
+    """What the store holds of a scale; None unless it has runs of both models."""
+    gpt = store.read({t: key(scale, t) for own in trials(scale) for t in own})
+    proxy = stored(store, scale.proxy, [a for arms in proxy_arms(scale) for a in arms])
+    return collected(list(gpt.values()), list(proxy.values())) if gpt and proxy else None
 
 
-def diverged(own: Own) -> int:
-    """How many did."""
-    return sum(r.diverged is not None for r in own)
+def losses(runs: Runs) -> dict[int, float]:
+    """Final losses of those that did not diverge, by seed."""
+    return {r.seed: r.loss for r in runs if r.diverged is None and math.isfinite(r.loss)}
+
+
+def _places(runs: Iterable[Run[Any]]) -> dict[Place, list[Run[Any]]]:
+    found: dict[Place, list[Run[Any]]] = {}
+    for r in runs:
+        found.setdefault((r.condition.lr, r.condition.name), []).append(r)
+    return found

@@ -1,11 +1,10 @@
 """`Arm`, one run among several on the same rows: its name, its changes, its rate, its seed; and which run in one executable."""
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.results.run import key_of
 from roundscope.experiments.train.mx import linear
 from roundscope.experiments.train.mx.linear import How
 from roundscope.experiments.train.student.config import Config
@@ -60,9 +59,12 @@ def _rate(text: str) -> float:
 
 def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
     """Arms by executable: the same events round and draw lots, at all times."""
+    needs: dict[Changes, How] = {}  # arms that differ in seed and rate have one plan
     found: dict[How, list[Arm]] = {}
     for arm in arms:
-        found.setdefault(how_of(config, [arm]), []).append(arm)
+        if arm.changes not in needs:
+            needs[arm.changes] = how_of(config, [arm])
+        found.setdefault(needs[arm.changes], []).append(arm)
     return list(found.values())
 
 
@@ -79,5 +81,4 @@ def plans_of(config: Config, arm: Arm) -> list[Plan]:
 def key(config: Config, arm: Arm) -> str:
     """The name of a result: of all that decides it but versions, device, and the arm's own name."""
     own = {k: v for k, v in asdict(arm).items() if k != "name"}
-    kept = asdict(replace(config, lr=1.0, min_lr=config.min_lr / config.lr))
-    return hashlib.sha256(json.dumps([kept, own], sort_keys=True).encode()).hexdigest()[:24]
+    return key_of(asdict(config) | {"lr": 1.0, "min_lr": config.min_lr / config.lr}, own)

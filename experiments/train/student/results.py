@@ -1,60 +1,69 @@
-"""What came of arms: `Result` of a run."""
+"""What came of arms of the student: functions of their runs, `Run[Arm]`.
+
+curve              (steps done, largest loss since the last entry, gradient norm), every 25 steps
+extra["spikes"]    how many spikes began
+extra["measures"]  (steps done, name -> number) of `measure`, as often as the config asks
+"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.student.arms import EXACT, Arm
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One run.
-
-    diverged  the step at which it did (`follow.RULE`), None if it did not;  spikes: how many began
-    loss      mean of the last 50 losses, NaN where one is not finite
-    curve     (steps done, largest loss since the last entry, gradient norm), every 25 steps
-    measures  (steps done, name -> number) of `measure`
-    """
-
-    arm: Arm
-    steps: int
-    diverged: int | None
-    spikes: int
-    loss: float
-    curve: tuple[tuple[int, float, float], ...]
-    measures: tuple[tuple[int, Mapping[str, float]], ...] = ()
-
-    def before(self, name: str) -> float:
-        """The median of a measure before the run diverged, NaN without any."""
-        end = math.inf if self.diverged is None else self.diverged
-        found = [own[name] for step, own in self.measures if step <= end and name in own and math.isfinite(own[name])]
-        return float(np.median(found)) if found else math.nan
+Result = Run[Arm]  # what came of one arm
+Measures = Sequence[tuple[int, Mapping[str, float]]]
 
 
-def of_arms(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """By name, in their order."""
+def measures(run: Result) -> Measures:
+    """What was measured on the way; empty where nothing was."""
+    found: Measures = run.extra.get("measures", ())
+    return found
+
+
+def before(run: Result, name: str) -> float:
+    """The median of a measure before the run diverged, NaN without any."""
+    looks = [each[name] for step, each in measures(run) if step <= run.time and name in each]
+    finite = [x for x in looks if math.isfinite(x)]
+    return float(np.median(finite)) if finite else math.nan
+
+
+def measured(runs: Iterable[Result]) -> list[str]:
+    """The names of what was measured, in their order."""
+    return list(dict.fromkeys(name for r in runs for _, each in measures(r) for name in each))
+
+
+def of_arms(runs: Iterable[Result]) -> dict[str, list[Result]]:
+    """By the arm's name, in their order."""
     found: dict[str, list[Result]] = {}
-    for r in results:
-        found.setdefault(r.arm.name, []).append(r)
+    for r in runs:
+        found.setdefault(r.condition.name, []).append(r)
     return found
 
 
-def when(results: Sequence[Result]) -> str:
-    """n of N diverged, and at which steps."""
-    steps = sorted(r.diverged for r in results if r.diverged is not None)
-    if not steps:
-        return f"0 of {len(results)}"
-    return f"{len(steps)} of {len(results)}, at {' '.join(map(str, steps[:6]))}{' ...' if len(steps) > 6 else ''}"
+def paired(first: Iterable[Result], second: Iterable[Result]) -> list[tuple[Result, Result]]:
+    """Runs of two arms with the same seed and rate, so on the same rows from the same weights."""
+    other = {(r.seed, r.condition.lr): r for r in second}
+    return [(r, other[at]) for r in first if (at := (r.seed, r.condition.lr)) in other]
 
 
-def lone(results: Sequence[Result]) -> list[str]:
+def lone(runs: Sequence[Result]) -> list[str]:
     """The arms that diverged with a seed with which FP32 at the same rate did not."""
-    exact = {(r.arm.seed, r.arm.lr): r.diverged for r in results if r.arm.name == EXACT}
-    found = [
-        name for name, own in of_arms(results).items()
-        if name != EXACT and any(r.diverged is not None and exact.get((r.arm.seed, r.arm.lr), -1) is None for r in own)
-    ]  # fmt: skip
-    return found
+    arms = of_arms(runs)
+    exact = arms.pop(EXACT, [])
+    fails = lambda r, e: r.diverged is not None and e.diverged is None  # noqa: E731
+    return [name for name, own in arms.items() if any(fails(r, e) for r, e in paired(own, exact))]
+
+
+def over(own: Sequence[Result], runs: Iterable[Result]) -> float:
+    """The final loss over FP32's of the same seed and rate: the geometric mean of `own`.
+
+    `runs` holds FP32's. Infinite where one is not finite or missing.
+    """
+    exact = [r for r in runs if r.condition.name == EXACT]
+    ratios = [r.loss / e.loss for r, e in paired(own, exact)]
+    if len(ratios) < len(own) or not all(map(math.isfinite, ratios)):
+        return math.inf
+    return float(np.exp(np.mean(np.log(ratios))))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.divergence import Follow, followed
 from roundscope.experiments.train.loop import EVERY, blocks
 from roundscope.experiments.train.state import pick
@@ -93,7 +94,7 @@ def _result(config: Config, arm: Arm, i: int, follow: Follow, final: float, end:
     curve = tuple((min(n + EVERY, config.steps), float(end.losses[n : n + EVERY, i].max()), float(end.norms[n, i])) for n in looks)
     first = int(follow.first[i])
     measures = tuple((step, {name: float(v[i]) for name, v in found.items()}) for step, found in measured)
-    return Result(
-        arm=arm, steps=config.steps, diverged=None if first < 0 else first, spikes=int(follow.spikes[i]), loss=final, curve=curve,
-        measures=measures,
+    return Run(
+        condition=arm, steps=config.steps, diverged=None if first < 0 else first, loss=final, curve=curve,
+        extra={"spikes": int(follow.spikes[i]), "measures": measures},
     )  # fmt: skip

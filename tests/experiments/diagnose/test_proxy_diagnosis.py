@@ -122,7 +122,8 @@ def test_the_report_has_all_steps_in_order(folder, found, tmp_path, monkeypatch,
 def test_the_first_divergence_is_taken_and_its_own_twin(folder):
     """Catches an FP32 run at another rate beside the diverged one, and a divergence that is not the first."""
     c, named = (case(folder, arm=arm, first=None, until=None) for arm in (None, "fast"))
-    rows = sqlite3.connect(folder / "proxy.sqlite").execute("SELECT diverged, name FROM runs WHERE diverged IS NOT NULL").fetchall()
+    query = "SELECT diverged, json_extract(condition, '$.name') FROM runs WHERE diverged IS NOT NULL"
+    rows = sqlite3.connect(folder / "proxy.sqlite").execute(query).fetchall()
     assert (
         c.failed == min(rows)[0]
         and (c.failed, c.own.name) in rows

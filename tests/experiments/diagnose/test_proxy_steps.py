@@ -1,6 +1,10 @@
 """Parts of a proxy's diagnosis: units and their words, the gradient's error and its coherence, operands, repairs, states that are kept."""
 
-from dataclasses import replace
+import json
+import math
+import sqlite3
+from contextlib import closing
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
@@ -13,7 +17,7 @@ from roundscope.experiments.diagnose.proxy_case import Case, case
 from roundscope.experiments.diagnose.proxy_errors import GRADIENT, coherence, errors, only
 from roundscope.experiments.diagnose.proxy_origin import operands, origin
 from roundscope.experiments.diagnose.proxy_repairs import spelled, texts
-from roundscope.experiments.diagnose.proxy_rows import Row
+from roundscope.experiments.diagnose.proxy_rows import Row, read
 from roundscope.experiments.diagnose.proxy_units import (
     Unit,
     change,
@@ -22,13 +26,14 @@ from roundscope.experiments.diagnose.proxy_units import (
     units_of,
     words,
 )
-from roundscope.experiments.studies.proxy.store import opened
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework.store import opened
+from roundscope.experiments.studies.mxfp8.conditions import Trial
 from roundscope.experiments.train.student import begins, model, step
-from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.plan import kept, plan_of
-from roundscope.experiments.train.student.results import Result
 from roundscope.experiments.train.student.run import fresh
 from roundscope.experiments.train.student.sites import GROUPS, INDEX, Site
 
@@ -167,11 +172,33 @@ def test_replays_begin_at_a_state_that_the_study_kept(tmp_path, monkeypatch):
     later = lambda config, arms, b, first, progress: (bent(b)._replace(step=first, losses=np.ones((3, 2)), norms=np.ones((3, 2))), [])  # noqa: E731
     monkeypatch.setattr(begins, "advance", later)
     wanted = begins.begin(TINY, arms, 3, tmp_path, lambda n: None)
-    results = [Result(arm=a, steps=20, diverged=12 if a == arms[1] else None, spikes=0, loss=1.0, curve=((20, 1.0, 1.0),)) for a in arms]
-    with opened(tmp_path) as store:
-        store.add(TINY, results, "cpu")
+    fate = lambda a: 12 if a == arms[1] else None  # noqa: E731
+    runs = {key(TINY, a): Run(condition=a, steps=20, diverged=fate(a), loss=1.0, curve=((20, 1.0, 1.0),)) for a in arms}
+    with opened(tmp_path, "proxy") as store:
+        store.add(runs, asdict(TINY), "cpu")
     found = case(tmp_path, arm=None, first=None, until=None)
     assert found.own == arms[1] and found.origin == 3 and found.starts == (3,) and case(tmp_path, arm=None, first=2, until=None).origin == 0
     ours, theirs = (jax.tree.leaves(b.state.params) for b in (found.beginning(), wanted.take([1])))
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True)) and found.beginning().step == 3
     assert len(list(tmp_path.glob("begin-*"))) == 1
+
+
+def test_runs_of_every_results_file_are_read(tmp_path):
+    """Catches runs of an older version's file or of `reproduce mxfp8` that are lost, and a GPT's taken for a student's."""
+    arm = Arm(name="a", changes=((0, "site=W -> mxfp4"),), lr=0.1 + 0.2, seed=7)
+    gpt = Trial(name="bf16", changes="matrix=all -> bf16", lr=1e-3, seed=0)
+    run = lambda c: Run(condition=c, steps=20, diverged=12, loss=math.nan, curve=((20, math.nan, 1.0),))  # noqa: E731
+    with opened(tmp_path, "mxfp8") as store:
+        store.add({"own": run(arm)}, asdict(TINY), "cpu")
+        store.add({"gpt": replace(run(gpt), curve=((20, 1.0),))}, {"layers": 3}, "cpu")
+    [row] = read(tmp_path)
+    assert row.arm == arm and row.config == TINY and row.diverged == 12 and math.isnan(row.curve[0][1])
+    older = tmp_path / "older"
+    older.mkdir()
+    with closing(sqlite3.connect(older / "proxy.sqlite")) as file:
+        file.execute(f"PRAGMA application_id = {int.from_bytes(b'RSpx', 'big')}")
+        file.execute("CREATE TABLE runs (name, changes, lr, seed, diverged, curve, config, device)")
+        own = (arm.name, json.dumps(arm.changes), arm.lr, arm.seed, 12, "[[20, null, 1.0]]", json.dumps(asdict(TINY)), "cpu")
+        file.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", own)
+        file.commit()
+    assert str(read(older)) == str([row])

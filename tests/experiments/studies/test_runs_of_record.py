@@ -1,8 +1,12 @@
 """`docs/runs`: this version still knows every result that is stored there."""
 
 import gzip
+import json
+import math
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -10,42 +14,88 @@ from roundscope.experiments.studies.dose import arms as dose
 from roundscope.experiments.studies.dose.study import topic
 from roundscope.experiments.studies.failure.conditions import trials as qiu_yao
 from roundscope.experiments.studies.failure.conditions.scale import FULL as QIU_YAO
-from roundscope.experiments.studies.mxfp8 import store as mxfp8
-from roundscope.experiments.studies.mxfp8.arms import trials
-from roundscope.experiments.studies.mxfp8.scale import FULL as MXFP8
+from roundscope.experiments.studies.framework.loop import missing
+from roundscope.experiments.studies.framework.store import opened
+from roundscope.experiments.studies.microscaling import study as su
+from roundscope.experiments.studies.mxfp8 import study as mxfp8
 from roundscope.experiments.studies.stability.scale import FULL as GOLDEN
 
 RUNS = Path(__file__).parents[3] / "docs" / "runs"
 
 
-def stored(name, table, tmp_path):
+class Key(NamedTuple):
+    """A condition of which only the name is known."""
+
+    key: str
+    seed: int = 0
+
+
+def stored(name, table):
     """The keys of a file."""
-    path = RUNS / name
-    if name.endswith(".gz"):
-        path = tmp_path / "found.sqlite"
-        path.write_bytes(gzip.decompress((RUNS / name).read_bytes()))
-    with sqlite3.connect(path) as connection:
+    with sqlite3.connect(RUNS / name) as connection:
         return {key for (key,) in connection.execute(f"SELECT key FROM {table}")}
 
 
 @pytest.mark.parametrize("name", ["scaling", "identity", "conditions"])
-def test_doses(name, tmp_path):
+def test_doses(name):
     """A field of Config or of a dose that changes the names of results: what is there would be trained again."""
     asked = topic(name, ["steps=1000"] if name == "conditions" else [], quick=False, seeds=(0, 1, 2))
-    found = stored(f"dose-{name}.sqlite", "doses", tmp_path)
+    found = stored(f"dose-{name}.sqlite", "doses")
     assert found and found <= {dose.key(asked.config, one) for one in asked.doses}
 
 
-def test_trainings_of_qiu_yao(tmp_path):
+def test_trainings_of_qiu_yao():
     """The same, of plans."""
-    found = stored("qiu-yao.sqlite", "trials", tmp_path)
+    found = stored("qiu-yao.sqlite", "trials")
     assert found and found <= {qiu_yao.key(QIU_YAO, entry.trial) for entry in qiu_yao.entries(QIU_YAO)}
 
 
-def test_trainings_of_mxfp8(tmp_path):
-    """The same, of linear layers."""
-    found = stored("mxfp8.sqlite.gz", "trials", tmp_path)
-    assert found and found <= {mxfp8.key(MXFP8, one) for own in trials(MXFP8) for one in own}
+@pytest.mark.parametrize(
+    ("study", "files"),
+    [
+        (su.study(), {"su-proxy": "proxy"}),
+        (mxfp8.study(), {"mxfp8": "mxfp8", "mxfp8-proxy": "proxy"}),
+    ],
+    ids=("su", "mxfp8"),
+)
+def test_trainings_of_the_student_and_of_mxfp8(study, files, tmp_path):
+    """The same, of linear layers and of the student; numbers that change while older files are read in."""
+    before = {}
+    for stored_as, name in files.items():
+        path = tmp_path / f"{name}.sqlite"
+        path.write_bytes(gzip.decompress((RUNS / f"{stored_as}.sqlite.gz").read_bytes()))
+        before |= older(path)
+    with opened(tmp_path, study.file or study.name) as store:
+        assert store.keys() == before.keys() == {key for launch in study.launches(store) for key in launch.keys}
+        assert not missing(study, store)
+        runs = store.read({Key(key): key for key in before})
+    for condition, run in runs.items():
+        assert repr((run.diverged, run.loss, run.curve, extra(run))) == repr(before[condition.key])
+
+
+def older(path):
+    """key -> the numbers of a run in a file of an older version, with tables of its own for each study."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        rows = connection.execute(f"SELECT * FROM {'runs' if 'runs' in names else 'trials'}").fetchall()
+        audit = connection.execute("SELECT * FROM audit").fetchall() if "audit" in names else []
+    number = lambda x: math.nan if x is None else x  # noqa: E731
+    found = {}
+    for row in rows:
+        curve = tuple(tuple(map(number, point)) for point in json.loads(row["curve"]))
+        found[row["key"]] = (row["diverged"], number(row["loss"]), curve, [])
+        if "measures" in row.keys():  # noqa: SIM118
+            looks = [(step, {n: number(v) for n, v in own.items()}) for step, own in json.loads(row["measures"])]
+            found[row["key"]][3].extend([row["spikes"], *looks])
+    for row in audit:
+        found[row["key"]][3].append({n: number(row[n]) for n in row.keys() if n != "key"})  # noqa: SIM118
+    return found
+
+
+def extra(run):
+    """A run's own numbers in the order of `older`."""
+    return list(run.extra["audit"]) if "audit" in run.extra else [run.extra["spikes"], *run.extra["measures"]]
 
 
 def test_trainings_of_golden():

@@ -2,8 +2,8 @@
 
 import math
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.student.arms import Arm
-from roundscope.experiments.train.student.results import Result
 from roundscope.experiments.train.student.sites import Site
 
 STEPS = 1000
@@ -14,7 +14,8 @@ def run(name, seed, diverged=None, *, lr=0.1, changes=(), measures=()):
     arm = Arm(name=name, changes=tuple(changes), lr=lr, seed=seed)
     curve = ((25, 1.0, 1.0), (50, 0.5, 1.0))
     loss = 0.05 if diverged is None else math.nan
-    return Result(arm=arm, steps=STEPS, diverged=diverged, spikes=0, loss=loss, curve=curve, measures=tuple(measures))
+    extra = {"spikes": 0, "measures": tuple(measures)}
+    return Run(condition=arm, steps=STEPS, diverged=diverged, loss=loss, curve=curve, extra=extra)
 
 
 def of_arm(arm, diverged=None, measures=()):

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from roundscope.experiments.studies.microscaling import arms, launches
-from roundscope.experiments.studies.microscaling.scale import FULL, QUICK, Setting, varied
-from roundscope.experiments.studies.proxy.studies import UNCHANGED
+from roundscope.experiments.studies.microscaling import conditions as arms
+from roundscope.experiments.studies.microscaling import launches
+from roundscope.experiments.studies.microscaling.conditions import FULL, QUICK, Setting, varied
 from roundscope.experiments.train.student.arms import key
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of
+from roundscope.experiments.train.student.presets import UNCHANGED
 from roundscope.experiments.train.student.sites import GROUPS, MATRICES, Site
 from tests.experiments.studies.microscaling.made import of_arm
 
@@ -80,7 +81,7 @@ def test_interventions_leave_runs_that_fail_where_fp32_does_not():
     scale = replace(QUICK, leads=(100, 20))
     steps = {0: 400, 1: None, 2: 500, 3: 10, 4: 450}
     base = [of_arm(arms.base_arm(scale, seed), step) for seed, step in steps.items()]
-    exact = [of_arm(replace(r.arm, name="fp32", changes=()), 600 if r.arm.seed == 4 else None) for r in base]
+    exact = [of_arm(replace(r.condition, name="fp32", changes=()), 600 if r.seed == 4 else None) for r in base]
     found = launches.leaving(scale, base, exact)
     assert found == [(seed, lead, steps[seed] - lead) for lead in scale.leads for seed in (0, 2)]
     made = launches.interventions(scale, found)

@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.studies.microscaling import arms, command
-from roundscope.experiments.studies.microscaling.scale import QUICK, Setting, varied
-from roundscope.experiments.studies.proxy.studies import UNCHANGED
+from roundscope.experiments.studies import reproduce
+from roundscope.experiments.studies.framework.command import INTERRUPTED
+from roundscope.experiments.studies.microscaling import conditions as arms
+from roundscope.experiments.studies.microscaling import draws, static, study
+from roundscope.experiments.studies.microscaling.conditions import QUICK, Setting, varied
 from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.presets import UNCHANGED
 from tests.experiments.studies.microscaling.made import looks, of_arm
 
 TINY = replace(
@@ -19,32 +22,36 @@ TINY = replace(
 )  # fmt: skip
 
 
-def made(scale, launch, out, progress):
+def made(scale, part, out, progress):
     """MXFP4 fails at the upper rates from step 500 on, FP32 never with LN; FP32 cures, LN delays, ties to away hasten; frozen
     shifts hasten.
     """
-    return [result(launch, arm) for arm in launch.arms]
+    return [result(part, arm) for arm in part.arms]
 
 
-def result(launch, arm):
+def result(part, arm):
     low = any("mxfp4" in text for _, text in arm.changes)
-    if launch.first is not None:
+    if part.first is not None:
         usual = 500 + arm.seed + (3 if arm.name.startswith(arms.SHAM) else 0)
         return of_arm(arm, {"all FP32": None, "LN in FP32": 700, "ties to away": 450}.get(arm.name, usual))
     if "beta frozen" in arm.name:
         return of_arm(arm, 450)
     if arm.name == "mxfp4, backward BF16":
         return of_arm(arm)
-    fails = (low and arm.lr >= 0.1) or (not launch.config.norm and arm.lr > 0.01)
-    measures = looks(0.3, 1.2) if launch.config.measure_every and arm.name == UNCHANGED else ()
+    fails = (low and arm.lr >= 0.1) or (not part.config.norm and arm.lr > 0.01)
+    measures = looks(0.3, 1.2) if part.config.measure_every and arm.name == UNCHANGED else ()
     return of_arm(arm, 500 + arm.seed if fails else None, measures)
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(command, "QUICK", TINY)
-    monkeypatch.setattr(command, "_static", lambda: [])
+    monkeypatch.setattr(study, "QUICK", TINY)
+    monkeypatch.setattr(static, "judged", lambda: [])
+    monkeypatch.setattr(draws, "BLOCKS", 40)
+    draws.stats.cache_clear()
     monkeypatch.setattr("roundscope.experiments.studies.microscaling.launches.ran", made)
+    yield
+    draws.stats.cache_clear()
 
 
 def called(out, capsys):
@@ -83,23 +90,31 @@ def test_command_writes_and_goes_on(tiny, tmp_path, capsys):
 
 
 def test_interrupted_run_tells_what_is_there(tiny, tmp_path, monkeypatch, capsys):
-    """A launch that is lost with the one after it, a page of a part that does not say so or speaks of what is missing."""
+    """A launch that is lost with the one after it, a page of a part that does not say so or speaks of what is missing, a
+    page that is drawn again and trains.
+    """
     calls = []
 
-    def dying(scale, launch, out, progress):
-        calls.append(launch)
+    def dying(scale, part, out, progress):
+        calls.append(part)
         if len(calls) == 10:  # the base is there, and one launch of the first parting
             raise KeyboardInterrupt
-        return made(scale, launch, out, progress)
+        return made(scale, part, out, progress)
 
     monkeypatch.setattr("roundscope.experiments.studies.microscaling.launches.ran", dying)
     part, code = called(tmp_path, capsys)
-    assert code == command.INTERRUPTED and part["run"]["there"] == 9
+    assert code == INTERRUPTED and part["run"]["there"] == 9
     assert words(part, "1") and not words(part, "epsilon") and "No interventions" in part["answer"]
-    assert "Interrupted" in (tmp_path / "report.html").read_text()
+    assert "Not complete" in (tmp_path / "report.html").read_text()
+    drawn = {"quick": True, "engine": "numpy", "jobs": None, "as_json": True, "draw": True}
+    assert reproduce.run("su", out=tmp_path, **drawn) == 0 and len(calls) == 10  # --draw trains nothing
+    again = json.loads(capsys.readouterr().out)
+    assert again["run"] == part["run"] | {n: again["run"][n] for n in ("command", "interrupted", "ran", "seconds")}
+    assert again["run"]["ran"] == 0 and again["run"]["command"] == "roundscope reproduce su --quick --draw"
+    assert again["verdicts"] == part["verdicts"] and "Not complete" in (tmp_path / "report.html").read_text()
     whole, code = called(tmp_path, capsys)
     assert code == 0 and whole["run"]["ran"] == whole["run"]["launches"] - 9 and words(whole, "epsilon")
-    assert "Interrupted" not in (tmp_path / "report.html").read_text()
+    assert "Not complete" not in (tmp_path / "report.html").read_text()
 
 
 def test_a_file_in_place_of_the_folder(tmp_path, capsys):

@@ -8,12 +8,13 @@ import pytest
 
 from roundscope.experiments.studies.framework.verdicts import Word
 from roundscope.experiments.studies.microscaling import claims_epsilon
+from roundscope.experiments.studies.microscaling.conditions import QUICK
 from roundscope.experiments.studies.microscaling.epsilon import pair_up
 from roundscope.experiments.studies.microscaling.found import Found
-from roundscope.experiments.studies.microscaling.scale import QUICK
-from roundscope.experiments.studies.proxy.studies import UNCHANGED
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.results import measures
 from roundscope.experiments.train.student.sites import Site
 from tests.experiments.studies.microscaling.made import looks, run
 
@@ -31,20 +32,20 @@ def trained():
 def test_epsilon_of_two_trainings_starts_as_that_of_one_state(trained):
     """Gradients of other rows, seeds or weights compared: at step 0 both have the same weights, and both epsilons are one number."""
     for r in trained[:2]:
-        (first, at_start), (second, later) = r.measures
+        (first, at_start), (second, later) = measures(r)
         assert (first, second) == (0, 2)
         assert at_start["zeta_apart"] == pytest.approx(at_start["zeta"], rel=1e-3) and at_start["zeta"] > 0.01
         assert at_start["cosine_apart"] == pytest.approx(at_start["cosine"], rel=1e-4)
         assert later["zeta_apart"] != pytest.approx(later["zeta"], rel=1e-3)
         assert later["zeta_rceil"] != pytest.approx(later["zeta"], rel=1e-3)
-    assert trained[0].measures[0][1]["zeta"] != trained[1].measures[0][1]["zeta"]
+    assert measures(trained[0])[0][1]["zeta"] != measures(trained[1])[0][1]["zeta"]
 
 
 def test_runs_beside_their_partners_are_whole(trained):
     """Steps that are lost or done twice between looks; a partner with the arm's measures."""
-    assert [r.arm.name for r in trained] == [UNCHANGED] * 2 + ["fp32"] * 2 and [r.arm.seed for r in trained] == [1, 0, 1, 0]
+    assert [r.condition.name for r in trained] == [UNCHANGED] * 2 + ["fp32"] * 2 and [r.seed for r in trained] == [1, 0, 1, 0]
     assert all(r.steps == CONFIG.steps and math.isfinite(r.loss) for r in trained)
-    assert not trained[2].measures and trained[0].loss != trained[2].loss
+    assert not measures(trained[2]) and trained[0].loss != trained[2].loss
 
 
 def found(until, diverged, zeta=0.3, apart=1.2):
@@ -72,5 +73,5 @@ def test_runs_that_live_are_read_to_their_end():
     assert len(claims_epsilon.before(found(500, None).epsilon[0])) == 4
     mixed = found(500, 450)
     mixed = replace(mixed, epsilon=[*mixed.epsilon, run(UNCHANGED, 9, None, measures=looks(9.0, 9.0))])
-    assert {r.arm.seed for r in claims_epsilon.runs_of(mixed)} == set(range(5))
+    assert {r.seed for r in claims_epsilon.runs_of(mixed)} == set(range(5))
     assert claims_epsilon.judged(Found(trained={}), QUICK) == []

@@ -5,20 +5,19 @@ from fractions import Fraction
 
 import pytest
 
+from roundscope.experiments.studies.framework import counts
+from roundscope.experiments.studies.framework.counts import at_least, counted, share
 from roundscope.experiments.studies.framework.verdicts import Word
 from roundscope.experiments.studies.microscaling import claims_arms
-from roundscope.experiments.studies.microscaling.found import Found
-from roundscope.experiments.studies.microscaling.judging import (
-    at_least,
-    counted,
-    limit_ratio,
-    limits,
-    share,
-    signs,
-)
+from roundscope.experiments.studies.microscaling.found import Found, limit_ratio, limits
 from roundscope.experiments.studies.microscaling.outcomes import Effect, outcome, outcomes
-from roundscope.experiments.studies.proxy.studies import UNCHANGED
+from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.results import paired
 from tests.experiments.studies.microscaling.made import run
+
+
+def signs(first, second):
+    return counts.signs(paired(first, second))
 
 
 def seeds(name, steps, **more):

@@ -10,32 +10,36 @@ import pytest
 
 from roundscope import emu
 from roundscope.experiments.errors import UsageError
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework import command
+from roundscope.experiments.studies.framework.loop import measure
+from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.verdicts import Word
-from roundscope.experiments.studies.mxfp8 import audit, claims, command, launches, store, words
-from roundscope.experiments.studies.mxfp8.arms import (
+from roundscope.experiments.studies.mxfp8 import audit, claims, launches, study
+from roundscope.experiments.studies.mxfp8.answer import answer
+from roundscope.experiments.studies.mxfp8.conditions import (
     BF16,
     E5M2,
     ENDS,
     FLOOR,
     FLOOR_SR,
     FP32,
+    FULL,
     PROXY,
+    QUICK,
     RCEIL,
     Trial,
     gpt_arms,
+    key,
     proxy_arms,
     settings_of,
     trials,
 )
-from roundscope.experiments.studies.mxfp8.launches import Result
-from roundscope.experiments.studies.mxfp8.results import Results
-from roundscope.experiments.studies.mxfp8.scale import FULL, QUICK
-from roundscope.experiments.studies.proxy.store import opened as proxy_opened
+from roundscope.experiments.studies.mxfp8.results import collected
 from roundscope.experiments.train.gpt.linear_plans import formats_of
 from roundscope.experiments.train.groups import formats_at, numbers
 from roundscope.experiments.train.mx.sites import INDEX
 from roundscope.experiments.train.student.arms import Arm
-from roundscope.experiments.train.student.results import Result as ProxyResult
 
 SEEDS = (0, 1, 2, 3, 4)
 SCALE = replace(QUICK, rates=(1e-3,), seeds=SEEDS, proxy_rates=(0.1,), proxy_seeds=SEEDS)
@@ -47,15 +51,16 @@ def gpt(losses, died=()):
     for name, own in losses.items():
         for seed, loss in zip(SEEDS, own, strict=True):
             trial = Trial(name=name, changes=gpt_arms(SCALE.gpt)[name], lr=1e-3, seed=seed)
-            found.append(Result(trial=trial, diverged=7 if name in died and not seed else None, loss=loss, curve=((300, loss),)))
+            died_at = 7 if name in died and not seed else None
+            found.append(Run(condition=trial, steps=300, diverged=died_at, loss=loss, curve=((300, loss),)))
     return found
 
 
 def proxy(along):
     """Results of the proxy: name -> (zeta, along) of every seed, seed s being larger by a factor 1 + s / 100."""
     return [
-        ProxyResult(arm=Arm(name=name, changes=((0, PROXY[name]),), lr=0.1, seed=s), steps=9, diverged=None, spikes=0, loss=1e-3, curve=(),
-                    measures=((0, {"zeta": zeta * (1 + s / 100), "along": lean * (1 + s / 100)}),))
+        Run(condition=Arm(name=name, changes=((0, PROXY[name]),), lr=0.1, seed=s), steps=9, diverged=None, loss=1e-3,
+            extra={"spikes": 0, "measures": ((0, {"zeta": zeta * (1 + s / 100), "along": lean * (1 + s / 100)}),)})
         for name, (zeta, lean) in along.items() for s in SEEDS
     ]  # fmt: skip
 
@@ -124,12 +129,12 @@ def moved(*by):
 
 def test_differences_are_paired_by_seed():
     """Seeds that differ by 0.1 nats and hide an arm that is worse by 0.01 in each; a run that diverged beside one that did not."""
-    worse = Results(gpt(BASE | {RCEIL: BASE[BF16], FLOOR: moved(0.010, 0.011, 0.009, 0.010, 0.012)}), [])
+    worse = collected(gpt(BASE | {RCEIL: BASE[BF16], FLOOR: moved(0.010, 0.011, 0.009, 0.010, 0.012)}), [])
     assert verdicts(worse, "RCEIL trains") == [Word.AGREES] and verdicts(worse, "E4M3 for all") == [Word.AGREES]
     assert worse.gap(1e-3, FLOOR, RCEIL).mean == pytest.approx(0.0104)
-    mixed = Results(gpt(BASE | {RCEIL: moved(0.02, -0.02, 0.01, -0.01, 0.0), FLOOR: BASE[FP32]}), [])
+    mixed = collected(gpt(BASE | {RCEIL: moved(0.02, -0.02, 0.01, -0.01, 0.0), FLOOR: BASE[FP32]}), [])
     assert verdicts(mixed, "RCEIL trains") == [Word.UNDECIDED] and verdicts(mixed, "E4M3 for all") == [Word.UNDECIDED]
-    died = Results(gpt(BASE | {RCEIL: BASE[BF16], FLOOR: moved(9.0, 0.0, 0.0, 0.0, 0.0)}, died=(FLOOR,)), [])
+    died = collected(gpt(BASE | {RCEIL: BASE[BF16], FLOOR: moved(9.0, 0.0, 0.0, 0.0, 0.0)}, died=(FLOOR,)), [])
     assert died.gap(1e-3, FLOOR, RCEIL).mean == pytest.approx(0.0) and died.gap(1e-3, FLOOR, RCEIL).seeds == 4
 
 
@@ -139,22 +144,22 @@ def test_differences_are_paired_by_seed():
 )
 def test_what_diverges_is_judged_against_what_should_not(died, word):
     """A floor that diverges with BF16, counted as the floor's fault; a claim that agrees though nothing diverged."""
-    made = Results(gpt(dict.fromkeys((FP32, BF16, FLOOR, RCEIL), BASE[BF16]), died), [])
+    made = collected(gpt(dict.fromkeys((FP32, BF16, FLOOR, RCEIL), BASE[BF16]), died), [])
     assert verdicts(made, "with the floor") == [word]
-    assert f"GPT: {int(FLOOR in died)} of 5 with floor, {int(RCEIL in died)} of 5 with RCEIL" in words.answer(made)
+    assert f"GPT: {int(FLOOR in died)} of 5 with floor, {int(RCEIL in died)} of 5 with RCEIL" in answer(made)
 
 
 def test_the_lean_of_a_gradient_is_signed():
     """A larger error taken for a lean; a lean of the other sign that agrees."""
     own = {FP32: (0.0, 0.0), FLOOR: (0.06, -0.02), RCEIL: (0.05, -0.01), FLOOR_SR: (0.07, -0.001)}
-    made = Results([], proxy(own))
+    made = collected([], proxy(own))
     assert (
         verdicts(made, "floor's gradient")
         == verdicts(made, "floor shortens")
         == verdicts(made, "stochastic elements take", FLOOR)
         == [Word.AGREES]
     )
-    made = Results([], proxy(own | {FLOOR: (0.0505, 0.02), FLOOR_SR: (0.07, 0.04)}))
+    made = collected([], proxy(own | {FLOOR: (0.0505, 0.02), FLOOR_SR: (0.07, 0.04)}))
     assert (
         verdicts(made, "floor's gradient")
         == verdicts(made, "floor shortens")
@@ -181,11 +186,11 @@ def faked(monkeypatch):
     def launch(scale, own, progress):
         ran.append("gpt")
         made = {name: moved(*(0.01 * i for i in SEEDS)) for name in gpt_arms(scale.gpt)} | BASE
-        return [replace(r, audit=tuple(audited(0)) if r.trial.name == BF16 else ()) for r in gpt(made)]
+        return [replace(r, extra={"audit": tuple(audited(0)) if r.condition.name == BF16 else ()}) for r in gpt(made)]
 
     def proxied(config, arms, progress):
         ran.append("proxy")
-        return [replace(r, loss=1e-3 * (1 + r.arm.seed)) for r in proxy(dict.fromkeys(PROXY, (0.05, -0.01))) if r.arm in arms]
+        return [replace(r, loss=1e-3 * (1 + r.seed)) for r in proxy(dict.fromkeys(PROXY, (0.05, -0.01))) if r.condition in arms]
 
     monkeypatch.setattr(launches, "launch", launch)
     monkeypatch.setattr("roundscope.experiments.train.student.run.launch", proxied)
@@ -195,16 +200,15 @@ def faked(monkeypatch):
 @pytest.mark.pictures
 def test_launches_are_kept_and_told(faked, tmp_path, capsys):
     """Launches that run twice, an audit that is lost on the disk, a page without its pictures, JSON with a NaN."""
-    assert command.reproduced(SCALE, tmp_path, True, "here") == 0
+    assert command.run(study.study(SCALE), out=tmp_path, as_json=True, command="here") == 0
     found, page = json.loads(capsys.readouterr().out), (tmp_path / "report.html").read_text()
     assert faked == ["proxy"] * 3 + ["gpt"] and page.count("<img") == 5
     assert found["answer"] in html.unescape(page) and found["run"]["ran"] == found["run"]["launches"] == 4
-    with store.opened(tmp_path) as kept, proxy_opened(tmp_path) as other:
-        command._measure(SCALE, kept, other, [0])
-        assert len(faked) == 4
+    with opened(tmp_path, "mxfp8") as kept:
+        assert measure(study.study(SCALE), kept).ran == 0 and len(faked) == 4
         [trial] = [t for t in trials(SCALE)[0] if (t.name, t.seed) == (BF16, 3)]
-        result = kept.read(SCALE, [trial])[trial]
-    assert sorted(map(str, result.audit)) == sorted(map(str, audited(0))) and result.loss == 2.3
+        result = kept.read({trial: key(SCALE, trial)})[trial]
+    assert sorted(map(str, result.extra["audit"])) == sorted(map(str, audited(0))) and result.loss == 2.3
 
 
 def test_ctrl_c_leaves_what_is_done(faked, tmp_path, monkeypatch):
@@ -214,14 +218,14 @@ def test_ctrl_c_leaves_what_is_done(faked, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launches, "launch", interrupted)
-    assert command.reproduced(SCALE, tmp_path, True, "here") == 130
+    assert command.run(study.study(SCALE), out=tmp_path, as_json=True, command="here") == 130
     assert faked == ["proxy"] * 3 and not (tmp_path / "report.html").exists()
-    assert command.reproduced(SCALE, tmp_path, True, "here") == 130 and len(faked) == 3
+    assert command.run(study.study(SCALE), out=tmp_path, as_json=True, command="here") == 130 and len(faked) == 3
 
 
 def test_a_file_is_no_folder(tmp_path):
     """A traceback for a folder that cannot be."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--out"):
-        command.run(quick=True, out=tmp_path / "file", as_json=False)
-    assert math.isnan(Results([], []).gap(1.0, FLOOR, RCEIL).mean)
+        study.run(quick=True, out=tmp_path / "file", as_json=False)
+    assert math.isnan(collected([], []).gap(1.0, FLOOR, RCEIL).mean)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,17 @@ from roundscope.emu.blocks.format import block_format
 from roundscope.emu.rounding.modes import BF16, RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
-from roundscope.experiments.studies.proxy import studies
-from roundscope.experiments.studies.proxy.table import answer
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.proxy.conditions import asked
+from roundscope.experiments.studies.proxy.study import answer
 from roundscope.experiments.train.student import begins, run
 from roundscope.experiments.train.student import step as steps
 from roundscope.experiments.train.student.arms import Arm, arm_of, groups
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.follow import Follow
 from roundscope.experiments.train.student.plan import plan_of
-from roundscope.experiments.train.student.results import Result, lone
+from roundscope.experiments.train.student.presets import UNCHANGED, interventions
+from roundscope.experiments.train.student.results import lone
 from roundscope.experiments.train.student.sites import GROUPS, INDEX, MATRICES, Site
 
 TINY = Config(depth=1, width=32, ratio=1, batch=32, steps=6, lr=1e-2, min_lr=1e-2)
@@ -49,8 +52,8 @@ def test_a_change_reaches_what_it_names_and_nothing_else():
 
 def test_interventions_are_the_arms_of_the_paper_and_separate_its_confound():
     """An arm that changes two things at once: LayerNorm's precision and whether its shift is trained."""
-    plans = {n: plan_of(TINY, ("-> mx=mxfp8_e4m3", *filter(None, [text]))) for n, text in studies.interventions("mxfp8_e4m3").items()}
-    base = plans[studies.UNCHANGED]
+    plans = {n: plan_of(TINY, ("-> mx=mxfp8_e4m3", *filter(None, [text]))) for n, text in interventions("mxfp8_e4m3").items()}
+    base = plans[UNCHANGED]
     changed = lambda n: {s for s in Site if plans[n].formats[0][0][INDEX[s]] != base.formats[0][0][INDEX[s]]}  # noqa: E731
     assert (
         changed("LN in FP32") == {Site.GAMMA, Site.LN, Site.DLN} == changed("LN in FP32, beta frozen") and changed("beta frozen") == set()
@@ -58,7 +61,7 @@ def test_interventions_are_the_arms_of_the_paper_and_separate_its_confound():
     assert [plans[n].beta for n in ("LN in FP32", "beta frozen", "LN in FP32, beta frozen")] == [True, False, False]
     assert changed("RCEIL") == changed("bump") == changed("stochastic") == set(GROUPS["operands"])
     assert changed("backward BF16") == set(GROUPS["backward"]) and plans["all FP32"].rounded == frozenset()
-    assert "bump" not in studies.interventions("mxfp4")
+    assert "bump" not in interventions("mxfp4")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,7 @@ def test_interventions_are_the_arms_of_the_paper_and_separate_its_confound():
         (["width=40"], {}, "width"), (["phi=tanh"], {}, "phi"), (["depth=x"], {}, "depth"), (["colour=red"], {}, "colour"),
         ([], {"own": ["a=site=WW -> bf16"]}, "WW"), ([], {"own": ["a=site=W -> mxfp8"]}, "mxfp8"), ([], {"own": ["a=W bf16"]}, "->"),
         ([], {"own": ["a=-> nvfp4"]}, "powers of two"), ([], {"own": ["a=layer=9 -> bf16"]}, "layer 9"), ([], {"first": 5}, "--from"),
+        ([], {"own": ["fp32=-> fp32"]}, "--arm"),
         ([], {"own": ["a=-> bf16:rceil"]}, "scale"), ([], {"own": ["a=-> beta=2"]}, "beta"), ([], {"own": ["a=lr=-1"]}, "lr"),
         ([], {"at": ["x -> bf16"]}, "--at"), ([], {"own": ["a=-> bf16", "a=-> fp32"]}, "name"), ([], {"seeds": "a"}, "--seeds"),
     ],
@@ -74,7 +78,7 @@ def test_interventions_are_the_arms_of_the_paper_and_separate_its_confound():
 def test_what_is_wrong_is_named(words, options, named):
     """A word that is silently ignored, or a traceback."""
     with pytest.raises(UsageError, match=named):
-        studies.study(words, **{"name": "formats"} | options)
+        asked(words, **{"name": "formats"} | options)
 
 
 def test_arms_part_from_the_same_bits(tmp_path):
@@ -159,16 +163,47 @@ def test_a_run_has_diverged_when_its_loss_doubles_or_is_lost():
 
 
 def outcome(name, seed, diverged, loss=1.0):
-    return Result(arm=Arm(name=name, lr=1e-2, seed=seed), steps=100, diverged=diverged, spikes=0, loss=loss, curve=())
+    return Run(condition=Arm(name=name, lr=1e-2, seed=seed), steps=100, diverged=diverged, loss=loss, extra={"spikes": 0})
 
 
 def test_the_answer_counts_only_seeds_with_which_fp32_lives():
     """A divergence that FP32 has too, told as one of the format."""
-    asked = studies.study(WORDS, name="formats", own=["a=-> bf16"], seeds="0-1")
+    wanted = asked(WORDS, name="formats", own=["a=-> bf16"], seeds="0-1")
     both = [outcome("fp32", 0, 50), outcome("fp32", 1, None), outcome("a", 0, 40), outcome("a", 1, None)]
-    assert lone(both) == [] and answer(asked, both).startswith("No")
+    assert lone(both) == [] and answer(wanted, both).startswith("No")
     alone = [*both[:3], outcome("a", 1, 60)]
-    assert lone(alone) == ["a"] and answer(asked, alone).startswith("Yes: a in 2 of 2, at 40 60")
+    assert lone(alone) == ["a"] and answer(wanted, alone).startswith("Yes: a in 2 of 2, step 50 [40, 60]")
+
+
+def test_interrupted_runs_are_told_and_drawn(tmp_path, monkeypatch, capsys):
+    """Launches that are lost with the one after them, an answer of FP32 alone, and a page that trains when it is drawn."""
+    launched = []
+
+    def launch(config, arms, progress, start=None):
+        launched.append([a.name for a in arms])
+        if len(launched) in (2, 4):
+            raise KeyboardInterrupt
+        return [replace(outcome(a.name, a.seed, None, 2.0 if a.name == "b" else 1.0), condition=a) for a in arms]
+
+    monkeypatch.setattr(run, "launch", launch)
+    words = ["proxy", *WORDS, "--seeds", "0-1", "--arm", "a=site=W -> bf16", "--arm", "b=-> bf16", "--out", str(tmp_path), "--json"]
+    page = tmp_path / "arms.html"
+    assert ended(words) == 130 and launched == [["fp32"] * 2, ["a"] * 2] and not page.exists()
+    assert ended(words) == 130 and launched[2:] == [["a"] * 2, ["b"] * 2]
+    part = json.loads(capsys.readouterr().out)
+    assert [a["name"] for a in part["arms"]] == ["fp32", "a"] and "2 of 3" in page.read_text()
+    assert ended([*words, "--draw"]) == 0 and len(launched) == 4
+    drawn = json.loads(capsys.readouterr().out)
+    assert (drawn["run"]["there"], drawn["run"]["ran"]) == (2, 0) and drawn["arms"] == part["arms"] and "Not complete" in page.read_text()
+    assert ended(words) == 0 and launched[4:] == [["b"] * 2] and "Not complete" not in page.read_text()
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["answer"].endswith("The largest final loss over FP32's: b, 2.00 times.")
+
+
+def ended(words):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code or 0
 
 
 @pytest.mark.pictures
@@ -188,6 +223,4 @@ def test_the_command_writes_a_page_and_computes_nothing_twice(tmp_path, capsys):
 
 
 def main_ok(words):
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert not end.value.code
+    assert not ended(words)

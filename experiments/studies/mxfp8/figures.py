@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from roundscope.experiments.studies.framework.counts import diverged
+from roundscope.experiments.studies.framework.drawing import (
+    COLOURS,
+    GRID,
+    INK,
+    MARKERS,
+    QUIET,
+    canvas,
+)
 from roundscope.experiments.studies.framework.estimates import Values, factor, mean
-from roundscope.experiments.studies.mxfp8.arms import BF16, FP32, PROXY, gpt_arms
 from roundscope.experiments.studies.mxfp8.audit import CASES, COPIES
 from roundscope.experiments.studies.mxfp8.claims_rounding import apart
-from roundscope.experiments.studies.mxfp8.results import Own, Results, diverged
-from roundscope.experiments.studies.mxfp8.scale import Scale
-from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
-from roundscope.experiments.trace.plots import INK, QUIET
+from roundscope.experiments.studies.mxfp8.conditions import BF16, FP32, PROXY, Scale, gpt_arms
+from roundscope.experiments.studies.mxfp8.results import Results, Runs, losses
 from roundscope.experiments.train.gpt.linear_words import MATRICES
 
-GRID = "#e4e7eb"
 HEADS = {"saturated": "saturated, %", "underflow": "to zero, %", "shrink": "shrink, % of sum |V|", "error": "|Q - V| / |V|, %"}
 
 
@@ -38,10 +43,10 @@ def proxy(r: Results) -> Figure:
     names = [name for name in PROXY if name != FP32]
     figure, axes = canvas(0.9 + 0.32 * len(names), 1, len(r.proxy_rates), sharey=True)
     for ax, lr in zip(axes.flat, r.proxy_rates, strict=True):
-        exact = {x.arm.seed: x.loss for x in r.proxy.get((lr, FP32), []) if x.diverged is None}
+        exact = losses(r.proxy.get((lr, FP32), []))
         for row, name in enumerate(names):
             own = r.proxy.get((lr, name), [])
-            over = {x.arm.seed: x.loss / exact[x.arm.seed] for x in own if x.diverged is None and x.arm.seed in exact}
+            over = {seed: loss / exact[seed] for seed, loss in losses(own).items() if seed in exact}
             _row(ax, row, over, COLOURS[0], geometric=True)
             _count(ax, row, own)
         _rows(ax, names, f"lr {lr:g}", "final loss over FP32's")
@@ -107,7 +112,7 @@ def _row(ax: Axes, row: float, values: Values, colour: str, geometric: bool = Fa
         ax.errorbar([e.mean], [row], xerr=ends, fmt="o", color=colour, ms=4.5, lw=1.4, capsize=2.5)
 
 
-def _count(ax: Axes, row: int, own: Own) -> None:
+def _count(ax: Axes, row: int, own: Runs) -> None:
     """How many diverged, where any did."""
     if diverged(own):
         text = f"{diverged(own)} of {len(own)} diverged"

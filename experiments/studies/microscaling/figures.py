@@ -1,4 +1,6 @@
-"""The pictures: how interventions end, where settings fail, and the losses."""
+"""The pictures: how interventions end, where settings fail, the gradient's error on the way to a divergence
+and the events that make it, and the losses.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,21 +8,32 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.studies.framework.drawing import CALM, LETHAL
-from roundscope.experiments.studies.microscaling.arms import SHAM
-from roundscope.experiments.studies.microscaling.found import Found
-from roundscope.experiments.studies.microscaling.judging import diverged, when
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework.counts import diverged
+from roundscope.experiments.studies.framework.drawing import (
+    CALM,
+    COLOURS,
+    GRID,
+    INK,
+    LETHAL,
+    QUIET,
+    SHARE,
+    canvas,
+)
+from roundscope.experiments.studies.microscaling.claims_epsilon import before, runs_of
+from roundscope.experiments.studies.microscaling.conditions import SHAM, Scale
+from roundscope.experiments.studies.microscaling.found import Found, Runs
 from roundscope.experiments.studies.microscaling.outcomes import Effect, outcomes
-from roundscope.experiments.studies.microscaling.scale import Scale
-from roundscope.experiments.studies.proxy.studies import UNCHANGED
-from roundscope.experiments.sweep.report.plots import COLOURS, canvas
-from roundscope.experiments.trace.plots import INK, QUIET
-from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import Result
+from roundscope.experiments.train.student.arms import EXACT, Arm
+from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.results import measures
 
 COLOUR = {Effect.AVERTED: CALM, Effect.DELAYED: COLOURS[2], Effect.HASTENED: LETHAL, Effect.NONE: QUIET}
 SHAMS = f"{SHAM}s: half an ulp in one step"
+LINES = (("zeta", "same state", COLOURS[0]), ("zeta_rceil", "same state, RCEIL", COLOURS[2]), ("zeta_apart", "two trainings", COLOURS[1]))
 
 
 def opening(found: Found, scale: Scale) -> Figure | None:
@@ -46,7 +59,7 @@ def _panel(ax: Axes, found: Found, lead: int, lines: Sequence[str]) -> None:
     widest = 0.0
     starts = {seed: _start(runs.values()) for seed, runs in own.items()}
     for row, line in enumerate(lines):
-        ax.axhline(row, color="#e4e7eb", lw=0.8, zorder=0)
+        ax.axhline(row, color=GRID, lw=0.8, zorder=0)
         if line in words:
             ax.axhspan(row - 0.45, row + 0.45, color=COLOUR[words[line]], alpha=0.0 if words[line] is Effect.NONE else 0.13, lw=0)
         for i, (seed, runs) in enumerate(own.items()):
@@ -59,17 +72,17 @@ def _panel(ax: Axes, found: Found, lead: int, lines: Sequence[str]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _dot(ax: Axes, r: Result, start: int, y: float) -> float:
+def _dot(ax: Axes, r: Run[Arm], start: int, y: float) -> float:
     """A run by its steps since the parting; the number that was drawn."""
-    lived = math.isinf(when(r))
-    x = (r.steps if lived else when(r)) - start
+    lived = r.diverged is None
+    x = min(r.time, r.steps) - start
     ax.plot(x, y, "o", color=CALM if lived else LETHAL, ms=4.2, mfc="white" if lived else None, alpha=0.85, mew=0.9 if lived else 0)
     return float(x)
 
 
-def _start(runs: Iterable[Result]) -> int:
+def _start(runs: Iterable[Run[Arm]]) -> int:
     """The step at which the arms of a seed left the base."""
-    return min(first for r in runs for first, _ in r.arm.changes if first)
+    return min(first for r in runs for first, _ in r.condition.changes if first)
 
 
 def formats(found: Found, scale: Scale) -> Figure | None:
@@ -96,16 +109,49 @@ def formats(found: Found, scale: Scale) -> Figure | None:
     return figure
 
 
-def _cell(ax: Axes, row: int, column: int, own: Sequence[Result]) -> None:
-    from matplotlib.patches import Rectangle
-
-    from roundscope.experiments.studies.framework.drawing import SHARE
-
+def _cell(ax: Axes, row: int, column: int, own: Runs) -> None:
     k = diverged(own)
     ax.add_patch(Rectangle((column - 0.49, row - 0.46), 0.98, 0.92, color=SHARE(k / len(own)), lw=0))
     steps = sorted(r.diverged for r in own if r.diverged is not None)
-    text = f"{k}/{len(own)}" + (f" at {steps[len(steps) // 2]}" if steps else "")
-    ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if k > 0.8 * len(own) else INK)
+    text = f"{k}/{len(own)}" + (f" at {np.median(steps):.0f}" if steps else "")
+    ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if k == len(own) else INK)
+
+
+def growth(found: Found, scale: Scale) -> Figure | None:
+    """zeta by steps before divergence, a line per seed; and what share of it each event has alone."""
+    own = runs_of(found)
+    if not own:
+        return None
+    figure, axes = canvas(3.6, 1, 2)
+    left, right = axes[0]
+    for name, label, colour in LINES:
+        for i, r in enumerate(own):
+            looks = before(r)
+            end = min(r.time, r.steps)
+            left.plot([step - end for step, _ in looks], [m[name] for _, m in looks], color=colour, lw=1.1, alpha=0.75,
+                      label=label if i == 0 else None)  # fmt: skip
+    left.set_yscale("log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter(NullFormatter())
+    left.set_xlabel("steps to divergence")
+    left.set_ylabel("zeta = |epsilon| / |g|")
+    left.legend(fontsize=8.5, frameon=False)
+    _events(right, own)
+    return figure
+
+
+def _events(ax: Axes, own: Runs) -> None:
+    names = [n for n in measures(own[0])[0][1] if n.startswith("zeta_") and n.removeprefix("zeta_") not in ("rceil", "apart")]
+    value = {n: [float(np.median([m[n] / m["zeta"] for _, m in looks])) for r in own if (looks := before(r))] for n in names}
+    order = sorted((n for n in names if any(v > 0 for v in value[n])), key=lambda n: -float(np.median(value[n])))
+    for row, n in enumerate(order):
+        ax.plot(value[n], [row] * len(value[n]), "o", color=COLOURS[0], ms=4, alpha=0.7, mew=0)
+    ax.set_yticks(range(len(order)), [n.removeprefix("zeta_") for n in order], fontsize=8.5)
+    ax.set_ylim(len(order) - 0.5, -0.5)
+    ax.set_xscale("log")
+    ax.grid(axis="y", color=GRID, lw=0.6)
+    ax.set_xlabel("zeta of one event alone / zeta of all")
 
 
 def losses(found: Found, scale: Scale) -> Figure | None:
@@ -121,7 +167,7 @@ def losses(found: Found, scale: Scale) -> Figure | None:
     for ax, (name, own) in zip(axes.flat, drawn.items(), strict=False):
         for r in [*exact, *own]:
             seen = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
-            ax.plot(seen[:, 0], seen[:, 1], color=QUIET if r.arm.name == EXACT else COLOURS[0], lw=0.9, alpha=0.8)
+            ax.plot(seen[:, 0], seen[:, 1], color=QUIET if r.condition.name == EXACT else COLOURS[0], lw=0.9, alpha=0.8)
         ax.set_title(name, fontsize=9, loc="left")
         ax.set_yscale("log")
     for ax in list(axes.flat)[len(drawn) :]:

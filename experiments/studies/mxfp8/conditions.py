@@ -1,13 +1,57 @@
-"""The arms of both models, by name, as changes in the words of the trainer and of the proxy; and those of a scale, launch by launch."""
+"""What `roundscope reproduce mxfp8` trains: two scales, --quick for two cores and full for a GPU; and the arms of
+both models, by name, as changes in the words of the trainer and of the student, launch by launch.
+"""
 
 from dataclasses import dataclass, replace
 
-from roundscope.experiments.studies.mxfp8.scale import Scale
-from roundscope.experiments.train.config import Config
+from roundscope.experiments.results.run import key_of
+from roundscope.experiments.train.config import Config, unusual
 from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm as TrainArm
 from roundscope.experiments.train.settings import Settings
 from roundscope.experiments.train.student.arms import Arm, groups
+from roundscope.experiments.train.student.config import Config as Proxy
+
+# attention stays FP32 (the paper keeps it in BF16 or more); products in FP32 where an arm does not say otherwise
+GPT = {"plan": "jax", "matmul": "fp32", "data": "stdlib"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A GPT and a proxy, each at some peak rates; all arms of a model see the same batches of a seed.
+
+    looks   steps of the BF16 runs at which operands are audited, in parts of the run
+    """
+
+    name: str
+    gpt: Config
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    proxy: Proxy
+    proxy_rates: tuple[float, ...]
+    proxy_seeds: tuple[int, ...]
+    looks: tuple[float, ...] = (0.0, 0.1, 0.5, 0.95)
+
+    @property
+    def audited(self) -> tuple[int, ...]:
+        """The steps of `looks`."""
+        return tuple(int(part * self.gpt.steps) for part in self.looks)
+
+
+QUICK = Scale(
+    name="quick",
+    gpt=Config(layers=3, heads=2, width=32, context=32, batch=8, steps=300, warmup=50, **GPT),  # type: ignore[arg-type]
+    rates=(3e-3, 1e-2), seeds=tuple(range(5)),
+    proxy=Proxy(depth=2, width=64, batch=64, steps=300, warmup=50, phi="swiglu", measure_every=50),
+    proxy_rates=(0.03, 0.1), proxy_seeds=tuple(range(10)),
+)  # fmt: skip
+FULL = Scale(
+    name="full",
+    gpt=Config(layers=4, heads=4, width=128, context=128, batch=16, steps=2000, warmup=100, **GPT),  # type: ignore[arg-type]
+    rates=(1e-3, 1e-2), seeds=tuple(range(5)),
+    proxy=Proxy(depth=4, width=128, batch=256, steps=2000, warmup=100, phi="swiglu", measure_every=100),
+    proxy_rates=(6e-4, 1e-2, 5e-2), proxy_seeds=tuple(range(10)),
+)  # fmt: skip
 
 FP32, BF16, FLOOR, RCEIL = "fp32", "bf16", "E4M3 floor", "E4M3 RCEIL"
 FLOOR_SR, RCEIL_SR = "E4M3 floor, stochastic", "E4M3 RCEIL, stochastic"
@@ -51,6 +95,11 @@ class Trial:
     changes: str
     lr: float
     seed: int
+
+
+def key(scale: Scale, t: Trial) -> str:
+    """The name of a run: of all that decides it but versions, device and the arm's name."""
+    return key_of(unusual(scale.gpt), t.changes, t.lr, t.seed, scale.audited)
 
 
 def trials(scale: Scale) -> list[list[Trial]]:

@@ -7,11 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roundscope.experiments.studies.proxy.table import measured
 from roundscope.experiments.sweep.report.plots import COLOURS, canvas
 from roundscope.experiments.trace.plots import QUIET
 from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import Result, of_arms
+from roundscope.experiments.train.student.results import Result, before, measured, measures, of_arms
 from roundscope.experiments.train.student.sites import Site
 
 COLUMNS = 3
@@ -26,7 +25,7 @@ def outcomes(results: Sequence[Result]) -> Figure:
         for i, r in enumerate(runs):
             y = row + 0.3 * ((i + 0.5) / len(runs) - 0.5)
             ended = r.diverged is None
-            x = r.steps if r.diverged is None else r.diverged
+            x = min(r.time, r.steps)
             axes[0, 0].plot(x, y, ">" if ended else "o", color=colour if ended else COLOURS[1], mfc="none" if ended else None, ms=5)
             _loss(axes[0, 1], r, y, colour if ended else COLOURS[1])
     axes[0, 0].set_yticks(range(len(own)), list(own), fontsize=9)
@@ -59,10 +58,10 @@ def losses(results: Sequence[Result]) -> Figure:
         ax.set_title(name, fontsize=9, loc="left")
         for r in [*exact, *runs]:
             curve = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
-            colour = QUIET if r.arm.name == EXACT else COLOURS[0]
+            colour = QUIET if r.condition.name == EXACT else COLOURS[0]
             if curve.size:
                 ax.plot(curve[:, 0], curve[:, 1], color=colour, lw=0.9, alpha=0.8)
-            if r.arm.name != EXACT and r.diverged is not None:
+            if r.condition.name != EXACT and r.diverged is not None:
                 ax.axvline(r.diverged, color=COLOURS[1], lw=0.8, ls=":")
         ax.set_yscale("log")
     for ax in list(axes.flat)[len(others) :]:
@@ -75,15 +74,15 @@ def losses(results: Sequence[Result]) -> Figure:
 
 def errors(results: Sequence[Result]) -> Figure | None:
     """zeta and 1 - cosine along the run, medians over seeds; None where nothing was measured."""
-    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(r.measures for r in runs)}
+    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(measures(r) for r in runs)}
     if not own:
         return None
     figure, axes = canvas(3.4, 1, 2)
     for i, (name, runs) in enumerate(own.items()):
         style = {"color": COLOURS[i % len(COLOURS)], "ls": ("-", "--", ":")[i // len(COLOURS) % 3], "lw": 1.3, "label": name}
         for ax, read in zip(axes.flat, (lambda m: m["zeta"], lambda m: 1.0 - m["cosine"]), strict=True):
-            steps = [step for step, _ in runs[0].measures]
-            values = np.array([[read(found) for _, found in r.measures] for r in runs])
+            steps = [step for step, _ in measures(runs[0])]
+            values = np.array([[read(found) for _, found in measures(r)] for r in runs])
             middle = np.nanmedian(np.where(values > 0, values, np.nan), axis=0) if (values > 0).any(axis=0).all() else values[0]
             ax.plot(steps, middle, **style)
     for ax, title in zip(axes.flat, ("zeta = |epsilon| / |g|", "1 - cosine"), strict=True):
@@ -96,14 +95,14 @@ def errors(results: Sequence[Result]) -> Figure | None:
 
 def sites(results: Sequence[Result]) -> Figure | None:
     """zeta of every event alone: a dot per arm; None where nothing was measured."""
-    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(r.measures for r in runs)}
+    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(measures(r) for r in runs)}
     there = [site for site in Site if f"zeta_{site}" in {n for runs in own.values() for n in measured(runs)}]
     if not there:
         return None
     figure, axes = canvas(0.9 + 0.26 * len(there))
     ax = axes[0, 0]
     for i, (name, runs) in enumerate(own.items()):
-        x = [float(np.median([r.before(f"zeta_{site}") for r in runs])) for site in there]
+        x = [float(np.median([before(r, f"zeta_{site}") for r in runs])) for site in there]
         kept = [(v, row) for row, v in enumerate(x) if v > 0]
         if kept:
             ax.plot(*zip(*kept, strict=True), "osD^vPX*"[i % 8], color=COLOURS[i % len(COLOURS)], ms=5, alpha=0.85, label=name)

@@ -1,22 +1,31 @@
-"""The questions and their arms: formats from the first step, repairs from some step on; or arms of one's own."""
+"""The arms that `roundscope proxy` is asked for: formats from the first step on, changes from some
+step on, or arms of one's own.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule, block_format
+from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.studies.framework.words import pairs, seeds_of
 from roundscope.experiments.train.student.arms import EXACT, Arm, Changes, arm_of
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of
+from roundscope.experiments.train.student.presets import formats, interventions
 
 MX = "mxfp8_e4m3"
 STUDIES = ("formats", "interventions")
-UNCHANGED = "as it was"
 Reader = Callable[[str], Any]
-READERS: dict[type, Reader] = {int: int, float: float, str: str, bool: lambda text: {"true": True, "false": False}[text.lower()]}
+BOOLEANS = {"true": True, "false": False}
+READERS: dict[type, Reader] = {
+    int: int,
+    float: float,
+    str: str,
+    bool: lambda text: BOOLEANS[text.lower()],
+}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 QUICK = Config(
     width=64, batch=64, steps=700, lr=0.1, min_lr=0.1, warmup=100, phi="swiglu", measure_every=100
 )  # FP4 diverges, FP32 does not
@@ -24,8 +33,11 @@ SEEDS, QUICK_SEEDS = (0, 1, 2, 3, 4), (0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """Arms of one config; first: the step from which interventions differ, None for arms that differ from the first step on."""
+class Asked:
+    """Arms of one config.
+
+    first: the step from which interventions differ, None for arms that differ from the start.
+    """
 
     name: str
     config: Config
@@ -34,11 +46,17 @@ class Study:
     first: int | None = None
 
 
-def study(
-    words: Sequence[str], *, name: str, own: Sequence[str] = (), first: int | None = None, at: Sequence[str] = (), seeds: str | None = None,
+def asked(
+    words: Sequence[str],
+    *,
+    name: str,
+    own: Sequence[str] = (),
+    first: int | None = None,
+    at: Sequence[str] = (),
+    seeds: str | None = None,
     quick: bool = False,
-) -> Study:  # fmt: skip
-    """The study that words and options ask for. Raises UsageError naming key, value and repair.
+) -> Asked:
+    """The arms that words and options ask for. Raises UsageError naming key, value and repair.
 
     words  KEY=VALUE of the config, and mx=FORMAT: that of the interventions' base
     own    NAME=CHANGE[;CHANGE] in place of a study's arms; FP32 is always beside them
@@ -50,21 +68,28 @@ def study(
     mx = given.pop("mx", MX)
     config = configured(given, QUICK if quick else Config())
     if (name == "interventions") != (first is not None):
-        raise bad("--from", first, "a step from which the interventions differ; it belongs to --study interventions, and that to it")
+        raise bad(
+            "--from",
+            first,
+            "a step from which the interventions differ; it belongs to --study interventions, and that to it",
+        )
     if first is not None and not 0 < first < config.steps:
         raise bad("--from", first, f"a step after the first and before the last, {config.steps}")
     if mx not in BLOCK_NAMED:
         raise UsageError(unknown("block format", mx, BLOCK_NAMED))
     base: Changes = () if first is None else ((0, f"-> mx={mx}"),)
-    texts = list(own) or [f"{n}={text}" for n, text in (formats() if first is None else interventions(mx)).items()]
-    arms = [_later(config, arm_of(config, text, first or 0, base), at) for text in texts if text.partition("=")[0].strip() != EXACT]
-    rates = dict.fromkeys(arm.lr for arm in arms)
-    exact = [Arm(name=EXACT, lr=lr) for lr in rates]
+    presets = formats() if first is None else interventions(mx)
+    texts = list(own) or [f"{n}={text}" for n, text in presets.items()]
+    rounding = [text for text in texts if text.partition("=")[0].strip() != EXACT]
+    arms = [_later(config, arm_of(config, text, first or 0, base), at) for text in rounding]
+    if not arms:
+        raise bad("--arm", EXACT, "is beside every study; give an arm that rounds, too")
+    exact = [Arm(name=EXACT, lr=lr) for lr in dict.fromkeys(arm.lr for arm in arms)]
     chosen = seeds_of(seeds) or (QUICK_SEEDS if quick else SEEDS)
     found = tuple(replace(arm, seed=seed) for arm in (*exact, *arms) for seed in chosen)
     if len(set(found)) != len(found) or len({(a.name, a.lr) for a in arms}) != len(arms):
         raise UsageError("--arm: two arms have one name; give each its own")
-    return Study(name="arms" if own else name, config=config, arms=found, seeds=chosen, first=first)
+    return Asked(name="arms" if own else name, config=config, arms=found, seeds=chosen, first=first)
 
 
 def configured(given: dict[str, str], base: Config) -> Config:
@@ -75,8 +100,7 @@ def configured(given: dict[str, str], base: Config) -> Config:
         try:
             values[name] = READERS[kinds[name]](text)
         except (ValueError, KeyError):
-            words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-            raise bad(name, text, f"give {words[kinds[name]]}") from None
+            raise bad(name, text, f"give {KINDS[kinds[name]]}") from None
     if "lr" in values and "min_lr" not in values:
         values["min_lr"] = values["lr"]
     return replace(base, **values)
@@ -93,39 +117,3 @@ def _later(config: Config, arm: Arm, at: Sequence[str]) -> Arm:
     for first in found.firsts:
         plan_of(config, found.texts(first))
     return found
-
-
-def formats() -> dict[str, str]:
-    """MX formats for all six operands, one mixture of two, and BF16."""
-    return {
-        "bf16": "-> bf16",
-        "e4m3": "-> mx=mxfp8_e4m3",
-        "e5m2": "-> mx=mxfp8_e5m2",
-        "e4m3 / e5m2": "-> mx=mxfp8_e4m3; site=backward -> mxfp8_e5m2",
-        "e2m3": "-> mx=mxfp6_e2m3",
-        "e3m2": "-> mx=mxfp6_e3m2",
-        "fp4": "-> mx=mxfp4",
-    }
-
-
-def interventions(mx: str) -> dict[str, str]:
-    """The arms of the paper's figure 4 and those that separate what they change at once."""
-    e = block_format(mx).element.format
-    bump = {"bump": f"site=operands -> {mx}:bump"} if e.max_finite == 1.75 * 2.0**e.emax else {}
-    return {
-        UNCHANGED: "",
-        "all FP32": "-> fp32",
-        **bump,
-        "RCEIL": f"site=operands -> {mx}:{ScaleRule.RCEIL}",
-        "LN in FP32": "site=norm -> fp32",
-        "beta frozen": "-> beta=0",
-        "LN in FP32, beta frozen": "site=norm -> fp32 beta=0",
-        "activations BF16 forward": "site=X -> bf16",
-        "activations BF16": "site=activations -> bf16",
-        "backward BF16": "site=backward -> bf16",
-        "phi in FP32": "site=phi -> fp32",
-        "weights BF16": "site=weights -> bf16",
-        "activations BF16, LN in FP32": "site=activations -> bf16; site=norm -> fp32",
-        "stochastic": f"site=operands -> {mx}:stochastic",
-        "ties to away": f"site=operands -> {mx}:ties-to-away",
-    }

@@ -1,0 +1,44 @@
+"""Launches of the student (`experiments.train.student`), which several studies train."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.study import Launch, Progress
+from roundscope.experiments.train.student.arms import Arm, key
+from roundscope.experiments.train.student.config import Config
+
+Compute = Callable[[Progress], Sequence[Run[Arm]]]
+
+
+def launch(
+    title: str,
+    config: Config,
+    arms: Sequence[Arm],
+    compute: Compute | None = None,
+) -> Launch:
+    """Arms of one executable as a launch; compute: in place of a training from the first step."""
+
+    def whole(progress: Progress) -> Sequence[Run[Arm]]:
+        from roundscope.experiments.train.student import run
+
+        return run.launch(config, arms, progress)
+
+    def run(progress: Progress) -> Mapping[str, Run[Arm]]:
+        return {key(config, r.condition): r for r in (compute or whole)(progress)}
+
+    keys = tuple(key(config, arm) for arm in arms)
+    text = f"{title}: {len(arms)} runs"
+    return Launch(title=text, steps=config.steps, config=asdict(config), keys=keys, run=run)
+
+
+def stored(store: Store, config: Config, arms: Sequence[Arm]) -> dict[Arm, Run[Arm]]:
+    """What is there of some arms."""
+    return store.read({arm: key(config, arm) for arm in arms})
+
+
+def whole(store: Store, config: Config, arms: Sequence[Arm]) -> list[Run[Arm]]:
+    """The runs of all arms; none where one is missing."""
+    found = stored(store, config, arms)
+    return [found[arm] for arm in arms] if len(found) == len(set(arms)) else []

@@ -1,0 +1,75 @@
+"""The answer of `roundscope reproduce su` in a few sentences, from the counts alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from roundscope.experiments.report.wording import listed
+from roundscope.experiments.studies.framework.counts import diverged, signs
+from roundscope.experiments.studies.microscaling.conditions import FROZEN, Scale
+from roundscope.experiments.studies.microscaling.found import Found, Runs, limit_ratio
+from roundscope.experiments.studies.microscaling.outcomes import Effect, Outcome, outcomes
+from roundscope.experiments.train.student.arms import EXACT
+from roundscope.experiments.train.student.results import paired
+
+LIKELY = {
+    "agrees": "more than chance",
+    "contradicts": "FP32 earlier, more than chance",
+    "undecided": "not more than chance allows",
+}
+
+
+def answer(found: Found, scale: Scale) -> str:
+    """Who diverged, in how many steps, at which rates, and what the interventions did."""
+    own, exact = (found.of(scale.base.name, f, scale.rate) for f in (scale.mx, EXACT))
+    if not own or not exact:
+        return "The base runs are not there yet."
+    counts = f"{scale.mx} diverged in {_of(own)} runs and FP32 on the same rows in {_of(exact)}"
+    sure = LIKELY[signs(paired(own, exact)).word.value]
+    parts = (_longer(found, scale), _limit(found, scale), ".", _frozen(found, scale), " ")
+    return f"{counts} ({sure}){''.join(parts)}{_interventions(found, scale)}"
+
+
+def _of(runs: Runs) -> str:
+    return f"{diverged(runs)} of {len(runs)}"
+
+
+def _longer(found: Found, scale: Scale) -> str:
+    """FP32 at the same rate in more steps: does the format cause the divergence or hasten it?"""
+    for setting in scale.settings[1:]:
+        own = found.of(setting.name, EXACT, scale.rate)
+        if own and setting.config == replace(scale.base.config, steps=setting.config.steps):
+            return f"; within {setting.config.steps} steps FP32 diverged in {_of(own)}"
+    return ""
+
+
+def _limit(found: Found, scale: Scale) -> str:
+    e = limit_ratio(found.of(scale.base.name, scale.mx), found.of(scale.base.name, EXACT))
+    if e.seeds < 2:
+        return ""
+    return f"; it fails at {e.mean:.2f} [{e.low:.2f}, {e.high:.2f}] of the rate at which FP32 does"
+
+
+def _frozen(found: Found, scale: Scale) -> str:
+    own = found.of(scale.base.name, f"{scale.mx}, {FROZEN}", scale.rate)
+    if not own:
+        return ""
+    start = "With LayerNorm's shift frozen from the first step"
+    return f" {start} {scale.mx} diverged in {_of(own)}."
+
+
+def _interventions(found: Found, scale: Scale) -> str:
+    whole = {lead: [o for o in outcomes(found.parted, lead) if o.runs] for lead in scale.leads}
+    parts = [_lead(own, lead) for lead, own in whole.items() if own]
+    if not parts:
+        why = "no base run diverged where FP32 did not, or they are not there yet"
+        return f"No interventions: {why}."
+    return f"Changed {'. '.join(parts)}."
+
+
+def _lead(own: Sequence[Outcome], lead: int) -> str:
+    """What arms did that were changed so many steps before."""
+    names = {effect: [o.name for o in own if o.effect is effect] for effect in Effect}
+    none = len(names.pop(Effect.NONE))
+    said = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
+    said.append(f"{none} of {len(own)} arms had no effect beyond the shams")
+    return f"{lead} steps before: {'; '.join(said)}"
