@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from roundscope.experiments.cli.options import Json
+from roundscope.experiments.studies.catalogue import PAPERS, names
 
 
 def sweep(
@@ -49,9 +50,7 @@ def sweep(
 
 
 def reproduce(
-    paper: Annotated[
-        str, typer.Argument(help="golden, qiu-yao, su or mxfp8: arXiv 2405.02803, 2510.04212, 2506.20752, 2506.08027.", metavar="PAPER")
-    ],
+    paper: Annotated[str, typer.Argument(help=f"{names(PAPERS)}: {', '.join(entry.number for entry in PAPERS)}.", metavar="PAPER")],
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on a CPU; in full it is made for a GPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results and report.html; the paper's name if left out.")] = None,
     engine: Annotated[str, typer.Option(help="Of golden: numpy or xla; the same bits.")] = "numpy",

@@ -1,34 +1,41 @@
-"""`roundscope reproduce PAPER`: which papers there are."""
+"""`roundscope reproduce PAPER`: the studies of the catalogue that are of papers."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from roundscope.emu.formats.format import unknown
-from roundscope.experiments.errors import UsageError
-
-PAPERS = {
-    "golden": "arXiv 2405.02803, Is Flash Attention Stable?",
-    "qiu-yao": "arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
-    "su": "arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in Microscaling Formats",
-    "mxfp8": "arXiv 2506.08027, Recipes for Pre-training LLMs with MXFP8",
-}
+from roundscope.experiments.studies.catalogue import GOLDEN, MXFP8, PAPERS, QIU_YAO, SU, named
 
 
 def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | None, as_json: bool) -> int:
-    """Reproduces a paper; the exit code of its command. Raises UsageError for one that is not known."""
-    if paper not in PAPERS:
-        raise UsageError(unknown("paper", paper, PAPERS))
-    if paper == "qiu-yao":
-        from roundscope.experiments.studies.failure import command as qiu_yao
+    """Reproduces a paper; the exit code of its study. Raises UsageError for one that is not known."""
+    entry = named(paper, PAPERS, "paper")
+    more = {"engine": engine, "jobs": jobs} if entry is GOLDEN else {}
+    study = STUDIES[entry.name]()
+    return study(quick=quick, out=out or Path(entry.name), as_json=as_json, **more)
 
-        return qiu_yao.run(quick=quick, out=out or Path(paper), as_json=as_json)
-    if paper == "su":
-        from roundscope.experiments.studies.microscaling import command as su
 
-        return su.run(quick=quick, out=out or Path(paper), as_json=as_json)
-    if paper == "mxfp8":
-        from roundscope.experiments.studies.mxfp8 import command as mxfp8
+def _golden() -> Callable[..., int]:
+    from roundscope.experiments.studies.stability.study import run
 
-        return mxfp8.run(quick=quick, out=out or Path(paper), as_json=as_json)
-    from roundscope.experiments.studies.stability import command
+    return run
 
-    return command.run(quick=quick, out=out or Path(paper), engine=engine, jobs=jobs, as_json=as_json)
+
+def _qiu_yao() -> Callable[..., int]:
+    from roundscope.experiments.studies.failure.command import run
+
+    return run
+
+
+def _su() -> Callable[..., int]:
+    from roundscope.experiments.studies.microscaling.command import run
+
+    return run
+
+
+def _mxfp8() -> Callable[..., int]:
+    from roundscope.experiments.studies.mxfp8.command import run
+
+    return run
+
+
+STUDIES = {GOLDEN.name: _golden, QIU_YAO.name: _qiu_yao, SU.name: _su, MXFP8.name: _mxfp8}

@@ -28,21 +28,25 @@ def show(
             screen.print(_grid(table, results))
     if verdicts:
         screen.print(verdict_table.screen(verdicts, study.source))
-    if missing(data["run"]):
-        screen.print(missing(data["run"]), markup=False)
+    for text in (study.caution if verdicts else "", missing(data["run"], study.unit)):
+        if text:
+            screen.print(text, markup=False)
     scale = f" ({study.scale})" if study.scale else ""
-    screen.print(f"launches: {launched(data['run'])}{scale}", markup=False)
-    files = (f"{study.page}.html", f"{study.name}.json", f"{study.file or study.name}.sqlite")
-    print(f"written: {', '.join(str(out / name) for name in files)}")
+    screen.print(f"{study.unit}: {launched(data['run'])}{scale}", markup=False)
+    names = (f"{study.page}.html", f"{study.name}.json", f"{study.file or study.name}.sqlite")
+    files = [str(out / name) for name in names if (out / name).exists()]
+    print(f"written: {', '.join(files)}")
 
 
 def _grid(table: Table, results: Any) -> Grid:
     """The columns that are shown and not empty; a first cell that repeats the line above is left out."""
-    made = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    made, before = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False), ""
     lines = table.rows(results)
     kept = [column for column in table.shown if any(line[column] for line in lines)]
     for column in kept:
         made.add_column(table.heads[column].replace("\n", " "), overflow="fold")
     for line in lines:
-        made.add_row(*(line[column] for column in kept))
+        first, *rest = (line[column] for column in kept)
+        made.add_row("" if first == before else first, *rest)
+        before = first
     return made

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import checkpoint, groups, record, step
 from roundscope.experiments.train.config import Config

@@ -11,7 +11,7 @@ import pytest
 from roundscope.attention.sites import Site as AttentionSite
 from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.config import Config

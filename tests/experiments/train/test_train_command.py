@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import checkpoint, live, record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.loop import View

@@ -9,7 +9,7 @@ import pytest
 
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.dose import arms, claims, pictures, results, run, words
 from roundscope.experiments.studies.dose import scale as scales

@@ -11,7 +11,7 @@ import pytest
 
 from roundscope.attention import Record, Site, examine
 from roundscope.emu.rounding.modes import RoundingMode
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.dose import arms, bias, cases, conditions, identity, results, run, scaling, ties, topics
 from roundscope.experiments.studies.dose import scale as scales

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.studies.microscaling import arms, command
 from roundscope.experiments.studies.microscaling.scale import QUICK, Setting, varied
 from roundscope.experiments.studies.proxy.studies import UNCHANGED

@@ -10,7 +10,7 @@ import pytest
 
 from roundscope.emu.blocks.format import block_format
 from roundscope.emu.rounding.modes import BF16, RoundingMode
-from roundscope.experiments.cli import main
+from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.proxy import studies
 from roundscope.experiments.studies.proxy.table import answer
