@@ -9,11 +9,11 @@ import numpy as np
 from jax import Array
 
 from roundscope.experiments.studies.dose.arms import Dose, settings_of
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.dose.results import Result
 from roundscope.experiments.studies.dose.ties import shares as shares_of
 from roundscope.experiments.train import step as one_step
 from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.failure.rest import Rest
 from roundscope.experiments.studies.failure.results import Result
 from roundscope.experiments.studies.failure.scale import Scale
 from roundscope.experiments.studies.failure.trials import Trial, settings_of
 from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.mxfp8.arms import BF16, Trial, settings_of
 from roundscope.experiments.studies.mxfp8.audit import Row, audit
 from roundscope.experiments.studies.mxfp8.scale import Scale
 from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 

@@ -13,9 +13,9 @@ from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.dose import arms, claims, pictures, results, run, words
 from roundscope.experiments.studies.dose import scale as scales
-from roundscope.experiments.studies.dose.follow import Follow
 from roundscope.experiments.studies.dose.store import opened
 from roundscope.experiments.studies.framework.verdicts import Word
+from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
 

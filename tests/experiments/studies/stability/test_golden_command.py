@@ -6,6 +6,7 @@ import sqlite3
 import numpy as np
 import pytest
 
+from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.stability import study
 from roundscope.experiments.studies.stability.conditions import biased, cells, narrow
 from roundscope.experiments.studies.stability.drift import run as trainings
@@ -15,7 +16,6 @@ from roundscope.experiments.sweep.conditions.cell import Result
 from roundscope.experiments.sweep.running import run as loop
 from roundscope.experiments.sweep.running.run import Outcome
 from tests.experiments.studies.stability.synthetic import TINY, straight
-
 
 MODELS = len(TINY.training.versions) * TINY.training.seeds
 
@@ -132,6 +132,25 @@ def test_ctrl_c_in_the_training(run, fake, tmp_path, monkeypatch):
     assert (code, out) == (130, "") and "the same command goes on" in err
     monkeypatch.setattr(trainings, "run", trained)
     assert run("reproduce", "golden", "--quick")[0] == 0 and trained.calls == 1
+
+
+def test_a_drawing_measures_nothing(run, fake, tmp_path, monkeypatch, capsys):
+    """A drawing that measures or trains, or shows half of the cells as if they were all."""
+    fake(failing={1})
+    run("reproduce", "golden", "--quick")
+    trained.calls = 0
+    monkeypatch.setattr(loop, "run", None)
+    with sqlite3.connect(tmp_path / "golden" / "golden.sqlite") as connection:
+        connection.execute("DELETE FROM cells WHERE status = 'failed'")
+    assert study.run(quick=True, out=tmp_path / "golden", draw=True) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    whole = len({cell.key for own in cells(TINY, "numpy").values() for cell in own}) + MODELS
+    there = len({cell.key for own in cells(TINY, "numpy").values() for cell in own if cell["seed"] != 1}) + MODELS
+    assert trained.calls == 0 and f"cells and trainings: {there} of {whole}, 0 of them run" in text
+    assert f"Not complete: {there} of {whole} cells and trainings are there" in text
+    (tmp_path / "golden" / "golden.sqlite").rename(tmp_path / "golden" / "other.sqlite")
+    with pytest.raises(UsageError, match="holds no part"):
+        study.run(quick=True, out=tmp_path / "golden", draw=True)
 
 
 @pytest.mark.parametrize(
