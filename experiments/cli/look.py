@@ -1,4 +1,4 @@
-"""Verbs that look at numbers and at this machine: formats, explain, sites, accumulators, bench, doctor."""
+"""Verbs that look at numbers, studies and this machine: formats, explain, sites, studies, accumulators, bench, doctor."""
 
 from pathlib import Path
 from typing import Annotated
@@ -40,18 +40,28 @@ def sites(json: Json = False) -> None:
     sites_view.show(as_json=json)
 
 
+def studies(json: Json = False) -> None:
+    """List every study: what it asks, its command, how long it takes."""
+    from roundscope.experiments.look import studies as studies_view
+
+    studies_view.show(as_json=json)
+
+
 def accumulators(
     out: Annotated[Path, typer.Option(help="Folder for report.html and accumulators.json.")] = Path("accumulators"),
     order: Annotated[bool, typer.Option("--order", help="Find the order in which this machine's own products add instead.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure which way the sums of tensor cores lean, against K."""
-    from roundscope.experiments.studies.tensor_cores import command
+    """Measure how the sums of tensor cores are biased, against K."""
+    from roundscope.experiments.studies.tensor_cores import order as orders
 
     if order:
-        command.run_order(as_json=json)
-    else:
-        command.run(out=out, as_json=json)
+        orders.show(as_json=json)
+        return
+    from roundscope.experiments.studies.tensor_cores import study
+
+    if code := study.run(out=out, as_json=json):
+        raise typer.Exit(code)
 
 
 def bench(

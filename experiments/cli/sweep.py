@@ -7,6 +7,7 @@ import typer
 
 from roundscope.experiments.cli.options import Json
 from roundscope.experiments.errors import bad
+from roundscope.experiments.studies.catalogue import PAPERS, names
 
 
 def sweep(
@@ -49,14 +50,12 @@ def sweep(
 
 
 def reproduce(
-    paper: Annotated[
-        str, typer.Argument(help="golden, qiu-yao, su or mxfp8: arXiv 2405.02803, 2510.04212, 2506.20752, 2506.08027.", metavar="PAPER")
-    ],
+    paper: Annotated[str, typer.Argument(help=f"{names(PAPERS)}: {', '.join(entry.number for entry in PAPERS)}.", metavar="PAPER")],
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on a CPU; in full it is made for a GPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results and report.html; the paper's name if left out.")] = None,
     engine: Annotated[str, typer.Option(help="Of golden: numpy or xla; the same bits.")] = "numpy",
     jobs: Annotated[int | None, typer.Option(help="Of golden: worker processes; as many as cores if left out.")] = None,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw what the folder holds; nothing is trained. Of qiu-yao.")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw what the folder holds; nothing is trained.")] = False,
     json: Json = False,
 ) -> None:
     """Measure the claims of a paper, each with a verdict."""

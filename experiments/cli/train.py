@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from roundscope.experiments.cli.options import Json
+from roundscope.experiments.studies.catalogue import DOSES, FORMATS, INTERVENTIONS, names
 
 
 def prepare(
@@ -73,7 +74,7 @@ def dose(
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results and report.html.", metavar="DIR")] = Path("dose"),
     seeds: Annotated[str | None, typer.Option(help="Of weights and batches; 0:5 if left out.", metavar="A:B,N")] = None,
-    study: Annotated[str | None, typer.Option(help="Another question: bias, scaling, conditions or identity.", metavar="NAME")] = None,
+    study: Annotated[str | None, typer.Option(help=f"Another question: {names(DOSES)}.", metavar="NAME")] = None,
     json: Json = False,
 ) -> None:
     """Time to divergence of training against the rounding of one event: its bits, its mode, the learning rate."""
@@ -97,8 +98,8 @@ def proxy(
         ),
     ] = None,
     study: Annotated[
-        str, typer.Option(help="formats, from the first step; or interventions, from the step --from.", metavar="NAME")
-    ] = "formats",
+        str, typer.Option(help=f"{FORMATS.name}, from the first step; or {INTERVENTIONS.name}, from the step --from.", metavar="NAME")
+    ] = FORMATS.name,
     arm: Annotated[
         list[str] | None,
         typer.Option(

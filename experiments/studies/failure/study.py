@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from roundscope.experiments.studies.failure.claims import controls, table
 from roundscope.experiments.studies.failure.conditions.cases import AMPLIFIED
 from roundscope.experiments.studies.failure.conditions.heads import chosen
 from roundscope.experiments.studies.failure.conditions.rows import FAILS
-from roundscope.experiments.studies.failure.conditions.scale import Scale
+from roundscope.experiments.studies.failure.conditions.scale import FULL, QUICK, Scale
 from roundscope.experiments.studies.failure.conditions.trials import (
     Entry,
     Trial,
@@ -22,9 +23,20 @@ from roundscope.experiments.studies.failure.static import table as static
 from roundscope.experiments.studies.failure.table import TABLE
 from roundscope.experiments.studies.failure.training import launch as training
 from roundscope.experiments.studies.failure.words import LEFT_OUT, PARTIAL, QUESTION, answer
+from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Launch, Study
 from roundscope.experiments.studies.framework.words import NAMED
+
+
+def run(*, quick: bool, out: Path, as_json: bool, draw: bool = False) -> int:
+    """Writes qiu-yao.sqlite, report.html and qiu-yao.json into `out`.
+
+    draw: trains nothing. The exit code and errors of `command.run`.
+    """
+    text = f"roundscope reproduce qiu-yao{' --quick' if quick else ''}{' --draw' if draw else ''}"
+    wanted = study(QUICK if quick else FULL)
+    return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
 
 
 def study(scale: Scale) -> Study[Results]:

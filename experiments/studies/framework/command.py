@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,15 @@ from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.studies.framework import page, terminal
-from roundscope.experiments.studies.framework.loop import Outcome, counted, measure
-from roundscope.experiments.studies.framework.store import Store, opened
-from roundscope.experiments.studies.framework.study import Static, Study
+from roundscope.experiments.studies.framework.loop import measured
+from roundscope.experiments.studies.framework.study import Outcome, Static, Study
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 
 
 def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: bool = False) -> int:
-    """Runs a study into the folder `out`. The exit code: 0, or 130 after Ctrl-C.
+    """Runs a study into the folder `out`. The exit code: 0, 1 if a launch failed, 130 after Ctrl-C.
 
     command  as the user gave it, for the page
     draw     trains nothing: the page shows what the results file holds, and says what is missing
@@ -36,17 +36,16 @@ def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: b
         raise bad("--draw", str(out), "holds no results; run the command without --draw first")
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    with opened(out, study.file or study.name) as store:
-        outcome = counted(study, store, 0) if draw else measure(study, store)
-        if outcome.interrupted:
-            _say("interrupted; launches that were done are kept, and the same command goes on")
-        results, static = study.results(store), _static(study, outcome)
-        about = _about(study, store, outcome, command, time.perf_counter() - began)
+    outcome, results = measured(study, out, draw)
+    if outcome.interrupted:
+        _say(f"interrupted; {study.unit} that were done are kept, and the same command goes on")
     if results is None and draw:
         raise UsageError(f"--draw: {out} holds no part of this study that is whole; run it first")
     if results is not None:
+        static = _static(study, outcome)
+        about = _about(outcome, command, time.perf_counter() - began)
         tell(study, results, static, about, out, as_json)
-    return INTERRUPTED if outcome.interrupted else 0
+    return INTERRUPTED if outcome.interrupted else FAILED if outcome.failure else 0
 
 
 def tell(study: Study, results: Any, static: Static, about: dict[str, Any], out: Path, as_json: bool) -> None:
@@ -70,17 +69,9 @@ def data_of(study: Study, results: Any, verdicts: Sequence[Verdict], about: dict
     return {**head, **judged, **tables, **scale, "config": dict(study.config), "run": about}
 
 
-def _about(study: Study, store: Store, outcome: Outcome, command: str, seconds: float) -> dict[str, Any]:
-    keys = [key for launch in study.launches(store) for key in launch.keys]
-    return {
-        "command": command,
-        "launches": outcome.launches,
-        "there": outcome.there,
-        "ran": outcome.ran,
-        "interrupted": outcome.interrupted,
-        "devices": store.devices(keys),
-        "seconds": round(seconds, 1),
-    }
+def _about(outcome: Outcome, command: str, seconds: float) -> dict[str, Any]:
+    about = {"command": command, **asdict(outcome), "seconds": round(seconds, 1)}
+    return {name: value for name, value in about.items() if name != "failure" or value}
 
 
 def _static(study: Study, outcome: Outcome) -> Static:

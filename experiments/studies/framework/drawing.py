@@ -1,7 +1,6 @@
 """How a series of conditions is drawn: seeds as faint dots, means with their 95 % t intervals."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +8,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, factor, mean
-from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
+from roundscope.experiments.sweep.report.plots import COLOURS, canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
@@ -17,20 +16,9 @@ SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", LETHAL
 GRID = "#e4e7eb"  # lines behind rows
 
 __all__ = [
-    "BAND", "CALM", "COLOURS", "GRID", "INK", "LETHAL", "MARKERS", "QUIET", "SHARE", "STYLES",
-    "canvas", "numbers", "series", "style", "upwards",
+    "BAND", "CALM", "COLOURS", "GRID", "INK", "LETHAL", "MARKERS", "QUIET", "SHARE",
+    "canvas", "numbers", "series", "upwards",
 ]  # fmt: skip
-
-STYLES = {  # emulation or input -> (colour, marker)
-    name: (COLOURS[i], MARKERS[i])
-    for i, name in enumerate(("ops:bf16", "sums:bf16", "fa2-bf16", "qiu-yao", "one-signed-v", "sink", "sample:layer4"))
-}
-
-
-def style(name: str) -> dict[str, Any]:
-    """Colour and marker of an emulation or input, the same in every picture."""
-    colour, marker = STYLES[name]
-    return {"color": colour, "marker": marker}
 
 
 def series(

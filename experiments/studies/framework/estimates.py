@@ -52,17 +52,22 @@ def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
     if len(x) < 2:
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
     shared = set.intersection(*(set(values) for values in series))
-    slopes = {seed: slope(x, [values[seed] for values in series]) for seed in sorted(shared)}
+    slopes = {seed: _power(x, [values[seed] for values in series]) for seed in sorted(shared)}
     return mean(slopes)
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of log y over log x; NaN if a y is not above zero."""
+def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
+    """The least-squares slope of y (K,) over x (K,): that of a straight line with an intercept."""
+    a = np.asarray(x, dtype=np.float64)
+    a = a - a.mean()
+    return float(a @ np.asarray(y, dtype=np.float64) / (a @ a))
+
+
+def _power(x: Sequence[float], y: Sequence[float]) -> float:
+    """The slope of log y over log x; NaN if a y is not above zero."""
     if not all(math.isfinite(v) and v > 0 for v in y):
         return math.nan
-    a, b = np.log(x), np.log(y)
-    a = a - a.mean()
-    return float(a @ b / (a @ a))
+    return slope(np.log(x), np.log(y))
 
 
 def _exp(x: float) -> float:

@@ -1,20 +1,20 @@
 """The loop of a study: launches that are missing run and are kept, one after the other."""
 
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from roundscope.experiments.report.progress import bar
-from roundscope.experiments.studies.framework.store import Store
-from roundscope.experiments.studies.framework.study import Launch, Study
+from roundscope.experiments.studies.framework.store import Store, opened
+from roundscope.experiments.studies.framework.study import Launch, Outcome, Study
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How many launches there are, how many of them are complete, and how many ran now."""
-
-    launches: int
-    there: int
-    ran: int
-    interrupted: bool = False
+def measured(study: Study, out: Path, draw: bool) -> tuple[Outcome, Any]:
+    """What came of a study in a folder, and its results, None without any; draw: nothing runs."""
+    if study.measure is not None:
+        return study.measure(out, draw)
+    with opened(out, study.file or study.name) as store:
+        outcome = counted(study, store, 0) if draw else measure(study, store)
+        return outcome, study.results(store)
 
 
 def measure(study: Study, store: Store) -> Outcome:
@@ -39,7 +39,14 @@ def missing(study: Study, store: Store) -> list[Launch]:
 def counted(study: Study, store: Store, ran: int, *, interrupted: bool = False) -> Outcome:
     """What is there now."""
     launches, left = study.launches(store), len(missing(study, store))
-    return Outcome(launches=len(launches), there=len(launches) - left, ran=ran, interrupted=interrupted)
+    devices = store.devices(key for launch in launches for key in launch.keys)
+    return Outcome(
+        launches=len(launches),
+        there=len(launches) - left,
+        ran=ran,
+        interrupted=interrupted,
+        devices=devices,
+    )
 
 
 def _run(launch: Launch, store: Store, title: str) -> None:

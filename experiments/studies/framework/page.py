@@ -23,25 +23,26 @@ def html(
         f"<h1>{escape(study.question)}</h1>",
         f"<p class=sub>{escape(study.paper)}</p>" if study.paper else "",
         f"<p class=lead>{escape(data['answer'])}</p>",
-        f"<p><b>{escape(missing(data['run']))}</b></p>" if missing(data["run"]) else "",
+        f"<p><b>{escape(lack)}</b></p>" if (lack := missing(data["run"], study.unit)) else "",
         opening,
         _verdicts(study, verdicts),
         f"<h2>Pictures</h2>{''.join(others)}" if others else "",
         _static(static),
         *(_table(table, results) for table in study.tables),
         _run(study, data["run"], data["config"]),
+        _queries(study, verdicts),
     ]
     return document(f"Roundscope: {study.paper or study.question}", "\n".join(body))
 
 
-def missing(run: Mapping[str, Any]) -> str:
-    """What a page lacks; empty for a whole one."""
+def missing(run: Mapping[str, Any], unit: str) -> str:
+    """What a page lacks; empty for a whole one. unit: `Study.unit`."""
     if run["there"] == run["launches"]:
         return ""
+    failure = f" The first that failed: {run['failure']}." if run.get("failure") else ""
     return (
-        f"Not complete: {run['there']} of {run['launches']} launches are there. What is not whole, "
-        "and what needs no launch, is left out. The same command, without --draw, goes on and "
-        "completes this page."
+        f"Not complete: {run['there']} of {run['launches']} {unit} are there, and what is not whole, or needs none, is "
+        f"left out.{failure} The same command, without --draw, goes on and completes this page."
     )
 
 
@@ -58,7 +59,8 @@ def _verdicts(study: Study, verdicts: Sequence[Verdict]) -> str:
     rules = "".join(f"<p class=note>{escape(text)}</p>" for text in study.rules)
     if not verdicts:
         return rules
-    return f"<h2>Verdicts</h2>{verdict_table.html(verdicts, study.source)}{rules}"
+    caution = f"<p class=note>{escape(study.caution)}</p>" if study.caution else ""
+    return f"<h2>Verdicts</h2>{caution}{verdict_table.html(verdicts, study.source)}{rules}"
 
 
 def _static(static: Static) -> str:
@@ -76,7 +78,7 @@ def _table(table: Any, results: Any) -> str:
 def _run(study: Study, run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     lines = {
         "command": run["command"],
-        "launches": launched(run),
+        study.unit: launched(run),
         "device": ", ".join(run["devices"]),
         **study.about,
         "config": " ".join(f"{name}={value}" for name, value in config.items()),
@@ -86,3 +88,15 @@ def _run(study: Study, run: Mapping[str, Any], config: Mapping[str, Any]) -> str
     title = "What was run, and what was not shown" if study.caveats else "What was run"
     caveats = f"<p>{escape(study.caveats)}</p>" if study.caveats else ""
     return f"<h2>{title}</h2>{caveats}<pre>{escape(text)}</pre>"
+
+
+def _queries(study: Study, verdicts: Sequence[Verdict]) -> str:
+    """The SQL behind the numbers, in full; nothing where no verdict has any."""
+    known = [v for v in verdicts if v.queries]
+    if not known:
+        return ""
+    lines = (f"-- {v.figure}: {v.claim}; {v.case}; {v.sizes}\n" + ";\n".join(v.queries) + ";" for v in known)
+    summary = f"<summary>SQL over {study.file or study.name}.sqlite</summary>"
+    text = "\n\n".join(lines)
+    shown = f"<details>{summary}<pre>{escape(text)}</pre></details>"
+    return f"<h2>The queries behind the numbers</h2>{shown}"

@@ -11,6 +11,7 @@ the JSON and the terminal's table. docs/howto-study.md writes a study step by st
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from matplotlib.figure import Figure as Picture
@@ -39,6 +40,22 @@ class Launch:
     config: Mapping[str, Any]
     keys: tuple[str, ...]
     run: Callable[[Progress], Mapping[str, Run[Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How many launches there are, how many of them are complete, and how many ran now.
+
+    devices    where those that are there were computed
+    failure    the first error of launches that failed; empty where none did
+    """
+
+    launches: int
+    there: int
+    ran: int
+    interrupted: bool = False
+    devices: Sequence[str] = ()
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +110,14 @@ class Study(Generic[R]):
     launches   every launch in its order, given the store: those of a later stage may depend on runs
                that are there; asked again until nothing is missing
     results    what is there, in whole parts; None where there is nothing to tell yet
+    measure    in place of both, for a study whose measurements are no runs: given the folder and
+               whether to draw only (then it computes nothing), what came of it, and the results
+    unit       what is counted as launches, in the plural
     answer     one or two sentences
     claims     a verdict for every claim and case;  source: the heading of their first column
     figures    the first opens the page
     tables     every condition with its numbers
+    caution    how a verdict is to be understood: above them on the page, below them on the terminal
     rules      how verdicts are reached, and what else stands below them
     caveats    what was not shown
     about      what was run, line by line: name -> text
@@ -107,9 +128,11 @@ class Study(Generic[R]):
 
     name: str
     question: str
-    launches: Callable[[Store], Sequence[Launch]]
-    results: Callable[[Store], R | None]
     answer: Callable[[R], str]
+    launches: Callable[[Store], Sequence[Launch]] = lambda store: ()
+    results: Callable[[Store], R | None] = lambda store: None
+    measure: Callable[[Path, bool], tuple[Outcome, R | None]] | None = None
+    unit: str = "launches"
     file: str = ""
     page: str = "report"
     paper: str = ""
@@ -117,6 +140,7 @@ class Study(Generic[R]):
     source: str = "row"
     figures: Sequence[Figure[R]] = ()
     tables: Sequence[Table[R]] = ()
+    caution: str = ""
     rules: Sequence[str] = ()
     caveats: str = ""
     about: Mapping[str, str] = field(default_factory=dict)

@@ -29,12 +29,14 @@ def show(
             screen.print(_grid(table, results))
     if verdicts:
         screen.print(verdict_table.screen(verdicts, study.source))
-    if missing(data["run"]):
-        screen.print(missing(data["run"]), markup=False)
+    for text in (study.caution if verdicts else "", missing(data["run"], study.unit)):
+        if text:
+            screen.print(text, markup=False)
     scale = f" ({study.scale})" if study.scale else ""
-    screen.print(f"launches: {launched(data['run'])}{scale}", markup=False)
-    files = (f"{study.page}.html", f"{study.name}.json", f"{study.file or study.name}.sqlite")
-    print(f"written: {', '.join(str(out / name) for name in files)}")
+    screen.print(f"{study.unit}: {launched(data['run'])}{scale}", markup=False)
+    names = (f"{study.page}.html", f"{study.name}.json", f"{study.file or study.name}.sqlite")
+    files = [str(out / name) for name in names if (out / name).exists()]
+    print(f"written: {', '.join(files)}")
 
 
 def _grid(table: Table, results: Any) -> Grid:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from roundscope.experiments.report.terminal import WIDTH
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def _row(figure: str, claim: str, v: Verdict) -> str:
     return "<tr>" + "".join(f"<td style='text-align:left;white-space:normal;vertical-align:top'>{cell}" for cell in cells)
 
 
-WIDTHS = {"claim": 28, "case": 15, "measured": 34, "verdict": 12}
+FIRST, CLAIM, CASE, VERDICT = 9, 28, 22, 12  # columns; of the first and of cases the most
 
 
 def screen(verdicts: Sequence[Verdict], first: str = "row") -> "Table":
@@ -36,11 +37,20 @@ def screen(verdicts: Sequence[Verdict], first: str = "row") -> "Table":
     from rich.table import Table
 
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head, width in {first: 9, **WIDTHS}.items():
+    for head, width in _widths(verdicts, first).items():
         made.add_column(head, width=width, overflow="fold")
     for figure, claim, v in _lines(verdicts):
         made.add_row(figure, claim, v.case, v.measured, v.word.value, style=ON_TERMINAL.get(v.word, ""))
     return made
+
+
+def _widths(verdicts: Sequence[Verdict], first: str) -> dict[str, int]:
+    """Columns as wide as what stands in them; what is left of the terminal goes to what was measured."""
+    places = min(FIRST, max(len(text) for text in (first, *(v.figure for v in verdicts))))
+    case = min(CASE, max(len(text) for text in ("case", *(v.case for v in verdicts))))
+    gaps = 4
+    measured = WIDTH - gaps - places - CLAIM - case - VERDICT
+    return {first: places, "claim": CLAIM, "case": case, "measured": measured, "verdict": VERDICT}
 
 
 def _lines(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str, Verdict]]:

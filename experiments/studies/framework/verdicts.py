@@ -35,7 +35,7 @@ class Verdict:
     case      emulation and input;  sizes: what all cells of it share
     measured  our number with its interval, in words;  estimate: the same as numbers, None where there is none
     depends   on what, for DEPENDS; else what to mind
-    queries   SQL over golden.sqlite that gives the numbers, in the order in which `measured` uses them
+    queries   SQL over the results file that gives the numbers, in the order in which `measured` uses them
     """
 
     figure: str

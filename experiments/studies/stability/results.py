@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.studies.stability.drift import Drifts
+from roundscope.experiments.studies.stability.drift.trainings import Drifts
 from roundscope.experiments.studies.stability.emulations import Point
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value
 from roundscope.experiments.sweep.storage.schema import quoted
@@ -30,13 +30,15 @@ DERIVED = {  # name -> SQL of METRICS
 class Results:
     """Cells of one engine that are ok.
 
-    cells  place -> seed -> row;  sites: (key of a cell, site) -> row;  drifts: of the trainings (`drift.Drifts`)
+    cells   place -> seed -> row;  sites: (key of a cell, site) -> row
+    drifts  of the trainings (`drift.trainings.Drifts`);  trained_on: their devices
     """
 
     cells: Mapping[Place, Mapping[int, Row]]
     sites: Mapping[tuple[str, str], Row]
     failed: tuple[Row, ...] = ()
     drifts: Drifts = field(default_factory=dict)
+    trained_on: Sequence[str] = ()
 
     def values(self, point: Point, metric: str) -> Values:
         """A metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed; NaN where there is none."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roundscope.experiments.studies.stability.drift import Training
+from roundscope.experiments.studies.stability.drift.trainings import Training
 from roundscope.experiments.train.config import Config
 
 REAL = "sample:layer4"  # the real tensors that come with Roundscope: one draw, so no interval

@@ -1,13 +1,23 @@
-"""The answer in one sentence, and names in words."""
+"""The answer in one sentence, how verdicts are reached, and names in words."""
 
 from roundscope.experiments.studies.framework.verdicts import TENFOLD, Word, judge, number
-from roundscope.experiments.studies.stability.claims_format import candidates, own_ratio
+from roundscope.experiments.studies.stability.claims.formats import candidates, own_ratio
 from roundscope.experiments.studies.stability.emulations import at
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import REAL, Scale
 
-QUESTION = "Is FlashAttention less accurate than unfused attention, and is it 10 times in BF16?"
-
+CAUTION = (
+    "The paper's implementation, sizes, tiles and draws are unpublished: 'contradicts' says that the "
+    "claim fails in our emulation at these sizes, not that the paper measured wrongly."
+)
+RULES = (
+    "A verdict compares a 95 % t interval over seeds with what the claim says: 'agrees' if the whole "
+    "interval is there, 'contradicts' if none of it is, 'undecided' otherwise, 'depends' if the claim "
+    "holds under some conditions that the paper does not state and fails under others. 'About 10 "
+    "times' is 5 to 20; 'larger' and 'smaller' are by 5 % or more; 'grows' and 'falls' are exponents "
+    "beyond 0.05. Ratios pair seeds, and their means are geometric. Intervals are not widened for the "
+    "number of claims."
+)
 EMULATIONS = {
     "ops:bf16": "every operation in BF16, sums in FP32", "sums:bf16": "BF16 throughout, steps of sums too",
     "qiu-yao": "qiu-yao: scores, row sum and O kept in BF16", "fa2-bf16": "fa2-bf16: production, FP32 inside",

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu import Accumulator, Order, dot
+from roundscope.experiments.report.progress import bar
+from roundscope.experiments.report.terminal import console, print_json
 
 TERMS = 64
 MASK, UNIT = 2.0**14, 2.0**-20  # of every factor type from FP16 on; 2^-20 times TERMS is below half an ulp of MASK in binary32
@@ -126,3 +128,20 @@ def _products() -> dict[str, Product]:
         f"JAX on {device}, bfloat16": on_jax(jnp.bfloat16, default),
         f"JAX on {device}, float16": on_jax(jnp.float16, default),
     }
+
+
+def show(*, as_json: bool) -> None:
+    """Prints in which order NumPy's and JAX's products add on this machine."""
+    from rich.table import Table
+
+    with bar("orders", 1):
+        ways = measured()
+    if as_json:
+        print_json({"terms": TERMS, "ways": ways})
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("product", overflow="fold")
+    table.add_column(f"order of {TERMS} terms", overflow="fold")
+    for way in ways:
+        table.add_row(way.name, way.order)
+    console().print(table)

@@ -1,91 +1,107 @@
-"""Which way, and how far, sums of products lean on tensor cores: their error against K, beside binary32 rounded to nearest even.
+"""`roundscope accumulators` as a `Study`: everything is computed, nothing is kept but the page and its data."""
 
-The error of a sum is (|c| - |exact|) / sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32 at 1: below 0 it is toward zero. For
-products of one sign that is the relative error; for others it is what a backward error analysis bounds.
-"""
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from roundscope.experiments.report.progress import bar
+from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.studies.catalogue import ACCUMULATORS
+from roundscope.experiments.studies.framework import command
+from roundscope.experiments.studies.framework.estimates import Estimate
+from roundscope.experiments.studies.framework.study import Figure, Outcome, Study, Table
+from roundscope.experiments.studies.tensor_cores.figure import picture
+from roundscope.experiments.studies.tensor_cores.sums import (
+    HOPPER,
+    HOPPER_FP8,
+    LENGTHS,
+    MODELS,
+    NEAREST,
+    POSITIVE,
+    SEEDS,
+    SIDE,
+    SIGNED,
+    UNIT,
+    Point,
+    measured,
+)
 
-import numpy as np
-
-from roundscope.emu import Accumulator, dot, round_to
-from roundscope.experiments.studies.framework.estimates import Estimate, mean
-
-LENGTHS = (16, 64, 256, 1024, 4096, 16384)
-SEEDS = range(8)
-SIDE = 24  # rows and columns of a result: SIDE^2 sums for each seed
-PROMOTED = 128
-UNIT = 2.0**-24
-POSITIVE, SIGNED = "products above 0", "products of either sign"
-Sum = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A way to add: its name, the format of its factors, and the sum."""
-
-    name: str
-    operand: str
-    add: Sum
-
-
-def _core(arch: str, operand: str) -> Sum:
-    return partial(dot, accumulator=Accumulator.tensor_core(arch, operand))
-
-
-def promoted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Hopper's FP8 sums of 128 products each, added up in binary32: arXiv 2412.19437, 3.3.2."""
-    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
-    for lo in range(0, a.shape[1], PROMOTED):
-        total += _core("hopper", "e4m3fn")(a[:, lo : lo + PROMOTED], b[lo : lo + PROMOTED]).astype(np.float32)
-    return total.astype(np.float64)
-
-
-NEAREST, HOPPER, HOPPER_FP8 = "BF16, binary32 to nearest", "BF16, Hopper: 25 bits", "E4M3, Hopper: 13 bits"
-MODELS = (
-    Model(name=NEAREST, operand="bf16", add=dot),
-    Model(name="BF16, Ampere: 24 bits", operand="bf16", add=_core("ampere", "bf16")),
-    Model(name=HOPPER, operand="bf16", add=_core("hopper", "bf16")),
-    Model(name="E4M3, Blackwell: 25 bits", operand="e4m3fn", add=_core("blackwell", "e4m3fn")),
-    Model(name=HOPPER_FP8, operand="e4m3fn", add=_core("hopper", "e4m3fn")),
-    Model(name="E4M3, Hopper, FP32 every 128", operand="e4m3fn", add=promoted),
+Points = Sequence[Point]
+CAPTION = (
+    f"{len(SEEDS)} seeds of {SIDE} x {SIDE} sums of normal numbers or their magnitudes; 95 % intervals "
+    "over seeds. Models of arXiv 2511.10909, equal in every bit to MMA-Sim where tests compare them. "
+    "FP32 every 128: sums of 128 products added in binary32, as DeepSeek-V3 does."
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A model on inputs of one kind at one K: mean error over seeds, and its root mean square, both in u."""
-
-    model: str
-    inputs: str
-    k: int
-    lean: Estimate
-    rms: float
+def run(*, out: Path, as_json: bool) -> int:
+    """report.html and accumulators.json in `out`. The exit code: 0, or 130 after Ctrl-C, when nothing is
+    written. Raises UsageError for a file in the folder's place.
+    """
+    told = f"roundscope {ACCUMULATORS.command}"
+    return command.run(study(), out=out, command=told, as_json=as_json)
 
 
-def factors(seed: int, k: int, operand: str, inputs: str) -> tuple[np.ndarray, np.ndarray]:
-    """(SIDE, K) and (K, SIDE): normal numbers, or their magnitudes, rounded to the format."""
-    rng = np.random.default_rng((seed, k))
-    made = (rng.standard_normal(shape).astype(np.float32) for shape in ((SIDE, k), (k, SIDE)))
-    a, b = (round_to(np.abs(x) if inputs == POSITIVE else x, operand) for x in made)
-    return a, b
+def study() -> Study[Points]:
+    """The study; it has one scale."""
+    return Study(
+        name=ACCUMULATORS.name,
+        question=ACCUMULATORS.question,
+        measure=_measure,
+        unit="points",
+        answer=answer,
+        figures=[Figure(title="Mean error against the length of the sum", draw=picture, caption=CAPTION)],
+        tables=[
+            Table(
+                name="points",
+                title="Mean error in u = 2^-24; below 0: toward zero",
+                heads=("mean error, u", "K", *(model.name for model in MODELS)),
+                rows=_rows,
+                records=lambda points: plain(points),
+                shown=tuple(range(2 + len(MODELS))),
+            )
+        ],
+        config={"unit": UNIT, "seeds": len(SEEDS), "sums": SIDE * SIDE},
+    )
 
 
-def errors(model: Model, seed: int, k: int, inputs: str) -> np.ndarray:
-    """The errors of SIDE^2 sums, in u."""
-    a, b = factors(seed, k, model.operand, inputs)
-    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    found: np.ndarray = (np.abs(model.add(a, b)) - np.abs(wide_a @ wide_b)) / (np.abs(wide_a) @ np.abs(wide_b)) / UNIT
-    return found
+def _measure(out: Path, draw: bool) -> tuple[Outcome, Points | None]:
+    """All points, since none are kept; none of them after Ctrl-C."""
+    points: list[Point] = []
+    total = 2 * len(MODELS) * len(LENGTHS)
+    try:
+        with bar("sums", total) as progress:
+            for point in measured(LENGTHS):
+                points.append(point)
+                progress(len(points))
+    except KeyboardInterrupt:
+        return Outcome(launches=total, there=0, ran=len(points), interrupted=True), None
+    return Outcome(launches=total, there=total, ran=total, devices=["cpu"]), points
 
 
-def measured(lengths: Sequence[int]) -> Iterator[Point]:
-    """Every point, one by one."""
-    for inputs in (POSITIVE, SIGNED):
-        for model in MODELS:
-            for k in lengths:
-                found = {seed: errors(model, seed, k, inputs) for seed in SEEDS}
-                rms = float(np.sqrt(np.mean([np.square(e).mean() for e in found.values()])))
-                yield Point(model=model.name, inputs=inputs, k=k, lean=mean({s: float(e.mean()) for s, e in found.items()}), rms=rms)
+def answer(points: Points) -> str:
+    """Two sentences for the longest sums."""
+    found = {(p.model, p.inputs): p for p in points if p.k == LENGTHS[-1]}
+    bias = {name: found[name, POSITIVE].lean.mean for name in (HOPPER, HOPPER_FP8, NEAREST)}
+    part = {name: f"{abs(x) * UNIT:.1e}" for name, x in bias.items()}
+    signed = found[HOPPER_FP8, SIGNED]
+    return (
+        f"Toward zero: sums of {LENGTHS[-1]:,} products above 0 are {part[HOPPER]} of themselves too "
+        f"small on Hopper in BF16 and {part[HOPPER_FP8]} in E4M3, where binary32 to nearest is off by "
+        f"{part[NEAREST]} on average. With products of either sign E4M3's mean error is "
+        f"{_shown(signed.lean)} u at an rms of {signed.rms:.3g} u."
+    )
+
+
+def _shown(e: Estimate) -> str:
+    return f"{e.mean:.2g} [{e.low:.2g}, {e.high:.2g}]"
+
+
+def _rows(points: Points) -> list[list[str]]:
+    """A line for each kind of products and length."""
+    by: dict[Any, Point] = {(p.inputs, p.k, p.model): p for p in points}
+    return [
+        [inputs, f"{k:,}", *(f"{by[inputs, k, model.name].lean.mean:.3g}" for model in MODELS)]
+        for inputs in (POSITIVE, SIGNED)
+        for k in LENGTHS
+    ]

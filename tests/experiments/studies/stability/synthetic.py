@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from roundscope.experiments.studies.stability.drift import Apart, Training
-from roundscope.experiments.studies.stability.drift_store import NUMBERS
+from roundscope.experiments.studies.stability.drift.store import NUMBERS
+from roundscope.experiments.studies.stability.drift.trainings import Apart, Training
 from roundscope.experiments.studies.stability.results import AXES, gathered, place_of
 from roundscope.experiments.studies.stability.scale import Scale
 from roundscope.experiments.train.config import Config

@@ -6,14 +6,18 @@ import sqlite3
 import numpy as np
 import pytest
 
-from roundscope.experiments.studies.stability import command, drift_run
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.studies.stability import study
 from roundscope.experiments.studies.stability.conditions import biased, cells, narrow
+from roundscope.experiments.studies.stability.drift import run as trainings
 from roundscope.experiments.studies.stability.emulations import at
 from roundscope.experiments.studies.stability.results import DERIVED, query, read
 from roundscope.experiments.sweep.conditions.cell import Result
 from roundscope.experiments.sweep.running import run as loop
 from roundscope.experiments.sweep.running.run import Outcome
 from tests.experiments.studies.stability.synthetic import TINY, straight
+
+MODELS = len(TINY.training.versions) * TINY.training.seeds
 
 
 def trained(t, progress):
@@ -26,8 +30,8 @@ def trained(t, progress):
 def run(roundscope, monkeypatch, tmp_path):
     """Runs the command line in an empty folder at a tiny scale: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "QUICK", TINY)
-    monkeypatch.setattr(drift_run, "run", trained)
+    monkeypatch.setattr(study, "QUICK", TINY)
+    monkeypatch.setattr(trainings, "run", trained)
     trained.calls = 0
 
     return roundscope
@@ -59,7 +63,7 @@ def test_from_end_to_end_and_again(run, tmp_path):
     code, out, err = run("reproduce", "golden", "--quick", "--jobs", "2")
     assert (code, err) == (0, "")
     unique = {cell.key for study in cells(TINY, "numpy").values() for cell in study}
-    assert out.startswith("In BF16 the largest deviation") and f"{len(unique)} cells done, 0 failed, 0 there already" in out
+    assert out.startswith("In BF16 the largest deviation") and _launched(out, len(unique) + MODELS, ran=len(unique) + MODELS)
     data = json.loads((tmp_path / "golden" / "verdicts.json").read_text())
     assert data["answer"].split()[:3] == out.split()[:3] and len(data["verdicts"]) > 30
     exact = next(v for v in data["verdicts"] if v["figure"] == "6a, b")
@@ -68,7 +72,12 @@ def test_from_end_to_end_and_again(run, tmp_path):
     assert html.count("<img ") == 8 and html.index("<img ") < html.index("Verdicts") and "nan" not in html.split("<img")[0]
     _check_queries(tmp_path / "golden" / "golden.sqlite", data, unique)
     code, out, _ = run("reproduce", "golden", "--quick", "--jobs", "1")
-    assert code == 0 and f"0 cells done, 0 failed, {len(unique)} there already" in out and trained.calls == 1
+    assert code == 0 and _launched(out, len(unique) + MODELS, ran=0) and trained.calls == 1
+
+
+def _launched(out, whole, ran):
+    """Whether the last lines say how many there are, and how many of them were measured now."""
+    return f"cells and trainings: {whole} of {whole}, {ran} of them run by the last command" in " ".join(out.split())
 
 
 def _check_queries(path, data, unique):
@@ -91,15 +100,17 @@ def test_json(run, fake):
     """Catches a table in front of the JSON, and numbers that JSON has not."""
     code, out, err = run("reproduce", "golden", "--quick", "--json", "--out", "deep/er")
     data = json.loads(out)
-    assert (code, err) == (0, "") and data["run"]["scale"] == "tiny"
+    assert (code, err) == (0, "") and data["scale"] == "tiny"
     assert {v["word"] for v in data["verdicts"] if v["figure"] not in ("7", "8")} == {"undecided", "not testable"}
 
 
-def test_failed_cells_exit_1_and_are_named(run, fake):
+def test_failed_cells_exit_1_and_are_named(run, fake, tmp_path):
     """Catches failures that pass for results, and a report that is not written for the others."""
     fake(failing={1})
     code, out, _ = run("reproduce", "golden", "--quick")
-    assert code == 1 and "first failure: too unlucky" in out and "written: golden/report.html" in out
+    text = " ".join(out.split())
+    assert code == 1 and "The first that failed: too unlucky." in text and "written: golden/report.html" in text
+    assert "Not complete: " in text and "Not complete: " in (tmp_path / "golden" / "report.html").read_text()
 
 
 def test_ctrl_c_keeps_what_is_done(run, fake, tmp_path):
@@ -116,11 +127,30 @@ def test_ctrl_c_in_the_training(run, fake, tmp_path, monkeypatch):
     def stopped(t, progress):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(drift_run, "run", stopped)
+    monkeypatch.setattr(trainings, "run", stopped)
     code, out, err = run("reproduce", "golden", "--quick")
     assert (code, out) == (130, "") and "the same command goes on" in err
-    monkeypatch.setattr(drift_run, "run", trained)
+    monkeypatch.setattr(trainings, "run", trained)
     assert run("reproduce", "golden", "--quick")[0] == 0 and trained.calls == 1
+
+
+def test_a_drawing_measures_nothing(run, fake, tmp_path, monkeypatch, capsys):
+    """A drawing that measures or trains, or shows half of the cells as if they were all."""
+    fake(failing={1})
+    run("reproduce", "golden", "--quick")
+    trained.calls = 0
+    monkeypatch.setattr(loop, "run", None)
+    with sqlite3.connect(tmp_path / "golden" / "golden.sqlite") as connection:
+        connection.execute("DELETE FROM cells WHERE status = 'failed'")
+    assert study.run(quick=True, out=tmp_path / "golden", draw=True) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    whole = len({cell.key for own in cells(TINY, "numpy").values() for cell in own}) + MODELS
+    there = len({cell.key for own in cells(TINY, "numpy").values() for cell in own if cell["seed"] != 1}) + MODELS
+    assert trained.calls == 0 and f"cells and trainings: {there} of {whole}, 0 of them run" in text
+    assert f"Not complete: {there} of {whole} cells and trainings are there" in text
+    (tmp_path / "golden" / "golden.sqlite").rename(tmp_path / "golden" / "other.sqlite")
+    with pytest.raises(UsageError, match="holds no part"):
+        study.run(quick=True, out=tmp_path / "golden", draw=True)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,20 @@ import pytest
 
 from roundscope.attention.sites import Site
 from roundscope.experiments.studies.framework.verdicts import Word
-from roundscope.experiments.studies.stability import claims_drift, drift_run, drift_store, pictures_drift
-from roundscope.experiments.studies.stability.drift import (
+from roundscope.experiments.studies.stability.claims import drift as claims
+from roundscope.experiments.studies.stability.drift import run as trainings
+from roundscope.experiments.studies.stability.drift import store as kept
+from roundscope.experiments.studies.stability.drift.trainings import (
     OTHER,
     PAIRS,
     VERSIONS,
     Apart,
     executables,
 )
+from roundscope.experiments.studies.stability.drift.weights import distances
+from roundscope.experiments.studies.stability.figures.drift import drift
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import FULL, QUICK
-from roundscope.experiments.studies.stability.weights import distances
 from roundscope.experiments.sweep.storage.store import writing
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.groups import plans_at
@@ -44,7 +47,7 @@ def test_trainings_are_compared_at_the_steps_they_reached():
     """Weights of another step or seed, batches that differ within a pair, first weights that do not differ where they must."""
     t = replace(TINY.training, pairs=("flash", "weights"), looks=2, tile=8)
     done = []
-    found = drift_run.run(t, done.append)
+    found = trainings.run(t, done.append)
     assert done == [4, 8] and set(found) == {"flash", "weights"} and set(found["flash"]) == {0, 1}
     for seed in (0, 1):
         flash, others = found["flash"][seed], found["weights"][seed]
@@ -56,7 +59,7 @@ def test_trainings_are_compared_at_the_steps_they_reached():
         assert others.wasserstein[0] == pytest.approx(entries.mean(), rel=1e-5)  # jit draws other last bits
         assert math.isnan(flash.loss[0]) and abs(flash.gap[1]) < 1e-3 < abs(others.gap[1])
         assert flash.loss[1] - flash.gap[1] == pytest.approx(others.loss[1] - others.gap[1])  # the partner of both is the same
-    again = drift_run.run(t, done.append)
+    again = trainings.run(t, done.append)
     assert all(np.array_equal(found[p][s].wasserstein, again[p][s].wasserstein) for p in found for s in found[p])
 
 
@@ -97,44 +100,44 @@ def test_another_training_has_another_key():
 def test_what_is_kept_comes_back(tmp_path):
     """Seeds or looks that change places, a NaN that becomes a number, a file without trainings that cannot be read."""
     file, found = tmp_path / "golden.sqlite", straight(T, {"flash": 1.0, "weights": 2.0})
-    found["flash"][2] = Apart(**{n: np.array([math.nan, 1.0, math.inf, 3.0, 4.0]) for n in drift_store.NUMBERS})
+    found["flash"][2] = Apart(**{n: np.array([math.nan, 1.0, math.inf, 3.0, 4.0]) for n in kept.NUMBERS})
     with writing(file) as store:
-        assert drift_store.read(file, T) == {}
-        drift_store.save(store, T, found, "a device", {})
-    back = drift_store.read(file, T)
+        assert kept.read(file, T) == {}
+        kept.save(store, T, found, "a device", {})
+    back = kept.read(file, T)
     assert back["flash"][2].loss.tolist()[3:] == [3.0, 4.0] and np.isnan(back["flash"][2].loss[[0, 2]]).all()
     assert np.array_equal(back["weights"][3].gap, found["weights"][3].gap) and set(back["flash"]) == {0, 1, 2, 3}
-    assert drift_store.devices(file, T) == ["a device"] and drift_store.read(file, replace(T, looks=2)) == {}
+    assert kept.devices(file, T) == ["a device"] and kept.read(file, replace(T, looks=2)) == {}
 
 
 def test_verdicts_on_made_up_distances():
     """Ratios the wrong way round, a band taken for the other, a growth judged by its first half."""
-    found = claims_drift.judged(results(flash=1.0, weights=2.0, precision=3.0, bf16=9.0), S)
+    found = claims.judged(results(flash=1.0, weights=2.0, precision=3.0, bf16=9.0), S)
     for metric in ("Wasserstein", "largest"):
         assert words(found, "keep growing", metric) == [YES] and words(found, "slope is at most", metric) == [YES]
         assert words(found, "lies above", metric) == [YES] and words(found, "2 to 5 times", metric) == [YES, NO]
-    found = claims_drift.judged(results(flash=3.0, weights=2.0, precision=1.0, bf16=1.0), S)
+    found = claims.judged(results(flash=3.0, weights=2.0, precision=1.0, bf16=1.0), S)
     assert words(found, "slope is at most", "W") == words(found, "lies above", "W") == [NO]
     assert words(found, "2 to 5 times", "W") == [NO, NO]
     still = straight(T, {"flash": 1.0})
     for apart in still["flash"].values():
         apart.wasserstein[2:] = apart.wasserstein[2]  # no growth after half of the steps
-    found = claims_drift.judged(Results(cells={}, sites={}, drifts=still), S)
+    found = claims.judged(Results(cells={}, sites={}, drifts=still), S)
     assert words(found, "keep growing", "Wasserstein") == [NO]
     assert words(found, "keep growing", "largest") == [YES]
-    assert {v.word for v in claims_drift.judged(Results(cells={}, sites={}), S)} == {OPEN}
+    assert {v.word for v in claims.judged(Results(cells={}, sites={}), S)} == {OPEN}
 
 
 def test_scatter_is_about_the_line():
     """A slope that counts as scatter, or the wrong number of freedoms."""
     steps, line = [0, 10, 20, 30], np.array([1.0, 3.0, 5.0, 7.0])
-    assert claims_drift.stray(steps, line) == pytest.approx(0.0, abs=1e-12)
+    assert claims.stray(steps, line) == pytest.approx(0.0, abs=1e-12)
     # residuals 1, -1, -1, 1 are orthogonal to a constant and to the steps: sqrt(4 / 2)
-    assert claims_drift.stray(steps, line + np.array([1.0, -1.0, -1.0, 1.0])) == pytest.approx(math.sqrt(2.0))
+    assert claims.stray(steps, line + np.array([1.0, -1.0, -1.0, 1.0])) == pytest.approx(math.sqrt(2.0))
 
 
 def test_the_picture_draws_pairs_that_are_there():
     """A picture that needs every pair, or draws seeds under another's name."""
-    figure = pictures_drift.drift(results(flash=1.0, weights=2.0), S)[1]
+    figure = drift(S).draw(results(flash=1.0, weights=2.0))
     assert [len(ax.lines) for ax in figure.axes] == [2 * (T.seeds + 1)] * 2
-    assert not pictures_drift.drift(Results(cells={}, sites={}), S)[1].axes[0].lines
+    assert not drift(S).draw(Results(cells={}, sites={})).axes[0].lines

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from roundscope.experiments.studies.stability.weights import (
+from roundscope.experiments.studies.framework.estimates import mean, slope
+from roundscope.experiments.studies.stability.drift.weights import (
     bands,
     distances,
     drift,
-    interval,
     max_difference,
     relative,
-    slope,
     wasserstein,
 )
 
@@ -83,9 +82,9 @@ def test_slope_and_interval_by_hand():
     """Catches a slope through the origin, a normal quantile in place of Student's, and the wrong number of freedoms."""
     assert slope([10, 20, 30], [5.0, 7.0, 9.0]) == pytest.approx(0.2)
     assert slope([0, 1, 2], [0.0, 1.0, 0.0]) == 0.0
-    i = interval([1.0, 2.0, 3.0])  # t(0.975, 2) = 4.302653, s / sqrt(3) = 0.577350
-    assert (i.mean, i.low, i.high, i.repeats) == pytest.approx((2.0, 2.0 - 2.484138, 2.0 + 2.484138, 3), abs=1e-6)
-    assert interval([1.0]).high == math.inf
+    i = mean(dict(enumerate([1.0, 2.0, 3.0])))  # t(0.975, 2) = 4.302653, s / sqrt(3) = 0.577350
+    assert (i.mean, i.low, i.high, i.seeds) == pytest.approx((2.0, 2.0 - 2.484138, 2.0 + 2.484138, 3), abs=1e-6)
+    assert math.isnan(mean({0: 1.0}).high)  # one repeat gives none, and decides nothing
 
 
 def test_bands_and_relative():
@@ -93,7 +92,7 @@ def test_bands_and_relative():
     pair = lambda shift: ({"w": np.zeros(3), "b": np.zeros(2)}, {"w": np.full(3, shift), "b": np.full(2, 2 * shift)})  # noqa: E731
     found = bands([pair(1.0), pair(3.0)], [pair(8.0), pair(8.0)])
     assert [(b.name, b.seed["wasserstein"].mean, b.precision["max_difference"].mean) for b in found] == [("w", 2.0, 8.0), ("b", 4.0, 16.0)]
-    assert found[0].precision["wasserstein"].low == 8.0 < math.inf and found[0].seed["wasserstein"].repeats == 2
+    assert found[0].precision["wasserstein"].low == 8.0 and found[0].seed["wasserstein"].seeds == 2
     shares = relative(distances(*pair(4.0)), found)
     assert shares["w"]["wasserstein"] == shares["b"]["max_difference"] == (2.0, 0.5)
     with pytest.raises(ValueError, match="pairs: none given"):

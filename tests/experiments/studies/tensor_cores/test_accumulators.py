@@ -8,13 +8,13 @@ import pytest
 
 from roundscope.experiments.bench import dot as bench_dot
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.studies.tensor_cores import command, study
+from roundscope.experiments.studies.tensor_cores import study, sums
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Two lengths and two seeds."""
-    for module in (study, command):
+    for module in (study, sums):
         monkeypatch.setattr(module, "LENGTHS", (16, 64))
         monkeypatch.setattr(module, "SEEDS", range(2))
 
@@ -27,20 +27,20 @@ def called(*args):
 
 def test_the_error_is_that_of_the_formula():
     """An error without its sign, of the wrong side of zero, or in other units."""
-    model = study.MODELS[-2]
-    a, b = study.factors(3, 40, model.operand, study.SIGNED)
-    found, sums = study.errors(model, 3, 40, study.SIGNED), model.add(a, b)
+    model = sums.MODELS[-2]
+    a, b = sums.factors(3, 40, model.operand, sums.SIGNED)
+    found, added = sums.errors(model, 3, 40, sums.SIGNED), model.add(a, b)
     for i, j in ((0, 0), (5, 17), (23, 23)):
         products = [Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a[i], b[:, j], strict=True)]
-        want = (abs(Fraction(float(sums[i, j]))) - abs(sum(products))) / sum(map(abs, products)) * 2**24
+        want = (abs(Fraction(float(added[i, j]))) - abs(sum(products))) / sum(map(abs, products)) * 2**24
         assert found[i, j] == pytest.approx(float(want), rel=1e-9, abs=1e-9)
 
 
 def test_promotion_is_a_sum_of_sums():
     """A chunk lost, or added in the tensor core after all."""
-    a, b = study.factors(1, 300, "e4m3fn", study.POSITIVE)
-    parts = [study.MODELS[-2].add(a[:, lo : lo + 128], b[lo : lo + 128]).astype(np.float32) for lo in (0, 128, 256)]
-    assert np.array_equal(study.promoted(a, b), ((parts[0] + parts[1]) + parts[2]).astype(np.float64))
+    a, b = sums.factors(1, 300, "e4m3fn", sums.POSITIVE)
+    parts = [sums.MODELS[-2].add(a[:, lo : lo + 128], b[lo : lo + 128]).astype(np.float32) for lo in (0, 128, 256)]
+    assert np.array_equal(sums.promoted(a, b), ((parts[0] + parts[1]) + parts[2]).astype(np.float64))
 
 
 @pytest.mark.pictures
@@ -49,9 +49,9 @@ def test_the_page_and_the_table(short, tmp_path, capsys):
     out = capsys.readouterr().out
     assert all(len(line) <= 100 for line in out.splitlines()[:-1]) and "64 products above 0" in " ".join(out.split())
     data = json.loads((tmp_path / "x" / "accumulators.json").read_text())
-    assert len(data["points"]) == 2 * len(study.MODELS) * 2
+    assert len(data["points"]) == 2 * len(sums.MODELS) * 2
     lean = {(p["model"], p["inputs"], p["k"]): p["lean"]["mean"] for p in data["points"]}
-    assert lean[study.HOPPER_FP8, study.POSITIVE, 64] < lean[study.HOPPER, study.POSITIVE, 64] < 0
+    assert lean[sums.HOPPER_FP8, sums.POSITIVE, 64] < lean[sums.HOPPER, sums.POSITIVE, 64] < 0
     page = (tmp_path / "x" / "report.html").read_text()
     assert page.count("<img ") == 1 and data["answer"][:30] in page
 

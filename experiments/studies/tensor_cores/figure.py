@@ -1,10 +1,10 @@
-"""The lean of every model against K."""
+"""The bias of every model against K."""
 
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from roundscope.experiments.studies.tensor_cores.study import MODELS, POSITIVE, SIGNED, Point
+from roundscope.experiments.studies.tensor_cores.sums import MODELS, POSITIVE, SIGNED, Point
 from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import INK
 

@@ -9,7 +9,7 @@ from roundscope.experiments.studies.framework.verdicts import (
     interval,
     judge,
 )
-from roundscope.experiments.studies.stability.claims_format import own_ratio
+from roundscope.experiments.studies.stability.claims.formats import own_ratio
 from roundscope.experiments.studies.stability.conditions import CONTROLS, narrow
 from roundscope.experiments.studies.stability.results import Results, query
 from roundscope.experiments.studies.stability.scale import Scale

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.experiments.studies.stability import weights
-from roundscope.experiments.studies.stability.drift import (
+from roundscope.experiments.studies.stability.drift import weights
+from roundscope.experiments.studies.stability.drift.trainings import (
     PAIRS,
     Apart,
     Drifts,

@@ -1,7 +1,10 @@
-"""The pictures: a question, a matplotlib Figure and a caption each. The first answers the paper's question."""
+"""Fig. 3 to 5, and the figure that answers the paper's question: deviations by number of key tiles, format and length."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+
+from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.studies.framework.drawing import (
     BAND,
@@ -9,18 +12,17 @@ from roundscope.experiments.studies.framework.drawing import (
     canvas,
     numbers,
     series,
-    style,
     upwards,
 )
 from roundscope.experiments.studies.framework.estimates import Values
+from roundscope.experiments.studies.framework.study import Figure
 from roundscope.experiments.studies.framework.verdicts import TENFOLD
 from roundscope.experiments.studies.stability.emulations import BASELINE, FORMATS, Point, at
+from roundscope.experiments.studies.stability.figures.styles import SEEDS, style
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import REAL, Scale
 from roundscope.experiments.studies.stability.words import EMULATIONS, INPUTS
 
-Picture = tuple[str, Any, str]
-SEEDS = "Faint dots: seeds; markers and bars: mean and 95 % t interval over seeds."
 LINES = (("ops:bf16", "gaussian"), ("ops:bf16", "one-signed-v"), ("ops:bf16", "sink"), ("sums:bf16", "gaussian"), ("qiu-yao", "gaussian"),
          ("fa2-bf16", "gaussian"))  # fmt: skip
 
@@ -28,8 +30,20 @@ LENGTHS = (("ops:bf16", "gaussian", True), ("ops:bf16", "gaussian", False), ("su
            ("ops:bf16", "one-signed-v", True), ("ops:bf16", "sink", True), ("ops:bf16", REAL, True))  # fmt: skip
 
 
-def opening(r: Results, scale: Scale) -> Picture:
+def opening(scale: Scale) -> Figure[Results]:
     """Tiled over unfused against the number of key tiles, to both baselines."""
+    return Figure(
+        title="Is it 10 times in BF16?",
+        draw=partial(_opening, scale=scale),
+        caption=(
+            "Ratio of the largest deviations from binary64, by emulation (Gaussian inputs unless "
+            "said otherwise). The band is a factor of 2 about 10. Left: what tiling costs; right: "
+            f"what it costs against a baseline with FP32 sums and softmax. {SEEDS}"
+        ),
+    )
+
+
+def _opening(r: Results, scale: Scale) -> Picture:
     figure, axes = canvas(4.3, 1, 2, sharey=True)
     length = scale.many[0]
     for ax, own in zip(axes[0], (True, False), strict=True):
@@ -47,10 +61,7 @@ def opening(r: Results, scale: Scale) -> Picture:
     axes[0, 0].set_ylabel("largest |deviation|, tiled / unfused")
     axes[0, 0].text(0.02, 10, "the paper: about 10 times", fontsize=8.5, transform=axes[0, 0].get_yaxis_transform(), va="center")
     _legend(figure, axes[0, 0], 3)
-    return "Is it 10 times in BF16?", figure, (
-        "Ratio of the largest deviations from binary64, by emulation (Gaussian inputs unless said otherwise). The band is a factor of 2 "
-        f"about 10. Left: what tiling costs; right: what it costs against a baseline with FP32 sums and softmax. {SEEDS}"
-    )  # fmt: skip
+    return figure
 
 
 def ratios(r: Results, point: Point, own: bool, metric: str = "max_abs") -> Values:
@@ -64,8 +75,20 @@ def ratios(r: Results, point: Point, own: bool, metric: str = "max_abs") -> Valu
     return {seed: x / under[seed] for seed, x in over.items() if under.get(seed)}
 
 
-def formats(r: Results, scale: Scale) -> Picture:
+def formats(scale: Scale) -> Figure[Results]:
     """Fig. 3 and 4."""
+    return Figure(
+        title="Fig. 3 and 4: formats",
+        draw=partial(_formats, scale=scale),
+        caption=(
+            f"T = {scale.bench[0]}, tiles of {scale.tile}, Gaussian inputs. In FP32 and FP64 both "
+            "emulations are one. The golden value divides by the row sum after P V and unfused "
+            f"attention before, hence its 1e-15 in FP64. {SEEDS}"
+        ),
+    )
+
+
+def _formats(r: Results, scale: Scale) -> Picture:
     figure, (axes,) = canvas(3.6, 1, 2)
     left, right = axes
     for k, kind in enumerate(("ops", "sums")):
@@ -82,14 +105,24 @@ def formats(r: Results, scale: Scale) -> Picture:
         ax.legend(fontsize=8, frameon=False, loc="lower left")
     left.set_ylabel("largest |tiled − unfused|")
     right.set_ylabel("largest |deviation from binary64|")
-    return "Fig. 3 and 4: formats", figure, (
-        f"T = {scale.bench[0]}, tiles of {scale.tile}, Gaussian inputs. In FP32 and FP64 both emulations are one. The golden value "
-        f"divides by the row sum after P V and unfused attention before, hence its 1e-15 in FP64. {SEEDS}"
-    )  # fmt: skip
+    return figure
 
 
-def lengths(r: Results, scale: Scale) -> Picture:
+def lengths(scale: Scale) -> Figure[Results]:
     """Fig. 5, absolute above, relative to the output below."""
+    return Figure(
+        title="Fig. 5: sequence length",
+        draw=partial(_lengths, scale=scale),
+        caption=(
+            "Largest and mean |deviation| from binary64; dashes without a line: mean + standard "
+            "deviation. N falls as T grows, so that every maximum is over equally many entries "
+            "(real tensors: all 12 heads, one draw). Gaussian outputs shrink as 1 / √T, so the "
+            f"absolute deviation falls where the relative one grows. {SEEDS}"
+        ),
+    )
+
+
+def _lengths(r: Results, scale: Scale) -> Picture:
     figure, axes = canvas(6.4, 2, 2, sharex=True)
     for row, relative in enumerate(("", "rel_")):
         for name, family, tiled in LENGTHS:
@@ -113,11 +146,7 @@ def lengths(r: Results, scale: Scale) -> Picture:
     for ax in axes[-1]:
         ax.set_xlabel(f"T (tile {scale.tile}, N T = {scale.entries})")
     _legend(figure, axes[0, 0], 3)
-    return "Fig. 5: sequence length", figure, (
-        "Largest and mean |deviation| from binary64; dashes without a line: mean + standard deviation. N falls as T grows, so that "
-        f"every maximum is over equally many entries (real tensors: all 12 heads, one draw). Gaussian outputs shrink as 1 / √T, so the "
-        f"absolute deviation falls where the relative one grows. {SEEDS}"
-    )  # fmt: skip
+    return figure
 
 
 def _tiles(r: Results, scale: Scale, name: str, family: str) -> Iterator[Point]:

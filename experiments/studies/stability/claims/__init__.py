@@ -1,7 +1,7 @@
 """All verdicts, in the order of the paper's figures, and what cannot be tested."""
 
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
-from roundscope.experiments.studies.stability import claims_bias, claims_cause, claims_drift, claims_format, claims_length, claims_tiles
+from roundscope.experiments.studies.stability.claims import bias, cause, drift, formats, lengths, tiles
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
 
@@ -9,8 +9,8 @@ from roundscope.experiments.studies.stability.scale import Scale
 def judged(r: Results, scale: Scale) -> list[Verdict]:
     """Every claim of arXiv 2405.02803, and of arXiv 2510.04212 where the two seem to disagree."""
     return [
-        *claims_format.judged(r, scale), *claims_length.judged(r, scale), *claims_tiles.judged(r, scale),
-        *claims_cause.judged(r, scale), *claims_drift.judged(r, scale), *untestable(), *claims_bias.judged(r, scale),
+        *formats.judged(r, scale), *lengths.judged(r, scale), *tiles.judged(r, scale),
+        *cause.judged(r, scale), *drift.judged(r, scale), *untestable(), *bias.judged(r, scale),
     ]  # fmt: skip
 
 

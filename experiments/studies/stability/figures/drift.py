@@ -1,14 +1,16 @@
 """Fig. 7 and 8: the distance of paired trainings' weights along the run, with both bands."""
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import NullFormatter
 
 from roundscope.experiments.studies.framework.drawing import COLOURS, QUIET, canvas
 from roundscope.experiments.studies.framework.estimates import factor
-from roundscope.experiments.studies.stability.claims_drift import METRICS
+from roundscope.experiments.studies.framework.study import Figure
+from roundscope.experiments.studies.stability.claims.drift import METRICS
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
 
@@ -19,8 +21,23 @@ LINES = {  # pair -> (colour, line, label); bands grey and hatched apart from li
 }  # fmt: skip
 
 
-def drift(r: Results, scale: Scale) -> tuple[str, Any, str]:
+def drift(scale: Scale) -> Figure[Results]:
     """Both metrics over steps: a thin line per seed, geometric means, their intervals as bands."""
+    c = scale.training.config
+    return Figure(
+        title="Fig. 7 and 8: do weights drift apart?",
+        draw=partial(_drift, scale=scale),
+        caption=(
+            f"A byte-level GPT of {c.layers} layers and width {c.width}, trained twice from the "
+            "same weights on the same batches; 'other first weights': on the same batches. Thin "
+            "lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16 rounds what "
+            "the forward reads and writes, in linear layers and in unfused attention; gradients "
+            "stay FP32, so that none is too small for FP16."
+        ),
+    )
+
+
+def _drift(r: Results, scale: Scale) -> Picture:
     figure, (axes,) = canvas(4.4, 1, 2)
     steps = np.array(scale.training.steps)
     for ax, (metric, name) in zip(axes, METRICS.items(), strict=True):
@@ -34,12 +51,7 @@ def drift(r: Results, scale: Scale) -> tuple[str, Any, str]:
         ax.set_title(f"{name} of weights{' (mean over all)' if metric == 'wasserstein' else ''}", fontsize=9.5, loc="left")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3 if len(labels) > 4 else 2, fontsize=8.5, frameon=False)
-    c = scale.training.config
-    return "Fig. 7 and 8: do weights drift apart?", figure, (
-        f"A byte-level GPT of {c.layers} layers and width {c.width}, trained twice from the same weights on the same batches; 'other first "
-        "weights': on the same batches. Thin lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16 rounds what the "
-        "forward reads and writes, in linear layers and in unfused attention; gradients stay FP32, so that none is too small for FP16."
-    )  # fmt: skip
+    return figure
 
 
 def _pair(ax: Axes, r: Results, pair: str, metric: str, steps: np.ndarray, look: tuple[str, str, str]) -> None:

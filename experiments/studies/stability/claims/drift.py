@@ -12,6 +12,7 @@ from roundscope.experiments.studies.framework.estimates import (
     factor,
     mean,
     ratio,
+    slope,
 )
 from roundscope.experiments.studies.framework.verdicts import (
     GROWS,
@@ -22,11 +23,10 @@ from roundscope.experiments.studies.framework.verdicts import (
     interval,
     judge,
 )
-from roundscope.experiments.studies.stability.drift import PAIRS, Training
-from roundscope.experiments.studies.stability.drift_store import query
+from roundscope.experiments.studies.stability.drift.store import query
+from roundscope.experiments.studies.stability.drift.trainings import PAIRS, Training
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
-from roundscope.experiments.studies.stability.weights import slope
 
 METRICS = {"wasserstein": "Wasserstein", "max_difference": "largest difference"}
 BANDS = {"precision": "FP16 against FP32", "bf16": "BF16 against FP32"}

@@ -2,7 +2,7 @@
 
 from roundscope.experiments.studies.framework.estimates import Estimate, mean, ratio
 from roundscope.experiments.studies.framework.verdicts import LARGER, Verdict, Word, interval, judge
-from roundscope.experiments.studies.stability.claims_format import own_ratio
+from roundscope.experiments.studies.stability.claims.formats import own_ratio
 from roundscope.experiments.studies.stability.conditions import ROW_SUM, biased
 from roundscope.experiments.studies.stability.results import Results, query
 from roundscope.experiments.studies.stability.scale import Scale

@@ -1,8 +1,10 @@
 """Pictures of tiles: their shape, what each event costs, controls, and sign beside magnitude."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.studies.framework.drawing import (
     BAND,
@@ -11,10 +13,10 @@ from roundscope.experiments.studies.framework.drawing import (
     canvas,
     numbers,
     series,
-    style,
     upwards,
 )
 from roundscope.experiments.studies.framework.estimates import Values
+from roundscope.experiments.studies.framework.study import Figure
 from roundscope.experiments.studies.stability.conditions import (
     CONTROLS,
     EVENTS,
@@ -25,16 +27,27 @@ from roundscope.experiments.studies.stability.conditions import (
     shapes,
 )
 from roundscope.experiments.studies.stability.emulations import at
-from roundscope.experiments.studies.stability.pictures import SEEDS, Picture, ratios
+from roundscope.experiments.studies.stability.figures.deviations import ratios
+from roundscope.experiments.studies.stability.figures.styles import SEEDS, style
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import REAL, Scale
+from roundscope.experiments.studies.stability.tables import EXACT
 from roundscope.experiments.studies.stability.words import INPUTS
 
-EXACT = 1e-12  # relative: below it is what binary64 leaves
 
-
-def shape(r: Results, scale: Scale) -> Picture:
+def shape(scale: Scale) -> Figure[Results]:
     """Fig. 6."""
+    return Figure(
+        title="Fig. 6: shape and size of tiles",
+        draw=partial(_shape, scale=scale),
+        caption=(
+            f"T = {scale.many[0]}, Gaussian inputs; left and middle ops:bf16. Only keys per tile "
+            f"count: queries per tile change no bit. {SEEDS}"
+        ),
+    )
+
+
+def _shape(r: Results, scale: Scale) -> Picture:
     figure, (axes,) = canvas(3.7, 1, 3, width_ratios=[1, 1, 1.5])
     cut = 2 * len(scale.swaps)
     for ax, sides, title in zip(axes, (shapes(scale)[:cut], shapes(scale)[cut:]), ("swapped", "square"), strict=False):
@@ -54,13 +67,23 @@ def shape(r: Results, scale: Scale) -> Picture:
     axes[2].legend(fontsize=8, frameon=False)
     axes[0].set_ylabel("largest |deviation from binary64|")
     _same_scale(axes[:2])
-    return "Fig. 6: shape and size of tiles", figure, (
-        f"T = {scale.many[0]}, Gaussian inputs; left and middle ops:bf16. Only keys per tile count: queries per tile change no bit. {SEEDS}"
-    )  # fmt: skip
+    return figure
 
 
-def attribution(r: Results, scale: Scale) -> Picture:
+def attribution(scale: Scale) -> Figure[Results]:
     """Each event alone, and each left out."""
+    return Figure(
+        title="Which event makes the difference?",
+        draw=partial(_attribution, scale=scale),
+        caption=(
+            f"ops:bf16, T = {scale.bench[0]}, {scale.bench[0] // scale.narrow} key tiles. An event "
+            "that unfused attention does not have, or that rounds nothing, has no marker. Right: "
+            "below 1 the event makes the deviation larger. Faint dots: seeds."
+        ),
+    )
+
+
+def _attribution(r: Results, scale: Scale) -> Picture:
     figure, axes = canvas(7.2, 2, 2, sharex="col", sharey=True)
     names = (*EVENTS, *GROUPS)
     y = np.arange(len(names))[::-1]
@@ -86,10 +109,7 @@ def attribution(r: Results, scale: Scale) -> Picture:
     axes[1, 1].set_xlabel("rms deviation / that of all events in BF16")
     handles = {label: h for h, label in zip(*axes[0, 0].get_legend_handles_labels(), strict=True)}
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=2, fontsize=8.5, frameon=False)
-    return "Which event makes the difference?", figure, (
-        f"ops:bf16, T = {scale.bench[0]}, {scale.bench[0] // scale.narrow} key tiles. An event that unfused attention does not have, or "
-        f"that rounds nothing, has no marker. Right: below 1 the event makes the deviation larger. Faint dots: seeds."
-    )  # fmt: skip
+    return figure
 
 
 def _dot(ax: Any, y: float, values: Values, label: str, look: str, hollow: bool) -> None:
@@ -101,8 +121,20 @@ def _dot(ax: Any, y: float, values: Values, label: str, look: str, hollow: bool)
         ax.plot(np.exp(np.mean(np.log(seen))), y, marker, color=colour, mfc="white" if hollow else colour, ms=5, ls="none", label=label)
 
 
-def controls(r: Results, scale: Scale) -> Picture:
+def controls(scale: Scale) -> Figure[Results]:
     """What of the running quantities the excess comes from."""
+    return Figure(
+        title="Is it the rescales?",
+        draw=partial(_controls, scale=scale),
+        caption=(
+            f"ops:bf16, T = {scale.bench[0]}, {scale.bench[0] // scale.narrow} key tiles (real "
+            f"tensors: T = {scale.real[-1]}, 16 key tiles, one draw), over unfused attention "
+            f"wholly in BF16. Rescale events: DM, ALPHA, AL, AO. {SEEDS}"
+        ),
+    )
+
+
+def _controls(r: Results, scale: Scale) -> Picture:
     figure, ((ax,),) = canvas(3.8, 1, 1)
     families = (*FAMILIES, REAL)
     for k, (what, change) in enumerate(CONTROLS.items()):
@@ -116,14 +148,23 @@ def controls(r: Results, scale: Scale) -> Picture:
     ax.set_xticks(range(len(families)), [INPUTS[f] for f in families])
     ax.set_ylabel("rms deviation / that of unfused")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=8, frameon=False)
-    return "Is it the rescales?", figure, (
-        f"ops:bf16, T = {scale.bench[0]}, {scale.bench[0] // scale.narrow} key tiles (real tensors: T = {scale.real[-1]}, 16 key tiles, "
-        f"one draw), over unfused attention wholly in BF16. Rescale events: DM, ALPHA, AL, AO. {SEEDS}"
-    )  # fmt: skip
+    return figure
 
 
-def bias(r: Results, scale: Scale) -> Picture:
+def bias(scale: Scale) -> Figure[Results]:
     """Magnitude and sign against the number of key tiles."""
+    return Figure(
+        title="Sign beside magnitude (arXiv 2510.04212)",
+        draw=partial(_bias, scale=scale),
+        caption=(
+            f"qiu-yao, T = {scale.bench[0]} (real tensors: {scale.real[-1]}, one draw). Left: what "
+            "tiling costs. Right: the bias of the output and, for repeated maxima (pairs of equal "
+            f"keys, 64 apart), of the event PV. {SEEDS}"
+        ),
+    )
+
+
+def _bias(r: Results, scale: Scale) -> Picture:
     figure, (axes,) = canvas(4.0, 1, 2)
     left, right = axes
     for k, family in enumerate(("gaussian", "repeated-maximum", REAL)):
@@ -150,10 +191,7 @@ def bias(r: Results, scale: Scale) -> Picture:
         ax.legend(fontsize=7.5, frameon=False)
     left.set_ylabel("rms deviation, tiled / unfused")
     right.set_ylabel("mean signed error, ulps")
-    return "Sign beside magnitude (arXiv 2510.04212)", figure, (
-        f"qiu-yao, T = {scale.bench[0]} (real tensors: {scale.real[-1]}, one draw). Left: what tiling costs. Right: the bias of the "
-        f"output and, for repeated maxima (pairs of equal keys, 64 apart), of the event PV. {SEEDS}"
-    )  # fmt: skip
+    return figure
 
 
 def _same_scale(axes: Any) -> None:

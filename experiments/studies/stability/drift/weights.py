@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.experiments.studies.framework.estimates import Estimate, mean, slope
+
 Run = Sequence[tuple[float, Any]]  # (step, weights), steps ascending
 Pair = tuple[Any, Any]
 
@@ -30,22 +32,12 @@ class Distance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """The mean over repeats, and the 95 % Student interval about it; (-inf, inf) for a single repeat."""
-
-    mean: float
-    low: float
-    high: float
-    repeats: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
     """One tensor's distances between runs of different seeds and of different precisions."""
 
     name: str
-    seed: dict[str, Interval]
-    precision: dict[str, Interval]
+    seed: dict[str, Estimate]
+    precision: dict[str, Estimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +51,7 @@ class Drift:
     name: str
     steps: np.ndarray
     distances: dict[str, np.ndarray]
-    slopes: dict[str, Interval]
+    slopes: dict[str, Estimate]
 
 
 METRICS = ("max_difference", "wasserstein")
@@ -119,22 +111,6 @@ def drift(runs_a: Sequence[Run], runs_b: Sequence[Run]) -> list[Drift]:
     return [_drift(steps, [[at[i] for at in repeat] for repeat in found]) for i in range(len(found[0][0]))]
 
 
-def slope(steps: Any, values: Any) -> float:
-    """The least-squares slope of values (K,) over steps (K,)."""
-    t = np.asarray(steps, dtype=np.float64)
-    t = t - t.mean()
-    return float(t @ np.asarray(values, dtype=np.float64) / (t @ t))
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % Student interval of independent repeats."""
-    from scipy.stats import t  # type: ignore[import-untyped]
-
-    x, n = np.asarray(values, dtype=np.float64), len(values)
-    half = math.inf if n < 2 else float(t.ppf(0.975, n - 1) * x.std(ddof=1) / math.sqrt(n))
-    return Interval(mean=float(x.mean()), low=float(x.mean()) - half, high=float(x.mean()) + half, repeats=n)
-
-
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
     """Arrays by dotted path."""
     if isinstance(tree, Mapping | list | tuple):
@@ -168,8 +144,8 @@ def _by_name(pairs: Sequence[Pair]) -> dict[str, list[Distance]]:
     return {d.name: [e[i] for e in each] for i, d in enumerate(each[0])}
 
 
-def _over_repeats(found: Sequence[Distance]) -> dict[str, Interval]:
-    return {m: interval([getattr(d, m) for d in found]) for m in METRICS}
+def _over_repeats(found: Sequence[Distance]) -> dict[str, Estimate]:
+    return {m: mean({i: getattr(d, m) for i, d in enumerate(found)}) for m in METRICS}
 
 
 def _shares(distance: float, band: Band, metric: str) -> tuple[float, float]:
@@ -188,5 +164,5 @@ def _common_steps(runs: Sequence[Run]) -> np.ndarray:
 def _drift(steps: np.ndarray, repeats: Sequence[Sequence[Distance]]) -> Drift:
     """repeats: one tensor's distances at each step, for each repeat."""
     found = {m: np.array([[getattr(d, m) for d in repeat] for repeat in repeats]) for m in METRICS}
-    slopes = {m: interval([slope(steps, row) for row in found[m]]) for m in METRICS}
+    slopes = {m: mean({i: slope(steps, row) for i, row in enumerate(found[m])}) for m in METRICS}
     return Drift(name=repeats[0][0].name, steps=steps, distances=found, slopes=slopes)

@@ -1,0 +1,155 @@
+"""Every study by name: what it asks, where its claims stand, the command that runs it, and what that takes.
+
+Help texts, `reproduce` and `roundscope studies` read it, so it imports nothing heavy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roundscope.experiments.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A study.
+
+    command  after `roundscope`
+    paper    "arXiv NUMBER, TITLE" of the claims; empty for a question of our own
+    quick    measured seconds of --quick on 2 cores, None: not measured
+    full     the same in full on an H200
+    seeds    of --quick and in full
+    note     what the numbers leave out
+    """
+
+    name: str
+    command: str
+    question: str
+    seeds: tuple[int, int]
+    paper: str = ""
+    quick: int | None = None
+    full: int | None = None
+    note: str = ""
+
+    @property
+    def number(self) -> str:
+        """That of the paper, such as "arXiv 2405.02803"; empty without one."""
+        return self.paper.partition(",")[0]
+
+
+GOLDEN = Entry(
+    name="golden",
+    command="reproduce golden",
+    question="Is FlashAttention less accurate than unfused attention, and is it 10 times in BF16?",
+    paper="arXiv 2405.02803, Is Flash Attention Stable?",
+    quick=283,
+    full=467,
+    seeds=(8, 30),
+    note="467 s are with --engine xla and without its trainings, which have 5 and 10 seeds",
+)
+QIU_YAO = Entry(
+    name="qiu-yao",
+    command="reproduce qiu-yao",
+    question="What kills low-precision attention in training, and what cures it?",
+    paper="arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+    seeds=(3, 5),
+    note="in full, rows of searches have 3 seeds",
+)
+SU = Entry(
+    name="su",
+    command="reproduce su",
+    question="Does block scaling make training diverge, and what averts it?",
+    paper="arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in Microscaling Formats",
+    quick=610,
+    full=523,
+    seeds=(6, 12),
+    note="interventions have 3 and 8 seeds",
+)
+MXFP8 = Entry(
+    name="mxfp8",
+    command="reproduce mxfp8",
+    question="Does rounding the block scale up save MXFP8 training, and which operands need E4M3?",
+    paper="arXiv 2506.08027, Recipes for Pre-training LLMs with MXFP8",
+    quick=610,
+    full=445,
+    seeds=(5, 5),
+    note="the proxy has 10 seeds",
+)
+DOSE = Entry(
+    name="dose",
+    command="dose",
+    question="Is it the size or the sign of the rounding error that kills training?",
+    quick=231,
+    seeds=(5, 5),
+)
+BIAS = Entry(
+    name="bias",
+    command="dose --study bias",
+    question="Does an error that leans with V kill where noise of the same size does not?",
+    full=144,
+    seeds=(3, 5),
+    note="144 s are of --seeds 0-2 steps=1000",
+)
+SCALING = Entry(
+    name="scaling",
+    command="dose --study scaling",
+    question="With what does the threshold of toward zero scale?",
+    full=688,
+    seeds=(3, 5),
+    note="688 s are of --seeds 0-2",
+)
+CONDITIONS = Entry(
+    name="conditions",
+    command="dose --study conditions",
+    question="Does BF16 attention diverge where ties are common, and with how few bits does it where they are not?",
+    full=293,
+    seeds=(3, 5),
+    note="293 s are of --seeds 0-2 steps=1000",
+)
+IDENTITY = Entry(
+    name="identity",
+    command="dose --study identity",
+    question="Does an error kill because the rows of dS stop summing to zero?",
+    full=151,
+    seeds=(3, 5),
+    note="151 s are of --seeds 0-2",
+)
+FORMATS = Entry(
+    name="formats",
+    command="proxy --study formats",
+    question="Does training in block-scaled formats diverge where FP32 on the same rows does not?",
+    seeds=(2, 5),
+)
+INTERVENTIONS = Entry(
+    name="interventions",
+    command="proxy --study interventions --from STEP",
+    question="What, changed at a step of training, averts the divergence?",
+    seeds=(2, 5),
+)
+ACCUMULATORS = Entry(
+    name="accumulators",
+    command="accumulators",
+    question="Are the sums of tensor cores biased, and which way?",
+    seeds=(8, 8),
+    note="has no --quick and needs no GPU",
+)
+
+PAPERS = (GOLDEN, QIU_YAO, SU, MXFP8)  # of `roundscope reproduce`
+DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # of `roundscope dose --study`
+PROXIES = (FORMATS, INTERVENTIONS)  # of `roundscope proxy --study`
+STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS)
+
+
+def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> Entry:
+    """The entry of that name. Raises UsageError with the nearest one; what: what they are called."""
+    from roundscope.emu.formats.format import unknown
+
+    by_name = {entry.name: entry for entry in known}
+    if name not in by_name:
+        raise UsageError(unknown(what, name, by_name))
+    return by_name[name]
+
+
+def names(known: Sequence[Entry]) -> str:
+    """Their names in a sentence: a, b or c."""
+    *others, last = (entry.name for entry in known)
+    return f"{', '.join(others)} or {last}"

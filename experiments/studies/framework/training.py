@@ -1,0 +1,104 @@
+"""Trainings of the small GPT as launches of a study: arms of one executable from the first step to the last."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from roundscope.experiments.results.run import C, Run, key_of
+from roundscope.experiments.studies.framework.store import Store
+from roundscope.experiments.studies.framework.study import Launch, Progress
+from roundscope.experiments.studies.framework.words import NAMED
+from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train.config import WORD, Config, deciding
+from roundscope.experiments.train.divergence import Follow
+from roundscope.experiments.train.groups import Group, numbers
+from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.settings import Arm, Settings
+
+EVERY = 25  # steps between two points of a curve
+Look = Callable[[Any], Any]  # the parameters of all arms -> a number for each arm (arms,)
+
+
+def launches(config: Config, arms: Mapping[C, Arm], *, look: Look | None = None, about: Hashable = None) -> list[Launch]:
+    """One launch for each structure of plans among the arms, which are one for each condition.
+
+    config  its lr and min_lr are not used: an arm's lr stays after the warm-up
+    look    as in `trained`;  about: what `look` is, where it is given, for the name of a run
+    """
+    rate_of_arms = replace(config, lr=1.0, min_lr=1.0, decay_steps=None)
+    settings = Settings(config=rate_of_arms, arms=tuple(arms.values()))
+    return [_launch(settings, list(arms), group, look, about) for group in numbers(settings)]
+
+
+def read(store: Store, config: Config, arms: Mapping[C, Arm], *, about: Hashable = None) -> dict[C, Run[C]]:
+    """What a store has of these arms."""
+    return store.read({condition: key(config, arm, about) for condition, arm in arms.items()})
+
+
+def key(config: Config, arm: Arm, about: Hashable = None) -> str:
+    """The name of a run: of all that decides it but versions, the device and the arm's name."""
+    kept = {name: value for name, value in deciding(config).items() if name not in NAMED}
+    own = (*config.changes, *arm.changes), arm.lr, arm.seed
+    return key_of(kept, config.steps, *own, about)
+
+
+def _launch(settings: Settings, conditions: Sequence[Any], group: Sequence[int], look: Look | None, about: Hashable) -> Launch:
+    """The arms of these numbers."""
+    config, arms = settings.config, tuple(settings.arms[i] for i in group)
+    keys, own = tuple(key(config, arm, about) for arm in arms), [conditions[i] for i in group]
+
+    def run(progress: Progress) -> dict[str, Run[Any]]:
+        runs = trained(replace(settings, arms=arms), own, progress, look=look)
+        return dict(zip(keys, runs, strict=True))
+
+    title = f"GPT of {config.layers} layers: {len(arms)} runs"
+    return Launch(title=title, steps=config.steps, config=asdict(config), keys=keys, run=run)
+
+
+def trained(
+    settings: Settings,
+    conditions: Sequence[C],
+    progress: Progress,
+    *,
+    look: Look | None = None,
+    early: bool = False,
+) -> list[Run[C]]:
+    """The runs of arms of one structure, one for each condition, in their order.
+
+    look   more columns of the curves: every 25 steps, and before the first
+    early  ends once every arm has diverged
+
+    An arm that has diverged goes on: arms are entries of one vmap, and nothing crosses them. Curves
+    hold (steps done, mean loss since the point before, what `look` gave).
+    """
+    config, arms = settings.config, settings.arms
+    state = one_step.start(config, len(arms), [(config.init_seed + arm.seed) % WORD for arm in arms])
+    group, batches = Group(settings, list(range(len(arms))), state), batches_of(settings)
+    follow, points = Follow(len(arms)), []
+    if look is not None:
+        points.append((0, np.full(len(arms), np.nan), np.asarray(look(group.state.params))))
+    for first in range(0, config.steps, EVERY):
+        steps = range(first, min(first + EVERY, config.steps))
+        sent = [group.advance(n, {s: b.batch(n) for s, b in batches.items()})[0] for n in steps]
+        losses = np.stack(jax.device_get(sent)).astype(float)
+        for number, loss in zip(steps, losses, strict=True):
+            follow.update(number, loss)
+        more = [] if look is None else [np.asarray(look(group.state.params))]
+        points.append((steps.stop, losses.mean(0), *more))
+        progress(steps.stop)
+        if early and (follow.first >= 0).all():
+            break
+    final = follow.final()
+    return [
+        Run(
+            condition=condition,
+            steps=config.steps,
+            diverged=None if follow.first[a] < 0 else int(follow.first[a]),
+            loss=float(final[a]),
+            curve=tuple((done, *(float(x[a]) for x in columns)) for done, *columns in points),
+        )
+        for a, condition in enumerate(conditions)
+    ]

@@ -1,0 +1,69 @@
+"""`roundscope reproduce golden`: the claims of arXiv 2405.02803 as a `Study`, and its run."""
+
+from functools import partial
+from pathlib import Path
+
+from roundscope.experiments.errors import bad
+from roundscope.experiments.studies.catalogue import GOLDEN
+from roundscope.experiments.studies.framework import command
+from roundscope.experiments.studies.framework.study import Study
+from roundscope.experiments.studies.stability.claims import judged
+from roundscope.experiments.studies.stability.conditions import cells
+from roundscope.experiments.studies.stability.figures import figures
+from roundscope.experiments.studies.stability.measuring import FILE, measured
+from roundscope.experiments.studies.stability.results import Results
+from roundscope.experiments.studies.stability.scale import FULL, QUICK, Scale
+from roundscope.experiments.studies.stability.tables import tables
+from roundscope.experiments.studies.stability.words import CAUTION, EMULATIONS, RULES, answer
+from roundscope.experiments.sweep.conditions.values import ENGINES
+
+
+def run(
+    *,
+    quick: bool,
+    out: Path,
+    engine: str = "numpy",
+    jobs: int | None = None,
+    as_json: bool = False,
+    draw: bool = False,
+) -> int:
+    """golden.sqlite, verdicts.json and report.html in `out`.
+
+    The exit code: 0, 1 if a cell failed, 130 after Ctrl-C, when cells that were done are kept, and
+    the trainings if all of them were. Raises UsageError before anything is computed.
+    """
+    if engine not in ENGINES:
+        raise bad("--engine", engine, f"use {' or '.join(ENGINES)}")
+    if jobs is not None and jobs < 1:
+        raise bad("--jobs", jobs, "give 1 or more")
+    told = f"roundscope {GOLDEN.command}{' --quick' if quick else ''} --engine {engine}"
+    asked = study(QUICK if quick else FULL, engine, jobs)
+    return command.run(asked, out=out, command=told, as_json=as_json, draw=draw)
+
+
+def study(scale: Scale, engine: str, jobs: int | None = None) -> Study[Results]:
+    """The study at a scale. jobs: worker processes, None: as many as cores."""
+    parts, t = cells(scale, engine), scale.training
+    unique = {cell.key: cell for own in parts.values() for cell in own}
+    emulations = "; ".join(f"{name}: {words}" for name, words in EMULATIONS.items())
+    return Study(
+        name="verdicts",
+        file=FILE,
+        question=GOLDEN.question,
+        paper=GOLDEN.paper,
+        measure=partial(measured, cells=list(unique.values()), training=t, jobs=jobs),
+        unit="cells and trainings",
+        answer=partial(answer, scale=scale),
+        claims=partial(judged, scale=scale),
+        source="figure",
+        figures=figures(scale),
+        tables=tables(scale, parts),
+        caution=CAUTION,
+        rules=(RULES, f"Emulations: {emulations}."),
+        about={
+            "deviations": "from unfused attention in binary64, the golden value",
+            "trainings": f"{'; '.join(t.versions)}: each with {t.seeds} seeds",
+        },
+        config={"engine": engine},
+        scale=scale.name,
+    )
