@@ -132,7 +132,11 @@ def _one_of(what: str, names: Sequence[str], field: str, kind: type[StrEnum]) ->
             raise ValueError(unknown(what, name, names))
         return name
 
-    return Kind(spell, lambda plan, name, _: replace(plan, **{field: kind(spell(name))}))
+    return Kind(spell, lambda plan, name, _: _replaced(plan, field, kind(spell(name))))
+
+
+def _replaced(plan: Plan, field: str, value: Any) -> Plan:
+    return replace(plan, **{field: value})
 
 
 def _place_words(text: str) -> str:

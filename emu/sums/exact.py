@@ -16,7 +16,7 @@ class Words(NamedTuple):
     """Where the words of a sum lie."""
 
     base: int  # the lowest word is worth 2^-base
-    count: int
+    size: int
 
 
 OF_BINARY32 = Words(320, 19)  # to 2^288, above the largest sum of 2^31 products of binary32 numbers
@@ -45,7 +45,7 @@ def exact_sum(ops: Ops, a: Array, b: Array, init: Array, at: Words = OF_BINARY64
     def body(sums: Any, k: Any, x: tuple[Array, Array]) -> tuple[Any, None]:
         return add(sums, x[0][:, None] * x[1][None, :]), None
 
-    nothing = xp.zeros((at.count, *init.shape), dtype=np.int64), xp.zeros(init.shape)
+    nothing = xp.zeros((at.size, *init.shape), dtype=np.int64), xp.zeros(init.shape)
     (words, special), _ = ops.scan(body, add(nothing, init), (a, b))
     return xp.where(special == 0.0, _to_odd(ops, at, words), special)
 
@@ -59,11 +59,11 @@ def _add(ops: Ops, at: Words, words: Array, x: Array) -> Array:
     significand = (bits & (2**52 - 1)) | xp.where(exponent == 0, 0, 2**52)
     place = xp.maximum(exponent, 1) - 1075 + at.base
     significand = significand >> xp.clip(-place, 0, 63)  # zeros, by the bound above
-    place = xp.clip(place, 0, 32 * (at.count - 2) - 1)  # where x is infinite or NaN, no matter what
+    place = xp.clip(place, 0, 32 * (at.size - 2) - 1)  # where x is infinite or NaN, no matter what
     first, shift = place >> 5, place & 31
     low = (significand & LOW) << shift
     high = ((significand >> 32) << shift) + (low >> 32)
-    index = xp.arange(at.count).reshape(-1, *([1] * x.ndim))
+    index = xp.arange(at.size).reshape(-1, *([1] * x.ndim))
     for offset, part in enumerate((low & LOW, high & LOW, high >> 32)):
         words = words + xp.where(index == first + offset, sign * part, 0)
     return words
@@ -72,11 +72,11 @@ def _add(ops: Ops, at: Words, words: Array, x: Array) -> Array:
 def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
     """The number that the words stand for, rounded to odd at 31 to 53 bits, or below 2^-1056."""
     xp = ops.xp
-    negative = _carried(words, at.count)[-1] < 0
-    limbs = _carried(xp.where(negative, -words, words), at.count)
+    negative = _carried(words, at.size)[-1] < 0
+    limbs = _carried(xp.where(negative, -words, words), at.size)
     head = xp.zeros_like(limbs[0])  # the leading words, as an integer below 2^62 whose last bit is sticky
     exponent = xp.zeros_like(head)  # of that bit
-    for w in range(at.count - 1, -1, -1):
+    for w in range(at.size - 1, -1, -1):
         room = head < 2**30
         shifted = xp.where(room, (head << 32) | limbs[w], head | xp.where(limbs[w] != 0, 1, 0))
         exponent = xp.where(room, 32 * w - at.base, exponent)

@@ -126,8 +126,8 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, as JSON knows it."""
-        names = ("values", "count", "row", "stayed", "lowest", "risen", "lost")
-        names += () if np.isinf(self.growth) else ("recent", "least", "grown")
+        of_growth = () if np.isinf(self.growth) else ("recent", "least", "grown")
+        names = ("values", "count", "row", "stayed", "lowest", "risen", "lost", *of_growth)
         return {name: [_written(v) for v in getattr(self, name).ravel().tolist()] for name in names}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:

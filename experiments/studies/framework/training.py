@@ -4,21 +4,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from roundscope.experiments.results.run import C, Run, key_of
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Launch, Progress
 from roundscope.experiments.studies.framework.words import NAMED
-from roundscope.experiments.train import step as one_step
 from roundscope.experiments.train.config import WORD, Config, deciding
 from roundscope.experiments.train.divergence import Follow
+from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group, numbers
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.loop import blocks, drawing
 from roundscope.experiments.train.settings import Arm, Settings
 
-EVERY = 25  # steps between two points of a curve
 Look = Callable[[Any], Any]  # the parameters of all arms -> a number for each arm (arms,)
 
 
@@ -76,27 +74,28 @@ def trained(
     """
     config, arms = settings.config, settings.arms
     state = one_step.start(config, len(arms), [(config.init_seed + arm.seed) % WORD for arm in arms])
-    group, batches = Group(settings, list(range(len(arms))), state), batches_of(settings)
+    group, drawn = Group(settings, list(range(len(arms))), state), drawing(settings)
     follow, points = Follow(len(arms)), []
     if look is not None:
         points.append((0, np.full(len(arms), np.nan), np.asarray(look(group.state.params))))
-    for first in range(0, config.steps, EVERY):
-        steps = range(first, min(first + EVERY, config.steps))
-        sent = [group.advance(n, {s: b.batch(n) for s, b in batches.items()})[0] for n in steps]
-        losses = np.stack(jax.device_get(sent)).astype(float)
-        for number, loss in zip(steps, losses, strict=True):
+
+    def seen(done: int) -> list[Any]:
+        return [] if look is None else [look(group.state.params)]
+
+    for block in blocks(lambda n: group.advance(n, drawn(n)), 0, config.steps, look=seen, ahead=not early):
+        losses = block.losses.astype(float)
+        for number, loss in enumerate(losses, block.done - len(losses)):
             follow.update(number, loss)
-        more = [] if look is None else [np.asarray(look(group.state.params))]
-        points.append((steps.stop, losses.mean(0), *more))
-        progress(steps.stop)
+        points.append((block.done, losses.mean(0), *block.look))
+        progress(block.done)
         if early and (follow.first >= 0).all():
             break
-    final = follow.final()
+    diverged, final = follow.diverged(), follow.final()
     return [
         Run(
             condition=condition,
             steps=config.steps,
-            diverged=None if follow.first[a] < 0 else int(follow.first[a]),
+            diverged=diverged[a],
             loss=float(final[a]),
             curve=tuple((done, *(float(x[a]) for x in columns)) for done, *columns in points),
         )

@@ -17,11 +17,11 @@ from roundscope.experiments.studies.microscaling import claims_arms, claims_code
 from roundscope.experiments.studies.microscaling.conditions import Scale
 from roundscope.experiments.studies.microscaling.found import (
     Found,
-    Runs,
     limit_ratio,
     limits,
     shown,
 )
+from roundscope.experiments.studies.microscaling.launches import Runs
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.results import paired
 

@@ -17,7 +17,8 @@ from roundscope.experiments.studies.framework.verdicts import (
     judge,
 )
 from roundscope.experiments.studies.microscaling.conditions import Scale
-from roundscope.experiments.studies.microscaling.found import Found, Runs
+from roundscope.experiments.studies.microscaling.found import Found
+from roundscope.experiments.studies.microscaling.launches import Runs
 from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.experiments.train.student.results import measures
 from roundscope.experiments.train.student.sites import Site

@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.student import model, run
 from roundscope.experiments.train.student import step as steps
-from roundscope.experiments.train.student.arms import Arm, Changes
+from roundscope.experiments.train.student.arms import Arm, Changes, how_of
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.measure import measure
@@ -48,7 +48,7 @@ def _own(looks: Sequence[Look], i: int) -> tuple[tuple[int, Mapping[str, float]]
 
 
 def _look(config: Config, arms: Sequence[Arm], both: Sequence[Arm], other: Changes, begin: run.Begin) -> dict[str, np.ndarray]:
-    how, seeds, n = run.how_of(config, both), sorted({a.seed for a in arms}), len(arms)
+    how, seeds, n = how_of(config, both), sorted({a.seed for a in arms}), len(arms)
     words = jnp.asarray([(config.seed + s) % 2**32 for s in seeds], jnp.uint32)
     x, y = steps.batches(config)(words, np.int32(begin.step))
     of = jnp.asarray([seeds.index(a.seed) for a in both])

@@ -25,7 +25,8 @@ from roundscope.experiments.studies.framework.drawing import (
 )
 from roundscope.experiments.studies.microscaling.claims_epsilon import before, runs_of
 from roundscope.experiments.studies.microscaling.conditions import SHAM, Scale
-from roundscope.experiments.studies.microscaling.found import Found, Runs
+from roundscope.experiments.studies.microscaling.found import Found
+from roundscope.experiments.studies.microscaling.launches import Runs
 from roundscope.experiments.studies.microscaling.outcomes import Effect, outcomes
 from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.experiments.train.student.presets import UNCHANGED

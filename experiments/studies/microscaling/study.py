@@ -18,8 +18,8 @@ from roundscope.experiments.studies.microscaling import (
 )
 from roundscope.experiments.studies.microscaling.answer import answer
 from roundscope.experiments.studies.microscaling.conditions import FULL, QUICK, Scale
-from roundscope.experiments.studies.microscaling.found import Found, Runs, read
-from roundscope.experiments.studies.microscaling.launches import planned
+from roundscope.experiments.studies.microscaling.found import Found, read
+from roundscope.experiments.studies.microscaling.launches import Runs, planned
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.follow import RULE
 from roundscope.experiments.train.student.results import over

@@ -54,7 +54,8 @@ def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
     other = name.replace("format", "mode", 1)
     if mode and given.get(other, "preset") != "preset":
         raise bad(name, text, f"names a mode, and {other}={given[other]} is given too; choose one")
-    return {name: rounding} | ({other: mode} if mode else {})
+    found: dict[str, Value] = {name: rounding}
+    return found | ({other: mode} if mode else {})
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:

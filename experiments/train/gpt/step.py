@@ -63,7 +63,7 @@ def advance(config: Config, fused: Plan | None = None) -> Step:
 
 def numbers_only(config: Config) -> Config:
     """The config without what does not enter a step, so that runs that differ in it share an executable."""
-    watching = {"checkpoint_every": 1, "keep": 1, "monitor_every": 1, "drift_alarm": None}
+    watching: dict[str, Any] = {"checkpoint_every": 1, "keep": 1, "monitor_every": 1, "drift_alarm": None}
     return replace(config, changes=(), data="", data_seed=0, init_seed=0, **watching)
 
 

@@ -98,4 +98,5 @@ def _looks(rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.n
     looks = np.array(sorted({row["step"] for row in rows}), int)
     layers, heads = (1 + max((row[name] for row in rows), default=-1) for name in ("layer", "head"))
     shape = looks.size, layers, heads
-    return looks, *(_numbers(rows, name).reshape(shape) for name in ("drift", "w_q_norm"))
+    drift, norm = (_numbers(rows, name).reshape(shape) for name in ("drift", "w_q_norm"))
+    return looks, drift, norm
