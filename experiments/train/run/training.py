@@ -53,7 +53,8 @@ class Run:
         self.batches = batches_of(settings)
         c, arms = settings.config, len(self.names)
         self.series, self.drift = spikes.watches(arms), DriftWatch((arms, c.layers, c.heads), c.drift_alarm)
-        self.watches: tuple[Any, ...] = (*self.series, self.drift)
+        watches: list[Any] = [*self.series, self.drift]
+        self.watches = tuple(watches)
         for own, kept in zip(self.watches, begin.watch, strict=False):  # an older run kept fewer
             own.restore(kept, begin.arms)
         self.running = log.running()
