@@ -20,6 +20,7 @@ from roundscope.emu.rounding.modes import (
     Rounding,
     RoundingMode,
     rounding,
+    without_saturation,
 )
 from roundscope.emu.rounding.random import event_bits
 from roundscope.emu.stats.classify import COUNTS, SUMS
@@ -220,7 +221,8 @@ def _checked(name: str, x: Array, f: Format) -> None:
     """That a tensor core could hold the numbers of x; those of a JAX array may not be known yet."""
     if _is_jax(x):
         return
-    wrong = np.flatnonzero((round_to(x, f) != x) & ~np.isnan(x))
+    held = round_to(x, without_saturation(rounding(f)))  # infinities stay where there are some
+    wrong = np.flatnonzero((held != x) & ~np.isnan(x))
     if wrong.size:
         raise ValueError(
             f"{name}: {x.flat[wrong[0]]!r} is no {f.name} number, which this tensor core takes; round_to({name}, '{f.name}') first"

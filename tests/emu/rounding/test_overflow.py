@@ -63,6 +63,14 @@ def test_ml_dtypes_overflow_is_there_for_who_asks(name):
         np.testing.assert_array_equal(emu.round_to(x, r), theirs)
 
 
+def test_an_infinity_is_a_number_of_e5m2() -> None:
+    """A tensor core refused it: it is none that rounds to itself by the format's own overflow."""
+    core = emu.Accumulator.tensor_core("hopper", "e5m2")
+    assert float(emu.dot([[math.inf, 1.0]], [[1.0], [1.0]], core)[0, 0]) == math.inf
+    with pytest.raises(ValueError, match="no e4m3fn number"):
+        emu.dot([[math.inf]], [[1.0]], emu.Accumulator.tensor_core("hopper", "e4m3fn"))
+
+
 def test_the_text_of_a_rounding_tells_overflow_apart():
     """Stored results are keyed by it: two roundings with one text would share them."""
     texts = {
