@@ -10,7 +10,7 @@ from typing import Any
 
 from roundscope.experiments.errors import bad
 from roundscope.experiments.results.lock import locked
-from roundscope.experiments.sweep.conditions.cell import Cell, Result
+from roundscope.experiments.sweep.conditions.cell import Cell, Result, is_extra
 from roundscope.experiments.sweep.storage.schema import (
     JSON_COLUMNS,
     add_columns,
@@ -42,7 +42,7 @@ class Store:
         """
         with explained(self.path), _transaction(self.connection) as c:
             for cell, result in pairs:
-                add_columns(c, "cells", {name: "TEXT" for name, _ in cell.parameters if "." in name})
+                add_columns(c, "cells", {name: "TEXT" for name, _ in cell.parameters if is_extra(name)})
                 _insert(c, "cells", _row(cell, result))
                 c.execute("DELETE FROM sites WHERE key = ?", (result.key,))
                 for site, numbers in result.sites.items():

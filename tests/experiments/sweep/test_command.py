@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roundscope.experiments.errors import ExecutorError, UsageError
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Result
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, Result
 from roundscope.experiments.sweep.conditions.condition import cell_of
 from roundscope.experiments.sweep.conditions.inputs import FAMILIES
 from roundscope.experiments.sweep.measuring import measure as measuring
@@ -213,7 +213,7 @@ def test_axes_prints_every_name(run):
     """Catches an axis, an input or a metric without a line, and an example that no sweep takes."""
     code, out, _ = run("sweep", "--axes")
     data = json.loads(run("sweep", "--axes", "--json")[1])
-    assert code == 0 and set(data["axes"]) == {*DEFAULTS, "tile"} and set(FAMILIES) < set(data["inputs"])
+    assert code == 0 and set(data["axes"]) == {*DEFAULTS, *OPTIONAL, "tile"} and set(FAMILIES) < set(data["inputs"])
     assert all(name in out for part in ("axes", "inputs", "metrics", "site_metrics") for name in data[part])
     Path("axes.toml").write_text(data["example"])
     assert "160 cells" in run("sweep", "axes.toml", "--dry-run")[1]
@@ -281,3 +281,17 @@ def test_for_real(run):
     found = {row[head.index("preset")]: float(row[head.index("max_abs")]) for row in rows}
     assert found["exact"] < 1e-12 < found["all:bf16"]
     assert run("export", "x.sqlite", "x.txt")[0] == 2
+
+
+def test_events_that_round_as_words_say_are_stored_and_drawn(run):
+    """Catches columns that only a cell with delta_from has, and formats with overflow words that a page cannot order."""
+    words = ["T=16", "N=1", "H=8", "tile=8", "--backward", "O=bf16:stochastic,fp16:saturate", "--jobs", "1"]
+    assert run("sweep", "T=16", "N=1", "H=8", "tile=8", "O=bf16", "--jobs", "1", "--out", "s.sqlite")[0] == 0
+    assert run("sweep", *words, "delta_from=OUT,P_DP", "PV.sum=exact", "--out", "s.sqlite")[0] == 0
+    cells = [{**cell} for cell in read_cells(Path("s.sqlite"))]
+    assert {(c["format.O"], c["mode.O"], c["delta_from"]) for c in cells} == {
+        ("bf16", None, None), ("bf16", "stochastic", "OUT"), ("bf16", "stochastic", "P_DP"), ("fp16:saturate", None, "OUT"),
+        ("fp16:saturate", None, "P_DP"),
+    }  # fmt: skip
+    assert run("report", "s.sqlite", "--out", "s.html")[0] == 0 and "fp16:saturate" in Path("s.html").read_text()
+    assert run("export", "s.sqlite", "s.csv")[0] == 0 and "delta_from" in Path("s.csv").read_text().splitlines()[0]
