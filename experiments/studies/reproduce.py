@@ -6,8 +6,16 @@ from pathlib import Path
 from roundscope.experiments.studies.catalogue import GOLDEN, MXFP8, PAPERS, QIU_YAO, SU, named
 
 
-def run(paper: str, *, quick: bool, out: Path | None, engine: str, jobs: int | None, as_json: bool) -> int:
-    """Reproduces a paper; the exit code of its study. Raises UsageError for one that is not known."""
+def run(
+    paper: str,
+    *,
+    quick: bool,
+    out: Path | None,
+    engine: str,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
+    """Reproduces a paper; its study's exit code. Raises UsageError for one that is not known."""
     entry = named(paper, PAPERS, "paper")
     more = {"engine": engine, "jobs": jobs} if entry is GOLDEN else {}
     study = STUDIES[entry.name]()
