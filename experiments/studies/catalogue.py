@@ -1,4 +1,4 @@
-"""Every study by name: what it asks, where its claims stand, the command that runs it, and what that takes.
+"""Every study by name: what it asks, where its claims stand, its command, and what that takes.
 
 Help texts, `reproduce` and `roundscope studies` read it, so it imports nothing heavy.
 """
@@ -130,7 +130,7 @@ ACCUMULATORS = Entry(
     command="accumulators",
     question="Are the sums of tensor cores biased, and which way?",
     seeds=(8, 8),
-    note="has no --quick and needs no GPU",
+    note="has no --quick and needs no GPU; 72 to 79 s of processor time",
 )
 
 PAPERS = (GOLDEN, QIU_YAO, SU, MXFP8)  # of `roundscope reproduce`
@@ -140,7 +140,7 @@ STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS)
 
 
 def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> Entry:
-    """The entry of that name. Raises UsageError with the nearest one; what: what they are called."""
+    """The entry of that name. Raises UsageError with the nearest one; what: a word for them."""
     from roundscope.emu.formats.format import unknown
 
     by_name = {entry.name: entry for entry in known}

@@ -1,4 +1,4 @@
-"""Trainings of the small GPT as launches of a study: arms of one executable from the first step to the last."""
+"""Trainings of the small GPT as launches of a study; arms of one structure share an executable."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +20,13 @@ from roundscope.experiments.train.settings import Arm, Settings
 Look = Callable[[Any], Any]  # the parameters of all arms -> a number for each arm (arms,)
 
 
-def launches(config: Config, arms: Mapping[C, Arm], *, look: Look | None = None, about: Hashable = None) -> list[Launch]:
+def launches(
+    config: Config,
+    arms: Mapping[C, Arm],
+    *,
+    look: Look | None = None,
+    about: Hashable = None,
+) -> list[Launch]:
     """One launch for each structure of plans among the arms, which are one for each condition.
 
     config  its lr and min_lr are not used: an arm's lr stays after the warm-up
@@ -31,9 +37,31 @@ def launches(config: Config, arms: Mapping[C, Arm], *, look: Look | None = None,
     return [_launch(settings, list(arms), group, look, about) for group in numbers(settings)]
 
 
-def read(store: Store, config: Config, arms: Mapping[C, Arm], *, about: Hashable = None) -> dict[C, Run[C]]:
+def read(
+    store: Store,
+    config: Config,
+    arms: Mapping[C, Arm],
+    *,
+    about: Hashable = None,
+) -> dict[C, Run[C]]:
     """What a store has of these arms."""
     return store.read({condition: key(config, arm, about) for condition, arm in arms.items()})
+
+
+def whole(
+    store: Store,
+    config: Config,
+    arms: Mapping[C, Arm],
+    *,
+    by: Callable[[C], str],
+    about: Hashable = None,
+) -> dict[str, list[Run[C]]] | None:
+    """The runs of these arms by a word of their conditions; None unless all are there."""
+    runs = read(store, config, arms, about=about)
+    found: dict[str, list[Run[C]]] = {by(condition): [] for condition in arms}
+    for condition, run in runs.items():
+        found[by(condition)].append(run)
+    return found if len(runs) == len(arms) else None
 
 
 def key(config: Config, arm: Arm, about: Hashable = None) -> str:
@@ -43,7 +71,13 @@ def key(config: Config, arm: Arm, about: Hashable = None) -> str:
     return key_of(kept, config.steps, *own, about)
 
 
-def _launch(settings: Settings, conditions: Sequence[Any], group: Sequence[int], look: Look | None, about: Hashable) -> Launch:
+def _launch(
+    settings: Settings,
+    conditions: Sequence[Any],
+    group: Sequence[int],
+    look: Look | None,
+    about: Hashable,
+) -> Launch:
     """The arms of these numbers."""
     config, arms = settings.config, tuple(settings.arms[i] for i in group)
     keys, own = tuple(key(config, arm, about) for arm in arms), [conditions[i] for i in group]

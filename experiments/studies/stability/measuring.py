@@ -1,4 +1,4 @@
-"""What golden.sqlite holds and what is missing of it: cells of a sweep, and trainings that drift apart."""
+"""golden.sqlite: measures what is missing, cells of a sweep and trainings that drift apart."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +20,15 @@ FILE = "golden"  # .sqlite
 Came = tuple[Outcome, Results | None]
 
 
-def measured(out: Path, draw: bool, *, cells: Sequence[Cell], training: Training, jobs: int | None) -> Came:
-    """Measures what the folder's file lacks, cells that failed before included. No results after Ctrl-C.
+def measured(
+    out: Path,
+    draw: bool,
+    *,
+    cells: Sequence[Cell],
+    training: Training,
+    jobs: int | None,
+) -> Came:
+    """Measures what the folder's file lacks, and again what failed. No results after Ctrl-C.
 
     draw   measures nothing
     cells  each once

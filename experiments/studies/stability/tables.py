@@ -57,7 +57,8 @@ class Event:
     """What an event (or several) costs in an input.
 
     alone    rms deviation over that of the output, where it alone is in BF16
-    costs    of that, tiled over unfused;  left: rms where it alone is exact, over that of all in BF16
+    costs    of that, tiled over unfused
+    left     rms where it alone is exact, over that of all in BF16
     """
 
     event: str

@@ -1,4 +1,4 @@
-"""`roundscope accumulators` as a `Study`: everything is computed, nothing is kept but the page and its data."""
+"""`roundscope accumulators` as a `Study`: everything is computed, no results file is kept."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +28,17 @@ from roundscope.experiments.studies.tensor_cores.sums import (
 
 Points = Sequence[Point]
 CAPTION = (
-    f"{len(SEEDS)} seeds of {SIDE} x {SIDE} sums of normal numbers or their magnitudes; 95 % intervals "
-    "over seeds. Models of arXiv 2511.10909, equal in every bit to MMA-Sim where tests compare them. "
-    "FP32 every 128: sums of 128 products added in binary32, as DeepSeek-V3 does."
+    f"{len(SEEDS)} seeds of {SIDE} x {SIDE} sums of normal numbers or their magnitudes; 95 % "
+    "intervals over seeds. Models of arXiv 2511.10909, equal in every bit to MMA-Sim where tests "
+    "compare them. FP32 every 128: sums of 128 products added in binary32, as DeepSeek-V3 does."
 )
 
 
 def run(*, out: Path, as_json: bool) -> int:
-    """report.html and accumulators.json in `out`. The exit code: 0, or 130 after Ctrl-C, when nothing is
-    written. Raises UsageError for a file in the folder's place.
+    """report.html and accumulators.json in `out`.
+
+    The exit code: 0, or 130 after Ctrl-C, when nothing is written. Raises UsageError for a file in
+    the folder's place.
     """
     told = f"roundscope {ACCUMULATORS.command}"
     return command.run(study(), out=out, command=told, as_json=as_json)
@@ -86,9 +88,9 @@ def answer(points: Points) -> str:
     part = {name: f"{abs(x) * UNIT:.1e}" for name, x in bias.items()}
     signed = found[HOPPER_FP8, SIGNED]
     return (
-        f"Toward zero: sums of {LENGTHS[-1]:,} products above 0 are {part[HOPPER]} of themselves too "
-        f"small on Hopper in BF16 and {part[HOPPER_FP8]} in E4M3, where binary32 to nearest is off by "
-        f"{part[NEAREST]} on average. With products of either sign E4M3's mean error is "
+        f"Toward zero: sums of {LENGTHS[-1]:,} products above 0 are {part[HOPPER]} of themselves "
+        f"too small on Hopper in BF16 and {part[HOPPER_FP8]} in E4M3, where binary32 to nearest is "
+        f"off by {part[NEAREST]} on average. With products of either sign E4M3's mean error is "
         f"{_shown(signed.lean)} u at an rms of {signed.rms:.3g} u."
     )
 
