@@ -32,7 +32,7 @@ class Pace:
         if len(self.marks) < 2:
             return 0.0
         (began, first), (now, last) = self.marks[0], self.marks[-1]
-        return (last - first) / (now - began)
+        return (last - first) / (now - began) if now > began else 0.0
 
 
 def left(steps: int, rate: float) -> str:

@@ -1,1 +1,1 @@
-"""Training a small GPT whose attention is emulated: deterministic, replayable, many arms in one executable."""
+"""Training: one core (state, step, loop, checkpoint, divergence), of which the GPT with emulated attention and the student are models."""

@@ -46,6 +46,11 @@ class Follow:
                 self.first[arm] = when
         self.tail = [*self.tail[-(TAIL - 1) :], np.asarray(losses, float)]
 
+    def add(self, done: int, losses: np.ndarray) -> None:
+        """The losses (steps, arms) of the last steps of `done`, as a block of `loop.blocks` has them."""
+        for number, row in enumerate(losses, done - len(losses)):
+            self.update(number, row)
+
     def end(self, steps: int) -> None:
         """After the last of `steps` steps: a spike that still lasts may be a divergence by the rule."""
         if self.rule.lasting is not None:
@@ -65,7 +70,6 @@ class Follow:
 def followed(losses: np.ndarray, rule: Rule = LOSS) -> Follow:
     """What a whole run (losses (steps, arms) from step 0) comes to."""
     follow = Follow(losses.shape[1], rule)
-    for number, row in enumerate(losses):
-        follow.update(number, row)
+    follow.add(len(losses), losses)
     follow.end(len(losses))
     return follow

@@ -167,13 +167,3 @@ def divergences(found: Sequence[Alarm]) -> dict[int, int]:
     """Arm -> the step at which it has diverged by `RULE`, of alarms of one step of a `Watch`; arms that have not are left out."""
     steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
     return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
-
-
-def diverged(losses: np.ndarray) -> int | None:
-    """The step at which a finished run (its losses from step 0) has diverged by `RULE`, None if it has not."""
-    watch = Watch("loss", 1)
-    for step, loss in enumerate(losses):
-        found = divergences(watch.update(step, np.array([loss])))
-        if found:
-            return found[0]
-    return None

@@ -40,8 +40,7 @@ def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool
         return largest(group.state.params)
 
     for block in blocks(lambda n: group.advance(n, drawn(n)), 0, steps, look=look):
-        for i, loss in enumerate(block.losses):
-            follow.update(block.done - len(block.losses) + i, loss)
+        follow.add(block.done, block.losses)
         looks.append((block.done, np.mean(block.losses, axis=0), block.look))
         progress(block.done)
     final = follow.final()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
 from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
 
 LISTED = 200  # alarms in the table
+SAID = 4  # arms that a sentence names
 
 
 def folder_of(path: Path) -> Path | None:
@@ -61,11 +63,16 @@ def sentence(t: Training) -> str:
     diverged = [f"{arm.name} at step {arm.diverged}" for arm in t.arms if arm.diverged is not None]
     warned = [arm.name for arm in t.arms if arm.diverged is None and arm.alarms]
     calm = [arm.name for arm in t.arms if not arm.alarms]
-    said = [f"Diverged: {listed(diverged)}."] if diverged else ["No arm has diverged."]
-    said += [f"With alarms, and not diverged: {listed(warned)}."] if warned else []
-    said += [f"Without any alarm: {listed(calm)}."] if calm else []
+    said = [f"Diverged: {_some(diverged)}."] if diverged else ["No arm has diverged."]
+    said += [f"With alarms, and not diverged: {_some(warned)}."] if warned else []
+    said += [f"Without any alarm: {_some(calm)}."] if calm else []
     pointed = t.config["plan"] != JAX and (diverged or warned)
     return " ".join(said + ([f"Which roundings are behind it: roundscope diagnose {t.folder}"] if pointed else []))
+
+
+def _some(names: Sequence[str]) -> str:
+    """a, b and 3 more; the table of arms has all."""
+    return listed([*names[:SAID], f"{len(names) - SAID} more"] if len(names) > SAID + 1 else names)
 
 
 def _pictures(t: Training) -> list[str]:

@@ -65,7 +65,7 @@ def test_steps_and_monitors_run_kernels(on_gpu):
     group = groups.Group(asked, [0], step.start(asked.config, 1))
     tokens, lr = np.zeros((16, 25), np.int32), np.float32([1e-3])
     advance, table = group._executable(0)[0], group.plans(0)[0]
-    read = monitor._reading(monitor._shape_of(asked.config), group.fused(0))
+    read = monitor._reading(step.numbers_only(asked.config), group.fused(0))
     for traced in (
         advance.trace(group.state, tokens, None, lr, None, None),
         read.trace(group.state.params, tokens[:1], table, np.int32(0), None, None),

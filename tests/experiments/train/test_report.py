@@ -1,6 +1,7 @@
 """`roundscope report RUN`: a page of a training run, from a log that is written here."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,13 @@ def test_the_page_says_what_happened_and_stands_alone(tmp_path):
     for said in ("growth of gradient norm", "not finite of loss", "drift of layer 1, head 0", "changes=[&quot;site=OD -&gt; e8m1&quot;]"):
         assert said in text, said
     assert text.count("data:image/png") == 4 and "http" not in text and "<script" not in text
+
+
+def test_a_sentence_of_many_arms_can_be_read(tmp_path):
+    """A hundred names in the first sentence, or an "and 1 more" where the name is as short."""
+    found = data.training(made(tmp_path / "run"))
+    assert "calm/0, calm/0, calm/0, calm/0 and 3 more." in page.sentence(replace(found, arms=found.arms[:1] * 7))
+    assert "calm/0, calm/0, calm/0, calm/0 and calm/0." in page.sentence(replace(found, arms=found.arms[:1] * 5))
 
 
 def test_alarms_are_drawn_where_they_are(tmp_path):

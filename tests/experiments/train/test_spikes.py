@@ -5,13 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from roundscope.experiments.train.spikes import IN_A_ROW, Watch, diverged, divergences, norm_growth, watches
+from roundscope.experiments.train.divergence import followed
+from roundscope.experiments.train.spikes import IN_A_ROW, Watch, divergences, norm_growth, watches
 
 
 def curve(steps, arms=1, noise=0.05, seed=0, tails=None):
     rng = np.random.default_rng(seed)
     drawn = rng.normal(size=(steps, arms)) if tails is None else rng.standard_t(tails, size=(steps, arms))
     return 1.0 + 4.0 * np.exp(-np.arange(steps) / 300)[:, None] + noise * drawn
+
+
+def diverged(losses):
+    """The step at which a run with these losses has diverged."""
+    return followed(losses[:, None]).diverged()[0]
 
 
 def alarms(values, watch=None):

@@ -30,8 +30,7 @@ def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Ru
     follow, rest, looks = Follow(len(trials)), Rest(settings.config), [_first(group)]
     look = lambda _: monitor.query_norms(group.state.params["layers"]["qkv"])  # noqa: E731
     for block in blocks(lambda n: _step(group, drawn(n), n, rest), 0, steps, look=look, ahead=False):
-        for i, loss in enumerate(block.losses):
-            follow.update(block.done - len(block.losses) + i, loss)
+        follow.add(block.done, block.losses)
         looks.append((block.done, np.mean(block.losses, axis=0), block.look))
         progress(block.done)
         if (follow.first >= 0).all():
