@@ -1,4 +1,4 @@
-"""The traps of XLA's arithmetic (DESIGN.md, section 4), each probed by a few numbers.
+"""The traps of XLA's arithmetic, each probed by a few numbers.
 
 A probe compares what the obvious code gives on JAX's device with NumPy, and Roundscope's own way with the same.
 """

@@ -1,4 +1,4 @@
-"""The traps of NumPy's companions (DESIGN.md, section 4): ml_dtypes and safetensors."""
+"""The traps of NumPy's companions: ml_dtypes and safetensors."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""The oracles of PAPERS.md, section 7, that need no block scales: 1 to 7, and the biases of section 1.8.
+"""Closed forms of biases, from published work and by hand, against the emulated attention.
 
-Section 1.8 quotes +0.220, +0.110, +0.055 ulp "for a residual U(0, ulp/4)". With ulp(v) = 2^(1-p), the distance of
+A note on published numbers: +0.220, +0.110, +0.055 ulp "for a residual U(0, ulp/4)". With ulp(v) = 2^(1-p), the distance of
 neighbours, a residual U(0, ulp/4) gives 3/16, 3/32, 3/64; the quoted numbers are 7/32, 7/64, 7/128, those of U(0, ulp/8):
 there ulp meant 2^-p. Both are checked against the formula.
 """
