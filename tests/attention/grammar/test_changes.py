@@ -32,7 +32,7 @@ BY_HAND = [
     ("O=fp16:SATURATE:Toward_Zero", BASE.at("O", "fp16", "toward-zero", overflow="saturate")),
     ("O=e4m3fn:nan", BASE.at("O", "e4m3fn", overflow="nan")),
     ("O=e4m3fn", BASE.at("O", E4M3)),
-    ("O=E5M2:toward-zero", BASE.at("O", E5M2, "toward-zero")),
+    ("O=e5m2:toward-zero", BASE.at("O", E5M2, "toward-zero")),
     ("O=e5m2:inf", BASE.at("O", "e5m2", overflow="inf")),
     ("O=e4m3fnuz", BASE.at("O", "e4m3fnuz", overflow="nan")),
     ("P=mxfp8_e4m3:rceil", BASE.at("P", block_format("mxfp8_e4m3", rule="rceil"))),

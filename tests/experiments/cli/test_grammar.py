@@ -18,7 +18,7 @@ from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.scale import scale
-from roundscope.experiments.studies.proxy.studies import study
+from roundscope.experiments.studies.proxy.conditions import asked as study
 from roundscope.experiments.sweep.conditions.axes import points, spec_of
 from roundscope.experiments.sweep.conditions.condition import cell_of
 from roundscope.experiments.train.config import Config

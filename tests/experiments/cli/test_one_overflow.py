@@ -5,7 +5,7 @@ import pytest
 from roundscope import emu
 from roundscope.attention import Plan, Site
 from roundscope.experiments.sweep.conditions.condition import cell_of
-from roundscope.experiments.trace.options import with_rounding
+from roundscope.experiments.trace.options import changed
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 
@@ -21,7 +21,7 @@ def test_python_trace_sweep_and_train_agree(name):
     [[trained]] = plans_of(SMALL, [f"site=Q -> {name}"])
     found = {
         "Plan.at": plan.at("Q", name)[Site.Q],
-        "trace --set": with_rounding(plan, f"Q={name}")[Site.Q],
+        "trace --set": changed(plan, f"Q={name}")[Site.Q],
         "sweep format.Q": cell_of({"preset": "fa2-bf16", "format.Q": name}).plan[Site.Q],
         "sweep accumulator.S": summed.accumulator(Site.S).step,
         "train site=Q": trained[Site.Q],
