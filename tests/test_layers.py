@@ -44,6 +44,7 @@ def test_imports_go_one_way(layer):
         ("import roundscope.emu.backends.xla.rounding, roundscope.emu.backends.xla.ops", ("numba", "roundscope.experiments")),
         ("import roundscope.attention.engines.numpy, roundscope.emu.backends.numba.ops", ("jax", "roundscope.experiments")),
         ("import tests.checks.gpu_check", ("jax", "numba", "rich", "pytest")),
+        ("import roundscope.experiments.studies.catalogue", ("jax", "numba", "numpy", "matplotlib", "rich")),
     ],
 )
 def test_light_imports_stay_light(statement, absent):

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,8 +31,8 @@ def tables(scale: Scale, cells: Cells) -> tuple[Table[Results], ...]:
                 "alone:\ntiled / unfused",
                 "left out:\nrms / rms with all",
             ),
-            rows=lambda r: [event.line for event in events(r)],
-            records=lambda r: [event.record for event in events(r)],
+            rows=lambda r: [_line(**event) for event in events(r)],
+            records=events,
         ),
         Table(
             name="conditions",
@@ -52,52 +51,34 @@ def tables(scale: Scale, cells: Cells) -> tuple[Table[Results], ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """What an event (or several) costs in an input.
+def _events(r: Results, scale: Scale) -> list[dict[str, Any]]:
+    """What every event costs, which tells what makes the difference between tiled and unfused.
 
-    alone    rms deviation over that of the output, where it alone is in BF16
-    costs    of that, tiled over unfused
-    left     rms where it alone is exact, over that of all in BF16
+    alone     rms deviation over that of the output, where the event alone is in BF16
+    left_out  rms where it alone is exact, over that of all in BF16
     """
-
-    event: str
-    input: str
-    alone: Estimate
-    costs: Estimate
-    left: Estimate
-
-    @property
-    def line(self) -> list[str]:
-        """As text."""
-        is_exact = not self.alone.mean > EXACT
-        alone = "exact" if is_exact else f"{self.alone.mean:.2e}"
-        costs = "tiled only" if self.costs.mean > 1e6 else interval(self.costs, "x")
-        return [self.event, self.input, alone, "-" if is_exact else costs, interval(self.left)]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """As data."""
-        return {
-            "event": self.event,
-            "input": self.input,
-            "alone": self.alone,
-            "tiled_over_unfused": self.costs,
-            "left_out": self.left,
-        }
-
-
-def _events(r: Results, scale: Scale) -> list[Event]:
-    """Which event makes the difference between tiled and unfused attention."""
     found = []
     for family in ("gaussian", "sink"):
         base = r.values(narrow(scale, family), "rms")
         for site in (*EVENTS, *GROUPS):
             only, but = narrow(scale, family, only=site), narrow(scale, family, but=site)
-            costs = ratio(r.values(only, "rms"), r.values(only, "unfused_rms"))
-            alone, left = factor(r.values(only, "rel_rms")), ratio(r.values(but, "rms"), base)
-            found.append(Event(event=site, input=family, alone=alone, costs=costs, left=left))
+            event = {
+                "event": site,
+                "input": family,
+                "alone": factor(r.values(only, "rel_rms")),
+                "tiled_over_unfused": ratio(r.values(only, "rms"), r.values(only, "unfused_rms")),
+                "left_out": ratio(r.values(but, "rms"), base),
+            }
+            found.append(event)
     return found
+
+
+def _line(event: str, input: str, alone: Estimate, tiled_over_unfused: Estimate, left_out: Estimate) -> list[str]:
+    """An event as text."""
+    is_exact = not alone.mean > EXACT
+    costs = "tiled only" if tiled_over_unfused.mean > 1e6 else interval(tiled_over_unfused, "x")
+    first = ["exact", "-"] if is_exact else [f"{alone.mean:.2e}", costs]
+    return [event, input, *first, interval(left_out)]
 
 
 def _conditions(cells: Cells) -> list[dict[str, Any]]:
