@@ -13,8 +13,8 @@ from roundscope.attention.injection import (
     SetTo,
     Where,
 )
-from roundscope.attention.plan import Plan, ordinal
-from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
+from roundscope.attention.plan import Plan
+from roundscope.attention.sites import BLOCK_AXIS, RESCALES, Axes, Site
 from roundscope.attention.tiles.sample import Side
 from roundscope.emu.backends.ops import ANY_PRODUCT, Array, Event, Ops
 from roundscope.emu.blocks.format import BlockFormat
@@ -25,11 +25,11 @@ from roundscope.emu.rounding.modes import BINARY64, Rounding, RoundingMode
 from roundscope.emu.rounding.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 
+STREAMS = 64  # random streams of a head
 NOISE = 2**31  # the step whose random bits are an injection's, not a rounding's
 _WHOLE = Accumulator(step=BINARY64)
 ERRORS = 3  # of the sums of `Ops.stats`: error, its size and square, before those in ulps
 STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over scores
-RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})  # events that a row's first tile does not have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class Events:
         rows, columns, tile = self._coordinates(site, value)
         if site.axes is not Axes.TS:
             columns = columns + tile * 65536
-        stream = self.tile.head * 64 + ordinal(site)
+        stream = self.tile.head * STREAMS + site.stream
         return event_bits(self.ops.xp, seed, stream, rows, columns, step).reshape(value.shape)
 
     def _stochastic_step(self, site: Site, r: Rounding) -> Any:

@@ -21,7 +21,7 @@ from roundscope.attention.injection import (
     What,
 )
 from roundscope.attention.plan import Plan, site_named
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import RESCALES, Site
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import Format, unknown
 from roundscope.emu.rounding.modes import Overflow, Rounding
@@ -29,7 +29,6 @@ from roundscope.experiments.errors import UsageError
 
 WHATS = ("exact", "ulps", "bias", "set", "flip", "noise")
 WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
-RESCALING = (Site.DM, Site.ALPHA, Site.AL, Site.AO)
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
@@ -51,7 +50,7 @@ def occurs(plan: Plan, site: Site) -> None:
     """Raises ValueError if the plan never reaches the site."""
     if site is Site.PV and plan.pv_into_o:
         raise ValueError(f"{plan.name} accumulates P V into O, so PV never rounds alone; use O")
-    if plan.normalise_first and site in RESCALING:
+    if plan.normalise_first and site in RESCALES:
         raise ValueError(f"{plan.name} normalises before P V and never rescales; use P, PV or OUT")
 
 

@@ -12,13 +12,12 @@ from typing import Any
 from roundscope.attention.events.hook import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plan import Plan, site_named
-from roundscope.attention.sites import PRODUCTS, Axes, Site
+from roundscope.attention.sites import KEY_SITES, PRODUCTS, Axes, Site
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.trace.injections import injection, occurs
 
 ENGINES = ("numpy", "xla", "pallas")
-KEY_SITES = (Site.K, Site.V, Site.DK_OUT, Site.DV_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from os import cpu_count
 from typing import Any
 
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
-from roundscope.attention.events.hook import RESCALES
 from roundscope.attention.plan import KeyOrder
-from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.sites import PRODUCTS, RESCALES
 from roundscope.emu.rounding.modes import BINARY64
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.experiments.compile_cache import keep_compilations
