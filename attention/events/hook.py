@@ -230,7 +230,7 @@ class Events:
             case SetTo():
                 return xp.full_like(after, what.value)
             case FlipBit():
-                element = after if unit is None else after / unit
+                element = after if unit is None else self.ops.divide(after, unit)
                 flipped = decode(self.ops, encode(self.ops, element, f) ^ (1 << what.bit), f)
                 return flipped if unit is None else self.ops.multiply(flipped, unit)
             case Exact():
@@ -239,12 +239,12 @@ class Events:
 
     def _ulp(self, x: Array, f: Format, unit: Array | None) -> Array:
         """An ulp at x; in a block, of its element times the scale."""
-        return spacing(self.ops, x, f) if unit is None else self.ops.multiply(spacing(self.ops, x / unit, f), unit)
+        return spacing(self.ops, x, f) if unit is None else self.ops.multiply(spacing(self.ops, self.ops.divide(x, unit), f), unit)
 
     def seen(self) -> dict[str, Any]:
         """What was recorded, by name. Of a rounding in blocks: counts and ulps of the elements, errors of the numbers."""
         in_blocks = [event for _, event, unit in self.kept if unit is not None]
-        own = [event if unit is None else _in_units(event, unit) for _, event, unit in self.kept]
+        own = [event if unit is None else _in_units(self.ops, event, unit) for _, event, unit in self.kept]
         found = self.ops.stats([*own, *in_blocks])
         summaries, numbers = found[: len(own)], iter(found[len(own) :])
         for n, (_, _, unit) in enumerate(self.kept):
@@ -306,10 +306,10 @@ def _merged(xp: Any, a: Any, b: Any) -> Any:
     return a[0] + b[0], a[1] + b[1], xp.maximum(a[2], b[2]), xp.where(a[2] >= b[2], a[3], b[3]), a[4] + b[4]
 
 
-def _in_units(event: Event, unit: Array) -> Event:
+def _in_units(ops: Ops, event: Event, unit: Array) -> Event:
     """The elements of an event in blocks, V / (T X) rounded to P."""
     x, y, f, valid = event
-    return x / unit, y / unit, f, valid
+    return ops.divide(x, unit), ops.divide(y, unit), f, valid
 
 
 def _among(index: Any, where: Where) -> Any:

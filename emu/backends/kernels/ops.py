@@ -48,6 +48,7 @@ def kernel_ops() -> Ops:
         transposed=marks.transposed,
         odd_sum=_refused("a sum of other factors"),
         multiply=marks.product,
+        divide=_refused("a block format"),
         bits=bits_of,
         from_bits=number_of,
         scan=_refused("a loop over an array"),

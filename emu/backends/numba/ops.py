@@ -67,6 +67,7 @@ def numpy_ops() -> Ops:
         transposed=lambda x: x.T,
         odd_sum=odd_sum,
         multiply=np.multiply,
+        divide=np.divide,
         bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),
         scan=_scan,
