@@ -59,7 +59,8 @@ def attend(
     scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
     is_causal  query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
                from the end, which differs where T != S: pass such a mask)
-    mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0
+    mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0. Under xla it may be
+               an argument of a jitted function, and gives the same bits
     inject     injections; each touches what it names and what depends on it
     record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps no steps, and no events of a sample
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
@@ -157,10 +158,13 @@ def _setup(
         _check_injection(injection, plan)
     whole_scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
     scale = whole_scale if plan[Site.SCALED].format.precision > 24 else float(np.float32(whole_scale))
-    is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
-    is_traced = is_jax and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in (q, k, v))
-    if record is not None and is_traced:
+    arrays = {"q": q, "k": k, "v": v, "mask": mask}
+    traced = [name for name, x in arrays.items() if is_traced(x)]
+    is_jax = bool(traced) or ("jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v)))
+    if record is not None and traced:
         raise ValueError("record: inside jit, grad or vmap there are no numbers to look at; call examine outside, or give record=None")
+    if engine == "numpy" and traced:
+        raise ValueError(f"{traced[0]}: has no numbers inside jit, grad or vmap, which engine='numpy' needs; use engine='xla'")
     setup = Setup(
         plan=plan, queries=q.shape[1], keys=k.shape[1], block_q=min(block_q, q.shape[1]), block_k=min(block_k, k.shape[1]),
         heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=is_causal, inject=inject, record=record,
@@ -171,7 +175,7 @@ def _setup(
     if engine == "pallas":
         from roundscope.attention.engines.kernels.fit import check
 
-        check(setup, (q.shape[3], v.shape[3]), mask, is_traced)
+        check(setup, (q.shape[3], v.shape[3]), mask, bool(traced))
     return setup, engine or ("xla" if is_jax else "numpy")
 
 
@@ -247,17 +251,23 @@ def result_type(q: Any, k: Any, v: Any) -> Any:
     return np.float64 if any(x.dtype == np.float64 for x in (q, k, v)) else np.float32
 
 
-def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> np.ndarray | None:
-    """A mask broadcastable to (B, N, T, S) -> (B N, T, S), padded to whole tiles with False."""
+def is_traced(x: Any) -> bool:
+    """Whether an array is inside a transformation of JAX, where it has a shape and a type but no numbers."""
+    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer)
+
+
+def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> Any:
+    """A mask broadcastable to (B, N, T, S) -> (B N, T, S), padded to whole tiles with False: NumPy, or JAX where it is traced."""
     if mask is None:
         return None
-    mask = np.asarray(mask)
+    mask = mask if is_traced(mask) else np.asarray(mask)
+    xp = mask.__array_namespace__()
     shape = (batch, heads, setup.queries, setup.keys)
     if mask.dtype != bool:
         raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
     try:
-        full = np.broadcast_to(mask, shape).reshape(-1, *shape[2:])
+        full = xp.broadcast_to(mask, shape).reshape(-1, *shape[2:])
     except ValueError:
         raise ValueError(f"mask: shape {mask.shape}, must broadcast to (batch, heads, queries, keys) = {shape}") from None
     rows, keys = setup.query_tiles * setup.block_q, setup.key_tiles * setup.block_k
-    return np.pad(full, ((0, 0), (0, rows - setup.queries), (0, keys - setup.keys)))
+    return xp.pad(full, ((0, 0), (0, rows - setup.queries), (0, keys - setup.keys)))
