@@ -89,5 +89,16 @@ RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})
 # events of key heads, which query heads share
 KEY_SITES = frozenset({Site.K, Site.V, Site.DK_OUT, Site.DV_OUT})
 
+# events of the backward
+BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
+
+# events that a head has once, and not at every tile
+ONCE = frozenset(s for s in Site if s.stage == "inputs") | {
+    Site.INV, Site.OUT, Site.LSE, Site.OD, Site.DELTA, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
+}  # fmt: skip
+
+# events with the features of q and k; others that have any have those of v
+QUERY_FEATURES = frozenset({Site.Q, Site.K, Site.DQ, Site.DK, Site.DQ_OUT, Site.DK_OUT})
+
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

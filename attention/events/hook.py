@@ -1,5 +1,6 @@
 """The hook `at`: rounds, perturbs if asked, records if asked. One `Events` per tile; the algorithm only calls it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,8 @@ from roundscope.attention.injection import (
     SetTo,
     Where,
 )
-from roundscope.attention.plan import Plan
-from roundscope.attention.sites import BLOCK_AXIS, RESCALES, Axes, Site
+from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, RESCALES, Axes, Site
 from roundscope.attention.tiles.sample import Side
 from roundscope.emu.backends.ops import ANY_PRODUCT, Array, Event, Ops
 from roundscope.emu.blocks.format import BlockFormat
@@ -44,6 +45,8 @@ class Record:
             Summaries, ones and steps speak of the sample; `events` are whole. `Stats.n` says how large it was: under a mask, causal
             too, tiles hold fewer events or none, and a single head's n may be 0. On every engine the same tiles. Fused kernels
             walk once more over what one query tile in n meets, and write one tile in n^2
+
+    Sites may be given by name. Raises TypeError or ValueError for what is no tuple of sites, and for steps of what is no sum of products.
     """
 
     events: tuple[Site, ...] = ()
@@ -54,6 +57,20 @@ class Record:
     def __post_init__(self) -> None:
         if not isinstance(self.every, int) or self.every < 1:
             raise ValueError(f"every={self.every}: a whole number, one tile in so many, both ways; 1 for all events")
+        for name in ("events", "ones", "steps"):
+            object.__setattr__(self, name, _sites(name, getattr(self, name)))
+        if others := [site for site in self.steps if site not in PRODUCTS]:
+            raise ValueError(f"steps={', '.join(others)}: steps are of sums of products: {' '.join(PRODUCTS)}")
+
+
+def _sites(name: str, asked: Any) -> tuple[Site, ...]:
+    """Sites, from sites or their names."""
+    if isinstance(asked, str) or not isinstance(asked, Iterable):  # a Site is a str
+        raise TypeError(f"{name}={asked!r}: give a tuple of sites, as (Site.P, Site.O)")
+    try:
+        return tuple(map(site_named, asked))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

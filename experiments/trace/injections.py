@@ -20,8 +20,8 @@ from roundscope.attention.injection import (
     SetTo,
     What,
 )
+from roundscope.attention.places import check_injection
 from roundscope.attention.plan import Plan, site_named
-from roundscope.attention.sites import RESCALES, Site
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import Format, unknown
 from roundscope.emu.rounding.modes import Overflow, Rounding
@@ -37,21 +37,11 @@ def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
     what, *where = rest.split(":")
     try:
         chosen = site_named(site)
-        occurs(plan, chosen)
         made = Injection(site=chosen, what=_what(what, plan[chosen].format, seed), **dict(_where(w) for w in where))
-        if isinstance(made.what, FlipBit) and not (made.what.bit < plan[chosen].format.bits <= 32):
-            raise ValueError(f"{chosen} is {plan[chosen].format.name} with bits 0 to {plan[chosen].format.bits - 1}")
+        check_injection(made, plan)
         return made
     except ValueError as error:
         raise UsageError(f"--inject '{text}': {error}") from None
-
-
-def occurs(plan: Plan, site: Site) -> None:
-    """Raises ValueError if the plan never reaches the site."""
-    if site is Site.PV and plan.pv_into_o:
-        raise ValueError(f"{plan.name} accumulates P V into O, so PV never rounds alone; use O")
-    if plan.normalise_first and site in RESCALES:
-        raise ValueError(f"{plan.name} normalises before P V and never rescales; use P, PV or OUT")
 
 
 def _what(text: str, f: Format, seed: int) -> What:

@@ -7,15 +7,15 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from roundscope.attention.events.hook import Record
 from roundscope.attention.injection import Injection
+from roundscope.attention.places import Sizes, check_place, occurs
 from roundscope.attention.plan import Plan, site_named
-from roundscope.attention.sites import KEY_SITES, PRODUCTS, Axes, Site
+from roundscope.attention.sites import BACKWARD, PRODUCTS
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.trace.injections import injection, occurs
+from roundscope.experiments.trace.injections import injection
 
 ENGINES = ("numpy", "xla", "pallas")
 
@@ -112,21 +112,12 @@ def recording(texts: list[str]) -> tuple[Record, bool]:
     return record, rows
 
 
-def check_places(req: Request, sizes: dict[str, int], key_heads: int, has_do: bool) -> None:
-    """Raises UsageError for an injection at entries, or events, that a layer does not have.
-
-    sizes: batch, heads, queries, keys, features of the layer.
-    """
+def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the layer") -> None:
+    """Raises UsageError for an injection at entries, or events, that a layer does not have."""
     for made in req.inject:
-        of_keys = made.site.axes is Axes.SH
-        repeats = -(-sizes["queries"] // req.block_q) if of_keys else -(-sizes["keys"] // req.block_k)
-        limits = {
-            "batch": sizes["batch"], "heads": key_heads if made.site in KEY_SITES else sizes["heads"], "tiles": repeats,
-            "rows": sizes["keys"] if of_keys else sizes["queries"], "columns": sizes["keys"], "features": sizes["features"],
-        }  # fmt: skip
-        for name, limit in limits.items():
-            where: Any = getattr(made, name)
-            if where is not None and max(where) >= limit:
-                raise UsageError(f"--inject {made.site}:{name}={max(where)}: the layer has {limit}, numbered from 0 to {limit - 1}")
-        if not has_do and (made.site.stage == "backward" or made.site is Site.DO):
+        try:
+            check_place(made, sizes, owner)
+        except ValueError as error:
+            raise UsageError(f"--inject {error}") from None
+        if not has_do and made.site in BACKWARD:
             raise bad("--inject", str(made.site), "the file has no do, so there is no backward; add do or choose a forward site")

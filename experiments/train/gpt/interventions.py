@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from roundscope.attention.places import occurs
 from roundscope.attention.plan import DeltaFrom, Plan, Stabiliser, site_named
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.values import accumulator_of, event_of
-from roundscope.experiments.trace.injections import occurs
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import linear_words
 from roundscope.experiments.train.gpt.linear_words import MATRICES, Matrix
