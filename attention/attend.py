@@ -112,8 +112,8 @@ def examine(
     """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`.
 
     plan  may be a sequence, one plan per batch entry: each entry is then computed as if it were called alone. Under xla
-          the plans are data of one executable; they may differ in formats, modes and seeds (`attention.traced_plan.structure`
-          says which plans can share), and no injection may flip a bit.
+          the plans are data of one executable: of events they may differ in formats, seeds and modes, but for stochastic ones, of sums
+          in the format and seed of their steps (`attention.traced_plan.structure`). No injection may flip a bit then.
     """
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
     batch = 1 if many else None  # with a plan of its own, a batch entry is a call of its own
