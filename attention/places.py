@@ -80,11 +80,16 @@ def limits(site: Site, sizes: Sizes) -> dict[str, int]:
     }
 
 
+def in_traces(plan: Plan, site: Site) -> bool:
+    """Whether a trace speaks of a site; of rescaling always, though it may have had nothing to rescale."""
+    return site in RESCALES or absent(plan, site) is None
+
+
 def check_record(record: Record, plan: Plan) -> None:
     """Raises ValueError for a record of events, or of additions, that the plan does not have."""
     for name in ("events", "ones"):
         for site in getattr(record, name):
-            if missing := absent(plan, site):
+            if (missing := absent(plan, site)) and not in_traces(plan, site):
                 raise ValueError("record: {}={}: {}; use {}".format(name, site, *missing))
     for site in record.steps:
         if plan.accumulator(site).order is Order.NATIVE:

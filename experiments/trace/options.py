@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from roundscope.attention.events.hook import Record
 from roundscope.attention.injection import Injection
-from roundscope.attention.places import Sizes, check_place, occurs
+from roundscope.attention.places import Sizes, check_place, check_record, occurs
 from roundscope.attention.plan import Plan, site_named
 from roundscope.attention.sites import BACKWARD, PRODUCTS
 from roundscope.emu.formats.format import unknown
@@ -56,12 +56,16 @@ def request(
         raise UsageError(f"--engine {unknown('engine', engine, ENGINES)}")
     if not 0 <= seed < 2**32:
         raise bad("--seed", seed, "a seed is a whole number from 0 to 2^32 - 1")
-    if scale is not None and not math.isfinite(scale):
-        raise bad("--scale", scale, "give a finite number, such as 0.125")
+    if scale is not None and not (math.isfinite(scale) and scale):
+        raise bad("--scale", scale, "give a finite number other than 0, such as 0.125")
     chosen = _preset("--plan", plan)
     for text in sets:
         chosen = with_rounding(chosen, text, seed)
     kept, rows = recording(record)
+    try:
+        check_record(kept, chosen)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
     if engine == "pallas" and kept.steps:
         raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
     return Request(
