@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.events.hook import Record
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plan import Plan
 

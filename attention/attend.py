@@ -24,7 +24,7 @@ from roundscope.attention.arguments import (
     record_given,
     scale_given,
 )
-from roundscope.attention.events.hook import Record
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, check_forward, check_injection, check_place, check_record
 from roundscope.attention.plan import DeltaFrom, Plan, check_factors
@@ -86,10 +86,10 @@ def attend(
     Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v:
     the backward is the emulated one. Raises ValueError naming the argument, its value and the repair.
     """
-    of_heads = _is_of_heads(plan)
-    like = _of_heads(plan, q, k, v, record, engine) if of_heads else plan
+    heads = _head_plans(plan)
+    like = plan if heads is None else _of_heads(heads, q, k, v, record, engine)
     setup, engine = _setup(q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, record, engine)
-    if of_heads:
+    if heads is not None:
         setup, engine = replace(setup, scale=setup.whole_scale), "xla"
     else:
         check_factors(setup.plan)
@@ -98,7 +98,7 @@ def attend(
     if record is None and engine != "numpy":
         from roundscope.attention.differentiable import attend_jax
 
-        return attend_jax(_engine(engine), setup, plan if of_heads else None, q, k, v, mask, delta_error)
+        return attend_jax(_engine(engine), setup, heads, q, k, v, mask, delta_error)
     examined = _examine(setup, engine, q, k, v, None, mask)
     return examined.out if record is None else (examined.out, examined.trace)
 
@@ -128,10 +128,10 @@ def examine(
     return _examine(tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask)
 
 
-def _is_of_heads(plan: Any) -> bool:
-    """Whether it is `attention.traced_plan.HeadPlans`; who has made any has imported them."""
+def _head_plans(plan: Any) -> "HeadPlans | None":
+    """The argument if it is `attention.traced_plan.HeadPlans`: who has made any has imported them."""
     module = sys.modules.get("roundscope.attention.traced_plan")
-    return module is not None and isinstance(plan, module.HeadPlans)
+    return plan if module is not None and isinstance(plan, module.HeadPlans) else None
 
 
 def _of_heads(plans: "HeadPlans", q: Any, k: Any, v: Any, record: Record | None, engine: Engine | None) -> Plan:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from roundscope.attention.events.hook import Record
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.plan import Plan
 from roundscope.attention.sites import BACKWARD, KEY_SITES, ONCE, QUERY_FEATURES, RESCALES, Axes, Site

@@ -8,7 +8,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
-from roundscope.attention.events.hook import Record
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.places import Sizes, check_place, check_record, occurs
 from roundscope.attention.plan import Plan, site_named
