@@ -86,12 +86,14 @@ def in_traces(plan: Plan, site: Site) -> bool:
 
 
 def check_record(record: Record, plan: Plan) -> None:
-    """Raises ValueError for a record of events, or of additions, that the plan does not have."""
+    """Raises ValueError for a record that would stay empty: of events, or of additions, of which the plan has none.
+
+    A record of all sites, or of all sums, is of those that the plan has.
+    """
     for name in ("events", "ones"):
-        for site in getattr(record, name):
-            if (missing := absent(plan, site)) and not in_traces(plan, site):
-                raise ValueError("record: {}={}: {}; use {}".format(name, site, *missing))
-    for site in record.steps:
-        if plan.accumulator(site).order is Order.NATIVE:
-            told = f"record: steps={site}: {plan.name} adds {site} up natively, in steps that nobody sees"
-            raise ValueError(f"{told}; give it another accumulator")
+        sites = getattr(record, name)
+        if sites and not any(in_traces(plan, site) for site in sites):
+            raise ValueError("record: {}={}: {}; use {}".format(name, sites[0], *(absent(plan, sites[0]) or ())))
+    if record.steps and all(plan.accumulator(site).order is Order.NATIVE for site in record.steps):
+        told = f"record: steps={record.steps[0]}: {plan.name} adds {record.steps[0]} up natively, in steps that nobody sees"
+        raise ValueError(f"{told}; give it another accumulator")

@@ -93,7 +93,7 @@ class Events:
         start = xp.zeros((a.shape[0], b.shape[1])) if init is None else init
         if self.ops.own_sum is not None:
             return self.ops.own_sum(acc, a, b, start), self._exact_sum(event or site, a, b, start)
-        recorder = self.recorder if self.recorder is not None and site in self.recorder.record.steps else None
+        recorder = self.recorder if self.recorder is not None and self.recorder.wants_steps(site, acc.order) else None
         steps: list[Any] | None = None if recorder is None else []
         step = self._stochastic_step(site, acc.step) if acc.step.mode is RoundingMode.STOCHASTIC else None
         total = accumulate(self.ops, acc, a.T, b, start, step, steps, ANY_PRODUCT if self.inject else self.plan.product_bits(site))

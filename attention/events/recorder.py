@@ -109,6 +109,10 @@ class Recorder:
         place = xp.where(place < 0, place, side.rows[place // width] * width + place % width)
         return counts, sums, peak, place, side.spread(xp, row)
 
+    def wants_steps(self, site: Site, order: Order) -> bool:
+        """Whether the additions of the sum at a site are asked for, and are not the device's own."""
+        return site in self.record.steps and order is not Order.NATIVE
+
     def keep_steps(self, site: Site, order: Order, before: Array, after: Array, f: Format) -> None:
         """Additions of the sum at a site, (products, rows, columns)."""
         shape = before.shape[1:]

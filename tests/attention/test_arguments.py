@@ -155,6 +155,9 @@ def test_records_of_what_the_plan_does_not_have():
     refused("record: events=PV: fa2-bf16 accumulates P V into O.*use O", plan="fa2-bf16", record=Record(events=("PV",)))
     native = Plan.preset("fa2-bf16").adding("S", Accumulator(order=Order.NATIVE))
     refused("record: steps=S: .*natively", plan=native, record=Record(steps=("S",)))
+    everything = Record(events=tuple(Site), ones=(Site.P, Site.PV), steps=("S", "PV"))
+    trace = attend(Q, K, V, record=everything, **OPTIONS | {"plan": native})[1]
+    assert "PV" not in trace.events and "P" in trace.events and "PV.step" in trace.stats and "S.step" not in trace.stats
     refused("record=True: give a Record", error=TypeError, record=True)
     assert Record(events=("p",), steps=[Site.S]) == Record(events=(Site.P,), steps=(Site.S,))
 

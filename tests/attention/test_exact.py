@@ -105,7 +105,7 @@ def test_exact_plan_on_xla():
 
 
 def exact_everywhere(plan):
-    return [Injection(site=s, what=Exact()) for s in Site if not (s is Site.PV and plan.pv_into_o)]
+    return [Injection(site=s, what=Exact()) for s in Site if absent(plan, s) is None]
 
 
 @pytest.mark.parametrize(
