@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import DeltaFrom, Exact, Injection, Plan, Site, Stabiliser, examine
+from roundscope.attention.places import absent
 from tests.checks.engines import normal
 
 SCALE = 0.25  # a binary32 number, so that no plan rounds it
