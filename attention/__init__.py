@@ -1,7 +1,7 @@
 """FlashAttention written once over named rounding events: `attend`, `examine`, plans, sites, injections, traces."""
 
 from roundscope.attention.attend import Examined, attend, examine
-from roundscope.attention.events.hook import Record
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
 from roundscope.attention.plan import DeltaFrom, Plan, Stabiliser
 from roundscope.attention.presets import PRESETS

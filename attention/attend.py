@@ -4,7 +4,6 @@ Layout and signature follow `jax.nn.dot_product_attention`: q (B, T, N, H), k an
 """
 
 import importlib
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +11,22 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from roundscope.attention.events.hook import Record
+from roundscope.attention.arguments import (
+    block_given,
+    causal_given,
+    check_like_output,
+    check_shapes,
+    injections_given,
+    is_of_jax,
+    is_traced,
+    plan_given,
+    plans_given,
+    record_given,
+    scale_given,
+)
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.places import Sizes, check_forward, check_injection, check_place, check_record
 from roundscope.attention.plan import DeltaFrom, Plan, check_factors
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.blocks import check_blocks
@@ -48,7 +61,7 @@ class Examined:
 def attend(
     q: Any, k: Any, v: Any, *,
     plan: "Plan | str | HeadPlans", block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
-    mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record | None = None,
+    mask: Any = None, inject: Injection | Sequence[Injection] = (), record: Record | None = None,
     engine: Engine | None = None, delta_error: Any = None,
 ) -> Any:  # fmt: skip
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
@@ -59,7 +72,8 @@ def attend(
     scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
     is_causal  query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
                from the end, which differs where T != S: pass such a mask)
-    mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0
+    mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0. Under xla it may be
+               an argument of a jitted function, and gives the same bits
     inject     injections; each touches what it names and what depends on it
     record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps no steps, and no events of a sample
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
@@ -72,9 +86,10 @@ def attend(
     Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v:
     the backward is the emulated one. Raises ValueError naming the argument, its value and the repair.
     """
-    like = plan if isinstance(plan, (Plan, str)) else _of_heads(plan, q, record, engine)
+    heads = _head_plans(plan)
+    like = plan if heads is None else _of_heads(heads, q, k, v, record, engine)
     setup, engine = _setup(q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, record, engine)
-    if like is not plan:
+    if heads is not None:
         setup, engine = replace(setup, scale=setup.whole_scale), "xla"
     else:
         check_factors(setup.plan)
@@ -83,7 +98,7 @@ def attend(
     if record is None and engine != "numpy":
         from roundscope.attention.differentiable import attend_jax
 
-        return attend_jax(_engine(engine), setup, None if isinstance(plan, (Plan, str)) else plan, q, k, v, mask, delta_error)
+        return attend_jax(_engine(engine), setup, heads, q, k, v, mask, delta_error)
     examined = _examine(setup, engine, q, k, v, None, mask)
     return examined.out if record is None else (examined.out, examined.trace)
 
@@ -91,30 +106,37 @@ def attend(
 def examine(
     q: Any, k: Any, v: Any, do: Any = None, *,
     plan: Plan | str | Sequence[Plan | str], block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
-    mask: Any = None, inject: tuple[Injection, ...] | list[Injection] = (), record: Record = _SUMMARIES,
+    mask: Any = None, inject: Injection | Sequence[Injection] = (), record: Record = _SUMMARIES,
     engine: Engine | None = None,
 ) -> Examined:  # fmt: skip
     """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`.
 
     plan  may be a sequence, one plan per batch entry: each entry is then computed as if it were called alone. Under xla
-          the plans are data of one executable; they may differ in formats, modes and seeds (`attention.traced_plan.structure`
-          says which plans can share), and no injection may flip a bit.
+          the plans are data of one executable: of events they may differ in formats, seeds and modes, but for stochastic ones, of sums
+          in the format and seed of their steps (`attention.traced_plan.structure`). No injection may flip a bit then.
     """
-    plans = [Plan.preset(p) if isinstance(p, str) else p for p in ((plan,) if isinstance(plan, (Plan, str)) else plan)]
-    setups = [_setup(q, k, v, p, block_q, block_k, scale, is_causal, mask, inject, record, engine) for p in plans]
+    plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
+    batch = 1 if many else None  # with a plan of its own, a batch entry is a call of its own
+    setups = [_setup(q, k, v, p, block_q, block_k, scale, is_causal, mask, inject, record, engine, batch=batch) for p in plans]
     for p in plans:
         check_factors(p)
     setup, engine = setups[0]
-    many = not isinstance(plan, (Plan, str))
     if many:
-        _check_many(q, plans, inject, engine)
-    if do is not None and tuple(do.shape) != (*q.shape[:3], v.shape[3]):
-        raise ValueError(f"do: shape {tuple(do.shape)}, must be that of the output, {(*q.shape[:3], v.shape[3])}")
+        _check_many(q, plans, setup.inject, engine)
+    if do is not None:
+        check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     return _examine(tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask)
 
 
-def _of_heads(plans: "HeadPlans", q: Any, record: Record | None, engine: Engine | None) -> Plan:
+def _head_plans(plan: Any) -> "HeadPlans | None":
+    """The argument if it is `attention.traced_plan.HeadPlans`: who has made any has imported them."""
+    module = sys.modules.get("roundscope.attention.traced_plan")
+    return plan if module is not None and isinstance(plan, module.HeadPlans) else None
+
+
+def _of_heads(plans: "HeadPlans", q: Any, k: Any, v: Any, record: Record | None, engine: Engine | None) -> Plan:
     """What is static of a plan per head."""
+    check_shapes(q, k, v)
     if plans.table.shape[0] != q.shape[2]:
         raise ValueError(f"plan: {plans.table.shape[0]} plans, must be one for each of the {q.shape[2]} heads of q")
     if record is not None or engine in ("numpy", "pallas"):
@@ -124,7 +146,7 @@ def _of_heads(plans: "HeadPlans", q: Any, record: Record | None, engine: Engine 
 
 def setup_of_heads(q: Any, k: Any, v: Any, plans: "HeadPlans", block_q: int, block_k: int, is_causal: bool) -> Setup:
     """What is fixed of a call by a plan per head."""
-    like = _of_heads(plans, q, None, None)
+    like = _of_heads(plans, q, k, v, None, None)
     setup, _ = _setup(q, k, v, like, block_q, block_k, None, is_causal, None, (), None, "xla")
     return replace(setup, scale=setup.whole_scale)
 
@@ -142,37 +164,55 @@ def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engi
 
 
 def _setup(
-    q: Any, k: Any, v: Any, plan: Plan | str, block_q: int, block_k: int, scale: float | None, is_causal: bool,
-    mask: Any, inject: Any, record: Record | None, engine: Engine | None,
+    q: Any, k: Any, v: Any, plan: Any, block_q: int, block_k: int, scale: float | None, is_causal: bool,
+    mask: Any, inject: Any, record: Record | None, engine: Engine | None, *, batch: int | None = None,
 ) -> tuple[Setup, Engine]:  # fmt: skip
-    _check_shapes(q, k, v)
-    plan = Plan.preset(plan) if isinstance(plan, str) else plan
-    for name, block in (("block_q", block_q), ("block_k", block_k)):
-        if block < 1:
-            raise ValueError(f"{name}={block}: a tile has at least one row; 128 is usual")
+    """What is fixed of a call, checked; batch: entries that are numbered together, if not all."""
+    check_shapes(q, k, v)
+    plan = plan_given(plan)
+    block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
     if plan.normalise_first:
         block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
-    inject = tuple(inject)
-    for injection in inject:
-        _check_injection(injection, plan)
-    whole_scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    scale = whole_scale if plan[Site.SCALED].format.precision > 24 else float(np.float32(whole_scale))
-    is_jax = "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].Array) for x in (q, k, v))
-    is_traced = is_jax and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in (q, k, v))
-    if record is not None and is_traced:
-        raise ValueError("record: inside jit, grad or vmap there are no numbers to look at; call examine outside, or give record=None")
+    inject, record = injections_given(inject), record_given(record)
+    scale, whole_scale = scale_given(scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24)
     setup = Setup(
         plan=plan, queries=q.shape[1], keys=k.shape[1], block_q=min(block_q, q.shape[1]), block_k=min(block_k, k.shape[1]),
-        heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=is_causal, inject=inject, record=record,
+        heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=causal_given(is_causal),
+        inject=inject, record=record,
     )  # fmt: skip
     check_blocks(setup)
+    _check_asked(setup, batch or q.shape[0], (q.shape[3], v.shape[3]))
+    return setup, _engine_of(setup, q, k, v, mask, engine)
+
+
+def _check_asked(setup: Setup, batch: int, features: tuple[int, int]) -> None:
+    """Raises ValueError for injections and records of what the call does not have."""
+    sizes = Sizes(batch, setup.queries, setup.keys, setup.heads, setup.key_heads, *features, setup.block_q, setup.block_k)
+    for injection in setup.inject:
+        check_injection(injection, setup.plan)
+        try:
+            check_place(injection, sizes)
+        except ValueError as error:
+            raise ValueError(f"inject {error}") from None
+    if setup.record is not None:
+        check_record(setup.record, setup.plan)
+
+
+def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Engine | None) -> Engine:
+    """The engine asked for, or that of the arrays. Raises ValueError for what it does not run."""
     if engine not in (None, *get_args(Engine)):
         raise ValueError(f"engine={engine!r}: the engines are {', '.join(map(repr, get_args(Engine)))}")
+    arrays = {"q": q, "k": k, "v": v, "mask": mask}
+    traced = [name for name, x in arrays.items() if is_traced(x)]
+    if setup.record is not None and traced:
+        raise ValueError("record: inside jit, grad or vmap there are no numbers to look at; call examine outside, or give record=None")
+    if engine == "numpy" and traced:
+        raise ValueError(f"{traced[0]}: has no numbers inside jit, grad or vmap, which engine='numpy' needs; use engine='xla'")
     if engine == "pallas":
         from roundscope.attention.engines.kernels.fit import check
 
-        check(setup, (q.shape[3], v.shape[3]), mask, is_traced)
-    return setup, engine or ("xla" if is_jax else "numpy")
+        check(setup, (q.shape[3], v.shape[3]), mask, bool(traced))
+    return engine or ("xla" if traced or any(map(is_of_jax, (q, k, v))) else "numpy")
 
 
 def _engine(name: Engine) -> Any:
@@ -180,40 +220,19 @@ def _engine(name: Engine) -> Any:
     return importlib.import_module(ENGINES[name])
 
 
-def _check_shapes(q: Any, k: Any, v: Any) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if getattr(x, "ndim", 0) != 4 or 0 in x.shape:
-            raise ValueError(f"{name}: shape {getattr(x, 'shape', None)}, must be (batch, tokens, heads, features), none 0")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"v: shape {tuple(v.shape)}, must agree with k {tuple(k.shape)} in batch, keys and heads")
-    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-        raise ValueError(f"k: shape {tuple(k.shape)}, must agree with q {tuple(q.shape)} in batch and features")
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k")
-
-
 def _check_delta_error(error: Any, setup: Setup, engine: Engine, q: Any, v: Any) -> None:
     if engine != "xla" or setup.record is not None:
         raise ValueError("delta_error: an error as data needs engine='xla' without a record; to trace one, inject at OD")
     if setup.plan.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O):
         raise ValueError(f"delta_error: delta_from={setup.plan.delta_from} reads no output; use delta_from=OUT or O")
-    if tuple(error.shape) != (*q.shape[:3], v.shape[3]):
-        raise ValueError(f"delta_error: shape {tuple(error.shape)}, must be that of the output, {(*q.shape[:3], v.shape[3])}")
-
-
-def _check_injection(injection: Injection, plan: Plan) -> None:
-    f = plan[injection.site].format
-    if isinstance(injection.what, FlipBit) and not 0 <= injection.what.bit < f.bits:
-        raise ValueError(f"bit={injection.what.bit}: a code of {f.name} at {injection.site} has bits 0 to {f.bits - 1}")
-    if isinstance(injection.what, FlipBit) and f.precision > 24:
-        raise ValueError(f"FlipBit at {injection.site}: its format {f.name} is the carrier; round the site first")
-    if injection.site is Site.PV and plan.pv_into_o:
-        raise ValueError("site=PV: this plan accumulates P V into O, which rounds the sum; inject at O")
+    check_like_output("delta_error", error, (*q.shape[:3], v.shape[3]))
 
 
 def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:
     run = _engine(engine)
     setup, each = run.prepare(setups)
+    if do is None:
+        check_forward(setup.inject)
     dtype = result_type(q, k, v)
     b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])
     inputs = {Site.Q: q, Site.K: k, Site.V: v} | ({} if do is None else {Site.DO: do})
@@ -247,17 +266,18 @@ def result_type(q: Any, k: Any, v: Any) -> Any:
     return np.float64 if any(x.dtype == np.float64 for x in (q, k, v)) else np.float32
 
 
-def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> np.ndarray | None:
-    """A mask broadcastable to (B, N, T, S) -> (B N, T, S), padded to whole tiles with False."""
+def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> Any:
+    """A mask broadcastable to (B, N, T, S) -> (B N, T, S), padded to whole tiles with False: NumPy, or JAX where it is traced."""
     if mask is None:
         return None
-    mask = np.asarray(mask)
+    mask = mask if is_traced(mask) else np.asarray(mask)
+    xp = mask.__array_namespace__()
     shape = (batch, heads, setup.queries, setup.keys)
     if mask.dtype != bool:
         raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
     try:
-        full = np.broadcast_to(mask, shape).reshape(-1, *shape[2:])
+        full = xp.broadcast_to(mask, shape).reshape(-1, *shape[2:])
     except ValueError:
         raise ValueError(f"mask: shape {mask.shape}, must broadcast to (batch, heads, queries, keys) = {shape}") from None
     rows, keys = setup.query_tiles * setup.block_q, setup.key_tiles * setup.block_k
-    return np.pad(full, ((0, 0), (0, rows - setup.queries), (0, keys - setup.keys)))
+    return xp.pad(full, ((0, 0), (0, rows - setup.queries), (0, keys - setup.keys)))

@@ -1,9 +1,13 @@
 """`Injection`: a controlled error at chosen entries of one site."""
 
+import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
+from roundscope.attention.plan import site_named
 from roundscope.attention.sites import Axes, Site
 
 Where = int | range | tuple[int, ...] | None
@@ -11,16 +15,22 @@ Where = int | range | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddUlps:
-    """Adds `ulps` units in the last place of the site's format; the result may lie between its numbers."""
+    """Adds `ulps` units in the last place of the site's format; the result may lie between its numbers. Raises unless they are finite."""
 
     ulps: float
+
+    def __post_init__(self) -> None:
+        _finite("AddUlps: ulps", self.ulps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
-    """Adds a constant."""
+    """Adds a constant. Raises unless it is finite."""
 
     value: float
+
+    def __post_init__(self) -> None:
+        _finite("Bias: value", self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +39,18 @@ class FlipBit:
 
     bit: int
 
+    def __post_init__(self) -> None:
+        _whole("FlipBit: bit", self.bit, "0 is the last fraction bit")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTo:
-    """Replaces the number by a value."""
+    """Replaces the number by a value, which may be NaN or infinite: the only amount that may."""
 
     value: float
+
+    def __post_init__(self) -> None:
+        _number("SetTo: value", self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +60,16 @@ class Exact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Adds or subtracts `ulps` by a fair coin: zero mean, the same root mean square as AddUlps."""
+    """Adds or subtracts `ulps` by a fair coin: zero mean, the same root mean square as AddUlps. Raises unless they are finite."""
 
     ulps: float
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _finite("Noise: ulps", self.ulps)
+        _whole("Noise: seed", self.seed, "a seed is below 2^32")
+        if self.seed >= 2**32:
+            raise ValueError(f"Noise: seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1")
 
 
 What = AddUlps | Bias | FlipBit | SetTo | Exact | Noise
@@ -57,7 +79,7 @@ What = AddUlps | Bias | FlipBit | SetTo | Exact | Noise
 class Injection:
     """An error at one site, at the entries that every given selection names.
 
-    site      the event
+    site      the event, or its name
     what      AddUlps, Bias, FlipBit, SetTo, Exact or Noise
     batch, heads   of the attention call
     rows      queries (for DV, DK and inputs K, V: keys)
@@ -65,8 +87,9 @@ class Injection:
     features  of events that have one entry per feature
     tiles     key tiles (for DV and DK: query tiles) at which a repeated event is hit
 
-    A selection is an int, a range, a tuple of ints, or None for all. Raises ValueError for a selection that
-    the site's events do not have, or a bit that its format does not have.
+    A selection is an int, a range, a tuple of ints, or None for all. Raises ValueError for an empty selection and for one that
+    the site's events do not have. `attend` and `examine` refuse entries that a call does not have, and a bit that the
+    site's format does not have.
     """
 
     site: Site
@@ -91,6 +114,9 @@ class Injection:
         return injection_of(text, seed)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "site", site_named(self.site))
+        if not isinstance(self.what, What):
+            raise TypeError(f"what={self.what!r}: give AddUlps, Bias, FlipBit, SetTo, Exact or Noise, such as AddUlps(ulps=0.5)")
         for name in ("batch", "heads", "rows", "columns", "features", "tiles"):
             object.__setattr__(self, name, _selection(name, getattr(self, name)))
         axes = self.site.axes
@@ -102,20 +128,44 @@ class Injection:
 
 def _selection(name: str, where: Any) -> Where:
     chosen = _as_where(name, where)
-    if chosen is not None and min(chosen, default=0) < 0:  # type: ignore[type-var, arg-type]
+    if chosen is not None and not chosen:
+        raise ValueError(f"{name}={where!r}: names nothing, and the injection would do nothing; None names all")
+    if chosen is not None and min(chosen) < 0:
         raise ValueError(f"{name}={where!r}: indices count from 0; negative ones name nothing")
     return chosen
 
 
-def _as_where(name: str, where: Any) -> Where:
+def _as_where(name: str, where: Any) -> range | tuple[int, ...] | None:
     if where is None or isinstance(where, range):
         return where
-    if isinstance(where, int):
-        return (where,)
+    if _is_index(where):
+        return (operator.index(where),)
     if isinstance(where, slice):
         if where.stop is None:
             raise ValueError(f"{name}={where}: give a slice with a stop")
         return range(where.start or 0, where.stop, where.step or 1)
-    if isinstance(where, Iterable) and all(isinstance(i, int) or hasattr(i, "__index__") for i in where):
-        return tuple(int(i) for i in where)
+    if isinstance(where, Iterable) and all(map(_is_index, indices := list(where))):
+        return tuple(map(operator.index, indices))
     raise ValueError(f"{name}={where!r}: give an int, a range, a tuple of ints, or None for all")
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, Integral) and not isinstance(x, bool)
+
+
+def _number(name: str, x: Any) -> None:
+    if not isinstance(x, Real) or isinstance(x, bool):
+        raise TypeError(f"{name}={x!r}: give a number, such as 0.5")
+
+
+def _finite(name: str, x: Any) -> None:
+    _number(name, x)
+    if not math.isfinite(x):
+        raise ValueError(f"{name}={x}: give a finite number, such as 0.5; SetTo(value={x}) puts this one in the place of others")
+
+
+def _whole(name: str, x: Any, hint: str) -> None:
+    if not _is_index(x):
+        raise TypeError(f"{name}={x!r}: give a whole number from 0 on; {hint}")
+    if x < 0:
+        raise ValueError(f"{name}={x}: give a whole number from 0 on; {hint}")

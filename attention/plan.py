@@ -261,7 +261,7 @@ _ORDINAL = {site: i for i, site in enumerate(Site)}
 
 
 def ordinal(site: Site) -> int:
-    """The position of a site in Site: its number in random streams."""
+    """The position of a site in Site: where a plan, and a table of plans, has its rounding."""
     return _ORDINAL[site]
 
 

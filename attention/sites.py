@@ -13,57 +13,65 @@ class Axes(StrEnum):
 
 
 class Site(StrEnum):
-    """One named rounding event. `formula`: what is rounded; `axes`: its shape; `stage`: where it stands."""
+    """One named rounding event.
+
+    formula  what is rounded
+    axes     the shape of the event's values
+    stage    "inputs", "forward" or "backward"
+    stream   the number of its random stream, of 64 that a head has: part of every stochastic result, so it never changes.
+             A new site takes the next free number, wherever it stands
+    """
 
     formula: str
     axes: Axes
     stage: str
+    stream: int
 
-    def __new__(cls, value: str, formula: str, axes: Axes, stage: str) -> "Site":
+    def __new__(cls, value: str, formula: str, axes: Axes, stage: str, stream: int) -> "Site":
         self = str.__new__(cls, value)
         self._value_ = value
-        self.formula, self.axes, self.stage = formula, axes, stage
+        self.formula, self.axes, self.stage, self.stream = formula, axes, stage, stream
         return self
 
-    Q = "Q", "q", Axes.TH, "inputs"
-    K = "K", "k", Axes.SH, "inputs"
-    V = "V", "v", Axes.SH, "inputs"
-    DO = "DO", "dO", Axes.TH, "inputs"
+    Q = "Q", "q", Axes.TH, "inputs", 0
+    K = "K", "k", Axes.SH, "inputs", 1
+    V = "V", "v", Axes.SH, "inputs", 2
+    DO = "DO", "dO", Axes.TH, "inputs", 3
 
-    S = "S", "sum_h q k", Axes.TS, "forward"
-    SCALED = "SCALED", "scale S", Axes.TS, "forward"
-    M = "M", "max(m, rowmax S)", Axes.T, "forward"
-    X = "X", "S - m", Axes.TS, "forward"
-    EXP = "EXP", "exp(X)", Axes.TS, "forward"
-    P = "P", "EXP as the operand of P V", Axes.TS, "forward"
-    DM = "DM", "m_old - m", Axes.T, "forward"
-    ALPHA = "ALPHA", "exp(DM)", Axes.T, "forward"
-    AL = "AL", "alpha l", Axes.T, "forward"
-    ROWSUM = "ROWSUM", "sum_s EXP", Axes.T, "forward"
-    L = "L", "AL + ROWSUM", Axes.T, "forward"
-    AO = "AO", "alpha O", Axes.TH, "forward"
-    PV = "PV", "sum_s P v", Axes.TH, "forward"
-    O = "O", "AO + PV", Axes.TH, "forward"
-    INV = "INV", "1 / l", Axes.T, "forward"
-    OUT = "OUT", "O INV", Axes.TH, "forward"
-    LSE = "LSE", "m + ln l", Axes.T, "forward"
+    S = "S", "sum_h q k", Axes.TS, "forward", 4
+    SCALED = "SCALED", "scale S", Axes.TS, "forward", 5
+    M = "M", "max(m, rowmax S)", Axes.T, "forward", 6
+    X = "X", "S - m", Axes.TS, "forward", 7
+    EXP = "EXP", "exp(X)", Axes.TS, "forward", 8
+    P = "P", "EXP as the operand of P V", Axes.TS, "forward", 9
+    DM = "DM", "m_old - m", Axes.T, "forward", 10
+    ALPHA = "ALPHA", "exp(DM)", Axes.T, "forward", 11
+    AL = "AL", "alpha l", Axes.T, "forward", 12
+    ROWSUM = "ROWSUM", "sum_s EXP", Axes.T, "forward", 13
+    L = "L", "AL + ROWSUM", Axes.T, "forward", 14
+    AO = "AO", "alpha O", Axes.TH, "forward", 15
+    PV = "PV", "sum_s P v", Axes.TH, "forward", 16
+    O = "O", "AO + PV", Axes.TH, "forward", 17
+    INV = "INV", "1 / l", Axes.T, "forward", 18
+    OUT = "OUT", "O INV", Axes.TH, "forward", 19
+    LSE = "LSE", "m + ln l", Axes.T, "forward", 20
 
-    OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward"
-    DELTA = "DELTA", "sum_h dO O", Axes.T, "backward"
-    S_B = "S_B", "sum_h q k, again", Axes.TS, "backward"
-    SCALED_B = "SCALED_B", "scale S_B", Axes.TS, "backward"
-    X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward"
-    EXP_B = "EXP_B", "exp(X_B)", Axes.TS, "backward"
-    P_B = "P_B", "EXP_B as the operand of dV", Axes.TS, "backward"
-    DV = "DV", "dV + sum_t P_B dO", Axes.SH, "backward"
-    DP = "DP", "sum_h dO v", Axes.TS, "backward"
-    DPD = "DPD", "DP - delta", Axes.TS, "backward"
-    DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward"
-    DQ = "DQ", "dQ + sum_s DS k", Axes.TH, "backward"
-    DK = "DK", "dK + sum_t DS q", Axes.SH, "backward"
-    DQ_OUT = "DQ_OUT", "scale dQ", Axes.TH, "backward"
-    DK_OUT = "DK_OUT", "scale dK", Axes.SH, "backward"
-    DV_OUT = "DV_OUT", "dV", Axes.SH, "backward"
+    OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward", 21
+    DELTA = "DELTA", "sum_h dO O", Axes.T, "backward", 22
+    S_B = "S_B", "sum_h q k, again", Axes.TS, "backward", 23
+    SCALED_B = "SCALED_B", "scale S_B", Axes.TS, "backward", 24
+    X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward", 25
+    EXP_B = "EXP_B", "exp(X_B)", Axes.TS, "backward", 26
+    P_B = "P_B", "EXP_B as the operand of dV", Axes.TS, "backward", 27
+    DV = "DV", "dV + sum_t P_B dO", Axes.SH, "backward", 28
+    DP = "DP", "sum_h dO v", Axes.TS, "backward", 29
+    DPD = "DPD", "DP - delta", Axes.TS, "backward", 30
+    DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
+    DQ = "DQ", "dQ + sum_s DS k", Axes.TH, "backward", 32
+    DK = "DK", "dK + sum_t DS q", Axes.SH, "backward", 33
+    DQ_OUT = "DQ_OUT", "scale dQ", Axes.TH, "backward", 34
+    DK_OUT = "DK_OUT", "scale dK", Axes.SH, "backward", 35
+    DV_OUT = "DV_OUT", "dV", Axes.SH, "backward", 36
 
 
 # operands of products, and the axis of their first product's sum: along it lie the blocks of a block format
@@ -74,6 +82,23 @@ FACTORS = {
     Site.S: (Site.Q, Site.K), Site.PV: (Site.P, Site.V), Site.S_B: (Site.Q, Site.K), Site.DV: (Site.P_B, Site.DO),
     Site.DP: (Site.DO, Site.V), Site.DQ: (Site.DS, Site.K), Site.DK: (Site.DS, Site.Q),
 }  # fmt: skip
+
+# events that a row's first tile does not have
+RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})
+
+# events of key heads, which query heads share
+KEY_SITES = frozenset({Site.K, Site.V, Site.DK_OUT, Site.DV_OUT})
+
+# events of the backward
+BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
+
+# events that a head has once, and not at every tile
+ONCE = frozenset(s for s in Site if s.stage == "inputs") | {
+    Site.INV, Site.OUT, Site.LSE, Site.OD, Site.DELTA, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
+}  # fmt: skip
+
+# events with the features of q and k; others that have any have those of v
+QUERY_FEATURES = frozenset({Site.Q, Site.K, Site.DQ, Site.DK, Site.DQ_OUT, Site.DK_OUT})
 
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

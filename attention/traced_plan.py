@@ -1,11 +1,11 @@
 """`TracedPlan`: a plan whose formats, modes and seeds are a table of integers, so that they are data to XLA.
 
-`structure(plan)` is what is left static: how the kernel is built, the orders of its sums, which roundings are
-stochastic, and block formats. Plans of one structure share one compilation.
+`structure(plan)` is what is left static: how the kernel is built, the orders of its sums, which roundings are stochastic, whether the steps
+of a sum round to nearest even, otherwise, or at random, and block formats. Plans of one structure share one compilation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ from roundscope.emu.backends.ops import ANY_PRODUCT
 from roundscope.emu.backends.xla.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
 from roundscope.emu.rounding.modes import BINARY32, Rounding, rounding
 from roundscope.emu.rounding.threefry import threefry2x32
-from roundscope.emu.sums.accumulator import Order
+from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 
+CHECKED = ("name", "roundings", "blocks", "accumulators")  # fields of a plan that `difference` has compared part by part
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
 
 
@@ -71,7 +72,7 @@ class HeadPlans:
 
 def head_plans(plans: Sequence[Plan]) -> HeadPlans:
     """A plan per query head, for `attend(..., plan=head_plans(plans))` inside jit and vmap: other plans of the same
-    structure then need no compilation. Raises ValueError for plans of two structures.
+    structure then need no compilation. Raises ValueError for plans of two structures, with what differs.
     """
     return HeadPlans(common_structure(plans), np.stack([table_of(p) for p in plans]))
 
@@ -82,8 +83,27 @@ def common_structure(plans: Sequence[Plan]) -> Plan:
         check_factors(p)
     like = [structure(p) for p in plans]
     if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
-        raise ValueError(f"plan: entries 0 and {other} differ in more than formats, modes and seeds; call them separately")
+        told = difference(plans[0], plans[other])
+        raise ValueError(f"plan: entries 0 and {other} differ in more than is data, {told}; call them separately")
     return like[0]
+
+
+def difference(a: Plan, b: Plan) -> str:
+    """The first thing in which two plans of different structure differ, in words."""
+    for site in Site:
+        if a.block(site) != b.block(site):
+            return f"{site}: {a.event(site)} and {b.event(site)}, and blocks are no data"
+        if (kind_of(a[site]) is Kind.STOCHASTIC) != (kind_of(b[site]) is Kind.STOCHASTIC):
+            return f"{site}: {a[site]} and {b[site]}, of which one draws random bits"
+    for site in PRODUCTS:
+        one, other = a.accumulator(site), b.accumulator(site)
+        if _static(one) == _static(other):
+            continue
+        if replace(_static(one), step=BINARY32) != replace(_static(other), step=BINARY32):
+            return f"the sum of {site}: {one} and {other}"
+        return f"the sum of {site}: steps {one.step} and {other.step}; both to nearest even, both otherwise, or both at random"
+    name = next(f.name for f in fields(Plan) if f.name not in CHECKED and getattr(a, f.name) != getattr(b, f.name))
+    return f"{name}: {getattr(a, name)} and {getattr(b, name)}"
 
 
 def reseeded(plans: HeadPlans, number: Any) -> HeadPlans:
@@ -113,12 +133,15 @@ def table_of(plan: Plan) -> np.ndarray:
 @lru_cache(4096)
 def structure(plan: Plan) -> Plan:
     """The plan without what is data: a canonical plan, equal for all that share a compilation. Block formats are no data, but for seeds."""
-    accumulators = tuple(
-        replace(a, step=_canonical(a.step), chunk=a.chunk if a.order in (Order.CHUNKED, Order.ALIGNED) else 16) for a in plan.accumulators
-    )
+    accumulators = tuple(map(_static, plan.accumulators))
     blocks = dict(plan.blocks)
     events = tuple(blocks[site].element if site in blocks else _canonical_event(plan[site]) for site in Site)
     return replace(plan, name="", roundings=events, accumulators=accumulators)
+
+
+def _static(a: Accumulator) -> Accumulator:
+    """What is static of a sum."""
+    return replace(a, step=_canonical(a.step), chunk=a.chunk if a.order in (Order.CHUNKED, Order.ALIGNED) else 16)
 
 
 def _canonical_event(r: Rounding) -> Rounding:

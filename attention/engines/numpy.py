@@ -1,5 +1,6 @@
 """The NumPy engine: heads in a thread pool, tiles in Python, numbers in Numba kernels."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,11 +58,12 @@ def forward(setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.
     """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None."""
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int) -> Any:
+    def one(h: int, mask: np.ndarray | None = mask) -> Any:
         own, number = _own(setup, each, h, q.shape[0])
         return head_of.forward(numpy_ops(), own, number, q[h], k[h // group], v[h // group], None if mask is None else mask[h])
 
-    return _each(one, q.shape[0])
+    results, seen = _each(one, q.shape[0])
+    return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
 
 
 def backward(
@@ -71,7 +73,7 @@ def backward(
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int) -> Any:
+    def one(h: int, mask: np.ndarray | None = mask) -> Any:
         g = h // group
         m = None if mask is None else mask[h]
         own, number = _own(setup, each, h, q.shape[0])
@@ -84,7 +86,25 @@ def backward(
     (dq, dk, dv, delta), seen = _each(one, q.shape[0])
     dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
     (dk, dv), seen_keys = _each(rounded, k.shape[0])
+    seen = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
+
+
+def _with_tiles(seen: Any, heads: int, of_a_head: Callable[[], Any]) -> Any:
+    """What was seen; of calls in which no score exists, where no tile was met, with zeros like those of a head whose tiles are."""
+    if seen["tiles"] is not None:
+        return seen
+    with np.errstate(all="ignore"):
+        like = of_a_head()["tiles"]
+    return seen | {"tiles": _zeros(like, heads)}
+
+
+def _zeros(like: Any, heads: int) -> Any:
+    if isinstance(like, dict):
+        return {name: _zeros(part, heads) for name, part in like.items()}
+    if isinstance(like, tuple):
+        return tuple(_zeros(part, heads) for part in like)
+    return np.zeros((heads, *like.shape), like.dtype)
 
 
 def enter(x: np.ndarray, block: int) -> np.ndarray:

@@ -12,7 +12,8 @@ right        WHAT=VALUE, several in turn. WHAT: a site or stage, SITE.sum, SITE.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roundscope.attention.grammar.edits import KINDS, apply, occurs
+from roundscope.attention.grammar.edits import KINDS, apply
+from roundscope.attention.places import occurs
 from roundscope.attention.plan import Plan, site_named
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.formats.format import unknown

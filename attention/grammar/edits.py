@@ -49,14 +49,6 @@ def apply(plan: Plan, kind: str, value: str, sites: Sites = ()) -> Plan:
     return KINDS[kind].apply(plan, value, sites)
 
 
-def occurs(plan: Plan, site: Site) -> None:
-    """Raises ValueError if the plan never reaches the site."""
-    if site is Site.PV and plan.pv_into_o:
-        raise ValueError(f"{plan.name} accumulates P V into O, so PV never rounds alone; use O")
-    if plan.normalise_first and site in RESCALES:
-        raise ValueError(f"{plan.name} normalises before P V and never rescales; use P, PV or OUT")
-
-
 def _format(plan: Plan, text: str, sites: Sites) -> Plan:
     return plan.rounded(dict.fromkeys(sites or Site, event_of(text)))
 

@@ -14,7 +14,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from roundscope.attention.grammar.edits import occurs
+from roundscope.attention import places
 from roundscope.attention.grammar.ranges import selection, spelled
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, What
 from roundscope.attention.plan import Plan, site_named
@@ -39,12 +39,9 @@ def injection_of(text: str, seed: int = 0) -> Injection:
 
 def check_injection(made: Injection, plan: Plan) -> None:
     """Raises ValueError for an event that a plan never reaches, a bit or a value that its format does not have."""
-    occurs(plan, made.site)
-    f = plan[made.site].format
-    if isinstance(made.what, FlipBit) and not (made.what.bit < f.bits <= 32):
-        raise ValueError(f"{made.site} is {f.name} with bits 0 to {f.bits - 1}")
+    places.check_injection(made, plan)
     if isinstance(made.what, SetTo):
-        _check_held(made.what.value, f)
+        _check_held(made.what.value, plan[made.site].format)
 
 
 def injection_words(made: Injection) -> str:

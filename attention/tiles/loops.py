@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.attention import algorithm
-from roundscope.attention.events.hook import Events, Record, Tile
+from roundscope.attention.events.hook import Events
+from roundscope.attention.events.recorder import Record, Recorder
 from roundscope.attention.injection import Injection
 from roundscope.attention.plan import DeltaFrom, KeyOrder, Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import sample
+from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 
 Seen = dict[str, Any]
@@ -56,7 +58,8 @@ class Setup:
 
 def events_at(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
     """The hook of a tile's events; silent: without a record."""
-    return Events(ops, setup.plan, tile, setup.inject, None if silent else setup.record)
+    recorder = None if silent or setup.record is None else Recorder(ops, tile, setup.record)
+    return Events(ops, setup.plan, tile, setup.inject, recorder)
 
 
 def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | None = None) -> Tile:

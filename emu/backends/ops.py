@@ -30,6 +30,7 @@ class Ops:
     odd_sum    a + b in binary64, rounded to odd (emu.sums.odd)
     multiply   a * b that no compiler fuses with a following addition
     hidden     the array, its numbers unknown to the compiler: XLA takes 0 + x for x, -0 too
+    divide     a / b, of arrays of one shape, which no compiler makes a multiplication with 1 / b
     bits       float64 -> its int64 bits;  from_bits: back
     scan       (body, carry, xs) -> (carry, ys); body(carry, k, x) -> (carry, y) for each leading slice x of the
                tuple xs; y is None, an array, or tuples and dicts of them, stacked in ys
@@ -49,6 +50,7 @@ class Ops:
     odd_sum: Callable[[Array, Array], Array]
     multiply: Callable[[Array, Array], Array]
     hidden: Callable[[Array], Array]
+    divide: Callable[[Array, Array], Array]
     bits: Callable[[Array], Array]
     from_bits: Callable[[Array], Array]
     scan: Callable[..., Any]

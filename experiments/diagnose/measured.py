@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabiliser
-from roundscope.attention.grammar.edits import occurs
+from roundscope.attention.places import occurs
 from roundscope.attention.presets import exact as exact_plan
 from roundscope.experiments.errors import bad
 from roundscope.experiments.tensors.layers import Layer

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.places import Sizes
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
@@ -49,8 +50,10 @@ def run(
 
 def _check(asked: Request, layer: Layer) -> None:
     (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
-    sizes = {"batch": b, "heads": n, "queries": t, "keys": s, "features": max(h, hv)}
-    check_places(asked, sizes, g, layer.do is not None)
+    sizes = Sizes(
+        batch=b, queries=t, keys=s, heads=n, key_heads=g, features=h, value_features=hv, block_q=asked.block_q, block_k=asked.block_k
+    )
+    check_places(asked, sizes, layer.do is not None)
     check_engine(layer, asked)
 
 

@@ -5,19 +5,18 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from roundscope.attention.events.hook import Record
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.changes import sites_of
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.injection import Injection
+from roundscope.attention.places import Sizes, check_place, check_record
 from roundscope.attention.plan import Plan
-from roundscope.attention.sites import PRODUCTS, Axes, Site
+from roundscope.attention.sites import BACKWARD, PRODUCTS
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 
 ENGINES = ("numpy", "xla", "pallas")
-KEY_SITES = (Site.K, Site.V, Site.DK_OUT, Site.DV_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +55,16 @@ def request(
         raise UsageError(f"--engine {unknown('engine', engine, ENGINES)}")
     if not 0 <= seed < 2**32:
         raise bad("--seed", seed, "a seed is a whole number from 0 to 2^32 - 1")
-    if scale is not None and not math.isfinite(scale):
-        raise bad("--scale", scale, "give a finite number, such as 0.125")
+    if scale is not None and not (math.isfinite(scale) and scale):
+        raise bad("--scale", scale, "give a finite number other than 0, such as 0.125")
     chosen = _preset("--plan", plan)
     for text in sets:
         chosen = changed(chosen, text, seed)
     kept, rows = recording(record)
+    try:
+        check_record(kept, chosen)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
     if engine == "pallas" and kept.steps:
         raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
     return Request(
@@ -113,21 +116,12 @@ def recording(texts: list[str]) -> tuple[Record, bool]:
     return record, rows
 
 
-def check_places(req: Request, sizes: dict[str, int], key_heads: int, has_do: bool) -> None:
-    """Raises UsageError for an injection at entries, or events, that a layer does not have.
-
-    sizes: batch, heads, queries, keys, features of the layer.
-    """
+def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the layer") -> None:
+    """Raises UsageError for an injection at entries, or events, that a layer does not have."""
     for made in req.inject:
-        of_keys = made.site.axes is Axes.SH
-        repeats = -(-sizes["queries"] // req.block_q) if of_keys else -(-sizes["keys"] // req.block_k)
-        limits = {
-            "batch": sizes["batch"], "heads": key_heads if made.site in KEY_SITES else sizes["heads"], "tiles": repeats,
-            "rows": sizes["keys"] if of_keys else sizes["queries"], "columns": sizes["keys"], "features": sizes["features"],
-        }  # fmt: skip
-        for name, limit in limits.items():
-            where: Any = getattr(made, name)
-            if where is not None and max(where) >= limit:
-                raise UsageError(f"--inject {made.site}:{name}={max(where)}: the layer has {limit}, numbered from 0 to {limit - 1}")
-        if not has_do and (made.site.stage == "backward" or made.site is Site.DO):
+        try:
+            check_place(made, sizes, owner)
+        except ValueError as error:
+            raise UsageError(f"--inject {error}") from None
+        if not has_do and made.site in BACKWARD:
             raise bad("--inject", str(made.site), "the file has no do, so there is no backward; add do or choose a forward site")

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Examined, Injection, Plan, Record, Site, Trace, attend, examine
+from roundscope.attention.places import in_traces
 from roundscope.attention.plan import check_factors
-from roundscope.attention.sites import Axes
+from roundscope.attention.sites import BACKWARD, Axes
 from roundscope.attention.trace.summary import site_of
 from roundscope.emu.stats.summary import Stats
 from roundscope.experiments.compile_cache import keep_compilations
@@ -111,8 +112,9 @@ def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
     parts = {s: [count(seen.held, s)] if s in seen.held else [] for s in sites}
     again = [s for s in sites if not parts[s]]
     if again:
-        forward = all(site_of(s).stage != "backward" and s != Site.DO for s in again)
-        asked = replace(seen.request, record=Record(events=tuple(site_of(s) for s in again)))
+        forward = all(site_of(s) not in BACKWARD for s in again)
+        inject = tuple(i for i in seen.request.inject if not (forward and i.site in BACKWARD))
+        asked = replace(seen.request, record=Record(events=tuple(site_of(s) for s in again)), inject=inject)
         for _, part in _chunks(replace(layer, do=None) if forward else layer, asked, seen.scale, lambda _: None, focused=False):
             for s in again:
                 parts[s].append(count(part.trace.events, s))
@@ -125,7 +127,8 @@ def _chunks(layer: Layer, request: Request, scale: float, progress: Progress, *,
     s, g = layer.k.shape[1:3]
     per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
     wanted = FOCUS if per_head > HEAD_BYTES else FOCUS + OFTEN_SHARED
-    sites = tuple(x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
+    fitting = tuple(x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
+    sites = tuple(x for x in fitting if in_traces(request.plan, x))
     record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
     groups = g if request.depends_on_head_number else max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
     for lo in range(0, g, groups):

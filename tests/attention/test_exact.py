@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import DeltaFrom, Exact, Injection, Plan, Site, Stabiliser, examine
+from roundscope.attention.places import absent
 from tests.checks.engines import normal
 
 SCALE = 0.25  # a binary32 number, so that no plan rounds it
@@ -105,7 +106,7 @@ def test_exact_plan_on_xla():
 
 
 def exact_everywhere(plan):
-    return [Injection(site=s, what=Exact()) for s in Site if not (s is Site.PV and plan.pv_into_o)]
+    return [Injection(site=s, what=Exact()) for s in Site if absent(plan, s) is None]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from roundscope.attention import (
     Site,
     Stabiliser,
 )
-from roundscope.attention.plan import ordinal, site_named
 from roundscope.emu.rounding.modes import Overflow, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
@@ -164,17 +163,6 @@ def test_errors_name_the_value_and_the_repair(call, words):
     assert "\n" not in message
     for word in words:
         assert word in message
-
-
-def test_every_site_has_its_formula_and_place():
-    """A site that `roundscope sites` could not print; two sites with one random stream."""
-    assert len({ordinal(s) for s in Site}) == len(Site) <= 63  # 64 streams per head, the last one for Noise
-    for s in Site:
-        assert s.formula
-        assert s.axes
-        assert s.stage in ("inputs", "forward", "backward")
-        assert site_named(s.lower()) is s
-    assert set(PRODUCTS) <= set(Site)
 
 
 def test_records_are_values():

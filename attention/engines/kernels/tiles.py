@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.attention.events.hook import Events, Tile
+from roundscope.attention.events.hook import Events
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
+from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.kernels.ops import kernel_ops
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from jax import Array, lax
 
 from roundscope.attention.engines.kernels.record import Kept, Recorder
-from roundscope.attention.events.hook import Record
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.held import Held, Machine
 from roundscope.emu.backends.kernels.narrowing import narrowed

@@ -49,6 +49,7 @@ def kernel_ops() -> Ops:
         odd_sum=_refused("a sum of other factors"),
         multiply=marks.product,
         hidden=lambda x: x,
+        divide=_refused("a block format"),
         bits=bits_of,
         from_bits=number_of,
         scan=_refused("a loop over an array"),

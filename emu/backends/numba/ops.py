@@ -68,6 +68,7 @@ def numpy_ops() -> Ops:
         odd_sum=odd_sum,
         multiply=np.multiply,
         hidden=lambda x: x,
+        divide=np.divide,
         bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),
         scan=_scan,

@@ -74,6 +74,7 @@ def xla_ops(zero: Array) -> Ops:
         odd_sum=_odd_sum,
         multiply=partial(guarded, zero),
         hidden=lambda x: number_of(bits_of(x) ^ zero),
+        divide=partial(_divided, zero),
         bits=bits_of,
         from_bits=number_of,
         scan=_scan,
@@ -89,6 +90,13 @@ def xla_ops(zero: Array) -> Ops:
 def guarded(zero: Array, a: Array, b: Array) -> Array:
     """a * b, which no compiler fuses with a following addition."""
     return number_of(bits_of(a * b) ^ zero)
+
+
+def _divided(zero: Array, a: Array, b: Array) -> Array:
+    """a / b. Where XLA sees that one number divides an array it multiplies by its reciprocal, which rounds twice: the dividend's own bits
+    keep it from seeing that.
+    """
+    return a / number_of(bits_of(b) ^ (bits_of(a) & zero))
 
 
 def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:

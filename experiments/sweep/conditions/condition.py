@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from roundscope.attention.grammar.edits import occurs
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.places import Sizes, occurs
 from roundscope.attention.plan import Plan, site_named
 from roundscope.attention.sites import Site
 from roundscope.experiments.errors import UsageError, bad
@@ -103,9 +103,9 @@ def _injections(parameters: Mapping[str, Value], plan: Plan, file: FileSizes | N
         _check_places(made, parameters, plan, file)
     except UsageError as error:
         hint = "" if ":" in text else " (on the command line a comma ends a value; one with commas goes into a .toml file)"
-        raise UsageError(str(error).replace("--inject", "injection", 1).replace("the layer has", "the cell has") + hint) from None
-    if isinstance(made.what, FlipBit):
-        _check_flip(made, parameters, plan)
+        raise UsageError(str(error).replace("--inject", "injection", 1) + hint) from None
+    if isinstance(made.what, FlipBit) and parameters["engine"] == "xla":
+        raise bad("injection", text, "engine xla takes formats as data and cannot flip bits; use engine=numpy")
     return (made,)
 
 
@@ -118,14 +118,8 @@ def _check_places(made: Injection, parameters: Mapping[str, Value], plan: Plan, 
     block_k = keys if plan.normalise_first else int(parameters["block_k"])
     request = Request(plan=plan, against=plan, block_q=int(parameters["block_q"]), block_k=block_k, inject=(made,))
     groups = 1 if file is None else file.N // file.key_heads
-    width = features if file is None else max(features, file.width)
-    sizes = {"batch": 1, "heads": heads, "queries": queries, "keys": keys, "features": width}
-    check_places(request, sizes, max(1, heads // groups), bool(parameters["backward"]))
-
-
-def _check_flip(made: Injection, parameters: Mapping[str, Value], plan: Plan) -> None:
-    f = plan[made.site].format
-    if f.precision > 24:
-        raise bad("injection", str(parameters["injection"]), f"{made.site} is {f.name}; bits flip in formats of up to 24 bits of precision")
-    if parameters["engine"] == "xla":
-        raise bad("injection", str(parameters["injection"]), "engine xla takes formats as data and cannot flip bits; use engine=numpy")
+    sizes = Sizes(
+        batch=1, queries=queries, keys=keys, heads=heads, key_heads=max(1, heads // groups), features=features,
+        value_features=features if file is None else file.width, block_q=request.block_q, block_k=block_k,
+    )  # fmt: skip
+    check_places(request, sizes, bool(parameters["backward"]), "the cell")

@@ -12,9 +12,8 @@ from os import cpu_count
 from typing import Any
 
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
-from roundscope.attention.events.hook import RESCALES
 from roundscope.attention.plan import KeyOrder
-from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.sites import BACKWARD, PRODUCTS, RESCALES
 from roundscope.emu.rounding.modes import BINARY64
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.experiments.compile_cache import keep_compilations
@@ -29,7 +28,7 @@ RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 EXACT = Plan.preset("exact")
 REFERENCE_ROWS = {"numpy": 32, "xla": 128}  # query tile of golden and unfused calls: it changes no bit, and these were fastest
 REFERENCES = 128  # entries of such a call at most: many cells share few
-NO_SAY = frozenset(s for s in Site if s.stage == "backward") | RESCALES | {Site.DO, Site.LSE}  # in the output of unfused attention
+NO_SAY = BACKWARD | RESCALES | {Site.LSE}  # in the output of unfused attention
 
 HOST, DEVICE = 64 << 20, 4 << 30  # bytes of one memory, and of one on a GPU
 _NUMBERS = count()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,6 +19,9 @@ from roundscope.attention import (
     attend,
     examine,
 )
+from roundscope.attention.engines import numpy as numpy_engine
+from roundscope.attention.engines import xla as xla_engine
+from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.traced_plan import common_structure, head_plans, structure
 from roundscope.emu.blocks.format import block_format
 from tests.checks.engines import differences, normal
@@ -70,6 +74,52 @@ def test_forward_injected_and_recorded():
     seen = both(mixed(), x, inject=INJECTED, record=Record(events=(Site.P, Site.K)), **options)
     other = examine(*x, plan=mixed(seed=2), engine="numpy", inject=INJECTED, **options)
     assert not np.array_equal(seen.out, other.out)
+
+
+def flipped_fp8(after):
+    """Keys (S, H) with one scale, max|K| / 448 in binary32, and bit 1 of every E4M3 code flipped."""
+    unit = np.float64(np.float32(np.abs(after).max() / 448.0))
+    elements = (after / unit).astype(ml_dtypes.float8_e4m3fn)
+    assert np.array_equal(elements.astype(np.float64) * unit, after)
+    return (elements.view(np.uint8) ^ 2).view(ml_dtypes.float8_e4m3fn).astype(np.float64) * unit
+
+
+def key_event(engine, plan, x, inject=()):
+    """The event of K alone: its result (S, H), and counts, sums, peak and place of what a trace saw. x: (1, S, 1, H), one key tile."""
+    sizes = {"queries": x.shape[1], "keys": x.shape[1], "block_q": x.shape[1], "block_k": x.shape[1], "heads": 1, "key_heads": 1}
+    setup = Setup(plan=plan, scale=1.0, whole_scale=1.0, is_causal=False, inject=tuple(inject), record=Record(), **sizes)
+    result, seen = engine.round_inputs(setup, Site.K, engine.enter(x, x.shape[1]))
+    return np.asarray(result)[0], [np.asarray(part) for part in seen["K"][:4]]
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("what", [FlipBit(bit=1), AddUlps(ulps=1.0), Noise(ulps=1.0, seed=3)])
+def test_one_scale_for_a_head_is_divided_by(what):
+    """XLA multiplies by the reciprocal of a divisor that it sees to be one number: a code next to the right one, half an ulp."""
+    plan, inject = Plan.preset("fa3-fp8-scaled"), [Injection(site=Site.K, what=what)]
+    for seed in range(4):
+        x = draw(seed, 1, 16, 1, 8)
+        (ours, _), (theirs, _) = (key_event(engine, plan, x, inject) for engine in (numpy_engine, xla_engine))
+        assert np.array_equal(ours, theirs, equal_nan=True)
+        if isinstance(what, FlipBit):
+            assert np.array_equal(theirs, flipped_fp8(key_event(xla_engine, plan, x)[0]), equal_nan=True)
+
+
+@pytest.mark.parametrize("inject", [(), [Injection(site=Site.K, what=FlipBit(bit=1))]], ids=["clean", "flipped"])
+@pytest.mark.parametrize("name", ["e4m3fn", "fp8_128x128"])
+def test_counts_of_one_scale_for_a_head(name, inject):
+    """Elements that such a product puts on the other side of a number: counted as inexact, or as exact, or as away from zero."""
+    plan = Plan.preset("fa3-fp8-scaled")
+    plan = plan if name == "e4m3fn" else plan.at(Site.K, name)
+    for seed in range(8):
+        x = draw(seed, 1, 64, 1, 64)
+        (_, ours), (_, theirs) = (key_event(engine, plan, x, inject) for engine in (numpy_engine, xla_engine))
+        for part, other in zip(ours, theirs, strict=True):
+            is_sums = part.dtype == np.float64 and part.ndim > 1
+            np.testing.assert_allclose(part, other, rtol=0, atol=1e-12 * np.max(part) if is_sums else 0)
 
 
 def test_plans_as_data_keep_their_blocks():

@@ -94,6 +94,18 @@ def test_everything_masked():
             assert s.n.sum() == 0, name
 
 
+def test_a_trace_without_any_score_has_every_event():
+    """A KeyError of P where a mask hides everything; other names, or numbers other than 0, in a trace of no scores."""
+    q, k, v, do = odd_inputs()
+    record = Record(events=(Site.P, Site.DK), ones=(Site.P,), steps=(Site.PV,))
+    options = {"plan": Plan.preset("fa2-bf16"), "block_q": 16, "block_k": 16, "record": record}
+    nothing, something = (examine(q, k, v, do, mask=np.full((1, 1), x), engine="numpy", **options).trace for x in (False, True))
+    for part in ("stats", "rows", "events", "ones"):
+        assert list(getattr(nothing, part)) == list(getattr(something, part))
+    assert all(nothing.stats[name].n.sum() == 0 for name in ("P", "PV.step", "DS", "O"))
+    assert all(not x.any() for pair in nothing.events.values() for x in pair) and not nothing.ones["P"].any()
+
+
 def test_the_place_of_no_error_is_that_of_an_event():
     """Key tiles that no query sees, before the first row that is rescaled."""
     x = [normal(7 + n, 1, 32, 1, 16) for n in range(3)]

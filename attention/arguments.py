@@ -1,0 +1,119 @@
+"""What `attend` and `examine` may be given: types, shapes, numbers. Every refusal names argument, value and repair."""
+
+import math
+import operator
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.events.recorder import Record
+from roundscope.attention.injection import Injection
+from roundscope.attention.plan import Plan
+
+WIDEST = 8  # bytes of a number that enters exactly
+
+
+def check_shapes(q: Any, k: Any, v: Any) -> None:
+    """Raises TypeError or ValueError for tensors that are no float arrays (B, T, N, H), or do not go together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_floats(name, x)
+        if len(x.shape) != 4 or 0 in x.shape:
+            raise ValueError(f"{name}: shape {tuple(x.shape)}, must be (batch, tokens, heads, features), none 0")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"v: shape {tuple(v.shape)}, must agree with k {tuple(k.shape)} in batch, keys and heads")
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(f"k: shape {tuple(k.shape)}, must agree with q {tuple(q.shape)} in batch and features")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k")
+
+
+def check_floats(name: str, x: Any) -> None:
+    """Raises TypeError for what is no array of floats of at most 64 bits."""
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise TypeError(f"{name}: a {type(x).__name__}, must be an array of floats; numpy.asarray(x, 'float32') makes one")
+    if "float" not in str(x.dtype) or x.dtype.itemsize > WIDEST:
+        raise TypeError(f"{name}: dtype {x.dtype}, must be a float of at most 64 bits; convert it with astype('float32')")
+
+
+def check_like_output(name: str, x: Any, shape: tuple[int, ...]) -> None:
+    """Raises TypeError or ValueError for what has not the output's shape."""
+    check_floats(name, x)
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name}: shape {tuple(x.shape)}, must be that of the output, {shape}")
+
+
+def plan_given(plan: Any) -> Plan:
+    """A plan, or that of a preset's name. Raises TypeError for what is neither."""
+    if isinstance(plan, str):
+        return Plan.preset(plan)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan={plan!r}: give a Plan, or the name of a preset such as 'fa2-bf16'")
+    return plan
+
+
+def plans_given(plan: Any) -> list[Plan]:
+    """Plans of batch entries, or the one of all."""
+    many = isinstance(plan, Sequence) and not isinstance(plan, str) and len(plan) > 0
+    return [plan_given(p) for p in plan] if many else [plan_given(plan)]
+
+
+def block_given(name: str, rows: Any) -> int:
+    """Rows of a tile. Raises TypeError or ValueError for what is no whole number from 1 on."""
+    if isinstance(rows, bool) or not hasattr(rows, "__index__"):
+        raise TypeError(f"{name}={rows!r}: a tile has a whole number of rows; 128 is usual")
+    if rows < 1:
+        raise ValueError(f"{name}={rows}: a tile has at least one row; 128 is usual")
+    return operator.index(rows)
+
+
+def causal_given(is_causal: Any) -> bool:
+    """Raises TypeError for what is no bool: any other value, 'no' too, would be true or false by accident."""
+    if not isinstance(is_causal, (bool, np.bool_)):
+        raise TypeError(f"is_causal={is_causal!r}: give True or False")
+    return bool(is_causal)
+
+
+def scale_given(scale: Any, features: int, *, is_wide: bool) -> tuple[float, float]:
+    """(the scale, rounded to binary32 unless `is_wide`; the same before that), 1 / sqrt(features) where none is given.
+
+    Raises TypeError for what is no number, ValueError for 0, NaN and infinities, before the rounding or after it.
+    """
+    if isinstance(scale, (bool, str)) or is_traced(scale):
+        raise TypeError(f"scale={scale!r}: give a number, such as 0.125; it is part of the program, and no data")
+    try:
+        whole = 1.0 / math.sqrt(features) if scale is None else float(scale)
+    except (TypeError, ValueError):
+        raise TypeError(f"scale={scale!r}: give a number, such as 0.125") from None
+    with np.errstate(over="ignore"):
+        rounded = whole if is_wide else float(np.float32(whole))
+    if not math.isfinite(rounded) or rounded == 0.0:
+        raise ValueError(f"scale={scale!r}: {rounded:g} in the scores' format, must be finite and not 0, such as 0.125")
+    return rounded, whole
+
+
+def injections_given(inject: Any) -> tuple[Injection, ...]:
+    """Injections, of which a single one needs no list. Raises TypeError for anything else."""
+    if isinstance(inject, Injection):
+        return (inject,)
+    if not isinstance(inject, (tuple, list)) or not all(isinstance(i, Injection) for i in inject):
+        raise TypeError(f"inject={inject!r}: give an Injection, or a list of them")
+    return tuple(inject)
+
+
+def record_given(record: Any) -> Record | None:
+    """Raises TypeError for what is no record."""
+    if record is not None and not isinstance(record, Record):
+        raise TypeError(f"record={record!r}: give a Record, such as Record(events=('P',)), or None")
+    return record
+
+
+def is_traced(x: Any) -> bool:
+    """Whether an array is inside a transformation of JAX, where it has a shape and a type but no numbers."""
+    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer)
+
+
+def is_of_jax(x: Any) -> bool:
+    """Whether an array is JAX's."""
+    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)

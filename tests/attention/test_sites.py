@@ -1,0 +1,56 @@
+"""Sites: what each says of itself, and the number of its random stream, which is part of every stochastic result."""
+
+import numpy as np
+import pytest
+
+from roundscope.attention import Record, Site
+from roundscope.attention.plan import Plan, ordinal, site_named
+from roundscope.attention.sites import PRODUCTS
+from roundscope.emu.rounding.random import event_bits
+from tests.attention.small import B, H, N, T, run
+
+STREAMS = {
+    "Q": 0, "K": 1, "V": 2, "DO": 3,
+    "S": 4, "SCALED": 5, "M": 6, "X": 7, "EXP": 8, "P": 9, "DM": 10, "ALPHA": 11, "AL": 12, "ROWSUM": 13, "L": 14, "AO": 15,
+    "PV": 16, "O": 17, "INV": 18, "OUT": 19, "LSE": 20,
+    "OD": 21, "DELTA": 22, "S_B": 23, "SCALED_B": 24, "X_B": 25, "EXP_B": 26, "P_B": 27, "DV": 28, "DP": 29, "DPD": 30, "DS": 31,
+    "DQ": 32, "DK": 33, "DQ_OUT": 34, "DK_OUT": 35, "DV_OUT": 36,
+}  # fmt: skip
+
+
+def test_every_site_has_its_formula_and_place():
+    """A site that `roundscope sites` could not print, or a plan could not find."""
+    for place, site in enumerate(Site):
+        assert site.formula
+        assert site.axes
+        assert site.stage in ("inputs", "forward", "backward")
+        assert site_named(site.lower()) is site
+        assert ordinal(site) == place
+    assert set(PRODUCTS) <= set(Site)
+
+
+def test_random_streams_are_the_published_ones():
+    """A site inserted or moved that takes the random bits of another; two sites with the same bits."""
+    assert {str(site): site.stream for site in Site} == STREAMS
+    assert len({site.stream for site in Site}) == len(Site)
+    assert all(0 <= site.stream < 64 for site in Site)  # a head has 64 streams
+
+
+def out_from_stream(before, number):
+    """Numbers rounded to bf16 by the bits R of that stream: away from zero where the fraction of an ulp is above R 2^-31."""
+    stream = np.arange(B * N).reshape(B, N, 1, 1) * 64 + number
+    rows, columns = np.arange(T)[:, None], np.arange(H)
+    bits = np.stack([event_bits(np, 5, s, rows, columns) for s in stream.reshape(-1)]).reshape(B, N, T, H)
+    ulp = 2.0 ** (np.frexp(before)[1] - 8.0)
+    low = np.floor(np.abs(before) / ulp)
+    away = (np.abs(before) / ulp - low) * 2.0**31 > bits
+    return np.sign(before) * (low + away) * ulp
+
+
+@pytest.mark.parametrize("number", [STREAMS["OUT"], 57])
+def test_an_event_draws_from_its_own_stream(monkeypatch, number):
+    """Random bits that depend on the place of a site among the others."""
+    monkeypatch.setattr(Site.OUT, "stream", number)
+    plan = Plan.preset("fp32").at(Site.OUT, "bf16", mode="stochastic", seed=5)
+    before, after = run(plan, record=Record(events=(Site.OUT,))).trace.events["OUT"]
+    assert np.array_equal(after, out_from_stream(before, number))
