@@ -29,6 +29,7 @@ class Findings:
     """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one layer.
 
     chosen   index of that layer;  head: its head;  base: the plan as it is;  outcomes: the arms
+    among    how many heads steps 5 and 6 chose from, those that a search names; 0: all
     run      of a run: steps 1 and 2, and the replays of step 6
     """
 
@@ -42,6 +43,7 @@ class Findings:
     base: Outcome
     outcomes: list[Outcome]
     verdict: Verdict
+    among: int = 0
     run: RunPart | None = None
 
     @property
@@ -56,8 +58,18 @@ class Findings:
 
     @property
     def where(self) -> str:
-        """The head looked at, in words."""
-        return f"{self.layer.layer.name}, head {self.layer.heads[self.head]}"
+        """The head that steps 5 and 6 look at, in words."""
+        return self.named(self.chosen, self.head)
+
+    def named(self, layer: int, head: int) -> str:
+        """A head in words, by the numbers of its layer and of itself there."""
+        m = self.measured[layer]
+        return f"{m.layer.name}, head {m.heads[head]}"
+
+    @property
+    def furthest(self) -> tuple[int, int]:
+        """Numbers of the layer and of the head whose error of delta stands out most, of all heads."""
+        return furthest(self.coherences, _places(self.measured))
 
     @property
     def leaning(self) -> list[tuple[str, str]]:
@@ -98,16 +110,25 @@ def findings(subjects: Sequence[Subject], file: str, progress: Progress, places:
     measured = [measure(x, lambda text: progress(3, text)) for x in subjects]
     carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
     coherences = [_told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured]
-    all_places = [(i, n) for i, m in enumerate(measured) for n in range(len(m.heads))]
-    chosen, head = min(places or all_places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
+    chosen, head = furthest(coherences, places or _places(measured))
     m, c = measured[chosen], coherences[chosen]
     found = _told(progress, 5, m, f"head {m.heads[head]}", lambda m: origin(m, head))
     origins = found.origins if c.p[head] < c.level else []
     base, outcomes = repair(m, head, origins, c.level, lambda text: progress(6, text))
     return Findings(
         file=file, measured=measured, carriers=carriers, coherences=coherences, chosen=chosen, head=head, origin=found,
-        base=base, outcomes=outcomes, verdict=verdict(carriers[chosen], head, c, found, base, outcomes),
+        base=base, outcomes=outcomes, verdict=verdict(carriers[chosen], head, c, found, base, outcomes), among=len(places),
     )  # fmt: skip
+
+
+def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
+    """(layer, head) of every head."""
+    return [(i, n) for i, m in enumerate(measured) for n in range(len(m.heads))]
+
+
+def furthest(coherences: Sequence[Coherence], places: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """The one of these (layer, head) with the smallest p, of equal ones that with the largest A."""
+    return min(places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
 
 
 def _check_tokens(layers: list[Layer], tests: int) -> None:

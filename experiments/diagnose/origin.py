@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Record, Site
+from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.diagnose.accounts import Head, accounts, head_events, weighed_errors
 from roundscope.experiments.diagnose.classes import CLASSES, classify
 from roundscope.experiments.diagnose.coherence import Bias, bias
@@ -20,6 +21,7 @@ from roundscope.experiments.diagnose.measured import (
 from roundscope.experiments.trace.run import observe
 from roundscope.experiments.trace.running_error import Running, running
 
+NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
 LEANS, COUNTS_FROM = 0.01, 0.1  # p below which an account leans; the share of the bias from which it counts as an origin
 
 
@@ -28,6 +30,7 @@ class Classes:
     """One site's events by class of CLASSES: how many, and what they bring into delta's error per token.
 
     ones_bias, ones_events   the part from rows of a key tile with several P = 1
+    to_nearest   whether the site rounds to nearest, so that ties mean something
     """
 
     site: str
@@ -35,6 +38,7 @@ class Classes:
     bias: np.ndarray
     ones_bias: np.ndarray
     ones_events: np.ndarray
+    to_nearest: bool
 
     @property
     def total(self) -> float:
@@ -55,7 +59,7 @@ class Classes:
 class Origin:
     """Of one head. total: the bias of delta; accounts: its parts, by name; errors: each account per token, (B T,).
 
-    features  (B T, H): dO (O - O exact), of which delta's error is the row sum if delta comes from OUT
+    features  (B T, H): dO (O - O exact), O as delta reads it: of which delta's error is the row sum if delta comes from the output
     several   (B T,): rows with several P = 1 in some key tile
     """
 
@@ -111,7 +115,8 @@ class _Part:
 
 def _of_sequence(m: Measured, b: int, n: int) -> _Part:
     h = head_events(m, b, n)
-    difference = np.asarray(m.low.out, np.float64)[b, :, n] - np.asarray(m.exact.out, np.float64)[b, :, n]
+    read = h.events["OD"][1] if "OD" in h.events else np.asarray(m.low.out, np.float64)[b, :, n]
+    difference = read - np.asarray(m.exact.out, np.float64)[b, :, n]
     several: Any = h.ones() > 1
     return _Part(
         errors=accounts(m, b, n, h), features=h.do * difference, several=several.any(0), classes=_classes(m, h, several),
@@ -123,7 +128,8 @@ def _added(own: Sequence[Classes]) -> Classes:
     """The classes of a site over sequences of equal length: events add up, means per token are averaged."""
     events, ones = (np.sum([getattr(c, name) for c in own], axis=0) for name in ("events", "ones_events"))
     bias, ones_bias = (np.mean([getattr(c, name) for c in own], axis=0) for name in ("bias", "ones_bias"))
-    return Classes(site=own[0].site, events=events, bias=bias, ones_bias=ones_bias, ones_events=ones)
+    return Classes(site=own[0].site, events=events, bias=bias, ones_bias=ones_bias, ones_events=ones,
+                   to_nearest=own[0].to_nearest)  # fmt: skip
 
 
 def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
@@ -134,7 +140,8 @@ def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
         exists = h.exists if before.shape[0] > 1 else np.ones((1, before.shape[1]), dtype=bool)
         ones = several if before.shape[0] > 1 else several.any(0, keepdims=True)
         codes = np.where(exists[..., None], classify(before, after, plan[site].format, _main(m, h, site)), -1)
-        found.append(_counted(str(site), codes, errors[site] * h.do, np.broadcast_to(ones[..., None], codes.shape)))
+        near = plan[site].mode in NEAREST
+        found.append(_counted(str(site), codes, errors[site] * h.do, np.broadcast_to(ones[..., None], codes.shape), near))
     return found
 
 
@@ -148,7 +155,7 @@ def _main(m: Measured, h: Head, site: Site) -> Any:
     return whole + h.after(Site.AO) if plan.pv_into_o else whole
 
 
-def _counted(site: str, codes: np.ndarray, errors: np.ndarray, ones: np.ndarray) -> Classes:
+def _counted(site: str, codes: np.ndarray, errors: np.ndarray, ones: np.ndarray, to_nearest: bool) -> Classes:
     tokens, size = codes.shape[1], len(CLASSES)
 
     def added(chosen: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
@@ -157,7 +164,7 @@ def _counted(site: str, codes: np.ndarray, errors: np.ndarray, ones: np.ndarray)
     kept = codes >= 0
     return Classes(
         site=site, events=added(kept, None), bias=added(kept, errors) / tokens,
-        ones_bias=added(kept & ones, errors) / tokens, ones_events=added(kept & ones, None),
+        ones_bias=added(kept & ones, errors) / tokens, ones_events=added(kept & ones, None), to_nearest=to_nearest,
     )  # fmt: skip
 
 

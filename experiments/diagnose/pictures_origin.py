@@ -30,7 +30,7 @@ def accounts(found: Findings) -> Figure:
 
 
 def features(found: Findings) -> Figure:
-    """By feature, the mean of dO (O - O exact); by token, the running sum in rows with several P = 1 and in the others."""
+    """By feature, the mean of dO (O as delta reads it - O exact); by token, the running sum in rows with several P = 1 and in others."""
     o = found.origin
     figure, axes = canvas(3.0, 1, 2, width_ratios=[1.15, 1])
     left, right = axes[0]
@@ -69,7 +69,7 @@ def classes(found: Findings) -> Figure | None:
 def _class_rows(left, right, c: Classes) -> None:  # type: ignore[no-untyped-def]
     names, y = CLASSES[EXACT + 1 :], np.arange(len(CLASSES) - 1)[::-1]
     events, bias, ones = (x[EXACT + 1 :] for x in (c.events, c.bias, c.ones_bias))
-    colours = [UP if k in (TIE, STICKY) else QUIET for k in range(EXACT + 1, len(CLASSES))]
+    colours = [UP if c.to_nearest and k in (TIE, STICKY) else QUIET for k in range(EXACT + 1, len(CLASSES))]
     left.barh(y, events / max(events.sum(), 1), color=colours, height=0.65)
     left.set_yticks(y, names)
     left.set_title(f"{c.site}: {int(events.sum())} of {int(c.events.sum())} inexact", fontsize=9.5, loc="left")

@@ -49,7 +49,7 @@ def _origin(found: Findings) -> Step:
              f"side of the whole, with a tenth of it or more. Scores: S to exp; row sum: l; P: the operand of P V; OD: OUT's as delta's "
              f"operand.{lead}"),
             ("Features and rows", pictures_origin.features(found),
-             "Which features and rows carry it? delta's error is the sum over features of dO (O - O exact).")]  # fmt: skip
+             "Which features and rows carry it? delta's error is the sum of dO (O as delta reads it - O exact).")]  # fmt: skip
     if found.origin.running is not None:
         run = found.origin.running
         made.append(("Error of P V along the keys", plots.along_keys(run), (
@@ -61,7 +61,8 @@ def _origin(found: Findings) -> Step:
         made.append(("Rounding classes", figure, (
             "Where do the arguments lie between two numbers of the format? Left: how many; right: what each class brings to delta's error. "
             "A tie broken by sticky: of P V, the sum of V over keys with P = 1 ties and the others' small sum does not; elsewhere, within "
-            "1/32 ulp of a tie (1 in 16 of evenly spread arguments). Below and above half cancel where nothing leans.")))  # fmt: skip
+            "1/32 ulp of a tie (1 in 16 of evenly spread arguments); red where the event rounds to nearest. "
+            "Below and above half cancel where nothing is biased.")))  # fmt: skip
     return Step(number=5, title="Origin", sentence=words.origin(found), pictures=made, tables=[_class_table(found)])
 
 

@@ -10,7 +10,7 @@
     sham        a change of the output as large, of random sign, leaves it: still p < 0.01, its paired change not told from 0
 
 Without coherence the verdict is `nothing seen`, with the smallest bias that would have been; with all links `the chain`;
-else `another way`.
+else a bias of another kind.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
     NOTHING = "nothing seen"
     CHAIN = "the chain"
-    OTHER = "another way"
+    OTHER = "a bias of another kind than in arXiv 2510.04212"
 
 
 class Effect(StrEnum):
@@ -126,6 +126,8 @@ def _ones(o: Origin) -> Link:
 def _sticky(o: Origin) -> Link:
     if o.site is None:
         return Link(name="sticky", holds=False, evidence="no rounding of the output is an origin")
+    if not o.site.to_nearest:
+        return Link(name="sticky", holds=False, evidence=f"{o.site.site} does not round to nearest: no rule for ties acts in it")
     share = o.site.share_of(CLASSES[STICKY])
     of = o.site.events[STICKY] / max(o.site.events.sum(), 1)
     evidence = (

@@ -21,26 +21,47 @@ def mechanism(found: Findings) -> str:
     kind = found.verdict.kind
     if kind is Kind.NOTHING:
         return _nothing(found)
-    what = f"The error of delta adds up over tokens in {len(found.leaning)} of {found.coherence.tests} heads, most in {found.where}"
-    return f"{what} ({_sum(found)}). {_chain(found) if kind is Kind.CHAIN else _other(found)}"
+    here = (
+        ""
+        if found.furthest == (found.chosen, found.head)
+        else f" Looked at is {found.where} ({_sum(found)}), where an event must be exact."
+    )
+    return f"{_leaning(found)}.{here} {_chain(found) if kind is Kind.CHAIN else _other(found)}"
+
+
+def _leaning(found: Findings) -> str:
+    """In how many of all heads delta's error adds up, and the furthest of them."""
+    return f"The error of delta adds up over tokens in {len(found.leaning)} of {found.coherence.tests} heads, most in {_furthest(found)}"
+
+
+def _furthest(found: Findings) -> str:
+    """The head that stands out most of all, with its numbers."""
+    layer, head = found.furthest
+    c = found.coherences[layer]
+    mean, rms = c.total[head] / c.error.shape[1], c.rms[head]
+    return f"{found.named(layer, head)} ({_numbers(c.a[head], c.p[head], mean, rms)})"
 
 
 def _sum(found: Findings) -> str:
-    c, h = found.coherence, found.head
-    return f"A = {c.a[h]:.1f}, p = {c.p[h]:.1g}; mean {found.origin.total.mean:+.2g} per token, {_rms(found)}"
+    c, h, b = found.coherence, found.head, found.origin.total
+    return _numbers(c.a[h], c.p[h], b.mean, b.rms)
 
 
-def _rms(found: Findings) -> str:
-    b = found.origin.total
-    return f"{100 * abs(b.mean) / b.rms if b.rms else 0.0:.0f} % of its rms error"
+def _numbers(a: float, p: float, mean: float, rms: float) -> str:
+    return f"A = {a:.1f}, p = {p:.1g}; mean {mean:+.2g} per token, {100 * abs(mean) / rms if rms else 0.0:.0f} % of its rms error"
 
 
 def _nothing(found: Findings) -> str:
     c, h = found.coherence, found.head
+    if found.leaning:
+        return (
+            f"{_leaning(found)}; but not in {found.where}, of the {found.among} heads where an event must be exact the furthest: "
+            f"A = {c.a[h]:.1f}, p = {c.p[h]:.2g}, where a head counts below p = {c.level:.1g}. {smallest(found)}"
+        )
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
     return (
         f"No bias seen: in none of {c.tests} heads{layers} does the error of delta add up over tokens more than random signs would. "
-        f"The furthest is {found.where}: A = {c.a[h]:.1f}, p = {c.p[h]:.2g}, where a head counts below p = {c.level:.1g}. {smallest(found)}"
+        f"The furthest is {_furthest(found)}, where a head counts below p = {c.level:.1g}. {smallest(found)}"
     )
 
 
@@ -54,7 +75,7 @@ def smallest(found: Findings) -> str:
         else ""
     )
     return (
-        f"The smallest bias that this would have shown nine times in ten is {c.smallest[h]:.2g} per token there, "
+        f"The smallest bias that this would have shown nine times in ten is {c.smallest[h]:.2g} per token in {found.where}, "
         f"{100 * part:.0f} % of the rms error of delta{ulp}."
     )
 
@@ -110,7 +131,8 @@ def coherence(found: Findings) -> str:
     count = len(found.leaning)
     which = ", ".join(f"{x} {y}" for x, y in found.leaning[:6]) + (" and more" if count > 6 else "")
     answer = f"In {count} of {found.coherence.tests} heads: {which}" if count else f"In none of {found.coherence.tests} heads"
-    return f"Does the error of delta add up over tokens? {answer}. Furthest is {found.where}: {_sum(found)}. {smallest(found)}"
+    looked = "" if found.furthest == (found.chosen, found.head) else f" Steps 5 and 6 look at {found.where} ({_sum(found)})."
+    return f"Does the error of delta add up over tokens? {answer}. The furthest is {_furthest(found)}.{looked} {smallest(found)}"
 
 
 def origin(found: Findings) -> str:
@@ -118,10 +140,7 @@ def origin(found: Findings) -> str:
     o = found.origin
     several = f"{int(o.several.sum())} of {o.several.size} rows have several P = 1 in a key tile"
     if found.verdict.kind is Kind.NOTHING:
-        return (
-            f"What makes the error of {found.where}, the furthest? Nothing leans there, so this shows only how it would be found. "
-            f"{several}."
-        )
+        return f"What makes the error of {found.where}? It is not biased, so this shows only how a bias would be found. {several}."
     parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "no account leans by itself"
     evidence = ". ".join(x.evidence[0].upper() + x.evidence[1:] for x in found.verdict.links if x.name in ("P = 1", "sticky"))
     return f"What carries the bias of {found.where}? {parts}. {evidence}. {several}."
@@ -136,7 +155,7 @@ def _tried(found: Findings) -> str:
     if found.verdict.kind is Kind.NOTHING:
         made = [o.arm.name for o in found.outcomes if found.effect(o) is Effect.MADE]
         tail = f"; {', '.join(made)} would make a bias" if made else " and none makes one"
-        return f"What would the known repairs do? There is no bias to remove{tail}."
+        return f"What would the known repairs do? In {found.where} there is no bias to remove{tail}."
     said = "; ".join(f"{o.arm.name}: {found.effect(o)}" for o in found.outcomes)
     return f"Which repair removes the bias of {found.where}? {said}."
 
