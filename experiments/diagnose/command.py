@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.diagnose.findings import Findings, Progress, diagnose
+from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, diagnose
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.tensors.layers import read_layers, sample_path
@@ -52,8 +52,8 @@ def run(
 
 def _proxy(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, as_json: bool) -> None:
     """Of a `roundscope proxy`'s folder."""
-    from roundscope.experiments.diagnose import proxy_report
-    from roundscope.experiments.diagnose.proxy_findings import diagnose as diagnose_proxy
+    from roundscope.experiments.diagnose.student import page as proxy_report
+    from roundscope.experiments.diagnose.student.run import diagnose as diagnose_proxy
     from roundscope.experiments.studies.dose.command import INTERRUPTED
 
     try:
@@ -82,7 +82,7 @@ def _of_file(path: Path, layer: str | None, plan: str, causal: bool, progress: P
 
 
 def _of_run(path: Path, arm: str | None, first: int | None, until: int | None, progress: Progress) -> Findings:
-    from roundscope.experiments.diagnose.run_command import diagnose_run
+    from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
     return diagnose_run(path, name=arm, first=first, until=until, progress=progress)
 
@@ -95,8 +95,9 @@ def _request(plan: str, causal: bool) -> Request:
 
 
 def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
-    from roundscope.experiments.diagnose import data, report
-    from roundscope.experiments.diagnose.steps import steps
+    from roundscope.experiments.diagnose.report import data
+    from roundscope.experiments.diagnose.report import page as report
+    from roundscope.experiments.diagnose.report.steps import steps
 
     made = steps(found)
     document = plain(data.document(found, time.perf_counter() - start))
@@ -107,7 +108,7 @@ def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
 
 
 def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
-    from roundscope.experiments.diagnose import words, words_run, words_search
+    from roundscope.experiments.diagnose.report import words, words_run, words_search
 
     screen = console()
     screen.print(f"verdict: {words.kind(found)}", style="bold", markup=False)

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.diagnose import proxy_errors, proxy_findings, proxy_repairs, proxy_replay
-from roundscope.experiments.diagnose.proxy_case import case
-from roundscope.experiments.diagnose.proxy_findings import diagnose
-from roundscope.experiments.diagnose.proxy_replay import Replayer, Trial
-from roundscope.experiments.diagnose.proxy_search import Cause
-from roundscope.experiments.diagnose.proxy_units import Unit
+from roundscope.experiments.diagnose.student import errors as proxy_errors
+from roundscope.experiments.diagnose.student import repairs as proxy_repairs
+from roundscope.experiments.diagnose.student import replay as proxy_replay
+from roundscope.experiments.diagnose.student import run as proxy_findings
+from roundscope.experiments.diagnose.student.case import case
+from roundscope.experiments.diagnose.student.replay import Replayer, Trial
+from roundscope.experiments.diagnose.student.run import diagnose
+from roundscope.experiments.diagnose.student.search import Cause
+from roundscope.experiments.diagnose.student.units import Unit
 from roundscope.experiments.train.student.sites import Site
 
 WORDS = ["depth=2", "width=32", "ratio=1", "batch=32", "steps=26", "lr=1e-4"]

@@ -14,15 +14,16 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.diagnose import run_command, states
-from roundscope.experiments.diagnose.carrier import carrier
-from roundscope.experiments.diagnose.measured import measure
-from roundscope.experiments.diagnose.replay import fates, limit
-from roundscope.experiments.diagnose.replayed import Cause, replayed
-from roundscope.experiments.diagnose.runs import case
-from roundscope.experiments.diagnose.states import subjects
-from roundscope.experiments.diagnose.trials import Trial
-from roundscope.experiments.diagnose.units import Unit, exactly
+from roundscope.experiments.diagnose.gpt import run as run_command
+from roundscope.experiments.diagnose.gpt import states
+from roundscope.experiments.diagnose.gpt.case import case
+from roundscope.experiments.diagnose.gpt.replay import fates, limit
+from roundscope.experiments.diagnose.gpt.states import subjects
+from roundscope.experiments.diagnose.gpt.trials import Trial
+from roundscope.experiments.diagnose.gpt.units import Unit, exactly
+from roundscope.experiments.diagnose.replay.start import Cause, replayed
+from roundscope.experiments.diagnose.tensors.carrier import carrier
+from roundscope.experiments.diagnose.tensors.measured import measure
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import checkpoint, loop, record
 from roundscope.experiments.train.gpt.plans import base

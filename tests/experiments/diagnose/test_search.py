@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from roundscope.experiments.diagnose.replay import Fate
-from roundscope.experiments.diagnose.search import (
+from roundscope.experiments.diagnose.gpt.replay import Fate
+from roundscope.experiments.diagnose.search.ddmin import (
     Outcome,
     Replays,
     ddmin,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roundscope.experiments.diagnose import words
-from roundscope.experiments.diagnose.findings import findings
-from roundscope.experiments.diagnose.measured import Subject
-from roundscope.experiments.diagnose.origin import origin
-from roundscope.experiments.diagnose.verdict import Kind
+from roundscope.experiments.diagnose.report import words
+from roundscope.experiments.diagnose.tensors.findings import findings
+from roundscope.experiments.diagnose.tensors.measured import Subject
+from roundscope.experiments.diagnose.tensors.origin import origin
+from roundscope.experiments.diagnose.tensors.verdict import Kind
 from tests.experiments.diagnose.inputs import layer, measured, narrowed, request
 
 TOWARD_ZERO = narrowed(OD="e8m1:toward-zero")

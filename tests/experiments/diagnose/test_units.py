@@ -7,13 +7,8 @@ import pytest
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.traced_plan import structure
-from roundscope.experiments.diagnose import guilty
-from roundscope.experiments.diagnose.changes import changes, noise
-from roundscope.experiments.diagnose.guilty import CONTROLS, search
-from roundscope.experiments.diagnose.measured import OUTPUT_SITES
-from roundscope.experiments.diagnose.replay import Fate
-from roundscope.experiments.diagnose.search import Outcome, Replays
-from roundscope.experiments.diagnose.units import (
+from roundscope.experiments.diagnose.gpt.replay import Fate
+from roundscope.experiments.diagnose.gpt.units import (
     Unit,
     change_words,
     exactly,
@@ -22,6 +17,11 @@ from roundscope.experiments.diagnose.units import (
     unit_words,
     units_of,
 )
+from roundscope.experiments.diagnose.search import guilty
+from roundscope.experiments.diagnose.search.ddmin import Outcome, Replays
+from roundscope.experiments.diagnose.search.guilty import CONTROLS, search
+from roundscope.experiments.diagnose.tensors.changes import changes, noise
+from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 

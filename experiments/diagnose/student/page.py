@@ -1,0 +1,148 @@
+"""The page of a proxy's diagnosis, and what the terminal shows."""
+
+import json as json_text
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.experiments.diagnose.report.page import section
+from roundscope.experiments.diagnose.report.steps_run import Step, outcome_words
+from roundscope.experiments.diagnose.search.ddmin import Outcome
+from roundscope.experiments.diagnose.student import pictures as measured
+from roundscope.experiments.diagnose.student import pictures_run as pictures
+from roundscope.experiments.diagnose.student import words
+from roundscope.experiments.diagnose.student.data import document as document_of
+from roundscope.experiments.diagnose.student.run import SET, Found
+from roundscope.experiments.diagnose.student.units import change
+from roundscope.experiments.diagnose.student.units import words as unit_words
+from roundscope.experiments.diagnose.student.verdict import count, links
+from roundscope.experiments.report.page import document
+from roundscope.experiments.report.terminal import console
+from roundscope.experiments.train.student.follow import RULE
+
+SHAM = (
+    "A sham is the run as it was from the same state, its weights changed by a millionth of their size at random. Divergence is chaotic: a "
+    "changed run that survives shows something only where shams do not. Every launch of replays carries shams; p is Fisher's, one-sided. "
+    "An exact event is one in FP32. Epsilon is compared at the same weights and rows, so that no distance of two trainings is in it."
+)
+
+
+def steps(found: Found) -> list[Step]:
+    """What the page shows, in order."""
+    g = found.replayed.guilty
+    made = [Step(number=1, title="Replay", sentence=words.replayed(found), pictures=[("Losses", pictures.losses(found), RULE)])]
+    shown = [] if g is None else [
+        ("What must be exact", pictures.exact_map(g), f"Coloured: events that round; red: the set. As a change: {change(g.found)}"),
+        ("Survivors", pictures.survivors(found), "A point for each replay. Sets by ddmin (Zeller and Hildebrandt, 2002) over layers, "
+         "matrices, events; and classes of events."),
+    ]  # fmt: skip
+    tables = [] if g is None else [_levels(found), _checks(found)]
+    made.append(Step(number=2, title="What must be exact", sentence=words.searched(found), pictures=shown, tables=tables))
+    shown = [("Error and coherence", measured.errors(found), "The events of a row round, all others are FP32.")] if found.errors else []
+    made.append(Step(number=3, title="The gradient's error", sentence=words.error(found), pictures=shown, tables=[_errors(found)]))
+    caption = "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
+    shown = [("Blocks", measured.origin(found), caption)] if found.origin else []
+    made.append(Step(number=4, title="Origin", sentence=words.origin(found), pictures=shown, tables=[_origin(found)]))
+    shown = [("Repairs", measured.repairs(found), "Green: survives more often than shams do; red: none survives.")] if found.tried else []
+    made.append(Step(number=5, title="Repair", sentence=words.repaired(found), pictures=shown, tables=[_repairs(found)]))
+    return made
+
+
+def _levels(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+    g = found.replayed.guilty
+    assert g is not None
+    rows = [[x.name, str(len(x.blocks)), str(len(x.needed)), "; ".join(x.needed)] for x in g.levels]
+    return ["level", "of", "needed", "which"], rows, [False] * len(rows)
+
+
+def _checks(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+    g = found.replayed.guilty
+    assert g is not None and g.confirmed is not None
+    rows = [["the set exact", unit_words(g.found, g.all_units), outcome_words(g.confirmed)]]
+    rows += [["shams", "none exact, other last bits", outcome_words(found.replayed.shams)]]
+    rows += [["without a part", part, outcome_words(o)] for part, o in g.without]
+    rows += [["random set", f"{len(o.units)} events", outcome_words(o)] for o in g.controls]
+    rows += [["no larger, survives", unit_words(o.units, g.all_units), outcome_words(o)] for o in g.ties[:8]]
+    rows += [["rounded alone", unit_words(g.found, g.all_units), outcome_words(g.only)]]
+    return ["check", "events", "replay"], rows, [False] * len(rows)
+
+
+def _errors(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+    rows = []
+    for who, e in found.errors.items():
+        mean, half = e.bias
+        rows.append([who, f"{e.zeta.mean():.3g}", f"{e.cosine.mean():.4f}", f"{100 * mean:+.3g}", f"{100 * half:.2g}", f"{e.a:.2f}",
+                     f"{e.null:.2f}", f"{e.p:.1g}"])  # fmt: skip
+    heads = ["rounded", "zeta", "cosine", "along g, %", "+-", "A", "flips, 95 %", "p"]
+    return heads, rows, [row[0] == SET for row in rows]
+
+
+def _origin(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+    rows = []
+    for b in found.origin:
+        for title, s, spread in ((f"{b.units[0].site}", b.shares, f"{b.spread:.3g}"), ("  normal numbers", b.normal_shares, "")):
+            percent = [f"{100 * s[n]:.2f}" for n in ("clipped", "last", "underflow", "shrink", "rms", "excess")]
+            where = [str(b.format), str(len(b.units))] if spread else ["", ""]
+            rows.append([title, *where, *percent, f"{s['distinct']:.1f}", spread])
+    heads = ["event", "format", "places", "clipped\n%", "largest\n%", "to 0\n%", "shrink\n%", "rms\nerror %", "over\nRCEIL %", "distinct",
+             "max / min"]  # fmt: skip
+    return heads, rows, [b.marked and not i for b in found.origin for i in (0, 1)]
+
+
+def _repairs(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+    rows = []
+    for t in found.tried:
+        mean, half = t.error.bias
+        rows.append([t.name, f"{t.error.zeta.mean():.3g}", f"{100 * mean:+.3g} +- {100 * half:.2g}", f"{t.error.a:.2f}",
+                     count(t.outcome), _median(t.outcome), f"{t.p:.1g}", "" if t is found.tried[0] else t.word])  # fmt: skip
+    return ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"], rows, [False] * len(rows)
+
+
+def _median(o: Outcome) -> str:
+    """Of the steps at which those that diverge do."""
+    steps = [f.failed for f in o.fates if f.failed is not None]
+    return f"{np.median(steps):.0f}" if steps else ""
+
+
+def html(found: Found, made: list[Step], data: dict[str, Any]) -> str:
+    """The whole page."""
+    title = "Why did this run diverge, and is it rounding?"
+    proof = "".join(f"<li><b>{escape(x.name)}: {'holds' if x.holds else 'does not hold'}</b>. {escape(x.evidence)}." for x in links(found))
+    unseen = "".join(f"<li>{escape(line)}" for line in words.not_shown(found))
+    run = "\n".join(f"{k:<10} {v}" for k, v in data["run"].items())
+    body = (
+        f"<h1>{title}</h1><p class=sub>{escape(words.who(found))}</p><p class=lead>{escape(words.headline(found))}</p>"
+        f"{''.join(section(s) for s in made)}<h2>Verdict: {escape(words.kind(found))}</h2><p>{escape(words.headline(found))}</p>"
+        f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul><h2>How to read it</h2><p class=note>{escape(SHAM)}</p>"
+        f"<h2>What was run</h2><pre>{escape(run)}</pre>"
+    )
+    return document(f"Roundscope: diagnosis of {words.who(found)}", body)
+
+
+def written(found: Found, folder: Path) -> Any:
+    """report.html and diagnosis.json in the folder; the data."""
+    data = document_of(found)
+    (folder / "report.html").write_text(html(found, steps(found), data), encoding="utf-8")
+    (folder / "diagnosis.json").write_text(json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return data
+
+
+def shown(found: Found, folder: Path) -> None:
+    """The verdict, its evidence and the repairs on the terminal."""
+    from rich.table import Table
+
+    screen = console()
+    screen.print(f"verdict: {words.kind(found)}", style="bold", markup=False)
+    screen.print(words.headline(found), markup=False)
+    for x in links(found):
+        screen.print(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}", markup=False)
+    heads, rows, _ = _repairs(found)
+    if rows:
+        made = Table(*(h.replace("\n", " ") for h in heads), box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for row in rows:
+            made.add_row(*row)
+        screen.print(made)
+    screen.print(f"{found.seconds:.0f} s; not shown: {len(words.not_shown(found))} points, at the end of the report", markup=False)
+    print(f"written: {folder / 'report.html'}, {folder / 'diagnosis.json'}")
