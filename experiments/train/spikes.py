@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
+GROWTH = 10.0  # of gradient norms: how many times their lowest median
 BELOW = 3  # high values that one below takes away: a stay has at most one of these in four
 RULE = (
     "An arm has diverged at the first step where its loss is not finite, where the median of its last 100 losses that are no spikes is "
@@ -128,6 +129,20 @@ def divergences(found: Sequence[Alarm]) -> dict[int, int]:
     """Arm -> the step at which it has diverged by `RULE`, of alarms of one step of a `Watch`; arms that have not are left out."""
     steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
     return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
+
+
+def growth(norms: np.ndarray) -> list[int | None]:
+    """Of gradient norms (steps, arms) from step 0 on, the first step of each arm at which they have grown for good; None without one.
+
+    That is where the median of the last 20 is more than 10 times the lowest such median before. A norm that is not finite counts as
+    infinitely large. It may come a hundred steps before the loss shows anything; it is no divergence, for a norm can shrink again.
+    """
+    if len(norms) <= LEAST:
+        return [None] * norms.shape[1]
+    windows = np.lib.stride_tricks.sliding_window_view(np.where(np.isfinite(norms), norms, np.inf), LEAST, axis=0)
+    medians = np.median(windows, axis=-1)
+    grown = medians[1:] > GROWTH * np.minimum.accumulate(medians)[:-1]
+    return [int(arm.argmax()) + LEAST if arm.any() else None for arm in grown.T]
 
 
 def diverged(losses: np.ndarray) -> int | None:

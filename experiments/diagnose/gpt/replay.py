@@ -1,150 +1,250 @@
-"""Replays from a checkpoint: the arm as it was, and many changed arms at once, judged by the rule and the history of the run."""
+"""Replays of a GPT's arm: as it was among the arms of its run, and changed, from one of its states, judged by the rules and the past
+of the run.
+"""
 
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from roundscope.attention.plan import Plan
 from roundscope.attention.traced_plan import structure
 from roundscope.experiments.diagnose.gpt.case import Case
-from roundscope.experiments.diagnose.gpt.trials import Trial, Trials, copies
+from roundscope.experiments.diagnose.gpt.trials import Trials, copies, plans_of
+from roundscope.experiments.diagnose.gpt.units import FAMILY, Edit, Units, change_words, exactly
+from roundscope.experiments.diagnose.replay.clock import Clock
+from roundscope.experiments.diagnose.replay.fate import Trial
+from roundscope.experiments.diagnose.replay.replayer import limit
+from roundscope.experiments.diagnose.replay.start import Own
+from roundscope.experiments.diagnose.replay.store import Store, digest
+from roundscope.experiments.results.machine import device
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.groups import Group, numbers, pick
 from roundscope.experiments.train.loop import batches_of
-from roundscope.experiments.train.spikes import Watch, divergences
+from roundscope.experiments.train.settings import plain
+from roundscope.experiments.train.spikes import Watch, divergences, growth
+from roundscope.experiments.train.step import arm
 
-AT_ONCE = {"cpu": 8}  # arms in a launch, by JAX's backend: where they cost as much as one after the other, padding would cost most
-MOST = 32
-EVERY = 25  # steps between two looks at the device
-COMPILERS = 2
-Progress = Callable[[int], None]  # arm-steps done since the last time
+EVERY = {"cpu": 5}  # steps between two looks at the device, by JAX's backend
+SELDOM = 25
+AGAIN = 10  # steps of a second replay, where the log is of another device
+AS_IT_WAS: Edit = lambda plans: plans  # noqa: E731
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """The arm replayed with its own plan among the arms that ran with it: (steps,) losses and gradient norms from `first` on,
-    and its state, without an axis of arms, at the steps that were asked for.
+class Judge:
+    """Follows arms by the run's rule for losses (of a run that only spiked, its rule of spikes) and, where the run's gradient norm
+    grew, by the rule of growth: an arm has failed at the first step of either.
     """
 
-    first: int
-    losses: np.ndarray
-    norms: np.ndarray
-    states: dict[int, Any]
+    def __init__(self, case: Case, watch: dict[str, Any], past: np.ndarray, arms: int) -> None:
+        self.case, self.first = case, len(past)
+        self.spikes = case.failure is not None and case.failure.kind == "spike"
+        self.watch = Watch("loss", arms)
+        self.watch.restore(watch, [0] * arms)
+        self.norms = np.repeat(past[:, None], arms, axis=1)
+        self.failed: list[int | None] = [None] * arms
+
+    def update(self, first: int, losses: np.ndarray, norms: np.ndarray) -> None:
+        """Losses and gradient norms (steps, arms) of the steps from `first` on."""
+        for number, row in enumerate(losses, start=first):
+            alarms = self.watch.update(number, row)
+            for a, step in ({x.arm: x.step for x in alarms} if self.spikes else divergences(alarms)).items():
+                self._fails(a, step)
+        self.norms = np.concatenate([self.norms, norms])
+        if self.case.grown is not None:
+            for a, grown in enumerate(growth(self.norms)):
+                if grown is not None and grown >= self.first:
+                    self._fails(a, grown)
+
+    def _fails(self, a: int, step: int) -> None:
+        now = self.failed[a]
+        self.failed[a] = step if now is None else min(now, step)
+
+    def end(self, steps: int) -> None:
+        """Nothing: both rules know at each step what they say of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where changed arms begin: the arm's state before step `first`, and what the spike rule remembers of its loss."""
+    """Where changed arms begin: the arm's state before step `first`, what the spike rule remembers, the gradient norms so far."""
 
     case: Case
     first: int
     state: Any
     watch: dict[str, Any]
+    past: np.ndarray
+    as_it_was: Edit = AS_IT_WAS
+    company: int = 0
+
+    def _plans(self, trial: Trial) -> list[Any]:
+        settings = copies(self.case, 1)
+        firsts = sorted({self.first, *(n for n, _ in settings.at if n > self.first)})
+        return [(n, plans_of(settings, trial, n)) for n in firsts]
+
+    def group(self, trial: Trial) -> Hashable:
+        """The structure of its plans."""
+        return tuple((n, structure(plans[0][0])) for n, plans in self._plans(trial) if n < self.case.longest)
+
+    def name(self, trial: Trial) -> str:
+        """Of the run, its arm, the state, and the plans of all stages."""
+        run = [plain(self.case.settings.config), repr(self.case.own), self.case.about, self.first, limit(), device("xla"), trial.repeat]
+        return digest(run, repr(self._plans(trial)))
+
+    def judge(self, arms: int) -> Judge:
+        """With the past of the run."""
+        return Judge(self.case, self.watch, self.past, arms)
+
+    def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Losses and gradient norms of the trials, vmapped."""
+        group, batches = Trials(self.case, trials, self.state), batches_of(copies(self.case, 1))
+        every = EVERY.get(jax.default_backend(), SELDOM)
+        for start in range(self.first, until, every):
+            steps = range(start, min(start + every, until))
+            seen = [group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}) for n in steps]
+            losses, norms = np.asarray(jax.device_get(seen), float).swapaxes(0, 1)
+            yield losses, norms
+
+
+@dataclass(slots=True, kw_only=True)
+class Gpt:
+    """A GPT's arm as `replay.start` wants a model; states: those of its replay, by step."""
+
+    case: Case
+    store: Store
+    clock: Clock
+    states: dict[int, Any]
+    place: str = " in attention"
+    family: Any = FAMILY
 
     @property
-    def steps(self) -> int:
-        """Of a replay."""
-        return self.case.until - self.first
+    def units(self) -> Units:
+        """All units that are low in some step of the window."""
+        return self.case.units  # type: ignore[no-any-return]
+
+    @property
+    def others(self) -> str:
+        """What comes to mind where rounding is not it."""
+        return f"The learning rate, {self.case.own.lr:g}, comes to mind first; then data and the linear layers."
+
+    @property
+    def rule(self) -> str:
+        """By what a replay fails."""
+        return "its loss" if self.case.grown is None else "its gradient norm, ten times its lowest, or its loss"
+
+    def repair(self, units: Units, first: int) -> str:
+        """A branch of the run from step `first` on with these units exact."""
+        name, change = self.case.own.name, change_words(units)
+        return f"roundscope train --resume {self.case.folder} --from {first} --arm '{name}={change}' --out {self.case.folder.name}-repaired"
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the arm's plan draws random bits."""
+        return self.case.is_random
+
+    @property
+    def same_device(self) -> bool:
+        """Whether the log was written on a device like this one."""
+        return str(self.case.about["device"]).startswith(device("xla"))
+
+    def exactly(self, units: Collection[Any]) -> Edit:
+        """The edit that makes units exact."""
+        return exactly(units)
+
+    def own(self) -> Own:
+        """The arm replayed from the last checkpoint that serves until it fails, its states on the way kept; or what was kept of it."""
+        case, first = self.case, self.case.known[0]
+        keep = {n for n in (*case.starts, case.looked, first) if n >= first}
+        name = digest("own", plain(case.settings.config), repr(case.settings.arms), case.arm, case.about, first, sorted(keep), case.until,
+                      device("xla"))  # fmt: skip
+        blank = arm(checkpoint.load(case.folder, first)[0], case.arm)
+        leaves, tree = jax.tree.flatten(blank)
+        kept = self.store.arrays(name)
+        if kept is None:
+            losses, norms, self.states = self._replay(first, case.until, keep)
+            again = self.equal(first, losses) or self._again(first, losses)
+            named = {f"{n} {i}": np.asarray(x) for n, state in self.states.items() for i, x in enumerate(jax.tree.leaves(state))}
+            self.store.keep(name, named | {"losses": losses, "norms": norms, "again": np.array(again)})
+            return Own(first=first, losses=losses, norms=norms, again=again)
+        steps = {int(n.partition(" ")[0]) for n in kept if " " in n}
+        self.states = {n: jax.tree.unflatten(tree, [kept[f"{n} {i}"] for i in range(len(leaves))]) for n in steps}
+        return Own(first=first, losses=kept["losses"], norms=kept["norms"], again=bool(kept["again"]))
+
+    def _replay(self, first: int, until: int, keep: Collection[int]) -> tuple[np.ndarray, np.ndarray, dict[int, Any]]:
+        """With the run's own arms of one executable, as they were: the same bits on the same device. Ends where the arm has failed."""
+        case = self.case
+        members = next(group for group in numbers(case.settings) if case.arm in group)
+        state, meta = checkpoint.load(case.folder, first)
+        group, batches = Group(case.settings, members, pick(state, members)), batches_of(case.settings)
+        column, states, every = members.index(case.arm), {}, EVERY.get(jax.default_backend(), SELDOM)
+        judge, found = self._judge(first, meta), []
+        for start in range(first, until, every):
+            seen = []
+            for n in range(start, min(start + every, until)):
+                if n in keep:
+                    states[n] = jax.tree.map(lambda leaf: leaf[column], jax.device_get(group.state))
+                seen.append(group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}))
+            found.append(np.asarray(jax.device_get(seen), float)[:, :, column])
+            judge.update(start, *(x[:, None] for x in found[-1].T))
+            self.clock.advance(len(members) * len(seen))
+            if judge.failed[0] is not None and start + every > max(keep, default=0):
+                break
+        losses, norms = np.concatenate(found).T
+        return losses, norms, states
+
+    def _again(self, first: int, losses: np.ndarray) -> bool:
+        """Whether some steps of a second replay have the same bits."""
+        second, _, _ = self._replay(first, first + AGAIN, ())
+        return np.array_equal(second, losses[: len(second)], equal_nan=True)
+
+    def equal(self, first: int, losses: np.ndarray) -> bool:
+        """Whether the log has these losses, bit for bit: they were computed twice, then."""
+        logged = [self.case.losses.get(n, np.inf) for n in range(first, first + len(losses))]
+        return all(same(a, b) for a, b in zip(logged, losses, strict=True))
+
+    def alike(self, own: Own) -> tuple[int, int]:
+        """Losses of the log that the replay has with the same bits, and all that both have."""
+        steps = [n for n in range(own.first, own.first + len(own.losses)) if n in self.case.losses]
+        return sum(same(self.case.losses[n], own.losses[n - own.first]) for n in steps), len(steps)
+
+    def failed(self, own: Own) -> int | None:
+        """The step at which the replayed arm failed."""
+        judge = self._judge(own.first, checkpoint.load(self.case.folder, own.first)[1])
+        judge.update(own.first, own.losses[:, None], own.norms[:, None])
+        return judge.failed[0]
+
+    def _judge(self, first: int, meta: dict[str, Any]) -> Judge:
+        return Judge(self.case, _of_arm(meta, self.case.arm), self._past(first), 1)
+
+    def _past(self, first: int) -> np.ndarray:
+        return np.array([self.case.norms.get(n, np.nan) for n in range(first)], float)
+
+    def window(self, start: int) -> Window:
+        """Where arms begin that leave the run at step `start`: from its replay, or from a checkpoint before it."""
+        case = self.case
+        first = max(n for n in case.known if n <= start)
+        state, meta = checkpoint.load(case.folder, first)
+        watch, past = Watch("loss", 1), self._past(start)
+        watch.restore(meta["watch"][0], [case.arm])
+        for n in range(first, start):
+            watch.update(n, np.array([case.losses.get(n, np.nan)]))
+        own = self.states[start] if start in self.states else arm(state, case.arm)
+        return Window(case=case, first=start, state=own, watch=watch.state(), past=past)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What became of a replay: the step at which it failed, None if it did not; losses (steps,) of the window."""
-
-    failed: int | None
-    losses: np.ndarray
-
-
-def replay(case: Case, first: int, keep: Collection[int] = ()) -> Own:
-    """The run's own arms of one executable from the checkpoint of step `first` on, as they were: the same bits on the same device."""
-    members = next(group for group in numbers(case.settings) if case.arm in group)
-    state, _ = checkpoint.load(case.folder, first)
-    group, batches = Group(case.settings, members, pick(state, members)), batches_of(case.settings)
-    column, seen, states = members.index(case.arm), [], {}
-    for number in range(first, case.until):
-        if number in keep:
-            states[number] = jax.tree.map(lambda leaf: leaf[column], jax.device_get(group.state))
-        seen.append(group.advance(number, {seed: b.batch(number) for seed, b in batches.items()}))
-    losses, norms = np.asarray(jax.device_get(seen))[:, :, column].T
-    return Own(first=first, losses=losses, norms=norms, states=states)
-
-
-def window(case: Case, own: Own, first: int) -> Window:
-    """Where arms begin that leave the run at step `first`; `own` kept its state there."""
-    _, meta = checkpoint.load(case.folder, own.first)
+def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:
+    """What the spike rule kept of one arm's loss."""
     watch = Watch("loss", 1)
-    watch.restore(meta["watch"][0], [case.arm])
-    for number in range(own.first, first):
-        watch.update(number, own.losses[None, number - own.first].astype(float))
-    return Window(case=case, first=first, state=own.states[first], watch=watch.state())
+    watch.restore(meta["watch"][0], [number])
+    return watch.state()
 
 
-def judged(w: Window, losses: np.ndarray) -> list[int | None]:
-    """The steps at which losses (steps, arms) of the window fail by the run's rule; of a run that only spiked, its rule of spikes."""
-    arms, spikes = losses.shape[1], w.case.failure is not None and w.case.failure.kind == "spike"
-    watch = Watch("loss", arms)
-    found: dict[int, int] = {}
-    watch.restore(w.watch, [0] * arms)
-    for number, row in enumerate(losses, start=w.first):
-        alarms = watch.update(number, row)
-        for arm, step in ({a.arm: a.step for a in alarms} if spikes else divergences(alarms)).items():
-            found.setdefault(arm, step)
-    return [found.get(arm) for arm in range(arms)]
+def same(logged: float, found: float) -> bool:
+    """Whether two losses have the same bits, or neither is finite."""
+    return logged == float(found) or not (np.isfinite(logged) or np.isfinite(found))
 
 
-def fates(w: Window, trials: Sequence[Trial], progress: Progress, width: int | None = None) -> list[Fate]:
-    """What becomes of the arm in each trial. Those of one structure run vmapped, at most `limit()` at once; with a width they are
-    filled up to it, so that all launches share one executable and an arm's bits do not depend on its company.
-    """
-    with ThreadPoolExecutor(COMPILERS) as pool:  # structures side by side: most of their time is one thread's compilation
-        parts = list(pool.map(lambda which: _of_one_structure(w, trials, which, progress, width), _groups(w, trials)))
-    found = {number: fate for part in parts for number, fate in part.items()}
-    return [found[i] for i in range(len(trials))]
-
-
-def _of_one_structure(w: Window, trials: Sequence[Trial], which: list[int], progress: Progress, width: int | None) -> dict[int, Fate]:
-    found: dict[int, Fate] = {}
-    size = width or min(len(which), limit())
-    for part in (which[i : i + size] for i in range(0, len(which), size)):
-        padded = [*part, *[part[0]] * ((width or len(part)) - len(part))]
-        losses = _launch(w, [trials[i] for i in padded], progress, len(part))
-        found |= dict(zip(part, _fates(w, losses[:, : len(part)]), strict=True))
-    return found
-
-
-def limit() -> int:
-    """Arms in one launch."""
-    return AT_ONCE.get(jax.default_backend(), MOST)
-
-
-def _groups(w: Window, trials: Sequence[Trial]) -> list[list[int]]:
-    """Numbers of the trials by the structure of their plans."""
-    settings = copies(w.case, 1)
-    found: dict[tuple[Plan, ...], list[int]] = {}
-    firsts = sorted({w.first, *(first for first, _ in settings.at if w.first < first < w.case.until)})
-    for number, trial in enumerate(trials):
-        made = tuple(structure(trial.plans(settings, first)[0][0]) for first in firsts)
-        found.setdefault(made, []).append(number)
-    return list(found.values())
-
-
-def _launch(w: Window, trials: Sequence[Trial], progress: Progress, counted: int) -> np.ndarray:
-    """Losses (steps, arms)."""
-    group, batches = Trials(w.case, trials, w.state), batches_of(copies(w.case, 1))
-    waiting: list[Any] = []
-    losses: list[np.ndarray] = []
-    for number in range(w.first, w.case.until):
-        waiting.append(group.advance(number, {seed: b.batch(number) for seed, b in batches.items()})[0])
-        if len(waiting) == EVERY or number == w.case.until - 1:
-            losses += jax.device_get(waiting)
-            progress(counted * len(waiting))
-            waiting = []
-    return np.stack(losses).astype(float)
-
-
-def _fates(w: Window, losses: np.ndarray) -> list[Fate]:
-    return [Fate(failed=step, losses=own) for step, own in zip(judged(w, losses), losses.T, strict=True)]
+def gpt(case: Case, folder: Path, clock: Clock) -> Gpt:
+    """A GPT's arm, its results kept in the folder."""
+    return Gpt(case=case, store=Store(folder), clock=clock, states={})

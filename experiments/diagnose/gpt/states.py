@@ -7,13 +7,10 @@ import numpy as np
 
 from roundscope.attention import Plan
 from roundscope.attention.presets import exact
-from roundscope.experiments.diagnose.gpt.blocks import by_head
 from roundscope.experiments.diagnose.gpt.case import Case
-from roundscope.experiments.diagnose.gpt.replay import Progress, fates
-from roundscope.experiments.diagnose.gpt.trials import Trial
-from roundscope.experiments.diagnose.gpt.units import Edit, everywhere, is_random
+from roundscope.experiments.diagnose.gpt.units import Edit, by_head, everywhere, is_random
+from roundscope.experiments.diagnose.replay.fate import Outcome, Trial
 from roundscope.experiments.diagnose.replay.start import Cause, Replayed
-from roundscope.experiments.diagnose.search.ddmin import Outcome
 from roundscope.experiments.diagnose.search.guilty import REPEATS
 from roundscope.experiments.diagnose.tensors.changes import changes, noise
 from roundscope.experiments.diagnose.tensors.measured import Subject
@@ -67,24 +64,23 @@ def _request(plan: Plan, tile: int) -> Request:
 
 def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tuple[int, int]]:
     """(subject, head) of every head in which some event must be exact."""
-    if replayed is None or replayed.guilty is None or not replayed.guilty.holds:
+    if replayed is None or replayed.guilty is None or not replayed.holds:
         return []
     names = by_head(replayed.guilty.found)
     own = lambda x, head: f"{x.layer.name.partition(',')[0]}, head {head}"  # noqa: E731
     return [(i, n) for i, x in enumerate(subjects) for n, head in enumerate(x.heads) if own(x, head) in names]
 
 
-def survivals(replayed: Replayed | None, origins: list[str], progress: Progress) -> dict[str, Outcome]:
+def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcome]:
     """What becomes of the window under each repair and the sham; nothing where no rounding is at fault."""
     if replayed is None or replayed.cause is not Cause.ROUNDING:
         return {}
-    case = replayed.case
-    plans = case.plans(case.until)
+    plans = replayed.case.plans(replayed.case.until)
     flat = list(dict.fromkeys(plan for row in plans for plan in row))
     edits: dict[str, Edit] = {name: everywhere(change) for name, change in changes(flat, origins).items()}
     if noise(plans) is not None:
         edits[SHAM] = lambda plans: noise(plans) or plans
     often = 1 if replayed.guilty is None else replayed.guilty.repeats
     times = {name: REPEATS if is_random(edit(plans)) else often for name, edit in edits.items()}
-    found = iter(fates(replayed.window, [Trial(edit, r) for name, edit in edits.items() for r in range(times[name])], progress))
+    found = iter(replayed.replayer([Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]))
     return {name: Outcome(units=frozenset(), fates=tuple(next(found) for _ in range(times[name]))) for name in edits}

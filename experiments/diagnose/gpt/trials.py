@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from roundscope.attention.traced_plan import HeadPlans
 from roundscope.experiments.diagnose.gpt.case import Case
-from roundscope.experiments.diagnose.gpt.units import Edit, reseeded
+from roundscope.experiments.diagnose.gpt.units import reseeded
+from roundscope.experiments.diagnose.replay.fate import Trial
 from roundscope.experiments.train.gpt.interventions import Plans
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer
 from roundscope.experiments.train.groups import Group, plans_at
@@ -18,19 +19,11 @@ from roundscope.experiments.train.settings import Settings
 SHAKE = 2.0**-20  # relative change of the weights in a repeat: what a failure must not hang on
 
 
-class Trial(NamedTuple):
-    """A replay: the edit of its plans, and which repeat it is; all but the first begin with other last bits and draw other random ones."""
-
-    edit: Edit
-    repeat: int = 0
-
-    def plans(self, settings: Settings, number: int) -> Plans:
-        """Of a step."""
-        return reseeded(self.repeat)(edited(settings, self.edit, number))
-
-    def state(self, state: Any) -> Any:
-        """An arm's state at the beginning."""
-        return shaken(state, self.repeat)
+def plans_of(settings: Settings, trial: Trial, number: int) -> Plans:
+    """The plans of a trial at a step; change: an edit of the plans of `settings`' first arm."""
+    plans = plans_at(settings, settings.arms[0], number)
+    assert plans is not None
+    return reseeded(trial.repeat)(trial.change(plans))
 
 
 def shaken(state: Any, repeat: int) -> Any:
@@ -47,14 +40,14 @@ class Trials(Group):
 
     def __init__(self, case: Case, trials: Sequence[Trial], state: Any) -> None:
         self.trials = trials
-        many = jax.tree.map(lambda *leaves: np.stack(leaves), *(trial.state(state) for trial in trials))
+        many = jax.tree.map(lambda *leaves: np.stack(leaves), *(shaken(state, trial.repeat) for trial in trials))
         super().__init__(copies(case, len(trials)), list(range(len(trials))), many)
 
     def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
         """As the parent, edited."""
         stage = self._stage(number)
         if stage not in self._plans:
-            found = [trial.plans(self.settings, number) for trial in self.trials]
+            found = [plans_of(self.settings, trial, number) for trial in self.trials]
             tables = by_arm([by_layer(plans) for plans in found])
             self._plans[stage] = self.place.state(tables), list(found)
         return self._plans[stage]
@@ -63,10 +56,3 @@ class Trials(Group):
 def copies(case: Case, count: int) -> Settings:
     """The settings of so many copies of the case's arm."""
     return replace(case.settings, arms=(case.own,) * count)
-
-
-def edited(settings: Settings, edit: Edit, number: int) -> Plans:
-    """The plans of the first arm at a step, edited."""
-    plans = plans_at(settings, settings.arms[0], number)
-    assert plans is not None
-    return edit(plans)

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.sites import PRODUCTS
 from roundscope.emu.rounding.modes import RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Order
+from roundscope.experiments.diagnose.search.family import Blocks, Family
+from roundscope.experiments.diagnose.search.guilty import FEW
 from roundscope.experiments.diagnose.tensors.measured import WIDE, occurring
+from roundscope.experiments.report.wording import listed
 from roundscope.experiments.train.config import WORD
 from roundscope.experiments.train.gpt.interventions import Plans
 
@@ -92,7 +95,9 @@ def unit_words(units: Collection[Unit], all_units: Units) -> str:
     by_sites: dict[tuple[Site, ...], list[tuple[int, int]]] = {}
     for place in sorted({u[:2] for u in units}):
         by_sites.setdefault(tuple(s for s in Site if Unit(*place, s) in units), []).append(place)
-    return "; ".join(f"{_joined(sites)} {_places(places, {u[:2] for u in all_units})}" for sites, places in by_sites.items())
+    return "; ".join(
+        f"{listed([str(x) for x in sites])} {_places(places, {u[:2] for u in all_units})}" for sites, places in by_sites.items()
+    )
 
 
 def _places(places: list[tuple[int, int]], known: set[tuple[int, int]]) -> str:
@@ -100,10 +105,45 @@ def _places(places: list[tuple[int, int]], known: set[tuple[int, int]]) -> str:
         return "wherever it is rounded" if len(known) > 1 else f"in layer {places[0][0]}, head {places[0][1]}"
     layers = sorted({layer for layer, _ in places})
     whole = [layer for layer in layers if {p for p in known if p[0] == layer} <= set(places)]
-    heads = lambda layer: f", head {_joined([n for i, n in places if i == layer])}"  # noqa: E731
-    return f"in {_joined([f'layer {i}' + ('' if i in whole else heads(i)) for i in layers], ' and in ')}"
+    heads = lambda layer: f", head {listed([str(n) for i, n in places if i == layer])}"  # noqa: E731
+    return f"in {' and in '.join(f'layer {i}' + ('' if i in whole else heads(i)) for i in layers)}"
 
 
-def _joined(words: Iterable[object], last: str = " and ") -> str:
-    found = [str(w) for w in words]
-    return last.join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]
+def by_layer(units: Units) -> Blocks:
+    """Blocks of a layer's events."""
+    return {f"layer {i}": frozenset(u for u in units if u.layer == i) for i in sorted({u.layer for u in units})}
+
+
+def by_head(units: Units) -> Blocks:
+    """Blocks of a head's events."""
+    places = sorted({u[:2] for u in units})
+    return {f"layer {i}, head {n}": frozenset(u for u in units if u[:2] == (i, n)) for i, n in places}
+
+
+def by_site(units: Units) -> Blocks:
+    """Blocks of an event in all heads."""
+    return {str(s): frozenset(u for u in units if u.site is s) for s in Site if any(u.site is s for u in units)}
+
+
+def singly(units: Units) -> Blocks:
+    """Blocks of one event in one head."""
+    order = {site: i for i, site in enumerate(Site)}
+    inside = sorted(units, key=lambda u: (u.layer, u.head, order[u.site]))
+    return {f"{u.site} of layer {u.layer}, head {u.head}": frozenset([u]) for u in inside}
+
+
+def levels(units: Units) -> list[tuple[str, Callable[[Units], Blocks]]]:
+    """Layers, heads, events; heads at once where their sets are few."""
+    start: list[tuple[str, Callable[[Units], Blocks]]] = [] if 2 ** len(by_head(units)) - 2 <= FEW else [("layers", by_layer)]
+    return [*start, ("heads", by_head), ("events", by_site)]
+
+
+def row_words(place: tuple[Any, ...]) -> str:
+    """A head, in words."""
+    return f"layer {place[0]}, head {place[1]}"
+
+
+FAMILY = Family(
+    levels=levels, classes=lambda units: [], few=None, by_site=by_site, singly=singly, words=unit_words, change=change_words, row=row_words,
+    sites=Site,
+)  # fmt: skip

@@ -1,39 +1,56 @@
-"""Step 1 of a run: it is replayed twice, then with everything exact; with step 2 behind it, what the replays say about the failure."""
+"""Step 1 of a run, with step 2 behind it: it is replayed, then, from a late state, as it was and with everything exact.
 
-import math
+The state is the latest from which the run as it was fails and the exact one survives, each more often than not: the later the
+state, the fewer steps a replay takes, and the less it hangs on last bits. A window ends some time after the last of the failures
+that are seen in it. Where no state decides, all are tried once more with the longest window.
+"""
+
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from roundscope.experiments.diagnose.gpt.case import Case
-from roundscope.experiments.diagnose.gpt.replay import Own, Window, judged, replay, window
-from roundscope.experiments.diagnose.gpt.units import Units
-from roundscope.experiments.diagnose.search.ddmin import Outcome
-from roundscope.experiments.diagnose.search.guilty import Guilty, expected, guilty, often
-from roundscope.experiments.results.machine import device
+from roundscope.experiments.diagnose.replay.clock import Clock
+from roundscope.experiments.diagnose.replay.fate import Fate, Outcome, Trial, better
+from roundscope.experiments.diagnose.replay.replayer import Replayer, Window
+from roundscope.experiments.diagnose.replay.store import Store
+from roundscope.experiments.diagnose.search.family import Family
+from roundscope.experiments.diagnose.search.guilty import Guilty, guilty
 
-SANITY = 4  # repeats of the sanity arms
-Report = Callable[[int, str], None]  # (number of the step, what runs)
+SANITY = 4  # repeats of the run as it was and of the exact one
+SPREADS, SETTLED = 2, 20  # a window goes on for so many spreads of the failures behind the last of them, and at least so many steps
+LEVEL = 0.01  # p below which a set survives more often than the run as it was
 
 
 class Cause(StrEnum):
     """What the replays say about the failure."""
 
-    ROUNDING = "rounding in attention"
-    OTHER = "not rounding in attention"
-    LUCK = "not decided: the failure hangs on last bits"
+    ROUNDING = "rounding"
+    OTHER = "not rounding"
+    UNDECIDED = "not decided: replays with other last bits end differently"
     LOST = "not decided: the failure was not replayed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sanity:
-    """From one checkpoint: the arm as it was and with everything exact, each several times, with other last bits all but the first."""
+class Own:
+    """The run replayed as it was: losses and gradient norms (steps,) from `first` on; again: a second time with the same bits."""
 
     first: int
+    losses: np.ndarray
+    norms: np.ndarray
+    again: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sanity:
+    """From one state: the arm as it was and with everything exact, each several times, with other last bits all but the first."""
+
+    first: int
+    until: int
     low: Outcome
     exact: Outcome
 
@@ -47,111 +64,154 @@ class Sanity:
         """Whether the exact one survives, more often than not."""
         return 2 * self.exact.failures < len(self.exact.fates)
 
+    @property
+    def decides(self) -> bool:
+        """Whether rounding is to blame, from this state on."""
+        return self.fails and self.holds
+
+
+class Model(Protocol):
+    """What a kind of run does for its diagnosis.
+
+    case       what to diagnose: `failed` (its step in the log), `until`, `longest` (of a window), `starts` (steps of states, latest first)
+    family     of its units;  units: those that round;  place: where they are, in words;  others: what else comes to mind
+    rule       by what a replay fails
+    """
+
+    case: Any
+    family: Family
+    units: frozenset[Any]
+    place: str
+    others: str
+    rule: str
+    is_random: bool
+    same_device: bool
+
+    def own(self) -> Own: ...
+    def failed(self, own: Own) -> int | None:
+        """The step at which the replayed run failed."""
+
+    def window(self, start: int) -> Window: ...
+    def exactly(self, units: frozenset[Any]) -> Any:
+        """The change that makes units exact."""
+
+    def repair(self, units: frozenset[Any], first: int) -> str:
+        """A command that goes on from step `first` with these units exact."""
+
+    def alike(self, own: Own) -> tuple[int, int]:
+        """Numbers of the log that the replay has with the same bits, and all that both have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """Steps 1 and 2.
 
-    own      the arm's replay, from the checkpoint that the search started from;  failed: when it did
-    again    a second replay gave the same bits;  same_device: the log was written on a device like this one
-    compared, equal   steps that both log and replay have, and those with the same bits of the loss
-    look     a step before the failure, and the arm's state there;  start: the same at the beginning of the first replay
-    sanity   one per checkpoint that was tried, backwards in time;  window: of the last of them
+    own      the arm's replay;  failed: when it did
+    compared, equal   numbers that both log and replay have, and those with the same bits
+    sanity   one per state and window that was tried;  replayer: of the last of them, with its shams
     guilty   step 2, None if there was nothing to search for
     """
 
-    case: Case
+    model: Any
     cause: Cause
     own: Own
     failed: int | None
-    again: bool
-    same_device: bool
     compared: int
     equal: int
-    look: tuple[int, Any]
-    start: tuple[int, Any]
     sanity: tuple[Sanity, ...]
-    window: Window
+    replayer: Replayer
     guilty: Guilty | None
     arm_steps: int
     seconds: float
 
+    @property
+    def case(self) -> Any:
+        """What was diagnosed."""
+        return self.model.case
 
-class Counter:
-    """Arm-steps done, as the progress bar shows them."""
+    @property
+    def units(self) -> frozenset[Any]:
+        """The events that round."""
+        return frozenset(self.model.units)
 
-    def __init__(self, report: Report) -> None:
-        self.report, self.done, self.step, self.what = report, 0, 1, ""
+    @property
+    def verdict(self) -> str:
+        """The cause, in words."""
+        return f"{self.cause}{self.model.place}" if self.cause in (Cause.ROUNDING, Cause.OTHER) else str(self.cause)
 
-    def says(self, step: int, what: str) -> None:
-        """What runs now."""
-        self.step, self.what = step, what
-        self(0)
+    @property
+    def shams(self) -> Outcome:
+        """The run as it was with other last bits, from the state of the search: its sanity arms, and all shams beside the sets."""
+        low: Sequence[Fate] = self.sanity[-1].low.fates if self.sanity else ()
+        return Outcome(units=frozenset(), fates=(*low, *self.replayer.shams))
 
-    def __call__(self, more: int) -> None:
-        self.done += more
-        self.report(self.step, f"{self.what}, {self.done:,} arm-steps done")
+    @property
+    def p(self) -> float:
+        """Chance that the set found survives so much more often than shams."""
+        return 1.0 if self.guilty is None or self.guilty.confirmed is None else better(self.guilty.confirmed.fates, self.shams.fates)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the set found survives again and again where shams do not."""
+        return self.guilty is not None and self.guilty.holds and self.p < LEVEL
 
 
-def replayed(case: Case, report: Report) -> Replayed:
-    """Steps 1 and 2 of a run that failed. Goes back, checkpoint by checkpoint, until the exact arm survives."""
-    began, count, units = time.perf_counter(), Counter(report), case.units
-    own, again, look = _twice(case, count)
-    start_state = (own.first, own.states[own.first])
-    tried: list[Sanity] = []
-    for start in case.starts:
-        own = own if start == own.first else replay(case, start, {start})
-        w = window(case, own, start if case.first is None else case.first)
-        tried.append(_sanity(w, units, count))
-        if tried[-1].holds:
-            break
-    failed = judged(w, own.losses[w.first - own.first :, None].astype(float))[0]
-    cause = _cause(failed, tried[-1])
+def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
+    """Steps 1 and 2 of a run that failed; what is done is kept in the folder."""
+    began = time.perf_counter()
+    clock.says(1, "the run as it was")
+    own = model.own()
+    failed = model.failed(own)
+    tried, replayer = tries(model, Store(folder), clock) if model.units else ([], _none(model, folder, clock))
+    cause = cause_of(failed, tried)
+    found = None
     if cause is Cause.ROUNDING:
-        sets = expected(units)
-        count.says(2, f"{len(units)} events, {w.steps} steps a set, about {sets} sets: {sets * w.steps:,} arm-steps to come")
-    found = guilty(w, units, tried[-1].low, tried[-1].exact, count) if cause is Cause.ROUNDING else None
-    compared = [n for n in range(own.first, case.until) if n in case.losses]
+        clock.says(2, f"{len(model.units)} events, {replayer.steps} steps from step {replayer.first} on")
+        found = guilty(replayer, model.family, model.exactly, model.units, tried[-1].low, tried[-1].exact, model.is_random)
+    equal, compared = model.alike(own)
     return Replayed(
-        case=case, cause=cause, own=own, failed=failed, again=again, same_device=str(case.about["device"]).startswith(device("xla")),
-        compared=len(compared), equal=sum(_same(case.losses[n], own.losses[n - own.first]) for n in compared), look=look, start=start_state,
-        sanity=tuple(tried), window=w, guilty=found, arm_steps=count.done,
-        seconds=time.perf_counter() - began,
+        model=model, cause=cause, own=own, failed=failed, compared=compared, equal=equal, sanity=tuple(tried), replayer=replayer,
+        guilty=found, arm_steps=clock.arm_steps, seconds=time.perf_counter() - began,
     )  # fmt: skip
 
 
-def _twice(case: Case, count: Counter) -> tuple[Own, bool, tuple[int, Any]]:
-    """The second replay; whether it has the bits of the first; the state to look at."""
-    start = case.starts[0]
-    count.says(1, f"step {start} to {case.until}, as it was")
-    one = replay(case, start)
-    look = last_before(case, one)
-    two = replay(case, start, {start, start if case.first is None else case.first, look})
-    same = np.array_equal(one.losses, two.losses, equal_nan=True) and np.array_equal(one.norms, two.norms, equal_nan=True)
-    return two, same, (look, two.states[look])
+def _none(model: Model, folder: Path, clock: Clock) -> Replayer:
+    start = model.case.starts[0]
+    return Replayer(window=model.window(start), until=model.case.until, store=Store(folder), clock=clock)
 
 
-def last_before(case: Case, own: Own) -> int:
-    """The last step before the alarm with a loss that is still below its limit, and a gradient that is finite so far."""
-    assert case.failure is not None
-    known, norms = (x[: case.failure.seen - own.first] for x in (own.losses, own.norms))
-    below = np.flatnonzero(np.logical_and.accumulate(np.isfinite(norms)) & np.isfinite(known) & (known <= case.failure.limit))
-    return own.first + int(below[-1]) if below.size else own.first
+def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Replayer]:
+    """States and windows, until one decides: (what was seen from each, what replays from the last)."""
+    tried: list[Sanity] = []
+    for until in dict.fromkeys((model.case.until, model.case.longest)):
+        for start in model.case.starts:
+            clock.says(1, f"from step {start}: as it was, and everything exact")
+            replayer = Replayer(window=model.window(start), until=until, store=store, clock=clock)
+            tried.append(_sanity(replayer, model))
+            if tried[-1].decides:
+                replayer.recall()
+                return tried, replayer
+        if not any(s.holds for s in tried):
+            break  # exact arithmetic fails too: a longer window changes nothing
+    return tried, replayer
 
 
-def _sanity(w: Window, units: Units, count: Counter) -> Sanity:
-    count.says(1, f"from step {w.first}: as it was, everything exact")
-    low, exact = often(w, [frozenset(), units], range(SANITY), count)
-    return Sanity(first=w.first, low=low, exact=exact)
+def _sanity(replayer: Replayer, model: Model) -> Sanity:
+    """The run as it was first: when it fails says how long the window is."""
+    low = tuple(replayer([Trial(replayer.window.as_it_was, r) for r in range(SANITY)]))
+    steps = [f.failed for f in low if f.failed is not None]
+    if len(steps) == len(low):
+        replayer.until = min(replayer.until, max(steps) + 1 + max(SETTLED, SPREADS * (max(steps) - min(steps))))
+    exact = tuple(replayer([Trial(model.exactly(model.units), r) for r in range(SANITY)]))
+    return Sanity(
+        first=replayer.first, until=replayer.until, low=Outcome(units=frozenset(), fates=low), exact=Outcome(units=model.units, fates=exact)
+    )
 
 
-def _cause(failed: int | None, last: Sanity) -> Cause:
+def cause_of(failed: int | None, tried: Sequence[Sanity]) -> Cause:
+    """What the replays say, the last try first."""
     if failed is None:
         return Cause.LOST
-    if not last.holds:
-        return Cause.OTHER
-    return Cause.ROUNDING if last.fails else Cause.LUCK
-
-
-def _same(logged: float, found: Any) -> bool:
-    return logged == float(found) or (math.isnan(logged) and not math.isfinite(float(found)))
+    if tried and tried[-1].decides:
+        return Cause.ROUNDING
+    return Cause.UNDECIDED if any(s.holds for s in tried) else Cause.OTHER

@@ -1,41 +1,70 @@
-"""Losses of replays in replays.sqlite, written launch by launch: a diagnosis that was stopped goes on where it was."""
+"""Replays in replays.sqlite, written as they come: a diagnosis that was stopped goes on where it was."""
 
+import hashlib
+import io
+import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from roundscope.experiments.sweep.storage.schema import explained
 
 NAME = "replays.sqlite"
+LARGEST = 1 << 26  # bytes of a state that is kept; a larger one is computed again
+TABLES = (
+    "replays (name TEXT PRIMARY KEY, losses BLOB NOT NULL, norms BLOB NOT NULL)",
+    "states (name TEXT PRIMARY KEY, arrays BLOB NOT NULL)",
+)
 
 
-class Kept:
-    """The file of a folder, open inside `with`. Raises StorageError for one that is damaged or cannot be written."""
+def digest(*parts: Any) -> str:
+    """A name for what decides a result."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
+
+
+class Store:
+    """The file of a folder; it is opened for each call, so that threads may share it.
+
+    Its methods raise StorageError for a file that is damaged, of another program, or cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
+        with explained(self.path), closing(self._open()) as connection, connection:
+            for table in TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
 
-    def __enter__(self) -> "Kept":
-        with explained(self.path):
-            self.connection = sqlite3.connect(self.path, timeout=30.0)
-            self.connection.execute("CREATE TABLE IF NOT EXISTS replays (name TEXT PRIMARY KEY, losses BLOB NOT NULL)")
-        return self
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=30.0)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.connection.close()
+    def read(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Losses and gradient norms (steps,) of a replay, as far as it went; None if it was not run."""
+        with explained(self.path), closing(self._open()) as connection:
+            row = connection.execute("SELECT losses, norms FROM replays WHERE name = ?", (name,)).fetchone()
+        return None if row is None else (np.frombuffer(row[0], "<f8"), np.frombuffer(row[1], "<f8"))
 
-    def read(self, names: Sequence[str]) -> np.ndarray | None:
-        """Losses (steps, replays); None unless all are there."""
-        with explained(self.path):
-            rows = [self.connection.execute("SELECT losses FROM replays WHERE name = ?", (name,)).fetchone() for name in names]
-        return None if None in rows else np.stack([np.frombuffer(row[0], "<f8") for row in rows], axis=1)
+    def write(self, names: Sequence[str], losses: np.ndarray, norms: np.ndarray) -> None:
+        """Those of a launch, (steps, replays), all or none."""
+        blobs = [[column.astype("<f8").tobytes() for column in x.T] for x in (losses, norms)]
+        with explained(self.path), closing(self._open()) as connection, connection:
+            connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?, ?)", zip(names, *blobs, strict=True))
 
-    def write(self, names: Sequence[str], losses: np.ndarray) -> None:
-        """Those of a launch, all or none."""
-        with explained(self.path), self.connection:
-            rows = [(name, column.astype("<f8").tobytes()) for name, column in zip(names, losses.T, strict=True)]
-            self.connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?)", rows)
+    def arrays(self, name: str) -> dict[str, np.ndarray] | None:
+        """Arrays that were kept under a name."""
+        with explained(self.path), closing(self._open()) as connection:
+            row = connection.execute("SELECT arrays FROM states WHERE name = ?", (name,)).fetchone()
+        return None if row is None else dict(np.load(io.BytesIO(row[0]), allow_pickle=False))
+
+    def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keeps arrays, unless they are more than `LARGEST` bytes."""
+        if sum(x.nbytes for x in arrays.values()) > LARGEST:
+            return
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]
+        with explained(self.path), closing(self._open()) as connection, connection:
+            connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content.getvalue()))

@@ -22,7 +22,7 @@ def document(found: Findings, seconds: float) -> dict[str, Any]:
         "block_q": request.block_q, "block_k": request.block_k, "versions": versions(request.engine), "platform": platform.platform(),
         "seconds": seconds, "digests": {m.layer.name: _digests(m.layer) for m in found.measured},
         "verdict": {
-            "kind": words.kind(found), "sentence": words.headline(found), "links": [plain(x) for x in found.verdict.links],
+            "kind": words.kind(found), "first_line": words.first_line(found), "sentence": words.headline(found), "links": [plain(x) for x in words.links(found)],
             "not_shown": words.not_shown(found),
         },
         "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},

@@ -33,7 +33,7 @@ def section(s: Step) -> str:
 
 def _verdict(found: Findings) -> str:
     links = "".join(
-        f"<li><b>{escape(x.name)}: {'holds' if x.holds else 'does not hold'}</b>. {escape(x.evidence)}." for x in found.verdict.links
+        f"<li><b>{escape(x.name)}: {'holds' if x.holds else 'does not hold'}</b>. {escape(x.evidence)}." for x in words.links(found)
     )
     unseen = "".join(f"<li>{escape(line)}" for line in words.not_shown(found))
     return (

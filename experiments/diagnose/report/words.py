@@ -1,19 +1,33 @@
 """The sentences of the report: one per step, the verdict, and what was not shown."""
 
-from roundscope.experiments.diagnose.report import words_run
+from roundscope.experiments.diagnose.report import words_gpt, words_run
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES
-from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind
+from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, Link
 
 
 def headline(found: Findings) -> str:
     """The verdict in a few sentences: of a run what its replays say, then what its tensors say."""
-    return mechanism(found) if found.run is None else f"{words_run.headline(found.run)} {mechanism(found)}"
+    return mechanism(found) if found.run is None else f"{words_gpt.headline(found.run)} {mechanism(found)}"
 
 
 def kind(found: Findings) -> str:
     """The verdict in a few words."""
-    return str(found.verdict.kind) if found.run is None else f"{words_run.cause(found.run)}; {found.verdict.kind}"
+    return str(found.verdict.kind) if found.run is None else f"{words_gpt.cause(found.run)}; {found.verdict.kind}"
+
+
+def first_line(found: Findings) -> str:
+    """The events, the evidence with counts, the repair as a command."""
+    run = found.run
+    if run is None or run.replayed is None:
+        return kind(found)
+    return words_run.first_line(run.replayed)
+
+
+def links(found: Findings) -> list[Link]:
+    """The verdict link by link: of a run what its replays say, then the tensors."""
+    replayed = None if found.run is None else found.run.replayed
+    return [*([] if replayed is None else words_run.links(replayed)), *found.verdict.links]
 
 
 def mechanism(found: Findings) -> str:
@@ -148,7 +162,7 @@ def origin(found: Findings) -> str:
 
 def repairs(found: Findings) -> str:
     """Step 6."""
-    return f"{_tried(found)} {words_run.survivors(found.run)}".rstrip()
+    return f"{_tried(found)} {words_gpt.survivors(found.run)}".rstrip()
 
 
 def _tried(found: Findings) -> str:
@@ -162,7 +176,7 @@ def _tried(found: Findings) -> str:
 
 def not_shown(found: Findings) -> list[str]:
     """What this diagnosis says nothing of."""
-    lines = words_run.not_shown(found.run) if found.run else [
+    lines = words_gpt.not_shown(found.run) if found.run else [
         "Whether a training run fails, or survives with a repair: from tensors alone there is no replay (steps 1 and 2).",
         "X: it is not in the file. q stands in for it, and shows only what W_Q lets through of it.",
     ]  # fmt: skip

@@ -1,108 +1,170 @@
-"""Sentences of step 1, of the replays of step 6, and of what a run's diagnosis says and does not show."""
+"""Sentences of steps 1 and 2 of any run: what its replays say, the set that must be exact, and what holds it up."""
 
-from roundscope.experiments.diagnose.gpt.case import Case
-from roundscope.experiments.diagnose.gpt.states import RunPart
+import numpy as np
+
+from roundscope.experiments.diagnose.replay.fate import Outcome
 from roundscope.experiments.diagnose.replay.start import Cause, Replayed
-from roundscope.experiments.diagnose.report import words_search
-from roundscope.experiments.diagnose.search.guilty import REPEATS
+from roundscope.experiments.diagnose.search.guilty import Guilty
+from roundscope.experiments.diagnose.tensors.verdict import Link
 
-KINDS = {
-    "not finite": "its loss is not finite", "rise": "its loss rises for good", "stay": "its loss jumps up and stays",
-    "spike": "its loss spikes",
-}  # fmt: skip
-
-
-def cause(part: RunPart) -> str:
-    """What the replays say, in a few words."""
-    return words_search.NEVER if part.replayed is None else str(part.replayed.cause)
+SHAM = (
+    "A sham is the run as it was from the same state, its weights changed by a millionth of their size at random: it should fail, and a "
+    "changed run that survives shows something only where shams do not. p is Fisher's exact test, one-sided. An exact event is one in FP32."
+)
 
 
-def headline(part: RunPart) -> str:
-    """What the replays say."""
-    r = part.replayed
-    if r is None:
-        return f"{_whom(part.case)} never failed in {part.case.last} steps, so nothing is replayed; its last state was looked at."
-    ends = {
-        Cause.ROUNDING: lambda: words_search.found(r), Cause.OTHER: lambda: _other(r),
-        Cause.LUCK: lambda: "With other last bits the same replay survives as often as not: the failure is a matter of luck.",
-        Cause.LOST: lambda: "Replayed, it does not fail: the log was written by another version, or on another device.",
-    }  # fmt: skip
-    return f"{_whom(part.case)} fails at step {_step(part.case)}: {_kind(part.case)}. {ends[r.cause]()}"
+def first_line(r: Replayed) -> str:
+    """The events, the evidence with counts, the repair as a command."""
+    if not r.sanity or r.cause is Cause.LOST:
+        return r.verdict
+    last = r.sanity[-1]
+    if r.cause is Cause.ROUNDING and r.guilty is not None and r.guilty.confirmed is not None:
+        counts = f"exact, {r.guilty.confirmed.count} replays survive, as it was {r.shams.count} (p = {r.p:.1g})"
+        if not r.holds:
+            return f"{r.verdict}; no small set is shown to be at fault; the best is {_words(r.guilty)}: {counts}"
+        return f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {r.model.repair(r.guilty.found, r.replayer.first)}"
+    counts = f"as it was {last.low.count} replays survive, with everything exact {last.exact.count}"
+    return f"{r.verdict}; from step {last.first} to {last.until} {counts}"
 
 
-def _whom(case: Case) -> str:
-    return "The run" if len(case.settings.arms) == 1 else f"Arm {case.own.name}"
+def _words(g: Guilty) -> str:
+    return g.words(g.found)
 
 
-def _step(case: Case) -> int:
-    assert case.failure is not None
-    return case.failure.step
+def _is(g: Guilty) -> str:
+    return "is" if len({u.site for u in g.found}) == 1 else "are"
 
 
-def _kind(case: Case) -> str:
-    assert case.failure is not None
-    return KINDS[case.failure.kind]
-
-
-def _other(r: Replayed) -> str:
-    tried = f"step{'s' if len(r.sanity) > 1 else ''} {', '.join(str(s.first) for s in r.sanity)}"
-    if not r.case.units:
-        return "No event of attention rounds to fewer bits than FP32, so rounding there is not it. The learning rate comes to mind first."
-    return (
-        f"It fails too with every event of attention exact, from the state before {tried}: it is not rounding in attention, or the damage "
-        f"is done before. The learning rate, {r.case.own.lr:g}, comes to mind first; then data and the linear layers."
-    )
-
-
-def replayed(part: RunPart) -> str:
-    """Step 1."""
-    r = part.replayed
-    if r is None:
-        return f"Does the failure come again? There is none: no loss rose, jumped up or was not finite in {part.case.last} steps."
-    device = "" if r.same_device else f"; it was written on another device, {r.case.about['device']}"
-    bits = (
-        f"the losses of all {r.compared} steps that the log has are the log's, bit for bit"
-        if r.equal == r.compared
-        else f"{r.equal} of {r.compared} losses have the log's bits{device}"
-    )
-    twice = "a second replay gives the same bits" if r.again else "a second replay gives OTHER bits, which must not be"
-    failed = "it does not fail" if r.failed is None else f"it fails at step {r.failed}"
-    return f"Does the failure come again, and is it rounding? Replayed from step {r.own.first}, {failed}: {bits}; {twice}. {_sanity(r)}"
-
-
-def _sanity(r: Replayed) -> str:
-    said = []
-    for s in r.sanity:
-        low, exact = (f"{o.failures} of {len(o.fates)} times{words_search.at(o)}" for o in (s.low, s.exact))
-        said.append(f"from step {s.first}, with other last bits, it fails as it was {low}, and with every event of attention exact {exact}")
-    text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def survivors(part: RunPart | None) -> str:
-    """Step 6: what became of the replays."""
-    if part is None or not part.survivals:
-        return ""
-    done = [name for name, o in part.survivals.items() if o.survives]
-    lost = [f"{name} ({o.failures} of {len(o.fates)})" for name, o in part.survivals.items() if not o.survives]
-    return f"Replays survive with: {', '.join(done) or 'none'}. They fail with: {', '.join(lost) or 'none'}."
-
-
-def not_shown(part: RunPart) -> list[str]:
-    """What replays and the state leave open."""
-    case = part.case
-    linear = f"The linear layers stay as they are (matmul={case.settings.config.matmul}), and so do the order of sums and the optimiser."
-    lines = [f"Steps 3 to 6 look at one state, before step {part.step}, on its batch and, if that is small, those after it.", linear]
-    if part.replayed is None:
-        return [*lines, "Whether the run would have failed later, or with another seed."]
-    lines.append(f"What comes after step {case.until} (--until): 'survives' means up to there, from this checkpoint, on these batches.")
-    if part.replayed.guilty is not None:
-        lines.append("Other seeds: the set is that of this failure. No element can be left out; a smaller set of other elements may exist.")
-    if part.survivals:
-        lines.append(
-            f"How often: stochastic repairs are replayed {REPEATS} times, others as often as the sets of step 2; all must survive."
+def ending(r: Replayed) -> str:
+    """What the replays say, for the verdict."""
+    if r.cause is Cause.LOST:
+        return "Replayed, it does not fail: the log was written by another version, or on another device."
+    if not r.units:
+        return (
+            f"No event{r.model.place.replace(' in', ' of')} rounds to fewer bits than FP32, so rounding there is not it. {r.model.others}"
         )
-    if part.survivals:
-        lines.append("The replay's sham is stochastic rounding of delta's operand, or of delta, about as large as the output's roundings "
-                     "or larger; the one in the other columns of the table is noise in binary64.")  # fmt: skip
-    return lines
+    if r.cause is Cause.OTHER:
+        return (
+            f"It fails with every event{r.model.place.replace(' in', ' of')} exact too: {_tried(r)}. It is not rounding"
+            f"{r.model.place} from there on, or the damage is done before. {r.model.others}"
+        )
+    if r.cause is Cause.UNDECIDED:
+        return f"Whether it is rounding is not decided: {_tried(r)}. {_outcome(r)}Other seeds of the run may tell (train --seeds)."
+    return found(r)
+
+
+def _tried(r: Replayed) -> str:
+    """Every state and window that was tried, with counts."""
+    said = [
+        f"from step {s.first} to {s.until}, {s.low.failures} of {len(s.low.fates)} replays with other last bits fail as it was and "
+        f"{s.exact.failures} of {len(s.exact.fates)} with everything exact"
+        for s in r.sanity
+    ]
+    return "; ".join(said)
+
+
+def _outcome(r: Replayed) -> str:
+    return f"A replay fails by {r.model.rule}. "
+
+
+def found(r: Replayed) -> str:
+    """What was found, for the verdict."""
+    g = r.guilty
+    assert g is not None and g.confirmed is not None
+    counts = f"{g.confirmed.count} replays, against {r.shams.count} as it was (p = {r.p:.1g})"
+    if not r.holds:
+        return f"It is rounding, but no small set is shown: with the best, {_words(g)} exact, it survives in {counts}."
+    return (
+        f"It survives if {_words(g)} {_is(g)} exact, {size(g)}: {counts}. Low alone, with all else exact, it survives in "
+        f"{g.only.count}. {_ties(g)}"
+    ).rstrip()
+
+
+def size(g: Guilty) -> str:
+    """How many of how many events."""
+    return f"{g.size} of {g.of} events"
+
+
+def replayed(r: Replayed) -> str:
+    """Step 1."""
+    own, *rest = links(r)
+    more = f" {_capital(rest[0].evidence)}." if rest else ""
+    return f"Does the failure come again, and is it rounding? It was replayed {own.evidence}.{more}"
+
+
+def searched(r: Replayed | None, why: str = "") -> str:
+    """Step 2."""
+    if r is None or r.guilty is None:
+        return f"Which roundings must be exact? Not searched: {why if r is None else r.verdict}."
+    g = r.guilty
+    by_name = {x.name: x.evidence for x in links(r)}
+    return (
+        f"Which roundings must be exact? {by_name['set']}. {_capital(by_name['controls'])}. Low alone, all else exact, {g.only.count} "
+        f"replays survive{at(g.only)}. {_ties(g)}{_turns(g)}{len(g.outcomes)} sets, {'each once' if g.repeats == 1 else f'each {g.repeats} times'}; "
+        f"{r.arm_steps:,} steps of arms."
+    )
+
+
+def links(r: Replayed) -> list[Link]:
+    """Steps 1 and 2 link by link, each held or not, with its evidence; a step that was not reached has none."""
+    made = [_again(r)]
+    if r.sanity:
+        made.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))
+    if r.guilty is not None:
+        made += [_set(r, r.guilty), _controls(r.guilty)]
+    return made
+
+
+def _again(r: Replayed) -> Link:
+    same = "twice with the same bits" if r.own.again else "twice, with DIFFERENT bits"
+    where = "" if r.model.same_device else f", which was written on another device, {r.case.about['device']}"
+    bits = f"{r.equal} of {r.compared} numbers of the log have its bits{where}"
+    when = "it does not fail" if r.failed is None else f"it fails at step {r.failed}, by {r.model.rule}"
+    return Link(name="replay", holds=r.own.again and r.failed is not None, evidence=f"from step {r.own.first}, {same}; {bits}; {when}")
+
+
+def _set(r: Replayed, g: Guilty) -> Link:
+    assert g.confirmed is not None
+    counts = f"{g.confirmed.count} replays survive, and {r.shams.count} as it was (p = {r.p:.1g}, Fisher)"
+    return Link(name="set", holds=r.holds, evidence=f"{_words(g)} exact, {size(g)}: {counts}")
+
+
+def _controls(g: Guilty) -> Link:
+    alive = sum(o.survives for o in g.controls)
+    minimal = "each part put back alone makes it fail again" if g.is_minimal else (
+        f"without {', '.join(n for n, o in g.without if o.survives)} it survives too: the set is not minimal")  # fmt: skip
+    if not g.controls:
+        return Link(name="controls", holds=False, evidence=f"there is no other set of this size to compare with; {minimal}")
+    random = f"{alive} of {len(g.controls)} random sets of the same size survive"
+    return Link(name="controls", holds=2 * alive < len(g.controls) and g.is_minimal, evidence=f"{random}; {minimal}")
+
+
+def _ties(g: Guilty) -> str:
+    if not g.ties:
+        return ""
+    many = len(g.ties) > 1
+    shown = "; or ".join(f"{g.words(o.units)} ({o.count})" for o in g.ties[:3])
+    return f"It is not the only one: {len(g.ties)} other set{'s' if many else ''} no larger survive{'' if many else 's'} too: {shown}. "
+
+
+def _turns(g: Guilty) -> str:
+    if not g.turns:
+        return ""
+    return f"More exact is not always better: in {len(g.turns)} pairs of sets the one that survives lies inside one that fails. "
+
+
+def at(outcome: Outcome) -> str:
+    """When replays failed, for a sentence; nothing if none did."""
+    steps = [f.failed for f in outcome.fates if f.failed is not None]
+    return f" (others fail at step {int(np.median(steps))})" if steps else ""
+
+
+def outcome_words(o: Outcome) -> str:
+    """For a table."""
+    if len(o.fates) > 1:
+        return f"{o.count} survive"
+    return "survives" if o.survives else f"fails at {o.fates[0].failed}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -4,12 +4,15 @@ Here an input is a set of events that are made exact, and it passes on what is l
 it does, with none it fails. ddmin halves first, then refines, and ends with a set of which no single element can be left out.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+
+from roundscope.experiments.diagnose.replay.fate import Outcome
 
 T = TypeVar("T")
 Ask = Callable[[list[list[T]], list[list[T]]], list[bool]]
@@ -61,6 +64,14 @@ def subsets(elements: Sequence[T], most: int) -> list[list[T]]:
     return [list(c) for size in range(1, len(elements)) for c in combinations(elements, size)]
 
 
+def sets_to_come(count: int, few: int) -> tuple[int, int]:
+    """How many sets a level of so many blocks asks for, at least and at most; few: up to so many sets, all of them are asked for."""
+    if count < 2:
+        return 0, 0
+    fewest = 2 * math.ceil(math.log2(count))
+    return (count, 2**count - 2) if 2**count - 2 <= few else (fewest, count * count + 3 * count)
+
+
 def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozenset[T]]:
     """Random sets of the size of `found`, different from it and from each other; at most `count`, fewer only if there are no more."""
     own, size = frozenset(found), len(frozenset(found))
@@ -74,24 +85,6 @@ def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozen
     return list(drawn)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A set of exact events and what came of it: fates of its repeats."""
-
-    units: frozenset[Any]
-    fates: tuple[Any, ...]
-
-    @property
-    def failures(self) -> int:
-        """Repeats that failed."""
-        return sum(fate.failed is not None for fate in self.fates)
-
-    @property
-    def survives(self) -> bool:
-        """Whether all repeats do: sets are many, and one that survives by luck would pass for the cause."""
-        return self.failures == 0
-
-
 @dataclass(slots=True, kw_only=True)
 class Replays:
     """Asks for sets, each once. replay: what computes the outcomes of new ones, `width` of them for the price of one;
@@ -101,6 +94,7 @@ class Replays:
     replay: Callable[[list[frozenset[Any]]], list[Outcome]]
     width: int
     outcomes: dict[frozenset[Any], Outcome] = field(default_factory=dict)
+    expects: Callable[[int, int], None] = lambda fewest, most: None  # sets that are still to come
 
     def ask(self, sets: Iterable[Iterable[Any]], spare: Iterable[Iterable[Any]] = ()) -> list[bool]:
         """Whether the replay survives with each set exact. spare: sets that fill what is free in the launch."""

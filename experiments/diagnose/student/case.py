@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roundscope.emu.formats.format import unknown
-from roundscope.experiments.diagnose.gpt.case import MARGIN
+from roundscope.experiments.diagnose.gpt.case import LONGEST, MARGIN
 from roundscope.experiments.diagnose.student.rows import Row, read
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.student.arms import EXACT, Arm, key
@@ -23,7 +23,7 @@ class Case:
 
     twin     FP32 of the same rows and rate, None if it was not run
     origin   the earliest step of which there is a state: 0, or that at which the arms of a study of interventions part
-    starts   steps from which replays may begin, the latest first;  until: their last step, exclusive
+    starts   steps from which replays may begin, the latest first;  until: their last step, exclusive;  longest: that of the longest
     """
 
     folder: Path
@@ -32,6 +32,7 @@ class Case:
     origin: int
     starts: tuple[int, ...]
     until: int
+    longest: int
 
     @property
     def config(self) -> Config:
@@ -83,8 +84,9 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
         raise bad("--from", first, f"the run diverges at step {chosen.diverged}; give a step before it")
     if not chosen.diverged < end <= chosen.config.steps:
         raise bad("--until", end, f"the run diverges at step {chosen.diverged} and ends at {chosen.config.steps}; give a step between them")
+    longest = end if until is not None else min(chosen.config.steps, max(end, chosen.diverged + LONGEST * MARGIN))
     starts = (first,) if first is not None else _starts(chosen.diverged, origin)
-    return Case(folder=folder, row=chosen, twin=_twin(chosen, rows), origin=origin, starts=starts, until=end)
+    return Case(folder=folder, row=chosen, twin=_twin(chosen, rows), origin=origin, starts=starts, until=end, longest=longest)
 
 
 def _latest(diverged: int, first: int | None) -> int:

@@ -6,40 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
+from roundscope.experiments.diagnose.replay.fate import Outcome
+from roundscope.experiments.diagnose.report import pictures_run, words_run
 from roundscope.experiments.diagnose.report.page import section
-from roundscope.experiments.diagnose.report.steps_run import Step, outcome_words
-from roundscope.experiments.diagnose.search.ddmin import Outcome
+from roundscope.experiments.diagnose.report.steps_run import Step, replay_step, search_step
 from roundscope.experiments.diagnose.student import pictures as measured
-from roundscope.experiments.diagnose.student import pictures_run as pictures
 from roundscope.experiments.diagnose.student import words
 from roundscope.experiments.diagnose.student.data import document as document_of
 from roundscope.experiments.diagnose.student.run import SET, Found
-from roundscope.experiments.diagnose.student.units import change
-from roundscope.experiments.diagnose.student.units import words as unit_words
-from roundscope.experiments.diagnose.student.verdict import count, links
+from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.report.page import document
 from roundscope.experiments.report.terminal import console
+from roundscope.experiments.trace.plots import DOWN, UP
 from roundscope.experiments.train.student.follow import RULE
 
-SHAM = (
-    "A sham is the run as it was from the same state, its weights changed by a millionth of their size at random. Divergence is chaotic: a "
-    "changed run that survives shows something only where shams do not. Every launch of replays carries shams; p is Fisher's, one-sided. "
-    "An exact event is one in FP32. Epsilon is compared at the same weights and rows, so that no distance of two trainings is in it."
-)
+HOW = f"{words_run.SHAM} Epsilon is compared at the same weights and rows, so that no distance of two trainings is in it."
 
 
 def steps(found: Found) -> list[Step]:
     """What the page shows, in order."""
-    g = found.replayed.guilty
-    made = [Step(number=1, title="Replay", sentence=words.replayed(found), pictures=[("Losses", pictures.losses(found), RULE)])]
-    shown = [] if g is None else [
-        ("What must be exact", pictures.exact_map(g), f"Coloured: events that round; red: the set. As a change: {change(g.found)}"),
-        ("Survivors", pictures.survivors(found), "A point for each replay. Sets by ddmin (Zeller and Hildebrandt, 2002) over layers, "
-         "matrices, events; and classes of events."),
-    ]  # fmt: skip
-    tables = [] if g is None else [_levels(found), _checks(found)]
-    made.append(Step(number=2, title="What must be exact", sentence=words.searched(found), pictures=shown, tables=tables))
+    made = [
+        replay_step(words_run.replayed(found.replayed), losses(found), RULE),
+        search_step(found.replayed, words_run.searched(found.replayed)),
+    ]
     shown = [("Error and coherence", measured.errors(found), "The events of a row round, all others are FP32.")] if found.errors else []
     made.append(Step(number=3, title="The gradient's error", sentence=words.error(found), pictures=shown, tables=[_errors(found)]))
     caption = "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
@@ -50,23 +41,11 @@ def steps(found: Found) -> list[Step]:
     return made
 
 
-def _levels(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
-    g = found.replayed.guilty
-    assert g is not None
-    rows = [[x.name, str(len(x.blocks)), str(len(x.needed)), "; ".join(x.needed)] for x in g.levels]
-    return ["level", "of", "needed", "which"], rows, [False] * len(rows)
-
-
-def _checks(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
-    g = found.replayed.guilty
-    assert g is not None and g.confirmed is not None
-    rows = [["the set exact", unit_words(g.found, g.all_units), outcome_words(g.confirmed)]]
-    rows += [["shams", "none exact, other last bits", outcome_words(found.replayed.shams)]]
-    rows += [["without a part", part, outcome_words(o)] for part, o in g.without]
-    rows += [["random set", f"{len(o.units)} events", outcome_words(o)] for o in g.controls]
-    rows += [["no larger, survives", unit_words(o.units, g.all_units), outcome_words(o)] for o in g.ties[:8]]
-    rows += [["rounded alone", unit_words(g.found, g.all_units), outcome_words(g.only)]]
-    return ["check", "events", "replay"], rows, [False] * len(rows)
+def losses(found: Found) -> Figure:
+    """The file's curve, of which a point is the largest loss of 25 steps, the replay, and the sanity arms."""
+    case, r = found.case, found.replayed
+    curve = [(step, loss) for step, loss, _ in case.row.curve if loss > 0.0]
+    return pictures_run.losses(curve, r, [(case.failed, UP, "diverged"), (r.replayer.first, DOWN, "replays begin")])
 
 
 def _errors(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
@@ -96,7 +75,7 @@ def _repairs(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
     for t in found.tried:
         mean, half = t.error.bias
         rows.append([t.name, f"{t.error.zeta.mean():.3g}", f"{100 * mean:+.3g} +- {100 * half:.2g}", f"{t.error.a:.2f}",
-                     count(t.outcome), _median(t.outcome), f"{t.p:.1g}", "" if t is found.tried[0] else t.word])  # fmt: skip
+                     t.outcome.count, _median(t.outcome), f"{t.p:.1g}", "" if t is found.tried[0] else t.word])  # fmt: skip
     return ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"], rows, [False] * len(rows)
 
 
@@ -115,7 +94,7 @@ def html(found: Found, made: list[Step], data: dict[str, Any]) -> str:
     body = (
         f"<h1>{title}</h1><p class=sub>{escape(words.who(found))}</p><p class=lead>{escape(words.headline(found))}</p>"
         f"{''.join(section(s) for s in made)}<h2>Verdict: {escape(words.kind(found))}</h2><p>{escape(words.headline(found))}</p>"
-        f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul><h2>How to read it</h2><p class=note>{escape(SHAM)}</p>"
+        f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul><h2>How to read it</h2><p class=note>{escape(HOW)}</p>"
         f"<h2>What was run</h2><pre>{escape(run)}</pre>"
     )
     return document(f"Roundscope: diagnosis of {words.who(found)}", body)
@@ -134,7 +113,7 @@ def shown(found: Found, folder: Path) -> None:
     from rich.table import Table
 
     screen = console()
-    screen.print(f"verdict: {words.kind(found)}", style="bold", markup=False)
+    screen.print(f"verdict: {words_run.first_line(found.replayed)}", style="bold", markup=False, soft_wrap=True)
     screen.print(words.headline(found), markup=False)
     for x in links(found):
         screen.print(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}", markup=False)

@@ -6,9 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roundscope.experiments.diagnose.report.pictures_run import EXACT
+from roundscope.experiments.diagnose.report.pictures_run import EXACT, logarithmic
 from roundscope.experiments.diagnose.student.errors import GRADIENT
-from roundscope.experiments.diagnose.student.pictures_run import logarithmic
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
@@ -61,7 +60,7 @@ def repairs(found: Found) -> Figure:
     """The error that every repair leaves, its part along the gradient, and when its replays diverge."""
     figure, axes = canvas(1.0 + 0.28 * len(found.tried), 1, 3, sharey=True)
     steps = found.replayed.replayer.steps
-    top = found.case.until + 0.08 * steps
+    top = found.replayed.replayer.until + 0.08 * steps
     for row, t in enumerate(found.tried):
         colour = EXACT if t.word == "averts it" else UP if t.outcome.failures == len(t.outcome.fates) else QUIET
         axes[0, 0].plot(t.error.zeta.mean(), row, "o", color=colour, ms=6)
@@ -69,7 +68,7 @@ def repairs(found: Found) -> Figure:
         axes[0, 1].errorbar(100 * mean, row, xerr=100 * half, fmt="o", color=colour, ms=5, capsize=2.5)
         at = [top if f.failed is None else f.failed for f in t.outcome.fates]
         axes[0, 2].plot(at, row + 0.3 * (np.arange(len(at)) / max(len(at) - 1, 1) - 0.5), ".", color=colour, ms=8, alpha=0.7, mew=0)
-    axes[0, 2].axvspan(found.case.until, top + 0.08 * steps, color=BAND, lw=0, zorder=0)
+    axes[0, 2].axvspan(found.replayed.replayer.until, top + 0.08 * steps, color=BAND, lw=0, zorder=0)
     axes[0, 1].axvline(0.0, color=INK, lw=0.7)
     for ax, text in zip(axes[0], ("zeta", "epsilon along the gradient, %", "diverges at step; grey: survives"), strict=True):
         ax.set_xlabel(text)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
 from roundscope.emu.rounding.modes import BF16, RoundingMode
-from roundscope.experiments.diagnose.search.ddmin import Outcome
+from roundscope.experiments.diagnose.replay.fate import Outcome, Trial, better
+from roundscope.experiments.diagnose.replay.start import LEVEL, Replayed
 from roundscope.experiments.diagnose.search.guilty import REPEATS
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.errors import Error
-from roundscope.experiments.diagnose.student.replay import AS_IT_WAS, Replayer, Trial, better
-from roundscope.experiments.diagnose.student.search import LEVEL, Replayed
+from roundscope.experiments.diagnose.student.replay import AS_IT_WAS
 from roundscope.experiments.diagnose.student.units import Unit, change, format_of, ordered, units_of
 from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.sites import GROUPS
@@ -94,13 +94,13 @@ def plan_with(case: Case, text: str) -> Plan:
     return plan_of(case.config, (*case.own.texts(case.failed), *filter(None, [text])))
 
 
-def repairs(replayer: Replayer, found: dict[str, str], measured: Mapping[str, Error]) -> list[Tried]:
+def repairs(done: Replayed, found: dict[str, str], measured: Mapping[str, Error]) -> list[Tried]:
     """Their replays, beside the errors that they leave; those of the run as it was are all shams."""
     names = [name for name in found if name != BASE]
-    fates = replayer([Trial(found[name], r) for name in names for r in range(REPEATS)])
-    made = {name: tuple(fates[i * REPEATS : (i + 1) * REPEATS]) for i, name in enumerate(names)} | {BASE: tuple(replayer.shams)}
+    fates = done.replayer([Trial(found[name], r) for name in names for r in range(REPEATS)])
+    made = {name: tuple(fates[i * REPEATS : (i + 1) * REPEATS]) for i, name in enumerate(names)} | {BASE: done.shams.fates}
     return [
         Tried(name=name, text=text, error=measured[name], outcome=Outcome(units=frozenset(), fates=made[name]),
-              p=1.0 if name == BASE else better(made[name], replayer.shams), level=LEVEL / max(len(names), 1))
+              p=1.0 if name == BASE else better(made[name], done.shams.fates), level=LEVEL / max(len(names), 1))
         for name, text in found.items()
     ]  # fmt: skip

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from roundscope.experiments.diagnose.replay.start import Counter
+from roundscope.experiments.diagnose.replay.clock import Clock
+from roundscope.experiments.diagnose.replay.start import Cause, Replayed, replayed
 from roundscope.experiments.diagnose.student.blocks import Blocks, origin
 from roundscope.experiments.diagnose.student.case import Case, case
 from roundscope.experiments.diagnose.student.errors import Error, errors, looked, only
 from roundscope.experiments.diagnose.student.repairs import Tried, candidates, plan_with, repairs
-from roundscope.experiments.diagnose.student.search import Cause, Replayed, replayed
+from roundscope.experiments.diagnose.student.replay import Student
 from roundscope.experiments.diagnose.student.units import Units, by_layer, by_site
 from roundscope.experiments.train.student.plan import Plan
 
@@ -48,21 +49,21 @@ def diagnose(
 
     keep_compilations()
     began = time.perf_counter()
-    chosen, count = case(folder, arm=arm, first=first, until=until), Counter(progress)
-    done = replayed(chosen, out, count)
-    begin = done.replayer.begin
+    chosen, clock = case(folder, arm=arm, first=first, until=until), Clock(progress)
+    done = replayed(Student(case=chosen, clock=clock), out, clock)
+    begin = done.replayer.window.begin
     plan, units = chosen.plan(chosen.failed), done.units
     states = looked(chosen, begin) if units else [begin]
-    count.says(3, f"gradients at {len(states)} steps")
+    clock.says(3, f"gradients at {len(states)} steps")
     marked: Units = done.guilty.found if done.guilty is not None and done.holds else frozenset()
     picked = choices(plan, units, marked) if units else {}
     texts = candidates(chosen, done) if done.cause is Cause.ROUNDING else {}
     found = errors(chosen, states, picked | {f"{REPAIR}{n}": plan_with(chosen, text) for n, text in texts.items()}) if units else {}
-    count.says(4, "blocks")
+    clock.says(4, "blocks")
     blocks = origin(chosen, states[-1], units, marked)
-    count.says(5, "replays of the repairs")
+    clock.says(5, "replays of the repairs")
     left = {n.removeprefix(REPAIR): e for n, e in found.items() if n.startswith(REPAIR)}
-    tried = repairs(done.replayer, texts, left)
+    tried = repairs(done, texts, left)
     return Found(
         case=chosen, replayed=done, steps=(states[0].step, states[-1].step), origin=tuple(blocks),
         errors={n: e for n, e in found.items() if not n.startswith(REPAIR)},

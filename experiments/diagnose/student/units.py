@@ -1,13 +1,15 @@
 """Units of the search in a proxy: one rounding event of one matrix of one layer; blocks of them, and their words."""
 
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.rounding.modes import BINARY32, Rounding
+from roundscope.experiments.diagnose.search.family import Blocks, Family
+from roundscope.experiments.report.wording import listed
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan
-from roundscope.experiments.train.student.sites import INDEX, MATRICES, Matrix, Site
+from roundscope.experiments.train.student.sites import GROUPS, INDEX, MATRICES, Matrix, Site
 
 Kept = BlockFormat | Rounding
 BESIDE = ""  # in the place of a matrix: events that belong to none
@@ -22,7 +24,6 @@ class Unit(NamedTuple):
 
 
 Units = frozenset[Unit]
-Blocks = dict[str, Units]
 
 
 def there(config: Config) -> Units:
@@ -80,11 +81,6 @@ def name(u: Unit) -> str:
     return f"{u.site} of layer {u.layer}{f', {u.matrix}' if u.matrix else ''}"
 
 
-def union(blocks: Blocks, names: Collection[str]) -> Units:
-    """The events of some blocks."""
-    return frozenset[Unit]().union(*(blocks[n] for n in names))
-
-
 def change(units: Collection[Unit], to: str = "fp32") -> str:
     """Their change to a format, as `roundscope proxy --arm` takes it: layer=1 matrix=up site=X,W -> fp32; ..."""
     found = []
@@ -99,7 +95,7 @@ def words(units: Collection[Unit], all_units: Units) -> str:
     sites: dict[tuple[Site, ...], list[tuple[int, str]]] = {}
     for layer, matrix, own in _grouped(units):
         sites.setdefault(own, []).append((layer, matrix))
-    return "; ".join(f"{_joined(own)}{_places(places, own, all_units)}" for own, places in sites.items())
+    return "; ".join(f"{listed([str(x) for x in own])}{_places(places, own, all_units)}" for own, places in sites.items())
 
 
 def _grouped(units: Collection[Unit]) -> list[tuple[int, str, tuple[Site, ...]]]:
@@ -114,14 +110,25 @@ def _places(places: list[tuple[int, str]], own: tuple[Site, ...], all_units: Uni
     layers = {m: [i for i, other in places if other == m] for m in matrices}
     alike = len({tuple(x) for x in layers.values()}) == 1
     parts = [(matrices, layers[matrices[0]])] if alike else [([m], layers[m]) for m in matrices]
-    return " and".join(f"{_of(ms)} in layer{'s' if len(at) > 1 else ''} {_joined(at)}" for ms, at in parts)
+    return " and".join(f"{_of(ms)} in layer{'s' if len(at) > 1 else ''} {listed([str(x) for x in at])}" for ms, at in parts)
 
 
 def _of(matrices: list[str]) -> str:
     named = [m for m in matrices if m]
-    return f" of {_joined(named)}" if named else ""
+    return f" of {listed(named)}" if named else ""
 
 
-def _joined(found: Iterable[object]) -> str:
-    said = [str(x) for x in found]
-    return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else said[0]
+def classes(units: Units) -> list[Units]:
+    """Classes of events (`sites.GROUPS`), as far as they round."""
+    return [frozenset(u for u in units if u.site in sites) for sites in GROUPS.values()]
+
+
+def row_words(place: tuple[Any, ...]) -> str:
+    """A place of a layer, in words."""
+    return f"layer {place[0]}, {place[1] or 'beside'}"
+
+
+FAMILY = Family(
+    levels=lambda units: [("layers", by_layer), ("matrices", by_matrix), ("events", by_site)], classes=classes, few=16, by_site=by_site,
+    singly=singly, words=words, change=change, row=row_words, sites=Site,
+)  # fmt: skip

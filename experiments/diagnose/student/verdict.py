@@ -1,20 +1,17 @@
 """The verdict on a proxy's run: what is shown, link by link, each with its evidence, and what is not."""
 
-from roundscope.experiments.diagnose.search.ddmin import Outcome
+from roundscope.experiments.diagnose.replay.start import LEVEL
+from roundscope.experiments.diagnose.report import words_run
 from roundscope.experiments.diagnose.student.blocks import Blocks
 from roundscope.experiments.diagnose.student.errors import GRADIENT, Error
 from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
-from roundscope.experiments.diagnose.student.search import LEVEL, Cause
-from roundscope.experiments.diagnose.student.units import words
 from roundscope.experiments.diagnose.tensors.verdict import Link
 
 
 def links(found: Found) -> list[Link]:
     """In the order of the steps; a step that was not reached has none."""
-    made = [_replayed(found), _rounding(found)]
-    if found.replayed.guilty is not None:
-        made += [_set(found), _controls(found)]
+    made = words_run.links(found.replayed)
     if found.guilty and SET in found.errors:
         made += [_share(found)]
     if found.errors:
@@ -26,54 +23,9 @@ def links(found: Found) -> list[Link]:
     return made
 
 
-def count(o: Outcome) -> str:
-    """n of N."""
-    return f"{len(o.fates) - o.failures} of {len(o.fates)}"
-
-
 def subject(found: Found) -> Error:
     """The error whose bias is at issue: of the set of step 2, else of all events."""
     return found.errors.get(SET, found.errors[ALL])
-
-
-def _replayed(found: Found) -> Link:
-    r = found.replayed
-    same = "twice with the same bits" if r.own.again else "twice, with DIFFERENT bits"
-    company = "" if r.equal == r.compared else " (beside other arms, or on another device, an arm has other last bits)"
-    file = f"{r.equal} of {r.compared} points of the file's curve have its bits{company}"
-    when = "it does not diverge" if r.failed is None else f"it diverges at step {r.failed}, in the file at {r.case.failed}"
-    return Link(name="replay", holds=r.own.again and r.failed is not None, evidence=f"{same}; {file}; {when}")
-
-
-def _rounding(found: Found) -> Link:
-    last = found.replayed.sanity[-1]
-    evidence = (
-        f"from step {last.first}, with other last bits, {count(last.low)} survive as it was and {count(last.exact)} with everything FP32"
-    )
-    return Link(name="rounding", holds=found.replayed.cause is Cause.ROUNDING, evidence=evidence)
-
-
-def _set(found: Found) -> Link:
-    r = found.replayed
-    g = r.guilty
-    assert g is not None and g.confirmed is not None
-    evidence = (
-        f"{words(g.found, g.all_units)} exact, {len(g.found)} of {len(g.all_units)} events: {count(g.confirmed)} survive, and "
-        f"{count(r.shams)} shams (p = {r.p:.1g}, Fisher)"
-    )
-    return Link(name="set", holds=r.holds, evidence=evidence)
-
-
-def _controls(found: Found) -> Link:
-    g = found.replayed.guilty
-    assert g is not None
-    alive = sum(o.survives for o in g.controls)
-    minimal = "each part put back makes it diverge" if g.is_minimal else (
-        f"it survives too without {', '.join(n for n, o in g.without if o.survives)}")  # fmt: skip
-    if not g.controls:
-        return Link(name="controls", holds=False, evidence=f"there is no other set of this size; {minimal}")
-    evidence = f"{alive} of {len(g.controls)} random sets of {len(g.found)} events survive; {minimal}"
-    return Link(name="controls", holds=2 * alive < len(g.controls) and g.is_minimal, evidence=evidence)
 
 
 def _share(found: Found) -> Link:
@@ -114,6 +66,6 @@ def _origin(found: Found) -> Link:
 def _repair(found: Found) -> Link:
     real = [t for t in found.tried if t.name not in (BASE, FOUND, RANDOM)]
     good, open_ = ([t for t in real if t.word == word] for word in ("averts it", "undecided"))
-    said = lambda own: ", ".join(f"{t.name} ({count(t.outcome)})" for t in own) or "none"  # noqa: E731
-    evidence = f"averted by: {said(good)}; undecided: {said(open_)}; shams: {count(found.tried[0].outcome)}"
+    said = lambda own: ", ".join(f"{t.name} ({t.outcome.count})" for t in own) or "none"  # noqa: E731
+    evidence = f"averted by: {said(good)}; undecided: {said(open_)}; shams: {found.tried[0].outcome.count}"
     return Link(name="repair", holds=bool(good), evidence=evidence)

@@ -1,19 +1,21 @@
 """Sentences of a proxy's diagnosis: the verdict, the answer of each step, and what was not shown."""
 
+from roundscope.experiments.diagnose.replay.start import Cause
+from roundscope.experiments.diagnose.report import words_run
 from roundscope.experiments.diagnose.student.errors import GRADIENT
 from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM
 from roundscope.experiments.diagnose.student.run import ALL, SET, Found
-from roundscope.experiments.diagnose.student.search import Cause
 from roundscope.experiments.diagnose.student.units import words
-from roundscope.experiments.diagnose.student.verdict import count, links
+from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.train.student.sites import Site
 
 
 def kind(found: Found) -> str:
     """The verdict in a few words."""
     r = found.replayed
-    return f"{r.cause}; {'a set of events is at fault' if r.holds else 'no set of events is shown to be at fault'}" if (
-        r.cause is Cause.ROUNDING) else str(r.cause)  # fmt: skip
+    if r.cause is not Cause.ROUNDING:
+        return r.verdict
+    return f"{r.verdict}; {'a set of events is at fault' if r.holds else 'no set of events is shown to be at fault'}"
 
 
 def who(found: Found) -> str:
@@ -23,52 +25,14 @@ def who(found: Found) -> str:
 
 
 def headline(found: Found) -> str:
-    """The verdict in two sentences or three."""
+    """The verdict in a few sentences."""
     r, twin = found.replayed, found.case.twin
     beside = "" if twin is None else f" FP32 on the same rows does{' not' if twin.diverged is None else f' too, at {twin.diverged}'}."
-    start = f"{who(found)}: diverges at step {found.case.failed}.{beside} "
-    last = r.sanity[-1]
-    said = {
-        Cause.ROUNDING: lambda: _rounding(found),
-        Cause.OTHER: lambda: f"From step {last.first}, with everything FP32, it survives in {count(last.exact)} replays only: it is not "
-                             "rounding from there on. The learning rate comes to mind first.",
-        Cause.LUCK: lambda: f"With other last bits the same replay survives in {count(last.low)}: the divergence hangs on them.",
-        Cause.LOST: lambda: "Replayed, it does not diverge: the file was written by another version, or on another device.",
-    }  # fmt: skip
-    return start + said[r.cause]()
-
-
-def _rounding(found: Found) -> str:
-    r = found.replayed
-    g = r.guilty
-    assert g is not None and g.confirmed is not None
-    exact = words(g.found, g.all_units)
+    start = f"{who(found)}: diverges at step {found.case.failed}.{beside} {words_run.ending(r)}"
     if not r.holds:
-        return (f"It is rounding, but no small set is shown: the best, {exact} exact, survives in {count(g.confirmed)} replays, "
-                f"shams in {count(r.shams)}.")  # fmt: skip
+        return start
     good = [t.name for t in found.tried if t.word == "averts it" and t.name not in (BASE, FOUND, RANDOM)]
-    repaired = f" Repairs that avert it: {', '.join(good)}." if good else " None of the repairs tried is shown to avert it."
-    return (f"It survives if {exact} {'is' if len(g.found) == 1 else 'are'} exact, {len(g.found)} of {len(g.all_units)} events: "
-            f"{count(g.confirmed)} replays, against {count(r.shams)} shams (p = {r.p:.1g}).{repaired}")  # fmt: skip
-
-
-def replayed(found: Found) -> str:
-    """Step 1."""
-    own, rounding = links(found)[:2]
-    return f"Does it come again, and is it rounding? It was replayed {own.evidence}. {rounding.evidence[0].upper()}{rounding.evidence[1:]}."
-
-
-def searched(found: Found) -> str:
-    """Step 2."""
-    g = found.replayed.guilty
-    if g is None:
-        return f"Which roundings must be exact? Not searched: {found.replayed.cause}."
-    by_name = {x.name: x for x in links(found)}
-    controls = by_name["controls"].evidence
-    only = "diverges too" if not g.only.survives else "survives"
-    tied = f" {len(g.ties)} other sets no larger survive{'s' if len(g.ties) == 1 else ''}." if g.ties else ""
-    return (f"Which roundings must be exact? {by_name['set'].evidence}. {controls[0].upper()}{controls[1:]}. Rounded alone, all else "
-            f"exact, the run {only}.{tied} {len(g.outcomes)} sets, {g.repeats} times each.")  # fmt: skip
+    return start + (f" Repairs that avert it: {', '.join(good)}." if good else " None of the repairs tried is shown to avert it.")
 
 
 def error(found: Found) -> str:
@@ -103,16 +67,16 @@ def origin(found: Found) -> str:
 def repaired(found: Found) -> str:
     """Step 5."""
     if not found.tried:
-        return f"Which repair averts it? Not tried: {found.replayed.cause}."
+        return f"Which repair averts it? Not tried: {found.replayed.verdict}."
     text = next(x.evidence for x in links(found) if x.name == "repair")
     return f"Which repair averts it? {text[0].upper()}{text[1:]}."
 
 
 def not_shown(found: Found) -> list[str]:
     """What this diagnosis says nothing of."""
-    c, start, (first, last) = found.case, found.replayed.replayer.begin.step, found.steps
+    c, start, (first, last) = found.case, found.replayed.replayer.first, found.steps
     lines = [
-        f"What comes after step {c.until} (--until): 'survives' means up to there, from step {start} (--from).",
+        f"What comes after step {found.replayed.replayer.until} (--until): 'survives' means up to there, from step {start} (--from).",
         "Other seeds and rows: one run was looked at. No part of the set can be left out; a smaller set of other events may exist.",
         f"Steps 3 and 4 look at steps {first} to {last} of the run as it was; gradients under a repair are at those weights too.",
         "A replay with a repair from a state in mid-run; trained with it from the start, the run may go elsewhere.",
