@@ -116,6 +116,8 @@ def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
     screen, run = console(), found.run
     screen.print(f"verdict: {words.first_line(found)}", style="bold", markup=False, soft_wrap=True)
     screen.print(words.headline(found), markup=False)
+    if said := words.rows(found):
+        screen.print(said, markup=False)
     if run is not None:
         for said in filter(None, (words_gpt.replayed(run), words_run.searched(run.replayed, words_gpt.NEVER), words_gpt.survivors(run))):
             screen.print(said, markup=False)

@@ -7,7 +7,7 @@ import numpy as np
 
 from roundscope.experiments.diagnose.gpt.case import Case, case
 from roundscope.experiments.diagnose.gpt.replay import Gpt, gpt
-from roundscope.experiments.diagnose.gpt.states import RunPart, guilty_places, subjects, survivals
+from roundscope.experiments.diagnose.gpt.states import RunPart, guilty_places, repaired_rows, subjects, survivals
 from roundscope.experiments.diagnose.replay.clock import Clock
 from roundscope.experiments.diagnose.replay.start import Replayed, replayed
 from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, findings
@@ -32,7 +32,8 @@ def diagnose_run(folder: Path, *, name: str | None, first: int | None, until: in
     found = findings(seen, f"{folder.resolve().name}, arm {chosen.own.name}", progress, guilty_places(done, seen))
     clock.says(6, "replays of the repairs")
     origins = found.origin.origins if found.leaning else []
-    return replace(found, run=RunPart(case=chosen, step=step, replayed=done, survivals=survivals(done, origins)))
+    rows = repaired_rows(done, found.measured, step)
+    return replace(found, run=RunPart(case=chosen, step=step, replayed=done, survivals=survivals(done, origins), rows=rows))
 
 
 def _subjects(chosen: Case, done: Replayed | None) -> tuple[int, list[Subject]]:

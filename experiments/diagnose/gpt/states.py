@@ -1,5 +1,6 @@
 """Steps 3 to 6 of a run: q, k, v, dO and X of an arm's state as subjects, and the replays of the repairs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,9 @@ from roundscope.experiments.diagnose.replay.fate import Outcome, Trial
 from roundscope.experiments.diagnose.replay.start import Cause, Replayed
 from roundscope.experiments.diagnose.search.guilty import REPEATS
 from roundscope.experiments.diagnose.tensors.changes import changes, noise
-from roundscope.experiments.diagnose.tensors.measured import Subject
+from roundscope.experiments.diagnose.tensors.measured import Measured, Subject
 from roundscope.experiments.diagnose.tensors.repairs import SHAM
+from roundscope.experiments.diagnose.tensors.rows import shares
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.train.gpt import pairs
@@ -29,13 +31,14 @@ TOKENS = 1024  # of a head that are looked at
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
     """What only a run has: the case, the step whose state steps 3 to 6 look at, steps 1 and 2 (None: it never failed), and
-    what became of replays with a repair, by its name.
+    what became of replays with a repair, by its name; rows: `tensors.rows.shares` with the set of step 2 exact, of each layer.
     """
 
     case: Case
     step: int
     replayed: Replayed | None
     survivals: dict[str, Outcome] = field(default_factory=dict)
+    rows: list[np.ndarray] = field(default_factory=list)
 
 
 def subjects(case: Case, step: int, state: Any) -> list[Subject]:
@@ -84,3 +87,16 @@ def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcom
     times = {name: REPEATS if is_random(edit(plans)) else often for name, edit in edits.items()}
     found = iter(replayed.replayer([Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]))
     return {name: Outcome(units=frozenset(), fates=tuple(next(found) for _ in range(times[name]))) for name in edits}
+
+
+def repaired_rows(replayed: Replayed | None, measured: Sequence[Measured], step: int) -> list[np.ndarray]:
+    """What the rows of dS sum to with the set of step 2 exact (`tensors.rows.shares`); nothing without a set that holds."""
+    if replayed is None or replayed.guilty is None or not replayed.holds:
+        return []
+    plans, found = replayed.model.exactly(replayed.guilty.found)(replayed.case.plans(step)), []
+    for m in measured:
+        layer = plans[int(m.layer.name.partition(",")[0].removeprefix("layer "))]
+        own = [layer[int(name)] for name in m.heads]
+        of = {plan: shares(m, plan) for plan in set(own)}
+        found += [np.array([x[i] for i, plan in enumerate(own) if (x := of[plan]) is not None])]
+    return found

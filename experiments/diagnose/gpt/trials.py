@@ -11,12 +11,11 @@ from roundscope.attention.traced_plan import HeadPlans
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.units import reseeded
 from roundscope.experiments.diagnose.replay.fate import Trial
+from roundscope.experiments.diagnose.replay.replayer import shaken
 from roundscope.experiments.train.gpt.interventions import Plans
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer
 from roundscope.experiments.train.groups import Group, plans_at
 from roundscope.experiments.train.settings import Settings
-
-SHAKE = 2.0**-20  # relative change of the weights in a repeat: what a failure must not hang on
 
 
 def plans_of(settings: Settings, trial: Trial, number: int) -> Plans:
@@ -24,15 +23,6 @@ def plans_of(settings: Settings, trial: Trial, number: int) -> Plans:
     plans = plans_at(settings, settings.arms[0], number)
     assert plans is not None
     return reseeded(trial.repeat)(trial.change(plans))
-
-
-def shaken(state: Any, repeat: int) -> Any:
-    """A state with other last bits of its weights; repeat 0: as it is."""
-    if repeat == 0:
-        return state
-    rng = np.random.Generator(np.random.Philox(key=repeat))
-    other = lambda x: (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(np.asarray(x).dtype)  # noqa: E731
-    return replace(state, params=jax.tree.map(other, state.params))
 
 
 class Trials(Group):

@@ -8,7 +8,7 @@ window, which a sham's own fate does not decide.
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from roundscope.experiments.diagnose.replay.store import Store
 AT_ONCE = {"cpu": 4}  # arms in a launch, by JAX's backend: where they cost as much as one after the other, empty places cost most
 MOST = 32
 COMPILERS = 2
+SHAKE = 2.0**-20  # relative change of the weights in a repeat: what a failure must not hang on
 FIRST_SHAM = 1000  # repeats from here on are shams'
 GAP = 64  # numbers of shams that may be missing in a row: those of launches that ended early
 
@@ -170,3 +171,12 @@ class Replayer:
 def limit() -> int:
     """Arms in one launch."""
     return AT_ONCE.get(jax.default_backend(), MOST)
+
+
+def shaken(state: Any, repeat: int) -> Any:
+    """A state with other last bits of its weights; repeat 0: as it is."""
+    if repeat == 0:
+        return state
+    rng = np.random.Generator(np.random.Philox(key=repeat))
+    other = lambda x: (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(np.asarray(x).dtype)  # noqa: E731
+    return replace(state, params=jax.tree.map(other, state.params))

@@ -22,8 +22,8 @@ def document(found: Findings, seconds: float) -> dict[str, Any]:
         "block_q": request.block_q, "block_k": request.block_k, "versions": versions(request.engine), "platform": platform.platform(),
         "seconds": seconds, "digests": {m.layer.name: _digests(m.layer) for m in found.measured},
         "verdict": {
-            "kind": words.kind(found), "first_line": words.first_line(found), "sentence": words.headline(found), "links": [plain(x) for x in words.links(found)],
-            "not_shown": words.not_shown(found),
+            "kind": words.kind(found), "first_line": words.first_line(found), "sentence": words.headline(found),
+            "links": [plain(x) for x in words.links(found)], "not_shown": words.not_shown(found),
         },
         "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
         "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
@@ -39,9 +39,12 @@ def _steps(found: Findings) -> dict[str, Any]:
     arrays = lambda x, fields: {f: getattr(x, f).tolist() for f in fields}  # noqa: E731
     carried = ("pk", "q", "atoms", "flipped_atoms", "share", "permuted", "flipped", "growth")
     summed = ("total", "rms", "a", "p", "smallest")
+    rows = {n: None if x is None else x.tolist() for n, x in zip(names, found.rows, strict=True)}
+    exact = [] if found.run is None else [x.tolist() for x in found.run.rows]
     return {
         "3 carrier": {n: arrays(c, carried) for n, c in zip(names, found.carriers, strict=True)},
         "4 coherence": {n: arrays(c, summed) | {"level": c.level} for n, c in zip(names, found.coherences, strict=True)},
+        "4 rows of dS": plain({"share_of_the_gradient_of_w_q": rows, "with_the_set_exact": exact}),
         "5 origin": {
             "total": plain(o.total), "accounts": {k: plain(b) | {"share": o.share(k)} for k, b in o.accounts.items()}, "origins": o.origins,
             "by_feature": o.features.mean(0).tolist(), "rows_with_several_ones": int(o.several.sum()), "rows": int(o.several.size),

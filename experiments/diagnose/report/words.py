@@ -1,5 +1,7 @@
 """The sentences of the report: one per step, the verdict, and what was not shown."""
 
+import numpy as np
+
 from roundscope.experiments.diagnose.report import words_gpt, words_run
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES
@@ -146,7 +148,22 @@ def coherence(found: Findings) -> str:
     which = ", ".join(f"{x} {y}" for x, y in found.leaning[:6]) + (" and more" if count > 6 else "")
     answer = f"In {count} of {found.coherence.tests} heads: {which}" if count else f"In none of {found.coherence.tests} heads"
     looked = "" if found.furthest == (found.chosen, found.head) else f" Steps 5 and 6 look at {found.where} ({_sum(found)})."
-    return f"Does the error of delta add up over tokens? {answer}. The furthest is {_furthest(found)}.{looked} {smallest(found)}"
+    answer = f"{answer}. The furthest is {_furthest(found)}.{looked}"
+    return f"Does the error of delta add up over tokens? {answer} {smallest(found)} {rows(found)}".rstrip()
+
+
+def rows(found: Findings) -> str:
+    """Step 4: what the rows of dS sum to."""
+    known = [(float(x), i, n) for i, own in enumerate(found.rows) if own is not None for n, x in enumerate(own) if x == x]
+    if not known:
+        return ""
+    most, layer, head = max(known)
+    exact = [] if found.run is None else [float(x) for own in found.run.rows for x in own if x == x]
+    cured = f"; with the set of step 2 exact at most {max(exact):.2g}" if exact else ""
+    return (
+        f"The rows of dS sum to 0 in exact arithmetic; here their sums make {most:.2g} of the gradient of W_Q in "
+        f"{found.named(layer, head)}, {float(np.median([x for x, _, _ in known])):.2g} in the median head{cured}."
+    )
 
 
 def origin(found: Findings) -> str:

@@ -22,7 +22,8 @@ def first_line(r: Replayed) -> str:
         counts = f"exact, {r.guilty.confirmed.count} replays survive, as it was {r.shams.count} (p = {r.p:.1g})"
         if not r.holds:
             return f"{r.verdict}; no small set is shown to be at fault; the best is {_words(r.guilty)}: {counts}"
-        return f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {r.model.repair(r.guilty.found, r.replayer.first)}"
+        repair = r.model.repair(r.guilty.found, r.replayer.first)
+        return f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {repair}"
     counts = f"as it was {last.low.count} replays survive, with everything exact {last.exact.count}"
     return f"{r.verdict}; from step {last.first} to {last.until} {counts}"
 
@@ -49,7 +50,7 @@ def ending(r: Replayed) -> str:
             f"{r.model.place} from there on, or the damage is done before. {r.model.others}"
         )
     if r.cause is Cause.UNDECIDED:
-        return f"Whether it is rounding is not decided: {_tried(r)}. {_outcome(r)}Other seeds of the run may tell (train --seeds)."
+        return f"Whether it is rounding is not decided: {_tried(r)}. A replay fails by {r.model.rule}. Other seeds may tell."
     return found(r)
 
 
@@ -61,10 +62,6 @@ def _tried(r: Replayed) -> str:
         for s in r.sanity
     ]
     return "; ".join(said)
-
-
-def _outcome(r: Replayed) -> str:
-    return f"A replay fails by {r.model.rule}. "
 
 
 def found(r: Replayed) -> str:
@@ -98,10 +95,10 @@ def searched(r: Replayed | None, why: str = "") -> str:
         return f"Which roundings must be exact? Not searched: {why if r is None else r.verdict}."
     g = r.guilty
     by_name = {x.name: x.evidence for x in links(r)}
+    times = "each once" if g.repeats == 1 else f"each {g.repeats} times, and all must survive"
     return (
         f"Which roundings must be exact? {by_name['set']}. {_capital(by_name['controls'])}. Low alone, all else exact, {g.only.count} "
-        f"replays survive{at(g.only)}. {_ties(g)}{_turns(g)}{len(g.outcomes)} sets, {'each once' if g.repeats == 1 else f'each {g.repeats} times'}; "
-        f"{r.arm_steps:,} steps of arms."
+        f"replays survive{at(g.only)}. {_ties(g)}{_turns(g)}{len(g.outcomes)} sets, {times}; {r.arm_steps:,} steps of arms."
     )
 
 

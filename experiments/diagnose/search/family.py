@@ -30,8 +30,9 @@ class Family:
     sites: type[StrEnum]
 
     def over_all(self, kept: frozenset[Any], units: frozenset[Any]) -> bool:
-        """Whether a set is made of events over all places where they round."""
-        return union(whole := self.whole(kept, units), whole) == kept
+        """Whether a set is made of events over all places, of those where something rounds."""
+        whole = self.whole(kept, units)
+        return {u[:2] for u in kept} == {u[:2] for u in units} and union(whole, whole) == kept
 
     def whole(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
         """The events that a set has in all places where they round."""

@@ -18,12 +18,9 @@ def document(found: Found) -> Any:
     """The whole of diagnosis.json, as plain data."""
     r, case = found.replayed, found.case
     verdict = {
-        "kind": words.kind(found),
-        "first_line": words_run.first_line(r),
-        "sentence": words.headline(found),
-        "links": links(found),
+        "kind": words.kind(found), "first_line": words_run.first_line(r), "sentence": words.headline(found), "links": links(found),
         "not_shown": words.not_shown(found),
-    }
+    }  # fmt: skip
     return plain({
         "schema": SCHEMA, "verdict": verdict, "arm": case.own, "config": case.config, "diverged": case.failed, "until": case.until,
         "steps": {

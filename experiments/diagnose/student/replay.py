@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.experiments.diagnose.gpt.trials import shaken
 from roundscope.experiments.diagnose.replay.clock import Clock
 from roundscope.experiments.diagnose.replay.fate import Trial
-from roundscope.experiments.diagnose.replay.replayer import limit
+from roundscope.experiments.diagnose.replay.replayer import limit, shaken
 from roundscope.experiments.diagnose.replay.start import Own
 from roundscope.experiments.diagnose.replay.store import digest
 from roundscope.experiments.diagnose.student.case import Case

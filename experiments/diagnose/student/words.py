@@ -74,7 +74,7 @@ def repaired(found: Found) -> str:
 
 def not_shown(found: Found) -> list[str]:
     """What this diagnosis says nothing of."""
-    c, start, (first, last) = found.case, found.replayed.replayer.first, found.steps
+    start, (first, last) = found.replayed.replayer.first, found.steps
     lines = [
         f"What comes after step {found.replayed.replayer.until} (--until): 'survives' means up to there, from step {start} (--from).",
         "Other seeds and rows: one run was looked at. No part of the set can be left out; a smaller set of other events may exist.",

@@ -14,6 +14,7 @@ from roundscope.experiments.diagnose.tensors.coherence import Coherence, coheren
 from roundscope.experiments.diagnose.tensors.measured import Measured, Subject, by_head, measure, narrow
 from roundscope.experiments.diagnose.tensors.origin import Origin, origin
 from roundscope.experiments.diagnose.tensors.repairs import Outcome, repair
+from roundscope.experiments.diagnose.tensors.rows import shares
 from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, Verdict, effect, verdict
 from roundscope.experiments.errors import bad
 from roundscope.experiments.tensors.layers import Layer
@@ -29,6 +30,7 @@ class Findings:
     """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one layer.
 
     chosen   index of that layer;  head: its head;  base: the plan as it is;  outcomes: the arms
+    rows     by layer and head, what the rows of dS sum to, in parts of the gradient of W_Q (`rows.shares`); None for blocks
     among    how many heads steps 5 and 6 chose from, those that a search names; 0: all
     run      of a run: steps 1 and 2, and the replays of step 6
     """
@@ -43,6 +45,7 @@ class Findings:
     base: Outcome
     outcomes: list[Outcome]
     verdict: Verdict
+    rows: list[np.ndarray | None]
     among: int = 0
     run: RunPart | None = None
 
@@ -110,6 +113,7 @@ def findings(subjects: Sequence[Subject], file: str, progress: Progress, places:
     measured = [measure(x, lambda text: progress(3, text)) for x in subjects]
     carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
     coherences = [_told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured]
+    rows = [_told(progress, 4, m, "rows of dS", lambda m: shares(m, m.request.plan)) for m in measured]
     chosen, head = furthest(coherences, places or _places(measured))
     m, c = measured[chosen], coherences[chosen]
     found = _told(progress, 5, m, f"head {m.heads[head]}", lambda m: origin(m, head))
@@ -117,7 +121,7 @@ def findings(subjects: Sequence[Subject], file: str, progress: Progress, places:
     base, outcomes = repair(m, head, origins, c.level, lambda text: progress(6, text))
     return Findings(
         file=file, measured=measured, carriers=carriers, coherences=coherences, chosen=chosen, head=head, origin=found,
-        base=base, outcomes=outcomes, verdict=verdict(carriers[chosen], head, c, found, base, outcomes), among=len(places),
+        base=base, outcomes=outcomes, verdict=verdict(carriers[chosen], head, c, found, base, outcomes), rows=rows, among=len(places),
     )  # fmt: skip
 
 
