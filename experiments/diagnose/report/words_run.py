@@ -73,7 +73,7 @@ def found(r: Replayed) -> str:
         return f"It is rounding, but no small set is shown: with the best, {_words(g)} exact, it survives in {counts}."
     return (
         f"It survives if {_words(g)} {_is(g)} exact, {size(g)}: {counts}. Low alone, with all else exact, it survives in "
-        f"{g.only.count}. {_ties(g)}"
+        f"{g.only.count}. {_others(g)}"
     ).rstrip()
 
 
@@ -98,7 +98,7 @@ def searched(r: Replayed | None, why: str = "") -> str:
     times = "each once" if g.repeats == 1 else f"each {g.repeats} times, and all must survive"
     return (
         f"Which roundings must be exact? {by_name['set']}. {_capital(by_name['controls'])}. Low alone, all else exact, {g.only.count} "
-        f"replays survive{at(g.only)}. {_ties(g)}{_turns(g)}{len(g.outcomes)} sets, {times}; {r.arm_steps:,} steps of arms."
+        f"replays survive{at(g.only)}. {_others(g)}{_turns(g)}{len(g.outcomes)} sets, {times}; {r.arm_steps:,} steps of arms."
     )
 
 
@@ -136,12 +136,12 @@ def _controls(g: Guilty) -> Link:
     return Link(name="controls", holds=2 * alive < len(g.controls) and g.is_minimal, evidence=f"{random}; {minimal}")
 
 
-def _ties(g: Guilty) -> str:
-    if not g.ties:
+def _others(g: Guilty) -> str:
+    if not g.elsewhere:
         return ""
-    many = len(g.ties) > 1
-    shown = "; or ".join(f"{g.words(o.units)} ({o.count})" for o in g.ties[:3])
-    return f"It is not the only one: {len(g.ties)} other set{'s' if many else ''} no larger survive{'' if many else 's'} too: {shown}. "
+    shown = "; or ".join(f"{g.words(o.units)} ({o.count})" for o in g.elsewhere[:3])
+    many = f"{len(g.elsewhere)} other sets" if len(g.elsewhere) > 1 else "another set"
+    return f"It is not the only one: with {many} exact it survives too, {'the smallest: ' if len(g.elsewhere) > 1 else ''}{shown}. "
 
 
 def _turns(g: Guilty) -> str:

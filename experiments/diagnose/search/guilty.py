@@ -65,6 +65,11 @@ class Guilty:
         return self.family.words(units, self.all_units)
 
     @property
+    def elsewhere(self) -> list[Outcome]:
+        """Sets that survive although they leave some of the set found low, the smallest first: it is not the only one then."""
+        return sorted((o for o in self.outcomes if o.survives and not o.units >= self.found), key=lambda o: len(o.units))
+
+    @property
     def is_minimal(self) -> bool:
         """Whether each element put back alone fails again."""
         return not any(o.survives for _, o in self.without)
