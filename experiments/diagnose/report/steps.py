@@ -34,7 +34,7 @@ def _direction(found: Findings) -> Step:
 def _coherence(found: Findings) -> Step:
     caption = (
         "Above: delta(plan) - delta(exact), summed up over tokens, each head over the deviation that random signs give its whole sum; "
-        "red: the head looked at. The band is for a head chosen blindly. Below: A = |sum| / sqrt(sum of squares); red leans."
+        "red: the head looked at. The band is for a head chosen blindly. Below: A = |sum| / sqrt(sum of squares); red: biased."
     )
     return Step(
         number=4, title="Coherence", sentence=words.coherence(found), pictures=[("Running sums", pictures.coherences(found), caption)]
@@ -45,7 +45,7 @@ def _origin(found: Findings) -> Step:
     plan = found.layer.request.plan
     lead = "" if plan.delta_from == "OUT" else f" Here delta comes from {plan.delta_from}, so `rest` is the difference to rowsum dO O."
     made = [("Accounts", pictures_origin.accounts(found),
-             "Which roundings make the error of delta? Parts of its mean; they add up. Red: leans by itself, to the "
+             "Which roundings make the error of delta? Parts of its mean; they add up. Red: biased by itself, to the "
              f"side of the whole, with a tenth of it or more. Scores: S to exp; row sum: l; P: the operand of P V; OD: OUT's as delta's "
              f"operand.{lead}"),
             ("Features and rows", pictures_origin.features(found),
@@ -91,7 +91,7 @@ def _repairs(found: Findings) -> Step:
     )
     rows = [_row(found, o) for o in (found.base, *found.outcomes)]
     heads = ["arm", "effect", "mean error of delta\nper token", "95 % interval", "A", "p", "rms error", "rms change\nof the output",
-             "heads\nthat lean", "change if exact\n(binary64)", "time,\nemulated", "replay\nsurvives"]  # fmt: skip
+             "heads\nbiased", "change if exact\n(binary64)", "time,\nemulated", "replay\nsurvives"]  # fmt: skip
     return Step(
         number=6, title="Repair", sentence=words.repairs(found), pictures=[("Repairs", pictures.repairs(found), caption)],
         tables=[(heads, rows, [False] * len(rows))],

@@ -172,7 +172,7 @@ def origin(found: Findings) -> str:
     several = f"{int(o.several.sum())} of {o.several.size} rows have several P = 1 in a key tile"
     if found.verdict.kind is Kind.NOTHING:
         return f"What makes the error of {found.where}? It is not biased, so this shows only how a bias would be found. {several}."
-    parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "no account leans by itself"
+    parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "no account is biased by itself"
     evidence = ". ".join(x.evidence[0].upper() + x.evidence[1:] for x in found.verdict.links if x.name in ("P = 1", "sticky"))
     return f"What carries the bias of {found.where}? {parts}. {evidence}. {several}."
 
@@ -206,7 +206,7 @@ def not_shown(found: Findings) -> list[str]:
     ]
     if found.verdict.kind is not Kind.NOTHING:
         others = len(found.leaning) - 1
-        lines.append(f"Steps 5 and 6 look at {found.where} alone{f'; {others} other heads lean too' if others > 0 else ''}.")
+        lines.append(f"Steps 5 and 6 look at {found.where} alone{f'; {others} other heads are biased too' if others > 0 else ''}.")
     if found.layer.request.depends_on_head_number:
         lines.append("The plan rounds stochastically: step 5 draws other random bits than step 4.")
     return lines

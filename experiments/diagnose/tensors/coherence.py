@@ -38,12 +38,12 @@ class Coherence:
 
     @property
     def level(self) -> float:
-        """p below which a head leans: without bias some head of the whole diagnosis does so once in a hundred times."""
+        """p below which a head is biased: without bias some head of the whole diagnosis does so once in a hundred times."""
         return FALSE_ALARMS / max(self.tests, 1)
 
     @property
     def leaning(self) -> np.ndarray:
-        """The heads that lean."""
+        """The heads that are biased."""
         return np.flatnonzero(self.p < self.level)
 
 

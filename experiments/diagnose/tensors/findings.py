@@ -76,7 +76,7 @@ class Findings:
 
     @property
     def leaning(self) -> list[tuple[str, str]]:
-        """(layer, head) of every head that leans."""
+        """(layer, head) of every head that is biased."""
         pairs = zip(self.measured, self.coherences, strict=True)
         return [(m.layer.name, m.heads[i]) for m, c in pairs for i in c.leaning]
 

@@ -78,7 +78,7 @@ class Origin:
 
     @property
     def origins(self) -> list[str]:
-        """Accounts that lean by themselves, to the side of the whole, with at least a tenth of it; the largest first."""
+        """Accounts that are biased by themselves, to the side of the whole, with at least a tenth of it; the largest first."""
         found = [n for n, b in self.accounts.items() if b.p < LEANS and self.share(n) >= COUNTS_FROM and n != "rest"]
         return sorted(found, key=lambda n: -self.share(n))
 

@@ -2,7 +2,7 @@
 
     direction   the atoms' mean cosine is above 99 % of those with flipped signs
     coherence   some head's p is below 0.01 / heads looked at
-    origin      a rounding between P V and the output leans by itself (p < 0.01) to delta's side, with >= 1/10 of the bias
+    origin      a rounding between P V and the output is biased by itself (p < 0.01), to delta's side, with >= 1/10 of the bias
     P = 1       at least half of that rounding's part comes from rows of a key tile with several P = 1
     sticky      at least half of it comes from ties that sticky bits broke
     repair      some repair that is exact in binary64 removes it: the 95 % interval of what remains lies inside a tenth of the
@@ -107,7 +107,7 @@ def _coherence(c: Coherence, head: int, biased: bool) -> Link:
 
 
 def _origin(o: Origin) -> Link:
-    parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "none leans by itself with a tenth of the bias"
+    parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "none is biased by itself with a tenth of the bias"
     return Link(name="origin", holds=o.site is not None, evidence=f"parts of the bias: {parts}")
 
 
