@@ -66,7 +66,7 @@ def diagnose(
     from_: Annotated[
         int | None, typer.Option("--from", help="Of a run: replay from this step; the latest that decides, if left out.", metavar="STEP")
     ] = None,
-    until: Annotated[int | None, typer.Option(help="Of a run: replay up to this step at most; 100 behind the alarm.", metavar="STEP")] = None,
+    until: Annotated[int | None, typer.Option(help="Of a run: replay to this step at most; 100 behind the alarm.", metavar="STEP")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the report and the replays done; diagnose-<source> if left out.")] = None,
     json: Json = False,
 ) -> None:

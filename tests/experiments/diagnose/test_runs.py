@@ -123,8 +123,7 @@ def test_an_exact_set_is_the_run_with_that_change(found):
     [fp32] = found.replayer([Trial(lambda plans: tuple(tuple(base(found.case.settings.config) for _ in row) for row in plans))])
     assert np.array_equal(fp32.losses, whole.losses) and len(whole.losses) == found.replayer.steps
     own = found.own.losses[found.replayer.first - found.own.first :]
-    both = min(len(own), len(low.losses))
-    assert both > 3 and low.losses[:both] == pytest.approx(own[:both], rel=1e-3, nan_ok=True)
+    assert low.losses[:5] == pytest.approx(own[:5], rel=1e-4)  # another width has other last bits, which grow
 
 
 def test_a_learning_rate_that_kills_exact_arithmetic_is_no_rounding(folder, tmp_path):
