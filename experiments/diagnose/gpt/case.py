@@ -18,7 +18,7 @@ from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
 
 MARGIN = 100  # steps that a replay goes on behind the alarm: a failure may come later in it, by other bits
 LONGEST = 5  # margins of the longest window, for failures that come at very different steps
-BACK = (25, 50, 100, 200, 400)  # steps before the failure at which replays may begin
+BACK = (12, 25, 50, 100, 200, 400)  # steps before the failure at which replays may begin
 GREW = "growth"
 
 

@@ -2,6 +2,7 @@
 of the run.
 """
 
+import hashlib
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ class Window:
     state: Any
     watch: dict[str, Any]
     past: np.ndarray
+    sha256: str
     as_it_was: Edit = AS_IT_WAS
     company: int = 0
 
@@ -88,8 +90,8 @@ class Window:
         return tuple((n, structure(plans[0][0])) for n, plans in self._plans(trial) if n < self.case.longest)
 
     def name(self, trial: Trial) -> str:
-        """Of the run, its arm, the state, and the plans of all stages."""
-        run = [plain(self.case.settings.config), repr(self.case.own), self.case.about, self.first, limit(), device("xla"), trial.repeat]
+        """Of the state, the run, and the plans of all stages."""
+        run = [self.sha256, plain(self.case.settings.config), repr(self.case.own), self.first, limit(), trial.repeat]
         return digest(run, repr(self._plans(trial)))
 
     def judge(self, arms: int) -> Judge:
@@ -156,9 +158,8 @@ class Gpt:
         """The arm replayed from the last checkpoint that serves until it fails, its states on the way kept; or what was kept of it."""
         case, first = self.case, self.case.known[0]
         keep = {n for n in (*case.starts, case.looked, first) if n >= first}
-        name = digest("own", plain(case.settings.config), repr(case.settings.arms), case.arm, case.about, first, sorted(keep), case.until,
-                      device("xla"))  # fmt: skip
-        blank = arm(checkpoint.load(case.folder, first)[0], case.arm)
+        state, meta = checkpoint.load(case.folder, first)
+        blank, name = arm(state, case.arm), digest("own", meta["sha256"], repr(case.settings), case.arm, sorted(keep), case.until)
         leaves, tree = jax.tree.flatten(blank)
         kept = self.store.arrays(name)
         if kept is None:
@@ -230,7 +231,8 @@ class Gpt:
         for n in range(first, start):
             watch.update(n, np.array([case.losses.get(n, np.nan)]))
         own = self.states[start] if start in self.states else arm(state, case.arm)
-        return Window(case=case, first=start, state=own, watch=watch.state(), past=past)
+        content = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(own))).hexdigest()
+        return Window(case=case, first=start, state=own, watch=watch.state(), past=past, sha256=content)
 
 
 def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:

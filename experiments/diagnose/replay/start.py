@@ -1,8 +1,9 @@
 """Step 1 of a run, with step 2 behind it: it is replayed, then, from a late state, as it was and with everything exact.
 
-The state is the latest from which the run as it was fails and the exact one survives, each more often than not: the later the
-state, the fewer steps a replay takes, and the less it hangs on last bits. A window ends some time after the last of the failures
-that are seen in it. Where no state decides, all are tried once more with the longest window.
+The state is the latest from which the run as it was fails in all its repeats and the exact one survives in all; without one, that
+where they differ most, if each does so more often than not. The later the state, the fewer steps a replay takes, and the less it
+hangs on last bits. A window ends some time after the last of the failures that are seen in it. Where no state decides, all are tried
+once more with the longest window.
 """
 
 import time
@@ -22,7 +23,7 @@ from roundscope.experiments.diagnose.search.family import Family
 from roundscope.experiments.diagnose.search.guilty import Guilty, guilty
 
 SANITY = 4  # repeats of the run as it was and of the exact one
-SPREADS, SETTLED = 2, 20  # a window goes on for so many spreads of the failures behind the last of them, and at least so many steps
+SPREADS, SETTLED = 2, 12  # a window goes on for so many spreads of the failures behind the last of them, and at least so many steps
 LEVEL = 0.01  # p below which a set survives more often than the run as it was
 
 
@@ -68,6 +69,11 @@ class Sanity:
     def decides(self) -> bool:
         """Whether rounding is to blame, from this state on."""
         return self.fails and self.holds
+
+    @property
+    def difference(self) -> int:
+        """How many more of the repeats fail as they were than with everything exact."""
+        return self.low.failures - self.exact.failures
 
 
 class Model(Protocol):
@@ -183,14 +189,19 @@ def _none(model: Model, folder: Path, clock: Clock) -> Replayer:
 def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Replayer]:
     """States and windows, until one decides: (what was seen from each, what replays from the last)."""
     tried: list[Sanity] = []
+    best: tuple[Sanity, Replayer] | None = None
     for until in dict.fromkeys((model.case.until, model.case.longest)):
         for start in model.case.starts:
             clock.says(1, f"from step {start}: as it was, and everything exact")
             replayer = Replayer(window=model.window(start), until=until, store=store, clock=clock)
             tried.append(_sanity(replayer, model))
-            if tried[-1].decides:
-                replayer.recall()
-                return tried, replayer
+            if tried[-1].decides and (best is None or tried[-1].difference > best[0].difference):
+                best = tried[-1], replayer
+            if tried[-1].difference == SANITY:
+                break
+        if best is not None:
+            best[1].recall()
+            return [*(s for s in tried if s is not best[0]), best[0]], best[1]
         if not any(s.holds for s in tried):
             break  # exact arithmetic fails too: a longer window changes nothing
     return tried, replayer

@@ -6,11 +6,13 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from roundscope.experiments.results.machine import device, versions
 from roundscope.experiments.sweep.storage.schema import explained
 
 NAME = "replays.sqlite"
@@ -22,8 +24,13 @@ TABLES = (
 
 
 def digest(*parts: Any) -> str:
-    """A name for what decides a result."""
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
+    """A name for what decides a result, of this machine and of these versions."""
+    return hashlib.sha256(json.dumps([_here(), *parts], default=str).encode()).hexdigest()[:32]
+
+
+@cache
+def _here() -> tuple[str, dict[str, str]]:
+    return device("xla"), versions("xla")
 
 
 class Store:

@@ -117,7 +117,8 @@ def search(asked: Replays, units: frozenset[Any], family: Family) -> Guilty:
     levels, kept = [], units
     asked.ask([x for x in dict.fromkeys(family.classes(units)) if x and x != units])
     for name, blocks_of in family.levels(units):
-        levels.append(level(asked, name, blocks_of(kept)))
+        is_everywhere = bool(levels) and kept == units
+        levels.append(level(asked, name, blocks_of(kept), is_everywhere))
         kept = union(blocks_of(kept), levels[-1].needed)
     if smaller := [o for o in asked.ties(kept) if len(o.units) < len(kept)]:
         blocks = family.by_site(smaller[0].units)
@@ -130,13 +131,19 @@ def search(asked: Replays, units: frozenset[Any], family: Family) -> Guilty:
     return held_up(asked, tuple(levels), kept, units, family)
 
 
-def level(asked: Replays, name: str, blocks: dict[str, Any]) -> Level:
-    """Few blocks: sets of them are asked for, size by size, and the first that survives is taken; else ddmin."""
+def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool = False) -> Level:
+    """Few blocks: sets of them are asked for, size by size, and the first that survives is taken; else ddmin.
+
+    Where all of them may be needed (is_everywhere: so it was one level up), each is left out alone first: if all these fail, no
+    smaller set need be asked for.
+    """
     ask, names = asked.of_blocks(blocks), list(blocks)
     fewest, most = sets_to_come(len(blocks), FEW)
     asked.expects(fewest + CONTROLS + CONFIRMS, most + CONTROLS + CONFIRMS)
-    every = subsets(names, FEW)
-    needed: Sequence[str] = names
+    every, needed = subsets(names, FEW), names
+    rests = [[x for x in names if x != name] for name in names] if is_everywhere and len(names) > 2 else []
+    if rests and not any(ask(rests, [])):
+        return Level(name=name, blocks=tuple(names), needed=tuple(names))
     for size in sorted({len(s) for s in every}):
         own = [s for s in every if len(s) == size]
         if chosen := next((s for s, good in zip(own, ask(own, []), strict=True) if good), None):
@@ -144,7 +151,7 @@ def level(asked: Replays, name: str, blocks: dict[str, Any]) -> Level:
             break
     if not every:
         needed = ddmin(names, ask)
-    return Level(name=name, blocks=tuple(blocks), needed=tuple(needed))
+    return Level(name=name, blocks=tuple(names), needed=tuple(needed))
 
 
 def held_up(asked: Replays, levels: tuple[Level, ...], kept: Any, units: Any, family: Family) -> Guilty:

@@ -15,7 +15,6 @@ from roundscope.experiments.diagnose.replay.start import Own
 from roundscope.experiments.diagnose.replay.store import digest
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import FAMILY, Units, change, units_of
-from roundscope.experiments.results.machine import device
 from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.follow import Follow
@@ -73,7 +72,7 @@ class Window:
 
     def name(self, trial: Trial) -> str:
         """Of the run, the state and the change."""
-        return digest(key(self.case.config, self.case.own), self.case.origin, self.first, limit(), device("xla"), *trial)
+        return digest(key(self.case.config, self.case.own), self.case.origin, self.first, limit(), *trial)
 
     def judge(self, arms: int) -> Judge:
         """With the losses before the first step."""

@@ -153,7 +153,7 @@ def test_the_set_is_found_from_the_latest_state_with_counts(tmp_path):
     """Catches a first line without events, counts or repair, a count left out, and `are` for one event."""
     r = diagnosis(tmp_path, culprit)
     assert r.cause is Cause.ROUNDING and r.guilty.found == CULPRIT and r.holds and r.replayer.first == 40
-    assert r.replayer.until == 60 + 3 + 1 + 20  # the last of the four failures, and the least number of steps behind it
+    assert r.replayer.until == 60 + 3 + 1 + 12  # the last of the four failures, and the least number of steps behind it
     line = words_run.first_line(r)
     assert line.startswith("rounding in attention; OD in layer 0 is at fault: exact, 8 of 8 replays survive, as it was 0 of ")
     assert line.endswith("Repair: roundscope train --resume run --from 40 --arm 'run=layer=0 head=0,1 site=OD -> fp32' --out run-repaired")
@@ -195,7 +195,7 @@ def test_where_nothing_decides_all_that_was_tried_is_said(tmp_path):
 def test_exact_arithmetic_that_fails_too_is_not_tried_longer(tmp_path):
     """Catches rounding blamed for what exact arithmetic does, and hours of windows that cannot change it."""
     r = diagnosis(tmp_path, lambda first, exact, repeat: 60)
-    assert r.cause is Cause.OTHER and r.guilty is None and [s.until for s in r.sanity] == [81, 81]
+    assert r.cause is Cause.OTHER and r.guilty is None and [s.until for s in r.sanity] == [73, 73]
     assert "4 of 4 with everything exact" in words_run.ending(r)
 
 
@@ -229,3 +229,13 @@ def test_the_time_left_is_that_of_the_replays_to_come():
     clock.done(25, 125.0)
     assert clock.left == (0.0, 0.0)
     assert [spell(s) for s in (3.2, 600, 9000)] == ["3 s", "10 min", "2.5 h"]
+
+
+def test_a_later_state_that_is_less_clear_is_not_preferred(tmp_path):
+    """Catches a search from a state where replays differ between repeats, though from an earlier one they do not."""
+
+    def unclear(first, exact, repeat):
+        return None if exact >= CULPRIT or (first == 40 and repeat == 2) else 60
+
+    r = diagnosis(tmp_path, unclear)
+    assert [(s.first, s.low.failures) for s in r.sanity] == [(40, 3), (0, 4)] and r.replayer.first == 0 and r.guilty.repeats == 1
