@@ -1,12 +1,10 @@
 """`roundscope diagnose`: tensors or a run in; a verdict, report.html and diagnosis.json out."""
 
-import json as json_text
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 
 from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, diagnose
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 from roundscope.experiments.trace.options import Request, request
 
@@ -23,7 +21,6 @@ OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--
 PLAN, PROXY = "qiu-yao", "proxy.sqlite"
 INTERRUPTED = 130
 SELDOM = 30.0  # seconds between two lines where there is no terminal
-Show = Callable[[Any], None]
 
 
 def run(
@@ -41,36 +38,38 @@ def run(
     folder = out if out is not None else Path(_named(path, plan, arm))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
+    from roundscope.experiments.diagnose.report import data, page
+
     start = time.perf_counter()
     try:
         with _progress(1 if is_run else 3) as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if is_run and (path / PROXY).is_file():
-                data, shown = _of_student(path, arm, first, until, folder, progress)
+                said = _of_student(path, arm, first, until, folder, progress)
             else:
                 if is_run:
                     found = _of_run(path, arm, first, until, folder, progress)
                 else:
                     found = _of_file(path, layer, plan or PLAN, causal, progress)
                 progress(LAST, "report")
-                data, shown = _written(found, folder, start), partial(_shown, found, folder)
+                said = data.report(found, time.perf_counter() - start)
+            document = page.written(said, folder)
     except KeyboardInterrupt:
         what = "replays that were done are kept, and the same command goes on" if is_run else "nothing is kept"
         console(stderr=True).print(f"interrupted; {what}")
         raise SystemExit(INTERRUPTED) from None
     if as_json:
-        print_json(data)
+        print_json(document)
     else:
-        shown(data)
+        page.shown(said, folder)
 
 
-def _of_student(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, progress: Progress) -> tuple[Any, Show]:
-    """Of a `roundscope proxy`'s folder: the data, and what shows them."""
-    from roundscope.experiments.diagnose.student import page
-    from roundscope.experiments.diagnose.student.run import diagnose as diagnose_student
+def _of_student(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, progress: Progress) -> Any:
+    """The report of a `roundscope proxy`'s folder."""
+    from roundscope.experiments.diagnose.student import page, run
 
-    found = diagnose_student(path, arm=arm, first=first, until=until, out=folder, progress=progress)
+    found = run.diagnose(path, arm=arm, first=first, until=until, out=folder, progress=progress)
     progress(LAST, "report")
-    return page.written(found, folder), lambda data: page.shown(found, folder)
+    return page.report(found)
 
 
 def _named(path: Path, plan: str | None, arm: str | None) -> str:
@@ -95,36 +94,6 @@ def _request(plan: str, causal: bool) -> Request:
         plan=plan, against="exact", sets=[], inject=[], record=[], engine="numpy", seed=0, block_q=128, block_k=128, scale=None,
         causal=causal,
     )  # fmt: skip
-
-
-def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
-    from roundscope.experiments.diagnose.report import data
-    from roundscope.experiments.diagnose.report import page as report
-    from roundscope.experiments.diagnose.report.steps import steps
-
-    made = steps(found)
-    document = plain(data.document(found, time.perf_counter() - start))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.html").write_text(report.html(found, made, document), encoding="utf-8")
-    (folder / "diagnosis.json").write_text(json_text.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return document
-
-
-def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
-    from roundscope.experiments.diagnose.report import words, words_gpt, words_run
-
-    screen, run = console(), found.run
-    screen.print(f"verdict: {words.first_line(found)}", style="bold", markup=False, soft_wrap=True)
-    screen.print(words.headline(found), markup=False)
-    if said := words.rows(found):
-        screen.print(said, markup=False)
-    if run is not None:
-        for said in filter(None, (words_gpt.replayed(run), words_run.searched(run.replayed, words_gpt.NEVER), words_gpt.survivors(run))):
-            screen.print(said, markup=False)
-    for x in words.links(found):
-        screen.print(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}", markup=False)
-    screen.print(f"{data['seconds']:.1f} s; not shown: {len(data['verdict']['not_shown'])} points, at the end of the report", markup=False)
-    print(f"written: {folder / 'report.html'}, {folder / 'diagnosis.json'}")
 
 
 @contextmanager

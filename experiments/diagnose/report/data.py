@@ -1,10 +1,12 @@
-"""diagnosis.json: the verdict, every number behind it, and digests of what went in."""
+"""The report of tensors, or of a GPT's run: what it says, every number behind it, and digests of what went in."""
 
 import platform
 from typing import Any
 
-from roundscope.experiments.diagnose.report import words
+from roundscope.experiments.diagnose.report import words, words_gpt, words_run
 from roundscope.experiments.diagnose.report.data_run import first_steps, survives
+from roundscope.experiments.diagnose.report.page import Report
+from roundscope.experiments.diagnose.report.steps import steps
 from roundscope.experiments.diagnose.tensors.classes import CLASSES
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.repairs import Outcome
@@ -14,20 +16,57 @@ from roundscope.experiments.trace.data import command_line, digest, versions
 SCHEMA = "roundscope-diagnosis-1"
 
 
+HOW = """Exact: every rounding event of plan and repairs; delta's error up to binary64 sums. The accounts of step 5 replace exact numbers
+by the plan's from the front to the back, so they add up; a part depends on that order where several errors meet. p, intervals and A are
+statistics over tokens. A head is biased if p is below 0.01 divided by the heads looked at; the other rules stand in the table's evidence
+and in experiments/diagnose/tensors/verdict.py."""
+GLOSSARY = {
+    "delta": "rowsum dO O, which the backward of attention subtracts from dP; its error reaches dQ times P K",
+    "atom": "X[T] (P K)[T], the matrix by which token T's error of delta moves the gradient of W_Q",
+    "carrier": "a direction that the atoms of many tokens share, along which their errors can add up",
+    "coherence, A": "|sum| / sqrt(sum of squares) of delta's error over tokens: about 1 for random signs",
+    "rows of dS": "they sum to 0 in exact arithmetic; what rounding leaves of that sum, in parts of the gradient of W_Q",
+    "several P = 1": "a key tile in which a row has its largest score more than once: sums of V then meet ties",
+    "sticky": "a small rest beside a sum that ties, which decides to which side it rounds",
+    "production order": "FlashAttention-2's roundings (fa2-bf16) with this plan's formats of inputs and P",
+    "sham": "a change as large as a repair's, but without its aim: what it cures was no cure",
+    "low alone": "the events found round as in the run while all others are exact",
+}
+
+
+def report(found: Findings, seconds: float) -> Report:
+    """What is said of tensors, or of a GPT's run."""
+    run, request = found.run, found.layer.request
+    about = f"{found.file}, plan {request.plan.name}{', causal' if request.causal else ''}, against exact arithmetic"
+    about += "; steps 1 and 2 replay a training run, which tensors have not" if run is None else ""
+    said = [words.rows(found)]
+    if run is not None:
+        said += [words_gpt.replayed(run), words_run.searched(run.replayed, words_gpt.NEVER), words_gpt.survivors(run)]
+    made, words_of = document(found, seconds), "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
+    return Report(
+        name=found.file, title="Does rounding add up here, and why?" if run is None else "Why did this run fail, and is it rounding?",
+        about=about, first_line=words.first_line(found), kind=words.kind(found), headline=words.headline(found), steps=steps(found),
+        links=words.links(found), unseen=words.not_shown(found), said=[x for x in said if x],
+        how=f"<p class=note>{HOW}</p><h3>Words</h3><ul>{words_of}</ul>", machine=_machine(made), data=made, seconds=seconds,
+    )  # fmt: skip
+
+
 def document(found: Findings, seconds: float) -> dict[str, Any]:
-    """The whole of diagnosis.json, as plain data."""
+    """diagnosis.json, but the verdict."""
     request = found.layer.request
     return {
         "schema": SCHEMA, "command": command_line(), "file": found.file, "plan": request.plan.describe(), "causal": request.causal,
         "block_q": request.block_q, "block_k": request.block_k, "versions": versions(request.engine), "platform": platform.platform(),
         "seconds": seconds, "digests": {m.layer.name: _digests(m.layer) for m in found.measured},
-        "verdict": {
-            "kind": words.kind(found), "first_line": words.first_line(found), "sentence": words.headline(found),
-            "links": [plain(x) for x in words.links(found)], "not_shown": words.not_shown(found),
-        },
         "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
         "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
     }  # fmt: skip
+
+
+def _machine(data: dict[str, Any]) -> list[str]:
+    lines = [f"command    {' '.join(data['command'])}", f"versions   {' '.join(f'{k} {v}' for k, v in data['versions'].items())}",
+             f"platform   {data['platform']}", f"seconds    {data['seconds']:.1f}"]  # fmt: skip
+    return lines + [f"sha256     {name} {role} {digest}" for name, roles in data["digests"].items() for role, digest in roles.items()]
 
 
 def _digests(layer: Any) -> dict[str, str]:

@@ -2,27 +2,20 @@
 
 from typing import Any
 
-from roundscope.experiments.diagnose.report import data_run, words_run
-from roundscope.experiments.diagnose.student import words
+from roundscope.experiments.diagnose.report import data_run
 from roundscope.experiments.diagnose.student.run import Found
 from roundscope.experiments.diagnose.student.units import name
-from roundscope.experiments.diagnose.student.verdict import links
-from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.results.machine import device, versions
 from roundscope.experiments.trace.data import command_line
 
 SCHEMA = "roundscope-proxy-diagnosis-1"
 
 
-def document(found: Found) -> Any:
-    """The whole of diagnosis.json, as plain data."""
+def document(found: Found) -> dict[str, Any]:
+    """diagnosis.json, but the verdict."""
     r, case = found.replayed, found.case
-    verdict = {
-        "kind": words.kind(found), "first_line": words_run.first_line(r), "sentence": words.headline(found), "links": links(found),
-        "not_shown": words.not_shown(found),
-    }  # fmt: skip
-    return plain({
-        "schema": SCHEMA, "verdict": verdict, "arm": case.own, "config": case.config, "diverged": case.failed, "until": case.until,
+    return {
+        "schema": SCHEMA, "arm": case.own, "config": case.config, "diverged": case.failed, "until": case.until,
         "steps": {
             "1 replay": data_run.replay(r),
             "2 search": None if r.guilty is None else data_run.search(r, r.guilty),
@@ -41,4 +34,4 @@ def document(found: Found) -> Any:
         },
         "run": {"command": " ".join(command_line()), "seconds": round(found.seconds, 1), "device": device("xla"),
                 "versions": " ".join(f"{k} {v}" for k, v in versions("xla").items())},
-    })  # fmt: skip
+    }  # fmt: skip

@@ -1,8 +1,6 @@
 """The page of a proxy's diagnosis, and what the terminal shows."""
 
-import json as json_text
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +8,13 @@ from matplotlib.figure import Figure
 
 from roundscope.experiments.diagnose.replay.fate import Outcome
 from roundscope.experiments.diagnose.report import pictures_run, words_run
-from roundscope.experiments.diagnose.report.page import section
+from roundscope.experiments.diagnose.report.page import Report
 from roundscope.experiments.diagnose.report.steps_run import Step, replay_step, search_step
 from roundscope.experiments.diagnose.student import pictures as measured
 from roundscope.experiments.diagnose.student import words
-from roundscope.experiments.diagnose.student.data import document as document_of
+from roundscope.experiments.diagnose.student.data import document
 from roundscope.experiments.diagnose.student.run import SET, Found
 from roundscope.experiments.diagnose.student.verdict import links
-from roundscope.experiments.report.page import document
-from roundscope.experiments.report.terminal import console
 from roundscope.experiments.trace.plots import DOWN, UP
 from roundscope.experiments.train.student.follow import RULE
 
@@ -85,43 +81,23 @@ def _median(o: Outcome) -> str:
     return f"{np.median(steps):.0f}" if steps else ""
 
 
-def html(found: Found, made: list[Step], data: dict[str, Any]) -> str:
-    """The whole page."""
-    title = "Why did this run diverge, and is it rounding?"
-    proof = "".join(f"<li><b>{escape(x.name)}: {'holds' if x.holds else 'does not hold'}</b>. {escape(x.evidence)}." for x in links(found))
-    unseen = "".join(f"<li>{escape(line)}" for line in words.not_shown(found))
-    run = "\n".join(f"{k:<10} {v}" for k, v in data["run"].items())
-    body = (
-        f"<h1>{title}</h1><p class=sub>{escape(words.who(found))}</p><p class=lead>{escape(words.headline(found))}</p>"
-        f"{''.join(section(s) for s in made)}<h2>Verdict: {escape(words.kind(found))}</h2><p>{escape(words.headline(found))}</p>"
-        f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul><h2>How to read it</h2><p class=note>{escape(HOW)}</p>"
-        f"<h2>What was run</h2><pre>{escape(run)}</pre>"
-    )
-    return document(f"Roundscope: diagnosis of {words.who(found)}", body)
+def report(found: Found) -> Report:
+    """What is said of a student's run."""
+    data, r = document(found), found.replayed
+    return Report(
+        name=words.who(found), title="Why did this run diverge, and is it rounding?", about=words.who(found),
+        first_line=words_run.first_line(r), kind=words.kind(found), headline=words.headline(found), steps=steps(found), links=links(found),
+        unseen=words.not_shown(found), said=[_table(found)] if found.tried else [], how=f"<p class=note>{escape(HOW)}</p>",
+        machine=[f"{k:<10} {v}" for k, v in data["run"].items()], data=data, seconds=found.seconds,
+    )  # fmt: skip
 
 
-def written(found: Found, folder: Path) -> Any:
-    """report.html and diagnosis.json in the folder; the data."""
-    data = document_of(found)
-    (folder / "report.html").write_text(html(found, steps(found), data), encoding="utf-8")
-    (folder / "diagnosis.json").write_text(json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return data
-
-
-def shown(found: Found, folder: Path) -> None:
-    """The verdict, its evidence and the repairs on the terminal."""
+def _table(found: Found) -> Any:
+    """The repairs, for the terminal."""
     from rich.table import Table
 
-    screen = console()
-    screen.print(f"verdict: {words_run.first_line(found.replayed)}", style="bold", markup=False, soft_wrap=True)
-    screen.print(words.headline(found), markup=False)
-    for x in links(found):
-        screen.print(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}", markup=False)
     heads, rows, _ = _repairs(found)
-    if rows:
-        made = Table(*(h.replace("\n", " ") for h in heads), box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for row in rows:
-            made.add_row(*row)
-        screen.print(made)
-    screen.print(f"{found.seconds:.0f} s; not shown: {len(words.not_shown(found))} points, at the end of the report", markup=False)
-    print(f"written: {folder / 'report.html'}, {folder / 'diagnosis.json'}")
+    made = Table(*(h.replace("\n", " ") for h in heads), box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in rows:
+        made.add_row(*row)
+    return made
