@@ -24,6 +24,7 @@ from roundscope.experiments.diagnose.search.guilty import Guilty, guilty
 
 SANITY = 4  # repeats of the run as it was and of the exact one
 SPREADS, SETTLED = 2, 12  # a window goes on for so many spreads of the failures behind the last of them, and at least so many steps
+MORE = 2  # earlier states that are tried where one decides, but not in all repeats
 LEVEL = 0.01  # p below which a set survives more often than the run as it was
 
 
@@ -168,7 +169,7 @@ def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
     clock.says(1, "the run as it was")
     own = model.own()
     failed = model.failed(own)
-    tried, replayer = tries(model, Store(folder), clock) if model.units else ([], _none(model, folder, clock))
+    tried, replayer = tries(model, Store(folder), clock) if model.units and failed is not None else ([], _none(model, folder, clock))
     cause = cause_of(failed, tried)
     found = None
     if cause is Cause.ROUNDING:
@@ -197,7 +198,7 @@ def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Repla
             tried.append(_sanity(replayer, model))
             if tried[-1].decides and (best is None or tried[-1].difference > best[0].difference):
                 best = tried[-1], replayer
-            if tried[-1].difference == SANITY:
+            if tried[-1].difference == SANITY or (best is not None and best[0] not in tried[-1 - MORE :]):
                 break
         if best is not None:
             best[1].recall()

@@ -18,7 +18,7 @@ from roundscope.experiments.sweep.storage.schema import explained
 NAME = "replays.sqlite"
 LARGEST = 1 << 26  # bytes of a state that is kept; a larger one is computed again
 TABLES = (
-    "replays (name TEXT PRIMARY KEY, losses BLOB NOT NULL, norms BLOB NOT NULL)",
+    "replayed (name TEXT PRIMARY KEY, losses BLOB NOT NULL, norms BLOB NOT NULL)",
     "states (name TEXT PRIMARY KEY, arrays BLOB NOT NULL)",
 )
 
@@ -52,14 +52,14 @@ class Store:
     def read(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Losses and gradient norms (steps,) of a replay, as far as it went; None if it was not run."""
         with explained(self.path), closing(self._open()) as connection:
-            row = connection.execute("SELECT losses, norms FROM replays WHERE name = ?", (name,)).fetchone()
+            row = connection.execute("SELECT losses, norms FROM replayed WHERE name = ?", (name,)).fetchone()
         return None if row is None else (np.frombuffer(row[0], "<f8"), np.frombuffer(row[1], "<f8"))
 
     def write(self, names: Sequence[str], losses: np.ndarray, norms: np.ndarray) -> None:
         """Those of a launch, (steps, replays), all or none."""
         blobs = [[column.astype("<f8").tobytes() for column in x.T] for x in (losses, norms)]
         with explained(self.path), closing(self._open()) as connection, connection:
-            connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?, ?)", zip(names, *blobs, strict=True))
+            connection.executemany("INSERT OR REPLACE INTO replayed VALUES (?, ?, ?)", zip(names, *blobs, strict=True))
 
     def arrays(self, name: str) -> dict[str, np.ndarray] | None:
         """Arrays that were kept under a name."""
