@@ -74,10 +74,10 @@ def diagnose(
     causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
     arm: Annotated[str | None, typer.Option(help="Of a run: the arm; the one that failed first if left out.", metavar="NAME")] = None,
     from_: Annotated[
-        int | None, typer.Option("--from", help="Of a run: replay from this step; the last checkpoint before the failure.", metavar="STEP")
+        int | None, typer.Option("--from", help="Of a run: replay from this step; the latest that decides, if left out.", metavar="STEP")
     ] = None,
-    until: Annotated[int | None, typer.Option(help="Of a run: replay up to this step; 100 behind the alarm.", metavar="STEP")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for report.html and diagnosis.json; diagnose-<source> if left out.")] = None,
+    until: Annotated[int | None, typer.Option(help="Of a run: replay to this step at most; 100 behind the alarm.", metavar="STEP")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report and the replays done; diagnose-<source> if left out.")] = None,
     json: Json = False,
 ) -> None:
     """Find out why a run failed, or whether rounding adds up in tensors: where it comes from and what repairs it."""

@@ -1,1 +1,1 @@
-"""`roundscope diagnose`: carrier, coherence, origin and repair of an error that adds up, and a verdict."""
+"""`roundscope diagnose`: tensors or a training run in; which rounding events did it, the evidence, and a repair out."""

@@ -1,7 +1,7 @@
 """`roundscope diagnose`: tensors or a run in; a verdict, report.html and diagnosis.json out."""
 
-import json as json_text
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.diagnose import proxy_rows
-from roundscope.experiments.diagnose.findings import Findings, Progress, diagnose
+from roundscope.experiments.diagnose.student import rows
+from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, diagnose
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 from roundscope.experiments.trace.options import Request, request
 
 LAST = 7  # behind the steps of the chain: the writing of the report
 OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--until")
 PLAN = "qiu-yao"
+INTERRUPTED = 130
+SELDOM = 30.0  # seconds between two lines where there is no terminal
 
 
 def run(
@@ -37,38 +39,38 @@ def run(
     folder = out if out is not None else Path(_named(path, plan, arm))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
-    if is_run and proxy_rows.file_of(path) is not None:
-        _proxy(path, arm, first, until, folder, as_json)
-        return
+    from roundscope.experiments.diagnose.report import data, page
+
     start = time.perf_counter()
-    with _progress(1 if is_run else 3) as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        found = _of_run(path, arm, first, until, progress) if is_run else _of_file(path, layer, plan or PLAN, causal, progress)
-        progress(LAST, "report")
-        data = _written(found, folder, start)
-    if as_json:
-        print_json(data)
-    else:
-        _shown(found, folder, data)
-
-
-def _proxy(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, as_json: bool) -> None:
-    """Of a `roundscope proxy`'s folder."""
-    from roundscope.experiments.diagnose import proxy_report
-    from roundscope.experiments.diagnose.proxy_findings import diagnose as diagnose_proxy
-    from roundscope.experiments.studies.framework.command import INTERRUPTED
-
     try:
-        with _progress(1) as progress:
-            found = diagnose_proxy(path, arm=arm, first=first, until=until, out=folder, progress=progress)
-            progress(LAST, "report")
-            data = proxy_report.written(found, folder)
+        with _progress(1 if is_run else 3) as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if is_run and rows.file_of(path) is not None:
+                said = _of_student(path, arm, first, until, folder, progress)
+            else:
+                if is_run:
+                    found = _of_run(path, arm, first, until, folder, progress)
+                else:
+                    found = _of_file(path, layer, plan or PLAN, causal, progress)
+                progress(LAST, "report")
+                said = data.report(found, time.perf_counter() - start)
+            document = page.written(said, folder)
     except KeyboardInterrupt:
-        console(stderr=True).print("interrupted; replays that were done are kept, and the same command goes on")
+        what = "replays that were done are kept, and the same command goes on" if is_run else "nothing is kept"
+        console(stderr=True).print(f"interrupted; {what}")
         raise SystemExit(INTERRUPTED) from None
     if as_json:
-        print_json(data)
+        print_json(document)
     else:
-        proxy_report.shown(found, folder)
+        page.shown(said, folder)
+
+
+def _of_student(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, progress: Progress) -> Any:
+    """The report of a `roundscope proxy`'s folder."""
+    from roundscope.experiments.diagnose.student import page, run
+
+    found = run.diagnose(path, arm=arm, first=first, until=until, out=folder, progress=progress)
+    progress(LAST, "report")
+    return page.report(found)
 
 
 def _named(path: Path, plan: str | None, arm: str | None) -> str:
@@ -82,10 +84,10 @@ def _of_file(path: Path, layer: str | None, plan: str, causal: bool, progress: P
     return diagnose(read_layers(path, layer=layer), asked, path.name, progress)
 
 
-def _of_run(path: Path, arm: str | None, first: int | None, until: int | None, progress: Progress) -> Findings:
-    from roundscope.experiments.diagnose.run_command import diagnose_run
+def _of_run(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, progress: Progress) -> Findings:
+    from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
-    return diagnose_run(path, name=arm, first=first, until=until, progress=progress)
+    return diagnose_run(path, name=arm, first=first, until=until, out=folder, progress=progress)
 
 
 def _request(plan: str, causal: bool) -> Request:
@@ -95,39 +97,12 @@ def _request(plan: str, causal: bool) -> Request:
     )  # fmt: skip
 
 
-def _written(found: Findings, folder: Path, start: float) -> dict[str, Any]:
-    from roundscope.experiments.diagnose import data, report
-    from roundscope.experiments.diagnose.steps import steps
-
-    made = steps(found)
-    document = plain(data.document(found, time.perf_counter() - start))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.html").write_text(report.html(found, made, document), encoding="utf-8")
-    (folder / "diagnosis.json").write_text(json_text.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return document
-
-
-def _shown(found: Findings, folder: Path, data: dict[str, Any]) -> None:
-    from roundscope.experiments.diagnose import words, words_run, words_search
-
-    screen = console()
-    screen.print(f"verdict: {words.kind(found)}", style="bold", markup=False)
-    screen.print(words.headline(found), markup=False)
-    if found.run is not None:
-        for said in filter(None, (words_run.replayed(found.run), words_search.searched(found.run), words_run.survivors(found.run))):
-            screen.print(said, markup=False)
-    for x in found.verdict.links:
-        screen.print(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}", markup=False)
-    screen.print(f"{data['seconds']:.1f} s; not shown: {len(data['verdict']['not_shown'])} points, at the end of the report", markup=False)
-    print(f"written: {folder / 'report.html'}, {folder / 'diagnosis.json'}")
-
-
 @contextmanager
 def _progress(first: int) -> Iterator[Progress]:
-    """Step, what runs and for how long, on a terminal's stderr; gone when done, and nothing elsewhere."""
+    """Step, what runs and what is left, on a terminal's stderr, gone when done; elsewhere a line now and then."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield lambda step, text: None
+        yield _now_and_then()
         return
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -135,3 +110,15 @@ def _progress(first: int) -> Iterator[Progress]:
     with Bar(BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True) as bar:
         task = bar.add_task("reading", total=LAST - first + 1)
         yield lambda step, text: bar.update(task, completed=step - first, description=f"step {step}: {text}" if step < LAST else text)
+
+
+def _now_and_then() -> Progress:
+    """What prints what runs, as a line on stderr, every `SELDOM` seconds."""
+    last = [time.monotonic()]
+
+    def show(step: int, text: str) -> None:
+        if time.monotonic() - last[0] >= SELDOM:
+            last[0] = time.monotonic()
+            print(f"diagnose: step {step}: {text}", file=sys.stderr, flush=True)
+
+    return show

@@ -152,18 +152,21 @@ def watches(arms: int) -> tuple[Watch, Watch]:
     return Watch("loss", arms), Watch("gradient norm", arms, logarithm=True, rise=np.inf, growth=float(np.log(GROWTH)))
 
 
-def norm_growth(norms: np.ndarray) -> int | None:
-    """The step at which the gradient norms (steps,) of a finished run have grown for good, relative to their own past: the first
-    where the median of the last 20 is more than 10 times the lowest such median so far. None if they have not.
-    """
-    watch = watches(1)[1]
-    for step, norm in enumerate(norms):
-        if any(alarm.kind == "growth" for alarm in watch.update(step, np.array([norm]))):
-            return step
-    return None
-
-
 def divergences(found: Sequence[Alarm]) -> dict[int, int]:
     """Arm -> the step at which it has diverged by `RULE`, of alarms of one step of a `Watch`; arms that have not are left out."""
     steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
     return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
+
+
+def growth(norms: np.ndarray) -> list[int | None]:
+    """Of gradient norms (steps, arms) from step 0 on, the first step of each arm at which they have grown for good; None without one.
+
+    That is where the median of the last 20 is more than 10 times the lowest such median before. A norm that is not finite counts as
+    infinitely large. It may come a hundred steps before the loss shows anything; it is no divergence, for a norm can shrink again.
+    """
+    if len(norms) <= RECENT:
+        return [None] * norms.shape[1]
+    windows = np.lib.stride_tricks.sliding_window_view(np.where(np.isfinite(norms), norms, np.inf), RECENT, axis=0)
+    medians = np.median(windows, axis=-1)
+    grown = medians[1:] > GROWTH * np.minimum.accumulate(medians)[:-1]
+    return [int(arm.argmax()) + RECENT if arm.any() else None for arm in grown.T]

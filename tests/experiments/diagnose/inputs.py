@@ -7,7 +7,7 @@ import numpy as np
 
 from roundscope.attention import Plan
 from roundscope.experiments.diagnose.command import _request
-from roundscope.experiments.diagnose.measured import Subject, measure
+from roundscope.experiments.diagnose.tensors.measured import Subject, measure
 from roundscope.experiments.sweep.conditions.inputs import FAMILIES, Source
 from roundscope.experiments.tensors.layers import Layer
 

@@ -6,10 +6,10 @@ import pytest
 from roundscope.attention import Site
 from roundscope.attention.presets import fa2_bf16, preset
 from roundscope.emu.blocks.format import block_format
-from roundscope.experiments.diagnose.accounts import SITES_OF, accounts, head_events
-from roundscope.experiments.diagnose.changes import changes, production_order, stochastic
-from roundscope.experiments.diagnose.measured import Subject, measure
-from roundscope.experiments.diagnose.units import Unit, exactly, is_low, reseeded, units_of
+from roundscope.experiments.diagnose.gpt.units import Unit, exactly, is_low, reseeded, units_of
+from roundscope.experiments.diagnose.tensors.accounts import SITES_OF, accounts, head_events
+from roundscope.experiments.diagnose.tensors.changes import changes, production_order, stochastic
+from roundscope.experiments.diagnose.tensors.measured import Subject, measure
 from roundscope.experiments.trace.options import Request
 from tests.experiments.diagnose.inputs import layer
 

@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.diagnose import proxy_errors, proxy_findings, proxy_repairs, proxy_replay
-from roundscope.experiments.diagnose.proxy_case import case
-from roundscope.experiments.diagnose.proxy_findings import diagnose
-from roundscope.experiments.diagnose.proxy_replay import Replayer, Trial
-from roundscope.experiments.diagnose.proxy_search import Cause
-from roundscope.experiments.diagnose.proxy_units import Unit
+from roundscope.experiments.diagnose.replay import replayer as replaying
+from roundscope.experiments.diagnose.replay.clock import Clock
+from roundscope.experiments.diagnose.replay.fate import Trial
+from roundscope.experiments.diagnose.replay.replayer import Replayer
+from roundscope.experiments.diagnose.replay.start import Cause
+from roundscope.experiments.diagnose.student import errors as proxy_errors
+from roundscope.experiments.diagnose.student import repairs as proxy_repairs
+from roundscope.experiments.diagnose.student import replay as proxy_replay
+from roundscope.experiments.diagnose.student import run as proxy_findings
+from roundscope.experiments.diagnose.student.case import case
+from roundscope.experiments.diagnose.student.run import diagnose
+from roundscope.experiments.diagnose.student.units import Unit
 from roundscope.experiments.train.student.sites import Site
 
 WORDS = ["depth=2", "width=32", "ratio=1", "batch=32", "steps=26", "lr=1e-4"]
@@ -35,6 +41,7 @@ def quick(folder, out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proxy_repairs, "texts", lambda case: REPAIRS)
         patch.setattr(proxy_errors, "STEPS", 3)
+        patch.setattr(replaying, "limit", lambda: 2)
         patch.setattr(proxy_replay, "limit", lambda: 2)
         return diagnose(folder, arm=None, first=None, until=None, out=out, progress=silent)
 
@@ -88,7 +95,8 @@ def test_repairs_that_reach_the_event_avert_it_and_no_others(found):
 def test_without_anything_left_to_do_nothing_is_replayed(found, monkeypatch):
     """Catches replays that are not kept, or kept under a name that another replay has."""
     r = found.replayed.replayer
-    again = Replayer(case=r.case, begin=r.begin, folder=r.folder, progress=silent)
+    again = Replayer(window=r.window, until=r.until, store=r.store, clock=Clock(silent))
+    monkeypatch.setattr(replaying, "limit", lambda: 2)
     monkeypatch.setattr(proxy_replay, "limit", lambda: 2)
     trials = [Trial(text, n) for text in ("", "-> fp32") for n in range(4)]
     monkeypatch.setattr(proxy_replay, "advance", None)

@@ -13,12 +13,12 @@ import pytest
 from roundscope.emu.blocks.api import round_blocks
 from roundscope.emu.blocks.format import block_format
 from roundscope.emu.rounding.modes import BF16, BINARY32
-from roundscope.experiments.diagnose.proxy_case import Case, case
-from roundscope.experiments.diagnose.proxy_errors import GRADIENT, coherence, errors, only
-from roundscope.experiments.diagnose.proxy_origin import operands, origin
-from roundscope.experiments.diagnose.proxy_repairs import spelled, texts
-from roundscope.experiments.diagnose.proxy_rows import Row, read
-from roundscope.experiments.diagnose.proxy_units import (
+from roundscope.experiments.diagnose.student.blocks import operands, origin
+from roundscope.experiments.diagnose.student.case import Case, case
+from roundscope.experiments.diagnose.student.errors import GRADIENT, coherence, errors, only
+from roundscope.experiments.diagnose.student.repairs import spelled, texts
+from roundscope.experiments.diagnose.student.rows import Row, read
+from roundscope.experiments.diagnose.student.units import (
     Unit,
     change,
     format_of,

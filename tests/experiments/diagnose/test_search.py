@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from roundscope.experiments.diagnose.replay import Fate
-from roundscope.experiments.diagnose.search import (
-    Outcome,
+from roundscope.experiments.diagnose.replay.fate import Fate, Outcome
+from roundscope.experiments.diagnose.search.ddmin import (
     Replays,
     ddmin,
     halves,

@@ -9,11 +9,11 @@ import pytest
 
 from roundscope.attention import Plan, Site, Stabiliser
 from roundscope.emu.api import round_to
-from roundscope.experiments.diagnose.accounts import accounts, head_events
-from roundscope.experiments.diagnose.carrier import carrier
-from roundscope.experiments.diagnose.coherence import coherence, flips
-from roundscope.experiments.diagnose.measured import exact_twin, one_head
-from roundscope.experiments.diagnose.origin import origin
+from roundscope.experiments.diagnose.tensors.accounts import accounts, head_events
+from roundscope.experiments.diagnose.tensors.carrier import carrier
+from roundscope.experiments.diagnose.tensors.coherence import coherence, flips
+from roundscope.experiments.diagnose.tensors.measured import exact_twin, one_head
+from roundscope.experiments.diagnose.tensors.origin import origin
 from roundscope.experiments.tensors.layers import Layer
 from tests.experiments.diagnose.inputs import layer, measured, narrowed
 

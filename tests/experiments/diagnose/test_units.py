@@ -7,13 +7,8 @@ import pytest
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.traced_plan import structure
-from roundscope.experiments.diagnose import guilty
-from roundscope.experiments.diagnose.changes import changes, noise
-from roundscope.experiments.diagnose.guilty import CONTROLS, search
-from roundscope.experiments.diagnose.measured import OUTPUT_SITES
-from roundscope.experiments.diagnose.replay import Fate
-from roundscope.experiments.diagnose.search import Outcome, Replays
-from roundscope.experiments.diagnose.units import (
+from roundscope.experiments.diagnose.gpt.units import (
+    FAMILY,
     Unit,
     change_words,
     exactly,
@@ -22,6 +17,13 @@ from roundscope.experiments.diagnose.units import (
     unit_words,
     units_of,
 )
+from roundscope.experiments.diagnose.replay.clock import Clock
+from roundscope.experiments.diagnose.replay.fate import Fate, Outcome
+from roundscope.experiments.diagnose.search import guilty
+from roundscope.experiments.diagnose.search.ddmin import Replays
+from roundscope.experiments.diagnose.search.guilty import CONTROLS, search
+from roundscope.experiments.diagnose.tensors.changes import changes, noise
+from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 
@@ -97,7 +99,7 @@ def test_one_event_of_one_head_is_named():
     """Catches a search that ends at layers, heads or sites although one event of one head is it."""
     units = units_of(plans_of(CONFIG))
     culprit = Unit(1, 0, Site.PV)
-    g = search(planted(units, lambda x: culprit in x), units)
+    g = search(planted(units, lambda x: culprit in x), units, FAMILY)
     assert g.found == {culprit} and (g.size, g.of) == (1, 72) and g.is_minimal
     assert len(g.controls) == CONTROLS and not any(o.survives for o in g.controls)
     assert g.ties == () and g.turns == ()
@@ -107,7 +109,7 @@ def test_an_event_needed_in_every_head_is_named_over_all():
     """Catches a list of heads where the event is at fault everywhere, and controls of another size than the set."""
     units = units_of(plans_of(Config(layers=4, heads=4, width=16, context=8, plan="qiu-yao")))
     need = {u for u in units if u.site in (Site.S, Site.SCALED)}
-    g = search(planted(units, lambda x: need <= x), units)
+    g = search(planted(units, lambda x: need <= x), units, FAMILY)
     assert g.found == need and (g.size, g.of) == (2, 18) and [x.name for x in g.levels] == ["layers", "heads", "events"]
     assert all(len(o.units) == len(need) for o in g.controls)
 
@@ -116,7 +118,7 @@ def test_two_heads_with_different_events():
     """Catches a product of heads and events where each head needs its own event alone."""
     units = units_of(plans_of(CONFIG))
     need = {Unit(0, 1, Site.P), Unit(1, 1, Site.O)}
-    g = search(planted(units, lambda x: need <= x), units)
+    g = search(planted(units, lambda x: need <= x), units, FAMILY)
     assert g.found == need and g.is_minimal and (g.size, g.of) == (2, 72)
 
 
@@ -124,7 +126,7 @@ def test_ties_are_told_and_the_smallest_is_taken():
     """Catches a set of a whole layer where one event of another layer would do."""
     units = units_of(plans_of(CONFIG))
     first = {u for u in units if u.layer == 0 and u.site is Site.V}
-    g = search(planted(units, lambda x: first <= x or Unit(1, 1, Site.K) in x), units)
+    g = search(planted(units, lambda x: first <= x or Unit(1, 1, Site.K) in x), units, FAMILY)
     assert g.found == {Unit(1, 1, Site.K)}
     assert g.only.survives == (first <= units - g.found)
 
@@ -135,14 +137,14 @@ def test_a_set_that_survives_by_luck_is_not_believed(lucky, monkeypatch):
     units = units_of(plans_of(CONFIG))
     culprit, chance = Unit(1, 1, Site.O), Unit(0, 0, Site.Q)
 
-    def often(w, sets, times, progress):
+    def often(replayer, exactly, sets, times):
         good = lambda x, r: culprit in x or (lucky and r == 0 and chance in x)  # noqa: E731
         fate = lambda x, r: Fate(failed=None if good(x, r) else 7, losses=np.zeros(1))  # noqa: E731
         return [Outcome(units=x, fates=tuple(fate(x, r) for r in times)) for x in sets]
 
     monkeypatch.setattr(guilty, "often", often)
-    low, exact = often(None, [frozenset(), units], range(4), None)
-    g = guilty.guilty(SimpleNamespace(case=SimpleNamespace(is_random=False)), units, low, exact, None)
+    low, exact = often(None, None, [frozenset(), units], range(4))
+    g = guilty.guilty(SimpleNamespace(clock=Clock(lambda step, text: None)), FAMILY, None, units, low, exact, False)
     assert g.found == {culprit} and g.holds and g.repeats == (3 if lucky else 1)
     assert not any(chance in o.units and culprit not in o.units and o.survives for o in g.outcomes)
 

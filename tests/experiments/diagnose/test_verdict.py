@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan
-from roundscope.experiments.diagnose.coherence import Bias
-from roundscope.experiments.diagnose.findings import diagnose
-from roundscope.experiments.diagnose.repairs import Arm, Outcome
-from roundscope.experiments.diagnose.verdict import Effect, Kind, effect
+from roundscope.experiments.diagnose.tensors.coherence import Bias
+from roundscope.experiments.diagnose.tensors.findings import diagnose
+from roundscope.experiments.diagnose.tensors.repairs import Arm, Outcome
+from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, effect
 from tests.experiments.diagnose.inputs import layer, narrowed, request
 
 
@@ -98,7 +98,7 @@ def test_rounding_toward_zero_leans_but_is_not_the_chain():
 
 def test_random_tensors_have_no_bias():
     """Catches false alarms, and a verdict that does not say what it would have seen."""
-    from roundscope.experiments.diagnose import words
+    from roundscope.experiments.diagnose.report import words
 
     f = found(layer("gaussian", t=128))
     assert f.verdict.kind is Kind.NOTHING

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.train.divergence import followed
-from roundscope.experiments.train.spikes import IN_A_ROW, Watch, divergences, norm_growth, watches
+from roundscope.experiments.train.spikes import IN_A_ROW, Watch, divergences, growth, watches
 
 
 def curve(steps, arms=1, noise=0.05, seed=0, tails=None):
@@ -136,11 +136,11 @@ def test_norms_that_grow_are_told_of_long_before_the_loss():
     """No alarm but the loss's, for a norm that went from 0.6 to 10^5; or one for a spike, a jump below tenfold, norms that fall."""
     values = grown()
     found = alarms(values, watches(4)[1])
-    [growth] = [a for a in found if a.kind == "growth"]
+    [alarm] = [a for a in found if a.kind == "growth"]
     # the median of 20 is half of that behind, and the noise that the lowest median has seen is a little below 1
-    assert growth.arm == 1 and 195 <= growth.step <= 215 and growth.limit < growth.value
-    assert [norm_growth(column) for column in values.T] == [None, growth.step, None, None]
-    assert growth.diverged is None and growth.delay == 20
+    assert alarm.arm == 1 and 195 <= alarm.step <= 215 and alarm.limit < alarm.value
+    assert growth(values) == [None, alarm.step, None, None]
+    assert alarm.diverged is None and alarm.delay == 20
 
 
 def test_growth_goes_on_through_a_checkpoint():

@@ -1,0 +1,1 @@
+"""The GPT: its units (layer, head, event), its run, its replays."""

@@ -1,0 +1,252 @@
+"""Replays of a GPT's arm: as it was among the arms of its run, and changed, from one of its states, judged by the rules and the past
+of the run.
+"""
+
+import hashlib
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from roundscope.attention.traced_plan import structure
+from roundscope.experiments.diagnose.gpt.case import Case
+from roundscope.experiments.diagnose.gpt.trials import Trials, copies, plans_of
+from roundscope.experiments.diagnose.gpt.units import FAMILY, Edit, Units, change_words, exactly
+from roundscope.experiments.diagnose.replay.clock import Clock
+from roundscope.experiments.diagnose.replay.fate import Trial
+from roundscope.experiments.diagnose.replay.replayer import limit
+from roundscope.experiments.diagnose.replay.start import Own
+from roundscope.experiments.diagnose.replay.store import Store, digest
+from roundscope.experiments.results.machine import device
+from roundscope.experiments.train import checkpoint
+from roundscope.experiments.train.groups import Group, numbers
+from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.settings import plain
+from roundscope.experiments.train.spikes import Watch, divergences, growth
+from roundscope.experiments.train.state import arm, pick
+
+EVERY = {"cpu": 5}  # steps between two looks at the device, by JAX's backend
+SELDOM = 25
+AGAIN = 10  # steps of a second replay, where the log is of another device
+AS_IT_WAS: Edit = lambda plans: plans  # noqa: E731
+
+
+class Judge:
+    """Follows arms by the run's rule for losses (of a run that only spiked, its rule of spikes) and, where the run's gradient norm
+    grew, by the rule of growth: an arm has failed at the first step of either.
+    """
+
+    def __init__(self, case: Case, watch: dict[str, Any], past: np.ndarray, arms: int) -> None:
+        self.case, self.first = case, len(past)
+        self.spikes = case.failure is not None and case.failure.kind == "spike"
+        self.watch = Watch("loss", arms)
+        self.watch.restore(watch, [0] * arms)
+        self.norms = np.repeat(past[:, None], arms, axis=1)
+        self.failed: list[int | None] = [None] * arms
+
+    def update(self, first: int, losses: np.ndarray, norms: np.ndarray) -> None:
+        """Losses and gradient norms (steps, arms) of the steps from `first` on."""
+        for number, row in enumerate(losses, start=first):
+            alarms = self.watch.update(number, row)
+            for a, step in ({x.arm: x.step for x in alarms} if self.spikes else divergences(alarms)).items():
+                self._fails(a, step)
+        self.norms = np.concatenate([self.norms, norms])
+        if self.case.grown is not None:
+            for a, grown in enumerate(growth(self.norms)):
+                if grown is not None and grown >= self.first:
+                    self._fails(a, grown)
+
+    def _fails(self, a: int, step: int) -> None:
+        now = self.failed[a]
+        self.failed[a] = step if now is None else min(now, step)
+
+    def end(self, steps: int) -> None:
+        """Nothing: both rules know at each step what they say of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Where changed arms begin: the arm's state before step `first`, what the spike rule remembers, the gradient norms so far."""
+
+    case: Case
+    first: int
+    state: Any
+    watch: dict[str, Any]
+    past: np.ndarray
+    sha256: str
+    as_it_was: Edit = AS_IT_WAS
+    company: int = 0
+
+    def _plans(self, trial: Trial) -> list[Any]:
+        settings = copies(self.case, 1)
+        firsts = sorted({self.first, *(n for n, _ in settings.at if n > self.first)})
+        return [(n, plans_of(settings, trial, n)) for n in firsts]
+
+    def group(self, trial: Trial) -> Hashable:
+        """The structure of its plans."""
+        return tuple((n, structure(plans[0][0])) for n, plans in self._plans(trial) if n < self.case.longest)
+
+    def name(self, trial: Trial) -> str:
+        """Of the state, the run, and the plans of all stages."""
+        run = [self.sha256, plain(self.case.settings.config), repr(self.case.own), self.first, limit(), trial.repeat]
+        return digest(run, repr(self._plans(trial)))
+
+    def judge(self, arms: int) -> Judge:
+        """With the past of the run."""
+        return Judge(self.case, self.watch, self.past, arms)
+
+    def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Losses and gradient norms of the trials, vmapped."""
+        group, batches = Trials(self.case, trials, self.state), batches_of(copies(self.case, 1))
+        every = EVERY.get(jax.default_backend(), SELDOM)
+        for start in range(self.first, until, every):
+            steps = range(start, min(start + every, until))
+            seen = [group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}) for n in steps]
+            losses, norms = np.asarray(jax.device_get(seen), float).swapaxes(0, 1)
+            yield losses, norms
+
+
+@dataclass(slots=True, kw_only=True)
+class Gpt:
+    """A GPT's arm as `replay.start` wants a model; states: those of its replay, by step."""
+
+    case: Case
+    store: Store
+    clock: Clock
+    states: dict[int, Any]
+    place: str = " in attention"
+    family: Any = FAMILY
+
+    @property
+    def units(self) -> Units:
+        """All units that are low in some step of the window."""
+        return self.case.units  # type: ignore[no-any-return]
+
+    @property
+    def others(self) -> str:
+        """What comes to mind where rounding is not it."""
+        return f"The learning rate, {self.case.own.lr:g}, comes to mind first; then data and the linear layers."
+
+    @property
+    def rule(self) -> str:
+        """By what a replay fails."""
+        return "its loss" if self.case.grown is None else "its gradient norm, ten times its lowest, or its loss"
+
+    def repair(self, units: Units, first: int) -> str:
+        """A branch of the run from step `first` on with these units exact."""
+        name, change = self.case.own.name, change_words(units)
+        return f"roundscope train --resume {self.case.folder} --from {first} --arm '{name}={change}' --out {self.case.folder.name}-repaired"
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the arm's plan draws random bits."""
+        return self.case.is_random
+
+    @property
+    def same_device(self) -> bool:
+        """Whether the log was written on a device like this one."""
+        return str(self.case.about["device"]).startswith(device("xla"))
+
+    def exactly(self, units: Collection[Any]) -> Edit:
+        """The edit that makes units exact."""
+        return exactly(units)
+
+    def own(self) -> Own:
+        """The arm replayed from the last checkpoint that serves until it fails, its states on the way kept; or what was kept of it."""
+        case, first = self.case, self.case.known[0]
+        keep = {n for n in (*case.starts, case.looked, first) if n >= first}
+        state, meta = checkpoint.load(case.folder, first)
+        blank, name = arm(state, case.arm), digest("own", meta["sha256"], repr(case.settings), case.arm, sorted(keep), case.until)
+        leaves, tree = jax.tree.flatten(blank)
+        kept = self.store.arrays(name)
+        if kept is None:
+            losses, norms, self.states = self._replay(first, case.until, keep)
+            again = self.equal(first, losses) or self._again(first, losses)
+            named = {f"{n} {i}": np.asarray(x) for n, state in self.states.items() for i, x in enumerate(jax.tree.leaves(state))}
+            self.store.keep(name, named | {"losses": losses, "norms": norms, "again": np.array(again)})
+            return Own(first=first, losses=losses, norms=norms, again=again)
+        steps = {int(n.partition(" ")[0]) for n in kept if " " in n}
+        self.states = {n: jax.tree.unflatten(tree, [kept[f"{n} {i}"] for i in range(len(leaves))]) for n in steps}
+        return Own(first=first, losses=kept["losses"], norms=kept["norms"], again=bool(kept["again"]))
+
+    def _replay(self, first: int, until: int, keep: Collection[int]) -> tuple[np.ndarray, np.ndarray, dict[int, Any]]:
+        """With the run's own arms of one executable, as they were: the same bits on the same device. Ends where the arm has failed."""
+        case = self.case
+        members = next(group for group in numbers(case.settings) if case.arm in group)
+        state, meta = checkpoint.load(case.folder, first)
+        group, batches = Group(case.settings, members, pick(state, members)), batches_of(case.settings)
+        column, states, every = members.index(case.arm), {}, EVERY.get(jax.default_backend(), SELDOM)
+        judge, found = self._judge(first, meta), []
+        for start in range(first, until, every):
+            seen = []
+            for n in range(start, min(start + every, until)):
+                if n in keep:
+                    states[n] = jax.tree.map(lambda leaf: leaf[column], jax.device_get(group.state))
+                seen.append(group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}))
+            found.append(np.asarray(jax.device_get(seen), float)[:, :, column])
+            judge.update(start, *(x[:, None] for x in found[-1].T))
+            self.clock.advance(len(members) * len(seen))
+            if judge.failed[0] is not None and start + every > max(keep, default=0):
+                break
+        losses, norms = np.concatenate(found).T
+        return losses, norms, states
+
+    def _again(self, first: int, losses: np.ndarray) -> bool:
+        """Whether some steps of a second replay have the same bits."""
+        second, _, _ = self._replay(first, first + AGAIN, ())
+        return np.array_equal(second, losses[: len(second)], equal_nan=True)
+
+    def equal(self, first: int, losses: np.ndarray) -> bool:
+        """Whether the log has these losses, bit for bit: they were computed twice, then."""
+        logged = [self.case.losses.get(n, np.inf) for n in range(first, first + len(losses))]
+        return all(same(a, b) for a, b in zip(logged, losses, strict=True))
+
+    def alike(self, own: Own) -> tuple[int, int]:
+        """Losses of the log that the replay has with the same bits, and all that both have."""
+        steps = [n for n in range(own.first, own.first + len(own.losses)) if n in self.case.losses]
+        return sum(same(self.case.losses[n], own.losses[n - own.first]) for n in steps), len(steps)
+
+    def failed(self, own: Own) -> int | None:
+        """The step at which the replayed arm failed."""
+        judge = self._judge(own.first, checkpoint.load(self.case.folder, own.first)[1])
+        judge.update(own.first, own.losses[:, None], own.norms[:, None])
+        return judge.failed[0]
+
+    def _judge(self, first: int, meta: dict[str, Any]) -> Judge:
+        return Judge(self.case, _of_arm(meta, self.case.arm), self._past(first), 1)
+
+    def _past(self, first: int) -> np.ndarray:
+        return np.array([self.case.norms.get(n, np.nan) for n in range(first)], float)
+
+    def window(self, start: int) -> Window:
+        """Where arms begin that leave the run at step `start`: from its replay, or from a checkpoint before it."""
+        case = self.case
+        first = max(n for n in case.known if n <= start)
+        state, meta = checkpoint.load(case.folder, first)
+        watch, past = Watch("loss", 1), self._past(start)
+        watch.restore(meta["watch"][0], [case.arm])
+        for n in range(first, start):
+            watch.update(n, np.array([case.losses.get(n, np.nan)]))
+        own = self.states[start] if start in self.states else arm(state, case.arm)
+        content = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(own))).hexdigest()
+        return Window(case=case, first=start, state=own, watch=watch.state(), past=past, sha256=content)
+
+
+def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:
+    """What the spike rule kept of one arm's loss."""
+    watch = Watch("loss", 1)
+    watch.restore(meta["watch"][0], [number])
+    return watch.state()
+
+
+def same(logged: float, found: float) -> bool:
+    """Whether two losses have the same bits, or neither is finite."""
+    return logged == float(found) or not (np.isfinite(logged) or np.isfinite(found))
+
+
+def gpt(case: Case, folder: Path, clock: Clock) -> Gpt:
+    """A GPT's arm, its results kept in the folder."""
+    return Gpt(case=case, store=Store(folder), clock=clock, states={})

@@ -1,0 +1,102 @@
+"""Steps 3 to 6 of a run: q, k, v, dO and X of an arm's state as subjects, and the replays of the repairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention import Plan
+from roundscope.attention.presets import exact
+from roundscope.experiments.diagnose.gpt.case import Case
+from roundscope.experiments.diagnose.gpt.units import Edit, by_head, everywhere, is_random
+from roundscope.experiments.diagnose.replay.fate import Outcome, Trial
+from roundscope.experiments.diagnose.replay.start import Cause, Replayed
+from roundscope.experiments.diagnose.search.guilty import REPEATS
+from roundscope.experiments.diagnose.tensors.changes import changes, noise
+from roundscope.experiments.diagnose.tensors.measured import Measured, Subject
+from roundscope.experiments.diagnose.tensors.repairs import SHAM
+from roundscope.experiments.diagnose.tensors.rows import shares
+from roundscope.experiments.tensors.layers import Layer
+from roundscope.experiments.trace.options import Request
+from roundscope.experiments.train.gpt import pairs
+from roundscope.experiments.train.gpt.plans import by_layer
+from roundscope.experiments.train.gpt.step import plans_at
+from roundscope.experiments.train.groups import linears_at
+from roundscope.experiments.train.loop import batches_of
+
+TOKENS = 1024  # of a head that are looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """What only a run has: the case, the step whose state steps 3 to 6 look at, steps 1 and 2 (None: it never failed), and
+    what became of replays with a repair, by its name; rows: `tensors.rows.shares` with the set of step 2 exact, of each layer.
+    """
+
+    case: Case
+    step: int
+    replayed: Replayed | None
+    survivals: dict[str, Outcome] = field(default_factory=dict)
+    rows: list[np.ndarray] = field(default_factory=list)
+
+
+def subjects(case: Case, step: int, state: Any) -> list[Subject]:
+    """Every layer at a state (of one arm), on the batch of its step and those after it; its heads apart where their plans differ."""
+    config, plans = case.settings.config, case.plans(step)
+    batches = batches_of(case.settings)[case.own.seed]
+    tokens = np.concatenate([batches.batch(step + i) for i in range(max(1, TOKENS // (config.batch * config.context)))])
+    table = plans_at(by_layer(plans), np.int32(step))
+    assert table is not None
+    read = pairs.read(state.params, tokens, table, config, linears_at(case.settings, case.own, step))
+    x, *rest = (np.asarray(leaf)[:, : max(1, TOKENS // config.context)] for leaf in read)
+    found = []
+    for i, row in enumerate(plans):
+        different = list(dict.fromkeys(row))
+        for number, plan in enumerate(different):
+            heads = tuple(n for n, own in enumerate(row) if own == plan)
+            q, k, v, do = (np.ascontiguousarray(leaf[i][:, :, list(heads)]) for leaf in rest)
+            name = f"layer {i}" + (f", plan {number + 1}" if len(different) > 1 else "")
+            found.append(Subject(layer=Layer(name=name, q=q, k=k, v=v, do=do), request=_request(plan, config.tile), x=x[i], numbers=heads))
+    return found
+
+
+def _request(plan: Plan, tile: int) -> Request:
+    return Request(plan=plan, against=exact(), block_q=tile, block_k=tile, causal=True)
+
+
+def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tuple[int, int]]:
+    """(subject, head) of every head in which some event must be exact."""
+    if replayed is None or replayed.guilty is None or not replayed.holds:
+        return []
+    names = by_head(replayed.guilty.found)
+    own = lambda x, head: f"{x.layer.name.partition(',')[0]}, head {head}"  # noqa: E731
+    return [(i, n) for i, x in enumerate(subjects) for n, head in enumerate(x.heads) if own(x, head) in names]
+
+
+def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcome]:
+    """What becomes of the window under each repair and the sham; nothing where no rounding is at fault."""
+    if replayed is None or replayed.cause is not Cause.ROUNDING:
+        return {}
+    plans = replayed.case.plans(replayed.case.until)
+    flat = list(dict.fromkeys(plan for row in plans for plan in row))
+    edits: dict[str, Edit] = {name: everywhere(change) for name, change in changes(flat, origins).items()}
+    if noise(plans) is not None:
+        edits[SHAM] = lambda plans: noise(plans) or plans
+    often = 1 if replayed.guilty is None else replayed.guilty.repeats
+    times = {name: REPEATS if is_random(edit(plans)) else often for name, edit in edits.items()}
+    found = iter(replayed.replayer([Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]))
+    return {name: Outcome(units=frozenset(), fates=tuple(next(found) for _ in range(times[name]))) for name in edits}
+
+
+def repaired_rows(replayed: Replayed | None, measured: Sequence[Measured], step: int) -> list[np.ndarray]:
+    """What the rows of dS sum to with the set of step 2 exact (`tensors.rows.shares`); nothing without a set that holds."""
+    if replayed is None or replayed.guilty is None or not replayed.holds:
+        return []
+    plans, found = replayed.model.exactly(replayed.guilty.found)(replayed.case.plans(step)), []
+    for m in measured:
+        layer = plans[int(m.layer.name.partition(",")[0].removeprefix("layer "))]
+        own = [layer[int(name)] for name in m.heads]
+        of = {plan: shares(m, plan) for plan in set(own)}
+        found += [np.array([x[i] for i, plan in enumerate(own) if (x := of[plan]) is not None])]
+    return found

@@ -1,0 +1,48 @@
+"""Trials: copies of one arm of a run that begin at its state and go on with edited plans, vmapped."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from roundscope.attention.traced_plan import HeadPlans
+from roundscope.experiments.diagnose.gpt.case import Case
+from roundscope.experiments.diagnose.gpt.units import reseeded
+from roundscope.experiments.diagnose.replay.fate import Trial
+from roundscope.experiments.diagnose.replay.replayer import shaken
+from roundscope.experiments.train.gpt.interventions import Plans
+from roundscope.experiments.train.gpt.plans import by_arm, by_layer
+from roundscope.experiments.train.groups import Group, plans_at
+from roundscope.experiments.train.settings import Settings
+
+
+def plans_of(settings: Settings, trial: Trial, number: int) -> Plans:
+    """The plans of a trial at a step; change: an edit of the plans of `settings`' first arm."""
+    plans = plans_at(settings, settings.arms[0], number)
+    assert plans is not None
+    return reseeded(trial.repeat)(trial.change(plans))
+
+
+class Trials(Group):
+    """Copies of one arm, each as its trial says."""
+
+    def __init__(self, case: Case, trials: Sequence[Trial], state: Any) -> None:
+        self.trials = trials
+        many = jax.tree.map(lambda *leaves: np.stack(leaves), *(shaken(state, trial.repeat) for trial in trials))
+        super().__init__(copies(case, len(trials)), list(range(len(trials))), many)
+
+    def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
+        """As the parent, edited."""
+        stage = self._stage(number)
+        if stage not in self._plans:
+            found = [plans_of(self.settings, trial, number) for trial in self.trials]
+            tables = by_arm([by_layer(plans) for plans in found])
+            self._plans[stage] = self.place.state(tables), list(found)
+        return self._plans[stage]
+
+
+def copies(case: Case, count: int) -> Settings:
+    """The settings of so many copies of the case's arm."""
+    return replace(case.settings, arms=(case.own,) * count)

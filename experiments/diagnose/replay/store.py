@@ -1,0 +1,77 @@
+"""Replays in replays.sqlite, written as they come: a diagnosis that was stopped goes on where it was."""
+
+import hashlib
+import io
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.experiments.results.machine import device, versions
+from roundscope.experiments.sweep.storage.schema import explained
+
+NAME = "replays.sqlite"
+LARGEST = 1 << 26  # bytes of a state that is kept; a larger one is computed again
+TABLES = (
+    "replayed (name TEXT PRIMARY KEY, losses BLOB NOT NULL, norms BLOB NOT NULL)",
+    "states (name TEXT PRIMARY KEY, arrays BLOB NOT NULL)",
+)
+
+
+def digest(*parts: Any) -> str:
+    """A name for what decides a result, of this machine and of these versions."""
+    return hashlib.sha256(json.dumps([_here(), *parts], default=str).encode()).hexdigest()[:32]
+
+
+@cache
+def _here() -> tuple[str, dict[str, str]]:
+    return device("xla"), versions("xla")
+
+
+class Store:
+    """The file of a folder; it is opened for each call, so that threads may share it.
+
+    Its methods raise StorageError for a file that is damaged, of another program, or cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / NAME
+        with explained(self.path), closing(self._open()) as connection, connection:
+            for table in TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=30.0)
+
+    def read(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Losses and gradient norms (steps,) of a replay, as far as it went; None if it was not run."""
+        with explained(self.path), closing(self._open()) as connection:
+            row = connection.execute("SELECT losses, norms FROM replayed WHERE name = ?", (name,)).fetchone()
+        return None if row is None else (np.frombuffer(row[0], "<f8"), np.frombuffer(row[1], "<f8"))
+
+    def write(self, names: Sequence[str], losses: np.ndarray, norms: np.ndarray) -> None:
+        """Those of a launch, (steps, replays), all or none."""
+        blobs = [[column.astype("<f8").tobytes() for column in x.T] for x in (losses, norms)]
+        with explained(self.path), closing(self._open()) as connection, connection:
+            connection.executemany("INSERT OR REPLACE INTO replayed VALUES (?, ?, ?)", zip(names, *blobs, strict=True))
+
+    def arrays(self, name: str) -> dict[str, np.ndarray] | None:
+        """Arrays that were kept under a name."""
+        with explained(self.path), closing(self._open()) as connection:
+            row = connection.execute("SELECT arrays FROM states WHERE name = ?", (name,)).fetchone()
+        return None if row is None else dict(np.load(io.BytesIO(row[0]), allow_pickle=False))
+
+    def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keeps arrays, unless they are more than `LARGEST` bytes."""
+        if sum(x.nbytes for x in arrays.values()) > LARGEST:
+            return
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]
+        with explained(self.path), closing(self._open()) as connection, connection:
+            connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content.getvalue()))

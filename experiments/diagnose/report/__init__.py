@@ -1,0 +1,1 @@
+"""The page, the JSON and the terminal of a diagnosis."""

@@ -1,0 +1,167 @@
+"""Sentences of steps 1 and 2 of any run: what its replays say, the set that must be exact, and what holds it up."""
+
+import numpy as np
+
+from roundscope.experiments.diagnose.replay.fate import Outcome
+from roundscope.experiments.diagnose.replay.start import Cause, Replayed
+from roundscope.experiments.diagnose.search.guilty import Guilty
+from roundscope.experiments.diagnose.tensors.verdict import Link
+
+SHAM = (
+    "A sham is the run as it was from the same state, its weights changed by a millionth of their size at random: it should fail, and a "
+    "changed run that survives shows something only where shams do not. p is Fisher's exact test, one-sided. An exact event is one in FP32."
+)
+
+
+def first_line(r: Replayed) -> str:
+    """The events, the evidence with counts, the repair as a command."""
+    if not r.sanity or r.cause is Cause.LOST:
+        return r.verdict
+    last = r.sanity[-1]
+    if r.cause is Cause.ROUNDING and r.guilty is not None and r.guilty.confirmed is not None:
+        counts = f"exact, {r.guilty.confirmed.count} replays survive, as it was {r.shams.count} (p = {r.p:.1g})"
+        if not r.holds:
+            return f"{r.verdict}; no small set is shown to be at fault; the best is {_words(r.guilty)}: {counts}"
+        repair = r.model.repair(r.guilty.found, r.replayer.first)
+        return f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {repair}"
+    counts = f"as it was {last.low.count} replays survive, with everything exact {last.exact.count}"
+    return f"{r.verdict}; from step {last.first} to {last.until} {counts}"
+
+
+def _words(g: Guilty) -> str:
+    return g.words(g.found)
+
+
+def _is(g: Guilty) -> str:
+    return "is" if len({u.site for u in g.found}) == 1 else "are"
+
+
+def ending(r: Replayed) -> str:
+    """What the replays say, for the verdict."""
+    if r.cause is Cause.LOST:
+        return "Replayed, it does not fail: the log was written by another version, or on another device."
+    if not r.units:
+        return (
+            f"No event{r.model.place.replace(' in', ' of')} rounds to fewer bits than FP32, so rounding there is not it. {r.model.others}"
+        )
+    if r.cause is Cause.OTHER:
+        return (
+            f"It fails with every event{r.model.place.replace(' in', ' of')} exact too: {_tried(r)}. It is not rounding"
+            f"{r.model.place} from there on, or the damage is done before. {r.model.others}"
+        )
+    if r.cause is Cause.UNDECIDED:
+        return f"Whether it is rounding is not decided: {_tried(r)}. A replay fails by {r.model.rule}. Other seeds may tell."
+    return found(r)
+
+
+def _tried(r: Replayed) -> str:
+    """Every state and window that was tried, with counts."""
+    said = [
+        f"from step {s.first} to {s.until}, {s.low.failures} of {len(s.low.fates)} replays with other last bits fail as it was and "
+        f"{s.exact.failures} of {len(s.exact.fates)} with everything exact"
+        for s in r.sanity
+    ]
+    return "; ".join(said)
+
+
+def found(r: Replayed) -> str:
+    """What was found, for the verdict."""
+    g = r.guilty
+    assert g is not None and g.confirmed is not None
+    counts = f"{g.confirmed.count} replays, against {r.shams.count} as it was (p = {r.p:.1g})"
+    if not r.holds:
+        return f"It is rounding, but no small set is shown: with the best, {_words(g)} exact, it survives in {counts}."
+    return (
+        f"It survives if {_words(g)} {_is(g)} exact, {size(g)}: {counts}. Low alone, with all else exact, it survives in "
+        f"{g.only.count}. {_others(g)}"
+    ).rstrip()
+
+
+def size(g: Guilty) -> str:
+    """How many of how many events."""
+    return f"{g.size} of {g.of} events"
+
+
+def replayed(r: Replayed) -> str:
+    """Step 1."""
+    own, *rest = links(r)
+    more = f" {_capital(rest[0].evidence)}." if rest else ""
+    return f"Does the failure come again, and is it rounding? It was replayed {own.evidence}.{more}"
+
+
+def searched(r: Replayed | None, why: str = "") -> str:
+    """Step 2."""
+    if r is None or r.guilty is None:
+        return f"Which roundings must be exact? Not searched: {why if r is None else r.verdict}."
+    g = r.guilty
+    by_name = {x.name: x.evidence for x in links(r)}
+    times = "each once" if g.repeats == 1 else f"each {g.repeats} times, and all must survive"
+    return (
+        f"Which roundings must be exact? {by_name['set']}. {_capital(by_name['controls'])}. Low alone, all else exact, {g.only.count} "
+        f"replays survive{at(g.only)}. {_others(g)}{_turns(g)}{len(g.outcomes)} sets, {times}; {r.arm_steps:,} steps of arms."
+    )
+
+
+def links(r: Replayed) -> list[Link]:
+    """Steps 1 and 2 link by link, each held or not, with its evidence; a step that was not reached has none."""
+    made = [_again(r)]
+    if r.sanity:
+        made.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))
+    if r.guilty is not None:
+        made += [_set(r, r.guilty), _controls(r.guilty)]
+    return made
+
+
+def _again(r: Replayed) -> Link:
+    same = "twice with the same bits" if r.own.again else "twice, with DIFFERENT bits"
+    where = "" if r.model.same_device else f", which was written on another device, {r.case.about['device']}"
+    bits = f"{r.equal} of {r.compared} numbers of the log have its bits{where}"
+    when = "it does not fail" if r.failed is None else f"it fails at step {r.failed}, by {r.model.rule}"
+    return Link(name="replay", holds=r.own.again and r.failed is not None, evidence=f"from step {r.own.first}, {same}; {bits}; {when}")
+
+
+def _set(r: Replayed, g: Guilty) -> Link:
+    assert g.confirmed is not None
+    counts = f"{g.confirmed.count} replays survive, and {r.shams.count} as it was (p = {r.p:.1g}, Fisher)"
+    return Link(name="set", holds=r.holds, evidence=f"{_words(g)} exact, {size(g)}: {counts}")
+
+
+def _controls(g: Guilty) -> Link:
+    alive = sum(o.survives for o in g.controls)
+    minimal = "each part put back alone makes it fail again" if g.is_minimal else (
+        f"without {', '.join(n for n, o in g.without if o.survives)} it survives too: the set is not minimal")  # fmt: skip
+    if not g.controls:
+        return Link(name="controls", holds=False, evidence=f"there is no other set of this size to compare with; {minimal}")
+    random = f"{alive} of {len(g.controls)} random sets of the same size survive"
+    return Link(name="controls", holds=2 * alive < len(g.controls) and g.is_minimal, evidence=f"{random}; {minimal}")
+
+
+def _others(g: Guilty) -> str:
+    if not g.elsewhere:
+        return ""
+    shown = "; or ".join(f"{g.words(o.units)} ({o.count})" for o in g.elsewhere[:3])
+    many = f"{len(g.elsewhere)} other sets" if len(g.elsewhere) > 1 else "another set"
+    return f"It is not the only one: with {many} exact it survives too, {'the smallest: ' if len(g.elsewhere) > 1 else ''}{shown}. "
+
+
+def _turns(g: Guilty) -> str:
+    if not g.turns:
+        return ""
+    return f"More exact is not always better: in {len(g.turns)} pairs of sets the one that survives lies inside one that fails. "
+
+
+def at(outcome: Outcome) -> str:
+    """When replays failed, for a sentence; nothing if none did."""
+    steps = [f.failed for f in outcome.fates if f.failed is not None]
+    return f" (others fail at step {int(np.median(steps))})" if steps else ""
+
+
+def outcome_words(o: Outcome) -> str:
+    """For a table."""
+    if len(o.fates) > 1:
+        return f"{o.count} survive"
+    return "survives" if o.survives else f"fails at {o.fates[0].failed}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,124 @@
+"""ddmin (A. Zeller, R. Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE 28(2), 2002), and tests that are cached.
+
+Here an input is a set of events that are made exact, and it passes on what is looked for if the replay survives: with all of them exact
+it does, with none it fails. ddmin halves first, then refines, and ends with a set of which no single element can be left out.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from roundscope.experiments.diagnose.replay.fate import Outcome
+
+T = TypeVar("T")
+Ask = Callable[[list[list[T]], list[list[T]]], list[bool]]
+# sets, and sets that may be asked for next -> whether the replay survives with each of the first exact; all of them at once
+
+
+def ddmin(elements: Sequence[T], ask: Ask[T]) -> list[T]:
+    """A smallest set in the sense that no element can be left out (1-minimal), of `elements` with which the replay survives.
+
+    Needs: survives with all, fails with none. No other property of the outcomes is needed, and none is promised but 1-minimality.
+    """
+    kept, parts = list(elements), 2
+    while len(kept) >= 2:
+        pieces = split(kept, parts)
+        rests = [[x for x in kept if x not in piece] for piece in pieces] if parts > 2 else []
+        survived = ask([*pieces, *rests], halves(pieces))
+        chosen = next((i for i, good in enumerate(survived) if good), None)
+        if chosen is not None and chosen < len(pieces):
+            kept, parts = pieces[chosen], 2
+        elif chosen is not None:
+            kept, parts = rests[chosen - len(pieces)], max(parts - 1, 2)
+        elif parts < len(kept):
+            parts = min(2 * parts, len(kept))
+        else:
+            break
+    return kept
+
+
+def split(elements: Sequence[T], parts: int) -> list[list[T]]:
+    """Contiguous pieces, as equal in size as can be."""
+    edges = np.linspace(0, len(elements), parts + 1).round().astype(int)
+    return [list(elements[lo:hi]) for lo, hi in pairwise(edges)]
+
+
+def halves(pieces: Sequence[list[T]]) -> list[list[T]]:
+    """What bisection would ask for next, and next after that: halves of the pieces, their halves, ..."""
+    found: list[list[T]] = []
+    level = list(pieces)
+    while level:
+        level = [half for piece in level if len(piece) > 1 for half in split(piece, 2)]
+        found += level
+    return found
+
+
+def subsets(elements: Sequence[T], most: int) -> list[list[T]]:
+    """Every set but the empty one and the whole, if there are at most so many; else none."""
+    if 2 ** len(elements) - 2 > most:
+        return []
+    return [list(c) for size in range(1, len(elements)) for c in combinations(elements, size)]
+
+
+def sets_to_come(count: int, few: int) -> tuple[int, int]:
+    """How many sets a level of so many blocks asks for, at least and at most; few: up to so many sets, all of them are asked for."""
+    if count < 2:
+        return 0, 0
+    fewest = 2 * math.ceil(math.log2(count))
+    return (count, 2**count - 2) if 2**count - 2 <= few else (fewest, count * count + 3 * count)
+
+
+def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozenset[T]]:
+    """Random sets of the size of `found`, different from it and from each other; at most `count`, fewer only if there are no more."""
+    own, size = frozenset(found), len(frozenset(found))
+    rng, drawn = np.random.Generator(np.random.Philox(key=2)), dict[frozenset[T], None]()
+    for _ in range(200 * count):
+        pick = frozenset(universe[i] for i in rng.choice(len(universe), size, replace=False))
+        if pick != own:
+            drawn[pick] = None
+        if len(drawn) == count:
+            break
+    return list(drawn)
+
+
+@dataclass(slots=True, kw_only=True)
+class Replays:
+    """Asks for sets, each once. replay: what computes the outcomes of new ones, `width` of them for the price of one;
+    outcomes: all so far, in the order of their launches.
+    """
+
+    replay: Callable[[list[frozenset[Any]]], list[Outcome]]
+    width: int
+    outcomes: dict[frozenset[Any], Outcome] = field(default_factory=dict)
+    expects: Callable[[int, int], None] = lambda fewest, most: None  # sets that are still to come
+
+    def ask(self, sets: Iterable[Iterable[Any]], spare: Iterable[Iterable[Any]] = ()) -> list[bool]:
+        """Whether the replay survives with each set exact. spare: sets that fill what is free in the launch."""
+        wanted = [frozenset(x) for x in sets]
+        new = self._new(wanted)
+        if new:
+            new += self._new(x for x in map(frozenset, spare) if x not in new)[: -len(new) % self.width]
+            self.outcomes |= {o.units: o for o in self.replay(new)}
+        return [self.outcomes[x].survives for x in wanted]
+
+    def _new(self, sets: Iterable[frozenset[Any]]) -> list[frozenset[Any]]:
+        return [x for x in dict.fromkeys(sets) if x not in self.outcomes]
+
+    def of_blocks(self, blocks: dict[T, frozenset[Any]]) -> Ask[T]:
+        """`ask` for sets of blocks of events: layers, heads, events over all heads."""
+        joined = lambda sets: [frozenset[Any]().union(*(blocks[name] for name in names)) for names in sets]  # noqa: E731
+        return lambda sets, spare: self.ask(joined(sets), joined(spare))
+
+    def turns(self) -> list[tuple[Outcome, Outcome]]:
+        """Pairs (smaller, larger) where more exact events do worse: the smaller survives, the larger, which holds it, fails."""
+        good, bad = ([o for o in self.outcomes.values() if o.survives is kind] for kind in (True, False))
+        return [(a, b) for a in good for b in bad if a.units < b.units]
+
+    def ties(self, found: frozenset[Any]) -> list[Outcome]:
+        """Other sets that survive and are no larger; the smallest first."""
+        own = [o for o in self.outcomes.values() if o.survives and o.units != found and 0 < len(o.units) <= len(found)]
+        return sorted(own, key=lambda o: len(o.units))

@@ -1,0 +1,1 @@
+"""The student of block-scaled training: its units (layer, matrix, event), its run, its replays, its own evidence."""

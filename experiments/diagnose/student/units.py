@@ -1,0 +1,134 @@
+"""Units of the search in a proxy: one rounding event of one matrix of one layer; blocks of them, and their words."""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.rounding.modes import BINARY32, Rounding
+from roundscope.experiments.diagnose.search.family import Blocks, Family
+from roundscope.experiments.report.wording import listed
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.plan import Plan
+from roundscope.experiments.train.student.sites import GROUPS, INDEX, MATRICES, Matrix, Site
+
+Kept = BlockFormat | Rounding
+BESIDE = ""  # in the place of a matrix: events that belong to none
+
+
+class Unit(NamedTuple):
+    """An event of a layer: of one of its matrices, or BESIDE them."""
+
+    layer: int
+    matrix: str
+    site: Site
+
+
+Units = frozenset[Unit]
+
+
+def there(config: Config) -> Units:
+    """All events that a step of this config meets."""
+    matrices = [m for m in MATRICES if m is not Matrix.GATE or config.phi == "swiglu"]
+    layers = range(config.depth)
+    own = {Unit(i, m, s) for i in layers for m in matrices for s in Site if s.per_matrix}
+    norm = (Site.GAMMA, Site.LN, Site.DLN)
+    return frozenset(own | {Unit(i, BESIDE, s) for i in layers for s in Site if not s.per_matrix and (config.norm or s not in norm)})
+
+
+def place(u: Unit) -> tuple[int, int, int]:
+    """Of its format in a plan, and of its row in a table."""
+    return u.layer, MATRICES.index(Matrix(u.matrix)) if u.matrix else 0, INDEX[u.site]
+
+
+def format_of(plan: Plan, u: Unit) -> Kept:
+    """What an event rounds to."""
+    layer, matrix, site = place(u)
+    return plan.formats[layer][matrix][site]
+
+
+def units_of(config: Config, plan: Plan) -> Units:
+    """The events that the plan rounds to fewer bits than FP32 has."""
+    return frozenset(u for u in there(config) if format_of(plan, u) != BINARY32)
+
+
+def by_layer(units: Units) -> Blocks:
+    """Blocks of a layer's events."""
+    return {f"layer {i}": frozenset(u for u in units if u.layer == i) for i in sorted({u.layer for u in units})}
+
+
+def by_matrix(units: Units) -> Blocks:
+    """Blocks of a matrix's events over the layers; those of no matrix are one block."""
+    return {m or "beside the matrices": frozenset(u for u in units if u.matrix == m) for m in sorted({u.matrix for u in units})}
+
+
+def by_site(units: Units) -> Blocks:
+    """Blocks of an event over layers and matrices."""
+    return {str(s): frozenset(u for u in units if u.site is s) for s in Site if any(u.site is s for u in units)}
+
+
+def singly(units: Units) -> Blocks:
+    """Blocks of one event each."""
+    return {name(u): frozenset([u]) for u in ordered(units)}
+
+
+def ordered(units: Collection[Unit]) -> list[Unit]:
+    """By layer, matrix and the order in which a step meets them."""
+    return sorted(units, key=lambda u: (u.layer, u.matrix, INDEX[u.site]))
+
+
+def name(u: Unit) -> str:
+    """X of layer 1, up."""
+    return f"{u.site} of layer {u.layer}{f', {u.matrix}' if u.matrix else ''}"
+
+
+def change(units: Collection[Unit], to: str = "fp32") -> str:
+    """Their change to a format, as `roundscope proxy --arm` takes it: layer=1 matrix=up site=X,W -> fp32; ..."""
+    found = []
+    for layer, matrix, sites in _grouped(units):
+        where = [f"layer={layer}", *([f"matrix={matrix}"] if matrix else []), f"site={','.join(sites)}"]
+        found.append(f"{' '.join(where)} -> {to}")
+    return "; ".join(found)
+
+
+def words(units: Collection[Unit], all_units: Units) -> str:
+    """In a sentence: 'X and X_W everywhere', 'W of up in layers 0 and 1'."""
+    sites: dict[tuple[Site, ...], list[tuple[int, str]]] = {}
+    for layer, matrix, own in _grouped(units):
+        sites.setdefault(own, []).append((layer, matrix))
+    return "; ".join(f"{listed([str(x) for x in own])}{_places(places, own, all_units)}" for own, places in sites.items())
+
+
+def _grouped(units: Collection[Unit]) -> list[tuple[int, str, tuple[Site, ...]]]:
+    places = sorted({u[:2] for u in units})
+    return [(i, m, tuple(s for s in Site if Unit(i, m, s) in units)) for i, m in places]
+
+
+def _places(places: list[tuple[int, str]], own: tuple[Site, ...], all_units: Units) -> str:
+    if set(places) == {u[:2] for u in all_units if u.site in own}:
+        return " everywhere"
+    matrices = sorted({m for _, m in places})
+    layers = {m: [i for i, other in places if other == m] for m in matrices}
+    alike = len({tuple(x) for x in layers.values()}) == 1
+    parts = [(matrices, layers[matrices[0]])] if alike else [([m], layers[m]) for m in matrices]
+    return " and".join(f"{_of(ms)} in layer{'s' if len(at) > 1 else ''} {listed([str(x) for x in at])}" for ms, at in parts)
+
+
+def _of(matrices: list[str]) -> str:
+    named = [m for m in matrices if m]
+    return f" of {listed(named)}" if named else ""
+
+
+def classes(units: Units) -> list[Units]:
+    """Classes of events (`sites.GROUPS`), as far as they round."""
+    return [frozenset(u for u in units if u.site in sites) for sites in GROUPS.values()]
+
+
+def row_words(place: tuple[Any, ...]) -> str:
+    """A place of a layer, in words."""
+    return f"layer {place[0]}, {place[1] or 'beside'}"
+
+
+FAMILY = Family(
+    levels=lambda units: [("layers", by_layer), ("matrices", by_matrix), ("events", by_site)], classes=classes, few=16, by_site=by_site,
+    singly=singly, words=words, change=change, row=row_words, sites=Site,
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""The whole diagnosis as one record: steps 3 to 6 over the layers of a file, and at the head that stands out most."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from roundscope.attention import Site
+from roundscope.experiments.diagnose.gpt.states import RunPart
+from roundscope.experiments.diagnose.tensors.carrier import Carrier, carrier
+from roundscope.experiments.diagnose.tensors.coherence import Coherence, coherence
+from roundscope.experiments.diagnose.tensors.measured import Measured, Subject, by_head, measure, narrow
+from roundscope.experiments.diagnose.tensors.origin import Origin, origin
+from roundscope.experiments.diagnose.tensors.repairs import Outcome, repair
+from roundscope.experiments.diagnose.tensors.rows import shares
+from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, Verdict, effect, verdict
+from roundscope.experiments.errors import bad
+from roundscope.experiments.tensors.layers import Layer
+from roundscope.experiments.trace.analysis import FALSE_ALARMS
+from roundscope.experiments.trace.options import Request
+
+T = TypeVar("T")
+Progress = Callable[[int, str], None]  # (number of the step, what runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one layer.
+
+    chosen   index of that layer;  head: its head;  base: the plan as it is;  outcomes: the arms
+    rows     by layer and head, what the rows of dS sum to, in parts of the gradient of W_Q (`rows.shares`); None for blocks
+    among    how many heads steps 5 and 6 chose from, those that a search names; 0: all
+    run      of a run: steps 1 and 2, and the replays of step 6
+    """
+
+    file: str
+    measured: list[Measured]
+    carriers: list[Carrier]
+    coherences: list[Coherence]
+    chosen: int
+    head: int
+    origin: Origin
+    base: Outcome
+    outcomes: list[Outcome]
+    verdict: Verdict
+    rows: list[np.ndarray | None]
+    among: int = 0
+    run: RunPart | None = None
+
+    @property
+    def layer(self) -> Measured:
+        """The layer looked at in steps 5 and 6."""
+        return self.measured[self.chosen]
+
+    @property
+    def coherence(self) -> Coherence:
+        """That of the layer looked at."""
+        return self.coherences[self.chosen]
+
+    @property
+    def where(self) -> str:
+        """The head that steps 5 and 6 look at, in words."""
+        return self.named(self.chosen, self.head)
+
+    def named(self, layer: int, head: int) -> str:
+        """A head in words, by the numbers of its layer and of itself there."""
+        m = self.measured[layer]
+        return f"{m.layer.name}, head {m.heads[head]}"
+
+    @property
+    def furthest(self) -> tuple[int, int]:
+        """Numbers of the layer and of the head whose error of delta stands out most, of all heads."""
+        return furthest(self.coherences, _places(self.measured))
+
+    @property
+    def leaning(self) -> list[tuple[str, str]]:
+        """(layer, head) of every head that is biased."""
+        pairs = zip(self.measured, self.coherences, strict=True)
+        return [(m.layer.name, m.heads[i]) for m, c in pairs for i in c.leaning]
+
+    def effect(self, outcome: Outcome) -> Effect:
+        """What an arm did."""
+        return effect(outcome, self.base, biased=self.verdict.kind is not Kind.NOTHING)
+
+    @property
+    def half_ulp(self) -> float:
+        """Mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head: delta's error if every rounding of OUT went dO's way.
+
+        0 where OUT does not round.
+        """
+        if not narrow(self.layer.request.plan, (Site.OUT,)):
+            return 0.0
+        f = self.layer.request.plan[Site.OUT].format
+        out, do = (by_head(x)[self.head] for x in (self.layer.low.out, self.layer.layer.do))
+        exponent = np.where(out == 0.0, f.emin, np.maximum(np.frexp(out)[1] - 1, f.emin))
+        return float((np.abs(do) * np.ldexp(0.5, exponent - f.precision + 1)).sum(1).mean())
+
+
+def diagnose(layers: list[Layer], request: Request, file: str, progress: Progress) -> Findings:
+    """Steps 3 to 6 on tensors. Raises UsageError for a layer without do."""
+    return findings([Subject(layer=x, request=request) for x in layers], file, progress)
+
+
+def findings(subjects: Sequence[Subject], file: str, progress: Progress, places: Collection[tuple[int, int]] = ()) -> Findings:
+    """Steps 3 to 6. places: (subject, head) among which steps 5 and 6 look at the one that stands out most; all if empty.
+
+    Raises UsageError for a layer without do, and for too few tokens.
+    """
+    tests = sum(x.layer.q.shape[2] for x in subjects)
+    _check_tokens([x.layer for x in subjects], tests)
+    measured = [measure(x, lambda text: progress(3, text)) for x in subjects]
+    carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
+    coherences = [_told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured]
+    rows = [_told(progress, 4, m, "rows of dS", lambda m: shares(m, m.request.plan)) for m in measured]
+    chosen, head = furthest(coherences, places or _places(measured))
+    m, c = measured[chosen], coherences[chosen]
+    found = _told(progress, 5, m, f"head {m.heads[head]}", lambda m: origin(m, head))
+    origins = found.origins if c.p[head] < c.level else []
+    base, outcomes = repair(m, head, origins, c.level, lambda text: progress(6, text))
+    return Findings(
+        file=file, measured=measured, carriers=carriers, coherences=coherences, chosen=chosen, head=head, origin=found,
+        base=base, outcomes=outcomes, verdict=verdict(carriers[chosen], head, c, found, base, outcomes), rows=rows, among=len(places),
+    )  # fmt: skip
+
+
+def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
+    """(layer, head) of every head."""
+    return [(i, n) for i, m in enumerate(measured) for n in range(len(m.heads))]
+
+
+def furthest(coherences: Sequence[Coherence], places: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """The one of these (layer, head) with the smallest p, of equal ones that with the largest A."""
+    return min(places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
+
+
+def _check_tokens(layers: list[Layer], tests: int) -> None:
+    """All errors of one sign have p = 2^(1 - T) under sign flips: with too few tokens no bias could ever be seen."""
+    needed = 1 + math.ceil(math.log2(tests / FALSE_ALARMS))
+    for x in layers:
+        tokens = x.q.shape[0] * x.q.shape[1]
+        if tokens <= needed:
+            raise bad(f"layer {x.name!r}: tokens", tokens, f"too few to tell a bias from chance in {tests} heads; give more than {needed}")
+
+
+def _told(progress: Progress, step: int, m: Measured, what: str, work: Callable[[Measured], T]) -> T:
+    progress(step, f"{m.layer.name}: {what}")
+    return work(m)
