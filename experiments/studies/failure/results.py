@@ -19,14 +19,18 @@ class Results:
     """Runs by (case, row).
 
     scale   with the cases of which something is there
-    by      (case, row) -> its runs, in the order of seeds
+    by      (case, row) -> its runs, in the order of seeds; one that rows share is the same in all,
+            with the condition of the first
+    changes (case, row) -> its changes of the preset
     """
 
     def __init__(self, scale: Scale, entries: Sequence[Entry], found: Mapping[Trial, Run[Trial]]) -> None:
         self.by: dict[tuple[str, str], list[Run[Trial]]] = {}
+        self.changes: dict[tuple[str, str], tuple[str, ...]] = {}
         for entry in entries:
             if entry.trial in found:
                 self.by.setdefault((entry.case, entry.row), []).append(found[entry.trial])
+                self.changes[entry.case, entry.row] = entry.trial.changes
         there = {case for case, _ in self.by}
         self.scale = replace(scale, cases=tuple(c for c in scale.cases if c.name in there))
 

@@ -98,7 +98,10 @@ def sets(scale: Scale, store: Store) -> list[Entry]:
 def results(scale: Scale, store: Store) -> Results | None:
     """What is there in whole rows; None without a case whose first two rows are there."""
     wanted = [*entries(scale), *sets(scale, store)]
-    found = store.read({e.trial: key(scale, e.trial) for e in wanted})
+    names = {e.trial: key(scale, e.trial) for e in wanted}
+    first = {name: trial for trial, name in reversed(names.items())}  # rows may share a run
+    runs = store.read({trial: name for name, trial in first.items()})
+    found = {t: runs[first[name]] for t, name in names.items() if first[name] in runs}
     told = whole(wanted, found)
     return Results(scale, told, found) if told else None
 

@@ -1,5 +1,6 @@
 """Every row of every case with its numbers, for the page and the JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from roundscope.experiments.studies.failure.conditions.trials import chosen_rows
@@ -15,13 +16,16 @@ PICKED = "O path FP32 in half of all heads"  # rows that no scale lists: `heads.
 def records(r: Results) -> list[dict[str, Any]]:
     """A record per case and row."""
     words = _words(r)
-    return [{"case": case, "row": row, "words": words.get((case, row), PICKED), **_record(own)} for (case, row), own in r.by.items()]
+    return [
+        {"case": case, "row": row, "words": words.get((case, row), PICKED), **_record(own, r.changes[case, row])}
+        for (case, row), own in r.by.items()
+    ]
 
 
-def _record(own: Own) -> dict[str, Any]:
+def _record(own: Own, changes: Sequence[str]) -> dict[str, Any]:
     first = own[0].condition
     return {
-        "changes": list(first.changes),
+        "changes": list(changes),
         "tiles": first.tiles,
         "steps": first.steps,
         "runs": len(own),

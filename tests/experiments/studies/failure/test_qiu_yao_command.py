@@ -16,6 +16,7 @@ from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies import reproduce
 from roundscope.experiments.studies.failure import table
+from roundscope.experiments.studies.failure.claims.controls import split
 from roundscope.experiments.studies.failure.claims.table import judged
 from roundscope.experiments.studies.failure.conditions import scale as scales
 from roundscope.experiments.studies.failure.conditions import trials as trials_of
@@ -242,6 +243,18 @@ def test_papers_that_cannot_be_drawn_say_so(paper: str, tmp_path) -> None:
     """Catches --draw that is passed over in silence, and starts hours of training."""
     with pytest.raises(UsageError, match=f"--draw '{paper}'"):
         reproduce.run(paper, quick=True, out=tmp_path, engine="numpy", jobs=None, as_json=True, draw=True)
+
+
+def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
+    """Catches FP32 runs, which every case shares, counted again for each: they never diverge, which flatters the rest of dS."""
+    for group in launches(SPLIT, [e.trial for e in entries(SPLIT)]):
+        keep(tmp_path, group)
+    with opened(tmp_path, "qiu-yao") as store:
+        r, kept = study(SPLIT).results(store), store.keys()
+    assert len(entries(SPLIT)) == 8 and len(kept) == 6
+    assert sum(map(len, split(r))) == 6
+    changes = {(row["case"], row["row"]): row["changes"] for row in table.records(r)}
+    assert changes == {(e.case, e.row): list(e.trial.changes) for e in entries(SPLIT)}  # each as its own row words it
 
 
 @pytest.mark.thorough
