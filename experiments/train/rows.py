@@ -1,4 +1,6 @@
-"""What rows of causal attention are in exact arithmetic, and what their sums make of the gradient of W_Q."""
+"""What rows of causal attention are in exact arithmetic, and what their sums make of the gradient
+of W_Q.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,9 @@ from jax import Array
 
 
 def drift(scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array) -> Array:
-    """|R| / |dW_Q| of every head: rows (heads, T) are the sums of dS, x (heads, T, D); 0 where W_Q has no gradient."""
+    """|R| / |dW_Q| of every head: rows (heads, T) are the sums of dS, x (heads, T, D); 0 where W_Q
+    has no gradient.
+    """
     pk = jnp.einsum("nts,nsh->nth", softmax(scale, q, k), k)
     made = jnp.einsum("nt,ntd,nth->ndh", scale * rows, x.astype(pk.dtype), pk)
     whole = jnp.einsum("ntd,nth->ndh", x.astype(pk.dtype), dq)

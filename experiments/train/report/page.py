@@ -1,4 +1,6 @@
-"""The page: what happened in a sentence, the pictures, the arms, the alarms, and how all of it is measured."""
+"""The page: what happened in a sentence, the pictures, the arms, the alarms, and how all of it is
+measured.
+"""
 
 import json
 import math
@@ -29,7 +31,9 @@ def folder_of(path: Path) -> Path | None:
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a run, to RUN/report.html where no `out` is given, and returns where it is. Raises UsageError, StorageError."""
+    """Writes the page of a run, to RUN/report.html where no `out` is given, and returns where it
+    is. Raises UsageError, StorageError.
+    """
     out = folder / "report.html" if out is None else out
     if out.is_dir():
         raise bad("--out", str(out), "is a folder; name a file")
@@ -84,15 +88,32 @@ def _pictures(t: Training) -> list[str]:
     )
     found = [
         ("Does the loss fall?", pictures.losses(t), f"Every step's loss on its own batch.{seeds}"),
-        ("Does the gradient stay of one size?", pictures.norms(t), f"The norm of all gradients at every step, before clipping.{seeds}"),
+        (
+            "Does the gradient stay of one size?",
+            pictures.norms(t),
+            f"The norm of all gradients at every step, before clipping.{seeds}",
+        ),
         ("Does rounding alone push W_Q?", pictures.drifts(t), drift),
-        ("Does W_Q grow?", pictures.query_norms(t), f"Spectral norm of every head's W_Q, coloured by layer.{left_out}"),
+        (
+            "Does W_Q grow?",
+            pictures.query_norms(t),
+            f"Spectral norm of every head's W_Q, coloured by layer.{left_out}",
+        ),
     ]
     return [figure(title, picture, caption) for title, picture, caption in found if picture is not None]
 
 
 def _arms(t: Training) -> str:
-    heads = ["arm", "changes", "peak\nlr", "last\nloss", "last gradient\nnorm", "diverged\nat step", "largest\ndrift", "in layer,\nhead"]
+    heads = [
+        "arm",
+        "changes",
+        "peak\nlr",
+        "last\nloss",
+        "last gradient\nnorm",
+        "diverged\nat step",
+        "largest\ndrift",
+        "in layer,\nhead",
+    ]
     return grid(heads, [_row(arm) for arm in t.arms], [arm.diverged is not None for arm in t.arms])
 
 
@@ -115,7 +136,12 @@ def _alarms(t: Training) -> str:
     if not found:
         return "<p>None.</p>"
     rows = [
-        [name, f"{a['kind']} of {a['series']}", str(a["step"]), *(_number(math.nan if a[k] is None else a[k]) for k in ("value", "bound"))]
+        [
+            name,
+            f"{a['kind']} of {a['series']}",
+            str(a["step"]),
+            *(_number(math.nan if a[k] is None else a[k]) for k in ("value", "bound")),
+        ]
         for a, name in found[:LISTED]
     ]
     more = f"<p class=note>and {len(found) - LISTED} more</p>" if len(found) > LISTED else ""

@@ -28,7 +28,12 @@ def test_a_head_that_stays_above_is_told_of_once():
     """An alarm for a single look, for every look, or for another head."""
     watch = DriftWatch(SHAPE, 0.02)
     [alarm] = looks(watch, values())
-    assert (alarm.step, alarm.arm, alarm.series, alarm.kind) == (10 * (2 + IN_A_ROW - 1), 0, "layer 1, head 0", "drift")
+    assert (alarm.step, alarm.arm, alarm.series, alarm.kind) == (
+        10 * (2 + IN_A_ROW - 1),
+        0,
+        "layer 1, head 0",
+        "drift",
+    )
     assert (alarm.value, alarm.limit, alarm.diverged) == (0.05, 0.02, None)
     assert watch.going_on().tolist() == [True, False, False]
 
