@@ -15,7 +15,7 @@ from roundscope.experiments.train import record
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.report import pictures
 from roundscope.experiments.train.report.data import Arm, Training, training
-from roundscope.experiments.train.run.drift import IN_A_ROW
+from roundscope.experiments.train.run.drift import LOOKS
 from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
 from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
 
@@ -155,9 +155,10 @@ def _how(t: Training) -> str:
         f"<b>Divergence.</b> {RULE} A spike: {SPIKE} losses in a row above it.",
         f"<b>Growth of the gradient norm.</b> The median of the last {RECENT} norms is more than {GROWTH:g} times the lowest such "
         "median so far. It often comes long before the loss rises.",
-        f"<b>Drift.</b> A heuristic: a head's drift is above {above} (drift_alarm) at {IN_A_ROW} monitored steps in a row. It is "
-        "measured on one sequence of the batch. It says that rounding pushes W_Q in a direction that nothing asked for, not that "
-        "the run will diverge.",
+        f"<b>Drift.</b> A heuristic: of the gradient of W_Q, summed over heads and looks, more than {above} (drift_alarm) is made by "
+        f"rows of dS that do not sum to zero, after at least {LOOKS} looks. It is measured on one sequence of the batch. It says that "
+        "rounding pushes W_Q in a direction that nothing asked for, not that the run will diverge. A head alone may be above it "
+        "without an alarm, where its gradient is small.",
     ]
     return "".join(f"<p class=note>{text}</p>" for text in texts)
 
