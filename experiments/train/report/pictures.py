@@ -38,7 +38,7 @@ def drifts(t: Training) -> Figure | None:
     def one(ax: Axes) -> None:
         ax.set_yscale("log")
         if limit is not None:
-            ax.axhline(limit, color=UP, lw=0.9, ls="--", label=f"the alarm's threshold, {limit:g}")
+            ax.axhline(limit, color=UP, lw=0.9, ls="--", label=f"threshold of all heads together, {limit:g}")
 
     return _heads(t, "drift", lambda arm: np.maximum(arm.drift, LEAST), one)
 
