@@ -1,4 +1,6 @@
-"""How far a launch or a measurement is, and how long the command will take: a bar on stderr, gone when done; a line a minute elsewhere."""
+"""How far a launch or a measurement is, and how long the command will take: a bar on stderr, gone
+when done; a line a minute elsewhere.
+"""
 
 import math
 import time
@@ -12,7 +14,9 @@ SECONDS = 60.0  # between two lines where stderr is no terminal
 
 
 class Pace:
-    """Steps per second of late: since the first mark, which is made when what compiles has run, or over the last ten marks."""
+    """Steps per second of late: since the first mark, which is made when what compiles has run, or
+    over the last ten marks.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock, self.marks = clock, deque[tuple[float, int]](maxlen=10)
@@ -58,7 +62,9 @@ def every(seconds: float, say: Callable[[str], None], clock: Callable[[], float]
 
 @contextmanager
 def bar(text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with the number of steps done. rest: steps that the command does after these `total`, for the time left."""
+    """Yields what to call with the number of steps done. rest: steps that the command does after
+    these `total`, for the time left.
+    """
     screen, pace = console(stderr=True), Pace(clock)
     remaining = lambda done: left(total - done + rest, pace.rate)  # noqa: E731
     if not screen.is_terminal:
@@ -72,7 +78,12 @@ def bar(text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
     with Progress(*columns, console=screen, transient=True) as shown:
         task = shown.add_task(text, total=total, left="")
 

@@ -31,7 +31,7 @@ class Config:
     block                   tile of queries and of keys; None: the whole context, one tile
     data, data_seed, init_seed   "stdlib", "repeat", "sink" or a folder of train.bin and val.bin; seeds of batches and of weights
     checkpoint_every, keep, monitor_every   steps between checkpoints, how many stay, steps between monitors
-    drift_alarm             the share of a head's gradient of W_Q from rows of dS that do not sum to 0 above which there is an alarm
+    drift_alarm             the share of the gradient of W_Q made by rows of dS that do not sum to 0, above which there is an alarm
                             (experiments.train.run.drift), a heuristic; None: no such alarm
 
     Raises UsageError naming the field, its value and the repair.
@@ -68,7 +68,7 @@ class Config:
     checkpoint_every: int = 500
     keep: int = 3
     monitor_every: int = 10
-    drift_alarm: float | None = 0.02
+    drift_alarm: float | None = 0.01
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -115,7 +115,7 @@ def _check_sizes(c: Config) -> None:
     if c.block is not None and c.block < 1:
         raise bad("block", c.block, "a tile has at least one row; leave it out for one tile as large as the context")
     if c.drift_alarm is not None and not c.drift_alarm > 0.0:
-        raise bad("drift_alarm", c.drift_alarm, "give a positive share, such as 0.02, or none")
+        raise bad("drift_alarm", c.drift_alarm, "give a positive share, such as 0.01, or none")
     for name in ("data_seed", "init_seed"):
         if not 0 <= getattr(c, name) < WORD:
             raise bad(name, getattr(c, name), "a seed is a whole number from 0 to 2^32 - 1")

@@ -11,8 +11,11 @@ TAIL = 50  # steps whose mean is the final loss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What counts as divergence: the lasting rise of the median that is one (of the loss, or of its logarithm), and the steps
-    of a spike that lasts to the end of a run that make it one (None: only the rule's usual 100).
+    """What counts as divergence.
+
+    rise       of the median of the loss (or of its logarithm), if it lasts
+    logarithm  whether it is the loss's logarithm that is followed
+    lasting    steps of a spike that lasts to the end of a run; None: only the rule's usual 100
     """
 
     rise: float = RISE
@@ -47,12 +50,12 @@ class Follow:
         self.tail = [*self.tail[-(TAIL - 1) :], np.asarray(losses, float)]
 
     def add(self, done: int, losses: np.ndarray) -> None:
-        """The losses (steps, arms) of the last steps of `done`, as a block of `loop.blocks` has them."""
+        """The losses (steps, arms) of the last steps of `done`, as in a block of `loop.blocks`."""
         for number, row in enumerate(losses, done - len(losses)):
             self.update(number, row)
 
     def end(self, steps: int) -> None:
-        """After the last of `steps` steps: a spike that still lasts may be a divergence by the rule."""
+        """After the last of `steps` steps: a spike that still lasts may be a divergence."""
         if self.rule.lasting is not None:
             late = (self.first < 0) & (self.watch.row >= self.rule.lasting)
             self.first = np.where(late, steps - self.watch.row, self.first)

@@ -1,6 +1,8 @@
-"""The loop of all trainings: steps one after the other, looked at in blocks, so that the device never waits for the host.
+"""The loop of all trainings: steps one after the other, looked at in blocks, so that the device
+never waits for the host.
 
-`blocks` is the loop of whatever has a step; `batches_of`, `drawing` and `replayed` are of the GPT's settings.
+`blocks` is the loop of whatever has a step; `batches_of`, `drawing` and `replayed` are of the
+GPT's settings.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +22,9 @@ Batches = dict[int, np.ndarray]  # seed of arms -> tokens
 class Block(NamedTuple):
     """Steps that are done.
 
-    done     the number of steps after it;  losses, norms: (steps of the block, arms) as the device has them, at the weights
-             before each step;  look: what `look(done)` gave, on the host
+    done           the number of steps after it
+    losses, norms  (steps of the block, arms) as the device has them, at the weights before each step
+    look           what `look(done)` gave, on the host
     """
 
     done: int
@@ -43,7 +46,8 @@ def blocks(
 
     advance  does a step by its number: (losses (arms,), gradient norms (arms,)), on the device
     look     called after the last step of a block, on states as they are then
-    ahead    a block is sent before the one before it is fetched. False where the caller may stop early, or changes what follows
+    ahead    a block is sent before the one before it is fetched. False where the caller may stop
+        early, or changes what follows
     """
     waiting: list[tuple[int, list[tuple[Any, Any]], Any]] = []
     for start in range(first, last, every):

@@ -34,7 +34,7 @@ TABLES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {  # columns, key
         KEYS | dict.fromkeys(("layer", "head"), "INTEGER NOT NULL")
         | dict.fromkeys(("w_q_norm", "several_ones", "v_skew"), "REAL")
         | dict.fromkeys(("delta_sum", "delta_square", "coherence", "running_sum", "running_coherence"), "REAL")
-        | {"gaps": "TEXT", "drift": "REAL"},
+        | {"gaps": "TEXT", "drift": "REAL", "w_q_gradient": "REAL"},
         ("arm", "step", "layer", "head"),
     ),
     "sites": (KEYS | {"site": "TEXT NOT NULL"} | dict.fromkeys(("mean_ulps", "mean_abs_ulps"), "REAL"), ("arm", "step", "site")),

@@ -1,17 +1,21 @@
-"""What rows of causal attention are in exact arithmetic, and what their sums make of the gradient of W_Q."""
+"""What rows of causal attention are in exact arithmetic, and what their sums make of the gradient
+of W_Q.
+"""
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 
-def drift(scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array) -> Array:
-    """|R| / |dW_Q| of every head: rows (heads, T) are the sums of dS, x (heads, T, D); 0 where W_Q has no gradient."""
+def drift(scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array) -> tuple[Array, Array]:
+    """(|R|, |dW_Q|) of every head: what sums of dS's rows make of the gradient of W_Q, and all of it.
+
+    rows (heads, T): the sums;  x (heads, T, D): what W_Q reads;  R = scale sum_t rows[t] x[t]^T PK[t]
+    """
     pk = jnp.einsum("nts,nsh->nth", softmax(scale, q, k), k)
     made = jnp.einsum("nt,ntd,nth->ndh", scale * rows, x.astype(pk.dtype), pk)
     whole = jnp.einsum("ntd,nth->ndh", x.astype(pk.dtype), dq)
-    size = jnp.linalg.norm(whole, axis=(1, 2))
-    return jnp.where(size > 0.0, jnp.linalg.norm(made, axis=(1, 2)) / size, 0.0)
+    return jnp.linalg.norm(made, axis=(1, 2)), jnp.linalg.norm(whole, axis=(1, 2))
 
 
 def softmax(scale: float, q: Array, k: Array) -> Array:

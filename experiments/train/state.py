@@ -1,4 +1,6 @@
-"""`State`: arms in training, how they begin, and how some of them are taken. A model is its `init` and its `loss`."""
+"""`State`: arms in training, how they begin, and how some of them are taken. A model is its `init`
+and its `loss`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""One step of one arm, whatever the model: gradients, clipping, AdamW; `compiled` makes an executable of many."""
+"""One step of one arm, whatever the model: gradients, clipping, AdamW; `compiled` makes an
+executable of many.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +24,12 @@ def one(
     loss: Callable[[Any], Array],
     trained: Callable[[Any], Any] = lambda updates: updates,
 ) -> Seen:
-    """An arm after a step, its loss, and the norm of its gradients before clipping, both at the weights that came in.
+    """An arm after a step, its loss, and the norm of its gradients before clipping, both at the
+    weights that came in.
 
     config   the optimizer's numbers; lr: the peak, of which `optimiser.rate` makes the step's own
     loss     of the parameters
-    trained  gradients, and what is added to the weights, as they are used: 0 where a parameter stands still
+    trained  gradients, and what is added to the weights, as used: 0 where a parameter stands still
     """
     value, gradients = jax.value_and_grad(loss)(state.params)
     gradients = trained(gradients)

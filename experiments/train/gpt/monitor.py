@@ -10,6 +10,7 @@ Per arm, layer and head, over the sequence's T rows:
     drift          |R| / |dW_Q|, Frobenius norms: the share of W_Q's gradient that comes of rows of dS which do not sum to zero, as they
                    do in exact arithmetic:  r = rowsum(dS),  R = alpha sum over rows of r[t] X[t]^T (PK)[t],  X what W_Q reads,
                    PK in binary64 from the same rounded q and k; dW_Q = X^T dQ of this sequence alone (with qk_norm: after the norm)
+    w_q_gradient   that |dW_Q|: where it is small, drift is large though little is made
     coherence      A = |sum x| / sqrt(sum x^2): about 1 for errors of random sign, sqrt(T) for errors of one sign
 and running_sum, running_coherence: the same over all rows monitored so far. An injected error (`offset`) counts as one of delta's.
 
@@ -42,7 +43,7 @@ from roundscope.experiments.train.rows import drift, exact_delta
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)  # of gaps: rows with a gap up to each, and one more for the rest
 SITES_EVERY, ROWS = 10, 32
 TILES = 2  # at most, looked at of a head, and with each of the other side, by fused kernels
-MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square", "drift")
+MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square", "drift", "w_q_gradient")
 
 
 def look(
@@ -190,7 +191,8 @@ def _measured(
         ds = ds.transpose(0, 2, 3, 1, 4).reshape(ds.shape[0], q.shape[1], -1)[:, :t, :t]
         rows = jnp.where(jnp.tril(jnp.ones((t, t), bool)), ds, 0.0).sum(-1)
         each_head = jnp.repeat(x[:, :, 0].reshape(-1, t, x.shape[-1]), lead[2], axis=0)
-        found["drift"] = drift(setup.whole_scale, rows, q[:, :t], k[:, :t], dq[:, :t], each_head)
+        made, whole = drift(setup.whole_scale, rows, q[:, :t], k[:, :t], dq[:, :t], each_head)
+        found |= {"drift": jnp.where(whole > 0.0, made / whole, 0.0), "w_q_gradient": whole}
     return {name: y.reshape(lead) for name, y in found.items()} | {"gaps": gaps.reshape(*lead, -1)}
 
 

@@ -17,10 +17,12 @@ from roundscope.experiments.train import checkpoint, record
 class Arm:
     """One arm of a run.
 
-    group        its name without the seed;  changes: as words, None if no checkpoint says them;  lr: the peak rate
-    step, loss, norm   (steps,) numbers of the steps and what was seen there; NaN where it was not finite
-    looks        (looks,) the monitored steps;  drift, w_q: (looks, layers, heads), NaN where not measured
-    alarms       rows of the log
+    group             its name without the seed
+    changes           as words, None if no checkpoint says them;  lr: the peak rate
+    step, loss, norm  (steps,) numbers of the steps and what was seen there; NaN if not finite
+    looks             (looks,) the monitored steps
+    drift, w_q        (looks, layers, heads), NaN where not measured
+    alarms            rows of the log
     """
 
     name: str
@@ -39,7 +41,10 @@ class Arm:
     def diverged(self) -> int | None:
         """The step of the first alarm of the loss that does not end; None without."""
         kinds = ("not finite", "rise", "stay")
-        return min((a["step"] for a in self.alarms if a["series"] == "loss" and a["kind"] in kinds), default=None)
+        return min(
+            (a["step"] for a in self.alarms if a["series"] == "loss" and a["kind"] in kinds),
+            default=None,
+        )
 
     @property
     def worst(self) -> tuple[int, int, float]:
@@ -52,7 +57,9 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A run: its folder, its config by name, how it was last started (a row of `runs`), and its arms."""
+    """A run: its folder, its config by name, how it was last started (a row of `runs`), and its
+    arms.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -70,17 +77,36 @@ def training(folder: Path) -> Training:
     about = (record.rows(folder, "runs") or [{}])[-1]
     steps = record.rows(folder, "steps")
     if not about or not steps:
-        raise bad("RUN", str(folder), "has no step in its log yet; wait for the first monitor or checkpoint")
+        raise bad(
+            "RUN",
+            str(folder),
+            "has no step in its log yet; wait for the first monitor or checkpoint",
+        )
     heads, alarms = record.rows(folder, "heads"), record.rows(folder, "alarms")
     changes = {arm["name"]: tuple(arm["changes"]) for arm in (checkpoint.about(folder) or {"arms": []})["arms"]}
     arms = [
-        _arm(arm, changes.get(arm["name"]), *([row for row in rows if row["arm"] == arm["name"]] for rows in (steps, heads, alarms)))
+        _arm(
+            arm,
+            changes.get(arm["name"]),
+            *([row for row in rows if row["arm"] == arm["name"]] for rows in (steps, heads, alarms)),
+        )
         for arm in json.loads(about["arms"])["arms"]
     ]
-    return Training(folder=folder, config=json.loads(about["config"]), about=about, arms=tuple(a for a in arms if a.step.size))
+    return Training(
+        folder=folder,
+        config=json.loads(about["config"]),
+        about=about,
+        arms=tuple(a for a in arms if a.step.size),
+    )
 
 
-def _arm(arm: dict[str, Any], changes: tuple[str, ...] | None, steps: list[Any], heads: list[Any], alarms: list[Any]) -> Arm:
+def _arm(
+    arm: dict[str, Any],
+    changes: tuple[str, ...] | None,
+    steps: list[Any],
+    heads: list[Any],
+    alarms: list[Any],
+) -> Arm:
     looks, drift, w_q = _looks(heads)
     return Arm(
         name=arm["name"], group=arm["name"].removesuffix(f"/{arm['seed']}"), changes=changes, lr=arm["lr"],

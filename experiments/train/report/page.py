@@ -1,4 +1,6 @@
-"""The page: what happened in a sentence, the pictures, the arms, the alarms, and how all of it is measured."""
+"""The page: what happened in a sentence, the pictures, the arms, the alarms, and how all of it is
+measured.
+"""
 
 import json
 import math
@@ -13,7 +15,7 @@ from roundscope.experiments.train import record
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.report import pictures
 from roundscope.experiments.train.report.data import Arm, Training, training
-from roundscope.experiments.train.run.drift import IN_A_ROW
+from roundscope.experiments.train.run.drift import LOOKS
 from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
 from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
 
@@ -29,7 +31,9 @@ def folder_of(path: Path) -> Path | None:
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a run, to RUN/report.html where no `out` is given, and returns where it is. Raises UsageError, StorageError."""
+    """Writes the page of a run, to RUN/report.html where no `out` is given, and returns where it
+    is. Raises UsageError, StorageError.
+    """
     out = folder / "report.html" if out is None else out
     if out.is_dir():
         raise bad("--out", str(out), "is a folder; name a file")
@@ -84,15 +88,32 @@ def _pictures(t: Training) -> list[str]:
     )
     found = [
         ("Does the loss fall?", pictures.losses(t), f"Every step's loss on its own batch.{seeds}"),
-        ("Does the gradient stay of one size?", pictures.norms(t), f"The norm of all gradients at every step, before clipping.{seeds}"),
+        (
+            "Does the gradient stay of one size?",
+            pictures.norms(t),
+            f"The norm of all gradients at every step, before clipping.{seeds}",
+        ),
         ("Does rounding alone push W_Q?", pictures.drifts(t), drift),
-        ("Does W_Q grow?", pictures.query_norms(t), f"Spectral norm of every head's W_Q, coloured by layer.{left_out}"),
+        (
+            "Does W_Q grow?",
+            pictures.query_norms(t),
+            f"Spectral norm of every head's W_Q, coloured by layer.{left_out}",
+        ),
     ]
     return [figure(title, picture, caption) for title, picture, caption in found if picture is not None]
 
 
 def _arms(t: Training) -> str:
-    heads = ["arm", "changes", "peak\nlr", "last\nloss", "last gradient\nnorm", "diverged\nat step", "largest\ndrift", "in layer,\nhead"]
+    heads = [
+        "arm",
+        "changes",
+        "peak\nlr",
+        "last\nloss",
+        "last gradient\nnorm",
+        "diverged\nat step",
+        "largest\ndrift",
+        "in layer,\nhead",
+    ]
     return grid(heads, [_row(arm) for arm in t.arms], [arm.diverged is not None for arm in t.arms])
 
 
@@ -115,7 +136,12 @@ def _alarms(t: Training) -> str:
     if not found:
         return "<p>None.</p>"
     rows = [
-        [name, f"{a['kind']} of {a['series']}", str(a["step"]), *(_number(math.nan if a[k] is None else a[k]) for k in ("value", "bound"))]
+        [
+            name,
+            f"{a['kind']} of {a['series']}",
+            str(a["step"]),
+            *(_number(math.nan if a[k] is None else a[k]) for k in ("value", "bound")),
+        ]
         for a, name in found[:LISTED]
     ]
     more = f"<p class=note>and {len(found) - LISTED} more</p>" if len(found) > LISTED else ""
@@ -129,9 +155,10 @@ def _how(t: Training) -> str:
         f"<b>Divergence.</b> {RULE} A spike: {SPIKE} losses in a row above it.",
         f"<b>Growth of the gradient norm.</b> The median of the last {RECENT} norms is more than {GROWTH:g} times the lowest such "
         "median so far. It often comes long before the loss rises.",
-        f"<b>Drift.</b> A heuristic: a head's drift is above {above} (drift_alarm) at {IN_A_ROW} monitored steps in a row. It is "
-        "measured on one sequence of the batch. It says that rounding pushes W_Q in a direction that nothing asked for, not that "
-        "the run will diverge.",
+        f"<b>Drift.</b> A heuristic: of the gradient of W_Q, summed over heads and looks, more than {above} (drift_alarm) is made by "
+        f"rows of dS that do not sum to zero, after at least {LOOKS} looks. It is measured on one sequence of the batch. It says that "
+        "rounding pushes W_Q in a direction that nothing asked for, not that the run will diverge. A head alone may be above it "
+        "without an alarm, where its gradient is small.",
     ]
     return "".join(f"<p class=note>{text}</p>" for text in texts)
 

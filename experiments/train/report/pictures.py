@@ -1,4 +1,6 @@
-"""The pictures of a run: losses and gradient norms of all arms, drift and ||W_Q|| of every head, arms side by side."""
+"""The pictures of a run: losses and gradient norms of all arms, drift and ||W_Q|| of every head,
+arms side by side.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +38,7 @@ def drifts(t: Training) -> Figure | None:
     def one(ax: Axes) -> None:
         ax.set_yscale("log")
         if limit is not None:
-            ax.axhline(limit, color=UP, lw=0.9, ls="--", label=f"the alarm's threshold, {limit:g}")
+            ax.axhline(limit, color=UP, lw=0.9, ls="--", label=f"threshold of all heads together, {limit:g}")
 
     return _heads(t, "drift", lambda arm: np.maximum(arm.drift, LEAST), one)
 
@@ -53,7 +55,14 @@ def _series(t: Training, series: str, label: str, of: Callable[[Arm], np.ndarray
     ax, drawn = axes[0, 0], set[str]()
     for arm in t.arms:
         colour, y = COLOURS[t.groups.index(arm.group) % len(COLOURS)], of(arm)
-        ax.plot(arm.step, y, color=colour, lw=0.9, alpha=0.85, label=None if arm.group in drawn else arm.group)
+        ax.plot(
+            arm.step,
+            y,
+            color=colour,
+            lw=0.9,
+            alpha=0.85,
+            label=None if arm.group in drawn else arm.group,
+        )
         drawn.add(arm.group)
         _alarms(ax, arm, y, series, colour)
     finite = np.concatenate([of(arm)[np.isfinite(of(arm)) & (of(arm) > 0.0)] for arm in t.arms])
@@ -106,7 +115,16 @@ def _of_heads(ax: Axes, arm: Arm, y: np.ndarray) -> None:
     """A line for each head, a colour for each layer."""
     for layer, head in np.ndindex(y.shape[1:]):
         name = f"layer {layer}" if head == 0 else None
-        ax.plot(arm.looks, y[:, layer, head], ".-", ms=3, lw=0.9, color=COLOURS[layer % len(COLOURS)], alpha=0.85, label=name)
+        ax.plot(
+            arm.looks,
+            y[:, layer, head],
+            ".-",
+            ms=3,
+            lw=0.9,
+            color=COLOURS[layer % len(COLOURS)],
+            alpha=0.85,
+            label=name,
+        )
 
 
 def _logarithmic(ax: Axes) -> None:
@@ -123,5 +141,10 @@ def _legend(figure: Figure, ax: Axes, marks: list[str]) -> None:
     for kind in marks:
         handles += ax.plot([], [], MARKS[kind], color=QUIET, mec=INK, mew=0.8, ms=7)
         labels.append(f"alarm: {kind}")
-    options: dict[str, Any] = {"loc": "outside upper left", "ncols": 5, "fontsize": 8.5, "frameon": False}
+    options: dict[str, Any] = {
+        "loc": "outside upper left",
+        "ncols": 5,
+        "fontsize": 8.5,
+        "frameon": False,
+    }
     figure.legend(handles, labels, **options)

@@ -1,8 +1,13 @@
-"""The alarm of drift: heads whose rows of dS do not sum to zero, so that a part of W_Q's gradient is made by rounding alone.
+"""The alarm of drift: rows of dS that do not sum to zero make a part of W_Q's gradient.
 
-A heuristic, with a threshold that is a setting (drift_alarm). A head's drift (`gpt.monitor`) is 0 in exact arithmetic. Over the heads
-of the published failing case it is 2 % of the gradient, and 0.3 % with a plan that never failed (docs/measurements.md). It says that
-the arithmetic pushes W_Q in a direction that nothing asked for, not that the run will diverge.
+    share = sum |R| / sum |dW_Q|   over heads and looks; a look counts 0.9 times the next one
+
+R is what those rows make of a head's dW_Q (`gpt.monitor`), and 0 in exact arithmetic. Sums, since a
+head whose gradient is small for a while has a large drift that matters little.
+
+A heuristic, with a threshold that is a setting (drift_alarm). In the published failing case the
+share is 2 %, and 0.3 % with a plan that never failed (docs/measurements.md). It says that the
+arithmetic pushes W_Q in a direction that nothing asked for, not that the run will diverge.
 """
 
 from collections.abc import Sequence
@@ -12,26 +17,40 @@ import numpy as np
 
 from roundscope.experiments.train.spikes import Alarm
 
-IN_A_ROW = 3  # monitored steps that a head's drift is above the threshold, one after the other
+LOOKS = 3  # that there must be
+KEPT = 0.9  # of the sums, from one look to the next
 
 
 class DriftWatch:
-    """Follows the drift of every head; an arm is told of once, by the head whose drift is then largest. limit None: never."""
+    """Follows the share of every arm. An arm is told of once, by the head with the largest |R|.
+
+    shape   arms, layers, heads;  limit: of the share, None for never
+    """
 
     def __init__(self, shape: tuple[int, int, int], limit: float | None) -> None:
         self.limit = np.inf if limit is None else limit
-        self.rows, self.told = np.zeros(shape, int), np.zeros(shape[0], bool)
+        self.made, self.whole = np.zeros(shape), np.zeros(shape)
+        self.looks, self.told = np.zeros(shape[0], int), np.zeros(shape[0], bool)
 
-    def update(self, step: int, arms: Sequence[int], drift: np.ndarray) -> list[Alarm]:
-        """What begins at this step; drift (arms, layers, heads), of the arms with these numbers."""
+    def update(self, step: int, arms: Sequence[int], drift: np.ndarray, gradient: np.ndarray) -> list[Alarm]:
+        """What begins at this step, of the arms with these numbers.
+
+        drift, gradient (arms, layers, heads): |R| / |dW_Q| and |dW_Q|. A look that is not finite
+        anywhere in an arm is left out.
+        """
         found = []
-        for arm, own in zip(arms, drift, strict=True):
-            self.rows[arm] = np.where(own > self.limit, self.rows[arm] + 1, 0)
-            lasting = np.where(self.rows[arm] >= IN_A_ROW, own, -np.inf)
-            if not self.told[arm] and np.isfinite(lasting).any():
+        for arm, share, size in zip(arms, drift, gradient, strict=True):
+            if not (np.isfinite(share).all() and np.isfinite(size).all()):
+                continue
+            self.made[arm] = KEPT * self.made[arm] + share * size
+            self.whole[arm] = KEPT * self.whole[arm] + size
+            self.looks[arm] += 1
+            made, whole = self.made[arm].sum(), self.whole[arm].sum()
+            if self.looks[arm] >= LOOKS and made > self.limit * whole and not self.told[arm]:
                 self.told[arm] = True
-                layer, head = np.unravel_index(lasting.argmax(), lasting.shape)
-                found.append(_alarm(step, arm, f"layer {layer}, head {head}", float(own[layer, head]), self.limit))
+                layer, head = np.unravel_index(self.made[arm].argmax(), share.shape)
+                where, value = f"layer {layer}, head {head}", float(made / whole)
+                found.append(_alarm(step, arm, where, value, self.limit))
         return found
 
     def going_on(self) -> np.ndarray:
@@ -40,11 +59,12 @@ class DriftWatch:
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, as JSON knows it."""
-        return {"rows": self.rows.tolist(), "told": self.told.tolist()}
+        return {name: getattr(self, name).tolist() for name in ("made", "whole", "looks", "told")}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
         """Goes on from a `state()`; arms: which of its arms each of ours continues."""
-        self.rows, self.told = np.array(state["rows"])[list(arms)], np.array(state["told"])[list(arms)]
+        for name, kept in state.items():
+            setattr(self, name, np.array(kept)[list(arms)])
 
 
 def _alarm(step: int, arm: int, where: str, value: float, limit: float) -> Alarm:

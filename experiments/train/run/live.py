@@ -1,4 +1,6 @@
-"""A run on the terminal: steps, time left, and per arm loss, learning rate and alarms; elsewhere a line every minute."""
+"""A run on the terminal: steps, time left, and per arm loss, learning rate and alarms; elsewhere a
+line every minute.
+"""
 
 import math
 import time
@@ -43,7 +45,12 @@ def table(view: View) -> Any:
         found.add_column(name, justify="left" if name in ("arm", "") else "right")
     arms = sorted(view.arms, key=lambda arm: not arm[3])
     for name, loss, lr, alarm in arms[:MOST]:
-        found.add_row(name, "-" if math.isnan(loss) and not alarm else f"{loss:.4f}", f"{lr:.2e}", "alarm" if alarm else "")
+        found.add_row(
+            name,
+            "-" if math.isnan(loss) and not alarm else f"{loss:.4f}",
+            f"{lr:.2e}",
+            "alarm" if alarm else "",
+        )
     if len(arms) > MOST:
         found.add_row(f"and {len(arms) - MOST} more", "", "", "")
     return found

@@ -123,7 +123,8 @@ class Run:
             found, seen = monitor.look(self.settings.config, group.state.params, tokens, tables, self.number, *own)
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
             if "drift" in found:
-                self.log.add("alarms", observe.alarms(self.names, self.drift.update(self.number, group.arms, found["drift"])))
+                drifting = self.drift.update(self.number, group.arms, found["drift"], found["w_q_gradient"])
+                self.log.add("alarms", observe.alarms(self.names, drifting))
             if seen is not None and rest == 0:
                 means = monitor.sites(self.settings.config, seen, plans, turn, group.fused(self.number))
                 self.log.add("sites", observe.sites(names, self.number, means))

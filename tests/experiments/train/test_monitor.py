@@ -166,6 +166,7 @@ def test_drift_is_what_wrong_rows_of_ds_make_of_a_gradient():
         whole = sum(np.outer(own[t], (ds @ b)[t]) for t in range(12))
         wanted = np.linalg.norm(made) / np.linalg.norm(whole)
         assert wanted > 0.02 and np.asarray(found["drift"])[1, layer, head] == pytest.approx(wanted, rel=1e-3)
+        assert np.asarray(found["w_q_gradient"])[1, layer, head] == pytest.approx(np.linalg.norm(whole) / np.sqrt(8), rel=1e-3)
 
 
 @pytest.mark.thorough

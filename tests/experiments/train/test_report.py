@@ -29,11 +29,22 @@ def made(folder, drift=True, config=CONFIG):
         Alarm(step=20, arm=2, series="layer 1, head 0", kind="drift", value=0.5, limit=0.02),
     ]
     with record.writing(folder) as log:
-        log.begin(0, config=plain(config), arms={"arms": arms, "at": []}, data={}, versions={}, device="a machine", origin={})
+        log.begin(
+            0,
+            config=plain(config),
+            arms={"arms": arms, "at": []},
+            data={},
+            versions={},
+            device="a machine",
+            origin={},
+        )
         for step in range(30):
             losses = np.array([5.0, 5.1, 5.0]) * 0.98**step
             losses[2] = math.nan if step >= 25 else losses[2]
-            log.add("steps", observe.steps(NAMES, step, losses, np.array([1.0, 1.0, 1.3**step]), np.full(3, 1e-3)))
+            log.add(
+                "steps",
+                observe.steps(NAMES, step, losses, np.array([1.0, 1.0, 1.3**step]), np.full(3, 1e-3)),
+            )
             if step % 10 == 0:
                 seen = {"w_q_norm": np.ones((3, 2, 2))} | ({"drift": np.full((3, 2, 2), 1e-7)} if drift else {})
                 if drift:
@@ -59,7 +70,12 @@ def test_the_page_says_what_happened_and_stands_alone(tmp_path):
     text = page.write(folder).read_text()
     assert "Diverged: &lt;low&gt;/0 at step 25. Without any alarm: calm/0 and calm/1." in text and "<low>" not in text
     assert f"roundscope diagnose {folder}" in text
-    for said in ("growth of gradient norm", "not finite of loss", "drift of layer 1, head 0", "changes=[&quot;site=OD -&gt; e8m1&quot;]"):
+    for said in (
+        "growth of gradient norm",
+        "not finite of loss",
+        "drift of layer 1, head 0",
+        "changes=[&quot;site=OD -&gt; e8m1&quot;]",
+    ):
         assert said in text, said
     assert text.count("data:image/png") == 4 and "http" not in text and "<script" not in text
 

@@ -10,7 +10,7 @@ from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.train import loop, record
 from roundscope.experiments.train import step as one_step
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.loop import Beginning
+from roundscope.experiments.train.run.training import Beginning
 from roundscope.experiments.train.settings import Arm, Settings
 
 TINY = Config(layers=1, heads=1, width=8, context=8, batch=2, steps=30, warmup=5, plan="fp32", matmul="fp32", data="repeat")
