@@ -1,6 +1,6 @@
 """Sentences that only a GPT's run has: its failure, its repairs, what is not shown."""
 
-from roundscope.experiments.diagnose.gpt.case import GREW, Case
+from roundscope.experiments.diagnose.gpt.case import GREW
 from roundscope.experiments.diagnose.gpt.states import RunPart
 from roundscope.experiments.diagnose.report import words_run
 from roundscope.experiments.diagnose.search.guilty import REPEATS
@@ -44,11 +44,6 @@ def survivors(part: RunPart | None) -> str:
     kept = [f"{name} ({o.count})" for name, o in part.survivals.items() if o.survives]
     lost = [f"{name} ({o.count} survive)" for name, o in part.survivals.items() if not o.survives]
     return f"Replays survive with: {', '.join(kept) or 'none'}. They fail with: {', '.join(lost) or 'none'}."
-
-
-def rule(case: Case) -> str:
-    """By what a replay fails."""
-    return "its loss" if case.grown is None else "its gradient norm, ten times its lowest, or its loss"
 
 
 def not_shown(part: RunPart) -> list[str]:

@@ -45,7 +45,7 @@ def made(text, config=TINY, diverged=9):
     """A run that never ran."""
     arm = Arm(name="a", changes=((0, text),), lr=config.lr)
     row = Row(arm=arm, config=config, diverged=diverged, curve=(), device="cpu")
-    return Case(folder=None, row=row, twin=None, origin=0, starts=(0,), until=20)
+    return Case(folder=None, row=row, twin=None, origin=0, starts=(0,), until=20, longest=20)
 
 
 def bent(b):
