@@ -21,20 +21,29 @@ Look = Callable[[Any], Any]  # the parameters of all arms -> a number for each a
 
 
 def launches(
+    store: Store,
     config: Config,
     arms: Mapping[C, Arm],
     *,
     look: Look | None = None,
     about: Hashable = None,
 ) -> list[Launch]:
-    """One launch for each structure of plans among the arms, which are one for each condition.
+    """A launch for each structure of plans among the arms, one of which each condition has.
+
+    Arms that the store has are a launch of their own, so that more seeds train only what is new.
 
     config  its lr and min_lr are not used: an arm's lr stays after the warm-up
     look    as in `trained`;  about: what `look` is, where it is given, for the name of a run
     """
     rate_of_arms = replace(config, lr=1.0, min_lr=1.0, decay_steps=None)
     settings = Settings(config=rate_of_arms, arms=tuple(arms.values()))
-    return [_launch(settings, list(arms), group, look, about) for group in numbers(settings)]
+    there = store.keys()
+    found = []
+    for group in numbers(settings):
+        known = [i for i in group if key(config, settings.arms[i], about) in there]
+        parts = known, [i for i in group if i not in known]
+        found += [_launch(settings, list(arms), part, look, about) for part in parts if part]
+    return found
 
 
 def read(

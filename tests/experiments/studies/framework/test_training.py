@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import training
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.train import loop, record
@@ -36,10 +37,10 @@ def arms():
 def test_what_comes_of_arms_is_what_the_trainer_logs(tmp_path):
     """Batches or weights of another seed, a rate that falls, a curve of other steps: against `roundscope train`."""
     own = arms()
-    launches = training.launches(TINY, own, look=lambda params: np.arange(2.0))
-    assert [len(launch.keys) for launch in launches] == [2, 2]
     done = []
     with opened(tmp_path, "x") as store:
+        launches = training.launches(store, TINY, own, look=lambda params: np.arange(2.0))
+        assert [len(launch.keys) for launch in launches] == [2, 2]
         for launch in launches:
             store.add(launch.run(done.append), launch.config, "a device")
         found = training.read(store, TINY, own)
@@ -92,3 +93,20 @@ def test_names_hold_all_that_decides_a_run():
     ]
     assert len(set(names)) == len(names)
     assert training.key(replace(TINY, lr=0.5, keep=9), replace(arm, name="other")) == names[0]
+
+
+def test_more_seeds_train_only_what_is_new(tmp_path):
+    """Runs that are there and are trained once more."""
+    own = arms()
+    first = {condition: arm for condition, arm in own.items() if condition.seed == 0}
+    with opened(tmp_path, "x") as store:
+        for condition, arm in first.items():
+            run = Run(condition=condition, steps=30, diverged=None, loss=1.0)
+            store.add({training.key(TINY, arm): run}, {}, "a device")
+        assert training.whole(store, TINY, own, by=lambda c: c.name) is None
+        launches = training.launches(store, TINY, own)
+        there = store.keys()
+        assert [len(there.intersection(launch.keys)) for launch in launches] == [1, 0, 1, 0]
+        assert {name for launch in launches for name in launch.keys} == {training.key(TINY, a) for a in own.values()}
+        found = training.whole(store, TINY, first, by=lambda c: c.name)
+    assert {name: [run.seed for run in runs] for name, runs in found.items()} == {"low": [0], "kept": [0]}
