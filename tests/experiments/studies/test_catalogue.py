@@ -19,9 +19,9 @@ from roundscope.experiments.studies.catalogue import (
     named,
     names,
 )
-from roundscope.experiments.studies.failure import scale as failure
-from roundscope.experiments.studies.microscaling import scale as microscaling
-from roundscope.experiments.studies.mxfp8 import scale as mxfp8
+from roundscope.experiments.studies.failure.conditions import scale as failure
+from roundscope.experiments.studies.microscaling import conditions as microscaling
+from roundscope.experiments.studies.mxfp8 import conditions as mxfp8
 from roundscope.experiments.studies.stability import scale as stability
 
 

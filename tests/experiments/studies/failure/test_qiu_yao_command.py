@@ -238,13 +238,6 @@ def test_folder_without_results_is_not_drawn(tiny: None, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("paper", sorted({*reproduce.PAPERS} - {*reproduce.DRAWN}))
-def test_papers_that_cannot_be_drawn_say_so(paper: str, tmp_path) -> None:
-    """Catches --draw that is passed over in silence, and starts hours of training."""
-    with pytest.raises(UsageError, match=f"--draw '{paper}'"):
-        reproduce.run(paper, quick=True, out=tmp_path, engine="numpy", jobs=None, as_json=True, draw=True)
-
-
 def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
     """Catches FP32 runs, which every case shares, counted again for each: they never diverge, which flatters the rest of dS."""
     for group in launches(SPLIT, [e.trial for e in entries(SPLIT)]):

@@ -8,9 +8,10 @@ import pytest
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import training
 from roundscope.experiments.studies.framework.store import opened
-from roundscope.experiments.train import loop, record
-from roundscope.experiments.train import step as one_step
+from roundscope.experiments.train import record
 from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import step as one_step
+from roundscope.experiments.train.run import training as loop
 from roundscope.experiments.train.run.training import Beginning
 from roundscope.experiments.train.settings import Arm, Settings
 
