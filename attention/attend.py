@@ -70,11 +70,11 @@ def attend(
     plan       a `Plan`, or the name of a preset; under JAX also `attention.traced_plan.head_plans(plans)`, a plan per head as data
     block_q, block_k   tile sizes; sizes that they do not divide are padded with entries that no event counts
     scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
-    is_causal  query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
+    is_causal  True or False: query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
                from the end, which differs where T != S: pass such a mask)
     mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0. Under xla it may be
                an argument of a jitted function, and gives the same bits
-    inject     injections; each touches what it names and what depends on it
+    inject     an injection or several; each touches what it names and what depends on it, and must name what the call has
     record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps no steps, and no events of a sample
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
                has a native accumulator. "pallas" runs forward and backward in fused kernels, on a GPU, for plans that fit
@@ -84,7 +84,9 @@ def attend(
                -scale rowsum(dO e) P K, and the output not at all. The derivative by e is 0
 
     Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v:
-    the backward is the emulated one. Raises ValueError naming the argument, its value and the repair.
+    the backward is the emulated one. Under `jax.vmap` all mapped entries draw the same random bits; entries of the batch axis
+    draw their own.
+    Raises TypeError or ValueError naming the argument, its value and the repair.
     """
     heads = _head_plans(plan)
     like = plan if heads is None else _of_heads(heads, q, k, v, record, engine)
