@@ -50,7 +50,7 @@ def answer(r: Results) -> str:
     of_even = (
         f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.diverged} of {even.runs} (final loss above exact: {excess})"
     )
-    where = f"{of_zero}, {of_even}{_of_random(r, rate, p)}{_of_outward(r, rate, p)} (lr {rate:g})"
+    where = f"{of_zero}, {of_even}{_also(r, rate, p)} (lr {rate:g})"
     if 2 * zero.diverged > zero.runs and not even.diverged:
         return f"The sign: {where}."
     if even.diverged * zero.runs >= zero.diverged * even.runs and even.diverged:
@@ -67,20 +67,14 @@ def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
     return max(found, key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]), default=None)
 
 
-def _of_random(r: Results, rate: float, p: int) -> str:
-    own = r.series(Site.OD, RANDOM, rate)
-    if p not in own:
-        return ""
-    t = time_of(own[p])
-    return f", stochastically to {p} bits in {t.diverged} of {t.runs}"
-
-
-def _of_outward(r: Results, rate: float, p: int) -> str:
-    own = r.series(Site.OD, OUTWARD, rate)
-    if p not in own:
-        return ""
-    t = time_of(own[p])
-    return f", away from zero to {p} bits in {t.diverged} of {t.runs}"
+def _also(r: Results, rate: float, p: int) -> str:
+    """How many died of stochastic and of outward rounding to as many bits; empty if none was run."""
+    found = ""
+    for mode, word in ((RANDOM, "stochastically"), (OUTWARD, "away from zero")):
+        if own := r.series(Site.OD, mode, rate).get(p):
+            t = time_of(own)
+            found += f", {word} to {p} bits in {t.diverged} of {t.runs}"
+    return found
 
 
 def _growth(r: Results, rate: float) -> str:
