@@ -99,10 +99,10 @@ def _request(plan: str, causal: bool) -> Request:
 
 @contextmanager
 def _progress(first: int) -> Iterator[Progress]:
-    """Step, what runs and what is left, on a terminal's stderr, gone when done; elsewhere a line now and then."""
+    """Step, what runs and what is left, on a terminal's stderr, gone when done; elsewhere, of a run, a line now and then."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield _now_and_then()
+        yield _now_and_then() if first == 1 else lambda step, text: None
         return
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

@@ -239,3 +239,26 @@ def test_a_later_state_that_is_less_clear_is_not_preferred(tmp_path):
 
     r = diagnosis(tmp_path, unclear)
     assert [(s.first, s.low.failures) for s in r.sanity] == [(40, 3), (0, 4)] and r.replayer.first == 0 and r.guilty.repeats == 1
+
+
+@pytest.mark.pictures
+def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
+    """Catches a page, a picture or a JSON of either model's steps 1 and 2 that cannot be made, and counts that differ between them."""
+    from roundscope.experiments.diagnose.report import data_run, page, pictures_run
+    from roundscope.experiments.diagnose.report.steps_run import replay_step, search_step
+
+    r = diagnosis(tmp_path, culprit)
+    made = [
+        replay_step(words_run.replayed(r), pictures_run.losses([(n, 0.5) for n in range(60)], r, [(60, "red", "fails")], 1.0), "losses"),
+        search_step(r, words_run.searched(r)),
+    ]
+    said = page.Report(
+        name="made up", title="Why?", about="a run", first_line=words_run.first_line(r), kind=r.verdict, headline=words_run.ending(r),
+        steps=made, links=words_run.links(r), unseen=["much"], said=[], how="", machine=["none"],
+        data={"steps": data_run.search(r, r.guilty)}, seconds=1.0,
+    )  # fmt: skip
+    data, html = page.written(said, tmp_path / "out"), (tmp_path / "out" / "report.html").read_text()
+    assert html.count("data:image/png") == 3 and "OD in layer 0 is at fault" in html
+    assert data["steps"]["found"] == [[0, 0, "OD"], [0, 1, "OD"]] and data["steps"]["confirmed"]["failed"] == [None] * 8
+    assert data["steps"]["repair"] in data["verdict"]["first_line"] and data_run.replay(r)["cause"] == "rounding in attention"
+    assert [link["name"] for link in data["verdict"]["links"]] == ["replay", "rounding", "set", "controls"]
