@@ -70,8 +70,10 @@ def _numbers(a: float, p: float, mean: float, rms: float) -> str:
 def _nothing(found: Findings) -> str:
     c, h = found.coherence, found.head
     if found.leaning:
+        which = "where an event must be exact"
+        which = f"of the {found.among} heads {which} the furthest" if found.among > 1 else which
         return (
-            f"{_leaning(found)}; but not in {found.where}, of the {found.among} heads where an event must be exact the furthest: "
+            f"{_leaning(found)}; but not in {found.where}, {which}: "
             f"A = {c.a[h]:.1f}, p = {c.p[h]:.2g}, where a head counts below p = {c.level:.1g}. {smallest(found)}"
         )
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
