@@ -101,8 +101,7 @@ class Found:
 
 def rows(found: Found) -> list[list[str]]:
     """A row per case, in words; the columns of HEADS."""
-    made: list[list[str]] = []
-    last = ""
+    made = []
     for case, own in found.cases.items():
         loss = mean({run.condition.seed: run.loss for run in own})
         lost = sum(not math.isfinite(run.loss) for run in own)
@@ -110,10 +109,8 @@ def rows(found: Found) -> list[list[str]]:
         against = ["", ""] if found.topic.alone or is_exact else [interval(found.results.excess(own)), interval(found.results.growth(own))]
         tied = mean({run.condition.seed: ties(run) for run in own}).mean
         share = "" if math.isnan(tied) else f"{100 * tied:.3g} %"
-        group = "" if made and case.group == last else case.group
-        last = case.group
         made.append([
-            group, case.name, found.time(case).words, interval(loss) + (f", {lost} not finite" if lost else ""), *against, share,
+            case.group, case.name, found.time(case).words, interval(loss) + (f", {lost} not finite" if lost else ""), *against, share,
         ])  # fmt: skip
     return made
 

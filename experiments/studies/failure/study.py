@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from roundscope.experiments.studies.failure.claims import controls, table
+from roundscope.experiments.studies.failure.conditions import scale as scales
 from roundscope.experiments.studies.failure.conditions.cases import AMPLIFIED
 from roundscope.experiments.studies.failure.conditions.heads import chosen
 from roundscope.experiments.studies.failure.conditions.rows import FAILS
-from roundscope.experiments.studies.failure.conditions.scale import FULL, QUICK, Scale
+from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import (
     Entry,
     Trial,
@@ -35,7 +36,7 @@ def run(*, quick: bool, out: Path, as_json: bool, draw: bool = False) -> int:
     draw: trains nothing. The exit code and errors of `command.run`.
     """
     text = f"roundscope reproduce qiu-yao{' --quick' if quick else ''}{' --draw' if draw else ''}"
-    wanted = study(QUICK if quick else FULL)
+    wanted = study(scales.QUICK if quick else scales.FULL)
     return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
 
 

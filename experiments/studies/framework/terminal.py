@@ -40,16 +40,16 @@ def show(
 
 
 def _grid(table: Table, results: Any) -> Grid:
-    """The columns that are shown and not empty."""
-    made = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    """The columns that are shown and not empty; a first cell that repeats the line above is left out."""
+    made, before = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False), ""
     lines = table.rows(results)
     kept = [column for column in table.shown if any(line[column] for line in lines)]
-    if table.grouped:
-        kept.remove(0)
-    for column in kept:
+    for column in kept[1:] if table.grouped else kept:
         made.add_column(table.heads[column].replace("\n", " "), overflow="fold")
     for line in lines:
-        if table.grouped and line[0]:
-            made.add_row(f"[bold]{escape(line[0])}[/bold]")
-        made.add_row(*(escape(line[column]) for column in kept))
+        first, *rest = (escape(line[column]) for column in kept)
+        if table.grouped and first != before:
+            made.add_row(f"[bold]{first}[/bold]")
+        made.add_row(*rest if table.grouped else ("" if first == before else first, *rest))
+        before = first
     return made

@@ -76,7 +76,7 @@ def test_what_is_wrong_is_named(text, said):
 @pytest.mark.parametrize(
     ("text", "plan", "said"),
     [
-        ("PV:exact", "fa2-bf16", "use O"), ("AO:exact", "baseline-bf16", "never rescales"), ("O:flip=16", "qiu-yao", "bits 0 to 15"),
+        ("PV:exact", "fa2-bf16", "inject at O"), ("AO:exact", "baseline-bf16", "never rescales"), ("O:flip=16", "qiu-yao", "bits 0 to 15"),
         ("P:set=1e6", "fa3-fp8", "largest number is 448"), ("O:set=0.3", "qiu-yao", "the nearest number it has is 0.30078125"),
     ],
 )  # fmt: skip
