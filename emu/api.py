@@ -1,6 +1,6 @@
 """The functions of `emu`: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA), the same bits from both.
 
-Executors are imported on first use: `import emu` brings in neither numba nor jax.
+Executors are imported on first use: `import roundscope.emu` brings in neither numba nor jax.
 """
 
 import math

@@ -12,8 +12,8 @@ from roundscope.attention.sharded import attend_sharded
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
-from attention import attend
-from attention.sharded import attend_sharded
+from roundscope.attention import attend
+from roundscope.attention.sharded import attend_sharded
 
 mesh = jax.make_mesh((2, 2), ("batch", "heads"))
 rng = np.random.default_rng(3)

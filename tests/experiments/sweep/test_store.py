@@ -55,7 +55,7 @@ def child(code, *args):
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from experiments.sweep.storage.store import writing
+from roundscope.experiments.sweep.storage.store import writing
 with writing(Path(sys.argv[1])):
     {then}
     print(os.getpid(), flush=True)
@@ -172,7 +172,7 @@ def test_a_forked_child_does_not_keep_a_killed_sweeps_lock(path):
 def test_after_kill_9_the_file_reads_at_once(path):
     """Catches rows that wait in a journal that only a writer may fold in."""
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom experiments.sweep.storage.store import writing\n"
+        "import os, sys\nfrom pathlib import Path\nfrom roundscope.experiments.sweep.storage.store import writing\n"
         "from tests.experiments.sweep.fakes import cell, result\n"
         "with writing(Path(sys.argv[1])) as store:\n"
         "    store.save([(cell(i), result(cell(i))) for i in range(5)])\n    os.kill(os.getpid(), 9)"
@@ -282,8 +282,9 @@ def test_a_full_disk_keeps_what_was_saved(path):
 UNPRIVILEGED = """
 import os, sys
 from pathlib import Path
-from experiments.errors import one_line
-from experiments.sweep import metrics, store
+from roundscope.experiments.errors import one_line
+from roundscope.experiments.sweep.measuring import metrics
+from roundscope.experiments.sweep.storage import store
 from tests.experiments.sweep.fakes import cell, result
 if os.getuid() == 0:
     os.setuid(65534)
