@@ -15,7 +15,7 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Make training data of any text, a token per byte, in nanoGPT's files."""
-    from roundscope.experiments.train.gpt import prepare as preparing
+    from roundscope.experiments.train.run import prepare as preparing
 
     preparing.run(paths, out, as_json=json)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.experiments.trace import plots
-from roundscope.experiments.trace.running_error import Running, tied
+from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 
 

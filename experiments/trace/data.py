@@ -10,10 +10,10 @@ import numpy as np
 
 from roundscope.attention.injection import Injection
 from roundscope.experiments.report.terminal import plain
-from roundscope.experiments.trace.analysis import Event
+from roundscope.experiments.trace.analysis.bias import Event
+from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.run import Observed, blocks
-from roundscope.experiments.trace.running_error import Running, tied
 from roundscope.experiments.trace.summary import Summary, head_table, share_of_rows
 from roundscope.experiments.trace.words import sentence
 

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from roundscope.experiments.trace.analysis import threshold
-from roundscope.experiments.trace.consequences import DeltaDrift
+from roundscope.experiments.trace.analysis.bias import threshold
+from roundscope.experiments.trace.analysis.consequences import DeltaDrift
+from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.focus import CENTRES, Focus
-from roundscope.experiments.trace.running_error import Running, tied
 from roundscope.experiments.trace.summary import Summary, head_table
 
 UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"

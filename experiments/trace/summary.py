@@ -7,12 +7,13 @@ import numpy as np
 
 from roundscope.attention.sites import Axes
 from roundscope.attention.trace.summary import site_of
-from roundscope.experiments.trace import analysis, consequences
-from roundscope.experiments.trace.analysis import Event, Lean
-from roundscope.experiments.trace.consequences import DeltaDrift, Share
+from roundscope.experiments.trace.analysis import bias as analysis
+from roundscope.experiments.trace.analysis import consequences
+from roundscope.experiments.trace.analysis.bias import Event, Lean
+from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Share
+from roundscope.experiments.trace.analysis.running_error import Running, running
 from roundscope.experiments.trace.focus import away_by_argument
 from roundscope.experiments.trace.run import RESULTS, Observed, shared_arguments
-from roundscope.experiments.trace.running_error import Running, running
 
 CHAIN = ("PV", "O", "OUT")
 

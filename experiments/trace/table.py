@@ -4,7 +4,7 @@ from typing import Any
 
 from roundscope.attention.sites import PRODUCTS
 from roundscope.attention.trace.summary import site_of
-from roundscope.experiments.trace.analysis import Event
+from roundscope.experiments.trace.analysis.bias import Event
 from roundscope.experiments.trace.summary import Summary
 from roundscope.experiments.trace.words import plan_words, sentence
 

@@ -5,8 +5,8 @@ import numpy as np
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.injections import injection_words
-from roundscope.experiments.trace.analysis import Event, Lean
-from roundscope.experiments.trace.consequences import DeltaDrift
+from roundscope.experiments.trace.analysis.bias import Event, Lean
+from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.experiments.errors import StorageError, UsageError, bad
-from roundscope.experiments.train.gpt.prepare import into
+from roundscope.experiments.train.run.prepare import into
 
 FORMAT = "roundscope checkpoint 1"
 FOLDER = "checkpoints"

@@ -7,7 +7,7 @@ from roundscope.experiments.diagnose.tensors.classes import CLASSES, EXACT, STIC
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.origin import Classes
 from roundscope.experiments.sweep.report.plots import canvas
-from roundscope.experiments.trace.analysis import threshold
+from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 

@@ -8,7 +8,7 @@ from roundscope.experiments.diagnose.tensors.classes import CLASSES
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.repairs import Outcome
 from roundscope.experiments.trace import plots
-from roundscope.experiments.trace.running_error import Running, tied
+from roundscope.experiments.trace.analysis.running_error import Running, tied
 
 
 def steps(found: Findings) -> list[Step]:

@@ -18,7 +18,7 @@ from roundscope.experiments.diagnose.tensors.rows import shares
 from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, Verdict, effect, verdict
 from roundscope.experiments.errors import bad
 from roundscope.experiments.tensors.layers import Layer
-from roundscope.experiments.trace.analysis import FALSE_ALARMS
+from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS
 from roundscope.experiments.trace.options import Request
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from roundscope.attention.places import occurs
 from roundscope.attention.presets import exact as exact_plan
 from roundscope.experiments.errors import bad
 from roundscope.experiments.tensors.layers import Layer
-from roundscope.experiments.trace.consequences import DeltaDrift, delta_drift
+from roundscope.experiments.trace.analysis.consequences import DeltaDrift, delta_drift
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.run import Progress, call
 

@@ -18,8 +18,8 @@ from roundscope.experiments.diagnose.tensors.measured import (
     narrow,
     one_head,
 )
+from roundscope.experiments.trace.analysis.running_error import Running, running
 from roundscope.experiments.trace.run import observe
-from roundscope.experiments.trace.running_error import Running, running
 
 NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
 LEANS, COUNTS_FROM = 0.01, 0.1  # p below which an account leans; the share of the bias from which it counts as an origin

@@ -14,7 +14,7 @@ from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.words import mode_words, site_words
 from roundscope.experiments.studies.framework.counts import time_of
-from roundscope.experiments.studies.framework.survival import decades, survival
+from roundscope.experiments.studies.framework.figures.survival import decades, survival
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 

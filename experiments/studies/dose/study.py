@@ -11,21 +11,12 @@ from typing import Any
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run
-from roundscope.experiments.studies.dose import (
-    bias,
-    cases,
-    claims,
-    conditions,
-    identity,
-    pictures,
-    points,
-    scaling,
-    words,
-)
+from roundscope.experiments.studies.dose import claims, pictures, points, words
 from roundscope.experiments.studies.dose.arms import Dose, doses, key, launches
-from roundscope.experiments.studies.dose.cases import Found, Topic
 from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.scale import Scale, scale
+from roundscope.experiments.studies.dose.topics import bias, cases, conditions, identity, scaling
+from roundscope.experiments.studies.dose.topics.cases import Found, Topic
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Figure, Launch, Progress, Study, Table
 from roundscope.experiments.studies.framework.words import NAMED, seeds_of

@@ -13,16 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.counts import diverged
-from roundscope.experiments.studies.framework.drawing import (
-    CALM,
-    COLOURS,
-    GRID,
-    INK,
-    LETHAL,
-    QUIET,
-    SHARE,
-    canvas,
-)
+from roundscope.experiments.studies.framework.figures.series import CALM, COLOURS, GRID, INK, LETHAL, QUIET, SHARE, canvas
 from roundscope.experiments.studies.microscaling.claims_epsilon import before, runs_of
 from roundscope.experiments.studies.microscaling.conditions import SHAM, Scale
 from roundscope.experiments.studies.microscaling.found import Found

@@ -7,15 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from roundscope.experiments.studies.framework.counts import diverged
-from roundscope.experiments.studies.framework.drawing import (
-    COLOURS,
-    GRID,
-    INK,
-    MARKERS,
-    QUIET,
-    canvas,
-)
 from roundscope.experiments.studies.framework.estimates import Values, factor, mean
+from roundscope.experiments.studies.framework.figures.series import COLOURS, GRID, INK, MARKERS, QUIET, canvas
 from roundscope.experiments.studies.mxfp8.audit import CASES, COPIES
 from roundscope.experiments.studies.mxfp8.claims_rounding import apart
 from roundscope.experiments.studies.mxfp8.conditions import BF16, FP32, PROXY, Scale, gpt_arms

@@ -57,7 +57,7 @@ SITE_METRICS: dict[str, str] = {
     "inexact": "share of events that changed the number",
     "ties": "share of events exactly half way between two numbers",
     "mean_ulps": "mean signed error in ulps: the bias",
-    "se_ulps": "its standard error, errors of a row taken together (experiments.trace.analysis.lean)",
+    "se_ulps": "its standard error, errors of a row taken together (experiments.trace.analysis.bias.lean)",
     "mean_abs_ulps": "mean |error| in ulps",
     "rms_ulps": "root mean square error in ulps",
     "mean_error": "mean signed error in value",

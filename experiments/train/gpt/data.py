@@ -12,7 +12,7 @@ import numpy as np
 
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.train.gpt import prepare
+from roundscope.experiments.train.run import prepare
 
 TRAIN, VAL = 0, 1
 LONGEST = 16  # of a run of 'repeat'

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from roundscope.experiments.train.gpt.prepare import into
+from roundscope.experiments.train.run.prepare import into
 from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.run import Begin, Progress, advance, fresh

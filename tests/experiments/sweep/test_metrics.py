@@ -10,7 +10,7 @@ from roundscope.attention import Plan, Record, Site, Trace, examine
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.stats.summary import Stats
 from roundscope.experiments.sweep.measuring import metrics, on_host
-from roundscope.experiments.trace import analysis
+from roundscope.experiments.trace.analysis import bias as analysis
 
 BF16, FP16 = format_named("bf16"), format_named("fp16")
 

@@ -7,8 +7,9 @@ import pytest
 
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.stats.summary import Stats
-from roundscope.experiments.trace import analysis, consequences
-from roundscope.experiments.trace.analysis import lean, threshold
+from roundscope.experiments.trace.analysis import bias as analysis
+from roundscope.experiments.trace.analysis import consequences
+from roundscope.experiments.trace.analysis.bias import lean, threshold
 
 
 def test_z_is_the_formula_and_its_null_is_standard_normal():

@@ -8,9 +8,10 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.attention.grammar.injections import injection_words
-from roundscope.experiments.trace import consequences, folder
+from roundscope.experiments.trace import folder
 from roundscope.experiments.trace import table as trace_table
 from roundscope.experiments.trace import words as trace_words
+from roundscope.experiments.trace.analysis import consequences
 from tests.experiments.trace.inputs import asked, change
 
 

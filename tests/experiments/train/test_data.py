@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.errors import UsageError
-from roundscope.experiments.train.gpt import data, prepare
+from roundscope.experiments.train.gpt import data
+from roundscope.experiments.train.run import prepare
 
 
 def config(**changes):

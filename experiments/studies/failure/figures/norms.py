@@ -12,7 +12,7 @@ from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.failure.conditions.rows import FAILS, FP32
 from roundscope.experiments.studies.failure.conditions.trials import Trial
 from roundscope.experiments.studies.failure.results import Results
-from roundscope.experiments.studies.framework.drawing import CALM, INK, LETHAL, QUIET, canvas
+from roundscope.experiments.studies.framework.figures.series import CALM, INK, LETHAL, QUIET, canvas
 
 
 def norms(r: Results) -> Figure:

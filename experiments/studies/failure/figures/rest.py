@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from roundscope.experiments.studies.failure.claims.controls import split
 from roundscope.experiments.studies.failure.drift import drift, share, steady
 from roundscope.experiments.studies.failure.results import Own, Results
-from roundscope.experiments.studies.framework.drawing import CALM, INK, LETHAL, canvas
+from roundscope.experiments.studies.framework.figures.series import CALM, INK, LETHAL, canvas
 
 NONE = 1e-9  # where a drift of 0 is drawn
 

@@ -20,7 +20,7 @@ from roundscope.experiments.studies.failure.conditions.rows import (
 )
 from roundscope.experiments.studies.failure.results import Own, Results
 from roundscope.experiments.studies.framework.counts import diverged
-from roundscope.experiments.studies.framework.drawing import INK, SHARE, canvas
+from roundscope.experiments.studies.framework.figures.series import INK, SHARE, canvas
 
 LINES = {  # row or mode -> words, in the picture's order
     "0": "0   the case itself", "0'": "0'  FP32", "1": "1   4 key tiles in place of one",

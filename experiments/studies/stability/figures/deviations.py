@@ -6,15 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.studies.framework.drawing import (
-    BAND,
-    INK,
-    canvas,
-    numbers,
-    series,
-    upwards,
-)
 from roundscope.experiments.studies.framework.estimates import Values
+from roundscope.experiments.studies.framework.figures.series import BAND, INK, canvas, numbers, series, upwards
 from roundscope.experiments.studies.framework.study import Figure
 from roundscope.experiments.studies.framework.verdicts import TENFOLD
 from roundscope.experiments.studies.stability.emulations import BASELINE, FORMATS, Point, at

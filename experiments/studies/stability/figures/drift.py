@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import NullFormatter
 
-from roundscope.experiments.studies.framework.drawing import COLOURS, QUIET, canvas
 from roundscope.experiments.studies.framework.estimates import factor
+from roundscope.experiments.studies.framework.figures.series import COLOURS, QUIET, canvas
 from roundscope.experiments.studies.framework.study import Figure
 from roundscope.experiments.studies.stability.claims.drift import METRICS
 from roundscope.experiments.studies.stability.results import Results

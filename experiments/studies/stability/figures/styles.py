@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from roundscope.experiments.studies.framework.drawing import COLOURS
+from roundscope.experiments.studies.framework.figures.series import COLOURS
 from roundscope.experiments.sweep.report.plots import MARKERS
 
 SEEDS = "Faint dots: seeds; markers and bars: mean and 95 % t interval over seeds."

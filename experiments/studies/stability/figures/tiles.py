@@ -6,16 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.studies.framework.drawing import (
-    BAND,
-    COLOURS,
-    INK,
-    canvas,
-    numbers,
-    series,
-    upwards,
-)
 from roundscope.experiments.studies.framework.estimates import Values
+from roundscope.experiments.studies.framework.figures.series import BAND, COLOURS, INK, canvas, numbers, series, upwards
 from roundscope.experiments.studies.framework.study import Figure
 from roundscope.experiments.studies.stability.conditions import (
     CONTROLS,

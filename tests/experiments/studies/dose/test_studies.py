@@ -13,10 +13,11 @@ from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run
-from roundscope.experiments.studies.dose import arms, bias, cases, conditions, identity, results, run, scaling, ties
+from roundscope.experiments.studies.dose import arms, results, run, ties
 from roundscope.experiments.studies.dose import scale as scales
 from roundscope.experiments.studies.dose import study as topics
 from roundscope.experiments.studies.dose.arms import Dose
+from roundscope.experiments.studies.dose.topics import bias, cases, conditions, identity, scaling
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train.gpt import step

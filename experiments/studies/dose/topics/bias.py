@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.cases import Case, Found, Topic, most_ties, of
 from roundscope.experiments.studies.dose.scale import FULL, QUICK
+from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic, most_ties, of
 from roundscope.experiments.studies.framework.counts import time_of
-from roundscope.experiments.studies.framework.survival import decades, survival
+from roundscope.experiments.studies.framework.figures.survival import decades, survival
 from roundscope.experiments.studies.framework.verdicts import interval, number
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE

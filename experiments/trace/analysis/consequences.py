@@ -1,6 +1,6 @@
 """What rounding does to the results: differences in value, delta's error along tokens, rows with several P = 1.
 
-Differences are binary64, of results that left in binary32 or binary64; statistics as in experiments.trace.analysis.
+Differences are binary64, of results that left in binary32 or binary64; statistics as in experiments.trace.analysis.bias.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.trace.analysis import Lean, lean, threshold
+from roundscope.experiments.trace.analysis.bias import Lean, lean, threshold
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:

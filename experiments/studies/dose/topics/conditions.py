@@ -6,9 +6,9 @@ from dataclasses import replace
 from roundscope.attention.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.cases import Case, Found, Topic, most_ties, of
 from roundscope.experiments.studies.dose.scale import FULL, QUICK
-from roundscope.experiments.studies.dose.strips import strips
+from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic, most_ties, of
+from roundscope.experiments.studies.dose.topics.strips import strips
 from roundscope.experiments.studies.framework.verdicts import interval, number
 from roundscope.experiments.train.config import Config
 

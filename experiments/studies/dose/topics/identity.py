@@ -5,9 +5,9 @@ import math
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.cases import Case, Found, Topic
 from roundscope.experiments.studies.dose.scale import EVEN, FULL, QUICK, ZERO
-from roundscope.experiments.studies.dose.strips import strips
+from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic
+from roundscope.experiments.studies.dose.topics.strips import strips
 from roundscope.experiments.studies.framework.verdicts import number
 from roundscope.experiments.train.config import Config
 

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.cases import Case, Found
-from roundscope.experiments.studies.framework.drawing import CALM, LETHAL
+from roundscope.experiments.studies.dose.topics.cases import Case, Found
+from roundscope.experiments.studies.framework.figures.series import CALM, LETHAL
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import INK, QUIET
 

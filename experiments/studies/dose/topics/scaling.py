@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from roundscope.attention.sites import Site
 from roundscope.experiments.studies.dose.arms import Dose
-from roundscope.experiments.studies.dose.cases import Case, Found, Topic
 from roundscope.experiments.studies.dose.scale import FULL, MOST_BITS, QUICK, ZERO
+from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic
 from roundscope.experiments.studies.framework.verdicts import number
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import INK
