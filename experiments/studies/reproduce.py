@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from roundscope.experiments.studies.catalogue import GOLDEN, MXFP8, PAPERS, QIU_YAO, SU, named
 
@@ -16,39 +17,51 @@ def run(
     as_json: bool,
     draw: bool = False,
 ) -> int:
-    """Reproduces a paper; the exit code of its study. Raises UsageError for one that is not known.
+    """Reproduces a paper; the exit code of `framework.command.run`, and its errors.
 
-    draw  nothing is trained: the page shows what the folder's results file holds
+    engine, jobs  of golden: how its cells are measured
+    draw          nothing is trained: the page shows what the folder's results file holds
+
+    Raises UsageError for a paper that is not known.
     """
+    from roundscope.experiments.studies.framework import command
+
     entry = named(paper, PAPERS, "paper")
-    more = {"engine": engine, "jobs": jobs} if entry is GOLDEN else {}
-    study = STUDIES[entry.name]()
+    study = STUDIES[entry.name](quick, engine, jobs)
+    chosen = [f"--{name}" for name, given in {"quick": quick, "draw": draw}.items() if given]
+    said = " ".join(["roundscope", entry.command, *chosen])
+    told = f"{said} --engine {engine}" if entry is GOLDEN else said
     folder = out or Path(entry.name)
-    return study(quick=quick, out=folder, as_json=as_json, draw=draw, **more)
+    return command.run(study, out=folder, command=told, as_json=as_json, draw=draw)
 
 
-def _golden() -> Callable[..., int]:
-    from roundscope.experiments.studies.stability.study import run
+def _golden(quick: bool, engine: str, jobs: int | None) -> Any:
+    from roundscope.experiments.studies.stability.study import asked
 
-    return run
-
-
-def _qiu_yao() -> Callable[..., int]:
-    from roundscope.experiments.studies.failure.study import run
-
-    return run
+    return asked(quick, engine, jobs)
 
 
-def _su() -> Callable[..., int]:
-    from roundscope.experiments.studies.microscaling.study import run
+def _qiu_yao(quick: bool, *_: Any) -> Any:
+    from roundscope.experiments.studies.failure.study import asked
 
-    return run
-
-
-def _mxfp8() -> Callable[..., int]:
-    from roundscope.experiments.studies.mxfp8.study import run
-
-    return run
+    return asked(quick)
 
 
-STUDIES = {GOLDEN.name: _golden, QIU_YAO.name: _qiu_yao, SU.name: _su, MXFP8.name: _mxfp8}
+def _su(quick: bool, *_: Any) -> Any:
+    from roundscope.experiments.studies.microscaling.study import asked
+
+    return asked(quick)
+
+
+def _mxfp8(quick: bool, *_: Any) -> Any:
+    from roundscope.experiments.studies.mxfp8.study import asked
+
+    return asked(quick)
+
+
+STUDIES: dict[str, Callable[[bool, str, int | None], Any]] = {
+    GOLDEN.name: _golden,
+    QIU_YAO.name: _qiu_yao,
+    SU.name: _su,
+    MXFP8.name: _mxfp8,
+}

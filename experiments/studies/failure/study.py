@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from roundscope.experiments.studies.failure.claims import controls, table
 from roundscope.experiments.studies.failure.conditions import scale as scales
@@ -24,20 +23,14 @@ from roundscope.experiments.studies.failure.static import table as static
 from roundscope.experiments.studies.failure.table import TABLE
 from roundscope.experiments.studies.failure.training import launch as training
 from roundscope.experiments.studies.failure.words import LEFT_OUT, PARTIAL, QUESTION, answer
-from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Launch, Study
 from roundscope.experiments.studies.framework.words import NAMED
 
 
-def run(*, quick: bool, out: Path, as_json: bool, draw: bool = False) -> int:
-    """Writes qiu-yao.sqlite, report.html and qiu-yao.json into `out`.
-
-    draw: trains nothing. The exit code and errors of `command.run`.
-    """
-    text = f"roundscope reproduce qiu-yao{' --quick' if quick else ''}{' --draw' if draw else ''}"
-    wanted = study(scales.QUICK if quick else scales.FULL)
-    return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
+def asked(quick: bool) -> Study[Results]:
+    """The study at the scale of --quick, or in full."""
+    return study(scales.QUICK if quick else scales.FULL)
 
 
 def study(scale: Scale) -> Study[Results]:

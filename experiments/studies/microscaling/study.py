@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.counts import counted, diverged
 from roundscope.experiments.studies.framework.study import Figure, Progress, Static, Study, Table
 from roundscope.experiments.studies.microscaling import (
@@ -61,15 +59,9 @@ PICTURES = (
 )
 
 
-def run(*, quick: bool, out: Path, as_json: bool, draw: bool = False) -> int:
-    """Writes su.sqlite, report.html and su.json into `out`; the exit code and errors of `command.run`.
-
-    draw: trains nothing.
-    """
-    options = f"{' --quick' if quick else ''}{' --draw' if draw else ''}"
-    text = f"roundscope reproduce su{options}"
-    wanted = study(QUICK if quick else FULL)
-    return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
+def asked(quick: bool) -> Study[Found]:
+    """The study at the scale of --quick, or in full."""
+    return study(QUICK if quick else FULL)
 
 
 def study(scale: Scale = FULL) -> Study[Found]:

@@ -3,12 +3,10 @@
 import math
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.counts import diverged
 from roundscope.experiments.studies.framework.estimates import mean
 from roundscope.experiments.studies.framework.study import Figure, Study, Table
@@ -58,15 +56,9 @@ FIGURES = (
 )
 
 
-def run(*, quick: bool, out: Path, as_json: bool, draw: bool = False) -> int:
-    """Writes mxfp8.sqlite, report.html and mxfp8.json into `out`.
-
-    draw: trains nothing. The exit code and errors of `command.run`.
-    """
-    options = f"{' --quick' if quick else ''}{' --draw' if draw else ''}"
-    text = f"roundscope reproduce mxfp8{options}"
-    wanted = study(QUICK if quick else FULL)
-    return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
+def asked(quick: bool) -> Study[Results]:
+    """The study at the scale of --quick, or in full."""
+    return study(QUICK if quick else FULL)
 
 
 def study(scale: Scale = FULL) -> Study[Results]:

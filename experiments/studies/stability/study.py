@@ -1,11 +1,9 @@
 """`roundscope reproduce golden`: the claims of arXiv 2405.02803 as a `Study`, and its run."""
 
 from functools import partial
-from pathlib import Path
 
 from roundscope.experiments.errors import bad
 from roundscope.experiments.studies.catalogue import GOLDEN
-from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.study import Study
 from roundscope.experiments.studies.stability.claims import judged
 from roundscope.experiments.studies.stability.conditions import cells
@@ -18,27 +16,13 @@ from roundscope.experiments.studies.stability.words import CAUTION, EMULATIONS, 
 from roundscope.experiments.sweep.conditions.values import ENGINES
 
 
-def run(
-    *,
-    quick: bool,
-    out: Path,
-    engine: str = "numpy",
-    jobs: int | None = None,
-    as_json: bool = False,
-    draw: bool = False,
-) -> int:
-    """golden.sqlite, verdicts.json and report.html in `out`.
-
-    The exit code: 0, 1 if a cell failed, 130 after Ctrl-C, when cells that were done are kept, and
-    the trainings if all of them were. Raises UsageError before anything is computed.
-    """
+def asked(quick: bool, engine: str, jobs: int | None) -> Study[Results]:
+    """The study at the scale of --quick, or in full. Raises UsageError for what cannot measure it."""
     if engine not in ENGINES:
         raise bad("--engine", engine, f"use {' or '.join(ENGINES)}")
     if jobs is not None and jobs < 1:
         raise bad("--jobs", jobs, "give 1 or more")
-    told = f"roundscope {GOLDEN.command}{' --quick' if quick else ''} --engine {engine}"
-    asked = study(QUICK if quick else FULL, engine, jobs)
-    return command.run(asked, out=out, command=told, as_json=as_json, draw=draw)
+    return study(QUICK if quick else FULL, engine, jobs)
 
 
 def study(scale: Scale, engine: str, jobs: int | None = None) -> Study[Results]:

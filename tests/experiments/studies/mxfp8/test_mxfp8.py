@@ -227,5 +227,5 @@ def test_a_file_is_no_folder(tmp_path):
     """A traceback for a folder that cannot be."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--out"):
-        study.run(quick=True, out=tmp_path / "file", as_json=False)
+        command.run(study.asked(quick=True), out=tmp_path / "file", command="here")
     assert math.isnan(collected([], []).gap(1.0, FLOOR, RCEIL).mean)

@@ -6,7 +6,6 @@ import sqlite3
 import numpy as np
 import pytest
 
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.stability import study
 from roundscope.experiments.studies.stability.conditions import biased, cells, narrow
 from roundscope.experiments.studies.stability.drift import run as trainings
@@ -134,7 +133,7 @@ def test_ctrl_c_in_the_training(run, fake, tmp_path, monkeypatch):
     assert run("reproduce", "golden", "--quick")[0] == 0 and trained.calls == 1
 
 
-def test_a_drawing_measures_nothing(run, fake, tmp_path, monkeypatch, capsys):
+def test_a_drawing_measures_nothing(run, fake, tmp_path, monkeypatch):
     """A drawing that measures or trains, or shows half of the cells as if they were all."""
     fake(failing={1})
     run("reproduce", "golden", "--quick")
@@ -142,15 +141,16 @@ def test_a_drawing_measures_nothing(run, fake, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop, "run", None)
     with sqlite3.connect(tmp_path / "golden" / "golden.sqlite") as connection:
         connection.execute("DELETE FROM cells WHERE status = 'failed'")
-    assert study.run(quick=True, out=tmp_path / "golden", draw=True) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    code, out, _ = run("reproduce", "golden", "--quick", "--draw")
+    assert code == 0
+    text = " ".join(out.split())
     whole = len({cell.key for own in cells(TINY, "numpy").values() for cell in own}) + MODELS
     there = len({cell.key for own in cells(TINY, "numpy").values() for cell in own if cell["seed"] != 1}) + MODELS
     assert trained.calls == 0 and f"cells and trainings: {there} of {whole}, 0 of them run" in text
     assert f"Not complete: {there} of {whole} cells and trainings are there" in text
     (tmp_path / "golden" / "golden.sqlite").rename(tmp_path / "golden" / "other.sqlite")
-    with pytest.raises(UsageError, match="holds no part"):
-        study.run(quick=True, out=tmp_path / "golden", draw=True)
+    code, _, err = run("reproduce", "golden", "--quick", "--draw")
+    assert code == 2 and "holds no part" in err
 
 
 @pytest.mark.parametrize(
