@@ -3,8 +3,11 @@
 Executors are imported on first use: `import roundscope.emu` brings in neither numba nor jax.
 """
 
+import importlib
 import math
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,18 +65,21 @@ def round_to(
     r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
     x = _carrier(x)
     _check_fits(x, r)
-    random = _bits_of_flat(x, r.seed, first) if r.mode is RoundingMode.STOCHASTIC else None
     if _is_jax(x):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        from roundscope.emu.backends.xla import rounding as xla
-
-        return xla.round_array(x, r, random)
+        return _program(_round_jax, x, r.seed, first, r=replace(r, seed=0))
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
     from roundscope.emu.backends.numba import rounding as kernels
 
-    return kernels.round_array(x, r, random, out)
+    return kernels.round_array(x, r, _random(x, r, r.seed, first), out)
+
+
+def _round_jax(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
+    from roundscope.emu.backends.xla.rounding import round_array
+
+    return round_array(x, r, _random(x, r, seed, first))
 
 
 def _check_fits(x: Array, r: Rounding) -> None:
@@ -94,7 +100,7 @@ def round_with_stats(
         raise ValueError(f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x")
     from roundscope.emu.backends.numba.stats import rounded_with_stats
 
-    return rounded_with_stats(x, r, _bits_of_flat(x, r.seed, 0) if r.mode is RoundingMode.STOCHASTIC else None, out)
+    return rounded_with_stats(x, r, _random(x, r, r.seed, 0), out)
 
 
 def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any) -> Array:
@@ -108,6 +114,10 @@ def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode |
     y = round_to(x, format, mode, **policies)
     if not _is_jax(x) or x.dtype == np.float64:
         return y - x
+    return _program(_difference, y, x)
+
+
+def _difference(y: Array, x: Array) -> Array:
     import jax
 
     with jax.enable_x64(True):  # the difference may be subnormal, which float arithmetic on CPU would flush
@@ -118,16 +128,13 @@ def ulp_of(x: Any, format: str | Format) -> Array:
     """Distance of neighbours of the format in the binade of x, float64: 2^(max(e, emin) - p + 1). NaN for inf, NaN."""
     f = rounding(format).format
     x = _carrier(x)
-    if _is_jax(x):
-        import jax
-
-        with jax.enable_x64(True):
-            return _spacing(_ops(x), _enter(x), f)
-    return _spacing(_ops(x), _enter(x), f)
+    return _program(_spacing, x, f=f) if _is_jax(x) else _spacing(x, f=f)
 
 
-def _spacing(ops: Ops, x: Array, f: Format) -> Array:
-    return ops.xp.where(ops.xp.isfinite(x), spacing(ops, x, f), np.nan)
+def _spacing(x: Array, *, f: Format) -> Array:
+    with _wide(x):
+        ops, wide = _ops(x), _enter(x)
+        return ops.xp.where(ops.xp.isfinite(wide), spacing(ops, wide, f), np.nan)
 
 
 def exp(
@@ -149,23 +156,21 @@ def exp(
     binary32 holds, 1.1 ulp for others (1 more below 2^-1022).
     Raises ValueError and TypeError as `round_to` does.
     """
-    from roundscope.emu.functions import whole_exp
-
     r = rounding(format, mode, seed=seed)
     x = _carrier(x)
     _check_fits(x, r)
-    random = _bits_of_flat(x, r.seed, first) if r.mode is RoundingMode.STOCHASTIC else None
     if _is_jax(x):
-        import jax
+        return _program(_exp, x, r.seed, first, r=replace(r, seed=0))
+    return _exp(x, r.seed, first, r=r)
 
-        with jax.enable_x64(True):
-            wide = _enter(x)
-            ops = _ops(wide)
-            y = ops.round(whole_exp(ops, wide, to_odd=not r.is_identity), r, random)
-            return _leave(ops, y, x.dtype)
-    ops = _ops(x)
-    y = ops.round(whole_exp(ops, _enter(x), to_odd=not r.is_identity), r, random)
-    return y.astype(x.dtype)
+
+def _exp(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
+    from roundscope.emu.functions import whole_exp
+
+    with _wide(x):
+        ops, wide = _ops(x), _enter(x)
+        y = ops.round(whole_exp(ops, wide, to_odd=not r.is_identity), r, _random(x, r, seed, first))
+        return _leave(ops, y, x.dtype) if _is_jax(x) else y.astype(x.dtype)
 
 
 def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, steps: list[tuple[Array, Array]] | None = None) -> Array:
@@ -195,26 +200,30 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
     if init is not None and tuple(np.shape(init)) != shape:
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
 
-    def run(ops: Ops, a: Array, b: Array, start: Array) -> Array:
-        r = accumulator.step
-        step = None
-        if r.mode is RoundingMode.STOCHASTIC:
-            rows, columns = ops.xp.arange(shape[0])[:, None], ops.xp.arange(shape[1])
-            step = lambda k, total: ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))  # noqa: E731
-        return accumulate(ops, accumulator, a.T, b, start, step, steps, bits)
+    if _is_jax(a) or _is_jax(b):
+        with _wide(jax_array := a if _is_jax(a) else b):
+            xp = _library(jax_array)
+            operands = (xp.asarray(a), xp.asarray(b), None if init is None else xp.asarray(init))
+            total, kept = _program(_dot, *operands, accumulator=accumulator, keep=steps is not None)
+    else:
+        with np.errstate(all="ignore"):  # overflow and inf - inf are results
+            total, kept = _dot(a, b, init, accumulator=accumulator, keep=steps is not None)
+    if steps is not None:
+        steps.extend(kept)
+    return total
 
+
+def _dot(a: Array, b: Array, init: Array | None, *, accumulator: Accumulator, keep: bool) -> tuple[Array, list[tuple[Array, Array]] | None]:
+    """The sum, and each addition's (before, after) where they are kept."""
+    ops, r, step = _ops(a), accumulator.step, None
+    start = ops.xp.zeros((a.shape[0], b.shape[1])) if init is None else _enter(ops.xp.asarray(init))
+    if r.mode is RoundingMode.STOCHASTIC:
+        rows, columns = ops.xp.arange(a.shape[0])[:, None], ops.xp.arange(b.shape[1])
+        step = lambda k, total: ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))  # noqa: E731
     is_binary32 = a.dtype == b.dtype == np.float32 and init is None
     bits = 2 * BINARY32.format.precision if is_binary32 else ANY_PRODUCT
-    if _is_jax(a) or _is_jax(b):
-        import jax
-        import jax.numpy as jnp
-
-        with jax.enable_x64(True):
-            a, b = jnp.asarray(a), jnp.asarray(b)
-            start = jnp.zeros(shape) if init is None else _enter(jnp.asarray(init))
-            return run(_ops(a), _enter(a), _enter(b), start)
-    with np.errstate(all="ignore"):  # overflow and inf - inf are results
-        return run(_ops(a), _enter(a), _enter(b), np.zeros(shape) if init is None else np.asarray(init, np.float64))
+    steps: list[tuple[Array, Array]] | None = [] if keep else None
+    return accumulate(ops, accumulator, _enter(a).T, _enter(b), start, step, steps, bits), steps
 
 
 def _checked(name: str, x: Array, f: Format) -> None:
@@ -248,18 +257,34 @@ def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
         raise ValueError(f"after: shape {y.shape}, must be that of before, {x.shape}")
     if not x.size:
         return Stats.of(np.zeros(len(COUNTS), np.int64), np.zeros(len(SUMS)), 0.0, -1)
-    if _is_jax(x):
-        import jax
+    return Stats.of(*(_program(_stats, x, y, f=f) if _is_jax(x) else _stats(x, y, f=f)))
 
-        with jax.enable_x64(True):
-            a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
-            return Stats.of(*_ops(x).stats([(a, b, f, jax.numpy.ones(a.shape, bool))])[0][:4])
-    a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
-    return Stats.of(*_ops(x).stats([(a, b, f, np.ones(a.shape, bool))])[0][:4])
+
+def _stats(x: Array, y: Array, *, f: Format) -> tuple[Array, ...]:
+    with _wide(x):
+        a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
+        return tuple(_ops(x).stats([(a, b, f, _library(x).ones(a.shape, bool))])[0][:4])
 
 
 def _is_jax(x: Any) -> bool:
     return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)
+
+
+def _program(f: Any, /, *arrays: Any, **fixed: Any) -> Any:
+    """f(*arrays, **fixed) on JAX arrays, as one compiled program."""
+    from roundscope.emu.backends.xla.program import run
+
+    return run(f, *arrays, **fixed)
+
+
+def _wide(x: Array) -> Any:
+    """A context with 64-bit types, which JAX has only where they are asked for."""
+    return sys.modules["jax"].enable_x64(True) if _is_jax(x) else nullcontext()
+
+
+def _library(x: Array) -> Any:
+    """The functions of x's library by the names of NumPy's."""
+    return importlib.import_module("jax.numpy") if _is_jax(x) else np
 
 
 def _carrier(x: Any) -> Array:
@@ -306,16 +331,11 @@ def _last(x: Array, axis: int) -> Array:
     return x.transpose([*(n for n in range(x.ndim) if n != axis), axis])
 
 
-def _bits_of_flat(x: Array, seed: int, first: int) -> Array:
-    """Random integers for a flat array: stream 0, coordinates the two words of the index."""
-    if _is_jax(x):
-        import jax
-        import jax.numpy as jnp
-
-        with jax.enable_x64(True):
-            return _stream(jnp, seed, first + jnp.arange(x.size, dtype=jnp.int64)).reshape(x.shape)
-    return _stream(np, seed, first + np.arange(x.size, dtype=np.int64)).reshape(x.shape)
-
-
-def _stream(xp: Any, seed: int, index: Array) -> Array:
-    return event_bits(xp, seed, 0, index >> 32, index & 0xFFFF_FFFF)
+def _random(x: Array, r: Rounding, seed: Any, first: Any) -> Array | None:
+    """The random integers that round x, which only the stochastic mode has: stream 0, coordinates the two words of the flat index."""
+    if r.mode is not RoundingMode.STOCHASTIC:
+        return None
+    with _wide(x):
+        xp = _library(x)
+        index = first + xp.arange(x.size, dtype=xp.int64)
+        return event_bits(xp, seed, 0, index >> 32, index & 0xFFFF_FFFF).reshape(x.shape)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _bits_of_flat, _carrier, _is_jax
+from roundscope.emu.api import _carrier, _is_jax, _library, _program, _random
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import (
     Layout,
@@ -15,7 +15,6 @@ from roundscope.emu.blocks.layout import (
     scales_to_lines,
     to_lines,
 )
-from roundscope.emu.rounding.modes import RoundingMode
 
 Array = Any  # numpy.ndarray or jax.Array
 
@@ -68,11 +67,15 @@ def round_blocks(x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndar
     if _is_jax(x):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        xp, executor = _library(x), _executor(x)
-        return from_lines(xp, executor.round_blocks(to_lines(xp, x, at), f, _random(x, f, at)), at) if x.size else x
+        return _program(_round_jax, x, f=f, at=at) if x.size else x
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
     return _round_numpy(x, f, at, out)
+
+
+def _round_jax(x: Array, *, f: BlockFormat, at: Layout) -> Array:
+    xp = _library(x)
+    return from_lines(xp, _executor(x).round_blocks(to_lines(xp, x, at), f, _lines_of_bits(x, f, at)), at)
 
 
 def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | None) -> np.ndarray:
@@ -83,7 +86,7 @@ def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | No
     direct = at.plain and out is not None and out.flags.c_contiguous
     lines = out.reshape(-1, at.size) if direct and out is not None else None
     with np.errstate(over="ignore"):
-        y = from_lines(np, block_kernels.round_blocks(to_lines(np, x, at), f, _random(x, f, at), lines), at)
+        y = from_lines(np, block_kernels.round_blocks(to_lines(np, x, at), f, _lines_of_bits(x, f, at), lines), at)
     if out is None:
         return np.ascontiguousarray(y)
     if not direct:
@@ -103,17 +106,26 @@ def to_blocks(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any)
     at = layout_of(x.shape, f, axis)
     if not x.size:
         raise ValueError(f"x: shape {x.shape} has no numbers to scale")
-    xp = _library(x)
-    elements, scales, tensor = _executor(x).quantise(to_lines(xp, x, at), f, _random(x, f, at))
-    elements, scales = from_lines(xp, elements, at), scales_from_lines(xp, scales, at)
+    elements, scales, tensor = _program(_quantise, x, f=f, at=at) if _is_jax(x) else _quantise(x, f=f, at=at)
     return Blocked(elements=elements, scales=scales, tensor=tensor, format=f, axis=at.axis)
+
+
+def _quantise(x: Array, *, f: BlockFormat, at: Layout) -> tuple[Array, Array, Array]:
+    xp = _library(x)
+    elements, scales, tensor = _executor(x).quantise(to_lines(xp, x, at), f, _lines_of_bits(x, f, at))
+    return from_lines(xp, elements, at), scales_from_lines(xp, scales, at), tensor
 
 
 def from_blocks(b: Blocked) -> Array:
     """The numbers T X P that a blocked array stands for, float32; NaN throughout a block whose scale is NaN."""
-    xp, at = _library(b.elements), layout_of(b.shape, b.format, b.axis)
-    lines, scales = to_lines(xp, b.elements, at), scales_to_lines(b.scales, at)
-    return from_lines(xp, _executor(b.elements).dequantise(lines, scales, b.tensor), at)
+    at, arrays = layout_of(b.shape, b.format, b.axis), (b.elements, b.scales, b.tensor)
+    return _program(_numbers, *arrays, at=at) if _is_jax(b.elements) else _numbers(*arrays, at=at)
+
+
+def _numbers(elements: Array, scales: Array, tensor: Array, *, at: Layout) -> Array:
+    xp = _library(elements)
+    lines = _executor(elements).dequantise(to_lines(xp, elements, at), scales_to_lines(scales, at), tensor)
+    return from_lines(xp, lines, at)
 
 
 def _executor(x: Array) -> Any:
@@ -126,16 +138,7 @@ def _executor(x: Array) -> Any:
     return block_kernels
 
 
-def _library(x: Array) -> Any:
-    if not _is_jax(x):
-        return np
-    import jax.numpy as jnp
-
-    return jnp
-
-
-def _random(x: Array, f: BlockFormat, at: Layout) -> Array | None:
+def _lines_of_bits(x: Array, f: BlockFormat, at: Layout) -> Array | None:
     """The stochastic mode's integers in blocks: each number keeps the one of its index in x."""
-    if f.element.mode is not RoundingMode.STOCHASTIC:
-        return None
-    return to_lines(_library(x), _bits_of_flat(x, f.element.seed, 0), at)
+    random = _random(x, f.element, f.element.seed, 0)
+    return None if random is None else to_lines(_library(x), random, at)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _carrier, _enter, _is_jax, _ops
+from roundscope.emu.api import _carrier, _enter, _is_jax, _library, _ops, _program
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.blocks.api import Blocked, from_blocks
 from roundscope.emu.rounding.modes import BINARY32, RoundingMode
@@ -49,14 +49,27 @@ def dot_blocks(a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps
     a, b = (x if isinstance(x, Blocked) else _carrier(x) for x in (a, b))
     shape = _checked(a, b, init)
     on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
-    if not on_jax:
-        with np.errstate(all="ignore"):  # overflow and inf - inf are results
-            return _run(np, a, b, accumulator, np.zeros(shape) if init is None else init, steps)
-    import jax
-    import jax.numpy as jnp
+    if on_jax:
+        import jax
 
-    with jax.enable_x64(True):
-        return _run(jnp, a, b, accumulator, jnp.zeros(shape) if init is None else init, steps)
+        import roundscope.emu.blocks.xla  # noqa: F401  `Blocked` may be an argument of a program
+
+        with jax.enable_x64(True):
+            start = jax.numpy.zeros(shape) if init is None else init
+            total, kept = _program(_kept, a, b, start, accumulator=accumulator, keep=steps is not None)
+    else:
+        with np.errstate(all="ignore"):  # overflow and inf - inf are results
+            start = np.zeros(shape) if init is None else init
+            total, kept = _kept(a, b, start, accumulator=accumulator, keep=steps is not None)
+    if steps is not None:
+        steps.extend(kept)
+    return total
+
+
+def _kept(a: Any, b: Any, init: Array, *, accumulator: Accumulator, keep: bool) -> tuple[Array, Steps | None]:
+    """The sum, and each addition's (before, after) where they are kept."""
+    steps: Steps | None = [] if keep else None
+    return _run(_library(init), a, b, accumulator, init, steps), steps
 
 
 def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:

@@ -78,7 +78,7 @@ def test_dot_and_sum_are_alike_on_both_and_match_matmul_when_exact() -> None:
 def test_stochastic_steps_are_alike_on_both() -> None:
     """A step index that one executor counted otherwise."""
     a, b = (RNG.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((5, 40), (40, 7)))
-    for order in (emu.Order.ASCENDING, emu.Order.PAIRWISE, emu.Order.CHUNKED, emu.Order.EXACT):
+    for order in (emu.Order.ASCENDING, emu.Order.PAIRWISE):  # the others: test_accumulate.py
         accumulator = emu.Accumulator(order=order, step=emu.rounding("bf16", "stochastic", seed=3))
         assert np.array_equal(emu.dot(a, b, accumulator), np.asarray(emu.dot(jnp.asarray(a), jnp.asarray(b), accumulator)))
 

@@ -10,9 +10,10 @@ from roundscope.emu.rounding.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
 
+LONG = ("exact", "fp32", "all:bf16")  # plans whose roundings the other plans have too
 # each preset once, in turn full and plain or causal and injected, on tiles that take turns; all of them: `make engines`
 SELECTED = [
-    pytest.param(preset, bool(i % 2), TILES[i % 4], bool(i % 2), marks=[pytest.mark.thorough] if preset in ("fp32", "all:bf16") else [])
+    pytest.param(preset, bool(i % 2), TILES[i % 4], bool(i % 2), marks=[pytest.mark.thorough] if preset in LONG else [])
     for i, preset in enumerate(PRESETS)
 ]
 WATCHED = Record(events=(Site.P, Site.DK), steps=(Site.PV,))

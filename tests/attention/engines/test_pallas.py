@@ -81,6 +81,7 @@ def assert_traces_are_equal(plan, is_causal, sizes=SIZES, record=COUNTED):
     assert all(theirs.trace.ones[site].any() for site in (Site.P, Site.ALPHA))
 
 
+@pytest.mark.thorough
 def test_a_trace_of_some_tiles(monkeypatch):
     """Sums of rows that miss a tile, a tile that is looked at twice or by nobody, one of another head, what an earlier one left in memory.
 

@@ -16,8 +16,8 @@ from roundscope.emu import (
     rounding,
     to_blocks,
 )
-from roundscope.emu.api import _bits_of_flat
 from roundscope.emu.formats.format import format_named
+from roundscope.emu.rounding.random import event_bits
 from tests.emu.blocks.test_block_round import bits
 
 RNG = np.random.default_rng(6)
@@ -114,7 +114,7 @@ def test_stochastic_elements_are_unbiased_and_follow_their_index() -> None:
     assert abs(y[:, 1:].mean() - 1.03) < 4 * np.sqrt(0.24 * 0.76 / 31000) * 0.125
     assert len({row.tobytes() for row in y}) == 1000
     both = round_blocks(x, "mxfp8_e4m3", axis=0, mode="stochastic", seed=1)[:, 1:]
-    lots = _bits_of_flat(x, 1, 0)[:, 1:]
+    lots = event_bits(np, 1, 0, 0, np.arange(x.size).reshape(x.shape))[:, 1:]
     assert np.array_equal(both, np.where(np.float32(1.03) / np.float32(0.125) % 1 * 2.0**31 > lots + 256, 1.125, both))
 
 

@@ -19,9 +19,9 @@ from roundscope.emu import (
     rounding,
     to_blocks,
 )
-from roundscope.emu.api import _bits_of_flat
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.rounding.random import event_bits
 from tests.emu.blocks.block_judge import block, tensor_scale
 
 RNG = np.random.default_rng(5)
@@ -70,7 +70,7 @@ def cases(f: BlockFormat) -> np.ndarray:
 
 def judged(x: np.ndarray, f: BlockFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Elements, scales and numbers of blocks, exactly."""
-    tensor, lots = tensor_scale(x, f), _bits_of_flat(x, f.element.seed, 0).tolist()
+    tensor, lots = tensor_scale(x, f), event_bits(np, f.element.seed, 0, np.zeros_like(x, int), np.arange(x.size).reshape(x.shape)).tolist()
     found = [block(row.tolist(), f, lot, tensor) for row, lot in zip(x, lots, strict=True)]
     numbers = [[_product(p, s, tensor) for p in elements] for s, elements in found]
     with np.errstate(over="ignore"):

@@ -115,7 +115,7 @@ def test_an_exact_sum_beyond_binary64_overflows_as_its_mode_says(r: Rounding) ->
 def test_infinities_are_those_of_fsum(on: Any) -> None:
     """Any infinity gave NaN."""
     exact = Accumulator(order=Order.EXACT)
-    cases = {(inf, 1): inf, (1, -inf, 2): -inf, (inf, inf): inf, (inf, -inf, 1): nan, (nan, inf): nan}
+    cases = {(inf, 1, 0): inf, (1, -inf, 2): -inf, (inf, inf, 0): inf, (inf, -inf, 1): nan, (nan, inf, 0): nan}
     for x, want in cases.items():
         for dtype in (np.float32, np.float64):
             with jax.enable_x64(True):
