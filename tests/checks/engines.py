@@ -81,11 +81,11 @@ def repeated() -> Inputs:
     return bf16(q / 2 + direction / 4), k, -bf16(np.abs(v) / 4 + 1), do
 
 
-def shipped(name: str) -> np.ndarray:
-    """A shipped tensor of layer 4, (B, N, T, H). The file is read by hand: the GPU machine may not have safetensors."""
+def shipped(name: str, layer: int = 4) -> np.ndarray:
+    """A shipped tensor of a layer, (B, N, T, H). The file is read by hand: the GPU machine may not have safetensors."""
     blob = SAMPLE.read_bytes()
     size = int.from_bytes(blob[:8], "little")
-    entry = json.loads(blob[8 : 8 + size])[f"layer4.{name}"]
+    entry = json.loads(blob[8 : 8 + size])[f"layer{layer}.{name}"]
     lo, hi = (8 + size + n for n in entry["data_offsets"])
     return np.frombuffer(blob[lo:hi], ml_dtypes.bfloat16).astype(np.float32).reshape(entry["shape"])
 

@@ -1,0 +1,17 @@
+"""`jax.nn.dot_product_attention`, each of its implementations."""
+
+from functools import partial
+
+import jax
+
+from roundscope.experiments.kernels.adapters.jax_call import called
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+
+def _run(implementation: str, x: Inputs) -> Outputs:
+    options = {"scale": x.scale, "is_causal": x.is_causal, "implementation": implementation}
+    return called(partial(jax.nn.dot_product_attention, **options), x)
+
+
+xla = partial(_run, "xla")
+cudnn = partial(_run, "cudnn")

@@ -1,0 +1,13 @@
+"""`mha` of jax.experimental.pallas.ops.gpu.attention."""
+
+from functools import partial
+
+from roundscope.experiments.kernels.adapters.jax_call import called
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+
+def mha(x: Inputs) -> Outputs:
+    """The call, with the kernel's own sizes of tiles."""
+    from jax.experimental.pallas.ops.gpu.attention import mha as attention
+
+    return called(partial(attention, segment_ids=None, sm_scale=x.scale, causal=x.is_causal), x)

@@ -1,0 +1,49 @@
+"""The code that arXiv 2510.04212 released (ucker/why-low-precision-training-fails), read from a folder that has it.
+
+Its model calls `FlashAttentionFunction.apply(q, k, v, None, True, 512, 512)` under BF16 autocast, and
+its training compiles the model by default.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from roundscope.experiments.kernels.adapters.torch_call import called, device
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+
+def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable[[Inputs], Outputs]:
+    """The kernel.
+
+    Args:
+        folder: where its attention.py lies.
+        bucket: rows and keys of a tile.
+        compile: whether torch.compile compiles it, as its training does.
+
+    Raises:
+        FileNotFoundError: there is no attention.py.
+    """
+    spec = importlib.util.spec_from_file_location("released_attention", folder / "attention.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # torch.compile looks it up
+    spec.loader.exec_module(module)
+    apply = module.FlashAttentionFunction.apply
+
+    def run(x: Inputs) -> Outputs:
+        if abs(x.scale * x.q.shape[-1] ** 0.5 - 1) > 1e-6:
+            raise ValueError(f"scale={x.scale}: this kernel's is {x.q.shape[-1] ** -0.5}")
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return apply(q, k, v, None, x.is_causal, bucket, bucket)
+
+        torch._dynamo.reset()  # after eight shapes it would run what it has not compiled
+        function = torch.compile(attention, dynamic=False) if compile else attention
+        with torch.autocast(device(), torch.bfloat16):
+            return called(function, x)
+
+    return run

@@ -1,0 +1,37 @@
+"""Calls of a function of torch tensors (B, N, T, H) in BF16, forward and backward."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def device() -> str:
+    """The GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tensor(x: np.ndarray) -> Tensor:
+    """(B, T, N, H) float32 -> (B, N, T, H) BF16 on the device, contiguous."""
+    moved = np.ascontiguousarray(x.swapaxes(1, 2))
+    return torch.from_numpy(moved).to(device(), torch.bfloat16)
+
+
+def array(x: Tensor) -> np.ndarray:
+    """(B, N, T, H) -> (B, T, N, H) float32."""
+    return np.ascontiguousarray(x.detach().float().cpu().numpy().swapaxes(1, 2))
+
+
+def called(attention: Attention, x: Inputs, lse: Tensor | None = None) -> Outputs:
+    """The outputs of one call, and the gradients of its three arguments."""
+    q, k, v = (tensor(a).requires_grad_() for a in (x.q, x.k, x.v))
+    out = attention(q, k, v)
+    out.backward(tensor(x.do).to(out.dtype))
+    dq, dk, dv = (array(a.grad) for a in (q, k, v) if a.grad is not None)
+    sums = None if lse is None else lse.float().cpu().numpy()
+    return Outputs(out=array(out), lse=sums, dq=dq, dk=dk, dv=dv)

@@ -1,0 +1,44 @@
+"""`torch.nn.functional.scaled_dot_product_attention`, each of its back ends."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from roundscope.experiments.kernels.adapters.torch_call import called, tensor
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+
+def _run(backend: SDPBackend, x: Inputs) -> Outputs:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=x.is_causal, scale=x.scale)
+
+    return called(attention, x, _lse(backend, x))
+
+
+def _lse(backend: SDPBackend, x: Inputs) -> Tensor | None:
+    """The logarithms of the row sums, which some back ends return from an operator of their own."""
+    if not torch.cuda.is_available():
+        return None
+    q, k, v = (tensor(a) for a in (x.q, x.k, x.v))
+    aten = torch.ops.aten
+    if backend is SDPBackend.FLASH_ATTENTION:
+        op = aten._scaled_dot_product_flash_attention
+        return op(q, k, v, 0.0, x.is_causal, False, scale=x.scale)[1]
+    if backend is SDPBackend.EFFICIENT_ATTENTION:
+        op = aten._scaled_dot_product_efficient_attention
+        return op(q, k, v, None, True, 0.0, x.is_causal, scale=x.scale)[1][..., : x.q.shape[1]]
+    if backend is SDPBackend.CUDNN_ATTENTION:
+        op = aten._scaled_dot_product_cudnn_attention
+        found = op(q, k, v, None, True, 0.0, x.is_causal, False, scale=x.scale)[1]
+        return found.reshape(q.shape[:3])
+    return None
+
+
+flash = partial(_run, SDPBackend.FLASH_ATTENTION)
+efficient = partial(_run, SDPBackend.EFFICIENT_ATTENTION)
+cudnn = partial(_run, SDPBackend.CUDNN_ATTENTION)
+math = partial(_run, SDPBackend.MATH)

@@ -1,0 +1,49 @@
+"""A user's `module:function`, with the signature of `jax.nn.dot_product_attention` or of torch's `scaled_dot_product_attention`."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+
+def user_kernel(name: str) -> Callable[[Inputs], Outputs]:
+    """The function, called with torch tensors where its first parameters are torch's, else with JAX arrays.
+
+    A function whose first parameter is called `query` and whose third is `value`, in that order, is
+    called by either library's convention: (query, key, value, *, scale, is_causal). What it is
+    given follows from its module: torch tensors (B, N, T, H) if the module has imported torch and
+    not jax, JAX arrays (B, T, N, H) otherwise.
+
+    Raises:
+        ValueError: the module or the function does not exist, or takes no `scale` or `is_causal`.
+    """
+    module, _, function = name.partition(":")
+    sys.path.insert(0, ".")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"kernel={name}: {error}; name a module and a function of it") from error
+    finally:
+        sys.path.pop(0)
+    accepted = inspect.signature(found).parameters
+    missing = {"scale", "is_causal"} - set(accepted)
+    if missing and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        raise ValueError(f"kernel={name}: takes no {' or '.join(sorted(missing))}; add the keyword")
+    names = vars(sys.modules[found.__module__])
+    return partial(_torch if "torch" in names and "jax" not in names else _jax, found)
+
+
+def _torch(function: Callable[..., Any], x: Inputs) -> Outputs:
+    from roundscope.experiments.kernels.adapters.torch_call import called
+
+    return called(partial(function, scale=x.scale, is_causal=x.is_causal), x)
+
+
+def _jax(function: Callable[..., Any], x: Inputs) -> Outputs:
+    from roundscope.experiments.kernels.adapters.jax_call import called
+
+    return called(partial(function, scale=x.scale, is_causal=x.is_causal), x)

@@ -1,0 +1,70 @@
+"""What a kernel was given and what it returned, in memory and as a safetensors file."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The arguments of one call of attention.
+
+    q, k, v, do   float32 arrays of BF16 numbers, (B, T, N, H); `do` is the gradient of the output
+    scale         what the scores are multiplied with
+    is_causal     whether a query sees only the keys up to its own position
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    do: np.ndarray
+    scale: float
+    is_causal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What a kernel returned, float32 arrays, None where it returned nothing.
+
+    out, dq, dk, dv   (B, T, N, H), as the kernel rounded them
+    lse               (B, N, T), the natural logarithm of the row sums
+    """
+
+    out: np.ndarray
+    lse: np.ndarray | None = None
+    dq: np.ndarray | None = None
+    dk: np.ndarray | None = None
+    dv: np.ndarray | None = None
+
+    def named(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The arrays that are there, by name."""
+        for name in NAMES:
+            if (array := getattr(self, name)) is not None:
+                yield name, array
+
+    def heads(self, heads: slice) -> "Outputs":
+        """The outputs of some heads of the first batch entry."""
+        parts = {n: x[:1, heads] if n == "lse" else x[:1, :, heads] for n, x in self.named()}
+        return Outputs(**parts)
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+    """Write arrays to a safetensors file: those of BF16 numbers as BF16, others as FP32.
+
+    Args:
+        path: the file.
+        arrays: float32 arrays by name.
+        about: what the file's metadata say.
+    """
+    import ml_dtypes
+    from safetensors.numpy import save_file
+
+    def stored(x: np.ndarray) -> np.ndarray:
+        narrow = x.astype(ml_dtypes.bfloat16)
+        return narrow if np.array_equal(narrow.astype(np.float32), x, equal_nan=True) else x
+
+    save_file({n: np.ascontiguousarray(stored(x)) for n, x in arrays.items()}, path, dict(about))

@@ -1,0 +1,192 @@
+"""Outputs of real attention kernels on a GPU, for the plans that are to give the same bits; and its approximate functions.
+
+    python -m tests.checks.gpu_kernels --out FOLDER [--released FOLDER] [--only NAME,...]
+"""
+
+import argparse
+import json
+import os
+import time
+import traceback
+from functools import cache, partial
+from pathlib import Path
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import numpy as np
+
+from roundscope.experiments.kernels.adapters import ADAPTERS, kernel
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from tests.checks.engines import normal, shipped
+
+TOKENS = 512
+GROUPS = {
+    "flash": ("sdpa-flash", "sdpa-flash-few"),
+    "cudnn": ("sdpa-cudnn", "jax-cudnn"),
+    "efficient": ("sdpa-efficient", "sdpa-math"),
+    "torch": ("flex", "eager"),
+    "jax": ("jax-xla", "pallas"),
+    "released": ("released-eager-512", "released-eager-256", "released-compiled-512", "released-compiled-256"),
+}
+
+
+@cache
+def real(layer: int) -> tuple[np.ndarray, ...]:
+    """The shipped tensors of a layer, four times over the batch."""
+    arrays = [shipped(name, layer) for name in ("q", "k", "v", "do")]
+    return tuple(np.repeat(np.ascontiguousarray(x.swapaxes(1, 2)), 4, axis=0) for x in arrays)
+
+
+@cache
+def gaussian(width: int) -> tuple[np.ndarray, ...]:
+    """About N(0, 1) in BF16; 48 heads."""
+    return tuple(normal(1000 * width + i, 1, TOKENS, 48, width) for i in range(4))
+
+
+FAMILIES = {  # name -> arrays, heads that are kept
+    "layer4": (partial(real, 4), 3),
+    "layer1": (partial(real, 1), 1),
+    "gaussian64": (partial(gaussian, 64), 2),
+    "gaussian128": (partial(gaussian, 128), 1),
+}
+
+
+def inputs(family: str, causal: bool) -> Inputs:
+    """The arguments of one call."""
+    q, k, v, do = FAMILIES[family][0]()
+    return Inputs(q=q, k=k, v=v, do=do, scale=q.shape[-1] ** -0.5, is_causal=causal)
+
+
+def of_one_head(x: Inputs) -> Inputs:
+    """The first head alone."""
+    parts = {n: np.ascontiguousarray(getattr(x, n)[:1, :, :1]) for n in ("q", "k", "v", "do")}
+    return Inputs(**parts, scale=x.scale, is_causal=x.is_causal)
+
+
+def adapter(name: str, folder: Path | None):
+    """The function of that name."""
+    if name.startswith("released"):
+        from roundscope.experiments.kernels.adapters.released import released
+
+        if folder is None:
+            raise ValueError("--released: name the folder of the released code")
+        _, form, bucket = name.split("-")
+        return released(folder, int(bucket), form == "compiled")
+    return kernel(name.removesuffix("-few"))
+
+
+def packed(x: Outputs) -> dict[str, np.ndarray]:
+    """BF16 numbers as the upper half of their words; others as they are."""
+    found = {}
+    for name, array in x.named():
+        word = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        found[name] = array if (word & 0xFFFF).any() else (word >> 16).astype(np.uint16)
+    return found
+
+
+def capture(names: tuple[str, ...], folder: Path | None, log) -> dict[str, np.ndarray]:
+    """The outputs of some kernels on every family, causal and full."""
+    arrays = {}
+    for name in names:
+        for family, (_, heads) in FAMILIES.items():
+            for causal in (False, True):
+                begun, label = time.perf_counter(), f"{name}/{family}/{'causal' if causal else 'full'}"
+                x = inputs(family, causal)
+                x = of_one_head(x) if name.endswith("-few") else x
+                try:
+                    run = adapter(name, folder)
+                    first, again = run(x), run(x)
+                except Exception as error:
+                    log(f"{label}: {type(error).__name__}: {str(error)[:300]}")
+                    traceback.print_exc(limit=-3)
+                    continue
+                same = {n: bool(np.array_equal(a, dict(again.named())[n], equal_nan=True)) for n, a in first.named()}
+                for part, array in packed(first.heads(slice(0, heads))).items():
+                    arrays[f"{label}/{part}"] = array
+                log(f"{label}: {time.perf_counter() - begun:.1f} s, again {same}")
+    return arrays
+
+
+FUNCTIONS = {"ex2": "ex2.approx.ftz.f32", "rcp": "rcp.approx.ftz.f32", "lg2": "lg2.approx.ftz.f32"}
+
+
+def approximate(name: str, words: np.ndarray) -> np.ndarray:
+    """What the instruction makes of the numbers with these bits, as bits."""
+    import cupy
+
+    source = (
+        'extern "C" __global__ void f(const float* x, float* y, long long n) {'
+        "  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;"
+        f'  if (i < n) {{ float r; asm("{FUNCTIONS[name]} %0, %1;" : "=f"(r) : "f"(x[i])); y[i] = r; }} }}'
+    )
+    x = cupy.asarray(words).view(cupy.float32)
+    y = cupy.empty_like(x)
+    cupy.RawKernel(source, "f")(((x.size + 255) // 256,), (256,), (x, y, np.int64(x.size)))
+    return cupy.asnumpy(y).view(np.uint32)
+
+
+def sampled_words() -> np.ndarray:
+    """Numbers of every sign and exponent, 2^13 significands each."""
+    rng = np.random.default_rng(5)
+    low = np.sort(rng.integers(0, 1 << 23, (512, 1 << 13), dtype=np.uint32), axis=1)
+    low[:, :2], low[:, -2:] = (0, 1), ((1 << 23) - 2, (1 << 23) - 1)
+    return ((np.arange(512, dtype=np.uint32) << 23)[:, None] | low).reshape(-1)
+
+
+def functions() -> dict[str, np.ndarray]:
+    """All significands of one binade, as the distance from the correctly rounded result; and a sample of all numbers."""
+    binade = np.arange(1 << 23, dtype=np.uint32) | np.float32(1.0).view(np.uint32)
+    x = binade.view(np.float32).astype(np.float64)
+    nearest = {"ex2": np.exp2(x), "rcp": 1 / x, "lg2": np.log2(x)}
+    found = {}
+    for name, y in nearest.items():
+        own = approximate(name, binade).astype(np.int64) - y.astype(np.float32).view(np.uint32)
+        small = np.abs(own).max() < 128
+        found[f"{name}/binade"] = own.astype(np.int8 if small else np.int32)
+        if name != "lg2":
+            found[f"{name}/sample"] = approximate(name, sampled_words())
+    return found
+
+
+def versions() -> dict[str, str]:
+    """What ran."""
+    import jax
+    import torch
+    import triton
+
+    return {
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda, "triton": triton.__version__,
+        "cudnn": str(torch.backends.cudnn.version()), "jax": jax.__version__,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--released", type=Path)
+    parser.add_argument("--only", default=",".join(("functions", *GROUPS)))
+    options = parser.parse_args()
+    options.out.mkdir(exist_ok=True, parents=True)
+    lines: list[str] = []
+
+    def log(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    log(json.dumps(versions()))
+    for group in options.only.split(","):
+        begun = time.perf_counter()
+        try:
+            arrays = functions() if group == "functions" else capture(GROUPS[group], options.released, log)
+        except Exception:
+            traceback.print_exc()
+            continue
+        np.savez_compressed(options.out / f"{group}.npz", **arrays)
+        log(f"{group}: {time.perf_counter() - begun:.0f} s")
+        (options.out / "log.txt").write_text("\n".join(lines))
+
+
+assert set(ADAPTERS) >= {n.removesuffix("-few") for g in GROUPS.values() for n in g if not n.startswith("released")}
+
+if __name__ == "__main__":
+    main()
