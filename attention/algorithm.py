@@ -6,42 +6,55 @@ unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is on
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plan import Exponential, Plan, Stabiliser
+from roundscope.attention.plan import Plan, RowSum, ScaleOfGradient, ScoreGradient
 from roundscope.attention.sites import Site
-from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.formats.spacing import spacing
-from roundscope.emu.functions import LOG2_E, exp2_64, exp64, log64
+from roundscope.attention.softmax import (
+    added_lanes,
+    exponential,
+    exponential_again,
+    exponents,
+    exponents_again,
+    finite,
+    inverse,
+    log_sum_exp,
+    new_row_sum,
+    register,
+    row_sum,
+)
+from roundscope.emu.backends.ops import Array
 
 State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
 
 
-def start(xp: Any, rows: int, features: int) -> State:
-    """The state before the first tile."""
-    return xp.full((rows,), -math.inf), xp.zeros((rows,)), xp.zeros((rows, features))
+def start(xp: Any, plan: Plan, rows: int, features: int) -> State:
+    """The state before the first tile; of a row in lanes, l is (bq, 4)."""
+    in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
+    l = xp.zeros((rows, 4) if in_lanes else (rows,))
+    return xp.full((rows,), -math.inf), l, xp.zeros((rows, features))
 
 
 def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: Array) -> State:
     """One key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10 (with the rescaling of line 10 as alpha, not its inverse)."""
     ops, plan = at.ops, at.plan
-    xp, mul = ops.xp, ops.multiply
+    mul = ops.multiply
     m_old, l, o = state
 
     s = at.product(Site.S, q, k.T)
-    s = masked(at, at(Site.SCALED, mul(s, scale)))
-    m = at(Site.M, xp.maximum(m_old, row_maximum(ops, plan, s)))
-    e = at(Site.EXP, exponential(at, at(Site.X, exponent(at, s - finite(xp, m)[:, None]))))
+    m, x, dm = exponents(at, scale, m_old, s)
+    e = at(Site.EXP, exponential(at, x))
 
-    alpha = at(Site.ALPHA, exponential(at, at(Site.DM, exponent(at, m_old - finite(xp, m)))))
-    al = at(Site.AL, mul(alpha, l))
+    alpha = at(Site.ALPHA, exponential(at, dm))
+    al = at(Site.AL, mul(alpha if l.ndim == 1 else alpha[:, None], l))
     ao = at(Site.AO, mul(alpha[:, None], o))
 
     if plan.normalise_first:
         return _unfused(at, m, al, e, v)
     p = at(Site.P, e)
-    l = at(Site.L, al + row_sum(at, p if plan.row_sum_of is Site.P else e))
+    l = new_row_sum(at, al, p if plan.row_sum_of is Site.P else e)
     if plan.pv_into_o:
         o = at(Site.O, *at.sum(Site.PV, p, v, init=ao, event=Site.O))
     else:
@@ -52,29 +65,21 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
     """Softmax first, then P V: the whole row is one tile, and O leaves normalised."""
     l = at(Site.L, al + row_sum(at, e))
-    inverse = at(Site.INV, reciprocal(at.ops.xp, l))
-    p = at(Site.P, at.ops.multiply(e, inverse[:, None]))
+    p = at(Site.P, register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None])))
     return m, l, at(Site.O, at.product(Site.PV, p, v))
 
 
-def row_sum(at: Events, e: Array) -> Array:
-    """sum_s e, an event and a sum of products with ones."""
-    ones = at.ops.xp.ones((e.shape[1], 1))
-    total, exact = at.sum(Site.ROWSUM, e, ones)
-    return at(Site.ROWSUM, total.squeeze(1), None if exact is None else exact.squeeze(1))
-
-
-def finish(at: Events, state: State) -> tuple[Array, Array, Array]:
+def finish(at: Events, scale: float, state: State) -> tuple[Array, Array, Array]:
     """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf."""
     ops = at.ops
     m, l, o = state
+    l = l if l.ndim == 1 else at(Site.LANES, added_lanes(at, l))
     if at.plan.normalise_first:
         wide = o
     else:
-        wide = ops.multiply(o, at(Site.INV, reciprocal(ops.xp, l))[:, None])
+        wide = register(at, Site.OI, ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
     out = at(Site.OUT, wide)
-    lse = at(Site.LSE, finite(ops.xp, m) + ops.call(log64, l))
-    return out, wide, lse
+    return out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l))
 
 
 def delta(at: Events, do: Array, o: Array) -> Array:
@@ -86,10 +91,20 @@ def delta(at: Events, do: Array, o: Array) -> Array:
 
 def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Array:
     """exp(S - L), recomputed."""
-    ops = at.ops
-    s = masked(at, at(Site.SCALED_B, ops.multiply(at.product(Site.S_B, q, k.T), scale)))
-    x = at(Site.X_B, exponent(at, s - finite(ops.xp, lse)[:, None]))
-    return at(Site.EXP_B, exponential(at, x))
+    if at.plan.saved_p:
+        return saved_probabilities(at, scale, q, k)
+    x = exponents_again(at, scale, at.product(Site.S_B, q, k.T), finite(at.ops.xp, lse))
+    return at(Site.EXP_B, exponential_again(at, x))
+
+
+def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Array:
+    """P of the forward, before its cast; its events were the forward's."""
+    at = replace(at, recorder=None)
+    m_old = at.ops.xp.full((q.shape[0],), -math.inf)
+    _, x, _ = exponents(at, scale, m_old, at.product(Site.S, q, k.T))
+    e = at(Site.EXP, exponential(at, x))
+    l = at(Site.L, row_sum(at, e))
+    return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
 
 
 def backward_tile(
@@ -108,12 +123,27 @@ def score_gradients(
     e = probabilities(at, scale, q, k, lse)
     p = at(Site.P_B, e)
     dp = at.product(Site.DP, do, v.T)
-    dpd = at(Site.DPD, dp - delta[:, None])
-    return p, at(Site.DS, at.ops.multiply(e, dpd))
+    ds = register(at, Site.PD, _score_gradient(at, p if at.plan.ds_from_p else e, dp, delta))
+    if at.plan.gradient_scale is ScaleOfGradient.REGISTER:
+        ds = at(Site.SDS, at.ops.multiply(ds, scale))
+    ds = at(Site.DS, ds)
+    if at.plan.gradient_scale is ScaleOfGradient.OPERAND:
+        ds = at(Site.SDS, at.ops.multiply(ds, scale))
+    return p, ds
+
+
+def _score_gradient(at: Events, e: Array, dp: Array, delta: Array) -> Array:
+    """P (dP - delta), or P dP - delta P."""
+    mul = at.ops.multiply
+    if at.plan.score_gradient is ScoreGradient.DIFFERENCE:
+        return mul(e, at(Site.DPD, dp - delta[:, None]))
+    return at.ops.odd_sum(register(at, Site.PDP, mul(e, dp)), -mul(e, delta[:, None]))
 
 
 def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
     """dQ + dS K."""
+    if at.plan.dq_apart:
+        return at(Site.DQ, dq + at(Site.DQP, *at.sum(Site.DQ, ds, k)), kept=dq)
     return at.product(Site.DQ, ds, k, init=dq)
 
 
@@ -133,7 +163,7 @@ def delta_tile(
     """
     e = probabilities(at, scale, q, k, lse)
     dp = at.product(Site.DP, do, v.T)
-    terms = (at.ops.multiply(e, dp), e)[: len(sums) // 2]
+    terms = (register(at, Site.PDP, at.ops.multiply(e, dp)), e)[: len(sums) // 2]
     return tuple(total for i, x in enumerate(terms) for total in _row_sum(at, x, *sums[2 * i : 2 * i + 2]))
 
 
@@ -142,46 +172,3 @@ def _row_sum(at: Events, x: Array, rounded: Array, exact: Array) -> tuple[Array,
     total, _ = at.sum(Site.DELTA, x, ones, init=rounded[:, None])
     _, wanted = at.sum(Site.DELTA, x, ones, init=exact[:, None])
     return total.squeeze(1), total.squeeze(1) if wanted is None else wanted.squeeze(1)
-
-
-def exponent(at: Events, x: Array) -> Array:
-    """The exponent of the plan's base: x, or x log2 e where exp is 2^x."""
-    return x if at.plan.exp is Exponential.CORRECT else at.ops.multiply(x, LOG2_E)
-
-
-def exponential(at: Events, x: Array) -> Array:
-    """The plan's base to the power of x."""
-    return at.ops.call(exp64 if at.plan.exp is Exponential.CORRECT else exp2_64, x)
-
-
-def masked(at: Events, s: Array) -> Array:
-    """Scores that do not exist are -inf: their exp is 0, and no event counts them."""
-    return s if at.tile.is_whole else at.ops.xp.where(at.tile.mask, s, -math.inf)
-
-
-def finite(xp: Any, m: Array) -> Array:
-    """m, or 0 for rows that have no key: -inf - -inf would be NaN."""
-    return xp.where(m == -math.inf, 0.0, m)
-
-
-def reciprocal(xp: Any, l: Array) -> Array:
-    """1 / l, or 0 for rows that have no key."""
-    return xp.where(l == 0.0, 0.0, 1.0 / xp.where(l == 0.0, 1.0, l))
-
-
-def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
-    """rowmax(S), moved by the stabiliser where several scores share it."""
-    r = ops.xp.max(s, axis=1)
-    return r if plan.stabiliser is None else _stabilised(ops, plan, plan.stabiliser, s, r)
-
-
-def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array) -> Array:
-    """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither rounds to 1 nor vanishes."""
-    xp, p = ops.xp, plan[Site.P].format
-    window = p.tie_window if stabiliser.window is None else stabiliser.window
-    repeated = xp.sum(finite(xp, r)[:, None] - s <= window, axis=1) > 1
-    shift = xp.where(r > 0.0, ops.multiply(r, stabiliser.beta - 1.0), -r)
-    # below this P would round back to 1, or m* back to r
-    least = 2.0 * xp.maximum(window, p.tie_window) + spacing(ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format)
-    shift = xp.minimum(xp.maximum(shift, least), -0.5 * math.log(2.0) * xp.maximum(p.emin, -126).astype("float64"))
-    return xp.where(repeated & (r > -math.inf), r + shift, r)

@@ -5,10 +5,10 @@ which published kernels differ. Presets, each with its source, are in `attention
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from roundscope.attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site
+from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.formats.format import Format, format_named, unknown
@@ -31,7 +31,64 @@ class Exponential(StrEnum):
     """How exp(x) is computed."""
 
     CORRECT = "correct"  # correctly rounded to the event's format
-    BASE2 = "base2"  # X = (S - m) log2 e, then 2^X: what GPU kernels do, which fold log2 e into the scale
+    BASE2 = "base2"  # 2^X: what GPU kernels do, which fold log2 e into the scale (`Log2E`; else X = (S - m) log2 e)
+    CUDA = "cuda"  # expf of CUDA's library, which ex2 ends: what eager kernels and XLA call
+    EX2 = "ex2"  # the same by ex2.approx.ftz.f32 of a Hopper GPU, to the bit (emu.instructions)
+
+
+class Log2E(StrEnum):
+    """Where log2 e enters, so that exp(x) is 2^(x log2 e); c is binary32(scale log2 e)."""
+
+    NONE = "none"  # SCALED = scale S; X = SCALED - m, and the exponential's argument is X, or X log2 e
+    SCALE = "scale"  # SCALED = c S; X = SCALED - m: cuDNN, memory-efficient attention
+    MAXIMUM = "maximum"  # m is of the scores unscaled; SCALED = c S, X = SCALED - c m, DX = c (m_old - m): FlashAttention-2
+    SCORES = "scores"  # SCALED = scale S, LS = log2 e SCALED; X = LS - m: kernels that Triton compiles
+
+
+class ScoreGradient(StrEnum):
+    """How dS is computed from P, dP and delta."""
+
+    DIFFERENCE = "difference"  # P (dP - delta): fused kernels
+    SOFTMAX = "softmax"  # P dP - delta P, one multiply-add: the backward of a softmax that stands alone
+
+
+class ScaleOfGradient(StrEnum):
+    """Where the scale enters the gradients of Q and K."""
+
+    RESULT = "result"  # dQ and dK, as they leave
+    REGISTER = "register"  # dS before its cast: SDS, then DS
+    OPERAND = "operand"  # dS after its cast: DS, then SDS, which is the operand
+
+
+class RowSum(StrEnum):
+    """How threads add up a row. In lanes, column j belongs to lane (j // 2) % 4, as in the accumulators of tensor cores."""
+
+    PLAIN = "plain"  # ROWSUM by its accumulator, and L = alpha l + ROWSUM
+    LANES = "lanes"  # four lanes: each goes on from alpha l, column by column; LANES adds (l0 + l2) + (l1 + l3): FlashAttention-2
+    TILE_LANES = "tile-lanes"  # four lanes: a tile's columns from 0, then alpha l is added; (l0 + l1) + (l2 + l3): cuDNN
+    GROUPS = "groups"  # of 32 columns four lanes from 0, (l0 + l1) + (l2 + l3); alpha l plus one group after the other: CUTLASS
+
+
+class Reciprocal(StrEnum):
+    """How 1 / l is computed."""
+
+    CORRECT = "correct"  # to binary64; INV is its only rounding
+    RCP = "rcp"  # rcp.approx.ftz.f32
+
+
+class BackwardExponent(StrEnum):
+    """How the backward gets P again."""
+
+    FORWARD = "forward"  # as the forward did, with L in the place of m
+    AFTER = "after"  # X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B: cuDNN
+    NATURAL = "natural"  # X_B = SCALED_B - L and CUDA's expf: CUTLASS
+
+
+class Logarithm(StrEnum):
+    """How ln l is computed."""
+
+    CORRECT = "correct"  # to binary64; LSE is its only rounding
+    LG2 = "lg2"  # binary32(ln 2) times lg2.approx.ftz.f32, rounded: __logf of CUDA
 
 
 class KeyOrder(StrEnum):
@@ -80,8 +137,22 @@ class Plan:
     stabiliser         the shifted maximum, or None
     exp                how exp is computed, forward and backward
     key_order          the order of the key tiles in the forward
+    log2_e             where log2 e enters the scores
+    fused_exponent     X is one multiply-add: its product with c or log2 e is not rounded before m is taken away
+    row_sum            how threads add up a row
+    reciprocal         how 1 / l is computed
+    exponent_again     how the backward gets P again
+    ds_from_p          dS multiplies P_B, the cast one, not EXP_B
+    log                how ln l is computed
+    query_order        the order of the query tiles in dK and dV
+    dq_apart           each key tile's part of dQ is a sum of its own, DQP, and DQ adds it: what atomic additions do, in some order
+    saved_p            the backward reads P as the forward had it, not exp(S - L); needs normalise_first
+    score_gradient     how dS is computed
+    gradient_scale     where the scale enters dQ and dK
+    registers          casts are of binary32 registers, two roundings: OI before OUT, PD before DS, SDQ and SDK before DQ_OUT and DK_OUT
 
-    Raises ValueError for missing sites, operands that are not among these, blocks at what is no operand of a product.
+    Raises ValueError for missing sites, operands that are not among these, blocks at what is no operand of a product,
+    log2 e in an exponential of base e.
     """
 
     name: str
@@ -95,6 +166,19 @@ class Plan:
     exp: Exponential = Exponential.CORRECT
     key_order: KeyOrder = KeyOrder.ASCENDING
     blocks: tuple[tuple[Site, BlockFormat], ...] = ()
+    log2_e: Log2E = Log2E.NONE
+    fused_exponent: bool = False
+    row_sum: RowSum = RowSum.PLAIN
+    reciprocal: Reciprocal = Reciprocal.CORRECT
+    exponent_again: BackwardExponent = BackwardExponent.FORWARD
+    ds_from_p: bool = False
+    log: Logarithm = Logarithm.CORRECT
+    registers: bool = False
+    query_order: KeyOrder = KeyOrder.ASCENDING
+    dq_apart: bool = False
+    saved_p: bool = False
+    score_gradient: ScoreGradient = ScoreGradient.DIFFERENCE
+    gradient_scale: ScaleOfGradient = ScaleOfGradient.RESULT
 
     def __post_init__(self) -> None:
         if len(self.roundings) != len(Site):
@@ -103,6 +187,14 @@ class Plan:
             raise ValueError(f"accumulators: {len(self.accumulators)} given, a plan names all {len(PRODUCTS)} products")
         if self.row_sum_of not in (Site.EXP, Site.P):
             raise ValueError(f"row_sum_of={self.row_sum_of}: the row sum adds EXP or P")
+        if self.log2_e is not Log2E.NONE and self.exp not in (Exponential.BASE2, Exponential.EX2):
+            raise ValueError(f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}")
+        if self.saved_p and not self.normalise_first:
+            raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
+        if self.fused_exponent and self.log2_e is Log2E.NONE:
+            raise ValueError("fused_exponent=True: needs log2_e=scale, maximum or scores, which give a product to fuse")
+        if self.stabiliser is not None and self.log2_e is not Log2E.NONE:
+            raise ValueError(f"stabiliser: its shift is of scores in base e; use log2_e=none, here log2_e={self.log2_e}")
         for site, block in self.blocks:
             if site not in BLOCK_AXIS:
                 raise ValueError(f"{block} at {site}: blocks need a sum to lie along; the operands of products are {' '.join(BLOCK_AXIS)}")
@@ -225,9 +317,12 @@ class Plan:
 
     def describe(self) -> dict[str, object]:
         """The plan as plain data, for JSON."""
+        of_kernels = {name: getattr(self, name) for name in OF_KERNEL}
+        of_kernels = {name: x if isinstance(x, bool) else str(x) for name, x in of_kernels.items()}
+        own = self.is_of_kernel
         return {
             "name": self.name,
-            "roundings": {str(s): str(self.event(s)) for s in Site},
+            "roundings": {str(s): str(self.event(s)) for s in Site if own or s not in OF_KERNELS},
             "accumulators": {str(s): str(self.accumulator(s)) for s in PRODUCTS},
             "pv_into_o": self.pv_into_o,
             "normalise_first": self.normalise_first,
@@ -236,7 +331,12 @@ class Plan:
             "stabiliser": None if self.stabiliser is None else {"beta": self.stabiliser.beta, "window": self.stabiliser.window},
             "exp": str(self.exp),
             "key_order": str(self.key_order),
-        }
+        } | (of_kernels if own else {})
+
+    @property
+    def is_of_kernel(self) -> bool:
+        """Whether it has steps that only real kernels have: log2 e in the scores, lanes, registers and what stands beside them."""
+        return any(getattr(self, name) != _DEFAULTS[name] for name in OF_KERNEL)
 
 
 def check_factors(plan: Plan) -> None:
@@ -257,6 +357,13 @@ def check_factors(plan: Plan) -> None:
                 )
 
 
+OF_KERNEL = (
+    "log2_e", "fused_exponent", "row_sum", "log", "reciprocal", "registers", "query_order", "dq_apart", "saved_p", "exponent_again",
+    "ds_from_p", "score_gradient", "gradient_scale",
+)  # fmt: skip
+"""Fields of a plan in which only the twins of real kernels differ from the presets."""
+
+_DEFAULTS = {f.name: f.default for f in fields(Plan)}
 _ORDINAL = {site: i for i, site in enumerate(Site)}
 
 

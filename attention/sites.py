@@ -40,11 +40,15 @@ class Site(StrEnum):
 
     S = "S", "sum_h q k", Axes.TS, "forward", 4
     SCALED = "SCALED", "scale S", Axes.TS, "forward", 5
+    LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37
     M = "M", "max(m, rowmax S)", Axes.T, "forward", 6
+    CM = "CM", "c m, c = scale log2 e", Axes.T, "forward", 38
     X = "X", "S - m", Axes.TS, "forward", 7
     EXP = "EXP", "exp(X)", Axes.TS, "forward", 8
     P = "P", "EXP as the operand of P V", Axes.TS, "forward", 9
+    EI = "EI", "EXP INV in a register", Axes.TS, "forward", 48
     DM = "DM", "m_old - m", Axes.T, "forward", 10
+    DX = "DX", "c DM", Axes.T, "forward", 39
     ALPHA = "ALPHA", "exp(DM)", Axes.T, "forward", 11
     AL = "AL", "alpha l", Axes.T, "forward", 12
     ROWSUM = "ROWSUM", "sum_s EXP", Axes.T, "forward", 13
@@ -52,23 +56,34 @@ class Site(StrEnum):
     AO = "AO", "alpha O", Axes.TH, "forward", 15
     PV = "PV", "sum_s P v", Axes.TH, "forward", 16
     O = "O", "AO + PV", Axes.TH, "forward", 17
+    LANES = "LANES", "l, its lanes added up", Axes.T, "forward", 40
     INV = "INV", "1 / l", Axes.T, "forward", 18
+    OI = "OI", "O INV in a register", Axes.TH, "forward", 44
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
+    LN = "LN", "ln l", Axes.T, "forward", 41
     LSE = "LSE", "m + ln l", Axes.T, "forward", 20
 
     OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward", 21
     DELTA = "DELTA", "sum_h dO O", Axes.T, "backward", 22
     S_B = "S_B", "sum_h q k, again", Axes.TS, "backward", 23
     SCALED_B = "SCALED_B", "scale S_B", Axes.TS, "backward", 24
+    LS_B = "LS_B", "log2 e SCALED_B", Axes.TS, "backward", 42
+    LSE2 = "LSE2", "log2 e LSE", Axes.T, "backward", 43
     X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward", 25
     EXP_B = "EXP_B", "exp(X_B)", Axes.TS, "backward", 26
     P_B = "P_B", "EXP_B as the operand of dV", Axes.TS, "backward", 27
     DV = "DV", "dV + sum_t P_B dO", Axes.SH, "backward", 28
     DP = "DP", "sum_h dO v", Axes.TS, "backward", 29
     DPD = "DPD", "DP - delta", Axes.TS, "backward", 30
+    PDP = "PDP", "P dP in a register", Axes.TS, "backward", 49
+    PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45
+    SDS = "SDS", "scale dS", Axes.TS, "backward", 50
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
+    DQP = "DQP", "sum_s DS k of one key tile", Axes.TH, "backward", 51
     DQ = "DQ", "dQ + sum_s DS k", Axes.TH, "backward", 32
     DK = "DK", "dK + sum_t DS q", Axes.SH, "backward", 33
+    SDQ = "SDQ", "scale dQ in a register", Axes.TH, "backward", 46
+    SDK = "SDK", "scale dK in a register", Axes.SH, "backward", 47
     DQ_OUT = "DQ_OUT", "scale dQ", Axes.TH, "backward", 34
     DK_OUT = "DK_OUT", "scale dK", Axes.SH, "backward", 35
     DV_OUT = "DV_OUT", "dV", Axes.SH, "backward", 36
@@ -84,21 +99,28 @@ FACTORS = {
 }  # fmt: skip
 
 # events that a row's first tile does not have
-RESCALES = frozenset({Site.DM, Site.ALPHA, Site.AL, Site.AO})
+RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO})
+
+# binary32 registers that are cast to a result or an operand: events of plans with `registers`
+REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.SDQ, Site.SDK})
+
+# events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
+OF_KERNELS = REGISTERS | {Site.LS, Site.CM, Site.DX, Site.LANES, Site.LN, Site.LS_B, Site.LSE2, Site.SDS, Site.DQP}
 
 # events of key heads, which query heads share
-KEY_SITES = frozenset({Site.K, Site.V, Site.DK_OUT, Site.DV_OUT})
+KEY_SITES = frozenset({Site.K, Site.V, Site.SDK, Site.DK_OUT, Site.DV_OUT})
 
 # events of the backward
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
 ONCE = frozenset(s for s in Site if s.stage == "inputs") | {
-    Site.INV, Site.OUT, Site.LSE, Site.OD, Site.DELTA, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
+    Site.LANES, Site.INV, Site.OI, Site.OUT, Site.LN, Site.LSE, Site.OD, Site.DELTA,
+    Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
 }  # fmt: skip
 
 # events with the features of q and k; others that have any have those of v
-QUERY_FEATURES = frozenset({Site.Q, Site.K, Site.DQ, Site.DK, Site.DQ_OUT, Site.DK_OUT})
+QUERY_FEATURES = frozenset({Site.Q, Site.K, Site.DQP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT})
 
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

@@ -141,7 +141,8 @@ def structure(plan: Plan) -> Plan:
 
 def _static(a: Accumulator) -> Accumulator:
     """What is static of a sum."""
-    return replace(a, step=_canonical(a.step), chunk=a.chunk if a.order in (Order.CHUNKED, Order.ALIGNED) else 16)
+    has_chunk = a.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.ALIGNED)
+    return replace(a, step=_canonical(a.step), chunk=a.chunk if has_chunk else 16)
 
 
 def _canonical_event(r: Rounding) -> Rounding:

@@ -21,6 +21,8 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
     if "normalise_first" in words:
         words.pop("pv_into_o", None)
         words["normalise_first"] = f"unfused={str(plan.normalise_first).lower()}"
+    for name in {n for n in words if isinstance(getattr(plan, n), bool)}:
+        words[name] = words[name].lower()
     if "stabiliser" in words:
         words["stabiliser"] = f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
     return list(words.values())

@@ -17,11 +17,18 @@ from roundscope.attention.grammar.roundings import (
     places_of,
 )
 from roundscope.attention.plan import (
+    BackwardExponent,
     DeltaFrom,
     Event,
     Exponential,
     KeyOrder,
+    Log2E,
+    Logarithm,
     Plan,
+    Reciprocal,
+    RowSum,
+    ScaleOfGradient,
+    ScoreGradient,
     Stabiliser,
     event_to,
 )
@@ -128,6 +135,10 @@ def _one_of(what: str, names: Sequence[str], field: str, kind: type[StrEnum]) ->
     return Kind(spell, lambda plan, name, _: _replaced(plan, field, kind(spell(name))))
 
 
+def _flag(field: str) -> Kind:
+    return Kind(truth_words, lambda plan, text, _: _replaced(plan, field, truth_words(text) == "true"))
+
+
 def _replaced(plan: Plan, field: str, value: Any) -> Plan:
     return replace(plan, **{field: value})
 
@@ -143,6 +154,19 @@ KINDS: dict[str, Kind] = {
     "mode": Kind(lambda text: str(mode_named(text)), _mode, per_site=True),
     "accumulator": Kind(_checked(accumulator_of), _accumulator, per_site=True),
     "exp": _one_of("exponential", tuple(Exponential), "exp", Exponential),
+    "log2_e": _one_of("place of log2 e", tuple(Log2E), "log2_e", Log2E),
+    "fused_exponent": _flag("fused_exponent"),
+    "registers": _flag("registers"),
+    "query_order": _one_of("order of queries", tuple(KeyOrder), "query_order", KeyOrder),
+    "dq_apart": _flag("dq_apart"),
+    "saved_p": _flag("saved_p"),
+    "score_gradient": _one_of("score gradient", tuple(ScoreGradient), "score_gradient", ScoreGradient),
+    "gradient_scale": _one_of("place of the gradient's scale", tuple(ScaleOfGradient), "gradient_scale", ScaleOfGradient),
+    "row_sum": _one_of("row sum", tuple(RowSum), "row_sum", RowSum),
+    "reciprocal": _one_of("reciprocal", tuple(Reciprocal), "reciprocal", Reciprocal),
+    "exponent_again": _one_of("exponent of the backward", tuple(BackwardExponent), "exponent_again", BackwardExponent),
+    "ds_from_p": _flag("ds_from_p"),
+    "log": _one_of("logarithm", tuple(Logarithm), "log", Logarithm),
     "stabiliser": Kind(stabiliser_words, _stabiliser),
     "delta_from": _one_of("delta_from", tuple(DeltaFrom), "delta_from", DeltaFrom),
     "key_order": _one_of("order of keys", tuple(KeyOrder), "key_order", KeyOrder),

@@ -82,9 +82,9 @@ def accumulator_of(text: str) -> Accumulator:
             each = " ".join(f"{order}:{name}" for name in types)
             raise ValueError(f"accumulator '{order}': say the type of the factors too: {each}")
         return Accumulator.tensor_core(*text.split(":", 2))
-    chunk = re.fullmatch(r"chunked([0-9]+)", order)
+    chunk = re.fullmatch(r"(chunked|strided|octets)([0-9]+)", order)
     if chunk is None and order not in ORDERS:
-        known = ("ascending", "pairwise", "halves", "chunked16", "exact", "native", *ARCHITECTURES)
+        known = ("ascending", "pairwise", "halves", "chunked16", "strided32", "octets8", "warps", "exact", "native", *ARCHITECTURES)
         raise ValueError(unknown("accumulator", order, known, "with :FORMAT[:MODE], tensor cores with :TYPE"))
     if order == "native" and given:
         raise ValueError("native adds as the device does, in binary32; leave the format out")
@@ -92,14 +92,14 @@ def accumulator_of(text: str) -> Accumulator:
     if isinstance(made, BlockFormat):
         raise ValueError(f"accumulator '{text}': a step of a sum is one number; {step} is of blocks")
     if chunk:
-        return Accumulator(order=Order.CHUNKED, chunk=int(chunk[1]), step=made)
+        return Accumulator(order=Order(chunk[1]), chunk=int(chunk[2]), step=made)
     return Accumulator(order=Order(order), step=made)
 
 
 def accumulator_words(made: Accumulator) -> str:
     """An accumulator as `accumulator_of` reads it."""
     if made.alignment is None:
-        chunk = str(made.chunk) if made.order is Order.CHUNKED else ""
+        chunk = str(made.chunk) if made.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS) else ""
         return f"{made.order}{chunk}" + ("" if made.order is Order.NATIVE or made.step == BINARY32 else f":{made.step}")
     operand = made.alignment.operand.name
     cores = (f"{a}:{operand}{f}" for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16"))

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from roundscope.attention import algorithm
+from roundscope.attention import algorithm, softmax
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Record, Recorder
 from roundscope.attention.injection import Injection
-from roundscope.attention.plan import DeltaFrom, KeyOrder, Plan
+from roundscope.attention.plan import DeltaFrom, KeyOrder, Plan, ScaleOfGradient
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.tile import Tile
@@ -160,7 +160,7 @@ def forward(
 
             return _if_any(ops, setup, tile, masks, compute, state)
 
-        state = algorithm.start(xp, setup.block_q, v.shape[1])
+        state = algorithm.start(xp, setup.plan, setup.block_q, v.shape[1])
         keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
         state, seen = ops.scan(key_tile, state, _backwards(keys) if descending else keys)
         return None, (state, _backwards(seen) if descending else seen)
@@ -168,8 +168,8 @@ def forward(
     rows = (q_tiles,) if masks is None else (q_tiles, masks)
     _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
     at = whole_events(ops, setup, head, mask)
-    state = m.reshape(-1), l.reshape(-1), o.reshape(-1, o.shape[-1])
-    return algorithm.finish(at, state), {"tiles": seen, "whole": at.seen()}
+    state = m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])
+    return algorithm.finish(at, setup.scale, state), {"tiles": seen, "whole": at.seen()}
 
 
 def backward(
@@ -183,9 +183,11 @@ def backward(
     q_tiles, do_tiles, lse_tiles, delta_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse, delta))
     k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
+    descending = setup.plan.query_order is KeyOrder.DESCENDING
 
     def key_tile(dq_tiles: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
-        def query_tile(carry: Any, i: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
+        def query_tile(carry: Any, n: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
+            i = setup.query_tiles - 1 - n if descending else n
             tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
             def compute() -> tuple[Any, Seen]:
@@ -200,7 +202,9 @@ def backward(
 
         rows = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
         carry = xp.zeros_like(y[0]), xp.zeros_like(y[1])
-        (dk, dv), (dq_tiles, seen) = ops.scan(query_tile, carry, rows if masks is None else (*rows, y[2]))
+        rows = rows if masks is None else (*rows, y[2])
+        (dk, dv), later = ops.scan(query_tile, carry, _backwards(rows) if descending else rows)
+        dq_tiles, seen = _backwards(later) if descending else later
         return dq_tiles, (dk, dv, seen)
 
     columns = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, masks.swapaxes(0, 1))
@@ -216,7 +220,9 @@ def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Event
 
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     """dQ as it leaves."""
-    return at(Site.DQ_OUT, at.ops.multiply(dq, setup.scale))
+    if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
+        dq = softmax.register(at, Site.SDQ, at.ops.multiply(dq, setup.scale))
+    return at(Site.DQ_OUT, dq)
 
 
 def deltas(
@@ -230,7 +236,7 @@ def deltas(
         return algorithm.delta(at, do, wide)
     total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do))
     if mass:
-        total, exact = (ops.multiply(x, algorithm.reciprocal(ops.xp, l)) for x, l in zip((total, exact), mass, strict=True))
+        total, exact = (ops.multiply(x, softmax.reciprocal(ops.xp, l)) for x, l in zip((total, exact), mass, strict=True))
     return at(Site.DELTA, total, exact)
 
 
@@ -267,4 +273,6 @@ def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array)
     """
     at = events_at(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
-    return (at(Site.DK_OUT, ops.multiply(dk, setup.scale)), at(Site.DV_OUT, dv)), at.seen()
+    if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
+        dk = softmax.register(at, Site.SDK, ops.multiply(dk, setup.scale))
+    return (at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)), at.seen()

@@ -26,10 +26,16 @@ class Order(StrEnum):
     ASCENDING = "ascending"  # ((init + x0) + x1) + x2 ...
     PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
     HALVES = "halves"  # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU or SIMD unit add
+    STRIDED = "strided"  # `chunk` lanes: lane n adds x_n, x_(n + chunk), ...; then the lanes as HALVES: a warp of a GPU
+    OCTETS = "octets"  # up to `chunk` lanes: lane n adds x_8n to x_(8n + 7), then those 8 lanes further on; the lanes as HALVES
+    WARPS = "warps"  # neighbours two by two in fours, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's reductions on a GPU
     CHUNKED = "chunked"  # each chunk ascending from 0: its first product rounds; the sums from init
     EXACT = "exact"  # init + the exact sum, one rounding at the end; +0 where all terms are zeros
     ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.sums.aligned
     NATIVE = "native"  # whatever the device does, in float32: fast, not reproducible
+
+
+OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.WARPS)  # many additions at once, which have no random bits of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,7 @@ class Accumulator:
 
     order      which products meet first
     step       the rounding after each addition (of EXACT: the one rounding)
-    chunk      products per chunk of CHUNKED and ALIGNED
+    chunk      products per chunk of CHUNKED and ALIGNED, lanes of STRIDED and OCTETS
     alignment  what ALIGNED keeps, None for the others; `Accumulator.tensor_core` fills it in
 
     Raises ValueError for a chunk below 1, ALIGNED without an alignment or with a stochastic step, an alignment elsewhere.
@@ -56,8 +62,8 @@ class Accumulator:
             raise ValueError(f"step={self.step}: the exact sum rounds to 29 bits or fewer; use fp32 or narrower")
         if (self.alignment is None) is (self.order is Order.ALIGNED):
             raise ValueError(f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use Accumulator.tensor_core")
-        if self.order is Order.ALIGNED and self.step.mode is RoundingMode.STOCHASTIC:
-            raise ValueError(f"step={self.step}: an aligned sum has no random bits; use toward-zero, as the hardware does")
+        if self.order in OF_THREADS and self.step.mode is RoundingMode.STOCHASTIC:
+            raise ValueError(f"step={self.step}: {self.order} sums have no random bits; use a mode that draws none")
 
     @staticmethod
     def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> "Accumulator":
@@ -70,7 +76,7 @@ class Accumulator:
         if self.alignment is not None:
             kept = self.alignment
             return f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}), {self.step}"
-        chunk = f"[{self.chunk}]" if self.order is Order.CHUNKED else ""
+        chunk = f"[{self.chunk}]" if self.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS) else ""
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
 
 
@@ -108,6 +114,12 @@ def accumulate(
         return _ascending(ops, add, step, a, b, init, 0, steps)
     if acc.order in (Order.PAIRWISE, Order.HALVES):
         return _tree(ops, acc.order, add, step, a, b, init, at_once)
+    if acc.order is Order.OCTETS:
+        return _octets(ops, acc, add, step, a, b, init)
+    if acc.order is Order.WARPS:
+        return _warps(ops, add, step, a, b, init)
+    if acc.order is Order.STRIDED:
+        return _strided(ops, acc, add, step, a, b, init)
     return _chunked(ops, acc, add, step, a, b, init, steps)
 
 
@@ -174,6 +186,60 @@ def _tree(ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init
         values = ops.xp.concatenate([sums, values[2 * pairs :]])
         k += pairs
     return step(k, add(init, values[0]))
+
+
+def _strided(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
+    """Each lane from its first product on, which rounds; then the lanes by halves, and init."""
+    if not a.shape[0]:
+        return init
+    xp, lanes = ops.xp, min(acc.chunk, a.shape[0])
+    values = ops.multiply(a[:, :, None], b[:, None, :])
+    total = step(0, values[:lanes])
+    for lo in range(lanes, values.shape[0], lanes):
+        more = values[lo : lo + lanes]
+        sums = step(0, add(total[: more.shape[0]], more))
+        total = xp.concatenate([sums, total[more.shape[0] :]])
+    return step(0, add(init, _by_halves(xp, add, step, total)))
+
+
+def _octets(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
+    """Lanes that read 16 bytes of BF16 at a time; sums of other lengths are padded with 0."""
+    if not a.shape[0]:
+        return init
+    lanes = min(acc.chunk, -(-a.shape[0] // 8))
+    values = _padded(ops.xp, ops.multiply(a[:, :, None], b[:, None, :]), 8 * lanes)
+    values = values.reshape(-1, lanes, 8, *values.shape[1:])
+    total = step(0, values[0, :, 0])
+    for page in range(values.shape[0]):
+        for n in range(page == 0, 8):
+            total = step(0, add(total, values[page, :, n]))
+    return step(1, add(init, _by_halves(ops.xp, add, step, total)))
+
+
+def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:
+    """Along the first axis, x_0 + x_(n/2), ..., until one is left."""
+    while (half := values.shape[0] // 2) > 0:
+        values = xp.concatenate([step(0, add(values[:half], values[half : 2 * half])), values[2 * half :]])
+    return values[0]
+
+
+def _padded(xp: Any, values: Array, unit: int) -> Array:
+    """With zeros behind, to a multiple of `unit` along the first axis."""
+    missing = -values.shape[0] % unit
+    return xp.concatenate([values, xp.zeros((missing, *values.shape[1:]))]) if missing else values
+
+
+def _warps(ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
+    """Threads add four neighbours, (x0 + x1) + (x2 + x3); then lanes by halves, then warps; sums of other lengths are padded with 0."""
+    if not a.shape[0]:
+        return init
+    xp = ops.xp
+    values = _padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), 128)
+    values = values.reshape(-1, 32, 4, *values.shape[1:])
+    pairs = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
+    threads = step(0, add(pairs[:, :, 0], pairs[:, :, 1]))
+    warps = _by_halves(xp, add, step, xp.moveaxis(threads, 1, 0))
+    return step(1, add(init, _by_halves(xp, add, step, warps)))
 
 
 def _chunked(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array, steps: Steps | None) -> Array:

@@ -8,7 +8,6 @@ import json
 import os
 import time
 import traceback
-from functools import cache, partial
 from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -16,51 +15,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import numpy as np
 
 from roundscope.experiments.kernels.adapters import ADAPTERS, kernel
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
-from tests.checks.engines import normal, shipped
-
-TOKENS = 512
-GROUPS = {
-    "flash": ("sdpa-flash", "sdpa-flash-few"),
-    "cudnn": ("sdpa-cudnn", "jax-cudnn"),
-    "efficient": ("sdpa-efficient", "sdpa-math"),
-    "torch": ("flex", "eager"),
-    "jax": ("jax-xla", "pallas"),
-    "released": ("released-eager-512", "released-eager-256", "released-compiled-512", "released-compiled-256"),
-}
-
-
-@cache
-def real(layer: int) -> tuple[np.ndarray, ...]:
-    """The shipped tensors of a layer, four times over the batch."""
-    arrays = [shipped(name, layer) for name in ("q", "k", "v", "do")]
-    return tuple(np.repeat(np.ascontiguousarray(x.swapaxes(1, 2)), 4, axis=0) for x in arrays)
-
-
-@cache
-def gaussian(width: int) -> tuple[np.ndarray, ...]:
-    """About N(0, 1) in BF16; 48 heads."""
-    return tuple(normal(1000 * width + i, 1, TOKENS, 48, width) for i in range(4))
-
-
-FAMILIES = {  # name -> arrays, heads that are kept
-    "layer4": (partial(real, 4), 3),
-    "layer1": (partial(real, 1), 1),
-    "gaussian64": (partial(gaussian, 64), 2),
-    "gaussian128": (partial(gaussian, 128), 1),
-}
-
-
-def inputs(family: str, causal: bool) -> Inputs:
-    """The arguments of one call."""
-    q, k, v, do = FAMILIES[family][0]()
-    return Inputs(q=q, k=k, v=v, do=do, scale=q.shape[-1] ** -0.5, is_causal=causal)
-
-
-def of_one_head(x: Inputs) -> Inputs:
-    """The first head alone."""
-    parts = {n: np.ascontiguousarray(getattr(x, n)[:1, :, :1]) for n in ("q", "k", "v", "do")}
-    return Inputs(**parts, scale=x.scale, is_causal=x.is_causal)
+from roundscope.experiments.kernels.outputs import Outputs
+from tests.checks.kernel_outputs import FAMILIES, GROUPS, inputs, of_one_head
 
 
 def adapter(name: str, folder: Path | None):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
-from roundscope.attention.plan import Plan
+from roundscope.attention.plan import Exponential, Plan
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu import round_to
@@ -46,6 +46,8 @@ def check_plan(plan: Plan) -> None:
     """Raises ValueError for a plan that the kernels do not run, with what does."""
     if plan.normalise_first:
         raise ValueError(f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not have{ELSEWHERE}")
+    if plan.is_of_kernel or plan.exp is Exponential.EX2:
+        raise ValueError(f"plan={plan.name}: the softmax of a kernel (exp, log2_e, row_lanes, log) has no fused kernel here yet{ELSEWHERE}")
     for site, block in plan.blocks:
         if site.axes is Axes.TS:
             raise ValueError(f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not make{ELSEWHERE}")

@@ -77,7 +77,7 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
         return work.tile(tile, formats, j, *held(state, formats), rows, call.read(Site.K, k, keys), call.read(Site.V, v, keys))
 
     last, whole = seen_tiles(setup, i), whole_tiles(setup, i)
-    start = algorithm.start(np, setup.block_q, v.shape[1])
+    start = algorithm.start(np, setup.plan, setup.block_q, v.shape[1])
     state = tuple(jnp.full(x.shape, x.flat[0], work.machine.types[name]) for x, name in zip(start, formats, strict=True))
     if setup.plan.key_order is KeyOrder.DESCENDING:
         state = walk(partial(key_tile, False), 0, last - whole, state)
@@ -88,7 +88,7 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
 
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i)
-        out, wide, lse = algorithm.finish(at, (m, l, o))
+        out, wide, lse = algorithm.finish(at, setup.scale, (m, l, o))
         return (out, lse, wide)[: len(results)], at.seen()
 
     names = [call.left(site) for site in (Site.OUT, Site.LSE, None)][: len(results)]

@@ -1,0 +1,137 @@
+"""Twins: plans that give a real kernel's own bits, with the tiles and the versions for which that was shown.
+
+A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels); the share of equal bits is in
+docs/kernels.md. What is not compared is not here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from roundscope.attention.plan import (
+    BackwardExponent,
+    DeltaFrom,
+    Exponential,
+    KeyOrder,
+    Log2E,
+    Logarithm,
+    Plan,
+    Reciprocal,
+    RowSum,
+    ScaleOfGradient,
+    ScoreGradient,
+)
+from roundscope.attention.presets import fa2_bf16, fp32
+from roundscope.attention.sites import FACTORS, Site
+from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import tensor_core
+
+HOPPER = tensor_core("hopper", "bf16")
+EIGHTS = replace(HOPPER, chunk=8)
+"""The same tensor core under mma.m16n8k8, whose sums take 8 products at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A real kernel as a plan.
+
+    plan    its arithmetic
+    tiles   width of the heads -> (block_q, block_k)
+    source  what it was compared with
+    """
+
+    plan: Plan
+    tiles: Callable[[int], tuple[int, int]]
+    source: str
+
+
+def octets(lanes: int) -> Accumulator:
+    """How threads that read 16 bytes at a time add up delta."""
+    return Accumulator(order=Order.OCTETS, chunk=lanes)
+
+
+def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
+    """What the fused kernels share: sums on tensor cores, ex2, rows in four lanes that begin at alpha l."""
+    plan = fa2_bf16().at(Site.AL, BINARY64)  # one multiply-add with the first column
+    plan = plan.adding(Site.DELTA, octets(lanes))
+    for site in FACTORS:
+        plan = plan.adding(site, core)
+    return replace(plan, name=name, dq_apart=True, exp=Exponential.EX2, row_sum=RowSum.LANES, log=Logarithm.LG2, registers=True)
+
+
+def fa2() -> Plan:
+    """FlashAttention-2 as torch's SDPA runs it: m of the unscaled scores, X = c S - c m with both products rounded."""
+    plan = replace(_fused("fa2"), log2_e=Log2E.MAXIMUM)
+    return replace(plan, key_order=KeyOrder.DESCENDING, query_order=KeyOrder.DESCENDING)
+
+
+def cudnn() -> Plan:
+    """cuDNN's fused attention: the scores are scaled by c before the maximum."""
+    return replace(
+        _fused("cudnn", lanes=16), log2_e=Log2E.SCALE, row_sum=RowSum.TILE_LANES, reciprocal=Reciprocal.RCP,
+        exponent_again=BackwardExponent.AFTER, gradient_scale=ScaleOfGradient.REGISTER,
+    )  # fmt: skip
+
+
+def efficient() -> Plan:
+    """Memory-efficient attention (CUTLASS) as torch's SDPA runs it: as cuDNN's, on tensor cores that take 8 products at a time."""
+    plan = _fused("sdpa-efficient", EIGHTS, lanes=2).at(Site.AL, BINARY32)
+    return replace(
+        plan, log2_e=Log2E.SCORES, row_sum=RowSum.GROUPS, log=Logarithm.CORRECT, exponent_again=BackwardExponent.NATURAL,
+        ds_from_p=True, gradient_scale=ScaleOfGradient.REGISTER, dq_apart=False,
+    )  # fmt: skip
+
+
+def jax_xla() -> Plan:
+    """`jax.nn.dot_product_attention` as XLA compiles it: scores and their gradients in FP32, P = EXP rcp(l), sums by warps."""
+    warps = Accumulator(order=Order.WARPS)
+    wide = dict.fromkeys((Site.S, Site.SCALED, Site.S_B), BINARY32)
+    plan = eager().rounded(wide).adding(Site.ROWSUM, warps).adding(Site.DELTA, warps).at(Site.INV, BINARY32).at(Site.SDS, BINARY32)
+    return replace(plan, name="jax-xla", reciprocal=Reciprocal.RCP, gradient_scale=ScaleOfGradient.REGISTER)
+
+
+def eager() -> Plan:
+    """Attention that a framework runs operation by operation in BF16, with a softmax in FP32: as transformers' eager attention.
+
+    The scores leave their product in BF16 and are scaled in BF16; a warp adds each row; P is divided in FP32 and cast; the
+    backward keeps P in FP32, and dS is cast, scaled and cast again.
+    """
+    bf16 = (
+        *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),
+        *(Site.P_B, Site.DP, Site.DS, Site.SDS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
+    )
+    plan = fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64)
+    for site in FACTORS:
+        plan = plan.adding(site, HOPPER)
+    warp = Accumulator(order=Order.STRIDED, chunk=32)
+    plan = plan.adding(Site.ROWSUM, warp).adding(Site.DELTA, warp)
+    return replace(
+        plan, name="eager", normalise_first=True, delta_from=DeltaFrom.P_DP, exp=Exponential.CUDA, registers=True,
+        saved_p=True, score_gradient=ScoreGradient.SOFTMAX, gradient_scale=ScaleOfGradient.OPERAND,
+    )  # fmt: skip
+
+
+TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
+def _square(size: int) -> Callable[[int], tuple[int, int]]:
+    return lambda width: (size, size)
+
+
+WHOLE = 2**20  # keys of a tile that holds every row whole
+TWINS = {
+    "fa2": Twin(
+        plan=fa2(), tiles=lambda width: (128, 128 if width < 128 else 64), source=f"SDPA's flash back end, {TORCH}"
+    ),
+    "cudnn": Twin(plan=cudnn(), tiles=_square(128), source=f"SDPA's cuDNN back end (9.19), {TORCH}"),
+    "sdpa-efficient": Twin(
+        plan=efficient(), tiles=lambda width: (64, 64) if width < 128 else (128, 128),
+        source=f"SDPA's memory-efficient back end, {TORCH}",
+    ),
+    "eager": Twin(
+        plan=eager(), tiles=lambda width: (512, WHOLE), source=f"eager attention of transformers 5.17.0, {TORCH}"
+    ),
+    "jax-xla": Twin(
+        plan=jax_xla(), tiles=lambda width: (512, WHOLE),
+        source="jax.nn.dot_product_attention, implementation='xla', jax 0.11.2, one H200",
+    ),
+}  # fmt: skip
+"""By name; `Plan.preset` knows the names too."""

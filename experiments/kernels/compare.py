@@ -1,0 +1,55 @@
+"""How near two outputs are: the share of equal bits, and the distance of the others in units of the last place."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+FAR = 64.0  # ulps; what is farther counts as this far
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Nearness:
+    """How near an output is to another: nearer is greater.
+
+    equal      the share of numbers with the same bits (zeros of either sign are the same)
+    distance   minus the mean distance of the others in ulps, each at most FAR
+    """
+
+    equal: float
+    distance: float
+
+    def __str__(self) -> str:
+        return f"{self.equal:.6f} of the bits, {-self.distance:.3g} ulps apart where not"
+
+
+def nearness(got: np.ndarray, want: np.ndarray) -> Nearness:
+    """How near `got` is to `want`, arrays of one shape; `want` says what an ulp is."""
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    equal = float(same.mean())
+    if equal == 1.0:
+        return Nearness(1.0, 0.0)
+    ulp = _ulps(want[~same])
+    with np.errstate(invalid="ignore"):
+        away = np.abs(got[~same].astype(np.float64) - want[~same]) / ulp
+    return Nearness(equal, -float(np.nan_to_num(np.minimum(away, FAR), nan=FAR).mean()))
+
+
+def _ulps(x: np.ndarray) -> np.ndarray:
+    """The unit of the last place: BF16's, since kernels return BF16; of smaller numbers that of the largest, 2^-12 of it."""
+    size = np.abs(np.where(np.isfinite(x), x, 0.0)).astype(np.float64)
+    least = max(float(size.max(initial=0.0)) * 2.0**-12, 2.0**-126)
+    return np.exp2(np.floor(np.log2(np.maximum(size, least)))) * 2.0**-7
+
+
+def relative_rms(x: np.ndarray, exact: np.ndarray) -> float:
+    """The root mean square of x - exact over that of exact."""
+    size = float(np.sqrt(np.mean(np.square(exact, dtype=np.float64))))
+    difference = np.sqrt(np.mean(np.square(x.astype(np.float64) - exact)))
+    return float(difference / size) if size else float(difference)
+
+
+def where_rows_differ(got: np.ndarray, want: np.ndarray, tile: int) -> list[tuple[int, float]]:
+    """(first row, share of equal numbers) of each tile of rows that is not equal throughout; arrays (B, T, N, H)."""
+    same = (got == want).mean(axis=(0, 2, 3))
+    parts = [(lo, float(same[lo : lo + tile].mean())) for lo in range(0, same.size, tile)]
+    return [part for part in parts if part[1] < 1.0]

@@ -1,0 +1,87 @@
+"""Inputs on which real kernels were recorded, and their stored outputs: tests/golden/kernels holds one head of each family.
+
+    python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what tests.checks.gpu_kernels recorded
+"""
+
+import json
+import sys
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from roundscope.experiments.kernels.outputs import Inputs, write
+from tests.checks.engines import normal, shipped
+
+TOKENS = 512
+GOLDEN = Path(__file__).parents[1] / "golden" / "kernels"
+GROUPS = {
+    "flash": ("sdpa-flash", "sdpa-flash-few"),
+    "cudnn": ("sdpa-cudnn", "jax-cudnn"),
+    "efficient": ("sdpa-efficient", "sdpa-math"),
+    "torch": ("flex", "eager"),
+    "jax": ("jax-xla", "pallas"),
+    "released": ("released-eager-512", "released-eager-256", "released-compiled-512", "released-compiled-256"),
+}
+STORED = ("layer4", "gaussian64")
+
+
+@cache
+def real(layer: int) -> tuple[np.ndarray, ...]:
+    """The shipped tensors of a layer, four times over the batch."""
+    arrays = [shipped(name, layer) for name in ("q", "k", "v", "do")]
+    return tuple(np.repeat(np.ascontiguousarray(x.swapaxes(1, 2)), 4, axis=0) for x in arrays)
+
+
+@cache
+def gaussian(width: int) -> tuple[np.ndarray, ...]:
+    """About N(0, 1) in BF16; 48 heads."""
+    return tuple(normal(1000 * width + i, 1, TOKENS, 48, width) for i in range(4))
+
+
+FAMILIES = {  # name -> arrays, heads that are kept
+    "layer4": (partial(real, 4), 3),
+    "layer1": (partial(real, 1), 1),
+    "gaussian64": (partial(gaussian, 64), 2),
+    "gaussian128": (partial(gaussian, 128), 1),
+}
+
+
+def inputs(family: str, causal: bool) -> Inputs:
+    """The arguments of one call on the GPU."""
+    q, k, v, do = FAMILIES[family][0]()
+    return Inputs(q=q, k=k, v=v, do=do, scale=q.shape[-1] ** -0.5, is_causal=causal)
+
+
+def of_one_head(x: Inputs, head: int = 0) -> Inputs:
+    """One head alone."""
+    parts = {n: np.ascontiguousarray(getattr(x, n)[:1, :, head : head + 1]) for n in ("q", "k", "v", "do")}
+    return Inputs(**parts, scale=x.scale, is_causal=x.is_causal)
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    """The upper halves of words of FP32 as numbers; FP32 as it is."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def main() -> None:
+    """Head 0 of the stored families, a file for each kernel."""
+    folder = Path(sys.argv[1])
+    GOLDEN.mkdir(exist_ok=True)
+    about = json.loads((folder / "log.txt").read_text().splitlines()[0])
+    for group, names in GROUPS.items():
+        recorded = np.load(folder / f"{group}.npz")
+        for name in names:
+            arrays = {}
+            for key in recorded:
+                kernel, family, mode, part = key.split("/")
+                if kernel == name and family in STORED:
+                    x = widened(recorded[key])
+                    arrays[f"{family}/{mode}/{part}"] = x[:1, :1] if part == "lse" else x[:1, :, :1]
+            if arrays:
+                command = "python -m tests.checks.gpu_kernels"
+                write(GOLDEN / f"{name}.safetensors", arrays, about | {"kernel": name, "command": command})
+
+
+if __name__ == "__main__":
+    main()

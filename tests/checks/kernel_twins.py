@@ -1,0 +1,75 @@
+"""How many bits of real kernels' outputs their twins give: of the stored outputs, or of a folder that gpu_kernels wrote.
+
+    python -m tests.checks.kernel_twins [FOLDER]
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from roundscope.attention import examine
+from roundscope.attention.twins import TWINS
+from roundscope.experiments.tensors.files import open_tensors
+from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one_head, widened
+
+KERNELS = {  # twin -> the kernel that it is compared with
+    "fa2": "sdpa-flash", "cudnn": "sdpa-cudnn", "sdpa-efficient": "sdpa-efficient", "eager": "eager", "jax-xla": "jax-xla",
+}  # fmt: skip
+PARTS = ("out", "lse", "dq", "dk", "dv")
+
+
+def stored(kernel: str) -> dict[str, np.ndarray]:
+    """The stored outputs of a kernel by family/mode/part: (1, T, 1, H), lse (1, 1, T)."""
+    with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
+        return {name: file[name] for name in file.names}
+
+
+def recorded(folder: Path, kernel: str) -> dict[str, np.ndarray]:
+    """Head 0 of what was recorded in a folder."""
+    [group] = [g for g, names in GROUPS.items() if kernel in names]
+    file = np.load(folder / f"{group}.npz")
+    own = {key.removeprefix(f"{kernel}/"): widened(file[key]) for key in file if key.startswith(f"{kernel}/")}
+    return {key: x[:1, :1] if key.endswith("/lse") else x[:1, :, :1] for key, x in own.items()}
+
+
+def shares(twin: str, family: str, causal: bool, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+    """The share of equal bits of each output of a twin."""
+    own, x = TWINS[twin], of_one_head(inputs(family, causal))
+    block_q, block_k = own.tiles(x.q.shape[-1])
+    got = examine(
+        x.q, x.k, x.v, x.do, plan=own.plan, block_q=block_q, block_k=min(block_k, x.k.shape[1]), scale=x.scale,
+        is_causal=causal, record=None, engine="numpy",
+    )  # fmt: skip
+    found = {}
+    for part in PARTS:
+        want = outputs.get(f"{family}/{'causal' if causal else 'full'}/{part}")
+        if want is not None:
+            ours = np.asarray(getattr(got, part), np.float32).reshape(want.shape)
+            found[part] = float((ours.view(np.int32) == want.view(np.int32)).mean())
+    return found
+
+
+def rows(folder: Path | None) -> Iterator[tuple[str, ...]]:
+    """Twin, kernel, family, mode and the shares of the parts."""
+    for twin, kernel in KERNELS.items():
+        outputs = stored(kernel) if folder is None else recorded(folder, kernel)
+        for family in FAMILIES:
+            for causal in (False, True):
+                if f"{family}/{'causal' if causal else 'full'}/out" in outputs:
+                    found = shares(twin, family, causal, outputs)
+                    told = (f"{found[part]:.5f}" if part in found else "" for part in PARTS)
+                    yield twin, kernel, family, "causal" if causal else "full", *told
+
+
+def main() -> None:
+    """A table in Markdown."""
+    print("| twin | kernel | inputs | mask |", " | ".join(PARTS), "|")
+    print("|---" * (4 + len(PARTS)) + "|")
+    for row in rows(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
+        print("|", " | ".join(row), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
