@@ -5,8 +5,17 @@ from typing import Any, NamedTuple
 
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
-from roundscope.attention.plan import Plan
-from roundscope.attention.sites import BACKWARD, KEY_SITES, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
+from roundscope.attention.plan import (
+    BackwardExponent,
+    DeltaFrom,
+    Log2E,
+    Logarithm,
+    Plan,
+    RowSum,
+    ScaleOfGradient,
+    ScoreGradient,
+)
+from roundscope.attention.sites import BACKWARD, KEY_SITES, OF_KERNELS, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
 from roundscope.emu.sums.accumulator import Order
 
 
@@ -28,9 +37,57 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     """(why a plan never reaches a site, which sites to use instead), or None if it does."""
     if site is Site.PV and plan.pv_into_o:
         return f"{plan.name} accumulates P V into O, so PV never rounds alone", "O"
-    if plan.normalise_first and site in RESCALES:
+    if plan.normalise_first and site in RESCALES and site is not Site.DX:
         return f"{plan.name} normalises before P V and never rescales", "P, PV or OUT"
+    if site in OF_KERNELS and not _of_kernel(plan)[site]:
+        return f"{plan.name} has no step {site} ({site.formula}), which only some kernels have", INSTEAD[site]
+    if site in _without(plan):
+        return f"{plan.name} has no step {site} of its own", _without(plan)[site]
     return None
+
+
+INSTEAD = {
+    Site.LS: "SCALED", Site.CM: "M", Site.DX: "DM", Site.LANES: "L", Site.LN: "LSE", Site.LS_B: "SCALED_B", Site.LSE2: "LSE", Site.EI: "P",
+    Site.OI: "OUT", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT", Site.SDK: "DK_OUT", Site.SDS: "DS", Site.DQP: "DQ",
+}  # fmt: skip
+
+
+def _of_kernel(plan: Plan) -> dict[Site, bool]:
+    """Which of the events that only some kernels have a plan has."""
+    again = plan.exponent_again is BackwardExponent.FORWARD and not plan.saved_p
+    by_result = plan.gradient_scale is ScaleOfGradient.RESULT
+    softmax = plan.score_gradient is ScoreGradient.SOFTMAX
+    return {
+        Site.LS: plan.log2_e is Log2E.SCORES,
+        Site.CM: plan.log2_e is Log2E.MAXIMUM,
+        Site.DX: plan.log2_e is Log2E.MAXIMUM,
+        Site.LANES: plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES),
+        Site.LN: plan.log is Logarithm.LG2 or plan.log2_e is Log2E.SCORES,
+        Site.LS_B: plan.exponent_again is BackwardExponent.AFTER or (again and plan.log2_e is Log2E.SCORES),
+        Site.LSE2: again and plan.log2_e is not Log2E.NONE,
+        Site.EI: plan.registers and plan.normalise_first,
+        Site.OI: plan.registers and not plan.normalise_first,
+        Site.PDP: plan.registers and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED)),
+        Site.PD: plan.registers,
+        Site.SDQ: plan.registers and by_result,
+        Site.SDK: plan.registers and by_result,
+        Site.SDS: not by_result,
+        Site.DQP: plan.dq_apart,
+    }
+
+
+def _without(plan: Plan) -> dict[Site, str]:
+    """Events that a plan lacks because its kernel does the step otherwise, and what to use instead."""
+    found = {}
+    if plan.row_sum is RowSum.LANES:
+        found[Site.ROWSUM] = "L"
+    if plan.exponent_again is BackwardExponent.AFTER:
+        found[Site.SCALED_B] = "X_B"
+    if plan.score_gradient is ScoreGradient.SOFTMAX:
+        found[Site.DPD] = "DS"
+    if plan.saved_p:
+        found |= dict.fromkeys((Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B), "S, X or EXP")
+    return found
 
 
 def occurs(plan: Plan, site: Site) -> None:
@@ -82,7 +139,8 @@ def limits(site: Site, sizes: Sizes) -> dict[str, int]:
 
 def in_traces(plan: Plan, site: Site) -> bool:
     """Whether a trace speaks of a site; of rescaling always, though it may have had nothing to rescale."""
-    return site in RESCALES or absent(plan, site) is None
+    rescales = site in RESCALES and site not in OF_KERNELS
+    return rescales or absent(plan, site) is None
 
 
 def check_record(record: Record, plan: Plan) -> None:

@@ -63,7 +63,7 @@ class Accumulator:
         if (self.alignment is None) is (self.order is Order.ALIGNED):
             raise ValueError(f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use Accumulator.tensor_core")
         if self.order in OF_THREADS and self.step.mode is RoundingMode.STOCHASTIC:
-            raise ValueError(f"step={self.step}: {self.order} sums have no random bits; use a mode that draws none")
+            raise ValueError(f"step={self.step}: an {self.order} sum has no random bits; use a mode that draws none")
 
     @staticmethod
     def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> "Accumulator":
