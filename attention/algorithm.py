@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plan import Plan, RowSum, ScaleOfGradient, ScoreGradient
+from roundscope.attention.plan import GradientsApart, Plan, RowSum, ScaleOfGradient, ScoreGradient
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax import (
     added_lanes,
@@ -85,7 +85,10 @@ def finish(at: Events, scale: float, state: State) -> tuple[Array, Array, Array]
 def delta(at: Events, do: Array, o: Array) -> Array:
     """delta = rowsum(dO O), products exact."""
     ones = at.ops.xp.ones((o.shape[1], 1))
-    total, exact = at.sum(Site.DELTA, at.ops.multiply(do, at(Site.OD, o)), ones)
+    products = at.ops.multiply(do, at(Site.OD, o))
+    if at.plan.delta_products:
+        products = at(Site.DOO, products)
+    total, exact = at.sum(Site.DELTA, products, ones)
     return at(Site.DELTA, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
@@ -123,7 +126,7 @@ def score_gradients(
     e = probabilities(at, scale, q, k, lse)
     p = at(Site.P_B, e)
     dp = at.product(Site.DP, do, v.T)
-    ds = register(at, Site.PD, _score_gradient(at, p if at.plan.ds_from_p else e, dp, delta))
+    ds = register(at, Site.PD, _score_gradient(at, scale, p if at.plan.ds_from_p else e, dp, delta))
     if at.plan.gradient_scale is ScaleOfGradient.REGISTER:
         ds = at(Site.SDS, at.ops.multiply(ds, scale))
     ds = at(Site.DS, ds)
@@ -132,9 +135,11 @@ def score_gradients(
     return p, ds
 
 
-def _score_gradient(at: Events, e: Array, dp: Array, delta: Array) -> Array:
+def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array) -> Array:
     """P (dP - delta), or P dP - delta P."""
     mul = at.ops.multiply
+    if at.plan.gradient_scale is ScaleOfGradient.PROBABILITY:
+        e = at(Site.SDS, mul(e, scale))
     if at.plan.score_gradient is ScoreGradient.DIFFERENCE:
         return mul(e, at(Site.DPD, dp - delta[:, None]))
     return at.ops.odd_sum(register(at, Site.PDP, mul(e, dp)), -mul(e, delta[:, None]))
@@ -142,13 +147,16 @@ def _score_gradient(at: Events, e: Array, dp: Array, delta: Array) -> Array:
 
 def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
     """dQ + dS K."""
-    if at.plan.dq_apart:
+    if at.plan.gradients_apart is not GradientsApart.NONE:
         return at(Site.DQ, dq + at(Site.DQP, *at.sum(Site.DQ, ds, k)), kept=dq)
     return at.product(Site.DQ, ds, k, init=dq)
 
 
 def key_gradients(at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Array, dv: Array) -> tuple[Array, Array]:
     """dK + dS^T Q and dV + P^T dO."""
+    if at.plan.gradients_apart is GradientsApart.ALL:
+        dv = at(Site.DV, dv + at(Site.DVP, *at.sum(Site.DV, at.ops.transposed(p), do)), kept=dv)
+        return at(Site.DK, dk + at(Site.DKP, *at.sum(Site.DK, at.ops.transposed(ds), q)), kept=dk), dv
     dv = at.product(Site.DV, at.ops.transposed(p), do, init=dv)
     return at.product(Site.DK, at.ops.transposed(ds), q, init=dk), dv
 

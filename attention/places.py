@@ -8,6 +8,7 @@ from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.plan import (
     BackwardExponent,
     DeltaFrom,
+    GradientsApart,
     Log2E,
     Logarithm,
     Plan,
@@ -47,8 +48,9 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
 
 
 INSTEAD = {
-    Site.LS: "SCALED", Site.CM: "M", Site.DX: "DM", Site.LANES: "L", Site.LN: "LSE", Site.LS_B: "SCALED_B", Site.LSE2: "LSE", Site.EI: "P",
-    Site.OI: "OUT", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT", Site.SDK: "DK_OUT", Site.SDS: "DS", Site.DQP: "DQ",
+    Site.LS: "SCALED", Site.CM: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
+    Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
+    Site.SDK: "DK_OUT", Site.SDS: "DS", Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
 }  # fmt: skip
 
 
@@ -62,9 +64,11 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.CM: plan.log2_e is Log2E.MAXIMUM,
         Site.DX: plan.log2_e is Log2E.MAXIMUM,
         Site.LANES: plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES),
-        Site.LN: plan.log is Logarithm.LG2 or plan.log2_e is Log2E.SCORES,
+        Site.LN: plan.log is Logarithm.LG2 or plan.log2_e is Log2E.SCORES or plan.lse_base2 or plan.kept_m,
+        Site.MS: plan.kept_m,
+        Site.DOO: plan.delta_products and plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O),
         Site.LS_B: plan.exponent_again is BackwardExponent.AFTER or (again and plan.log2_e is Log2E.SCORES),
-        Site.LSE2: again and plan.log2_e is not Log2E.NONE,
+        Site.LSE2: again and plan.log2_e is not Log2E.NONE and not plan.lse_base2,
         Site.EI: plan.registers and plan.normalise_first,
         Site.OI: plan.registers and not plan.normalise_first,
         Site.PDP: plan.registers and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED)),
@@ -72,7 +76,9 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.SDQ: plan.registers and by_result,
         Site.SDK: plan.registers and by_result,
         Site.SDS: not by_result,
-        Site.DQP: plan.dq_apart,
+        Site.DQP: plan.gradients_apart is not GradientsApart.NONE,
+        Site.DKP: plan.gradients_apart is GradientsApart.ALL,
+        Site.DVP: plan.gradients_apart is GradientsApart.ALL,
     }
 
 

@@ -52,10 +52,19 @@ class ScoreGradient(StrEnum):
     SOFTMAX = "softmax"  # P dP - delta P, one multiply-add: the backward of a softmax that stands alone
 
 
+class GradientsApart(StrEnum):
+    """Which gradients add up tile by tile, each tile's part a sum of its own."""
+
+    NONE = "none"  # one sum over all tiles
+    DQ = "dq"  # dQ: what atomic additions do, in some order
+    ALL = "all"  # dK and dV too: code that adds tensors
+
+
 class ScaleOfGradient(StrEnum):
     """Where the scale enters the gradients of Q and K."""
 
     RESULT = "result"  # dQ and dK, as they leave
+    PROBABILITY = "probability"  # P, before it meets dP - delta: SDS = scale P, then PD and DS
     REGISTER = "register"  # dS before its cast: SDS, then DS
     OPERAND = "operand"  # dS after its cast: DS, then SDS, which is the operand
 
@@ -95,7 +104,8 @@ class KeyOrder(StrEnum):
     """The order in which a query tile meets the key tiles; inside a tile keys stay ascending."""
 
     ASCENDING = "ascending"
-    DESCENDING = "descending"  # FlashAttention-3: the last, masked tile first
+    DESCENDING = "descending"  # FlashAttention-2 and -3: the last, masked tile first
+    MASKED_FIRST = "masked-first"  # tiles that causality cuts, then the others, each ascending: flex attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +148,17 @@ class Plan:
     exp                how exp is computed, forward and backward
     key_order          the order of the key tiles in the forward
     log2_e             where log2 e enters the scores
-    fused_exponent     X is one multiply-add: its product with c or log2 e is not rounded before m is taken away
+    fused_exponent     X is one multiply-add: its product with scale, c or log2 e is not rounded before m is taken away
     row_sum            how threads add up a row
     reciprocal         how 1 / l is computed
     exponent_again     how the backward gets P again
     ds_from_p          dS multiplies P_B, the cast one, not EXP_B
     log                how ln l is computed
     query_order        the order of the query tiles in dK and dV
-    dq_apart           each key tile's part of dQ is a sum of its own, DQP, and DQ adds it: what atomic additions do, in some order
+    gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK and DV add
+    lse_base2          L is log2 of the row sum, in base 2: m + log2 l
+    kept_m             L has m as it is kept between the forward and the backward, MS
+    delta_products     the products dO O round, DOO, before delta adds them
     saved_p            the backward reads P as the forward had it, not exp(S - L); needs normalise_first
     score_gradient     how dS is computed
     gradient_scale     where the scale enters dQ and dK
@@ -175,7 +188,10 @@ class Plan:
     log: Logarithm = Logarithm.CORRECT
     registers: bool = False
     query_order: KeyOrder = KeyOrder.ASCENDING
-    dq_apart: bool = False
+    gradients_apart: GradientsApart = GradientsApart.NONE
+    lse_base2: bool = False
+    kept_m: bool = False
+    delta_products: bool = False
     saved_p: bool = False
     score_gradient: ScoreGradient = ScoreGradient.DIFFERENCE
     gradient_scale: ScaleOfGradient = ScaleOfGradient.RESULT
@@ -191,8 +207,8 @@ class Plan:
             raise ValueError(f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}")
         if self.saved_p and not self.normalise_first:
             raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
-        if self.fused_exponent and self.log2_e is Log2E.NONE:
-            raise ValueError("fused_exponent=True: needs log2_e=scale, maximum or scores, which give a product to fuse")
+        if self.query_order is KeyOrder.MASKED_FIRST:
+            raise ValueError("query_order=masked-first: the backward goes up or down; use ascending or descending")
         if self.stabiliser is not None and self.log2_e is not Log2E.NONE:
             raise ValueError(f"stabiliser: its shift is of scores in base e; use log2_e=none, here log2_e={self.log2_e}")
         for site, block in self.blocks:
@@ -358,7 +374,8 @@ def check_factors(plan: Plan) -> None:
 
 
 OF_KERNEL = (
-    "log2_e", "fused_exponent", "row_sum", "log", "reciprocal", "registers", "query_order", "dq_apart", "saved_p", "exponent_again",
+    "log2_e", "fused_exponent", "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_m",
+    "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "gradient_scale",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""

@@ -154,7 +154,7 @@ def on_tensor_cores(plan: Plan, arch: str) -> Plan:
 
 def preset(name: str) -> Plan:
     """The preset of that name, or all:<format>: every event in one format. Either may end in @<architecture>: its products
-    on tensor cores.
+    on tensor cores. Or a twin (attention.twins): a plan that gives a real kernel's own bits, whose products are there already.
 
     Raises ValueError with the nearest name.
     """
@@ -166,6 +166,10 @@ def preset(name: str) -> Plan:
         if not (f.zero and f.signed):
             raise ValueError(f"preset '{name}': {f.name} is a scale format without zero or sign; no event fits it")
         return everywhere(name, rounding(f))
-    if name not in PRESETS:
-        raise ValueError(unknown("preset", name, PRESETS, "or all:<format>"))
-    return PRESETS[name]()
+    if name in PRESETS:
+        return PRESETS[name]()
+    from roundscope.attention.twins import TWINS  # which are made of presets
+
+    if name not in TWINS:
+        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), "or all:<format>"))
+    return TWINS[name].plan

@@ -60,10 +60,12 @@ class Site(StrEnum):
     INV = "INV", "1 / l", Axes.T, "forward", 18
     OI = "OI", "O INV in a register", Axes.TH, "forward", 44
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
+    MS = "MS", "m as L has it", Axes.T, "forward", 53
     LN = "LN", "ln l", Axes.T, "forward", 41
     LSE = "LSE", "m + ln l", Axes.T, "forward", 20
 
     OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward", 21
+    DOO = "DOO", "dO O", Axes.TH, "backward", 52
     DELTA = "DELTA", "sum_h dO O", Axes.T, "backward", 22
     S_B = "S_B", "sum_h q k, again", Axes.TS, "backward", 23
     SCALED_B = "SCALED_B", "scale S_B", Axes.TS, "backward", 24
@@ -72,15 +74,17 @@ class Site(StrEnum):
     X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward", 25
     EXP_B = "EXP_B", "exp(X_B)", Axes.TS, "backward", 26
     P_B = "P_B", "EXP_B as the operand of dV", Axes.TS, "backward", 27
+    DVP = "DVP", "sum_t P_B dO of one query tile", Axes.SH, "backward", 55
     DV = "DV", "dV + sum_t P_B dO", Axes.SH, "backward", 28
     DP = "DP", "sum_h dO v", Axes.TS, "backward", 29
     DPD = "DPD", "DP - delta", Axes.TS, "backward", 30
     PDP = "PDP", "P dP in a register", Axes.TS, "backward", 49
     PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45
-    SDS = "SDS", "scale dS", Axes.TS, "backward", 50
+    SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
     DQP = "DQP", "sum_s DS k of one key tile", Axes.TH, "backward", 51
     DQ = "DQ", "dQ + sum_s DS k", Axes.TH, "backward", 32
+    DKP = "DKP", "sum_t DS q of one query tile", Axes.SH, "backward", 54
     DK = "DK", "dK + sum_t DS q", Axes.SH, "backward", 33
     SDQ = "SDQ", "scale dQ in a register", Axes.TH, "backward", 46
     SDK = "SDK", "scale dK in a register", Axes.SH, "backward", 47
@@ -105,7 +109,9 @@ RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO})
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.SDQ, Site.SDK})
 
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
-OF_KERNELS = REGISTERS | {Site.LS, Site.CM, Site.DX, Site.LANES, Site.LN, Site.LS_B, Site.LSE2, Site.SDS, Site.DQP}
+OF_KERNELS = REGISTERS | {
+    Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
+}  # fmt: skip
 
 # events of key heads, which query heads share
 KEY_SITES = frozenset({Site.K, Site.V, Site.SDK, Site.DK_OUT, Site.DV_OUT})
@@ -115,12 +121,12 @@ BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
 ONCE = frozenset(s for s in Site if s.stage == "inputs") | {
-    Site.LANES, Site.INV, Site.OI, Site.OUT, Site.LN, Site.LSE, Site.OD, Site.DELTA,
+    Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO, Site.DELTA,
     Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
 }  # fmt: skip
 
 # events with the features of q and k; others that have any have those of v
-QUERY_FEATURES = frozenset({Site.Q, Site.K, Site.DQP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT})
+QUERY_FEATURES = frozenset({Site.Q, Site.K, Site.DQP, Site.DKP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT})
 
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

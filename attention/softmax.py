@@ -55,9 +55,11 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
         x = at(Site.X_B, multiply_add(at, masked(at, s), scale, lse[:, None]))
         return at(Site.LS_B, mul(x, LOG2_E32))
     if plan.exponent_again is BackwardExponent.NATURAL:
-        return at(Site.X_B, masked(at, at(Site.SCALED_B, mul(s, scale))) - lse[:, None])
+        scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
+        fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
+        return at(Site.X_B, multiply_add(at, masked(at, s), scale, lse[:, None]) if fused else scaled - lse[:, None])
     scale = base2_scale(plan, scale)
-    if plan.log2_e is not Log2E.NONE:
+    if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))
     scaled = at(Site.SCALED_B, mul(s, scale))
     factor, factors = scale, s
@@ -173,13 +175,17 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     """L = m + ln l, in the units of scale S."""
     ops, plan = at.ops, at.plan
     m = finite(ops.xp, m)
+    if plan.kept_m:
+        m = at(Site.MS, m)
+    if plan.lse_base2:
+        return m + at(Site.LN, ops.multiply(ops.call(log64, l), LOG2_E))
     if plan.log is Logarithm.LG2:
         log2 = ops.call(lg2, ops.round(l, BINARY32, None))
         ln_l = at(Site.LN, ops.multiply(log2, LN_2_32))
     else:
         ln_l = ops.call(log64, l)
     if plan.log2_e is Log2E.NONE:
-        return m + ln_l
+        return m + (at(Site.LN, ln_l) if plan.kept_m else ln_l)
     if plan.log2_e is Log2E.MAXIMUM:
         return ops.odd_sum(ops.multiply(m, scale), ln_l)
     if plan.log2_e is Log2E.SCORES:

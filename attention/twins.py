@@ -11,6 +11,7 @@ from roundscope.attention.plan import (
     BackwardExponent,
     DeltaFrom,
     Exponential,
+    GradientsApart,
     KeyOrder,
     Log2E,
     Logarithm,
@@ -56,7 +57,10 @@ def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
     plan = plan.adding(Site.DELTA, octets(lanes))
     for site in FACTORS:
         plan = plan.adding(site, core)
-    return replace(plan, name=name, dq_apart=True, exp=Exponential.EX2, row_sum=RowSum.LANES, log=Logarithm.LG2, registers=True)
+    return replace(
+        plan, name=name, exp=Exponential.EX2, row_sum=RowSum.LANES, log=Logarithm.LG2, registers=True,
+        gradients_apart=GradientsApart.DQ,
+    )  # fmt: skip
 
 
 def fa2() -> Plan:
@@ -78,7 +82,49 @@ def efficient() -> Plan:
     plan = _fused("sdpa-efficient", EIGHTS, lanes=2).at(Site.AL, BINARY32)
     return replace(
         plan, log2_e=Log2E.SCORES, row_sum=RowSum.GROUPS, log=Logarithm.CORRECT, exponent_again=BackwardExponent.NATURAL,
-        ds_from_p=True, gradient_scale=ScaleOfGradient.REGISTER, dq_apart=False,
+        ds_from_p=True, gradient_scale=ScaleOfGradient.REGISTER,
+        gradients_apart=GradientsApart.NONE,
+    )  # fmt: skip
+
+
+def flex() -> Plan:
+    """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2 e inside X's multiply-add."""
+    return replace(
+        _fused("flex").at(Site.AL, BINARY64), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILE_LANES,
+        reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True,
+    )  # fmt: skip
+
+
+def qiu_yao_compiled() -> Plan:
+    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast, on one tile of keys: the compiler
+    keeps the scaled scores, the maximum and EXP in FP32 and the backward repeats BF16 scores. The causal form, which the
+    training has; without a mask the compiler fuses X.
+    """
+    wide = (Site.SCALED, Site.X, Site.DM, Site.M, Site.SCALED_B)
+    plan = _released("qiu-yao-compiled").rounded(dict.fromkeys(wide, BINARY32)).at(Site.MS, BF16)
+    return plan.adding(Site.DELTA, octets(16))
+
+
+def qiu_yao_eager() -> Plan:
+    """The released code of arXiv 2510.04212 run eagerly under autocast, tile by tile: every result of an operation is BF16."""
+    plan = _released("qiu-yao-eager").rounded(dict.fromkeys((Site.DOO, Site.DQP, Site.DQ, Site.DKP, Site.DK, Site.DVP, Site.DV), BF16))
+    plan = plan.adding(Site.DELTA, Accumulator(order=Order.PAIRWISE))
+    return replace(plan, gradients_apart=GradientsApart.ALL, delta_products=True)
+
+
+def _released(name: str) -> Plan:
+    """What both forms of the released code share."""
+    bf16 = (
+        *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.M, Site.X, Site.P, Site.DM, Site.L, Site.AO, Site.PV, Site.O),
+        *(Site.OUT, Site.S_B, Site.SCALED_B, Site.P_B, Site.DP, Site.DS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
+    )
+    plan = fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64)
+    for site in FACTORS:
+        plan = plan.adding(site, HOPPER)
+    plan = plan.adding(Site.ROWSUM, Accumulator(order=Order.STRIDED, chunk=32))
+    return replace(
+        plan, name=name, exp=Exponential.CUDA, registers=True, exponent_again=BackwardExponent.NATURAL,
+        gradient_scale=ScaleOfGradient.PROBABILITY, kept_m=True,
     )  # fmt: skip
 
 
@@ -111,13 +157,14 @@ def eager() -> Plan:
     )  # fmt: skip
 
 
+RELEASED = "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
 TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
 def _square(size: int) -> Callable[[int], tuple[int, int]]:
     return lambda width: (size, size)
 
 
 WHOLE = 2**20  # keys of a tile that holds every row whole
-TWINS = {
+_TWINS = {
     "fa2": Twin(
         plan=fa2(), tiles=lambda width: (128, 128 if width < 128 else 64), source=f"SDPA's flash back end, {TORCH}"
     ),
@@ -126,12 +173,22 @@ TWINS = {
         plan=efficient(), tiles=lambda width: (64, 64) if width < 128 else (128, 128),
         source=f"SDPA's memory-efficient back end, {TORCH}",
     ),
+    "flex": Twin(
+        plan=flex(), tiles=lambda width: (128, 128) if width > 32 else (128, 64), source=f"flex_attention, compiled, {TORCH}"
+    ),
     "eager": Twin(
         plan=eager(), tiles=lambda width: (512, WHOLE), source=f"eager attention of transformers 5.17.0, {TORCH}"
+    ),
+    "qiu-yao-eager": Twin(
+        plan=qiu_yao_eager(), tiles=_square(512), source=f"attention.py of {RELEASED}, run eagerly, {TORCH}"
+    ),
+    "qiu-yao-compiled": Twin(
+        plan=qiu_yao_compiled(), tiles=_square(512), source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}"
     ),
     "jax-xla": Twin(
         plan=jax_xla(), tiles=lambda width: (512, WHOLE),
         source="jax.nn.dot_product_attention, implementation='xla', jax 0.11.2, one H200",
     ),
 }  # fmt: skip
+TWINS = {name: replace(twin, plan=replace(twin.plan, name=name)) for name, twin in _TWINS.items()}
 """By name; `Plan.preset` knows the names too."""

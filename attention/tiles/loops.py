@@ -123,6 +123,23 @@ def _backwards(x: Any) -> Any:
     return None if x is None else x[::-1]
 
 
+def _reordered(x: Any, order: Array) -> Any:
+    """Arrays, tuples and dicts of them, with their first axis in another order."""
+    if isinstance(x, dict):
+        return {name: _reordered(part, order) for name, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_reordered(part, order) for part in x)
+    return None if x is None else x[order]
+
+
+def masked_tiles_first(xp: Any, setup: Setup, i: Any) -> Array:
+    """The key tiles of query tile i: those that causality cuts, then the others, each ascending."""
+    first, last = xp.arange(setup.key_tiles) * setup.block_k, (xp.arange(setup.key_tiles) + 1) * setup.block_k - 1
+    row0 = i * setup.block_q
+    is_cut = (last > row0) & (first < row0 + setup.block_q)
+    return xp.argsort(xp.where(is_cut, 0, 1), stable=True)
+
+
 def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
     """(query tiles, key tiles, block_q, block_k)."""
     if mask is None:
@@ -147,10 +164,13 @@ def forward(
     masks = _mask_tiles(setup, mask)
 
     descending = setup.plan.key_order is KeyOrder.DESCENDING
+    masked_first = setup.plan.key_order is KeyOrder.MASKED_FIRST and setup.is_causal
 
     def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
+        order = masked_tiles_first(xp, setup, i) if masked_first else None
+
         def key_tile(state: Any, n: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
-            j = setup.key_tiles - 1 - n if descending else n
+            j = setup.key_tiles - 1 - n if descending else n if order is None else order[n]
             tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
 
             def compute() -> tuple[Any, Seen]:
@@ -162,7 +182,11 @@ def forward(
 
         state = algorithm.start(xp, setup.plan, setup.block_q, v.shape[1])
         keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
+        if order is not None:
+            keys = tuple(part[order] for part in keys)
         state, seen = ops.scan(key_tile, state, _backwards(keys) if descending else keys)
+        if order is not None:
+            seen = _reordered(seen, xp.argsort(order))
         return None, (state, _backwards(seen) if descending else seen)
 
     rows = (q_tiles,) if masks is None else (q_tiles, masks)

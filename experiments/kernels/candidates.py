@@ -4,7 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from roundscope.attention import Plan, Site
-from roundscope.attention.plan import BackwardExponent, Exponential, KeyOrder, Log2E, Reciprocal, RowSum, ScaleOfGradient, ScoreGradient
+from roundscope.attention.plan import (
+    BackwardExponent,
+    Exponential,
+    GradientsApart,
+    KeyOrder,
+    Log2E,
+    Reciprocal,
+    RowSum,
+    ScaleOfGradient,
+    ScoreGradient,
+)
 from roundscope.attention.twins import EIGHTS, HOPPER, TWINS
 from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, E4M3, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -85,7 +95,8 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
     yield from _fields(best, "score_gradient", tuple(ScoreGradient))
     yield from _fields(best, "query_order", tuple(KeyOrder))
     yield from _fields(best, "exponent_again", tuple(BackwardExponent))
-    for name in ("dq_apart", "registers", "ds_from_p"):
+    yield from _fields(best, "gradients_apart", tuple(GradientsApart))
+    for name in ("registers", "ds_from_p", "lse_base2", "delta_products"):
         yield from _fields(best, name, (True, False))
     if plan.normalise_first:
         yield from _fields(best, "saved_p", (True, False))

@@ -70,7 +70,7 @@ def backward(x: Inputs, outputs: Outputs, found: Found, tell: Told) -> Found:
 
 def _with_backward(plan: Plan, other: Plan) -> Plan:
     """The plan with another's backward."""
-    fields = ("delta_from", "query_order", "dq_apart", "score_gradient", "gradient_scale")
+    fields = ("delta_from", "query_order", "gradients_apart", "score_gradient", "gradient_scale")
     changed = plan.rounded({site: other.event(site) for site in candidates.BACKWARD})
     for site in candidates.BACKWARD:
         try:
