@@ -10,7 +10,7 @@ from roundscope.emu.rounding.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
 
-LONG = ("exact", "fp32", "all:bf16")  # plans whose roundings the other plans have too
+LONG = ("exact", "fp32", "all:bf16", "all:e4m3fn")  # plans whose roundings the other plans have too
 # each preset once, in turn full and plain or causal and injected, on tiles that take turns; all of them: `make engines`
 SELECTED = [
     pytest.param(preset, bool(i % 2), TILES[i % 4], bool(i % 2), marks=[pytest.mark.thorough] if preset in LONG else [])
@@ -107,6 +107,7 @@ def test_a_trace_without_any_score_has_every_event():
     assert all(not x.any() for pair in nothing.events.values() for x in pair) and not nothing.ones["P"].any()
 
 
+@pytest.mark.thorough
 def test_the_place_of_no_error_is_that_of_an_event():
     """Key tiles that no query sees, before the first row that is rescaled."""
     x = [normal(7 + n, 1, 32, 1, 16) for n in range(3)]
@@ -144,7 +145,7 @@ def mixed_plan():
 
 @pytest.mark.parametrize(
     "plan", [stochastic_plan(), pytest.param(mixed_plan(), marks=pytest.mark.thorough),
-             replace(Plan.preset("qiu-yao"), delta_from=DeltaFrom.CENTRED),
+             pytest.param(replace(Plan.preset("qiu-yao"), delta_from=DeltaFrom.CENTRED), marks=pytest.mark.thorough),
              pytest.param(replace(Plan.preset("fa2-bf16"), delta_from=DeltaFrom.WIDE_O), marks=pytest.mark.thorough)],
     ids=["stochastic", "mixed", "centred", "wide"],
 )  # fmt: skip

@@ -127,6 +127,7 @@ def test_only_the_query_and_key_path_feels_it():
     assert not np.array_equal(before["qkv"][1, :, :2], after["qkv"][1, :, :2])
 
 
+@pytest.mark.thorough
 def test_arms_of_one_executable_have_their_own():
     """An arm that trains with its neighbour's error, or with its place in the launch."""
     plans, lr = by_arm([uniform(CONFIG)] * 3), np.full(3, 1e-2, np.float32)

@@ -35,6 +35,7 @@ def arms():
     return found
 
 
+@pytest.mark.thorough
 def test_what_comes_of_arms_is_what_the_trainer_logs(tmp_path):
     """Batches or weights of another seed, a rate that falls, a curve of other steps: against `roundscope train`."""
     own = arms()
