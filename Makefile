@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-scaling gpu-tensor-core bench bench-check clean
+.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-kernels gpu-scaling gpu-tensor-core bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -45,6 +45,11 @@ gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of ever
 	$(PYTHON) -m tests.checks.gpu_sixteen
 	$(PYTHON) -m tests.checks.gpu_train
 	$(PYTHON) -m tests.checks.gpu_tensor_core
+
+gpu-kernels:  ## on a machine with a GPU, PyTorch, transformers and jax: what real kernels return, and every argument of the instructions
+	$(PYTHON) -m tests.checks.gpu_kernels --out kernels
+	$(PYTHON) -m tests.checks.kernel_twins kernels
+	$(PYTHON) -m tests.checks.gpu_instructions
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
 	$(PYTHON) -m tests.checks.gpu_scaling

@@ -174,7 +174,7 @@ _TWINS = {
         source=f"SDPA's memory-efficient back end, {TORCH}",
     ),
     "flex": Twin(
-        plan=flex(), tiles=lambda width: (128, 128) if width > 32 else (128, 64), source=f"flex_attention, compiled, {TORCH}"
+        plan=flex(), tiles=lambda width: (128, 128 if width == 64 else 64), source=f"flex_attention, compiled, {TORCH}"
     ),
     "eager": Twin(
         plan=eager(), tiles=lambda width: (512, WHOLE), source=f"eager attention of transformers 5.17.0, {TORCH}"
