@@ -394,7 +394,7 @@ def site_named(name: Site | str) -> Site:
     try:
         return Site[str(name).upper()]
     except KeyError:
-        raise ValueError(unknown("site", name, Site)) from None
+        raise ValueError(unknown("site", name, [s for s in Site if s not in OF_KERNELS])) from None
 
 
 def event_to(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.places import occurs
 from roundscope.attention.plan import Plan, site_named
-from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site
 from roundscope.emu.formats.format import unknown
 
 PLACES = ("layer", "head", "site", "matrix")
@@ -148,4 +148,4 @@ def _unknown(name: str, others: Sequence[str] = ()) -> str:
     if tail.lower() == "step":
         return f"'{name}': the steps of a sum go with its order; write {head}.sum=ORDER:FORMAT, as in PV.sum=ascending:bf16"
     hint = "; SITE.sum and SITE.mode too"
-    return unknown("site", name, (*Site, *STAGES, *KINDS, *others), hint)
+    return unknown("site", name, (*(s for s in Site if s not in OF_KERNELS), *STAGES, *KINDS, *others), hint)
