@@ -7,6 +7,7 @@ from roundscope.attention.grammar.injections import WHERES
 from roundscope.attention.plan import DeltaFrom, Exponential, KeyOrder
 from roundscope.attention.presets import PRESETS
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, Site
+from roundscope.attention.twins import TWINS
 from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
 from roundscope.emu.formats.format import NAMED
 from roundscope.emu.rounding.modes import Overflow, RoundingMode
@@ -31,7 +32,7 @@ seed = "0:10"
 _SIZE, _TRUTH = "a whole number from 1, or a range a:b:step", "true false"
 _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, meaning)
     "plan": {
-        "preset": (" ".join([*PRESETS, "all:FORMAT", "each@ARCHITECTURE"]), "the plan that the other axes change"),
+        "preset": (" ".join([*PRESETS, *TWINS, "all:FORMAT", "each@ARCHITECTURE"]), "the plan that the other axes change"),
         "format": (" ".join([*(f.name for f in NAMED.values() if f.zero and f.signed), "e<x>m<y>"]), "of every event"),
         "mode": (" ".join(RoundingMode), "rounding mode of every event"),
         "accumulator": ("see below", "how every sum of products adds up"),
