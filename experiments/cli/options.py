@@ -34,7 +34,8 @@ def _lists() -> dict[str, str]:
     from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE
 
     return {
-        "presets": ", ".join((*PRESETS, *TWINS)), "architectures": ", ".join(ARCHITECTURES), "wheres": ", ".join(f"{name}=" for name in WHERES),
+        "presets": ", ".join((*PRESETS, *TWINS)), "architectures": ", ".join(ARCHITECTURES),
+        "wheres": ", ".join(f"{name}=" for name in WHERES),
         "delta_from": "|".join(DeltaFrom), "stages": ", ".join(STAGES), "per_site": ", ".join(PER_SITE),
         "of_plans": ", ".join(f"{name}=" for name, kind in KINDS.items() if not kind.per_site),
         "axes": ", ".join(["tile", *DEFAULTS, *OPTIONAL]),
