@@ -115,8 +115,13 @@ class Recorder:
 
     def keep_steps(self, site: Site, order: Order, before: Array, after: Array, f: Format) -> None:
         """Additions of the sum at a site, (products, rows, columns)."""
+        valid = self._seen(site)
+        if before.shape[1] == valid.shape[0]:
+            valid = self._valid_steps(site, order)
+        else:  # lanes of a row, which stand as rows of their own
+            before, after = (x.reshape(x.shape[0], valid.shape[0], -1) for x in (before, after))
         shape = before.shape[1:]
-        valid = self.ops.xp.broadcast_to(self._valid_steps(site, order), before.shape)
+        valid = self.ops.xp.broadcast_to(valid, before.shape)
         flat = [v.reshape(-1, shape[1]) for v in (before, after, valid)]
         ((counts, sums, peak, place, rows),) = self.ops.stats([(flat[0], flat[1], f, flat[2])])
         rows = rows.reshape(-1, shape[0]).sum(axis=0)

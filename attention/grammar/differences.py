@@ -3,13 +3,18 @@
 from dataclasses import fields
 
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
-from roundscope.attention.plan import Plan
+from roundscope.attention.places import absent
+from roundscope.attention.plan import Log2E, Plan
 from roundscope.attention.sites import PRODUCTS, Site
 
 
 def differences(plan: Plan, base: Plan) -> list[str]:
-    """The words of every change: SITE=ROUNDING, SITE.sum=ACCUMULATOR, FIELD=VALUE. `base.changed(*words)` has the plan's arithmetic."""
-    events = [f"{site}={spelled(plan.event(site))}" for site in Site if plan.event(site) != base.event(site)]
+    """The words of every change: SITE=ROUNDING, SITE.sum=ACCUMULATOR, FIELD=VALUE. `base.changed(*words)` has the plan's arithmetic.
+
+    Sites that the plan never reaches have no part in it and no word.
+    """
+    own = [site for site in Site if plan.event(site) != base.event(site) and absent(plan, site) is None]
+    events = [f"{site}={spelled(plan.event(site))}" for site in own]
     sums = [f"{s}.sum={accumulator_words(plan.accumulator(s))}" for s in PRODUCTS if plan.accumulator(s) != base.accumulator(s)]
     return [*_fields(plan, base), *events, *sums]
 
@@ -25,4 +30,6 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
         words[name] = words[name].lower()
     if "stabiliser" in words:
         words["stabiliser"] = f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
-    return list(words.values())
+    # what needs another field leaves before that one does
+    leaving = [name for name in ("fused_exponent", "log2_e") if name in words and getattr(plan, name) in (False, Log2E.NONE)]
+    return [words.pop(name) for name in leaving] + list(words.values())

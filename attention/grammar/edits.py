@@ -151,6 +151,7 @@ def _place_words(text: str) -> str:
 KINDS: dict[str, Kind] = {
     "plan": Kind(_checked(Plan.preset), lambda _, name, __: Plan.preset(name)),
     "unfused": Kind(truth_words, _unfused),
+    "pv_into_o": _flag("pv_into_o"),
     "format": Kind(event_words, _format, per_site=True),
     "mode": Kind(lambda text: str(mode_named(text)), _mode, per_site=True),
     "accumulator": Kind(_checked(accumulator_of), _accumulator, per_site=True),

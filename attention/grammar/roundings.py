@@ -1,12 +1,14 @@
 """Roundings and sums in words.
 
 rounding     FORMAT[:MODE][:OVERFLOW][:RULE], as bf16:stochastic, e4m3fn:toward-zero:inf, mxfp8_e4m3:rceil
-accumulator  ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps or
-             without (fp32); native; or a tensor core, ARCHITECTURE:TYPE[:FORMAT], as hopper:bf16
+accumulator  ascending | pairwise | halves | chunkedN | stridedN | octetsN | warps | exact, each with
+             :FORMAT[:MODE] of its steps or without (fp32); native; or a tensor core,
+             ARCHITECTURE[-N]:TYPE[:FORMAT], as hopper:bf16; with -N it takes N products at a time
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from roundscope.attention.plan import Event, event_to, site_named
 from roundscope.attention.sites import PRODUCTS, Site
@@ -16,7 +18,7 @@ from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 
-ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
+ORDERS = ("ascending", "pairwise", "halves", "warps", "exact", "native")
 Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
 _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tuple(ScaleRule)}
 
@@ -76,12 +78,14 @@ def _shape(f: BlockFormat) -> tuple[object, ...]:
 def accumulator_of(text: str) -> Accumulator:
     """The accumulator of its words. Raises ValueError with the nearest name."""
     order, given, step = text.partition(":")
-    if order in ARCHITECTURES:
-        types = ARCHITECTURES[order].operands
+    arch, shorter, products = order.partition("-")
+    if arch in ARCHITECTURES:
+        types = ARCHITECTURES[arch].operands
         if not given:
             each = " ".join(f"{order}:{name}" for name in types)
             raise ValueError(f"accumulator '{order}': say the type of the factors too: {each}")
-        return Accumulator.tensor_core(*text.split(":", 2))
+        made = Accumulator.tensor_core(arch, *step.split(":", 1))
+        return _of_products(made, text, products) if shorter else made
     chunk = re.fullmatch(r"(chunked|strided|octets)([0-9]+)", order)
     if chunk is None and order not in ORDERS:
         known = ("ascending", "pairwise", "halves", "chunked16", "strided32", "octets8", "warps", "exact", "native", *ARCHITECTURES)
@@ -96,13 +100,21 @@ def accumulator_of(text: str) -> Accumulator:
     return Accumulator(order=Order(order), step=made)
 
 
+def _of_products(made: Accumulator, text: str, products: str) -> Accumulator:
+    """A tensor core whose instruction takes fewer products at a time."""
+    if not re.fullmatch("[0-9]+", products) or not 1 <= int(products) <= made.chunk:
+        raise ValueError(f"accumulator '{text}': this tensor core takes 1 to {made.chunk} products at a time, as -8")
+    return replace(made, chunk=int(products))
+
+
 def accumulator_words(made: Accumulator) -> str:
     """An accumulator as `accumulator_of` reads it."""
     if made.alignment is None:
         chunk = str(made.chunk) if made.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS) else ""
         return f"{made.order}{chunk}" + ("" if made.order is Order.NATIVE or made.step == BINARY32 else f":{made.step}")
     operand = made.alignment.operand.name
-    cores = (f"{a}:{operand}{f}" for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16"))
+    found = [(a, f) for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16")]
+    cores = (f"{arch}{shorter}:{operand}{f}" for shorter in ("", f"-{made.chunk}") for arch, f in found)
     return next((text for text in cores if _is(text, made)), str(made))
 
 

@@ -146,13 +146,14 @@ def _plain(ops: Ops, r: Rounding) -> Step:
 
 
 def _kept(step: Step, steps: Steps | None) -> Step:
-    """The step, with (before, after) appended to `steps` where it is not inside a scan: one addition, or several along a first axis."""
+    """The step, with (before, after) appended to `steps` where it is not inside a scan: one addition, or several along the first axes."""
     if steps is None:
         return step
 
     def keeping(k: Any, total: Array) -> Array:
         after = step(k, total)
-        steps.append((total, after) if total.ndim == 3 else (total[None], after[None]))
+        listed = (-1, *total.shape[-2:])
+        steps.append((total.reshape(listed), after.reshape(listed)))
         return after
 
     keeping.plain = step  # type: ignore[attr-defined]

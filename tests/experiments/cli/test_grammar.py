@@ -81,7 +81,8 @@ WORDS = [
     "O=fp16:inf", "o=bf16", "O=bf16 P=fp16", "PV.sum=hopper:bf16", "S.sum=chunked16:bf16:toward-zero", "DELTA.sum=exact", "DK.sum=native",
     "accumulator.PV=pairwise", "format.O=fp32", "mode.O=toward-zero", "O.mode=toward-zero", "format=fp16", "mode=to-odd", "sum=halves",
     "exp=base2", "stabiliser=2", "stabilizer=2.5", "key_order=descending", "delta_from=CENTRED", "unfused=true", "only=O+PV.step", "but=P",
-    "plan=fa2-bf16",
+    "plan=fa2-bf16", "exp=ex2", "exp=cuda", "ROWSUM.sum=warps", "DELTA.sum=octets8",
+    "PV.sum=hopper-8:bf16", "S.sum=strided32",
 ]  # fmt: skip
 
 
@@ -92,6 +93,21 @@ def test_the_same_words_are_the_same_arithmetic_in_every_verb(text, tmp_path):
     found = [of_python(text), of_trace(text), of_sweep(text), of_training(text), *files]
     assert len({replace(plan, name="") for plan in found}) == 1
     assert text in AS_IT_IS or replace(found[0], name="") != replace(Plan.preset(PRESET), name="")
+
+
+OF_KERNELS_ONLY = [  # no axes of a sweep
+    "exp=ex2 log2_e=scale fused_exponent=true LSE2=bf16", "row_sum=lanes LANES=bf16", "log=lg2", "reciprocal=rcp", "exponent_again=after",
+    "registers=true OI=bf16", "query_order=descending", "gradients_apart=dq", "lse_base2=true", "ds_from_p=true",
+    "unfused=true saved_p=true", "score_gradient=softmax", "gradient_scale=operand",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", OF_KERNELS_ONLY)
+def test_words_of_kernels_are_the_same_in_trace_and_train(text, tmp_path):
+    """A step of real kernels that a training drops in silence."""
+    found = [of_python(text), of_trace(text), of_training(text), of_a_training_s_file(text, tmp_path)]
+    assert len({replace(plan, name="") for plan in found}) == 1
+    assert replace(found[0], name="") != replace(Plan.preset(PRESET), name="")
 
 
 @pytest.mark.parametrize(

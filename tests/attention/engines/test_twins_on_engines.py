@@ -1,0 +1,78 @@
+"""Twins of real kernels on the NumPy engine and under XLA: every bit; fused kernels refuse them."""
+
+import numpy as np
+import pytest
+
+from roundscope.attention import Record, Site, examine
+from roundscope.attention.twins import TWINS
+from tests.checks.engines import differences, normal
+
+TOKENS = 40  # no whole number of tiles
+WHOLE = 48  # one key tile, for a softmax of whole rows
+UNFUSED = [name for name in TWINS if TWINS[name].plan.normalise_first]
+thorough = pytest.mark.thorough
+IN_EVERY_RUN = {"fa2": True, "cudnn": False, "sdpa-efficient": True, "eager": True}  # name -> causal; each compiles once
+
+
+def inputs(tokens=TOKENS, heads=2, key_heads=2):
+    shapes = [(1, tokens, n, 16) for n in (heads, key_heads, key_heads, heads)]
+    q, k, v, do = (normal(500 + i, *shape) for i, shape in enumerate(shapes))
+    return q * 2, k, v, do
+
+
+def run(twin, *arrays, engine, record=None, block_q=16, **options):
+    block_k = WHOLE if twin in UNFUSED else 16 if block_q == 16 else 32
+    return examine(
+        *arrays, plan=TWINS[twin].plan, engine=engine, record=record, block_q=block_q, block_k=block_k, **options
+    )
+
+
+def compared(twin, *arrays, **options):
+    ours, theirs = (run(twin, *arrays, engine=engine, **options) for engine in ("numpy", "xla"))
+    return differences(ours, theirs)
+
+
+def cells():
+    for twin in TWINS:
+        for causal in (False, True):
+            often = IN_EVERY_RUN.get(twin) is causal
+            mode = "causal" if causal else "full"
+            yield pytest.param(twin, causal, marks=[] if often else [thorough], id=f"{twin}-{mode}")
+
+
+@pytest.mark.parametrize(("twin", "causal"), list(cells()))
+def test_every_bit_is_equal(twin, causal):
+    """A step of a kernel that XLA contracts, reorders or deletes; lanes and pages that are cut otherwise."""
+    record = Record() if twin == "eager" else None
+    q, k, v, do = inputs()
+    assert compared(twin, q, k, v, do, is_causal=causal, record=record) == []
+    # no new program: scores beyond the range of exp, a sum of infinities
+    assert compared(twin, q * 16, k * 8, v, do, is_causal=causal, record=record) == []
+    v[0, 3, 0, 2] = np.inf
+    assert compared(twin, q, k, v, do, is_causal=causal, record=record) == []
+
+
+@thorough
+@pytest.mark.parametrize("twin", TWINS)
+def test_statistics_are_equal(twin):
+    """A register, a lane or an addition that one engine counts and the other does not."""
+    record = Record(events=(Site.P, Site.DS), steps=(Site.DELTA, Site.ROWSUM, Site.PV))
+    for causal in (False, True):
+        assert compared(twin, *inputs(), is_causal=causal, record=record) == []
+
+
+@thorough
+@pytest.mark.parametrize("twin", TWINS)
+def test_other_tiles_and_grouped_heads_are_equal(twin):
+    """Rows of lanes that take tiles of 16 keys for granted; key heads paired with the wrong query heads."""
+    mask = np.random.default_rng(4).random((1, 1, TOKENS, TOKENS)) < 0.6
+    mask[0, 0, 5] = False
+    assert compared(twin, *inputs(key_heads=1), block_q=32, mask=mask) == []
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_fused_kernels_refuse_a_twin_and_name_the_engine(twin):
+    """Another arithmetic than the plan's, in silence."""
+    arrays = inputs(32)
+    with pytest.raises(ValueError, match="engine='xla'"):
+        examine(*arrays, plan=TWINS[twin].plan, engine="pallas", record=None, block_q=16, block_k=32)

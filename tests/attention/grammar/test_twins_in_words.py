@@ -1,0 +1,129 @@
+"""Plans of real kernels in words: `Plan.changed` and `differences`."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from roundscope.attention import Plan, Site
+from roundscope.attention.grammar.differences import differences
+from roundscope.attention.grammar.edits import KINDS
+from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words
+from roundscope.attention.places import absent
+from roundscope.attention.plan import OF_KERNEL, Exponential, Log2E, RowSum
+from roundscope.attention.twins import EIGHTS, HOPPER, TWINS
+from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+
+BASE = Plan.preset("fa2-bf16")
+
+
+def unnamed(plan):
+    return replace(plan, name="")
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_twin_is_a_preset_changed_by_their_differences(twin):
+    """A field or a sum of a kernel's plan that has no words, or words that make another plan."""
+    plan = TWINS[twin].plan
+    words = differences(plan, BASE)
+    plan = plan.rounded({site: BASE.event(site) for site in Site if absent(plan, site)})
+    assert unnamed(BASE.changed(*words)) == unnamed(plan)
+    assert unnamed(BASE.changed(" ".join(words))) == unnamed(plan)
+    assert BASE.changed(*words).name == "fa2-bf16*" and differences(plan, plan) == []
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("preset", ["qiu-yao", "fp32"])
+def test_other_presets_reach_the_twins_too(twin, preset):
+    """Words that hold from one preset only; P V into O, which had no word."""
+    plan, base = TWINS[twin].plan, Plan.preset(preset)
+    reached = plan.rounded({site: base.event(site) for site in Site if absent(plan, site)})
+    assert unnamed(base.changed(*differences(plan, base))) == unnamed(reached)
+
+
+def test_every_field_of_kernels_has_its_word_and_every_value():
+    """A new field, or value of one, that the grammar does not know: it has to be here and on the page."""
+    words = {name: KINDS[name] for name in OF_KERNEL}
+    log2_e = "exp=base2 log2_e=scale"
+    before = {"fused_exponent": log2_e, "saved_p": "unfused=true", "log2_e": "exp=ex2"}
+    refused = {("query_order", "masked-first")}
+    types = {f.name: f.type for f in fields(Plan)}
+    for name in words:
+        base = BASE.changed(before.get(name, ""))
+        old = getattr(base, name)
+        values = (True, False) if types[name] in (bool, "bool") else tuple(type(old))
+        for value in (v for v in values if (name, v) not in refused):
+            made = base.changed(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+            assert getattr(made, name) == value and type(getattr(made, name)) is type(old)
+            assert unnamed(replace(made, **{name: old})) == unnamed(base)
+            assert unnamed(base.changed(*differences(made, base))) == unnamed(made)
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("strided32", Accumulator(order=Order.STRIDED, chunk=32)),
+        ("octets8", Accumulator(order=Order.OCTETS, chunk=8)),
+        ("octets2:bf16", Accumulator(order=Order.OCTETS, chunk=2, step=rounding("bf16"))),
+        ("warps", Accumulator(order=Order.WARPS)),
+        ("warps:fp16:toward-zero", Accumulator(order=Order.WARPS, step=rounding("fp16", "toward-zero"))),
+        ("hopper:bf16", HOPPER),
+        ("hopper-8:bf16", EIGHTS),
+        ("volta-2:fp16:fp16", replace(Accumulator.tensor_core("volta", "fp16", "fp16"), chunk=2)),
+    ],
+)
+def test_a_sum_s_word_is_the_sum(word, wanted):
+    """The order warps, and a tensor core's shorter instruction, that were in plans but not in words."""
+    assert accumulator_of(word) == wanted and accumulator_words(wanted) == word
+    assert BASE.changed(f"S.sum={word}").accumulator(Site.S) == wanted
+
+
+def test_every_shorter_tensor_core_is_spelled_as_it_is_read():
+    """The chunk of one architecture under the name of another."""
+    for arch, core in ARCHITECTURES.items():
+        for operand in core.operands:
+            whole = Accumulator.tensor_core(arch, operand)
+            for chunk in range(1, whole.chunk + 1):
+                made = replace(whole, chunk=chunk)
+                assert accumulator_of(accumulator_words(made)) == made
+                assert accumulator_of(f"{arch}-{chunk}:{operand}") == made
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("S.sum=hopper-17:bf16", "1 to 16 products"), ("S.sum=hopper-0:bf16", "1 to 16 products"),
+        ("S.sum=hopper-:bf16", "1 to 16 products"), ("S.sum=hopper-x:bf16", "1 to 16 products"),
+        ("S.sum=hopper-8", "hopper-8:bf16"), ("S.sum=hoper-8:bf16", "unknown accumulator 'hoper-8'"),
+        ("S.sum=strided", "strided32"), ("S.sum=octets", "octets8"), ("S.sum=octets0", "chunk=0"),
+        ("S.sum=warp", "did you mean 'warps'"), ("S.sum=warps32", "did you mean 'warps'"),
+        ("S.sum=warps:bf16:stochastic", "no random bits"), ("S.sum=strided32:bf16:stochastic", "no random bits"),
+        ("exp=ex3", "did you mean 'ex2'"), ("log2_e=scale", "exp=base2 or exp=ex2"),
+        ("exp=cuda log2_e=scale", "exp=base2 or exp=ex2"), ("log2_e=scales", "did you mean 'scale"),
+        ("fused_exponent=1", "true or false"),
+        ("saved_p=true", "normalise_first"), ("row_sum=lane", "did you mean 'lanes'"),
+        ("reciprocal=rpc", "did you mean 'rcp'"), ("log=lg", "did you mean 'lg2'"),
+        ("exponent_again=later", "unknown exponent of the backward 'later'"),
+        ("score_gradient=difernce", "did you mean 'difference'"), ("registers=yes", "true or false"),
+        ("gradient_scale=registers", "did you mean 'register'"), ("query_order=down", "unknown order of queries"),
+        ("exp=ex2 log2_e=scale stabiliser=2", "log2_e=none"), ("site=O -> registers=true", "leave site= out"),
+        ("LS=bf16", "use SCALED"), ("OI=bf16", "use OUT"), ("row_sum=lanes ROWSUM=bf16", "use L"),
+        ("unfused=true saved_p=true S_B=bf16", "use S, X or EXP"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_word_and_the_repair(text, said):
+    """A word that is silently ignored, or a traceback."""
+    with pytest.raises(ValueError) as error:
+        BASE.changed(text)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_words_lead_back_from_a_twin_too():
+    """exp=correct while log2_e still needs 2^x: words in an order in which no plan takes them."""
+    made = BASE.changed("exp=ex2 log2_e=maximum fused_exponent=true row_sum=lanes")
+    assert (made.exp, made.log2_e, made.row_sum) == (Exponential.EX2, Log2E.MAXIMUM, RowSum.LANES)
+    assert unnamed(made.changed(*differences(BASE, made))) == unnamed(BASE)
+    for plan in (twin.plan for twin in TWINS.values() if not twin.plan.normalise_first):
+        reached = BASE.rounded({site: plan.event(site) for site in Site if absent(BASE, site)})
+        assert unnamed(plan.changed(*differences(BASE, plan))) == unnamed(reached)

@@ -1,0 +1,187 @@
+"""How threads of a GPU add: strided, octets and warps, against loops over NumPy's float32."""
+
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from roundscope import emu
+from roundscope.emu.rounding.modes import BINARY64, rounding
+from roundscope.emu.sums.accumulator import Accumulator, Order
+
+LENGTHS = (1, 2, 7, 8, 9, 31, 32, 33, 65, 100, 128, 129, 512, 700)
+ACCUMULATORS = (
+    *(Accumulator(order=Order.STRIDED, chunk=n) for n in (1, 4, 5, 32)),
+    *(Accumulator(order=Order.OCTETS, chunk=n) for n in (1, 2, 8, 16)),
+    Accumulator(order=Order.WARPS),
+)
+accumulators = pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: f"{a.order}{a.chunk}")
+ZERO = np.float32(0.0)
+
+
+def by_halves(values: list[Any]) -> Any:
+    """The first half is added to the second, an odd one out goes on unchanged behind them."""
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [values[n] + values[half + n] for n in range(half)] + values[2 * half :]
+    return values[0]
+
+
+def of_strided(x: list[Any], lanes: int) -> Any:
+    """Lane n has every lanes-th number from x_n on, as far as there are any."""
+    total = []
+    for n in range(min(lanes, len(x))):
+        own = x[n]
+        for more in x[n + lanes :: lanes]:
+            own = own + more
+        total.append(own)
+    return by_halves(total)
+
+
+def of_octets(x: list[Any], lanes: int) -> Any:
+    """Lane n has eight neighbours from x_8n on, then the eight that lie 8 lanes further."""
+    octets = [x[lo : lo + 8] + [ZERO] * (8 - len(x[lo : lo + 8])) for lo in range(0, len(x), 8)]
+    lanes = min(lanes, len(octets))
+    octets += [[ZERO] * 8] * (-len(octets) % lanes)
+    total = []
+    for n in range(lanes):
+        numbers = list(itertools.chain(*octets[n::lanes]))
+        own = numbers[0]
+        for more in numbers[1:]:
+            own = own + more
+        total.append(own)
+    return by_halves(total)
+
+
+def of_warps(x: list[Any], _: int) -> Any:
+    """Thread n of all has x_4n to x_(4n + 3); 32 threads are a warp."""
+    x = x + [ZERO] * (-len(x) % 128)
+    threads = [(x[n] + x[n + 1]) + (x[n + 2] + x[n + 3]) for n in range(0, len(x), 4)]
+    return by_halves([by_halves(threads[w : w + 32]) for w in range(0, len(threads), 32)])
+
+
+LOOPS = {Order.STRIDED: of_strided, Order.OCTETS: of_octets, Order.WARPS: of_warps}
+
+
+def operands(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(2, count) and (count, 3) numbers of 12 bits, so that products are float32 numbers; (2, 3) to start from."""
+    rng = np.random.default_rng([21, count])
+    shapes = ((2, count), (count, 3), (2, 3))
+    numbers = (rng.integers(-2047, 2048, s) * 2.0 ** rng.integers(-14, -6, s) for s in shapes)
+    a, b, init = (x.astype(np.float32) for x in numbers)
+    return a, b, init
+
+
+def looped(acc: Accumulator, a: np.ndarray, b: np.ndarray, init: np.ndarray) -> np.ndarray:
+    """The sums of float32 products, added in float32."""
+    found = np.empty_like(init)
+    for i, j in np.ndindex(init.shape):
+        products = list(a[i] * b[:, j])
+        found[i, j] = init[i, j] + LOOPS[acc.order](products, acc.chunk)
+    return found.astype(np.float64)
+
+
+def same(x: Any, y: np.ndarray) -> bool:
+    return np.array_equal(np.asarray(x, np.float64).view(np.int64), y.view(np.int64))
+
+
+@accumulators
+def test_sums_are_those_of_the_loop(acc: Accumulator) -> None:
+    """Lanes that take their neighbours' numbers, lanes added in another order, padding that is not at the end."""
+    for count in LENGTHS:
+        arrays = operands(count)
+        assert same(emu.dot(*arrays[:2], acc, arrays[2]), looped(acc, *arrays)), count
+        ones = np.ones((count, 1), np.float32)
+        alone = looped(acc, arrays[0], ones, np.zeros((2, 1), np.float32))
+        assert same(emu.sum(arrays[0], acc), alone[:, 0]), count
+
+
+def test_the_orders_are_not_one_another() -> None:
+    """A word that leads to another order's sum, and a test whose data cannot tell."""
+    several = [acc for acc in ACCUMULATORS if acc != Accumulator(order=Order.OCTETS, chunk=1)]
+    sums = {str(acc): looped(acc, *operands(512)).tobytes() for acc in several}  # one lane of octets is one of strided
+    sums["ascending"] = emu.dot(*operands(512)[:2], Accumulator(), operands(512)[2]).tobytes()
+    assert len(set(sums.values())) == len(sums)
+
+
+@pytest.mark.parametrize("acc", [ACCUMULATORS[n] for n in (3, 6, 8)], ids=lambda a: f"{a.order}{a.chunk}")
+def test_under_jax_too(acc: Accumulator) -> None:
+    """An addition that XLA moves or contracts."""
+    a, b, init = operands(100)
+    assert same(emu.dot(jnp.asarray(a), jnp.asarray(b), acc, jnp.asarray(init)), looped(acc, a, b, init))
+
+
+@pytest.mark.thorough
+@accumulators
+def test_under_jax_for_every_length(acc: Accumulator) -> None:
+    """A shape that NumPy's library and JAX's cut otherwise."""
+    for count in LENGTHS:
+        a, b, init = operands(count)
+        assert same(emu.dot(jnp.asarray(a), jnp.asarray(b), acc, jnp.asarray(init)), looped(acc, a, b, init)), count
+        assert same(emu.sum(jnp.asarray(a), acc), emu.sum(a, acc)), count
+
+
+@accumulators
+def test_no_product_is_what_the_sum_starts_from(acc: Accumulator) -> None:
+    """An index error where there is nothing to add."""
+    init = np.array([[1.5, -2.0]])
+    assert same(emu.dot(np.zeros((1, 0)), np.zeros((0, 2)), acc, init), init)
+
+
+@accumulators
+def test_every_step_rounds_to_its_format(acc: Accumulator) -> None:
+    """Steps of lanes left in FP32: 256 + 1 is 256 in BF16, so that ones are lost in long lanes only."""
+    ones = np.ones((1, 1024), np.float32)
+    lanes = 256 if acc.order is Order.WARPS else acc.chunk
+    bf16 = Accumulator(order=acc.order, chunk=acc.chunk, step=rounding("bf16"))
+    if lanes != 5:  # whose halves are odd
+        assert emu.sum(ones, bf16).item() == lanes * min(1024.0 / lanes, 256.0)
+    assert emu.sum(ones, acc).item() == 1024.0
+
+
+@accumulators
+def test_additions_that_are_kept_are_a_list_of_sums(acc: Accumulator) -> None:
+    """Axes of lanes or warps left in what a trace counts as additions; a sum that changes when they are kept."""
+    for count in (1, 7, 100, 300):
+        a, b, init = operands(count)
+        steps: list[Any] = []
+        total = emu.dot(a, b, acc, init, steps)
+        assert same(total, looped(acc, a, b, init))
+        assert all(before.shape == after.shape and before.shape[1:] == (2, 3) for before, after in steps)
+        before, after = (np.concatenate([pair[side] for pair in steps]) for side in (0, 1))
+        assert same(after, emu.round_to(before, "fp32")) and same(after[-1], total)
+        assert len(after) >= count
+
+
+@pytest.mark.parametrize("order", [Order.STRIDED, Order.OCTETS, Order.WARPS])
+def test_stochastic_steps_are_refused(order: Order) -> None:
+    """Random bits that many additions share, in silence."""
+    with pytest.raises(ValueError, match=f"stochastic.*an {order} sum has no random bits; use a mode that draws none"):
+        Accumulator(order=order, step=rounding("fp32", "stochastic"))
+    with pytest.raises(ValueError, match="chunk=0"):
+        Accumulator(order=order, chunk=0)
+
+
+@accumulators
+def test_infinities_reach_the_sum(acc: Accumulator) -> None:
+    """Padding that makes NaN of an infinity, or hides it."""
+    for count in (3, 40):
+        x = np.ones((3, count))
+        x[0, -1], x[1, 0], x[2, 1] = np.inf, -np.inf, np.nan
+        assert emu.sum(x, acc).tolist()[:2] == [np.inf, -np.inf] and np.isnan(emu.sum(x, acc)[2])
+
+
+@accumulators
+def test_in_binary64_a_sum_of_integers_is_exact(acc: Accumulator) -> None:
+    """A step rounded to FP32 on its way."""
+    x = np.random.default_rng(3).integers(0, 1 << 40, (2, 150)).astype(np.float64)
+    wide = Accumulator(order=acc.order, chunk=acc.chunk, step=BINARY64)
+    assert same(emu.sum(x, wide), x.sum(axis=1))
+
+
+def test_names_say_the_lanes() -> None:
+    """strided32 and strided8 printed as one."""
+    said = [str(Accumulator(order=o, chunk=8)) for o in (Order.STRIDED, Order.OCTETS, Order.WARPS)]
+    assert said == ["strided[8] fp32", "octets[8] fp32", "warps fp32"]
