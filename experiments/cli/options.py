@@ -31,6 +31,7 @@ def _lists() -> dict[str, str]:
     from roundscope.attention.presets import PRESETS
     from roundscope.attention.twins import TWINS
     from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+    from roundscope.experiments.kernels.adapters import ADAPTERS
     from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE
 
     return {
@@ -38,6 +39,7 @@ def _lists() -> dict[str, str]:
         "wheres": ", ".join(f"{name}=" for name in WHERES),
         "delta_from": "|".join(DeltaFrom), "stages": ", ".join(STAGES), "per_site": ", ".join(PER_SITE),
         "of_plans": ", ".join(f"{name}=" for name, kind in KINDS.items() if not kind.per_site),
+        "kernels": ", ".join(ADAPTERS),
         "axes": ", ".join(["tile", *DEFAULTS, *OPTIONAL]),
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Verbs that look at tensors or at a run: trace, diagnose."""
+"""Verbs that look at tensors or at a run: trace, diagnose; or at what a kernel returned: identify."""
 
 from pathlib import Path
 from typing import Annotated
@@ -86,3 +86,34 @@ def diagnose(
     command.run(
         source, sample=sample, layer=layer, plan=plan, causal=causal, arm=arm, first=from_, until=until, out=out, as_json=json
     )  # fmt: skip
+
+
+def identify(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="KERNEL|FILE",
+            help="A kernel to call here ({kernels}, or module:function); or safetensors or npz with q, k, v, out and optionally do, dq, "
+            "dk, dv.",
+        ),
+    ],
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--full", help="Whether query t sees keys s <= t only; a file's metadata, else full.")
+    ] = None,
+    scale: Annotated[float | None, typer.Option(help="Of the scores; the file's, else 1 / sqrt(H).")] = None,
+    layout: Annotated[str | None, typer.Option(help="Of a file: BNTH or BTNH; its metadata if left out.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Of a file with several: this one.")] = None,
+    head: Annotated[int, typer.Option(help="The key head that is looked at, of the first batch entry.")] = 0,
+    budget: Annotated[float, typer.Option(help="Seconds for the search of the forward, and of the backward.")] = 45.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for identify.json; identify-<name> if left out, with -2 where that holds another request."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find out which arithmetic gave a kernel's numbers: the plan with the same bits, or what it is near and is not."""
+    from roundscope.experiments.kernels import command
+    from roundscope.experiments.kernels.reading import Options
+
+    options = Options(is_causal=causal, scale=scale, layout=layout, layer=layer, head=head)
+    command.run(source, options, budget=budget, out=out, as_json=json)

@@ -1,9 +1,13 @@
 """The plans among which `identify` looks: whole structures first, then changes of one event or choice."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import ml_dtypes
+import numpy as np
+
 from roundscope.attention import Plan, Site
+from roundscope.attention.places import absent
 from roundscope.attention.plan import (
     BackwardExponent,
     Exponential,
@@ -15,9 +19,11 @@ from roundscope.attention.plan import (
     ScaleOfGradient,
     ScoreGradient,
 )
+from roundscope.attention.sites import FACTORS
 from roundscope.attention.twins import EIGHTS, HOPPER, TWINS
 from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, E4M3, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import tensor_core
 
 PRESETS = ("fa2-bf16@hopper", "qiu-yao@hopper", "baseline-bf16@hopper", "fp32", "fa2-bf16", "qiu-yao", "baseline-bf16")
 KEY_TILES = (16, 32, 64, 128, 256, 512)
@@ -36,21 +42,55 @@ BACKWARD = tuple(s for s in Site if s.stage == "backward")
 class Candidate:
     """A plan on its tiles.
 
+    block_k  keys of a tile
+    block_q  queries of a tile, in whose order the gradients of K and V add up
     change   the words of what was changed last; empty for a structure
     """
 
     plan: Plan
     block_k: int
+    block_q: int = 128
     change: str = ""
 
 
 def structures(width: int, keys: int) -> Iterator[Candidate]:
     """Every twin and preset on its own tiles; unfused ones on a whole row."""
     for twin in TWINS.values():
-        yield Candidate(plan=twin.plan, block_k=min(twin.tiles(width)[1], keys))
+        block_q, block_k = twin.tiles(width)
+        yield Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
     for name in PRESETS:
         plan = Plan.preset(name)
         yield Candidate(plan=plan, block_k=keys if plan.normalise_first else min(128, keys))
+
+
+RESULTS = {"out": Site.OUT, "dq": Site.DQ_OUT, "dk": Site.DK_OUT, "dv": Site.DV_OUT}
+
+
+def narrowest(*arrays: np.ndarray) -> Rounding:
+    """The narrowest of BF16, FP16 and FP32 that has every number of some arrays."""
+    for name in ("bfloat16", "float16"):
+        kind = np.dtype(getattr(ml_dtypes, name, name))
+        with np.errstate(over="ignore"):
+            if all(np.array_equal(x.astype(kind).astype(np.float32), x, equal_nan=True) for x in arrays):
+                return BF16 if name == "bfloat16" else FP16
+    return BINARY32
+
+
+def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
+    """The candidate whose results leave in the formats of these, by name; unfused, P V too where that is wider."""
+    events: dict[Site, Rounding] = {RESULTS[name]: narrowest(x) for name, x in results.items()}
+    if Site.OUT in events and best.plan.normalise_first and not best.plan[Site.PV].format.holds(events[Site.OUT].format):
+        events[Site.PV] = events[Site.OUT]
+    return replace(best, plan=best.plan.rounded(events))
+
+
+def in_half(best: Candidate) -> Candidate:
+    """The candidate with FP16 in the place of BF16 everywhere, on tensor cores of FP16."""
+    plan = best.plan.rounded({site: FP16 for site in Site if best.plan[site] == BF16})
+    for site in FACTORS:
+        if (kept := plan.accumulator(site)).alignment is not None:
+            plan = plan.adding(site, replace(tensor_core("hopper", "fp16"), chunk=kept.chunk))
+    return replace(best, plan=replace(plan, name=best.plan.name))
 
 
 def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
@@ -60,7 +100,7 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
     for order in KeyOrder:
         for size in (*(n for n in KEY_TILES if n < keys), keys):
             plan = replace(best.plan, key_order=order)
-            yield Candidate(plan=plan, block_k=size, change=f"key tiles of {size}, {order}")
+            yield replace(best, plan=plan, block_k=size, change=f"key tiles of {size}, {order}")
 
 
 def forward_changes(best: Candidate) -> Iterator[Candidate]:
@@ -80,7 +120,7 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
     yield from _fields(best, "row_sum_of", (Site.EXP, Site.P))
     yield from _formats(best, FORWARD)
     for site in (Site.P, Site.Q, Site.K, Site.V):
-        yield _changed(best, f"{site}=e4m3fn", plan.at(site, E4M3))
+        yield _changed(best, f"{site}=e4m3fn", _readable(plan.at(site, E4M3)))
 
 
 def backward_changes(best: Candidate) -> Iterator[Candidate]:
@@ -105,21 +145,32 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
 
 def _formats(best: Candidate, sites: tuple[Site, ...]) -> Iterator[Candidate]:
     for site in sites:
+        if absent(best.plan, site) is not None:
+            continue
         for name, r in FORMATS.items():
-            yield _changed(best, f"{site}={name}", _rounded(best.plan, site, r))
+            yield _changed(best, f"{site}={name}", _readable(_rounded(best.plan, site, r)))
 
 
 def _rounded(plan: Plan, site: Site, r: Rounding) -> Plan:
-    return plan if plan.block(site) is not None else plan.at(site, r)
+    return plan if plan.block(site) is not None else plan.rounded({site: r})
+
+
+def _readable(plan: Plan) -> Plan:
+    """The plan with products whose factors no tensor core of theirs can read on one of TF32, where that can."""
+    for site, factors in FACTORS.items():
+        kept = plan.accumulator(site).alignment
+        if kept is not None and not all(kept.operand.holds(plan[f].format) for f in factors):
+            plan = plan.adding(site, tensor_core("hopper", "tf32"))
+    return plan
 
 
 def _fields(best: Candidate, name: str, values: tuple[object, ...]) -> Iterator[Candidate]:
     for value in values:
         try:
-            yield _changed(best, f"{name}={str(value).lower()}", replace(best.plan, **{name: value}))
+            yield _changed(best, f"{name}={str(value).lower()}", replace(best.plan, **{name: value}))  # type: ignore[arg-type]
         except ValueError:
             continue  # the plan has no such form
 
 
 def _changed(best: Candidate, change: str, plan: Plan) -> Candidate:
-    return Candidate(plan=plan, block_k=best.block_k, change=change)
+    return replace(best, plan=plan, change=change)

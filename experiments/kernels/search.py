@@ -3,22 +3,35 @@
 The forward is looked for on the last rows, which see all keys; then the backward on all rows, with the forward's plan kept.
 """
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roundscope.attention import examine
-from roundscope.attention.plan import Plan
+from roundscope.attention.plan import KeyOrder, Plan
+from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.emu.rounding.modes import FP16
 from roundscope.experiments.kernels import candidates
-from roundscope.experiments.kernels.candidates import Candidate
+from roundscope.experiments.kernels.candidates import Candidate, narrowest
 from roundscope.experiments.kernels.compare import Nearness, nearness
+from roundscope.experiments.kernels.emulated import emulated
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 ROWS = 128  # of the forward's search
+FEW_ROWS = 32  # of the search among the changes of every structure
+CONFIRMED = 24  # of its nearest, on ROWS
 FORMS = 3  # structures whose tiles are tried
 CHANGES = 8  # made one after the other, at most
 GAIN = 2e-5  # of equal bits, below which a change explains nothing
+PART = 0.01  # of the numbers that are not equal, which a change explains at least
+QUERY_TILES = (64, 128)  # of a backward
+OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
+OF_BACKWARD = (
+    "delta_from", "delta_products", "query_order", "gradients_apart", "score_gradient", "gradient_scale", "exponent_again", "ds_from_p",
+    "log", "lse_base2", "kept_m",
+)  # fmt: skip
+"""The fields of a plan on which no output depends, but gradients do."""
 Told = Callable[[str], None]
 
 
@@ -28,115 +41,217 @@ class Found:
 
     best      the candidate
     near      how near its output is
+    tried     how many plans were
     structures   every structure with its nearness, nearest first
     changes   what was changed on the way, with the nearness after it
-    others    each change of the last pass and the nearness it gives, nearest first
+    others    each further change of the best and the nearness it gives, nearest first
+    stopped   whether the time was up before no change helped
+    ties      structures that give every bit as well, where the best does and is one
     """
 
     best: Candidate
     near: Nearness
+    tried: int = 0
     structures: list[tuple[str, Nearness]] = field(default_factory=list)
     changes: list[tuple[str, Nearness]] = field(default_factory=list)
     others: list[tuple[str, Nearness]] = field(default_factory=list)
+    stopped: bool = False
+    ties: list[Candidate] = field(default_factory=list)
 
 
 Judge = Callable[[Candidate], Nearness | None]
+Ranked = list[tuple[Candidate, Nearness]]
 
 
-def forward(x: Inputs, out: np.ndarray, tell: Told) -> Found:
-    """The plan whose output is nearest to `out` (B, T, N, H)."""
-    judge = _forward_judge(x, out)
-    keys = x.k.shape[1]
-    found = _ranked(judge, candidates.structures(x.q.shape[-1], keys))
-    tell(f"structures: {found[0][0].plan.name} is nearest, {found[0][1]}")
-    tiled = _ranked(judge, (c for best, _ in found[:FORMS] for c in candidates.tilings(best, keys)))
-    best, near = max((found[0], *tiled[:1]), key=lambda pair: pair[1])
-    tell(f"tiles: {best.plan.name}, keys by {best.block_k}, {best.plan.key_order}; {near}")
-    result = Found(best=best, near=near, structures=[(c.plan.name, n) for c, n in found])
-    return _improved(result, judge, candidates.forward_changes, tell)
+def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
+    """Every structure in the formats of these inputs and results."""
+    is_half = narrowest(x.q, x.k, x.v) == FP16
+    for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
+        yield candidates.leaving(candidates.in_half(c) if is_half else c, results)
 
 
-def backward(x: Inputs, outputs: Outputs, found: Found, tell: Told) -> Found:
-    """The plan whose gradients are nearest, by changes of the forward's; and by those of the twins, whose backward may be it."""
-    judge = _backward_judge(x, outputs)
-    own = found.best
-    begun = [own, *(replace(c, plan=_with_backward(own.plan, c.plan)) for c in candidates.structures(x.q.shape[-1], x.k.shape[1]))]
-    begun = [replace(c, block_k=own.block_k) for c in begun]
-    ranked = _ranked(judge, begun)
+def forward(x: Inputs, out: np.ndarray, tell: Told, budget: float | None = None) -> Found:
+    """The plan whose output is nearest to `out` (B, T, N, H).
+
+    budget   seconds after which no further change is tried; None for as long as it takes
+    """
+    end = None if budget is None else time.monotonic() + budget
+    judge = _forward_judge(x, out, ROWS)
+    ranked = _ranked(judge, structures(x, {"out": out}))
     best, near = ranked[0]
-    tell(f"backward: {near}")
-    return _improved(Found(best=best, near=near), judge, candidates.backward_changes, tell)
+    tell(f"structures: {best.plan.name} is nearest, {near}")
+    result = Found(best=best, near=near, tried=len(ranked), structures=[(c.plan.name, n) for c, n in ranked])
+    result.ties = _ties(ranked)
+    if near.equal < 1.0:
+        tiled = _ranked(judge, (c for form, _ in ranked[:FORMS] for c in candidates.tilings(form, x.k.shape[1])))
+        result.tried += len(tiled)
+        if tiled and tiled[0][1] > near:
+            result.best, result.near = tiled[0]
+            result.ties = _ties(tiled)
+            result.changes.append((f"{result.best.plan.name}, {result.best.change}", result.near))
+            tell(f"tiles: {result.changes[-1][0]}; {result.near}")
+    if result.near.equal < 1.0:
+        result = _widely(x, out, result, [c for c, _ in ranked], tell, end)
+    return result
+
+
+def _ties(ranked: Ranked) -> list[Candidate]:
+    """Those behind the first that give every bit too."""
+    return [c for c, n in ranked[1:] if n.equal == 1.0]
+
+
+def _widely(x: Inputs, out: np.ndarray, nearest: Found, forms: list[Candidate], tell: Told, end: float | None) -> Found:
+    """Changes of one event of every structure, since the nearest one may be another; then of the best few, again and again."""
+    judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
+    tell("changes of every structure")
+    screened: Ranked = []
+    hits: set[str] = set()  # changes that give every bit: of the other structures only these are tried, for ties
+    for form in (nearest.best, *forms):
+        screened += _ranked(quick, (c for c in candidates.forward_changes(form) if not hits or c.change in hits), end)
+        hits = {c.change for c, n in screened if n.equal == 1.0}
+    screened.sort(key=lambda pair: pair[1], reverse=True)
+    ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]))
+    nearest.tried += len(screened)
+    starts: dict[str, Found] = {}
+    for c, n in ranked:
+        name = c.plan.name.rstrip("*")
+        if name not in starts and _helps(n, nearest.near):
+            own = nearest.changes if name == nearest.best.plan.name else []
+            starts[name] = replace(nearest, best=c, near=n, changes=[*own, (f"{name}: {c.change}", n)])
+    if ranked and ranked[0][1].equal == 1.0:
+        found = next(iter(starts.values()))
+        found.ties = _ties(ranked)
+        return found
+    reached = []
+    for start in (*list(starts.values())[:FORMS], nearest):
+        reached.append(_improved(start, judge, candidates.forward_changes, tell, end))
+        if reached[-1].near.equal == 1.0:
+            break
+    best = max(reached, key=lambda f: f.near)
+    best.tried = nearest.tried + sum(f.tried - nearest.tried for f in reached)
+    return best
+
+
+def backward(x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: float | None = None) -> Found:
+    """The plan whose gradients are nearest, by changes of the forward's; and by those of the twins, whose backward may be it.
+
+    budget   seconds after which no further plan is tried; None for as long as it takes
+    """
+    end = None if budget is None else time.monotonic() + budget
+    judge = _backward_judge(x, outputs)
+    wanted = {n: a for n, a in outputs.named() if n in ("dq", "dk", "dv")}
+    own, *tied = (candidates.leaving(c, wanted) for c in (found.best, *found.ties))
+    ranked = _ranked(judge, (own, *tied), end)
+    ties = _ties(ranked)
+    if ranked and ranked[0][1].equal < 1.0:
+        more = _ranked(judge, (b for c in (own, *tied) for b in _backwards(x, c, wanted)), end, is_one_enough=True)
+        ranked = sorted((*ranked, *more), key=lambda pair: pair[1], reverse=True)
+    result = Found(best=own, near=Nearness(0.0, 0.0))
+    if ranked:
+        result = Found(best=ranked[0][0], near=ranked[0][1], tried=len(ranked), ties=ties)
+    tell(f"backward: {result.near}")
+    return _improved(result, judge, candidates.backward_changes, tell, end)
+
+
+def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iterator[Candidate]:
+    """The plan with the backwards of the structures, each on its own query tiles; then all, its own too, on others."""
+    begun = [*(replace(own, plan=_with_backward(own.plan, c.plan), block_q=c.block_q) for c in structures(x, wanted))]
+    yield from begun
+    for c in (own, *begun):
+        for rows in QUERY_TILES:
+            yield replace(c, block_q=rows)
 
 
 def _with_backward(plan: Plan, other: Plan) -> Plan:
-    """The plan with another's backward."""
-    fields = ("delta_from", "query_order", "gradients_apart", "score_gradient", "gradient_scale")
-    changed = plan.rounded({site: other.event(site) for site in candidates.BACKWARD})
-    for site in candidates.BACKWARD:
-        try:
+    """The plan with another's backward, and with what the other keeps for it of a row: the logarithm of its sum, its maximum."""
+    sites = (*candidates.BACKWARD, *OF_ROWS)
+    changed = plan.rounded({site: other.event(site) for site in sites})
+    for site in PRODUCTS:
+        if site.stage == "backward":
             changed = changed.adding(site, other.accumulator(site))
-        except ValueError:
-            continue  # no sum of products
-    return replace(changed, name=plan.name, **{name: getattr(other, name) for name in fields})
+    return replace(changed, name=plan.name, **{name: getattr(other, name) for name in OF_BACKWARD})
 
 
-def _improved(found: Found, judge: Judge, changes: Callable[[Candidate], Iterable[Candidate]], tell: Told) -> Found:
+def _improved(
+    found: Found, judge: Judge, changes: Callable[[Candidate], Iterable[Candidate]], tell: Told, end: float | None = None
+) -> Found:
     """With the change that helps most made, again and again."""
     for _ in range(CHANGES):
         if found.near.equal == 1.0:
             return found
-        ranked = _ranked(judge, (c for c in changes(found.best) if c.plan != found.best.plan))
+        if _is_late(end):
+            found.stopped = True
+            return found
+        ranked = _ranked(judge, (c for c in changes(found.best) if c.plan != found.best.plan), end, is_one_enough=True)
+        found.tried += len(ranked)
         found.others = [(c.change, n) for c, n in ranked]
+        found.stopped = _is_late(end)
+        found.ties = []
         if not ranked or not _helps(ranked[0][1], found.near):
             return found
         found.best, found.near = ranked[0]
+        found.others = []
         found.changes.append((found.best.change, found.near))
         tell(f"{found.best.change}: {found.near}")
     return found
 
 
 def _helps(new: Nearness, old: Nearness) -> bool:
-    return new.equal > old.equal + GAIN
+    return new.equal > old.equal + GAIN + PART * (1.0 - old.equal)
 
 
-def _ranked(judge: Judge, made: Iterable[Candidate]) -> list[tuple[Candidate, Nearness]]:
-    """Candidates with their nearness, nearest first, plans that cannot run left out; each plan once."""
-    seen: dict[tuple[Plan, int], tuple[Candidate, Nearness]] = {}
+def _is_late(end: float | None) -> bool:
+    return end is not None and time.monotonic() > end
+
+
+def _ranked(judge: Judge, made: Iterable[Candidate], end: float | None = None, *, is_one_enough: bool = False) -> Ranked:
+    """Candidates with their nearness, nearest first, plans that cannot run left out; each plan once, and none once the time is up,
+    or, if one is enough, behind one that gives every bit.
+    """
+    seen: dict[tuple[Plan, int, int], tuple[Candidate, Nearness]] = {}
     for candidate in made:
-        key = (replace(candidate.plan, name=""), candidate.block_k)
+        if _is_late(end):
+            break
+        key = (replace(candidate.plan, name=""), candidate.block_q, candidate.block_k)
         if key not in seen and (near := judge(candidate)) is not None:
             seen[key] = (candidate, near)
+            if is_one_enough and near.equal == 1.0:
+                break
     return sorted(seen.values(), key=lambda pair: pair[1], reverse=True)
 
 
-def _forward_judge(x: Inputs, out: np.ndarray) -> Judge:
-    rows = slice(max(0, x.q.shape[1] - ROWS), None)
-    q, want = np.ascontiguousarray(x.q[:1, rows, :1]), out[:1, rows, :1]
-    group = x.q.shape[2] // x.k.shape[2]
-    k, v = (np.ascontiguousarray(a[:1, :, : max(1, 1 // group)]) for a in (x.k, x.v))
-    mask = None
-    if x.is_causal:
-        mask = np.tri(x.q.shape[1], x.k.shape[1], dtype=bool)[None, None, rows]
+def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
+    """Of the last rows."""
+    rows = slice(max(0, x.q.shape[1] - count), None)
+    whole, want = np.ascontiguousarray(x.q[:1, :, :1]), out[:1, rows, :1]
+    last = np.ascontiguousarray(whole[:, rows])
+    k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
+    mask = np.tri(x.q.shape[1], x.k.shape[1], dtype=bool)[None, None, rows] if x.is_causal else None
 
     def judge(c: Candidate) -> Nearness | None:
         try:
-            got = examine(q, k, v, plan=c.plan, block_q=ROWS, block_k=c.block_k, scale=x.scale, mask=mask, record=None, engine="numpy")
+            if x.is_causal and c.plan.key_order is KeyOrder.MASKED_FIRST:  # its order is of query tiles, and of no mask
+                got = emulated(c, whole, k, v, scale=x.scale, is_causal=True).out[:, rows]
+            else:
+                got = emulated(replace(c, block_q=ROWS), last, k, v, scale=x.scale, mask=mask).out
         except ValueError:
             return None  # a plan that cannot run: a tensor core that does not read its factors
-        return nearness(got.out, want)
+        return nearness(got, want)
 
     return judge
 
 
 def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
-    one = [np.ascontiguousarray(a[:1, :, :1]) for a in (x.q, x.k, x.v, x.do)]
-    wanted = {n: a[:1, :, :1] for n, a in outputs.named() if n in ("dq", "dk", "dv")}
+    """Of the first key head and the query heads that share it."""
+    group = x.q.shape[2] // x.k.shape[2]
+    q, do = (np.ascontiguousarray(a[:1, :, :group]) for a in (x.q, x.do))
+    k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
+    heads = {"dq": group, "dk": 1, "dv": 1}
+    wanted = {n: a[:1, :, : heads[n]] for n, a in outputs.named() if n in heads}
 
     def judge(c: Candidate) -> Nearness | None:
         try:
-            got = examine(
-                *one, plan=c.plan, block_q=128, block_k=c.block_k, scale=x.scale, is_causal=x.is_causal, record=None, engine="numpy"
-            )
+            got = emulated(c, q, k, v, do, scale=x.scale, is_causal=x.is_causal)
         except ValueError:
             return None
         each = [nearness(getattr(got, n), a) for n, a in wanted.items()]

@@ -51,7 +51,7 @@ def _safetensors(path: Path) -> Iterator[TensorFile]:
 def _npz(path: Path) -> Iterator[TensorFile]:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            text = {n for n in file.files if n in ("layout", "scale", "source")}
+            text = {n for n in file.files if n in ("layout", "scale", "source", "is_causal")}
             arrays = [n for n in file.files if n not in text]
             yield TensorFile(arrays, {n: str(file[n]) for n in text}, file.__getitem__)
     except (zipfile.BadZipFile, EOFError) as error:

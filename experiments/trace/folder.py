@@ -23,15 +23,20 @@ def folder_for(path: Path, asked: Request, request: str) -> Path:
     """
     plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
     name = f"trace-{path.stem}-{re.sub(r'[^A-Za-z0-9_.=-]+', '-', plan)[:80]}"
+    return free_folder(name, request, "trace.json")
+
+
+def free_folder(name: str, request: str, record: str) -> Path:
+    """The folder of that name; with -2, -3 ... behind it where that holds another request, by its file `record`."""
     folders = (Path(name if n == 1 else f"{name}-{n}") for n in count(1))
-    return next(folder for folder in folders if _is_free(folder, request))
+    return next(folder for folder in folders if _is_free(folder, request, record))
 
 
-def _is_free(folder: Path, request: str) -> bool:
+def _is_free(folder: Path, request: str, record: str) -> bool:
     """Whether a folder is not there, is empty, or holds the same request."""
     if not folder.is_dir():
         return not folder.exists()
     try:
-        return bool(json.loads((folder / "trace.json").read_text(encoding="utf-8")).get("request") == request)
+        return bool(json.loads((folder / record).read_text(encoding="utf-8")).get("request") == request)
     except (OSError, ValueError, AttributeError):
         return not any(folder.iterdir())

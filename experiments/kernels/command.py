@@ -1,0 +1,86 @@
+"""`roundscope identify`: a kernel, or numbers that one returned, in; the arithmetic that gave them, and identify.json, out."""
+
+import json as json_text
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from roundscope.experiments.errors import bad
+from roundscope.experiments.kernels import shown
+from roundscope.experiments.kernels.identify import identify
+from roundscope.experiments.kernels.reading import Call, Options, read
+from roundscope.experiments.kernels.search import Told
+from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.trace.folder import free_folder
+
+RECORD = "identify.json"
+SELDOM = 15.0  # seconds between two lines where there is no terminal
+
+
+def run(source: str, options: Options, *, budget: float, out: Path | None, as_json: bool) -> None:
+    """Identify a kernel or a file.
+
+    Args:
+        source: the name of a kernel, module:function, or a file.
+        options: what was said of the call.
+        budget: seconds for the search of either direction.
+        out: the folder of identify.json; None for identify-NAME.
+        as_json: whether to print it.
+
+    Raises:
+        UsageError: bad usage.
+    """
+    if not budget >= 0.0:
+        raise bad("--budget", budget, "give seconds, 0 or more")
+    if out is not None and out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    with _progress() as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        tell("reading")
+        call = read(source, options)
+        found = identify(call.x, call.outputs, tell, budget)
+    digest = shown.digest(source, call)
+    folder = out if out is not None else free_folder(f"identify-{_word(call)}", digest, RECORD)
+    data = plain(shown.document(call, found) | {"request": digest})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECORD).write_text(json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(data)
+    else:
+        shown.show(call, found, console())
+        print(f"written: {folder / RECORD}")
+
+
+def _word(call: Call) -> str:
+    name = f"{call.name}-causal" if call.x.is_causal else call.name
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name)
+
+
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """A line on a terminal's stderr that says what runs, gone when done; elsewhere a line now and then."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield _now_and_then()
+        return
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    with Bar(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True) as bar:
+        task = bar.add_task("reading")
+        yield lambda text: bar.update(task, description=text)
+
+
+def _now_and_then() -> Told:
+    last = [time.monotonic()]
+
+    def tell(text: str) -> None:
+        if time.monotonic() - last[0] >= SELDOM:
+            last[0] = time.monotonic()
+            print(f"identify: {text}", file=sys.stderr, flush=True)
+
+    return tell

@@ -1,0 +1,221 @@
+"""Which arithmetic gave these numbers: the search, what its result means, and how far that holds."""
+
+import time
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from roundscope.attention import Plan
+from roundscope.attention.grammar.differences import differences
+from roundscope.attention.twins import TWINS
+from roundscope.emu.rounding.modes import BF16
+from roundscope.experiments.kernels import search
+from roundscope.experiments.kernels.candidates import PRESETS, Candidate
+from roundscope.experiments.kernels.compare import Nearness, nearness, relative_rms, where_rows_differ
+from roundscope.experiments.kernels.emulated import emulated
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.experiments.kernels.search import Found, Told
+from roundscope.experiments.report.wording import listed
+
+SAME = 0.9999  # of the bits: these are the numbers
+NEAR = 0.99  # some event is missing
+FAR = 3.0  # times the plan's own error, beyond which rounding is no explanation
+BUDGET = 45.0  # seconds of the search of either direction
+ROWS = 64  # of the tiles of rows that are told
+
+
+class Kind(StrEnum):
+    """What a search ended with."""
+
+    SAME = "same"
+    NEAR = "near"
+    NO_ROUNDING = "no-rounding"
+    NOT_FOUND = "not-found"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One result beside that of the nearest plan.
+
+    near     how near
+    one      the share, among the numbers that differ, of those that are at most one ulp apart
+    rows     (first row, share of equal numbers) of each tile of rows that is not equal throughout
+    """
+
+    near: Nearness
+    one: float
+    rows: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Relative root mean squares: of the kernel and of the nearest plan from the exact result, and of the one from the other.
+
+    cast     of the exact result cast to BF16: no plan is taken to be nearer to the exact result than this
+    strange  numbers of the kernel that are not finite where the plan's are
+    """
+
+    kernel: float
+    plan: float
+    between: float
+    cast: float
+    strange: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times farther the kernel is from the plan than the plan is from the exact result."""
+        return self.between / max(self.plan, self.cast, 1e-300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identified:
+    """The answer.
+
+    kind       the verdict's
+    verdict    a sentence
+    base       the named twin or preset that is nearest to the plan
+    words      the changes that make the plan of it
+    best       the plan on its tiles
+    forward    how it was found
+    backward   how its gradients were, None if they were not looked for
+    ties       other structures that give every bit too
+    parts      out, dq, dk and dv beside it
+    """
+
+    kind: Kind
+    verdict: str
+    base: str
+    words: list[str]
+    best: Candidate
+    forward: Found
+    backward: Found | None
+    ties: list[str]
+    parts: dict[str, Part]
+    errors: Errors
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def plan(self) -> str:
+        """The plan in words."""
+        return named(self.base, self.words)
+
+
+def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) -> Identified:
+    """The plan that is nearest to the outputs of one key head.
+
+    Args:
+        x: the inputs, of one key head and the query heads that share it.
+        outputs: what the kernel returned.
+        tell: told what runs.
+        budget: seconds for the search of either direction; the backward's begins only where the forward is known.
+    """
+    start = time.perf_counter()
+    found = search.forward(x, outputs.out, tell, budget)
+    has_gradients = any(n in ("dq", "dk", "dv") for n, _ in outputs.named())
+    best, back, notes = found.best, None, []
+    if found.stopped:
+        notes.append(f"the search of the forward stopped after {budget:.0f} s, its budget; a longer one may find more")
+    out = _results(x, best, with_do=False).out
+    kind = _kind(float((out == outputs.out).mean()))
+    if has_gradients and kind in (Kind.SAME, Kind.NEAR):
+        back = search.backward(x, outputs, found, tell, budget)
+        best = back.best
+        if back.stopped:
+            notes.append(f"the search of the backward stopped after {budget:.0f} s, its budget; a longer one may find more")
+    elif has_gradients:
+        notes.append("the gradients were not looked for, since the forward was not found")
+    tell("comparing")
+    got = _results(x, best, with_do=has_gradients)
+    parts = {n: _part(getattr(got, n), a) for n, a in outputs.named() if n != "lse"}
+    errors = _errors(x, outputs.out, got.out)
+    kind = _kind(parts["out"].near.equal)
+    if kind is Kind.NOT_FOUND and (errors.strange or errors.ratio > FAR):
+        kind = Kind.NO_ROUNDING
+    base, words = _nearest_name(best.plan)
+    tried = found.tried + (back.tried if back else 0)
+    ties = [_nearest_name(c.plan) for c in (back or found).ties] if kind is Kind.SAME else []
+    told = [named(*each) for each in ties]
+    verdict = _verdict(kind, named(base, words), told, parts, errors, tried, is_known=back is not None)
+    return Identified(
+        kind=kind, verdict=verdict, base=base, words=words, best=best, forward=found, backward=back, ties=told, parts=parts, errors=errors,
+        seconds=time.perf_counter() - start, notes=notes,
+    )  # fmt: skip
+
+
+def named(base: str, words: list[str]) -> str:
+    """A plan by its base and changes."""
+    return f"{base} with {' '.join(words)}" if words else base
+
+
+def _kind(equal: float) -> Kind:
+    return Kind.SAME if equal >= SAME else Kind.NEAR if equal >= NEAR else Kind.NOT_FOUND
+
+
+def _verdict(kind: Kind, plan: str, ties: list[str], parts: dict[str, Part], errors: Errors, tried: int, is_known: bool) -> str:
+    equal = f"{parts['out'].near.equal:.6f} of out's bits"
+    if kind is Kind.SAME:
+        said = f"These are the numbers of {plan}: {equal} are equal."
+        if ties:
+            said += f" {listed(ties)} {'give' if len(ties) > 1 else 'gives'} them too: these tensors do not tell them apart."
+    elif kind is Kind.NEAR:
+        said = f"Near {plan}: some event is missing. {equal} are equal."
+    elif kind is Kind.NOT_FOUND:
+        return f"Not found among {tried} plans: the nearest, {plan}, gives {equal}."
+    elif errors.strange:
+        return f"No rounding explains this: {errors.strange} numbers of out are not finite where those of the nearest plan are."
+    else:
+        return (
+            f"No rounding explains this: it is {errors.ratio:.3g} times farther from the nearest plan than that plan is from the "
+            f"exact result."
+        )
+    gradients = {n: p.near.equal for n, p in parts.items() if n != "out"}
+    if is_known and gradients and min(gradients.values()) < SAME:
+        shares = ", ".join(f"{share:.4f} of {n}" for n, share in gradients.items())
+        said += f" Its gradients are {'near' if min(gradients.values()) >= NEAR else 'not found'}: {shares} are equal."
+    return said
+
+
+def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
+    got = emulated(c, x.q, x.k, x.v, x.do if with_do else None, scale=x.scale, is_causal=x.is_causal)
+    names = ("out", "dq", "dk", "dv") if with_do else ("out",)
+    return Outputs(**{n: np.asarray(getattr(got, n)) for n in names})
+
+
+def _part(got: np.ndarray, want: np.ndarray) -> Part:
+    near = nearness(got, want)
+    apart = got != want
+    ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(want[apart].astype(np.float64)), 2.0**-126)))) * 2.0**-7
+    with np.errstate(invalid="ignore"):
+        one = np.abs(got[apart].astype(np.float64) - want[apart]) <= ulp
+    return Part(near=near, one=float(one.mean()) if one.size else 1.0, rows=where_rows_differ(got, want, ROWS))
+
+
+def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
+    """Of the numbers that are finite in the kernel's output."""
+    golden = Candidate(plan=Plan.preset("exact"), block_k=x.k.shape[1])
+    exact = _results(x, golden, with_do=False).out
+    strange = np.isfinite(got) & ~np.isfinite(out)
+    fine = np.isfinite(out) & np.isfinite(got) & np.isfinite(exact)
+    out, got, exact = out[fine], got[fine], exact[fine]
+    if not out.size:
+        return Errors(kernel=np.nan, plan=np.nan, between=np.nan, cast=np.nan, strange=int(strange.sum()))
+    return Errors(
+        kernel=relative_rms(out, exact), plan=relative_rms(got, exact), between=relative_rms(out, got),
+        cast=relative_rms(_bf16(exact), exact), strange=int(strange.sum()),
+    )  # fmt: skip
+
+
+def _bf16(x: np.ndarray) -> np.ndarray:
+    from roundscope.emu import round_to
+
+    return np.asarray(round_to(x, BF16))
+
+
+def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
+    """(the twin or preset with the fewest changes, those changes)."""
+    bases = {name: twin.plan for name, twin in TWINS.items()} | {name: Plan.preset(name) for name in PRESETS}
+    told = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
+    name = min(told, key=lambda n: len(told[n]))
+    return name, told[name]

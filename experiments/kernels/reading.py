@@ -1,0 +1,144 @@
+"""What is identified: a kernel that is called here on the shipped tensors, or a file of what one was given and returned."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roundscope.emu.formats.format import unknown
+from roundscope.experiments.errors import UsageError, bad, one_line
+from roundscope.experiments.kernels.adapters import ADAPTERS, kernel
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.experiments.tensors.files import TensorFile, open_tensors
+from roundscope.experiments.tensors.layers import BARE, Layer, read_layers, sample_path
+
+GRADIENTS = ("dq", "dk", "dv")
+SAMPLE = "layer4"  # of the shipped tensors
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a kernel, of one key head and the query heads that share it.
+
+    name    of what was called, or of the file
+    about   what it was called on, in words
+    """
+
+    name: str
+    about: str
+    x: Inputs
+    outputs: Outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says of the call; None is what the file says, or usual."""
+
+    is_causal: bool | None = None
+    scale: float | None = None
+    layout: str | None = None
+    layer: str | None = None
+    head: int = 0
+
+
+def read(source: str, options: Options) -> Call:
+    """The call that a kernel's name or a file stands for.
+
+    Raises:
+        UsageError: one line that names the argument, its value and the repair.
+    """
+    if options.scale is not None and not (np.isfinite(options.scale) and options.scale):
+        raise bad("--scale", options.scale, "give a finite number other than 0, such as 0.125")
+    path = Path(source)
+    if path.is_file():
+        return _of_file(path, options)
+    if source in ADAPTERS or re.fullmatch(r"[\w.]+:\w+", source):
+        return _of_kernel(source, options)
+    if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
+        raise bad("FILE", source, "no such file; give a safetensors or npz file, or the name of a kernel")
+    raise UsageError(unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file"))
+
+
+def _of_kernel(name: str, options: Options) -> Call:
+    for option, value in (("--layout", options.layout), ("--layer", options.layer)):
+        if value is not None:
+            raise bad(option, value, f"is for a file; a kernel runs on {SAMPLE} of the shipped tensors")
+    [layer] = read_layers(sample_path(), layer=SAMPLE)
+    assert layer.do is not None
+    x = _inputs(layer, options, bool(options.is_causal))
+    try:
+        outputs = kernel(name)(x)
+    except ImportError as error:
+        missing = (error.name or one_line(error)).partition(".")[0]
+        repair = f"needs {missing}, which is not installed here; install it, or give a file that the kernel's outputs were saved to"
+        raise bad("KERNEL", name, repair) from None
+    except ValueError as error:
+        raise bad("KERNEL", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
+    except RuntimeError as error:
+        repair = f"does not run here ({one_line(error)[:200]}); run it on its machine and give a file of what it returned"
+        raise bad("KERNEL", name, repair) from None
+    return _one_head(name, f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
+
+
+def _of_file(path: Path, options: Options) -> Call:
+    layers = read_layers(path, options.layout, options.layer)
+    if len(layers) > 1:
+        names = ", ".join(each.name for each in layers)
+        raise bad("FILE", str(path), f"has {len(layers)} layers, {names}; choose one with --layer")
+    [layer] = layers
+    prefix = "" if layer.name == BARE else f"{layer.name}."
+    with open_tensors(path) as file:
+        layout = (options.layout or file.metadata["layout"]).upper()
+        is_causal = options.is_causal if options.is_causal is not None else _is_causal(file)
+        given = {n: _btnh(file[prefix + n], layout) for n in ("out", *GRADIENTS) if prefix + n in file.names}
+        names = ", ".join(sorted(file.names)[:12])
+    if "out" not in given:
+        raise bad("FILE", str(path), f"no {prefix}out, what the kernel returned; it has {names}; add it")
+    if layer.do is None and (extra := [n for n in GRADIENTS if n in given]):
+        raise bad("FILE", str(path), f"has {', '.join(extra)}, but no {prefix}do, the gradient of the output; add it, or leave them out")
+    shapes = {
+        "out": (*layer.q.shape[:3], layer.v.shape[3]), "dq": layer.q.shape, "dk": layer.k.shape, "dv": layer.v.shape,
+    }  # fmt: skip
+    for name, array in given.items():
+        if array.shape != shapes[name]:
+            repair = f"must be {shapes[name]}, (batch, tokens, heads, features), by q, k and v; is the layout {layout}?"
+            raise bad(f"tensor {prefix}{name}", array.shape, repair)
+    x = _inputs(layer, options, is_causal)
+    return _one_head(path.stem, path.name, x, Outputs(**given), options.head)
+
+
+def _is_causal(file: TensorFile) -> bool:
+    text = file.metadata.get("is_causal")
+    if text is None:
+        raise bad("is_causal", None, "the file's metadata has none; give --causal or --full")
+    if text.lower() not in TRUTH:
+        raise bad("metadata is_causal", text, "write true or false, or give --causal or --full")
+    return TRUTH[text.lower()]
+
+
+def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
+    is_swapped = layout == "BNTH" and array.ndim == 4
+    return np.ascontiguousarray(array.swapaxes(1, 2)) if is_swapped else array
+
+
+def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
+    scale = next((s for s in (options.scale, layer.scale) if s is not None), layer.q.shape[-1] ** -0.5)
+    do = layer.do if layer.do is not None else np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
+    return Inputs(q=layer.q, k=layer.k, v=layer.v, do=do, scale=scale, is_causal=is_causal)
+
+
+def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> Call:
+    heads = x.k.shape[2]
+    if not 0 <= head < heads:
+        raise bad("--head", head, f"there are {heads} key heads, numbered from 0 to {heads - 1}")
+    group = x.q.shape[2] // heads
+    of = {1: slice(head, head + 1), 0: slice(head * group, (head + 1) * group)}
+    cut = lambda n, a: np.ascontiguousarray(a[:1, :, of[n in ("k", "v", "dk", "dv")]])  # noqa: E731
+    inputs = Inputs(**{n: cut(n, getattr(x, n)) for n in ("q", "k", "v", "do")}, scale=x.scale, is_causal=x.is_causal)
+    kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
+    which = f"head {head} of {heads}" if group == 1 else f"key head {head} of {heads}, with the {group} query heads that share it"
+    shape = f"{x.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"
+    mask = "causal" if x.is_causal else "full"
+    return Call(name=name, about=f"{about}, {which}: {shape}, {mask}, scale {x.scale:.6g}", x=inputs, outputs=kept)

@@ -1,0 +1,210 @@
+"""identify: twins, planted changes of one event, and faults that no rounding explains are told apart; bad input is one line."""
+
+import json
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from roundscope.attention import Plan, examine
+from roundscope.attention.twins import TWINS
+from roundscope.emu.sums.tensor_cores import tensor_core
+from roundscope.experiments.kernels.identify import Kind, identify
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.experiments.tensors.files import open_tensors
+from roundscope.experiments.tensors.layers import read_layers, sample_path
+from tests.checks.kernel_outputs import GOLDEN, inputs, of_one_head
+
+TOKENS = 128
+SCALE = 32**-0.5
+
+
+@cache
+def crop():
+    """Tokens of one head of the shipped tensors."""
+    [layer] = read_layers(sample_path(), layer="layer4")
+    parts = {n: np.ascontiguousarray(getattr(layer, n)[:1, :TOKENS, :1]) for n in ("q", "k", "v", "do")}
+    return Inputs(**parts, scale=SCALE, is_causal=False)
+
+
+def returned(plan, x=None, block_k=TOKENS, **options):
+    """What a kernel of that plan returns, its output alone."""
+    x = x or crop()
+    options = {"scale": x.scale, **options}
+    got = examine(x.q, x.k, x.v, plan=plan, block_q=TOKENS, block_k=block_k, record=None, engine="numpy", **options)
+    return Outputs(out=got.out)
+
+
+def of(outputs, x=None, budget=60.0):
+    return identify(x or crop(), outputs, lambda text: None, budget)
+
+
+def plans(found):
+    """Every plan that gives these numbers."""
+    return {found.plan, *found.ties}
+
+
+def on_tf32(plan, *changes):
+    """A fused plan with P V on tensor cores that read any P of at most 11 bits."""
+    return plan.adding("PV", tensor_core("hopper", "tf32")).changed(*changes)
+
+
+@pytest.mark.parametrize("name", ["cudnn", "eager"])
+def test_a_twin_is_named(name):
+    """So few tokens may not tell it from another, which is then named beside it."""
+    found = of(returned(TWINS[name].plan))
+    assert found.kind is Kind.SAME and name in plans(found) and found.parts["out"].near.equal == 1.0
+    assert found.verdict.startswith(f"These are the numbers of {found.plan}: 1.000000") and all(t in found.verdict for t in found.ties)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        (TWINS["cudnn"].plan.changed("X=bf16"), "cudnn with X=bf16"),
+        (TWINS["cudnn"].plan.changed("OUT=fp32"), "cudnn with OUT=fp32"),
+        pytest.param(on_tf32(TWINS["cudnn"].plan, "P=fp16"), "cudnn with P=fp16 PV.sum=hopper:tf32", marks=pytest.mark.thorough),
+        pytest.param(TWINS["eager"].plan.changed("OUT=fp32", "PV=fp32"), "eager with PV=fp32 OUT=fp32", marks=pytest.mark.thorough),
+    ],
+    ids=["X-in-bf16", "OUT-not-cast", "P-in-fp16", "eager-OUT-not-cast"],
+)
+def test_a_planted_event_is_named(plan, name):
+    """One event of a twin changed, or a cast dropped; where that needs another sum, the sum is named beside it."""
+    found = of(returned(plan))
+    assert found.kind is Kind.SAME and name in plans(found), found.verdict
+
+
+def test_key_tiles_are_found():
+    """A twin on tiles of another size than its own."""
+    found = of(returned(TWINS["cudnn"].plan, block_k=32))
+    assert (found.kind, found.best.block_k) == (Kind.SAME, 32)
+    assert "key tiles of 32" in found.forward.changes[0][0]
+
+
+@pytest.mark.parametrize("fault", ["scale", "key"])
+def test_what_is_no_rounding_is_said_so(fault):
+    """Another scale, and a key that is left out."""
+    plan = TWINS["cudnn"].plan
+    outputs = returned(plan, scale=1 / 32) if fault == "scale" else returned(plan, mask=np.arange(TOKENS) != TOKENS - 1)
+    found = of(outputs, budget=2.0)
+    assert found.kind is Kind.NO_ROUNDING and found.errors.ratio > 3, found.verdict
+    assert found.verdict.startswith("No rounding explains this: it is ")
+
+
+def test_numbers_that_are_not_finite_are_counted():
+    outputs = returned(TWINS["cudnn"].plan)
+    outputs.out[0, :64] = np.nan
+    found = of(outputs, budget=2.0)
+    assert found.kind is Kind.NO_ROUNDING and f"{64 * 32} numbers of out are not finite" in found.verdict
+
+
+def test_half_precision():
+    """A kernel of FP16, given FP16: the same structures in that format."""
+    x = crop()
+    narrow = {n: getattr(x, n).astype(np.float16).astype(np.float32) * np.float32(1 + 2**-10) for n in ("q", "k", "v", "do")}
+    x = Inputs(**{n: a.astype(np.float16).astype(np.float32) for n, a in narrow.items()}, scale=SCALE, is_causal=False)
+    plan = Plan.preset("fa2-bf16").changed("Q=fp16", "K=fp16", "V=fp16", "DO=fp16", "P=fp16", "OUT=fp16")
+    found = of(returned(plan, x), x)
+    assert found.parts["out"].near.equal > 0.95 and found.best.plan["P"].format.name == "fp16"
+
+
+def stored(kernel, mode="full"):
+    with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
+        return {n: file[f"layer4/{mode}/{n}"] for n in ("out", "dq", "dk", "dv")}
+
+
+@pytest.mark.parametrize(("kernel", "name"), [("sdpa-cudnn", "cudnn"), pytest.param("sdpa-flash", "fa2", marks=pytest.mark.thorough)])
+def test_a_real_kernel_is_known(kernel, name):
+    found = of(Outputs(**stored(kernel)), of_one_head(inputs("layer4", causal=False)))
+    assert (found.kind, found.base, found.words) == (Kind.SAME, name, [])
+    assert {n: p.near.equal for n, p in found.parts.items()} == dict.fromkeys(("out", "dq", "dk", "dv"), 1.0)
+
+
+def test_the_time_of_the_backward_is_limited():
+    """With no time at all it says so."""
+    outputs = Outputs(**stored("sdpa-cudnn"))
+    outputs.dq[:] *= 2
+    found = identify(of_one_head(inputs("layer4", causal=False)), outputs, lambda text: None, budget=0.0)
+    assert found.backward.stopped and "backward stopped after 0 s" in found.notes[0] and found.kind is Kind.SAME
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a file of a call and returns its path."""
+
+    def write(arrays=None, kind="safetensors", **about):
+        x = crop()
+        arrays = {"q": x.q, "k": x.k, "v": x.v, "out": returned(TWINS["cudnn"].plan).out} if arrays is None else arrays
+        about = {"layout": "BTNH", "scale": repr(SCALE), "is_causal": "false", **about}
+        about = {n: text for n, text in about.items() if text is not None}
+        path = tmp_path / f"mine.{kind}"
+        if kind == "npz":
+            np.savez(path, **arrays, **about)
+        else:
+            save_file({n: np.ascontiguousarray(a.astype(ml_dtypes.bfloat16)) for n, a in arrays.items()}, path, about)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(roundscope, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: roundscope("identify", *words)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz"])
+def test_the_command(run, file, tmp_path, kind):
+    code, out, err = run(file(kind=kind))
+    assert code == 0, err
+    assert out.startswith("These are the numbers of fa2: 1.000000 of out's bits are equal. cudnn and") and "what it is not" in out
+    data = json.loads((tmp_path / "identify-mine" / "identify.json").read_text())
+    assert (data["verdict"], data["plan"], data["equal"]) == ("same", "fa2", {"out": 1.0}) and "cudnn" in data["ties"]
+
+
+def test_another_call_has_a_folder_of_its_own(run, file, tmp_path):
+    code, out, _ = run(file(), "--json")
+    assert code == 0 and "cudnn" in json.loads(out)["ties"]
+    assert run(file())[0] == 0 and not (tmp_path / "identify-mine-2").exists()
+    x = crop()
+    file({"q": x.q, "k": x.k, "v": x.v, "out": returned(TWINS["eager"].plan).out})
+    code, out, _ = run(tmp_path / "mine.safetensors")
+    assert "numbers of eager" in out and (tmp_path / "identify-mine-2" / "identify.json").exists()
+
+
+def test_bad_input_is_one_line(run, file, tmp_path):
+    """Each names the argument, its value and the repair."""
+    x = crop()
+    out = returned(TWINS["cudnn"].plan).out
+    good = {"q": x.q, "k": x.k, "v": x.v, "out": out}
+    said = lambda *words: _refused(*run(*words))  # noqa: E731
+    assert "did you mean 'sdpa-cudnn'?" in said("sdpa-cudn")
+    assert "no such file" in said("there/is/none.safetensors")
+    assert "not_there" in said("not_there:attention")
+    assert "no out, what the kernel returned; it has k, q, v" in said(file({n: a for n, a in good.items() if n != "out"}))
+    assert "no v; it has" in said(file({n: a for n, a in good.items() if n != "v"}))
+    assert "tensor out (1, 64, 1, 32): must be (1, 128, 1, 32)" in said(file({**good, "out": out[:, :64]}))
+    assert "has dq, but no do" in said(file({**good, "dq": x.q}))
+    assert "give --causal or --full" in said(file(is_causal=None))
+    assert "metadata is_causal 'perhaps'" in said(file(is_causal="perhaps"))
+    assert "give --layout" in said(file(layout=None))
+    assert "--scale nan" in said(file(), "--scale", "nan")
+    assert "--head 1: there are 1 key heads" in said(file(), "--head", "1")
+    assert "--layout 'BTNH': is for a file" in said("jax-xla", "--layout", "BTNH")
+    taken = tmp_path / "taken"
+    taken.touch()
+    assert "is a file; name a folder" in said(file(), "--out", taken)
+
+
+def _refused(code, out, err):
+    assert (code, out) == (2, "") and err.startswith("roundscope: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_a_library_that_is_not_there(run, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("roundscope.experiments.kernels.reading.kernel", missing)
+    assert "KERNEL 'flex': needs torch, which is not installed here" in _refused(*run("flex"))
