@@ -92,12 +92,12 @@ def accumulator_of(text: str) -> Accumulator:
         raise ValueError(unknown("accumulator", order, known, "with :FORMAT[:MODE], tensor cores with :TYPE"))
     if order == "native" and given:
         raise ValueError("native adds as the device does, in binary32; leave the format out")
-    made = event_of(step) if given else BINARY32
-    if isinstance(made, BlockFormat):
+    rounded = event_of(step) if given else BINARY32
+    if isinstance(rounded, BlockFormat):
         raise ValueError(f"accumulator '{text}': a step of a sum is one number; {step} is of blocks")
     if chunk:
-        return Accumulator(order=Order(chunk[1]), chunk=int(chunk[2]), step=made)
-    return Accumulator(order=Order(order), step=made)
+        return Accumulator(order=Order(chunk[1]), chunk=int(chunk[2]), step=rounded)
+    return Accumulator(order=Order(order), step=rounded)
 
 
 def _of_products(made: Accumulator, text: str, products: str) -> Accumulator:

@@ -224,7 +224,7 @@ def backward(
             (dq, dk, dv), seen = _if_any(ops, setup, tile, masks, compute, (x[4], *carry))
             return (dk, dv), (dq, seen)
 
-        rows = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
+        rows: tuple[Array, ...] = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
         carry = xp.zeros_like(y[0]), xp.zeros_like(y[1])
         rows = rows if masks is None else (*rows, y[2])
         (dk, dv), later = ops.scan(query_tile, carry, _backwards(rows) if descending else rows)
