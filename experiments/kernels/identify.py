@@ -133,11 +133,14 @@ def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) ->
     kind = _kind(parts["out"].near.equal)
     if kind is Kind.NOT_FOUND and (errors.strange or errors.ratio > FAR):
         kind = Kind.NO_ROUNDING
-    base, words = _nearest_name(best.plan)
+    base, of_forward = _nearest_name(found.best.plan)
+    words = differences(replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base))
+    gradients = [p.near.equal for n, p in parts.items() if n != "out"]
+    is_whole = back is not None and min(gradients) >= NEAR
     tried = found.tried + (back.tried if back else 0)
     ties = [_nearest_name(c.plan) for c in (back or found).ties] if kind is Kind.SAME else []
     told = [named(*each) for each in ties]
-    verdict = _verdict(kind, named(base, words), told, parts, errors, tried, is_known=back is not None)
+    verdict = _verdict(kind, named(base, words if is_whole else of_forward), told, parts, errors, tried, is_known=back is not None)
     return Identified(
         kind=kind, verdict=verdict, base=base, words=words, best=best, forward=found, backward=back, ties=told, parts=parts, errors=errors,
         seconds=time.perf_counter() - start, notes=notes,
