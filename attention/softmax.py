@@ -155,6 +155,9 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
 def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array, Array | None]:
     """start (bq, 4) + the columns of each lane, and the same in binary64 where an injection at the event wants it."""
     rows, columns = e.shape
+    if missing := -columns % 8:
+        e = at.ops.xp.concatenate([e, at.ops.xp.zeros((rows, missing))], axis=1)
+        columns += missing
     lanes = e.reshape(rows, columns // 8, 4, 2).transpose(0, 2, 1, 3).reshape(rows * 4, columns // 4)
     total, exact = at.sum(Site.ROWSUM, lanes, at.ops.xp.ones((lanes.shape[1], 1)), init=start.reshape(-1, 1), event=event)
     return total.reshape(start.shape), None if exact is None else exact.reshape(start.shape)

@@ -209,7 +209,7 @@ def _octets(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array
         return init
     lanes = min(acc.chunk, -(-a.shape[0] // 8))
     values = _padded(ops.xp, ops.multiply(a[:, :, None], b[:, None, :]), 8 * lanes)
-    values = values.reshape(-1, lanes, 8, *values.shape[1:])
+    values = values.reshape(values.shape[0] // (8 * lanes), lanes, 8, *values.shape[1:])
     total = step(0, values[0, :, 0])
     for page in range(values.shape[0]):
         for n in range(page == 0, 8):
@@ -236,7 +236,7 @@ def _warps(ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array) -> A
         return init
     xp = ops.xp
     values = _padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), 128)
-    values = values.reshape(-1, 32, 4, *values.shape[1:])
+    values = values.reshape(values.shape[0] // 128, 32, 4, *values.shape[1:])
     pairs = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
     threads = step(0, add(pairs[:, :, 0], pairs[:, :, 1]))
     warps = _by_halves(xp, add, step, xp.moveaxis(threads, 1, 0))
