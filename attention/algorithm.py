@@ -73,7 +73,8 @@ def finish(at: Events, scale: float, state: State) -> tuple[Array, Array, Array]
     """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf."""
     ops = at.ops
     m, l, o = state
-    l = l if l.ndim == 1 else at(Site.LANES, added_lanes(at, l))
+    if l.ndim == 2 or at.plan.kept_state:
+        l = at(Site.LANES, added_lanes(at, l) if l.ndim == 2 else l)
     if at.plan.normalise_first:
         wide = o
     else:

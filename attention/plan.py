@@ -157,7 +157,7 @@ class Plan:
     query_order        the order of the query tiles in dK and dV
     gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK and DV add
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
-    kept_m             L has m as it is kept between the forward and the backward, MS
+    kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 / l and L have l as it is kept, LANES
     delta_products     the products dO O round, DOO, before delta adds them
     saved_p            the backward reads P as the forward had it, not exp(S - L); needs normalise_first
     score_gradient     how dS is computed
@@ -190,7 +190,7 @@ class Plan:
     query_order: KeyOrder = KeyOrder.ASCENDING
     gradients_apart: GradientsApart = GradientsApart.NONE
     lse_base2: bool = False
-    kept_m: bool = False
+    kept_state: bool = False
     delta_products: bool = False
     saved_p: bool = False
     score_gradient: ScoreGradient = ScoreGradient.DIFFERENCE
@@ -374,7 +374,7 @@ def check_factors(plan: Plan) -> None:
 
 
 OF_KERNEL = (
-    "log2_e", "fused_exponent", "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_m",
+    "log2_e", "fused_exponent", "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "gradient_scale",
 )  # fmt: skip

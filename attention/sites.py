@@ -56,11 +56,11 @@ class Site(StrEnum):
     AO = "AO", "alpha O", Axes.TH, "forward", 15
     PV = "PV", "sum_s P v", Axes.TH, "forward", 16
     O = "O", "AO + PV", Axes.TH, "forward", 17
-    LANES = "LANES", "l, its lanes added up", Axes.T, "forward", 40
+    LANES = "LANES", "l, its lanes added up, or as it is kept", Axes.T, "forward", 40
     INV = "INV", "1 / l", Axes.T, "forward", 18
     OI = "OI", "O INV in a register", Axes.TH, "forward", 44
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
-    MS = "MS", "m as L has it", Axes.T, "forward", 53
+    MS = "MS", "m as it is kept", Axes.T, "forward", 53
     LN = "LN", "ln l", Axes.T, "forward", 41
     LSE = "LSE", "m + ln l", Axes.T, "forward", 20
 

@@ -45,6 +45,8 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
     x = scaled - shift[:, None]
     if plan.fused_exponent:
         x = multiply_add(at, masked(at, factors), factor, shift[:, None])
+    if plan.kept_state:  # alpha has both maxima as memory holds them
+        m_old, shift = (ops.round(y, plan[Site.MS], None) for y in (m_old, shift))
     return m, at(Site.X, exponent(ops, plan, x)), at(Site.DM, exponent(ops, plan, m_old - shift))
 
 
@@ -178,7 +180,7 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     """L = m + ln l, in the units of scale S."""
     ops, plan = at.ops, at.plan
     m = finite(ops.xp, m)
-    if plan.kept_m:
+    if plan.kept_state:
         m = at(Site.MS, m)
     if plan.lse_base2:
         return m + at(Site.LN, ops.multiply(ops.call(log64, l), LOG2_E))
@@ -188,7 +190,7 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     else:
         ln_l = ops.call(log64, l)
     if plan.log2_e is Log2E.NONE:
-        return m + (at(Site.LN, ln_l) if plan.kept_m else ln_l)
+        return m + (at(Site.LN, ln_l) if plan.kept_state else ln_l)
     if plan.log2_e is Log2E.MAXIMUM:
         return ops.odd_sum(ops.multiply(m, scale), ln_l)
     if plan.log2_e is Log2E.SCORES:

@@ -96,13 +96,15 @@ def flex() -> Plan:
 
 
 def qiu_yao_compiled() -> Plan:
-    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast, on one tile of keys: the compiler
-    keeps the scaled scores, the maximum and EXP in FP32 and the backward repeats BF16 scores. The causal form, which the
-    training has; without a mask the compiler fuses X.
+    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast, causal: the compiler keeps the scaled
+    scores, the maximum, EXP and O in FP32, adds the tiles by multiply-adds and writes m and l in BF16; the backward repeats BF16
+    scores and adds BF16 parts in FP32. Without a mask the compiler fuses X, and of two query tiles the first has m and l in FP32.
     """
-    wide = (Site.SCALED, Site.X, Site.DM, Site.M, Site.SCALED_B)
-    plan = _released("qiu-yao-compiled").rounded(dict.fromkeys(wide, BINARY32)).at(Site.MS, BF16)
-    return plan.adding(Site.DELTA, octets(16))
+    wide = (Site.SCALED, Site.X, Site.DM, Site.M, Site.L, Site.O, Site.SCALED_B)
+    plan = _released("qiu-yao-compiled").rounded(dict.fromkeys(wide, BINARY32)).rounded(dict.fromkeys((Site.AL, Site.AO), BINARY64))
+    plan = plan.rounded(dict.fromkeys((Site.MS, Site.LANES, Site.DQP, Site.DKP, Site.DVP), BF16))
+    plan = plan.adding(Site.DELTA, octets(16)).at(Site.INV, BINARY32)
+    return replace(plan, gradients_apart=GradientsApart.ALL, reciprocal=Reciprocal.RCP)
 
 
 def qiu_yao_eager() -> Plan:
@@ -124,7 +126,7 @@ def _released(name: str) -> Plan:
     plan = plan.adding(Site.ROWSUM, Accumulator(order=Order.STRIDED, chunk=32))
     return replace(
         plan, name=name, exp=Exponential.CUDA, registers=True, exponent_again=BackwardExponent.NATURAL,
-        gradient_scale=ScaleOfGradient.PROBABILITY, kept_m=True,
+        gradient_scale=ScaleOfGradient.PROBABILITY, kept_state=True,
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ KINDS: dict[str, Kind] = {
     "query_order": _one_of("order of queries", tuple(KeyOrder), "query_order", KeyOrder),
     "gradients_apart": _one_of("gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart),
     "lse_base2": _flag("lse_base2"),
-    "kept_m": _flag("kept_m"),
+    "kept_state": _flag("kept_state"),
     "delta_products": _flag("delta_products"),
     "saved_p": _flag("saved_p"),
     "score_gradient": _one_of("score gradient", tuple(ScoreGradient), "score_gradient", ScoreGradient),
