@@ -58,10 +58,13 @@ def fp32() -> Plan:
 
 
 def qiu_yao() -> Plan:
-    """The released reference of arXiv 2510.04212 (attention.py, commit 30ef021, under autocast): scores, running
+    """The forward of the code released with arXiv 2510.04212 (attention.py, commit 30ef021, eager, under autocast): scores, running
     maximum, row sum and O are kept in BF16 and O is rounded per tile, before normalisation, by mul_, einsum and add_
     in turn; exp and the row sum of a tile are FP32. div_ divides, so INV stays in binary64 and the quotient rounds
     once. Backward in FP32 from the BF16 output; gradients leave in BF16.
+
+    The code's own backward runs under autocast, and compiled its forward is another one too: `attention.twins.qiu_yao_eager`
+    and `qiu_yao_compiled` give their bits (docs/kernels.md).
     """
     plan = _with(
         fp32(), "qiu-yao", BF16, *INPUTS, *GRADIENTS,
