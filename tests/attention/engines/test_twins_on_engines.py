@@ -11,7 +11,7 @@ TOKENS = 40  # no whole number of tiles
 WHOLE = 48  # one key tile, for a softmax of whole rows
 UNFUSED = [name for name in TWINS if TWINS[name].plan.normalise_first]
 thorough = pytest.mark.thorough
-IN_EVERY_RUN = {"fa2": True, "cudnn": False, "sdpa-efficient": True, "eager": True}  # name -> causal; each compiles once
+IN_EVERY_RUN = {"cudnn": True, "eager": False}  # name -> causal; each compiles once
 
 
 def inputs(tokens=TOKENS, heads=2, key_heads=2):

@@ -33,7 +33,10 @@ def test_large_traces_are_those_of_small_ones(monkeypatch, causal):
         assert np.allclose(small.rows[name], large.rows[name], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("plans", [None, ["fa2-bf16", Plan.preset("fa2-bf16").at("P", "fp16")]], ids=["one", "of entries"])
+ENTRIES = ["fa2-bf16", Plan.preset("fa2-bf16").at("P", "fp16")]
+
+
+@pytest.mark.parametrize("plans", [None, pytest.param(ENTRIES, marks=pytest.mark.thorough)], ids=["one", "of entries"])
 @pytest.mark.parametrize("size", [1 << 16, 40], ids=["small", "large"])
 def test_copies_off_a_far_device(monkeypatch, plans, size):
     """Rows of another tile or head, in a batch entry that is numbered for itself too; arrays in each other's place; a lost one."""

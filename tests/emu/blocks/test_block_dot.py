@@ -92,6 +92,7 @@ def test_binary32_scales_multiply_each_block_sum(name: str) -> None:
     np.testing.assert_array_equal(on_xla(name), total)
 
 
+@pytest.mark.thorough
 def test_every_accumulator_takes_binary32_scales_alike_on_both_executors() -> None:
     """An order lost on the way; random bits that depend on the executor."""
     for acc in ACCUMULATORS:
