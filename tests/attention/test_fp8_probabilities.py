@@ -48,7 +48,7 @@ def test_a_sink_met_first_makes_p_vanish_as_predicted(f, scale):
 
 def test_the_other_order_and_blocks_help():
     """Catches an order of keys without effect, and a block that takes its scale from the row's maximum."""
-    first, last = (vanished(E4M3, order) for order in KeyOrder)
+    first, last = (vanished(E4M3, order) for order in (KeyOrder.ASCENDING, KeyOrder.DESCENDING))
     assert last < first / 2
     assert vanished(block_format("mxfp8_e4m3"), KeyOrder.ASCENDING) < 0.02
 

@@ -37,6 +37,7 @@ def test_scores_are_exact_for_short_numbers():
     assert ours == exact
 
 
+@pytest.mark.thorough
 def test_both_libraries_agree_and_gradients_turn_back():
     """Catches signs drawn by a library, a result of another type, and a gradient left in the rotated frame."""
     q, k, v = (normal(84 + i, 1, 16, 2, 16) for i in range(3))

@@ -31,6 +31,9 @@ from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.state import arm
 
+pytestmark = pytest.mark.thorough  # minutes of training and replays
+
+
 SIZES = ["layers=2", "heads=2", "width=16", "context=16", "batch=4", "warmup=20", "lr=0.2", "min_lr=0.2", "steps=40", "data=sink"]
 WORDS = [*SIZES, "plan=fp32", "matmul=fp32", "checkpoint_every=5", "keep=20", "monitor_every=100"]
 PLANTED = Unit(1, 0, Site.SCALED_B)

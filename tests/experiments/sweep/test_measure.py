@@ -209,6 +209,7 @@ def test_groups():
     assert len({measure.group(c) for c in (*CELLS, cell(T=16, backward=True))}) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backward", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_xla_gives_the_metrics_of_numpy(monkeypatch, backward):
     """Catches batch entries that see each other's plan, seed or padding, results of another entry, and sums in another order."""

@@ -66,6 +66,7 @@ def test_initial_weights_and_loss():
     assert found == pytest.approx(math.log(256), abs=0.05)
 
 
+@pytest.mark.thorough
 def test_gradient_is_the_derivative():
     """A wrong derivative in any part, embedding, norms, attention, loss: float64, every event exact, against central differences."""
     config = replace(TINY, qk_norm=True)

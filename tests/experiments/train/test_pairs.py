@@ -12,6 +12,9 @@ from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, pairs, plans
 
+pytestmark = pytest.mark.thorough  # minutes of training and replays
+
+
 CONFIG = Config(layers=2, heads=2, width=16, context=12, vocab=32, batch=3, plan="exact", sums="preset", matmul="fp32")
 EXACT = plans.base(CONFIG)
 TOKENS = np.random.default_rng(2).integers(0, 32, (3, 13)).astype(np.int32)

@@ -40,6 +40,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 
 
+@pytest.mark.thorough
 def test_two_runs_have_the_same_bits():
     """An order of addition left to chance."""
     runs = [trained(CONFIG, [plans.uniform(CONFIG)], [1e-2]) for _ in range(2)]
