@@ -68,7 +68,7 @@ def _fma(ops: Ops, x: Array, y: float, z: Any) -> Array:
 def lg2(ops: Ops, x: Array) -> Array:
     """log2(x) as the instruction gives it, of a float64 array of binary32 numbers.
 
-    -inf for what is below 2^-126, NaN for negative numbers.
+    -inf for what is below 2^-126, NaN for negative numbers; an ulp short of -n at 2^-n.
     """
     xp = ops.xp
     b = ops.bits(x)
@@ -76,8 +76,9 @@ def lg2(ops: Ops, x: Array) -> Array:
     fraction = (b >> 29) & FRACTION
     t = fraction & 0x1FFFF
     total = interpolated(xp, LG2, fraction >> 17, t, 12, 0x3345, square(t) << 1) >> 2
-    total = xp.where(fraction == 0, 0, total) + (exponent << 36)
-    y = _cut(ops, total.astype(np.float64) * 2.0**-36)
+    total = xp.where((fraction == 0) & (exponent == 0), 0, total) + (exponent << 36)
+    size = _cut(ops, xp.where(total < 0, ~total, total).astype(np.float64) * 2.0**-36)
+    y = xp.where(total < 0, -size, size)
     y = xp.where(x < LEAST, -math.inf, xp.where(x == math.inf, math.inf, y))
     return xp.where((x <= -LEAST) | xp.isnan(x), math.nan, y)
 
