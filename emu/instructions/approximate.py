@@ -68,7 +68,7 @@ def _fma(ops: Ops, x: Array, y: float, z: Any) -> Array:
 def lg2(ops: Ops, x: Array) -> Array:
     """log2(x) as the instruction gives it, of a float64 array of binary32 numbers.
 
-    -inf for what is below 2^-126, NaN for negative numbers; an ulp short of -n at 2^-n.
+    -inf for what is below 2^-126, NaN for negative numbers; short of -n at 2^-n.
     """
     xp = ops.xp
     b = ops.bits(x)
