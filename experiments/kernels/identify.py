@@ -26,7 +26,7 @@ ROWS = 64  # of the tiles of rows that are told
 
 
 class Kind(StrEnum):
-    """What a search ended with."""
+    """The verdict of a search: how near the nearest plan came, and whether rounding can explain the rest."""
 
     SAME = "same"
     NEAR = "near"

@@ -1,4 +1,4 @@
-"""What a kernel was given and what it returned, in memory and as a safetensors file."""
+"""Inputs and outputs of one call of an attention kernel, in memory and as a safetensors file."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

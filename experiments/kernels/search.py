@@ -96,7 +96,7 @@ def forward(x: Inputs, out: np.ndarray, tell: Told, budget: float | None = None)
 
 
 def _ties(ranked: Ranked) -> list[Candidate]:
-    """Those behind the first that give every bit too."""
+    """Return the candidates after the first that also give every bit."""
     return [c for c, n in ranked[1:] if n.equal == 1.0]
 
 
@@ -242,7 +242,7 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
 
 
 def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
-    """Of the first key head and the query heads that share it."""
+    """Return a judge of candidates by their gradients, for the first key head and the query heads that share it."""
     group = x.q.shape[2] // x.k.shape[2]
     q, do = (np.ascontiguousarray(a[:1, :, :group]) for a in (x.q, x.do))
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))

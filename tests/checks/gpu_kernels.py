@@ -67,7 +67,7 @@ FUNCTIONS = {"ex2": "ex2.approx.ftz.f32", "rcp": "rcp.approx.ftz.f32", "lg2": "l
 
 
 def approximate(name: str, words: np.ndarray) -> np.ndarray:
-    """What the instruction makes of the numbers with these bits, as bits."""
+    """Return the results of the instruction on this GPU, as uint32 words, for arguments given as uint32 words."""
     import cupy
 
     source = (
@@ -105,7 +105,7 @@ def functions() -> dict[str, np.ndarray]:
 
 
 def versions() -> dict[str, str]:
-    """What ran."""
+    """Return the names and versions of the GPU and of the libraries that ran."""
     import jax
     import torch
     import triton

@@ -30,7 +30,7 @@ def crop():
 
 
 def returned(plan, x=None, block_k=TOKENS, **options):
-    """What a kernel of that plan returns, its output alone."""
+    """Return the outputs of an emulated kernel with that plan: out alone, without gradients."""
     x = x or crop()
     options = {"scale": x.scale, **options}
     got = examine(x.q, x.k, x.v, plan=plan, block_q=TOKENS, block_k=block_k, record=None, engine="numpy", **options)
