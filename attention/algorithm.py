@@ -65,8 +65,13 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
     """Softmax first, then P V: the whole row is one tile, and O leaves normalised."""
     l = at(Site.L, al + row_sum(at, e))
-    p = at(Site.P, register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None])))
+    p = at(Site.P, _normalised(at, e, l))
     return m, l, at(Site.O, at.product(Site.PV, p, v))
+
+
+def _normalised(at: Events, e: Array, l: Array) -> Array:
+    """EXP divided by the row sum, before its cast."""
+    return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
 
 
 def finish(at: Events, scale: float, state: State) -> tuple[Array, Array, Array]:
@@ -84,7 +89,7 @@ def finish(at: Events, scale: float, state: State) -> tuple[Array, Array, Array]
 
 
 def delta(at: Events, do: Array, o: Array) -> Array:
-    """delta = rowsum(dO O), products exact."""
+    """delta = rowsum(dO O); the products are exact where the plan has no event DOO."""
     ones = at.ops.xp.ones((o.shape[1], 1))
     products = at.ops.multiply(do, at(Site.OD, o))
     if at.plan.delta_products:
@@ -107,8 +112,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Array:
     m_old = at.ops.xp.full((q.shape[0],), -math.inf)
     _, x, _ = exponents(at, scale, m_old, at.product(Site.S, q, k.T))
     e = at(Site.EXP, exponential(at, x))
-    l = at(Site.L, row_sum(at, e))
-    return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
+    return _normalised(at, e, at(Site.L, row_sum(at, e)))
 
 
 def backward_tile(
@@ -148,18 +152,22 @@ def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array)
 
 def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
     """dQ + dS K."""
-    if at.plan.gradients_apart is not GradientsApart.NONE:
-        return at(Site.DQ, dq + at(Site.DQP, *at.sum(Site.DQ, ds, k)), kept=dq)
-    return at.product(Site.DQ, ds, k, init=dq)
+    apart = at.plan.gradients_apart is not GradientsApart.NONE
+    return _added(at, Site.DQ, Site.DQP if apart else None, ds, k, dq)
 
 
 def key_gradients(at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Array, dv: Array) -> tuple[Array, Array]:
     """dK + dS^T Q and dV + P^T dO."""
-    if at.plan.gradients_apart is GradientsApart.ALL:
-        dv = at(Site.DV, dv + at(Site.DVP, *at.sum(Site.DV, at.ops.transposed(p), do)), kept=dv)
-        return at(Site.DK, dk + at(Site.DKP, *at.sum(Site.DK, at.ops.transposed(ds), q)), kept=dk), dv
-    dv = at.product(Site.DV, at.ops.transposed(p), do, init=dv)
-    return at.product(Site.DK, at.ops.transposed(ds), q, init=dk), dv
+    apart = at.plan.gradients_apart is GradientsApart.ALL
+    dv = _added(at, Site.DV, Site.DVP if apart else None, at.ops.transposed(p), do, dv)
+    return _added(at, Site.DK, Site.DKP if apart else None, at.ops.transposed(ds), q, dk), dv
+
+
+def _added(at: Events, site: Site, part: Site | None, a: Array, b: Array, total: Array) -> Array:
+    """total + a b: one sum that goes on from the total, or the event `part` of a sum of its own, which is then added."""
+    if part is None:
+        return at.product(site, a, b, init=total)
+    return at(site, total + at(part, *at.sum(site, a, b)), kept=total)
 
 
 def delta_tile(

@@ -34,11 +34,7 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
         scaled = at(Site.SCALED, mul(s, scale))
         x = multiply_add(at, s, scale, cm) if plan.fused_exponent else scaled - cm
         return m, at(Site.X, x), at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
-    scaled = at(Site.SCALED, mul(s, scale))
-    factor, factors = scale, s
-    if plan.log2_e is Log2E.SCORES:
-        factor, factors = LOG2_E32, scaled
-        scaled = at(Site.LS, mul(scaled, LOG2_E32))
+    scaled, factor, factors = _scaled(at, scale, s, Site.SCALED, Site.LS)
     scaled = masked(at, scaled)
     m = new_maximum(at, m_old, scaled)
     shift = finite(xp, m)
@@ -63,14 +59,18 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     scale = base2_scale(plan, scale)
     if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))
-    scaled = at(Site.SCALED_B, mul(s, scale))
-    factor, factors = scale, s
-    if plan.log2_e is Log2E.SCORES:
-        factor, factors = LOG2_E32, scaled
-        scaled = at(Site.LS_B, mul(scaled, LOG2_E32))
+    scaled, factor, factors = _scaled(at, scale, s, Site.SCALED_B, Site.LS_B)
     if plan.fused_exponent:
         return at(Site.X_B, multiply_add(at, masked(at, factors), factor, lse[:, None]))
     return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
+
+
+def _scaled(at: Events, scale: float, s: Array, site: Site, in_base2: Site) -> tuple[Array, float, Array]:
+    """The scores in the units of the exponent, and the two factors of which they are the rounded product."""
+    scaled = at(site, at.ops.multiply(s, scale))
+    if at.plan.log2_e is not Log2E.SCORES:
+        return scaled, scale, s
+    return at(in_base2, at.ops.multiply(scaled, LOG2_E32)), LOG2_E32, scaled
 
 
 def base2_scale(plan: Plan, scale: float) -> float:

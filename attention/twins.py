@@ -47,16 +47,21 @@ class Twin:
 
 
 def octets(lanes: int) -> Accumulator:
-    """How threads that read 16 bytes at a time add up delta."""
+    """Return the accumulator of threads that read eight BF16 numbers at a time, as kernels add up delta."""
     return Accumulator(order=Order.OCTETS, chunk=lanes)
 
 
-def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
-    """What the fused kernels share: sums on tensor cores, ex2, rows in four lanes that begin at alpha l."""
-    plan = fa2_bf16().at(Site.AL, BINARY64)  # one multiply-add with the first column
-    plan = plan.adding(Site.DELTA, octets(lanes))
+def _on_hopper(plan: Plan, core: Accumulator = HOPPER) -> Plan:
+    """The plan with every product of matrices on tensor cores."""
     for site in FACTORS:
         plan = plan.adding(site, core)
+    return plan
+
+
+def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
+    """Return the plan that the twins of fused kernels start from: tensor cores, ex2, rows in four lanes that begin at alpha l."""
+    plan = fa2_bf16().at(Site.AL, BINARY64)  # one multiply-add with the first column
+    plan = _on_hopper(plan.adding(Site.DELTA, octets(lanes)), core)
     return replace(
         plan, name=name, exp=Exponential.EX2, row_sum=RowSum.LANES, log=Logarithm.LG2, registers=True,
         gradients_apart=GradientsApart.DQ,
@@ -90,7 +95,7 @@ def efficient() -> Plan:
 def flex() -> Plan:
     """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2 e inside X's multiply-add."""
     return replace(
-        _fused("flex").at(Site.AL, BINARY64), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILE_LANES,
+        _fused("flex"), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILE_LANES,
         reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True,
     )  # fmt: skip
 
@@ -115,14 +120,12 @@ def qiu_yao_eager() -> Plan:
 
 
 def _released(name: str) -> Plan:
-    """What both forms of the released code share."""
+    """Return the plan that both forms of the released code start from: BF16 operations, CUDA's expf, P scaled before dS."""
     bf16 = (
         *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.M, Site.X, Site.P, Site.DM, Site.L, Site.AO, Site.PV, Site.O),
         *(Site.OUT, Site.S_B, Site.SCALED_B, Site.P_B, Site.DP, Site.DS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
     )
-    plan = fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64)
-    for site in FACTORS:
-        plan = plan.adding(site, HOPPER)
+    plan = _on_hopper(fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64))
     plan = plan.adding(Site.ROWSUM, Accumulator(order=Order.STRIDED, chunk=32))
     return replace(
         plan, name=name, exp=Exponential.CUDA, registers=True, exponent_again=BackwardExponent.NATURAL,
@@ -148,9 +151,7 @@ def eager() -> Plan:
         *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),
         *(Site.P_B, Site.DP, Site.DS, Site.SDS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
     )
-    plan = fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64)
-    for site in FACTORS:
-        plan = plan.adding(site, HOPPER)
+    plan = _on_hopper(fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64))
     warp = Accumulator(order=Order.STRIDED, chunk=32)
     plan = plan.adding(Site.ROWSUM, warp).adding(Site.DELTA, warp)
     return replace(
@@ -161,6 +162,8 @@ def eager() -> Plan:
 
 RELEASED = "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
 TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
+
+
 def _square(size: int) -> Callable[[int], tuple[int, int]]:
     return lambda width: (size, size)
 
