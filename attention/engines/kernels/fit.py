@@ -47,7 +47,7 @@ def check_plan(plan: Plan) -> None:
     if plan.normalise_first:
         raise ValueError(f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not have{ELSEWHERE}")
     if plan.is_of_kernel or plan.exp is Exponential.EX2:
-        raise ValueError(f"plan={plan.name}: the softmax of a kernel (exp, log2_e, row_lanes, log) has no fused kernel here yet{ELSEWHERE}")
+        raise ValueError(f"plan={plan.name}: the softmax of a kernel (exp, log2_e, row_sum, log) has no fused kernel here yet{ELSEWHERE}")
     for site, block in plan.blocks:
         if site.axes is Axes.TS:
             raise ValueError(f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not make{ELSEWHERE}")

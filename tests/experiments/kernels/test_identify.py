@@ -121,6 +121,16 @@ def test_a_real_kernel_is_known(kernel, name):
     assert {n: p.near.equal for n, p in found.parts.items()} == dict.fromkeys(("out", "dq", "dk", "dv"), 1.0)
 
 
+def test_the_backward_of_another_kernel_is_found():
+    """A backward that is not the forward's own, as of code that calls two kernels: an error, or the forward's, which is not it."""
+    x = crop()
+    plan = TWINS["fa2"].plan.changed("gradient_scale=register", "query_order=ascending", "exponent_again=after")
+    got = examine(x.q, x.k, x.v, x.do, plan=plan, block_q=TOKENS, block_k=TOKENS, scale=x.scale, record=None, engine="numpy")
+    found = of(Outputs(out=got.out, dq=got.dq, dk=got.dk, dv=got.dv))
+    assert found.kind is Kind.SAME
+    assert {n: part.near.equal for n, part in found.parts.items()} == dict.fromkeys(("out", "dq", "dk", "dv"), 1.0)
+
+
 def test_the_time_of_the_backward_is_limited():
     """With no time at all it says so."""
     outputs = Outputs(**stored("sdpa-cudnn"))
