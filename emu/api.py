@@ -201,8 +201,8 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
 
     if _is_jax(a) or _is_jax(b):
-        with _wide(jax_array := a if _is_jax(a) else b):
-            xp = _library(jax_array)
+        xp = importlib.import_module("jax.numpy")
+        with sys.modules["jax"].enable_x64(True):  # operands of NumPy may be float64
             operands = (xp.asarray(a), xp.asarray(b), None if init is None else xp.asarray(init))
             total, kept = _program(_dot, *operands, accumulator=accumulator, keep=steps is not None)
     else:

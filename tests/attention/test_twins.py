@@ -31,7 +31,7 @@ SOME_LONG = [
 @pytest.mark.parametrize("twin", TWINS)
 def test_it_gives_the_bits_of_its_kernel(twin, causal, family):
     """A preset that carries a kernel's name and is not its arithmetic."""
-    found = shares(twin, family, causal, stored(KERNELS[twin]))
+    found = shares(TWINS[twin], family, causal, stored(KERNELS[twin]))
     assert found["out"] == 1.0
     assert set(found) >= {"out", "dq", "dk", "dv"}
     for part, share in found.items():
@@ -48,6 +48,6 @@ def test_it_is_a_preset(twin):
 def test_other_arithmetics_are_told_apart():
     """A comparison that any plan passes."""
     outputs = stored("sdpa-cudnn")
-    near = shares("fa2", "gaussian64", False, outputs)
+    near = shares(TWINS["fa2"], "gaussian64", False, outputs)
     assert near["out"] < 1.0
     assert near["dq"] < 0.999

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from roundscope.attention import examine
-from roundscope.attention.twins import TWINS
+from roundscope.attention.twins import TWINS, Twin
 from roundscope.experiments.tensors.files import open_tensors
 from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one_head, widened
 
@@ -35,12 +35,12 @@ def recorded(folder: Path, kernel: str) -> dict[str, np.ndarray]:
     return {key: x[:1, :1] if key.endswith("/lse") else x[:1, :, :1] for key, x in own.items()}
 
 
-def shares(twin: str, family: str, causal: bool, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-    """The share of equal bits of each output of a twin."""
-    own, x = TWINS[twin], of_one_head(inputs(family, causal))
-    block_q, block_k = own.tiles(x.q.shape[-1])
+def shares(twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the share of equal bits of each output that a twin gives."""
+    x = of_one_head(inputs(family, causal))
+    block_q, block_k = twin.tiles(x.q.shape[-1])
     got = examine(
-        x.q, x.k, x.v, x.do, plan=own.plan, block_q=block_q, block_k=min(block_k, x.k.shape[1]), scale=x.scale,
+        x.q, x.k, x.v, x.do, plan=twin.plan, block_q=block_q, block_k=min(block_k, x.k.shape[1]), scale=x.scale,
         is_causal=causal, record=None, engine="numpy",
     )  # fmt: skip
     found = {}
@@ -54,14 +54,14 @@ def shares(twin: str, family: str, causal: bool, outputs: dict[str, np.ndarray])
 
 def rows(folder: Path | None) -> Iterator[tuple[str, ...]]:
     """Twin, kernel, family, mode and the shares of the parts."""
-    for twin, kernel in KERNELS.items():
+    for name, kernel in KERNELS.items():
         outputs = stored(kernel) if folder is None else recorded(folder, kernel)
         for family in FAMILIES:
             for causal in (False, True):
                 if f"{family}/{'causal' if causal else 'full'}/out" in outputs:
-                    found = shares(twin, family, causal, outputs)
+                    found = shares(TWINS[name], family, causal, outputs)
                     told = (f"{found[part]:.5f}" if part in found else "" for part in PARTS)
-                    yield twin, kernel, family, "causal" if causal else "full", *told
+                    yield name, kernel, family, "causal" if causal else "full", *told
 
 
 def main() -> None:
