@@ -13,6 +13,7 @@ import numpy as np
 from roundscope.experiments.diagnose.student import rows
 from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, diagnose
 from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.report.progress import every
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 from roundscope.experiments.trace.options import Request, request
@@ -113,12 +114,6 @@ def _progress(first: int) -> Iterator[Progress]:
 
 
 def _now_and_then() -> Progress:
-    """What prints what runs, as a line on stderr, every `SELDOM` seconds."""
-    last = [time.monotonic()]
-
-    def show(step: int, text: str) -> None:
-        if time.monotonic() - last[0] >= SELDOM:
-            last[0] = time.monotonic()
-            print(f"diagnose: step {step}: {text}", file=sys.stderr, flush=True)
-
-    return show
+    """Return a function that says what runs on stderr, at most every `SELDOM` seconds."""
+    tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
+    return lambda step, text: tell(lambda: f"diagnose: step {step}: {text}")

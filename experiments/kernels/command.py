@@ -15,6 +15,7 @@ from roundscope.experiments.kernels import shown
 from roundscope.experiments.kernels.identify import identify
 from roundscope.experiments.kernels.reading import Call, Options, read
 from roundscope.experiments.kernels.search import Told
+from roundscope.experiments.report.progress import every
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.trace.folder import free_folder
 
@@ -76,11 +77,6 @@ def _progress() -> Iterator[Told]:
 
 
 def _now_and_then() -> Told:
-    last = [time.monotonic()]
-
-    def tell(text: str) -> None:
-        if time.monotonic() - last[0] >= SELDOM:
-            last[0] = time.monotonic()
-            print(f"identify: {text}", file=sys.stderr, flush=True)
-
-    return tell
+    """Return a function that says what runs on stderr, at most every `SELDOM` seconds."""
+    tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
+    return lambda text: tell(lambda: f"identify: {text}")

@@ -28,17 +28,17 @@ def nearness(got: np.ndarray, want: np.ndarray) -> Nearness:
     equal = float(same.mean())
     if equal == 1.0:
         return Nearness(1.0, 0.0)
-    ulp = _ulps(want[~same])
+    size = np.abs(np.where(np.isfinite(want[~same]), want[~same], 0.0))
+    ulp = ulps(want[~same], float(size.max(initial=0.0)) * 2.0**-12)
     with np.errstate(invalid="ignore"):
         away = np.abs(got[~same].astype(np.float64) - want[~same]) / ulp
     return Nearness(equal, -float(np.nan_to_num(np.minimum(away, FAR), nan=FAR).mean()))
 
 
-def _ulps(x: np.ndarray) -> np.ndarray:
-    """The unit of the last place: BF16's, since kernels return BF16; of smaller numbers that of the largest, 2^-12 of it."""
+def ulps(x: np.ndarray, least: float = 0.0) -> np.ndarray:
+    """Return the units of the last place of x in BF16, in which kernels return their results; of numbers below `least`, that of `least`."""
     size = np.abs(np.where(np.isfinite(x), x, 0.0)).astype(np.float64)
-    least = max(float(size.max(initial=0.0)) * 2.0**-12, 2.0**-126)
-    return np.exp2(np.floor(np.log2(np.maximum(size, least)))) * 2.0**-7
+    return np.exp2(np.floor(np.log2(np.maximum(size, max(least, 2.0**-126))))) * 2.0**-7
 
 
 def relative_rms(x: np.ndarray, exact: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from roundscope.attention.twins import TWINS
 from roundscope.emu.rounding.modes import BF16
 from roundscope.experiments.kernels import search
 from roundscope.experiments.kernels.candidates import PRESETS, Candidate
-from roundscope.experiments.kernels.compare import Nearness, nearness, relative_rms, where_rows_differ
+from roundscope.experiments.kernels.compare import Nearness, nearness, relative_rms, ulps, where_rows_differ
 from roundscope.experiments.kernels.emulated import emulated
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.kernels.search import Found, Told
@@ -189,7 +189,7 @@ def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
 def _part(got: np.ndarray, want: np.ndarray) -> Part:
     near = nearness(got, want)
     apart = got != want
-    ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(want[apart].astype(np.float64)), 2.0**-126)))) * 2.0**-7
+    ulp = ulps(want[apart])
     with np.errstate(invalid="ignore"):
         one = np.abs(got[apart].astype(np.float64) - want[apart]) <= ulp
     return Part(near=near, one=float(one.mean()) if one.size else 1.0, rows=where_rows_differ(got, want, ROWS))
