@@ -200,14 +200,18 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
     if init is not None and tuple(np.shape(init)) != shape:
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
 
-    if _is_jax(a) or _is_jax(b):
-        xp = importlib.import_module("jax.numpy")
-        with sys.modules["jax"].enable_x64(True):  # operands of NumPy may be float64
-            operands = (xp.asarray(a), xp.asarray(b), None if init is None else xp.asarray(init))
-            total, kept = _program(_dot, *operands, accumulator=accumulator, keep=steps is not None)
+    if init is not None and not _is_jax(init):
+        init = np.asarray(init)
+    return _added(_dot, _is_jax(a) or _is_jax(b), steps, a, b, init, accumulator=accumulator)
+
+
+def _added(f: Any, on_jax: bool, steps: list[tuple[Array, Array]] | None, *operands: Any, accumulator: Accumulator) -> Array:
+    """Return the sum that f makes of the operands, under JAX in one program; `steps` receives its additions."""
+    if on_jax:
+        total, kept = _program(f, *operands, accumulator=accumulator, keep=steps is not None)
     else:
         with np.errstate(all="ignore"):  # overflow and inf - inf are results
-            total, kept = _dot(a, b, init, accumulator=accumulator, keep=steps is not None)
+            total, kept = f(*operands, accumulator=accumulator, keep=steps is not None)
     if steps is not None:
         steps.extend(kept)
     return total

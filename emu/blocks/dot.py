@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _carrier, _enter, _is_jax, _library, _ops, _program
+from roundscope.emu.api import _added, _carrier, _enter, _is_jax, _library, _ops
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.blocks.api import Blocked, from_blocks
 from roundscope.emu.rounding.modes import BINARY32, RoundingMode
@@ -50,20 +50,9 @@ def dot_blocks(a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps
     shape = _checked(a, b, init)
     on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
     if on_jax:
-        import jax
-
         import roundscope.emu.blocks.xla  # noqa: F401  `Blocked` may be an argument of a program
-
-        with jax.enable_x64(True):
-            start = jax.numpy.zeros(shape) if init is None else init
-            total, kept = _program(_kept, a, b, start, accumulator=accumulator, keep=steps is not None)
-    else:
-        with np.errstate(all="ignore"):  # overflow and inf - inf are results
-            start = np.zeros(shape) if init is None else init
-            total, kept = _kept(a, b, start, accumulator=accumulator, keep=steps is not None)
-    if steps is not None:
-        steps.extend(kept)
-    return total
+    start = np.zeros(shape) if init is None else init if on_jax and _is_jax(init) else np.asarray(init)
+    return _added(_kept, on_jax, steps, a, b, start, accumulator=accumulator)
 
 
 def _kept(a: Any, b: Any, init: Array, *, accumulator: Accumulator, keep: bool) -> tuple[Array, Steps | None]:
