@@ -3,8 +3,9 @@
 from roundscope.attention.attend import Examined, attend, examine
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
-from roundscope.attention.plan import DeltaFrom, Plan, Stabiliser
-from roundscope.attention.presets import PRESETS
+from roundscope.attention.plans.choices import DeltaFrom, Stabiliser
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.rotation import rotated
 from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plan import GradientsApart, Plan, RowSum, ScaleOfGradient, ScoreGradient
+from roundscope.attention.plans.choices import GradientsApart, RowSum, ScaleOfGradient, ScoreGradient
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax import (
     added_lanes,

@@ -10,7 +10,7 @@ import numpy as np
 
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 
 WIDEST = 8  # bytes of a number that enters exactly
 

@@ -27,14 +27,15 @@ from roundscope.attention.arguments import (
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, check_forward, check_injection, check_place, check_record
-from roundscope.attention.plan import DeltaFrom, Plan, check_factors
+from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.plan import Plan, check_factors
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.blocks import check_blocks
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import Part, Trace, trace_of
 
 if TYPE_CHECKING:
-    from roundscope.attention.traced_plan import HeadPlans
+    from roundscope.attention.plans.traced import HeadPlans
 
 Engine = Literal["numpy", "xla", "pallas"]
 ENGINES = {
@@ -67,7 +68,7 @@ def attend(
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
 
     q          (B, T, N, H), k, v (B, S, G, H): float arrays; NumPy or JAX. Narrower types than float32 enter exactly.
-    plan       a `Plan`, or the name of a preset; under JAX also `attention.traced_plan.head_plans(plans)`, a plan per head as data
+    plan       a `Plan`, or the name of a preset; under JAX also `attention.plans.traced.head_plans(plans)`, a plan per head as data
     block_q, block_k   tile sizes; sizes that they do not divide are padded with entries that no event counts
     scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
     is_causal  True or False: query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
@@ -115,7 +116,7 @@ def examine(
 
     plan  may be a sequence, one plan per batch entry: each entry is then computed as if it were called alone. Under xla
           the plans are data of one executable: of events they may differ in formats, seeds and modes, but for stochastic ones, of sums
-          in the format and seed of their steps (`attention.traced_plan.structure`). No injection may flip a bit then.
+          in the format and seed of their steps (`attention.plans.traced.structure`). No injection may flip a bit then.
     """
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
     batch = 1 if many else None  # with a plan of its own, a batch entry is a call of its own
@@ -131,8 +132,8 @@ def examine(
 
 
 def _head_plans(plan: Any) -> "HeadPlans | None":
-    """The argument if it is `attention.traced_plan.HeadPlans`: who has made any has imported them."""
-    module = sys.modules.get("roundscope.attention.traced_plan")
+    """The argument if it is `attention.plans.traced.HeadPlans`: who has made any has imported them."""
+    module = sys.modules.get("roundscope.attention.plans.traced")
     return plan if module is not None and isinstance(plan, module.HeadPlans) else None
 
 

@@ -9,9 +9,9 @@ from jax import Array
 
 from roundscope.attention.attend import mask_to_heads, result_type, setup_of_heads
 from roundscope.attention.engines import xla as run
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.traced_plan import HeadPlans
 from roundscope.emu.rounding.modes import BF16, FP16
 
 Types = tuple[Any, ...]  # of q, k, v

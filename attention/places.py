@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
-from roundscope.attention.plan import (
+from roundscope.attention.plans.choices import (
     BackwardExponent,
     DeltaFrom,
     GradientsApart,
     Log2E,
     Logarithm,
-    Plan,
     RowSum,
     ScaleOfGradient,
     ScoreGradient,
 )
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BACKWARD, KEY_SITES, OF_KERNELS, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
 from roundscope.emu.sums.accumulator import Order
 

@@ -7,7 +7,7 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from roundscope.attention.attend import Engine, attend
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.rounding.modes import RoundingMode
 
 BATCH, HEADS = "batch", "heads"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plan import BackwardExponent, Exponential, Log2E, Logarithm, Plan, Reciprocal, RowSum, Stabiliser
+from roundscope.attention.plans.choices import BackwardExponent, Exponential, Log2E, Logarithm, Reciprocal, RowSum, Stabiliser
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.formats.spacing import spacing

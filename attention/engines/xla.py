@@ -11,10 +11,10 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.attention.engines.layout import from_heads, to_heads
+from roundscope.attention.plans.traced import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import loops as head_of
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.traced_plan import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.backends.xla.widths import narrow, widen

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.places import occurs
-from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.plans.plan import Plan, site_named
 from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site
 from roundscope.emu.formats.format import unknown
 

@@ -4,7 +4,8 @@ from dataclasses import fields
 
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
-from roundscope.attention.plan import Log2E, Plan
+from roundscope.attention.plans.choices import Log2E
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
 
 

@@ -16,23 +16,21 @@ from roundscope.attention.grammar.roundings import (
     place_words,
     places_of,
 )
-from roundscope.attention.plan import (
+from roundscope.attention.plans.choices import (
     BackwardExponent,
     DeltaFrom,
-    Event,
     Exponential,
     GradientsApart,
     KeyOrder,
     Log2E,
     Logarithm,
-    Plan,
     Reciprocal,
     RowSum,
     ScaleOfGradient,
     ScoreGradient,
     Stabiliser,
-    event_to,
 )
+from roundscope.attention.plans.plan import Event, Plan, event_to
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.rounding.modes import BINARY64, mode_named

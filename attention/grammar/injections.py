@@ -17,7 +17,7 @@ import numpy as np
 from roundscope.attention import places
 from roundscope.attention.grammar.ranges import selection, spelled
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, What
-from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.plans.plan import Plan, site_named
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import Format, unknown
 

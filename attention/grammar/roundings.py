@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roundscope.attention.plan import Event, event_to, site_named
+from roundscope.attention.plans.plan import Event, event_to, site_named
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import unknown

@@ -13,7 +13,8 @@ from roundscope.attention import algorithm, softmax
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Record, Recorder
 from roundscope.attention.injection import Injection
-from roundscope.attention.plan import DeltaFrom, KeyOrder, Plan, ScaleOfGradient
+from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradient
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.tile import Tile

@@ -27,9 +27,9 @@ def _lists() -> dict[str, str]:
     from roundscope.attention.grammar.changes import STAGES
     from roundscope.attention.grammar.edits import KINDS
     from roundscope.attention.grammar.injections import WHERES
-    from roundscope.attention.plan import DeltaFrom
-    from roundscope.attention.presets import PRESETS
-    from roundscope.attention.twins import TWINS
+    from roundscope.attention.plans.choices import DeltaFrom
+    from roundscope.attention.plans.presets import PRESETS
+    from roundscope.attention.plans.twins import TWINS
     from roundscope.emu.sums.tensor_cores import ARCHITECTURES
     from roundscope.experiments.kernels.adapters import ADAPTERS
     from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE

@@ -8,7 +8,7 @@ import numpy as np
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.places import absent
-from roundscope.attention.plan import (
+from roundscope.attention.plans.choices import (
     BackwardExponent,
     Exponential,
     GradientsApart,
@@ -19,8 +19,8 @@ from roundscope.attention.plan import (
     ScaleOfGradient,
     ScoreGradient,
 )
+from roundscope.attention.plans.twins import EIGHTS, HOPPER, TWINS
 from roundscope.attention.sites import FACTORS
-from roundscope.attention.twins import EIGHTS, HOPPER, TWINS
 from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, E4M3, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core

@@ -8,7 +8,7 @@ import numpy as np
 
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
-from roundscope.attention.twins import TWINS
+from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.rounding.modes import BF16
 from roundscope.experiments.kernels import search
 from roundscope.experiments.kernels.candidates import PRESETS, Candidate

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roundscope.attention.plan import KeyOrder, Plan
+from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.rounding.modes import FP16
 from roundscope.experiments.kernels import candidates

@@ -11,7 +11,7 @@ from roundscope.attention.grammar.changes import sites_of
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.injection import Injection
 from roundscope.attention.places import Sizes, check_place, check_record
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BACKWARD, PRODUCTS
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.errors import UsageError, bad
 
 JAX = "jax"  # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours

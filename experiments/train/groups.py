@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from roundscope.attention import Plan
-from roundscope.attention.traced_plan import HeadPlans, structure
+from roundscope.attention.plans.traced import HeadPlans, structure
 from roundscope.experiments.train import devices
 from roundscope.experiments.train.config import PALLAS, WORD, Config
 from roundscope.experiments.train.gpt import step as one_step

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import AddUlps, Injection, Plan, Record, SetTo, Site, attend, examine
-from roundscope.attention.presets import ALL, HEAD_FP8, P_256
+from roundscope.attention.plans.presets import ALL, HEAD_FP8, P_256
 from roundscope.attention.sites import BLOCK_AXIS
 from roundscope.emu import round_to
 from roundscope.emu.blocks.format import block_format

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Record, Site, attend
-from roundscope.attention.plan import DeltaFrom
-from roundscope.attention.traced_plan import head_plans
+from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.traced import head_plans
 from tests.checks.engines import bits, normal
 
 B, T, S, N, G, H = 2, 11, 13, 4, 2, 8

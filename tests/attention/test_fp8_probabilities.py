@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Record, Site, examine
-from roundscope.attention.plan import KeyOrder
-from roundscope.attention.presets import P_256
+from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.plans.presets import P_256
 from roundscope.emu.blocks.format import block_format
 from roundscope.emu.rounding.modes import BF16, E4M3
 from tests.checks.engines import normal

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from roundscope.attention import PRODUCTS, DeltaFrom, Plan, Site
-from roundscope.attention.traced_plan import common_structure
+from roundscope.attention.plans.traced import common_structure
 from roundscope.emu.rounding.modes import RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 

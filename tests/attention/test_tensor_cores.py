@@ -5,8 +5,8 @@ import pytest
 
 from roundscope import emu
 from roundscope.attention import Plan, Record, Site, attend, examine
+from roundscope.attention.plans.traced import head_plans
 from roundscope.attention.sites import FACTORS, PRODUCTS
-from roundscope.attention.traced_plan import head_plans
 from roundscope.emu.sums.accumulator import Accumulator
 from tests.checks.engines import bits, differences, normal
 

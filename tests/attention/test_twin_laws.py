@@ -7,8 +7,8 @@ import pytest
 
 from roundscope.attention import DeltaFrom, Plan, Record, Site, examine
 from roundscope.attention.places import in_traces
+from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import PRODUCTS
-from roundscope.attention.twins import TWINS
 from roundscope.emu.sums.accumulator import Order
 from tests.checks.engines import normal
 

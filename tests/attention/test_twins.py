@@ -3,7 +3,7 @@
 import pytest
 
 from roundscope.attention import Plan
-from roundscope.attention.twins import TWINS
+from roundscope.attention.plans.twins import TWINS
 from tests.checks.kernel_outputs import STORED
 from tests.checks.kernel_twins import KERNELS, shares, stored
 

@@ -1,6 +1,6 @@
 """Every one of the 2^32 arguments of ex2, lg2 and rcp on this GPU, against emu.instructions.
 
-    python -m tests.checks.gpu_instructions
+python -m tests.checks.gpu_instructions
 """
 
 import time

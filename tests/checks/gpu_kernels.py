@@ -1,6 +1,6 @@
 """Outputs of real attention kernels on a GPU, for the plans that are to give the same bits; and its approximate functions.
 
-    python -m tests.checks.gpu_kernels --out FOLDER [--released FOLDER] [--only NAME,...]
+python -m tests.checks.gpu_kernels --out FOLDER [--released FOLDER] [--only NAME,...]
 """
 
 import argparse

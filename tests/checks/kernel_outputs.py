@@ -1,6 +1,6 @@
 """Inputs on which real kernels were recorded, and their stored outputs: tests/golden/kernels holds one head of each family.
 
-    python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what tests.checks.gpu_kernels recorded
+python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what tests.checks.gpu_kernels recorded
 """
 
 import json

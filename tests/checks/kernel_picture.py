@@ -1,6 +1,6 @@
 """The picture of docs/kernels.md: how many numbers of each kernel's output differ from its twin, and from the preset that bore its name.
 
-    python -m tests.checks.kernel_picture [FILE.png]
+python -m tests.checks.kernel_picture [FILE.png]
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from roundscope.attention import Plan
-from roundscope.attention.twins import TWINS, Twin
+from roundscope.attention.plans.twins import TWINS, Twin
 from tests.checks.kernel_outputs import STORED
 from tests.checks.kernel_twins import KERNELS, shares, stored
 

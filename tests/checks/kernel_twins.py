@@ -1,6 +1,6 @@
 """How many bits of real kernels' outputs their twins give: of the stored outputs, or of a folder that gpu_kernels wrote.
 
-    python -m tests.checks.kernel_twins [FOLDER]
+python -m tests.checks.kernel_twins [FOLDER]
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from roundscope.attention import examine
-from roundscope.attention.twins import TWINS, Twin
+from roundscope.attention.plans.twins import TWINS, Twin
 from roundscope.experiments.tensors.files import open_tensors
 from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one_head, widened
 

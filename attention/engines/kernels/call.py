@@ -18,7 +18,7 @@ from roundscope.attention.engines.kernels.record import Kept, Recorder
 from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.injection import Exact
-from roundscope.attention.plan import Exponential
+from roundscope.attention.plans.choices import Exponential
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.exp import AT_ONCE

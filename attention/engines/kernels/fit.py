@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
-from roundscope.attention.plan import Exponential, Plan
+from roundscope.attention.plans.choices import Exponential
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu import round_to

@@ -25,7 +25,7 @@ from roundscope.attention.engines.kernels.tiles import (
     whole_tiles,
 )
 from roundscope.attention.engines.kernels.work import Work
-from roundscope.attention.plan import DeltaFrom, KeyOrder
+from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 

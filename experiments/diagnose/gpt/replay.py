@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.attention.traced_plan import structure
+from roundscope.attention.plans.traced import structure
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.trials import Trials, copies, plans_of
 from roundscope.experiments.diagnose.gpt.units import FAMILY, Edit, Units, change_words, exactly

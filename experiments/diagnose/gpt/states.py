@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Plan
-from roundscope.attention.presets import exact
+from roundscope.attention.plans.presets import exact
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.units import Edit, by_head, everywhere, is_random
 from roundscope.experiments.diagnose.replay.fate import Outcome, Trial

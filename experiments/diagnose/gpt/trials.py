@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.attention.traced_plan import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.units import reseeded
 from roundscope.experiments.diagnose.replay.fate import Trial

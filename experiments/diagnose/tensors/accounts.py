@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Record, Site
-from roundscope.attention.plan import KeyOrder
+from roundscope.attention.plans.choices import KeyOrder
 from roundscope.emu.api import round_to
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, Measured, one_head, run
 from roundscope.experiments.trace.focus import existing

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from roundscope.attention import DeltaFrom, Plan, Site, Stabiliser
-from roundscope.attention.presets import fa2_bf16
+from roundscope.attention.plans.presets import fa2_bf16
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.diagnose.tensors.accounts import SITES_OF
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, WIDE, narrow, occurring

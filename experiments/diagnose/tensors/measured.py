@@ -8,7 +8,7 @@ import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabiliser
 from roundscope.attention.places import occurs
-from roundscope.attention.presets import exact as exact_plan
+from roundscope.attention.plans.presets import exact as exact_plan
 from roundscope.experiments.errors import bad
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift, delta_drift

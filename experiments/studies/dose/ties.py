@@ -10,8 +10,8 @@ from jax import Array
 
 from roundscope.attention import Record, Site
 from roundscope.attention.engines import xla as engine
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.traced_plan import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.offset import WINDOW

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, field
 
 from roundscope.attention.injection import Injection
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.numerics import NUMERICS
 
 Value = str | int | float | bool

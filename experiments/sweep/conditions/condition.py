@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, occurs
-from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.plans.plan import Plan, site_named
 from roundscope.attention.sites import Site
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, Cell, Value

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from roundscope.attention.grammar.injections import WHERES
-from roundscope.attention.plan import DeltaFrom, Exponential, KeyOrder
-from roundscope.attention.presets import PRESETS
+from roundscope.attention.plans.choices import DeltaFrom, Exponential, KeyOrder
+from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, Site
-from roundscope.attention.twins import TWINS
 from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
 from roundscope.emu.formats.format import NAMED
 from roundscope.emu.rounding.modes import Overflow, RoundingMode

@@ -4,7 +4,7 @@ import functools
 from dataclasses import replace
 
 from roundscope.attention.grammar.edits import KINDS, apply
-from roundscope.attention.plan import Plan, site_named
+from roundscope.attention.plans.plan import Plan, site_named
 from roundscope.emu.rounding.modes import Rounding, RoundingMode
 from roundscope.experiments.sweep.conditions.cell import Value
 

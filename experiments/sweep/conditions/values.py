@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from roundscope.attention.grammar.changes import ALIASES, parted
 from roundscope.attention.grammar.edits import KINDS, stabiliser_words
-from roundscope.attention.plan import site_named
+from roundscope.attention.plans.plan import site_named
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError

@@ -12,7 +12,7 @@ from os import cpu_count
 from typing import Any
 
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
-from roundscope.attention.plan import KeyOrder
+from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.sites import BACKWARD, PRODUCTS, RESCALES
 from roundscope.emu.rounding.modes import BINARY64
 from roundscope.emu.sums.accumulator import Accumulator

@@ -43,7 +43,7 @@ def group(cell: Cell) -> Hashable:
     """Cells of one group may share a call. numpy: all; xla: those that share an executable."""
     if cell["engine"] == "numpy":
         return ("numpy",)
-    from roundscope.attention.traced_plan import structure
+    from roundscope.attention.plans.traced import structure
 
     names = ("engine", "T", "S", "N", "H", "block_q", "block_k", "causal", "backward")
     file = "" if cell["input"] in FAMILIES else cell["input"]  # which may bring a scale and key heads of its own

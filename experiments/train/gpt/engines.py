@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from roundscope.attention import Plan
-from roundscope.attention.traced_plan import is_stochastic
+from roundscope.attention.plans.traced import is_stochastic
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import CUDNN, PALLAS, XLA, Config
 from roundscope.experiments.train.gpt import model

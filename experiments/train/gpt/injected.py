@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.plan import DeltaFrom, Plan
+from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import Config

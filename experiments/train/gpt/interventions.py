@@ -19,7 +19,7 @@ from typing import Any
 
 from roundscope.attention.grammar import changes as grammar
 from roundscope.attention.grammar.ranges import numbers
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix, is_linear
@@ -110,7 +110,7 @@ def _apply(plans: list[list[Plan]], change: Change, config: Config) -> None:
 
 
 def _check_structure(plans: list[list[Plan]], texts: Sequence[str]) -> None:
-    from roundscope.attention.traced_plan import common_structure
+    from roundscope.attention.plans.traced import common_structure
 
     try:
         common_structure([plan for row in plans for plan in row])

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from roundscope.attention import Plan, attend
-from roundscope.attention.traced_plan import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import CUDNN, JAX, Config
 from roundscope.experiments.train.gpt import offset as offsets
 from roundscope.experiments.train.gpt.layers import (

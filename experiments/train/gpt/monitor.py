@@ -28,9 +28,9 @@ from jax import Array
 
 from roundscope.attention import Record, Site, examine
 from roundscope.attention.engines import xla as engine
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.traced_plan import HeadPlans
 from roundscope.emu.stats.summary import Stats
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import model

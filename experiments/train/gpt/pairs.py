@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from roundscope.attention.differentiable import Pulled, pulled
-from roundscope.attention.traced_plan import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import model

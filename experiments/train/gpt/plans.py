@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from roundscope.attention.plan import Plan
-from roundscope.attention.traced_plan import HeadPlans, common_structure, table_of
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.traced import HeadPlans, common_structure, table_of
 from roundscope.emu.sums.accumulator import Order
 from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import JAX, Config

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from roundscope.attention import Plan
-from roundscope.attention.traced_plan import HeadPlans, is_stochastic, reseeded
+from roundscope.attention.plans.traced import HeadPlans, is_stochastic, reseeded
 from roundscope.experiments.train import state as states
 from roundscope.experiments.train import step
 from roundscope.experiments.train.config import JAX, XLA, Config

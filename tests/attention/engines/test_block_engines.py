@@ -21,8 +21,8 @@ from roundscope.attention import (
 )
 from roundscope.attention.engines import numpy as numpy_engine
 from roundscope.attention.engines import xla as xla_engine
+from roundscope.attention.plans.traced import common_structure, head_plans, structure
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.traced_plan import common_structure, head_plans, structure
 from roundscope.emu.blocks.format import block_format
 from tests.checks.engines import differences, normal
 

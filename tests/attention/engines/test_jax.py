@@ -10,7 +10,7 @@ import pytest
 
 from roundscope.attention import FlipBit, Injection, Plan, Record, SetTo, Site, attend, examine
 from roundscope.attention.engines.xla import _enter, _leave
-from roundscope.attention.traced_plan import head_plans
+from roundscope.attention.plans.traced import head_plans
 from tests.checks.engines import bits, normal
 
 SHAPES = (2, 20, 4, 8), (2, 24, 2, 8), (2, 24, 2, 8), (2, 20, 4, 8)

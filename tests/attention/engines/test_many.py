@@ -18,8 +18,8 @@ from roundscope.attention import (
     attend,
     examine,
 )
-from roundscope.attention.plan import Exponential, KeyOrder
-from roundscope.attention.traced_plan import head_plans, structure
+from roundscope.attention.plans.choices import Exponential, KeyOrder
+from roundscope.attention.plans.traced import head_plans, structure
 from roundscope.emu.rounding.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import bits, differences, normal

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Record, Site, examine
-from roundscope.attention.twins import TWINS
+from roundscope.attention.plans.twins import TWINS
 from tests.checks.engines import differences, normal
 
 TOKENS = 40  # no whole number of tiles
@@ -22,9 +22,7 @@ def inputs(tokens=TOKENS, heads=2, key_heads=2):
 
 def run(twin, *arrays, engine, record=None, block_q=16, **options):
     block_k = WHOLE if twin in UNFUSED else 16 if block_q == 16 else 32
-    return examine(
-        *arrays, plan=TWINS[twin].plan, engine=engine, record=record, block_q=block_q, block_k=block_k, **options
-    )
+    return examine(*arrays, plan=TWINS[twin].plan, engine=engine, record=record, block_q=block_q, block_k=block_k, **options)
 
 
 def compared(twin, *arrays, **options):

@@ -11,7 +11,7 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words, event_of
 from roundscope.attention.grammar.roundings import spelled as event_words
 from roundscope.attention.places import absent
-from roundscope.attention.plan import Exponential, KeyOrder
+from roundscope.attention.plans.choices import Exponential, KeyOrder
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS
 from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule, block_format
 from roundscope.emu.rounding.modes import BINARY64, E4M3, E5M2, RoundingMode, rounding

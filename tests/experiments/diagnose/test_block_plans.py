@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Site
-from roundscope.attention.presets import fa2_bf16, preset
+from roundscope.attention.plans.presets import fa2_bf16, preset
 from roundscope.emu.blocks.format import block_format
 from roundscope.experiments.diagnose.gpt.units import Unit, exactly, is_low, reseeded, units_of
 from roundscope.experiments.diagnose.tensors.accounts import SITES_OF, accounts, head_events

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Site
-from roundscope.attention.traced_plan import structure
+from roundscope.attention.plans.traced import structure
 from roundscope.experiments.diagnose.gpt.units import (
     FAMILY,
     Unit,

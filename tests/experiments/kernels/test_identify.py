@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from roundscope.attention import Plan, examine
-from roundscope.attention.twins import TWINS
+from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.sums.tensor_cores import tensor_core
 from roundscope.experiments.kernels.identify import Kind, identify
 from roundscope.experiments.kernels.outputs import Inputs, Outputs

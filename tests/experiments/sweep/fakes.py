@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell, Result
 from roundscope.experiments.sweep.running import run as loop
 from roundscope.experiments.sweep.storage.store import read_cells, read_sites, writing

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import PRESETS, Bias, Injection, Plan, Record, Site, examine
-from roundscope.attention.plan import KeyOrder
+from roundscope.attention.plans.choices import KeyOrder
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell
 from roundscope.experiments.sweep.conditions.inputs import draw
 from roundscope.experiments.sweep.measuring import calls, measure, metrics

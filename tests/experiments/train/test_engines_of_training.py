@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention.engines.kernels import engine as pallas_engine
-from roundscope.attention.traced_plan import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import devices, groups
 from roundscope.experiments.train.config import Config

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Site
-from roundscope.attention.traced_plan import HeadPlans, head_plans, reseeded
+from roundscope.attention.plans.traced import HeadPlans, head_plans, reseeded
 from roundscope.emu.backends.xla.traced import FIELDS
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.config import Config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, examine
-from roundscope.attention.traced_plan import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import monitor, offset, step
 from roundscope.experiments.train.gpt.injected import wrongs_of

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from roundscope.attention.plan import Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.scale import FULL, QUICK

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from roundscope.attention import attend
-from roundscope.attention.traced_plan import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear import FULL

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import attend
-from roundscope.attention.traced_plan import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.studies.failure.drift import drift, share, steady
 from roundscope.experiments.studies.failure.training.rest import Rest, _dq, pk
 from roundscope.experiments.train.config import Config

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from roundscope.attention.plan import DeltaFrom, Plan
+from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.experiments.studies.failure.conditions.cases import (
     AMPLIFIED,

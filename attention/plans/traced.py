@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.attention.plan import Plan, check_factors, ordinal
+from roundscope.attention.plans.plan import Plan, check_factors, ordinal
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.backends.ops import ANY_PRODUCT
 from roundscope.emu.backends.xla.traced import Kind, TracedRounding, kind_of, rounding_of, row_of

@@ -7,7 +7,7 @@ docs/kernels.md. What is not compared is not here.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from roundscope.attention.plan import (
+from roundscope.attention.plans.choices import (
     BackwardExponent,
     DeltaFrom,
     Exponential,
@@ -15,13 +15,13 @@ from roundscope.attention.plan import (
     KeyOrder,
     Log2E,
     Logarithm,
-    Plan,
     Reciprocal,
     RowSum,
     ScaleOfGradient,
     ScoreGradient,
 )
-from roundscope.attention.presets import fa2_bf16, fp32
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.presets import fa2_bf16, fp32
 from roundscope.attention.sites import FACTORS, Site
 from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, Order

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from roundscope.attention.plan import DeltaFrom, KeyOrder, Plan
+from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, PRODUCTS, Site
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import Format, format_named, unknown
@@ -63,7 +64,7 @@ def qiu_yao() -> Plan:
     in turn; exp and the row sum of a tile are FP32. div_ divides, so INV stays in binary64 and the quotient rounds
     once. Backward in FP32 from the BF16 output; gradients leave in BF16.
 
-    The code's own backward runs under autocast, and compiled its forward is another one too: `attention.twins.qiu_yao_eager`
+    The code's own backward runs under autocast, and compiled its forward is another one too: `attention.plans.twins.qiu_yao_eager`
     and `qiu_yao_compiled` give their bits (docs/kernels.md).
     """
     plan = _with(
@@ -157,7 +158,7 @@ def on_tensor_cores(plan: Plan, arch: str) -> Plan:
 
 def preset(name: str) -> Plan:
     """The preset of that name, or all:<format>: every event in one format. Either may end in @<architecture>: its products
-    on tensor cores. Or a twin (attention.twins): a plan that gives a real kernel's own bits, whose products are there already.
+    on tensor cores. Or a twin (attention.plans.twins): a plan that gives a real kernel's own bits, whose products are there already.
 
     Raises ValueError with the nearest name.
     """
@@ -171,7 +172,7 @@ def preset(name: str) -> Plan:
         return everywhere(name, rounding(f))
     if name in PRESETS:
         return PRESETS[name]()
-    from roundscope.attention.twins import TWINS  # which are made of presets
+    from roundscope.attention.plans.twins import TWINS  # which are made of presets
 
     if name not in TWINS:
         raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), "or all:<format>"))

@@ -1,13 +1,26 @@
 """`Plan`: the whole experimental condition of an attention computation, hashable and printable.
 
 A plan gives every site a rounding and every sum of products an accumulator, and fixes the few choices in
-which published kernels differ. Presets, each with its source, are in `attention.presets`.
+which published kernels differ. Presets, each with its source, are in `attention.plans.presets`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 
+from roundscope.attention.plans.choices import (
+    BackwardExponent,
+    DeltaFrom,
+    Exponential,
+    GradientsApart,
+    KeyOrder,
+    Log2E,
+    Logarithm,
+    Reciprocal,
+    RowSum,
+    ScaleOfGradient,
+    ScoreGradient,
+    Stabiliser,
+)
 from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
@@ -16,121 +29,6 @@ from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator
 
 Event = Rounding | BlockFormat  # how one site rounds
-
-
-class DeltaFrom(StrEnum):
-    """Where delta = rowsum(dO O) = rowsum(P dP) takes its operands: the same number in exact arithmetic, since rowsum(P) = 1."""
-
-    OUT = "OUT"  # the rounded output, as every released kernel does
-    WIDE_O = "O"  # the output before its last rounding
-    P_DP = "P_DP"  # rowsum(P dP), from the recomputed probabilities
-    CENTRED = "CENTRED"  # rowsum(P dP) / rowsum(P): the delta for which every row of dS = P (dP - delta) sums to 0, whatever P lost
-
-
-class Exponential(StrEnum):
-    """How exp(x) is computed."""
-
-    CORRECT = "correct"  # correctly rounded to the event's format
-    BASE2 = "base2"  # 2^X: what GPU kernels do, which fold log2 e into the scale (`Log2E`; else X = (S - m) log2 e)
-    CUDA = "cuda"  # expf of CUDA's library, which ex2 ends: what eager kernels and XLA call
-    EX2 = "ex2"  # the same by ex2.approx.ftz.f32 of a Hopper GPU, to the bit (emu.instructions)
-
-
-class Log2E(StrEnum):
-    """Where log2 e enters, so that exp(x) is 2^(x log2 e); c is binary32(scale log2 e)."""
-
-    NONE = "none"  # SCALED = scale S; X = SCALED - m, and the exponential's argument is X, or X log2 e
-    SCALE = "scale"  # SCALED = c S; X = SCALED - m: cuDNN, memory-efficient attention
-    MAXIMUM = "maximum"  # m is of the scores unscaled; SCALED = c S, X = SCALED - c m, DX = c (m_old - m): FlashAttention-2
-    SCORES = "scores"  # SCALED = scale S, LS = log2 e SCALED; X = LS - m: kernels that Triton compiles
-
-
-class ScoreGradient(StrEnum):
-    """How dS is computed from P, dP and delta."""
-
-    DIFFERENCE = "difference"  # P (dP - delta): fused kernels
-    SOFTMAX = "softmax"  # P dP - delta P, one multiply-add: the backward of a softmax that stands alone
-
-
-class GradientsApart(StrEnum):
-    """Which gradients add up tile by tile, each tile's part a sum of its own."""
-
-    NONE = "none"  # one sum over all tiles
-    DQ = "dq"  # dQ: what atomic additions do, in some order
-    ALL = "all"  # dK and dV too: code that adds tensors
-
-
-class ScaleOfGradient(StrEnum):
-    """Where the scale enters the gradients of Q and K."""
-
-    RESULT = "result"  # dQ and dK, as they leave
-    PROBABILITY = "probability"  # P, before it meets dP - delta: SDS = scale P, then PD and DS
-    REGISTER = "register"  # dS before its cast: SDS, then DS
-    OPERAND = "operand"  # dS after its cast: DS, then SDS, which is the operand
-
-
-class RowSum(StrEnum):
-    """How threads add up a row. In lanes, column j belongs to lane (j // 2) % 4, as in the accumulators of tensor cores."""
-
-    PLAIN = "plain"  # ROWSUM by its accumulator, and L = alpha l + ROWSUM
-    LANES = "lanes"  # four lanes: each goes on from alpha l, column by column; LANES adds (l0 + l2) + (l1 + l3): FlashAttention-2
-    TILE_LANES = "tile-lanes"  # four lanes: a tile's columns from 0, then alpha l is added; (l0 + l1) + (l2 + l3): cuDNN
-    GROUPS = "groups"  # of 32 columns four lanes from 0, (l0 + l1) + (l2 + l3); alpha l plus one group after the other: CUTLASS
-
-
-class Reciprocal(StrEnum):
-    """How 1 / l is computed."""
-
-    CORRECT = "correct"  # to binary64; INV is its only rounding
-    RCP = "rcp"  # rcp.approx.ftz.f32
-
-
-class BackwardExponent(StrEnum):
-    """How the backward gets P again."""
-
-    FORWARD = "forward"  # as the forward did, with L in the place of m
-    AFTER = "after"  # X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B: cuDNN
-    NATURAL = "natural"  # X_B = SCALED_B - L and CUDA's expf: CUTLASS
-
-
-class Logarithm(StrEnum):
-    """How ln l is computed."""
-
-    CORRECT = "correct"  # to binary64; LSE is its only rounding
-    LG2 = "lg2"  # binary32(ln 2) times lg2.approx.ftz.f32, rounded: __logf of CUDA
-
-
-class KeyOrder(StrEnum):
-    """The order in which a query tile meets the key tiles; inside a tile keys stay ascending."""
-
-    ASCENDING = "ascending"
-    DESCENDING = "descending"  # FlashAttention-2 and -3: the last, masked tile first
-    MASKED_FIRST = "masked-first"  # tiles that causality cuts, then the others, each ascending: flex attention
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stabiliser:
-    """The shifted maximum of arXiv 2510.04212, Algorithm 1: where several scores of a tile row share the
-    maximum, m moves away from it, so that no P is 1 and no sum of P V is a sum of unrounded V.
-
-    beta    a repeated maximum r > 0 gives m = beta r; a negative one gives m = 0. beta > 1
-    window  scores closer to the maximum than this count as equal to it; None takes the gap below which
-            P rounds to 1 in its format (`Format.tie_window`)
-
-    Softmax is invariant under the shift, so the result is exact in exact arithmetic for every input. Unlike
-    the released code it clamps no row sum and counts no masked score; and the shift is kept between twice the
-    window plus an ulp of M (a smaller one rounds P back to 1; this also moves a maximum of 0) and half the exponent range of P
-    (a larger one would underflow). docs/decisions.md says why.
-    """
-
-    beta: float = 2.0
-    window: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.beta > 1.0:
-            raise ValueError(f"beta={self.beta}: the shift needs beta > 1, the paper uses 2 to 8")
-        if self.window is not None and not self.window >= 0.0:
-            raise ValueError(f"window={self.window}: a gap between scores is 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +117,8 @@ class Plan:
 
     @staticmethod
     def preset(name: str) -> "Plan":
-        """A published condition by name: see `attention.presets`. Raises ValueError with the nearest name."""
-        from roundscope.attention.presets import preset
+        """A published condition by name: see `attention.plans.presets`. Raises ValueError with the nearest name."""
+        from roundscope.attention.plans.presets import preset
 
         return preset(name)
 
