@@ -27,16 +27,16 @@ STORED = ("layer4", "gaussian64")
 
 
 @cache
-def real(layer: int) -> tuple[np.ndarray, ...]:
-    """The shipped tensors of a layer, four times over the batch."""
-    arrays = [shipped(name, layer) for name in ("q", "k", "v", "do")]
+def real(layer: int, tokens: int = TOKENS) -> tuple[np.ndarray, ...]:
+    """The first tokens of the shipped tensors of a layer, four times over the batch."""
+    arrays = [shipped(name, layer)[:, :, :tokens] for name in ("q", "k", "v", "do")]
     return tuple(np.repeat(np.ascontiguousarray(x.swapaxes(1, 2)), 4, axis=0) for x in arrays)
 
 
 @cache
-def gaussian(width: int) -> tuple[np.ndarray, ...]:
+def gaussian(width: int, tokens: int = TOKENS) -> tuple[np.ndarray, ...]:
     """About N(0, 1) in BF16; 48 heads."""
-    return tuple(normal(1000 * width + i, 1, TOKENS, 48, width) for i in range(4))
+    return tuple(normal(1000 * width + i, 1, tokens, 48, width) for i in range(4))
 
 
 FAMILIES = {  # name -> arrays, heads that are kept
@@ -44,6 +44,8 @@ FAMILIES = {  # name -> arrays, heads that are kept
     "layer1": (partial(real, 1), 1),
     "gaussian64": (partial(gaussian, 64), 2),
     "gaussian128": (partial(gaussian, 128), 1),
+    "long64": (partial(gaussian, 64, 1024), 1),
+    "ragged32": (partial(real, 4, 300), 1),
 }
 
 
