@@ -15,6 +15,7 @@ from roundscope.attention.plans.choices import (
     KeyOrder,
     Log2E,
     Logarithm,
+    QueryOrder,
     Reciprocal,
     RowSum,
     ScaleOfGradient,
@@ -52,7 +53,7 @@ class Plan:
     exponent_again     how the backward gets P again
     ds_from_p          dS multiplies P_B, the cast one, not EXP_B
     log                how ln l is computed
-    query_order        the order of the query tiles in dK and dV
+    query_order        the order of the tiles in dK, dV and dQ
     gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK and DV add
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
     kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 / l and L have l as it is kept, LANES
@@ -85,7 +86,7 @@ class Plan:
     ds_from_p: bool = False
     log: Logarithm = Logarithm.CORRECT
     registers: bool = False
-    query_order: KeyOrder = KeyOrder.ASCENDING
+    query_order: QueryOrder = QueryOrder.ASCENDING
     gradients_apart: GradientsApart = GradientsApart.NONE
     lse_base2: bool = False
     kept_state: bool = False
@@ -105,8 +106,6 @@ class Plan:
             raise ValueError(f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}")
         if self.saved_p and not self.normalise_first:
             raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
-        if self.query_order is KeyOrder.MASKED_FIRST:
-            raise ValueError("query_order=masked-first: the backward goes up or down; use ascending or descending")
         if self.stabiliser is not None and self.log2_e is not Log2E.NONE:
             raise ValueError(f"stabiliser: its shift is of scores in base e; use log2_e=none, here log2_e={self.log2_e}")
         for site, block in self.blocks:

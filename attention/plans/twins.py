@@ -15,6 +15,7 @@ from roundscope.attention.plans.choices import (
     KeyOrder,
     Log2E,
     Logarithm,
+    QueryOrder,
     Reciprocal,
     RowSum,
     ScaleOfGradient,
@@ -71,7 +72,7 @@ def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
 def fa2() -> Plan:
     """FlashAttention-2 as torch's SDPA runs it: m of the unscaled scores, X = c S - c m with both products rounded."""
     plan = replace(_fused("fa2"), log2_e=Log2E.MAXIMUM)
-    return replace(plan, key_order=KeyOrder.DESCENDING, query_order=KeyOrder.DESCENDING)
+    return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
 
 
 def cudnn() -> Plan:
@@ -86,17 +87,18 @@ def efficient() -> Plan:
     """Memory-efficient attention (CUTLASS) as torch's SDPA runs it: as cuDNN's, on tensor cores that take 8 products at a time."""
     plan = _fused("sdpa-efficient", EIGHTS, lanes=2).at(Site.AL, BINARY32)
     return replace(
-        plan, log2_e=Log2E.SCORES, row_sum=RowSum.GROUPS, log=Logarithm.CORRECT, exponent_again=BackwardExponent.NATURAL,
+        plan, log2_e=Log2E.SCORES, row_sum=RowSum.GROUPS, log=Logarithm.CUDA, exponent_again=BackwardExponent.NATURAL,
         ds_from_p=True, gradient_scale=ScaleOfGradient.REGISTER,
-        gradients_apart=GradientsApart.NONE,
+        gradients_apart=GradientsApart.NONE, query_order=QueryOrder.WRAPPED,
     )  # fmt: skip
 
 
 def flex() -> Plan:
     """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2 e inside X's multiply-add."""
     return replace(
-        _fused("flex"), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILE_LANES,
-        reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True,
+        _fused("flex"), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILES, exponent_again=BackwardExponent.ROUNDED_IF_CUT,
+        reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True, log=Logarithm.CUDA,
+        query_order=QueryOrder.MASKED_FIRST,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradi
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import sample
+from roundscope.attention.tiles.orders import Pass, is_cut, merged, passes
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 
@@ -103,12 +104,23 @@ def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | Non
         head=head, heads=setup.heads, i=i, j=j, row0=row0, key0=key0, mask=exists,
         rows=(before | here) & active, rescaled=before & active, keys=keys,
         sample=sample.of_tile(xp, setup.every, tiles, head, i, j) if setup.every > 1 else None,
+        is_cut=setup.is_causal and is_cut(*_bounds(setup, i, j)),
     )  # fmt: skip
 
 
-def _if_any(ops: Ops, setup: Setup, tile: Tile, masks: Array | None, compute: Callable[[], Any], state: Any) -> Any:
-    """What a tile computes, or the state and zeros where nothing in it exists, which can only be so under a mask."""
-    return ops.when(tile.mask.any(), compute, state) if setup.is_causal or masks is not None else compute()
+def _if_any(
+    ops: Ops, setup: Setup, tile: Tile, masks: Array | None, compute: Callable[[], Any], state: Any, taken: Any = None
+) -> Any:  # fmt: skip
+    """What a tile computes, or the state and zeros where nothing in it exists, which can only be so under a mask, or it is not taken."""
+    if not setup.is_causal and masks is None:
+        return compute() if taken is None else ops.when(taken, compute, state)
+    exists = tile.mask.any()
+    return ops.when(exists if taken is None else exists & taken, compute, state)
+
+
+def _bounds(setup: Setup, i: Any, j: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The first row and the row behind the last of query tile i, and the same of key tile j."""
+    return (i * setup.block_q, (i + 1) * setup.block_q), (j * setup.block_k, (j + 1) * setup.block_k)
 
 
 def _tiles(x: Array, block: int) -> Array:
@@ -135,10 +147,7 @@ def _reordered(x: Any, order: Array) -> Any:
 
 def masked_tiles_first(xp: Any, setup: Setup, i: Any) -> Array:
     """The key tiles of query tile i: those that causality cuts, then the others, each ascending."""
-    first, last = xp.arange(setup.key_tiles) * setup.block_k, (xp.arange(setup.key_tiles) + 1) * setup.block_k - 1
-    row0 = i * setup.block_q
-    is_cut = (last > row0) & (first < row0 + setup.block_q)
-    return xp.argsort(xp.where(is_cut, 0, 1), stable=True)
+    return xp.argsort(xp.where(is_cut(*_bounds(setup, i, xp.arange(setup.key_tiles))), 0, 1), stable=True)
 
 
 def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
@@ -208,32 +217,44 @@ def backward(
     q_tiles, do_tiles, lse_tiles, delta_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse, delta))
     k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
-    descending = setup.plan.query_order is KeyOrder.DESCENDING
 
-    def key_tile(dq_tiles: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
-        def query_tile(carry: Any, n: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
-            i = setup.query_tiles - 1 - n if descending else n
-            tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
+    def one_pass(part: Pass, sums: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array, Array], Seen]:
+        def key_tile(dq_tiles: Array, n: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
+            j = setup.key_tiles - 1 - n if part.keys_down else n
 
-            def compute() -> tuple[Any, Seen]:
-                at = events_at(ops, setup, tile)
-                dq, dk, dv = algorithm.backward_tile(
-                    at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
-                )  # fmt: skip
-                return (dq, dk, dv), at.seen()
+            def query_tile(carry: Any, n: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
+                i = setup.query_tiles - 1 - n if part.queries_down else n
+                tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
-            (dq, dk, dv), seen = _if_any(ops, setup, tile, masks, compute, (x[4], *carry))
-            return (dk, dv), (dq, seen)
+                def compute() -> tuple[Any, Seen]:
+                    at = events_at(ops, setup, tile)
+                    dq, dk, dv = algorithm.backward_tile(
+                        at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
+                    )  # fmt: skip
+                    return (dq, dk, dv), at.seen()
 
-        rows: tuple[Array, ...] = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
-        carry = xp.zeros_like(y[0]), xp.zeros_like(y[1])
-        rows = rows if masks is None else (*rows, y[2])
-        (dk, dv), later = ops.scan(query_tile, carry, _backwards(rows) if descending else rows)
-        dq_tiles, seen = _backwards(later) if descending else later
-        return dq_tiles, (dk, dv, seen)
+                taken = None if part.takes is None else part.takes(*_bounds(setup, i, j))
+                (dq, dk, dv), seen = _if_any(ops, setup, tile, masks, compute, (x[4], *carry), taken)
+                return (dk, dv), (dq, seen)
 
-    columns = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, masks.swapaxes(0, 1))
-    dq, (dk, dv, seen) = ops.scan(key_tile, xp.zeros_like(q_tiles), columns)
+            rows: tuple[Array, ...] = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
+            rows = rows if masks is None else (*rows, y[4])
+            (dk, dv), later = ops.scan(query_tile, (y[2], y[3]), _backwards(rows) if part.queries_down else rows)
+            dq_tiles, seen = _backwards(later) if part.queries_down else later
+            return dq_tiles, (dk, dv, seen)
+
+        columns = (k_tiles, v_tiles, *sums[1:]) if masks is None else (k_tiles, v_tiles, *sums[1:], masks.swapaxes(0, 1))
+        dq, later = ops.scan(key_tile, sums[0], _backwards(columns) if part.keys_down else columns)
+        dk, dv, seen = _backwards(later) if part.keys_down else later
+        return (dq, dk, dv), seen
+
+    sums = xp.zeros_like(q_tiles), xp.zeros_like(k_tiles), xp.zeros_like(v_tiles)
+    seen: Any = None
+    for part in passes(setup.plan, setup.is_causal):
+        sums, own = one_pass(part, sums)
+        i, j = xp.arange(setup.query_tiles), xp.arange(setup.key_tiles)[:, None]
+        seen = own if seen is None or part.takes is None else merged(xp, part.takes(*_bounds(setup, i, j)), own, seen)
+    dq, dk, dv = sums
     dq = round_query_gradients(at, setup, dq.reshape(q.shape))
     return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen()}
 

@@ -14,6 +14,7 @@ from roundscope.attention.plans.choices import (
     GradientsApart,
     KeyOrder,
     Log2E,
+    QueryOrder,
     Reciprocal,
     RowSum,
     ScaleOfGradient,
@@ -133,7 +134,7 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
         yield _changed(best, f"DELTA.sum: {name}", plan.adding(Site.DELTA, accumulator))
     yield from _fields(best, "gradient_scale", tuple(ScaleOfGradient))
     yield from _fields(best, "score_gradient", tuple(ScoreGradient))
-    yield from _fields(best, "query_order", tuple(KeyOrder))
+    yield from _fields(best, "query_order", tuple(QueryOrder))
     yield from _fields(best, "exponent_again", tuple(BackwardExponent))
     yield from _fields(best, "gradients_apart", tuple(GradientsApart))
     for name in ("registers", "ds_from_p", "lse_base2", "delta_products"):
