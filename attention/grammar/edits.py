@@ -160,6 +160,8 @@ KINDS: dict[str, Kind] = {
     "registers": _flag("registers"),
     "query_order": _one_of("order of queries", tuple(QueryOrder), "query_order", QueryOrder),
     "gradients_apart": _one_of("gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart),
+    "scale_roots": _flag("scale_roots"),
+    "dp_from_delta": _flag("dp_from_delta"),
     "lse_base2": _flag("lse_base2"),
     "kept_state": _flag("kept_state"),
     "delta_products": _flag("delta_products"),

@@ -4,10 +4,13 @@ Arrays are padded to whole tiles; entries beyond T queries or S keys are masked,
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from roundscope.attention import algorithm, softmax
 from roundscope.attention.events.hook import Events
@@ -21,6 +24,7 @@ from roundscope.attention.tiles.orders import Pass, is_cut, merged, passes
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 
+ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}
 Seen = dict[str, Any]
 
 
@@ -43,6 +47,16 @@ class Setup:
     is_causal: bool
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
+
+    @property
+    def of_scores(self) -> float:
+        """What the scores are multiplied with."""
+        return 1.0 if self.plan.scale_roots else self.scale
+
+    @property
+    def factor(self) -> float:
+        """What multiplies gradients that leave: the scale, or its root, in binary32, where q and k are multiplied with that."""
+        return float(np.float32(math.sqrt(self.whole_scale))) if self.plan.scale_roots else self.scale
 
     @property
     def query_tiles(self) -> int:
@@ -162,7 +176,10 @@ def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tup
     """The event of one input tensor: (rows, features), padded."""
     heads = setup.key_heads if site in (Site.K, Site.V) else setup.heads
     at = events_at(ops, setup, _whole(ops, setup, head, None, heads))
-    return at(site, x), at.seen()
+    rounded = at(site, x)
+    if setup.plan.scale_roots and site in ROOTED:
+        rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))
+    return rounded, at.seen()
 
 
 def forward(
@@ -185,7 +202,7 @@ def forward(
 
             def compute() -> tuple[Any, Seen]:
                 at = events_at(ops, setup, tile)
-                new = algorithm.forward_tile(at, setup.scale, state, x[0], y[0], y[1])
+                new = algorithm.forward_tile(at, setup.of_scores, state, x[0], y[0], y[1])
                 return new, at.seen()
 
             return _if_any(ops, setup, tile, masks, compute, state)
@@ -203,7 +220,7 @@ def forward(
     _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
     at = whole_events(ops, setup, head, mask)
     state = m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])
-    return algorithm.finish(at, setup.scale, state), {"tiles": seen, "whole": at.seen()}
+    return algorithm.finish(at, setup.of_scores, state), {"tiles": seen, "whole": at.seen()}
 
 
 def backward(
@@ -229,7 +246,7 @@ def backward(
                 def compute() -> tuple[Any, Seen]:
                     at = events_at(ops, setup, tile)
                     dq, dk, dv = algorithm.backward_tile(
-                        at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
+                        at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
                     )  # fmt: skip
                     return (dq, dk, dv), at.seen()
 
@@ -267,7 +284,7 @@ def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Event
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     """dQ as it leaves."""
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dq = softmax.register(at, Site.SDQ, at.ops.multiply(dq, setup.scale))
+        dq = softmax.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor))
     return at(Site.DQ_OUT, dq)
 
 
@@ -300,7 +317,7 @@ def _delta_from_p_dp(
 
             def compute() -> tuple[Any, None]:
                 at = events_at(ops, setup, tile, silent=True)
-                return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], sums), None
+                return algorithm.delta_tile(at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], sums), None
 
             return _if_any(ops, setup, tile, masks, compute, sums)
 
@@ -320,5 +337,5 @@ def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array)
     at = events_at(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dk = softmax.register(at, Site.SDK, ops.multiply(dk, setup.scale))
+        dk = softmax.register(at, Site.SDK, ops.multiply(dk, setup.factor))
     return (at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)), at.seen()

@@ -54,7 +54,7 @@ def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
 
 
 def merged(xp: Any, taken: Array, new: Any, old: Any) -> Any:
-    """`new` where a pass took a tile, else `old`: dicts and tuples of arrays whose first axes are those of `taken`; None stands for zeros."""
+    """`new` where a pass took a tile, else `old`: dicts, tuples of arrays whose first axes are those of `taken`; None stands for zeros."""
     if old is None or new is None:
         return new if old is None else old
     if isinstance(new, dict):

@@ -15,6 +15,8 @@ LEAST = {
     "sdpa-efficient": {},
     "flex": {},
     "eager": {},
+    "sdpa-math": {},
+    "pallas-mha": {},
     "jax-xla": {"dq": 0.999, "dk": 0.999},
     "qiu-yao-eager": {"dq": 0.9999, "dk": 0.9998, "dv": 0.9997},
     "qiu-yao-compiled": {"dq": 0.9996, "dk": 0.9998, "dv": 0.9997},

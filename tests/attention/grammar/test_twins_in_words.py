@@ -10,8 +10,9 @@ from roundscope.attention.grammar.edits import KINDS
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Exponential, Log2E, RowSum
+from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.plan import OF_KERNEL
-from roundscope.attention.plans.twins import EIGHTS, HOPPER, TWINS
+from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.rounding.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
