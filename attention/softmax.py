@@ -33,36 +33,37 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
         m = new_maximum(at, m_old, s)
         cm = at(Site.CM, mul(finite(xp, m), scale))[:, None]
         scaled = at(Site.SCALED, mul(s, scale))
-        x = multiply_add(at, s, scale, cm) if plan.fused_exponent else scaled - cm
-        return m, at(Site.X, x), at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
+        x = multiply_add(at, Site.X, s, scale, cm) if plan.fused_exponent else at(Site.X, scaled - cm)
+        return m, x, at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED, Site.LS)
     scaled = masked(at, scaled)
     m = new_maximum(at, m_old, scaled)
     shift = finite(xp, m)
-    x = scaled - shift[:, None]
     if plan.fused_exponent:
-        x = multiply_add(at, masked(at, factors), factor, shift[:, None])
+        x = multiply_add(at, Site.X, masked(at, factors), factor, shift[:, None])
+    else:
+        x = at(Site.X, exponent(ops, plan, scaled - shift[:, None]))
     if plan.kept_state:  # alpha has both maxima as memory holds them
         m_old, shift = (ops.round(y, plan[Site.MS], None) for y in (m_old, shift))
-    return m, at(Site.X, exponent(ops, plan, x)), at(Site.DM, exponent(ops, plan, m_old - shift))
+    return m, x, at(Site.DM, exponent(ops, plan, m_old - shift))
 
 
 def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     """The exponents of EXP_B (bq, bk), from the scores and L."""
     plan, mul = at.plan, at.ops.multiply
     if plan.exponent_again is BackwardExponent.AFTER:
-        x = at(Site.X_B, multiply_add(at, masked(at, s), scale, lse[:, None]))
+        x = multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
         return at(Site.LS_B, mul(x, LOG2_E32))
     if plan.exponent_again is BackwardExponent.NATURAL:
         scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
         fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
-        return at(Site.X_B, multiply_add(at, masked(at, s), scale, lse[:, None]) if fused else scaled - lse[:, None])
+        return multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None]) if fused else at(Site.X_B, scaled - lse[:, None])
     scale = base2_scale(plan, scale)
     if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED_B, Site.LS_B)
     if plan.fused_exponent:
-        return at(Site.X_B, multiply_add(at, masked(at, factors), factor, lse[:, None]))
+        return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None])
     return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
 
 
@@ -81,12 +82,11 @@ def base2_scale(plan: Plan, scale: float) -> float:
     return scale
 
 
-def multiply_add(at: Events, x: Array, factor: float, less: Array) -> Array:
-    """x factor - less, rounded to odd, so that the event that rounds it is the only rounding; -inf where x is."""
+def multiply_add(at: Events, site: Site, x: Array, factor: float, less: Array) -> Array:
+    """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is."""
     xp = at.ops.xp
-    there = finite(xp, x)
-    total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(there, factor), -less))
-    return xp.where(x == -math.inf, -math.inf, total)
+    total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
+    return xp.where(x == -math.inf, -math.inf, at(site, total))
 
 
 def exponent(ops: Ops, plan: Plan, x: Array) -> Array:

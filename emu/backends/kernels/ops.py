@@ -20,6 +20,7 @@ from roundscope.emu.backends.kernels import marks, narrowing
 from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32
 from roundscope.emu.backends.kernels.exp_table import exp32_by_table
 from roundscope.emu.backends.kernels.held import FP32, FP64, Held, Machine, held_as, in_binary64
+from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.ops import Event, Ops
 from roundscope.emu.backends.xla.ops import bits_of, guarded, number_of, rounded, xla_ops
 from roundscope.emu.functions import exp64
@@ -46,7 +47,7 @@ def kernel_ops() -> Ops:
         round=marks.round_event,
         round_blocks=_refused("a block format"),
         transposed=marks.transposed,
-        odd_sum=_refused("a sum of other factors"),
+        odd_sum=marks.odd_sum,
         multiply=marks.product,
         hidden=lambda x: x,
         divide=_refused("a block format"),
@@ -89,12 +90,15 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: in
     return Machine(
         types=types(on_gpu),
         combined=gpu_convert.combined if on_gpu else partial(_combined, multiply),
+        fused=gpu_convert.fused if on_gpu else partial(_fused_by_rule, wide),
         combined16=gpu_convert.combined16 if on_gpu else partial(_combined16, multiply),
         scaled16=gpu_convert.scaled16 if on_gpu else partial(_combined16, multiply, "mul"),
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
         narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
         exp=partial(_exp, zero, exps, exps_at_once) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
+        instructions=instructions(on_gpu),
+        odd_sum=wide.odd_sum,
         round=_converted if on_gpu else _round,
         multiply=multiply,
         divide=gpu_convert.divided if on_gpu else jnp.divide,
@@ -121,6 +125,11 @@ def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> 
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """What `gpu_convert.combined` does, by the rule: binary64 holds every product, and a sum rounds to binary32 as if it held that."""
     return _round(in_binary64(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
+
+
+def _fused_by_rule(wide: Ops, a: Array, b: Array, c: Array) -> Array:
+    """What `gpu_convert.fused` does, by the rule."""
+    return _round(wide.odd_sum(wide.multiply(a, b), c), BINARY32)
 
 
 def _combined16(multiply: Any, operation: str, a: Array, b: Array, r: Rounding) -> Array:
