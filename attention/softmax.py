@@ -168,13 +168,13 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
 
 def added_lanes(at: Events, l: Array) -> Array:
     """The sum of four lanes, as threads exchange them; its last addition is the event's."""
-    return _in_pairs(at, l[:, np.array([0, 2, 1, 3])] if at.plan.row_sum is RowSum.LANES else l)
+    return _in_pairs(at, l.reshape(-1, 2, 2).swapaxes(1, 2) if at.plan.row_sum is RowSum.LANES else l)
 
 
 def _in_pairs(at: Events, l: Array) -> Array:
     """(l0 + l1) + (l2 + l3), the last addition not rounded yet."""
-    pairs = at.ops.round(l[:, ::2] + l[:, 1::2], at.plan[Site.LANES], None)
-    return pairs[:, 0] + pairs[:, 1]
+    pairs = at.ops.round(l.reshape(-1, 2, 2).sum(axis=2), at.plan[Site.LANES], None)
+    return pairs.sum(axis=1)
 
 
 def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:

@@ -20,9 +20,9 @@ SCORES = 2**14  # of a tile: with 2^15 an H200 has too little shared memory for 
 RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices it has all
     "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2),
     "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
-    "query_order": (KeyOrder.ASCENDING,),
-    "row_sum": (RowSum.PLAIN,),
-    "gradients_apart": (GradientsApart.NONE,),
+    "query_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
+    "row_sum": (RowSum.PLAIN, RowSum.LANES, RowSum.TILE_LANES),
+    "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ),
     "score_gradient": (ScoreGradient.DIFFERENCE,),
     "kept_state": (False,),
     "saved_p": (False,),
@@ -63,6 +63,8 @@ def check_plan(plan: Plan) -> None:
         if (own := getattr(plan, name)) not in kept:
             told = f"the fused kernel has {name} {' or '.join(str(x) for x in kept)}, not {own}"
             raise ValueError(f"plan={plan.name}: {told}{ELSEWHERE}")
+    if plan.query_order is KeyOrder.DESCENDING and plan.accumulator(Site.DK).alignment is None:
+        raise ValueError(f"plan={plan.name}: sums of multiply-adds go up through the queries, so query_order is ascending{ELSEWHERE}")
     for site, block in plan.blocks:
         if site.axes is Axes.TS:
             raise ValueError(f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not make{ELSEWHERE}")
