@@ -20,7 +20,6 @@ from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp
 from roundscope.emu.instructions.logarithms import LN_2, log2f, logf
 from roundscope.emu.rounding.modes import BINARY32
 
-CROSSED = np.array([0, 2, 1, 3])  # lanes whose neighbours add up first
 LOG2_E32 = 1.44269502162933349609375  # binary32(log2 e)
 EXPONENTIALS = {Exponential.CORRECT: exp64, Exponential.CUDA: expf, Exponential.BASE2: exp2_64, Exponential.EX2: ex2}
 
@@ -34,40 +33,40 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
         m = new_maximum(at, m_old, s)
         cm = at(Site.CM, mul(finite(xp, m), scale))[:, None]
         scaled = at(Site.SCALED, mul(s, scale))
-        x = multiply_add(at, s, scale, cm) if plan.fused_exponent else scaled - cm
-        return m, at(Site.X, x), at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
+        x = multiply_add(at, Site.X, s, scale, cm) if plan.fused_exponent else at(Site.X, scaled - cm)
+        return m, x, at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED, Site.LS)
     scaled = masked(at, scaled)
     m = new_maximum(at, m_old, scaled)
     shift = finite(xp, m)
-    x = scaled - shift[:, None]
     if plan.fused_exponent:
-        x = multiply_add(at, masked(at, factors), factor, shift[:, None])
+        x = multiply_add(at, Site.X, masked(at, factors), factor, shift[:, None])
+    else:
+        x = at(Site.X, exponent(ops, plan, scaled - shift[:, None]))
     if plan.kept_state:  # alpha has both maxima as memory holds them
         m_old, shift = (ops.round(y, plan[Site.MS], None) for y in (m_old, shift))
-    return m, at(Site.X, exponent(ops, plan, x)), at(Site.DM, exponent(ops, plan, m_old - shift))
+    return m, x, at(Site.DM, exponent(ops, plan, m_old - shift))
 
 
 def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     """The exponents of EXP_B (bq, bk), from the scores and L."""
     plan, mul = at.plan, at.ops.multiply
     if plan.exponent_again is BackwardExponent.AFTER:
-        x = at(Site.X_B, multiply_add(at, masked(at, s), scale, lse[:, None]))
+        x = multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
         return at(Site.LS_B, mul(x, LOG2_E32))
     if plan.exponent_again is BackwardExponent.NATURAL:
         scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
         fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
-        return at(Site.X_B, multiply_add(at, masked(at, s), scale, lse[:, None]) if fused else scaled - lse[:, None])
+        return multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None]) if fused else at(Site.X_B, scaled - lse[:, None])
     scale = base2_scale(plan, scale)
     if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED_B, Site.LS_B)
     if not plan.fused_exponent:
         return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
-    x = multiply_add(at, masked(at, factors), factor, lse[:, None])
-    if plan.exponent_again is BackwardExponent.ROUNDED_IF_CUT:
-        x = at.ops.xp.where(at.tile.is_cut, masked(at, scaled) - lse[:, None], x)
-    return at(Site.X_B, x)
+    is_rounded = plan.exponent_again is BackwardExponent.ROUNDED_IF_CUT
+    in_cut_tiles = finite(at.ops.xp, masked(at, scaled)) - lse[:, None] if is_rounded else None
+    return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], in_cut_tiles)
 
 
 def _scaled(at: Events, scale: float, s: Array, site: Site, in_base2: Site) -> tuple[Array, float, Array]:
@@ -85,12 +84,16 @@ def base2_scale(plan: Plan, scale: float) -> float:
     return scale
 
 
-def multiply_add(at: Events, x: Array, factor: float, less: Array) -> Array:
-    """x factor - less, rounded to odd, so that the event that rounds it is the only rounding; -inf where x is."""
+def multiply_add(at: Events, site: Site, x: Array, factor: float, less: Array, if_cut: Array | None = None) -> Array:
+    """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is.
+
+    if_cut: what rounds instead in tiles that causality cuts
+    """
     xp = at.ops.xp
-    there = finite(xp, x)
-    total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(there, factor), -less))
-    return xp.where(x == -math.inf, -math.inf, total)
+    total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
+    if if_cut is not None:
+        total = xp.where(at.tile.is_cut, if_cut, total)
+    return xp.where(x == -math.inf, -math.inf, at(site, total))
 
 
 def exponent(ops: Ops, plan: Plan, x: Array) -> Array:
@@ -154,7 +157,7 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
         return at(Site.L, al + own)
     if how is RowSum.TILES:
         own, exact = sum_in_lanes(at, e, at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
-        whole = at(Site.ROWSUM, _in_pairs(at, own[:, CROSSED]), None if exact is None else exact.sum(axis=1))
+        whole = at(Site.ROWSUM, _in_pairs(at, _crossed(own)), None if exact is None else exact.sum(axis=1))
         return at(Site.L, at.ops.odd_sum(al, whole))
     l = al
     for lo in range(0, e.shape[1], 32):
@@ -176,13 +179,18 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
 
 def added_lanes(at: Events, l: Array) -> Array:
     """The sum of four lanes, as threads exchange them; its last addition is the event's."""
-    return _in_pairs(at, l[:, CROSSED] if at.plan.row_sum is RowSum.LANES else l)
+    return _in_pairs(at, _crossed(l) if at.plan.row_sum is RowSum.LANES else l)
+
+
+def _crossed(l: Array) -> Array:
+    """Four lanes in the order l0, l2, l1, l3."""
+    return l.reshape(-1, 2, 2).swapaxes(1, 2)
 
 
 def _in_pairs(at: Events, l: Array) -> Array:
     """(l0 + l1) + (l2 + l3), the last addition not rounded yet."""
-    pairs = at.ops.round(l[:, ::2] + l[:, 1::2], at.plan[Site.LANES], None)
-    return pairs[:, 0] + pairs[:, 1]
+    pairs = at.ops.round(l.reshape(-1, 2, 2).sum(axis=2), at.plan[Site.LANES], None)
+    return pairs.sum(axis=1)
 
 
 def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:

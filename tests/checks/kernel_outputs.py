@@ -21,6 +21,7 @@ GROUPS = {
     "efficient": ("sdpa-efficient", "sdpa-math"),
     "torch": ("flex", "eager"),
     "jax": ("jax-xla", "pallas"),
+    "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
     "released": ("released-eager-512", "released-eager-256", "released-compiled-512", "released-compiled-256"),
 }
 STORED = ("layer4", "gaussian64")

@@ -6,7 +6,16 @@ import jax
 import numpy as np
 
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
-from roundscope.attention.plans.choices import Exponential
+from roundscope.attention.plans.choices import (
+    BackwardExponent,
+    Exponential,
+    GradientsApart,
+    KeyOrder,
+    Logarithm,
+    QueryOrder,
+    RowSum,
+    ScoreGradient,
+)
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
@@ -17,6 +26,20 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 READ = ("bf16", "fp16", "tf32")  # FP8 sums of a fused kernel are added in pieces, which no accumulator here describes
 FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
 SCORES = 2**14  # of a tile: with 2^15 an H200 has too little shared memory for one kernel or another, with 2^16 too few registers
+RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices it has all
+    "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2),
+    "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
+    "query_order": (QueryOrder.ASCENDING, QueryOrder.DESCENDING),
+    "row_sum": (RowSum.PLAIN, RowSum.LANES, RowSum.TILE_LANES),
+    "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ),
+    "score_gradient": (ScoreGradient.DIFFERENCE,),
+    "exponent_again": (BackwardExponent.FORWARD, BackwardExponent.AFTER, BackwardExponent.NATURAL),
+    "log": (Logarithm.CORRECT, Logarithm.LG2),
+    "scale_roots": (False,),
+    "dp_from_delta": (False,),
+    "kept_state": (False,),
+    "saved_p": (False,),
+}
 ELSEWHERE = "; use engine='xla', which gives the same bits"
 
 
@@ -26,6 +49,8 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
         raise ValueError("record: the fused kernel keeps no steps" + ELSEWHERE)
     if setup.record is not None and setup.record.events and setup.every > 1:
         raise ValueError(f"record: events are whole, and with every={setup.every} the fused kernel has those of a sample{ELSEWHERE}")
+    if setup.record is not None and setup.plan.is_of_kernel:
+        raise ValueError(f"record: the fused kernel has no traces of {setup.plan.name}, a plan with the events of a real kernel{ELSEWHERE}")
     if mask is not None:
         raise ValueError(f"mask: the fused kernel takes none but is_causal{ELSEWHERE}")
     check_plan(setup.plan)
@@ -47,8 +72,12 @@ def check_plan(plan: Plan) -> None:
     """Raises ValueError for a plan that the kernels do not run, with what does."""
     if plan.normalise_first:
         raise ValueError(f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not have{ELSEWHERE}")
-    if plan.is_of_kernel or plan.exp is Exponential.EX2:
-        raise ValueError(f"plan={plan.name}: the softmax of a kernel (exp, log2_e, row_sum, log) has no fused kernel here yet{ELSEWHERE}")
+    for name, kept in RUNS.items():
+        if (own := getattr(plan, name)) not in kept:
+            told = f"the fused kernel has {name} {' or '.join(str(x) for x in kept)}, not {own}"
+            raise ValueError(f"plan={plan.name}: {told}{ELSEWHERE}")
+    if plan.query_order is QueryOrder.DESCENDING and plan.accumulator(Site.DK).alignment is None:
+        raise ValueError(f"plan={plan.name}: sums of multiply-adds go up through the queries, so query_order is ascending{ELSEWHERE}")
     for site, block in plan.blocks:
         if site.axes is Axes.TS:
             raise ValueError(f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not make{ELSEWHERE}")

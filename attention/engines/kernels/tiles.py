@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.attention.events.hook import Events
+from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.kernels.ops import kernel_ops
@@ -57,9 +58,19 @@ def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
 def walk_queries(setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any], state: Any, slices: int = 1) -> Any:
     """The query tiles that see key tile j, or all their slices, so many to a tile: tile (is it whole, its number, state) -> state."""
     first, whole, end = (n * slices for n in _whole_queries(setup, j))
-    state = walk(partial(tile, False), first, whole, state)
-    state = walk(partial(tile, True), whole, end, state)
-    return walk(partial(tile, False), end, setup.query_tiles * slices, state)
+    parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
+    if setup.plan.query_order is QueryOrder.ASCENDING:
+        for is_whole, lo, hi in parts:
+            state = walk(partial(tile, is_whole), lo, hi, state)
+        return state
+    for is_whole, lo, hi in reversed(parts):
+        state = walk(partial(_down, tile, is_whole, lo + hi - 1), lo, hi, state)
+    return state
+
+
+def _down(tile: Callable[[bool, Array, Any], Any], is_whole: bool, ends: Any, n: Array, state: Any) -> Any:
+    """The tile that lies as far from the end as n from the beginning."""
+    return tile(is_whole, jnp.asarray(ends, jnp.int32) - n, state)
 
 
 def events_of_tile(setup: Setup, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None) -> Events:

@@ -79,6 +79,11 @@ def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     return instruction(_directed_twice(operation, "$0", "$1", "$2"), jnp.float32, a, b)
 
 
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """a b + c of float32 arrays, rounded once to nearest even."""
+    return instruction("fma.rn.f32 $0, $1, $2, $3;", jnp.float32, a, b, c)
+
+
 def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
     """PTX of a rounding to odd."""
     return f"""{{ .reg .f32 down, up; .reg .b32 bits; .reg .pred odd;

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from roundscope.emu.backends.kernels.instructions import Instructions
 from roundscope.emu.formats.format import Format
 from roundscope.emu.rounding.modes import BF16, BINARY32, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator
@@ -22,7 +23,7 @@ class Held:
 
     array    of the machine's type for the format; None where they are not computed yet
     format   bf16, fp16, fp32 or fp64: one that holds them all
-    made     (operation, factors), what they are made from: add, sub, mul or a function; not rounded
+    made     (operation, factors), what they are made from: add, sub, mul, fma (a b + c), odd (a + b, to odd) or a function; not rounded
     wider    a float32 array that is to be rounded to the format: as which type, its reader says
     uniform  the number, where all are one
     """
@@ -47,11 +48,14 @@ class Machine:
     types        of arrays, by the name of the format
     combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to binary32: to nearest even, or, of products,
                  to odd
+    fused        (a, b, c) -> a b + c of float32 arrays, rounded once to binary32
     combined16   (add | sub | mul, x, y, rounding) -> that of two arrays of the rounding's own 16-bit format, rounded once
     scaled16     (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit format, rounded once
     narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;  narrow32: as a float32 array
     exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of an array for this format, within binary32,
                  rounded once to binary32
+    instructions  function -> that of an array for binary32, as a GPU's approximate instruction gives it, an array for binary32 again
+    odd_sum      the sum of float64 arrays, rounded to odd
     round        (x, rounding, random) -> a float64 array rounded once
     multiply     the product of float64 arrays that no compiler fuses with a following addition
     divide       their quotient, which no compiler narrows: of binary32 numbers, rounded to binary32, LLVM makes a division in binary32,
@@ -62,12 +66,15 @@ class Machine:
 
     types: dict[str, Any]
     combined: Callable[[str, Array, Array, bool], Array]
+    fused: Callable[[Array, Array, Array], Array]
     combined16: Callable[[str, Array, Array, Rounding], Array]
     scaled16: Callable[[Array, Array, Rounding], Array]
     narrow: Callable[[Array, Rounding], Array]
     narrow32: Callable[[Array, Rounding], Array]
     exponential: Callable[..., Any]
     exp: Callable[[Array, str], Array]
+    instructions: Instructions
+    odd_sum: Callable[[Array, Array], Array]
     round: Callable[[Array, Rounding, Array | None], Array]
     multiply: Callable[[Array, Array], Array]
     divide: Callable[[Array, Array], Array]
@@ -98,8 +105,13 @@ def computed(machine: Machine, x: Held) -> Held:
         return x
     operation, factors = x.made
     arrays = [held_as(machine, y, FP64) for y in factors]
-    array = machine.function(operation, *arrays) if callable(operation) else in_binary64(machine.multiply, operation, *arrays)
-    return Held(array=array, format=FP64)
+    if callable(operation):
+        return Held(array=machine.function(operation, *arrays), format=FP64)
+    if operation == "fma":
+        arrays = [machine.multiply(*arrays[:2]), arrays[2]]
+    if operation in ("fma", "odd"):
+        return Held(array=machine.odd_sum(*arrays), format=FP64)
+    return Held(array=in_binary64(machine.multiply, operation, *arrays), format=FP64)
 
 
 def in_binary64(multiply: Callable[[Array, Array], Array], operation: str, a: Array, b: Array) -> Array:

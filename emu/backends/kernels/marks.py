@@ -21,6 +21,7 @@ def _marked(name: str, shape: Callable[..., tuple[int, ...]]) -> Primitive:
 ROUND = _marked("round_event", lambda x, *random: x)
 PRODUCT = _marked("guarded_product", lambda a, b: a)
 FUNCTION = _marked("function", lambda x: x)
+ODD_SUM = _marked("odd_sum", lambda a, b: a)
 TOTAL = _marked("sum_of_products", lambda a, b, init: (a[0], b[1]))
 TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
@@ -34,6 +35,12 @@ def round_event(x: Array, r: Rounding, random: Array | None = None) -> Array:
 def product(a: ArrayLike, b: ArrayLike) -> Array:
     """a b."""
     found: Array = PRODUCT.bind(*jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64)))
+    return found
+
+
+def odd_sum(a: ArrayLike, b: ArrayLike) -> Array:
+    """a + b, rounded to odd."""
+    found: Array = ODD_SUM.bind(*jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64)))
     return found
 
 

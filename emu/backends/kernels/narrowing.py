@@ -110,7 +110,9 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     if eqn.primitive is marks.TOTAL:
         return [machine.total(machine, params["accumulator"], *(computed(machine, y) for y in x))]
     if eqn.primitive is marks.FUNCTION:
-        return [promised(machine, params["function"], x)]
+        return [_function(machine, params["function"], x[0])]
+    if eqn.primitive is marks.ODD_SUM:
+        return [_odd_sum(machine, *x)]
     if eqn.primitive is marks.PRODUCT or name in ARITHMETIC:
         if any(isinstance(y, Held) for y in x):
             return [promised(machine, "mul" if eqn.primitive is marks.PRODUCT else name, x)]
@@ -121,6 +123,20 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     elif name in STRUCTURE and any(isinstance(y, Held) for y in x):
         return [_moved(machine, eqn, x)]
     return _bound(machine, eqn, x, FP64 if name not in COMPARISON else _joined(x, FP32))
+
+
+def _function(machine: Machine, f: Any, x: Held) -> Held:
+    """A function of numbers; an instruction gives binary32 numbers of such numbers."""
+    if f in machine.instructions and x.format != FP64:
+        return Held(array=machine.instructions[f](held_as(machine, x, FP32)), format=FP32)
+    return promised(machine, f, (x,))
+
+
+def _odd_sum(machine: Machine, a: Held, b: Held) -> Held:
+    """a + b, rounded to odd: of a product and a binary32 number one multiply-add, where its rounding to binary32 comes."""
+    if a.made is not None and a.made[0] == "mul" and b.format != FP64:
+        return Held(array=None, format=FP64, made=("fma", (*a.made[1], b)))
+    return computed(machine, Held(array=None, format=FP64, made=("odd", (a, b))))
 
 
 def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
@@ -147,7 +163,7 @@ def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
     """A sum, difference or product of two numbers of the format itself, or a binary32 number times such a number of a tile, as an array of
     it; None of anything else. One rounding is what binary64 and then the format give: 53 >= 2 p + 2 (Figueroa 1995), products are exact.
     """
-    if x.made is None or callable(x.made[0]):
+    if x.made is None or x.made[0] not in ARITHMETIC:
         return None
     (operation, (a, b)), name = x.made, r.format.name
     if _is_within(a, r) and _is_within(b, r):
@@ -176,6 +192,8 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
     operation, factors = x.made
     if callable(operation):
         return machine.exp(held_as(machine, factors[0], factors[0].format), factors[0].format) if r == BINARY32 else None
+    if operation == "fma":
+        return machine.fused(*(held_as(machine, y, FP32) for y in factors)) if r == BINARY32 else None
     to_odd = r != BINARY32
     if to_odd and operation != "mul":  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
         return None

@@ -20,6 +20,7 @@ from roundscope.emu.backends.kernels import marks, narrowing
 from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32
 from roundscope.emu.backends.kernels.exp_table import exp32_by_table
 from roundscope.emu.backends.kernels.held import FP32, FP64, Held, Machine, held_as, in_binary64
+from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.ops import Event, Ops
 from roundscope.emu.backends.xla.ops import bits_of, guarded, number_of, rounded, xla_ops
 from roundscope.emu.functions import exp64
@@ -29,6 +30,7 @@ from roundscope.emu.sums.odd import sum_to_round
 
 UNROLL = 8  # additions in a turn of a loop: their factors are read ahead
 DEPTH = 16  # products of a sum that a multiprocessor's threads add up in a turn: its factors fit into their registers
+COLUMNS = 32  # of a row that is added up in registers: more of them would take as many instructions to be traced
 TO_ODD = rounding("fp32", "to-odd")
 TYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, FP32: jnp.float32, FP64: jnp.float64}
 Buffers = Mapping[str, tuple[Any, Any]]  # by the name of the format that an array of this type holds: two, a square each
@@ -46,7 +48,7 @@ def kernel_ops() -> Ops:
         round=marks.round_event,
         round_blocks=_refused("a block format"),
         transposed=marks.transposed,
-        odd_sum=_refused("a sum of other factors"),
+        odd_sum=marks.odd_sum,
         multiply=marks.product,
         hidden=lambda x: x,
         divide=_refused("a block format"),
@@ -89,12 +91,15 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: in
     return Machine(
         types=types(on_gpu),
         combined=gpu_convert.combined if on_gpu else partial(_combined, multiply),
+        fused=gpu_convert.fused if on_gpu else partial(_fused_by_rule, wide),
         combined16=gpu_convert.combined16 if on_gpu else partial(_combined16, multiply),
         scaled16=gpu_convert.scaled16 if on_gpu else partial(_combined16, multiply, "mul"),
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
         narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
         exp=partial(_exp, zero, exps, exps_at_once) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
+        instructions=instructions(on_gpu),
+        odd_sum=wide.odd_sum,
         round=_converted if on_gpu else _round,
         multiply=multiply,
         divide=gpu_convert.divided if on_gpu else jnp.divide,
@@ -123,6 +128,11 @@ def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -
     return _round(in_binary64(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
 
 
+def _fused_by_rule(wide: Ops, a: Array, b: Array, c: Array) -> Array:
+    """What `gpu_convert.fused` does, by the rule."""
+    return _round(wide.odd_sum(wide.multiply(a, b), c), BINARY32)
+
+
 def _combined16(multiply: Any, operation: str, a: Array, b: Array, r: Rounding) -> Array:
     """What `gpu_convert.combined16` does, by the rule."""
     return _round(in_binary64(multiply, operation, a, b), r)
@@ -138,6 +148,8 @@ def _total(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Acc
     """init + a @ b; a (T, K), b (K, N). By halves: K a power of two, and b ones, a row sum."""
     if acc.order is Order.HALVES:
         return _by_halves(wide, on_gpu, machine, acc, a, init)
+    if acc == Accumulator() and b.uniform == 1.0 and b.shape[1] == 1 and _is_binary32(a) and a.shape[1] <= COLUMNS:
+        return _column_by_column(wide, on_gpu, machine, acc, a, init)
     if acc.alignment is None:
         return _ascending(wide, buffers, on_gpu, machine, acc, a, b, init)
     if on_gpu:
@@ -178,6 +190,21 @@ def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
     pairs = x.reshape(-1, 2, half)
     is_left = lax.broadcasted_iota(jnp.int32, pairs.shape, 1) == 0
     return jnp.where(is_left, pairs, -0.0).sum(axis=1), jnp.where(is_left, -0.0, pairs).sum(axis=1)
+
+
+def _column_by_column(wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held) -> Held:
+    """The ascending sum of the numbers of each row, a power of two of them, in registers: a row is cut into halves until columns are left."""
+    parts = [held_as(machine, a, FP32)]
+    while parts[0].shape[1] > 1:
+        parts = [half for x in parts for half in _halves(on_gpu, x)]
+    if init.format == FP64:
+        first = _added(wide, machine, acc.step, held_as(machine, init, FP64), parts[0].astype(machine.types[FP64]))
+        total = first.astype(machine.types[FP32])
+    else:
+        total = machine.combined("add", held_as(machine, init, FP32), parts[0], False)
+    for x in parts[1:]:
+        total = machine.combined("add", total, x, False)
+    return Held(array=total, format=FP32)
 
 
 def _ascending(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:

@@ -77,7 +77,7 @@ def _swaps(eqn: Any) -> bool:
 def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
     """The transpose of what an operation makes."""
     name, params = eqn.primitive.name, eqn.params
-    if name in BY_NUMBER or eqn.primitive in (marks.ROUND, marks.PRODUCT, marks.FUNCTION):
+    if name in BY_NUMBER or eqn.primitive in (marks.ROUND, marks.PRODUCT, marks.FUNCTION, marks.ODD_SUM):
         return eqn.primitive.bind(*(y(True) for y in x), **params)
     if eqn.primitive is marks.TOTAL:
         a, b, init = x

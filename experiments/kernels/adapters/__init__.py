@@ -20,6 +20,9 @@ ADAPTERS = {  # name -> module here, function
     "jax-xla": ("jax_nn", "xla"),
     "jax-cudnn": ("jax_nn", "cudnn"),
     "pallas": ("jax_pallas", "mha"),
+    "tokamax-triton": ("jax_tokamax", "triton"),
+    "tokamax-mosaic": ("jax_tokamax", "mosaic"),
+    "tokamax-chunked": ("jax_tokamax", "chunked"),
 }
 
 

@@ -170,6 +170,12 @@ def test_the_derivative_of_attend_is_the_fused_backward():
     assert all(np.array_equal(bits(x), bits(y)) for x, y in zip(ours, gradients("xla")(q, k, v), strict=True))
 
 
+def on_an_h200():
+    """A GPU that is not there, for which kernels are lowered: from jax 0.12 on Triton's back end asks which."""
+    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
 OTHERWISE = Plan.preset(HOPPER).at("P_B", "bf16", "stochastic").at("DS", "e4m3fn", overflow="saturate").at("L", "tf32")
 
 
@@ -182,11 +188,11 @@ def test_kernels_lower_for_a_gpu(plan, record):
     """An operation that Triton does not have, one that needs 64-bit types where they are off, a type that no buffer was made for."""
     like = jax.ShapeDtypeStruct((1, 128, 2, 32), jnp.float32)
     setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), record, "xla")
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), on_an_h200():
         x, row = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64), jax.ShapeDtypeStruct((2, 128), jnp.float64)
         forward = jax.jit(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True)).trace(x, x, x)
         backward = jax.jit(lambda q, k, v, do, *r: pallas_backward.backward(setup, q, k, v, do, *r, True)).trace(x, x, x, x, row, row)
-    with jax.enable_x64(record is not None):  # with a record a call is no part of a caller's program
+    with jax.enable_x64(record is not None), on_an_h200():  # with a record a call is no part of a caller's program
         for traced in (forward, backward):
             assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 

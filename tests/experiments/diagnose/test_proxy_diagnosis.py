@@ -6,7 +6,6 @@ what the rows hold, whatever the last bits are.
 
 import json
 import re
-import sqlite3
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from roundscope.experiments.diagnose.student.case import case
 from roundscope.experiments.diagnose.student.run import diagnose
 from roundscope.experiments.diagnose.student.units import Unit
 from roundscope.experiments.train.student.sites import Site
+from tests.experiments.databases import database
 
 WORDS = ["depth=2", "width=32", "ratio=1", "batch=32", "steps=26", "lr=1e-4"]
 QUIET = "site=X,W -> mxfp8_e4m3"
@@ -131,7 +131,8 @@ def test_the_first_divergence_is_taken_and_its_own_twin(folder):
     """Catches an FP32 run at another rate beside the diverged one, and a divergence that is not the first."""
     c, named = (case(folder, arm=arm, first=None, until=None) for arm in (None, "fast"))
     query = "SELECT diverged, json_extract(condition, '$.name') FROM runs WHERE diverged IS NOT NULL"
-    rows = sqlite3.connect(folder / "proxy.sqlite").execute(query).fetchall()
+    with database(folder / "proxy.sqlite") as file:
+        rows = file.execute(query).fetchall()
     assert (
         c.failed == min(rows)[0]
         and (c.failed, c.own.name) in rows
@@ -156,10 +157,11 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, capsys):
         path.mkdir()
     whole = (folder / "proxy.sqlite").read_bytes()
     (calm / "proxy.sqlite").write_bytes(whole)
-    with sqlite3.connect(calm / "proxy.sqlite") as file:
+    with database(calm / "proxy.sqlite") as file:
         file.execute("UPDATE runs SET diverged = NULL")
     (torn / "proxy.sqlite").write_bytes(b"no database" + whole[11:])
-    sqlite3.connect(alien / "proxy.sqlite").execute("CREATE TABLE t (x)").connection.commit()
+    with database(alien / "proxy.sqlite") as file:
+        file.execute("CREATE TABLE t (x)")
     cases = [
         ((empty,), 2, "roundscope proxy"), ((calm,), 2, "diverged"), ((alien,), 2, "another program"), ((torn,), 1, "proxy.sqlite"),
         ((folder, "--arm", "plantd"), 2, "planted"), ((folder, "--arm", "fp32"), 2, "diverged"), ((folder, "--from", "25"), 2, "--from"),
@@ -168,7 +170,7 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, capsys):
     for args, code, word in cases:
         got, err = ended(capsys, *args, "--out", tmp_path / "out")
         assert got == code and word in err and err.count("\n") == 1, (args, err)
-    with sqlite3.connect(calm / "proxy.sqlite") as file:
+    with database(calm / "proxy.sqlite") as file:
         file.execute('UPDATE runs SET diverged = 9, config = \'{"depth": 2, "colour": 1}\'')
     got, err = ended(capsys, calm, "--out", tmp_path / "out")
     assert got == 1 and "colour" in err and err.count("\n") == 1

@@ -2,8 +2,6 @@
 
 import json
 import math
-import sqlite3
-from contextlib import closing
 from dataclasses import asdict, replace
 
 import jax
@@ -36,6 +34,7 @@ from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.plan import kept, plan_of
 from roundscope.experiments.train.student.run import fresh
 from roundscope.experiments.train.student.sites import GROUPS, INDEX, Site
+from tests.experiments.databases import database
 
 TINY = Config(depth=1, width=32, ratio=1, batch=32, steps=20, lr=1e-3, min_lr=1e-3, phi="swiglu")
 LOW = "site=W,X_W -> mxfp4; site=G_X -> bf16"
@@ -195,7 +194,7 @@ def test_runs_of_every_results_file_are_read(tmp_path):
     assert row.arm == arm and row.config == TINY and row.diverged == 12 and math.isnan(row.curve[0][1])
     older = tmp_path / "older"
     older.mkdir()
-    with closing(sqlite3.connect(older / "proxy.sqlite")) as file:
+    with database(older / "proxy.sqlite") as file:
         file.execute(f"PRAGMA application_id = {int.from_bytes(b'RSpx', 'big')}")
         file.execute("CREATE TABLE runs (name, changes, lr, seed, diverged, curve, config, device)")
         own = (arm.name, json.dumps(arm.changes), arm.lr, arm.seed, 12, "[[20, null, 1.0]]", json.dumps(asdict(TINY)), "cpu")

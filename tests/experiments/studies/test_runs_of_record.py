@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.microscaling import study as su
 from roundscope.experiments.studies.mxfp8 import study as mxfp8
 from roundscope.experiments.studies.stability.scale import FULL as GOLDEN
+from tests.experiments.databases import database
 
 RUNS = Path(__file__).parents[3] / "docs" / "runs"
 
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 def stored(name, table):
     """The keys of a file."""
-    with sqlite3.connect(RUNS / name) as connection:
+    with database(RUNS / name) as connection:
         return {key for (key,) in connection.execute(f"SELECT key FROM {table}")}
 
 
@@ -75,7 +75,7 @@ def test_trainings_of_the_student_and_of_mxfp8(study, files, tmp_path):
 
 def older(path):
     """key -> the numbers of a run in a file of an older version, with tables of its own for each study."""
-    with closing(sqlite3.connect(path)) as connection:
+    with database(path) as connection:
         connection.row_factory = sqlite3.Row
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         rows = connection.execute(f"SELECT * FROM {'runs' if 'runs' in names else 'trials'}").fetchall()

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from roundscope.experiments.sweep.conditions.cell import DEFAULTS
 from roundscope.experiments.sweep.measuring import metrics
 from roundscope.experiments.sweep.storage import schema
 from roundscope.experiments.sweep.storage.store import read_cells, read_sites, writing
+from tests.experiments.databases import database
 from tests.experiments.sweep.fakes import PLAN, cell, result
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +37,7 @@ def saved(path, *cells, fresh=False):
 
 
 def raw(path, sql):
-    with closing(sqlite3.connect(path)) as connection:
+    with database(path) as connection:
         got = connection.execute(sql).fetchall()
         connection.commit()
         return got
@@ -129,7 +130,7 @@ def test_a_batch_is_saved_whole_or_not_at_all(path):
 def test_pandas_reads_the_file_as_it_is(path):
     """Catches types that only we can read."""
     saved(path, cell(1), cell(2, causal=True))
-    with closing(sqlite3.connect(path)) as connection:
+    with database(path) as connection:
         frame = pd.read_sql("SELECT * FROM cells JOIN sites USING (key) WHERE site = 'O'", connection)
     assert frame["T"].dtype == "int64" and frame["max_abs"].dtype == "float64" and len(frame) == 2
     assert (frame["mean_ulps"].iloc[:, 1] == -frame["max_abs"]).all()
@@ -286,9 +287,10 @@ from roundscope.experiments.errors import one_line
 from roundscope.experiments.sweep.measuring import metrics
 from roundscope.experiments.sweep.storage import store
 from tests.experiments.sweep.fakes import cell, result
+path = Path(sys.argv[1])
+path.as_uri()  # imports what it needs
 if os.getuid() == 0:
     os.setuid(65534)
-path = Path(sys.argv[1])
 try:
     with store.writing(path): pass
 except OSError as error:

@@ -16,6 +16,7 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.run import live
 from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
+from tests.experiments.databases import database
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "vocab": 16, "batch": 2, "warmup": 2, "data": "repeat"}
 TINY = SIZES | {"steps": 12, "checkpoint_every": 4, "monitor_every": 3, "keep": 9}
@@ -198,10 +199,9 @@ def test_alarms_point_to_the_diagnosis(whole, tmp_path, capsys):
 
 def test_a_log_of_an_older_version_goes_on(tmp_path, capsys):
     """A log without the column of drift, which the first row then breaks."""
-    import sqlite3
 
     train(capsys, *words(PLAIN, steps=4), "--out", tmp_path / "run")
-    with sqlite3.connect(tmp_path / "run" / record.NAME) as log:
+    with database(tmp_path / "run" / record.NAME) as log:
         log.execute("ALTER TABLE heads DROP COLUMN drift")
     train(capsys, "--resume", tmp_path / "run", "steps=8")
     assert [row["step"] for row in record.rows(tmp_path / "run", "steps")] == list(range(8))

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sqlite3
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +20,7 @@ from roundscope.experiments.studies.framework.verdicts import Word
 from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
+from tests.experiments.databases import database
 
 EVEN, ZERO, RANDOM = RoundingMode.TIES_TO_EVEN, RoundingMode.TOWARD_ZERO, RoundingMode.STOCHASTIC
 OUTWARD = RoundingMode.AWAY_FROM_ZERO
@@ -216,11 +216,9 @@ def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
     assert first["run"]["ran"] == 2 and len(first["points"]) == 1 + 4 * 2
     page = (out / "report.html").read_text()
     assert page.count("<img") == 3 and "Not decided" in page
-    connection = sqlite3.connect(out / "dose.sqlite")
-    assert connection.execute("SELECT count(*) FROM runs").fetchone() == (2 * 9,)
-    with connection:
+    with database(out / "dose.sqlite") as connection:
+        assert connection.execute("SELECT count(*) FROM runs").fetchone() == (2 * 9,)
         connection.execute("DELETE FROM runs WHERE condition ->> 'mode' = 'stochastic' AND seed = 1")
-    connection.close()
     main_of(asked)
     again = json.loads(capsys.readouterr().out)
     assert again["run"]["ran"] == 1 and again["points"] == first["points"]
@@ -239,9 +237,8 @@ def test_an_interrupt_keeps_the_launches_before(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as end:
         main(["dose", "--quick", "--out", str(tmp_path), *TINY, "p=2,3"])
     assert end.value.code == 130
-    connection = sqlite3.connect(tmp_path / "dose.sqlite")
-    assert connection.execute("SELECT count(*), max(condition ->> 'mode' = 'stochastic') FROM runs").fetchone() == (5 * (1 + 3 * 2), 0)
-    connection.close()
+    with database(tmp_path / "dose.sqlite") as connection:
+        assert connection.execute("SELECT count(*), max(condition ->> 'mode' = 'stochastic') FROM runs").fetchone() == (5 * (1 + 3 * 2), 0)
 
 
 def fake(doses):
@@ -257,9 +254,7 @@ def main_of(words):
 
 def test_a_foreign_file_is_left_alone(tmp_path):
     """Results written into another program's database."""
-    connection = sqlite3.connect(tmp_path / "dose.sqlite")
-    connection.execute("CREATE TABLE own (x)")
-    connection.commit()
-    connection.close()
+    with database(tmp_path / "dose.sqlite") as connection:
+        connection.execute("CREATE TABLE own (x)")
     with pytest.raises(UsageError, match="another program"), opened(tmp_path, "dose"):
         pass

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import shutil
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from roundscope.experiments.studies.framework.command import INTERRUPTED
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.study import Static
 from roundscope.experiments.train.config import Config
+from tests.experiments.databases import database
 from tests.experiments.studies.failure.made import gathered, run
 
 RECORD = Path(__file__).parents[4] / "docs" / "runs" / "qiu-yao.sqlite"
@@ -104,7 +104,7 @@ def test_killed_run_keeps_whole_launches_and_tells_them(tiny: None, tmp_path, mo
 
     monkeypatch.setattr(training, "launch", dying)
     assert reproduced(tmp_path) == INTERRUPTED
-    with sqlite3.connect(tmp_path / "qiu-yao.sqlite") as file:
+    with database(tmp_path / "qiu-yao.sqlite") as file:
         [(kept,)] = file.execute("SELECT count(*) FROM runs")
     assert kept == calls[0]
     assert not (tmp_path / "report.html").exists() and not capsys.readouterr().out
@@ -167,7 +167,7 @@ def test_store_gives_back_what_it_got(tmp_path) -> None:
 
 def test_folder_of_another_program_is_refused(tmp_path) -> None:
     """Catches results written into a file that is not ours."""
-    with sqlite3.connect(tmp_path / "qiu-yao.sqlite") as file:
+    with database(tmp_path / "qiu-yao.sqlite") as file:
         file.execute("CREATE TABLE t (x)")
     with pytest.raises(UsageError, match="another program"):
         reproduced(tmp_path)
@@ -176,7 +176,7 @@ def test_folder_of_another_program_is_refused(tmp_path) -> None:
 def test_old_file_holds_the_same_runs(tmp_path) -> None:
     """Catches a column of a file of before, read by hand here, that is another field now; runs that are lost; and an old file changed."""
     shutil.copy(RECORD, tmp_path)
-    with sqlite3.connect(RECORD) as file:
+    with database(RECORD) as file:
         names = "key, steps, seed, diverged, loss, norm, heads, rest, curve"
         rows = {row[0]: row[1:] for row in file.execute(f"SELECT {names} FROM trials")}
     wanted = {e.trial: key(FULL, e.trial) for e in entries(FULL)}

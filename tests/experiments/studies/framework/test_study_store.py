@@ -13,6 +13,7 @@ import pytest
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.store import opened
+from tests.experiments.databases import database
 
 RUNS = Path(__file__).parents[4] / "docs" / "runs"
 
@@ -23,13 +24,22 @@ class Condition:
     seed: int = 0
 
 
-def old(folder, stored, name):
-    """A copy of a file of record; its connection."""
-    folder.mkdir(exist_ok=True)
-    data = (RUNS / stored).read_bytes()
-    (folder / name).write_bytes(gzip.decompress(data) if stored.endswith(".gz") else data)
-    shutil.copy(folder / name, folder / "kept.db")
-    return sqlite3.connect(folder / "kept.db")
+@pytest.fixture
+def old():
+    """Copies a file of record; what it returns is a connection to it, closed when the test ends."""
+    connections = []
+
+    def copied(folder, stored, name):
+        folder.mkdir(exist_ok=True)
+        data = (RUNS / stored).read_bytes()
+        (folder / name).write_bytes(gzip.decompress(data) if stored.endswith(".gz") else data)
+        shutil.copy(folder / name, folder / "kept.db")
+        connections.append(sqlite3.connect(folder / "kept.db"))
+        return connections[-1]
+
+    yield copied
+    for connection in connections:
+        connection.close()
 
 
 def same(x, y):
@@ -55,7 +65,7 @@ def test_a_run_comes_back_with_every_bit(tmp_path):
 
 
 @pytest.mark.parametrize("study", ["conditions", "identity", "scaling"])
-def test_old_doses(study, tmp_path):
+def test_old_doses(study, tmp_path, old):
     """A run of record that is lost, or a curve with other numbers."""
     before = old(tmp_path, f"dose-{study}.sqlite", "dose.sqlite")
     rows = before.execute("SELECT key, seed, steps, diverged, loss, shares FROM doses").fetchall()
@@ -70,7 +80,7 @@ def test_old_doses(study, tmp_path):
     assert (tmp_path / "dose-old.sqlite").is_file()
 
 
-def test_old_trials_of_failure(tmp_path):
+def test_old_trials_of_failure(tmp_path, old):
     """The same, with numbers of every head."""
     before = old(tmp_path, "qiu-yao.sqlite", "qiu-yao.sqlite")
     rows = before.execute("SELECT key, seed, diverged, loss, norm, heads, curve FROM trials").fetchall()
@@ -83,7 +93,7 @@ def test_old_trials_of_failure(tmp_path):
         assert [look[0] for look in run.curve] == [look[0] for look in json.loads(curve)]
 
 
-def test_two_old_files_of_one_study(tmp_path):
+def test_two_old_files_of_one_study(tmp_path, old):
     """Runs of the GPT read and those of the student beside it left, or an operand's numbers lost."""
     before = old(tmp_path, "mxfp8.sqlite.gz", "mxfp8.sqlite")
     student = old(tmp_path / "student", "mxfp8-proxy.sqlite.gz", "proxy.sqlite")
@@ -97,7 +107,7 @@ def test_two_old_files_of_one_study(tmp_path):
     assert len(audit) == count and all(same(row["error"], e) for row, (e,) in zip(audit, errors, strict=True))
 
 
-def test_what_was_computed_since_wins(tmp_path):
+def test_what_was_computed_since_wins(tmp_path, old):
     """A new run overwritten by the old file of the same folder when it is opened again."""
     before = old(tmp_path, "dose-identity.sqlite", "dose.sqlite")
     [(key,)] = before.execute("SELECT key FROM doses LIMIT 1")
@@ -110,7 +120,7 @@ def test_what_was_computed_since_wins(tmp_path):
 
 def test_a_foreign_file_is_left_alone(tmp_path):
     """Results written into another program's database."""
-    with sqlite3.connect(tmp_path / "x.sqlite") as connection:
+    with database(tmp_path / "x.sqlite") as connection:
         connection.execute("CREATE TABLE own (x)")
     with pytest.raises(UsageError, match="another program"), opened(tmp_path, "x"):
         pass

@@ -1,7 +1,6 @@
 """`roundscope reproduce golden` from end to end at a tiny scale, and how it fails."""
 
 import json
-import sqlite3
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from roundscope.experiments.studies.stability.results import DERIVED, query, rea
 from roundscope.experiments.sweep.conditions.cell import Result
 from roundscope.experiments.sweep.running import run as loop
 from roundscope.experiments.sweep.running.run import Outcome
+from tests.experiments.databases import database
 from tests.experiments.studies.stability.synthetic import TINY, straight
 
 MODELS = len(TINY.training.versions) * TINY.training.seeds
@@ -82,7 +82,7 @@ def _launched(out, whole, ran):
 def _check_queries(path, data, unique):
     """Every query runs; some give what `Results.values` gives."""
     results = read(path, unique)
-    with sqlite3.connect(path) as c:
+    with database(path) as c:
         for v in data["verdicts"]:
             for q in v["queries"]:
                 assert len(c.execute(q).fetchall()) == 2, (v["claim"], q)
@@ -139,7 +139,7 @@ def test_a_drawing_measures_nothing(run, fake, tmp_path, monkeypatch):
     run("reproduce", "golden", "--quick")
     trained.calls = 0
     monkeypatch.setattr(loop, "run", None)
-    with sqlite3.connect(tmp_path / "golden" / "golden.sqlite") as connection:
+    with database(tmp_path / "golden" / "golden.sqlite") as connection:
         connection.execute("DELETE FROM cells WHERE status = 'failed'")
     code, out, _ = run("reproduce", "golden", "--quick", "--draw")
     assert code == 0

@@ -1,0 +1,18 @@
+"""`tokamax.dot_product_attention`, its kernels for GPUs: Pallas through Triton, Pallas through Mosaic, and the chunked one of XLA."""
+
+from functools import partial
+
+from roundscope.experiments.kernels.adapters.jax_call import called
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+
+def _run(implementation: str, x: Inputs) -> Outputs:
+    import tokamax
+
+    options = {"scale": x.scale, "is_causal": x.is_causal, "implementation": implementation}
+    return called(partial(tokamax.dot_product_attention, **options), x)
+
+
+triton = partial(_run, "triton")
+mosaic = partial(_run, "mosaic")
+chunked = partial(_run, "xla_chunked")
