@@ -50,6 +50,7 @@ gpu-kernels:  ## on a machine with a GPU, PyTorch, transformers and jax: what re
 	$(PYTHON) -m tests.checks.gpu_kernels --out kernels
 	$(PYTHON) -m tests.checks.kernel_twins kernels
 	$(PYTHON) -m tests.checks.gpu_instructions
+	$(PYTHON) -m tests.checks.gpu_twins --time
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
 	$(PYTHON) -m tests.checks.gpu_scaling

@@ -2,7 +2,8 @@
 
     python -m tests.checks.gpu_twins [--time]
 
-Exit code 1 where a fused kernel and the XLA engine differ in a bit. --time: ratios to torch's SDPA in the same run, B = 4, N = 12, T = 4096.
+Exit code 1 where a fused kernel and the XLA engine differ in a bit. --time: ratios to torch's SDPA in the same run, with B = 4, N = 12,
+T = 4096.
 """
 
 import sys

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from roundscope.emu.backends.kernels.convert import instruction
 from roundscope.emu.instructions.approximate import ex2, lg2, rcp
@@ -29,9 +29,17 @@ def _own(text: str, x: Array) -> Array:
 
 
 def _model(f: Callable[..., Any], x: Array) -> Array:
-    """By NumPy: an interpreted kernel may hold no table of coefficients."""
+    """By NumPy, of float64: an interpreted kernel may hold no table of coefficients. Numbers go there and back as words of 32 bits, for
+    a callback has no 64-bit types where the caller has none.
+    """
+    words = lax.bitcast_convert_type(x, jnp.int32)
+    found = jax.pure_callback(partial(_of_words, f), jax.ShapeDtypeStruct(words.shape, jnp.int32), words, vmap_method="expand_dims")
+    return lax.bitcast_convert_type(found, x.dtype)
+
+
+def _of_words(f: Callable[..., Any], words: Any) -> np.ndarray:
     from roundscope.emu.backends.numba.ops import numpy_ops
 
-    compute = lambda y: np.asarray(f(numpy_ops(), np.asarray(y, np.float64)), x.dtype)  # noqa: E731
-    found: Array = jax.pure_callback(compute, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims")
-    return found
+    x = np.ascontiguousarray(words).view(np.float64)
+    y: np.ndarray = np.ascontiguousarray(f(numpy_ops(), x), np.float64).view(np.int32)
+    return y

@@ -193,7 +193,7 @@ def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
 
 
 def _column_by_column(wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held) -> Held:
-    """The ascending sum of the numbers of each row, a power of two of them, in registers: a row is cut into halves until columns are left."""
+    """The ascending sum of each row, a power of two of numbers, in registers: a row is cut into halves until columns are left."""
     parts = [held_as(machine, a, FP32)]
     while parts[0].shape[1] > 1:
         parts = [half for x in parts for half in _halves(on_gpu, x)]

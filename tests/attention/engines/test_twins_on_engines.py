@@ -1,4 +1,4 @@
-"""Twins of real kernels on the NumPy engine and under XLA: every bit; fused kernels refuse them."""
+"""Twins of real kernels on the NumPy engine, under XLA and in fused kernels, which run two of them and refuse the others: every bit."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ TOKENS = 40  # no whole number of tiles
 WHOLE = 48  # one key tile, for a softmax of whole rows
 UNFUSED = [name for name in TWINS if TWINS[name].plan.normalise_first]
 thorough = pytest.mark.thorough
+FUSED_TOO = (("fa2", False), ("cudnn", True))
 IN_EVERY_RUN = {"cudnn": True, "eager": False}  # name -> causal; each compiles once
 
 
@@ -68,9 +69,23 @@ def test_other_tiles_and_grouped_heads_are_equal(twin):
     assert compared(twin, *inputs(key_heads=1), block_q=32, mask=mask) == []
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_fused_kernels_refuse_a_twin_and_name_the_engine(twin):
+@pytest.mark.parametrize(("twin", "causal"), [("fa2", True), ("cudnn", False), *(pytest.param(*x, marks=thorough) for x in FUSED_TOO)])
+def test_fused_kernels_give_every_bit(twin, causal):
+    """Lanes that a reduction adds in another order, a product that is rounded before its sum, queries walked the wrong way."""
+    q, k, v, do = inputs(64)
+    ours, fused = (run(twin, q, k, v, do, engine=engine, is_causal=causal) for engine in ("numpy", "pallas"))
+    assert differences(ours, fused) == []
+
+
+@pytest.mark.parametrize("twin", sorted(set(TWINS) - {"fa2", "cudnn"}))
+def test_fused_kernels_refuse_other_twins_and_name_the_engine(twin):
     """Another arithmetic than the plan's, in silence."""
     arrays = inputs(32)
     with pytest.raises(ValueError, match="engine='xla'"):
         examine(*arrays, plan=TWINS[twin].plan, engine="pallas", record=None, block_q=16, block_k=32)
+
+
+def test_fused_kernels_refuse_to_trace_a_twin():
+    """A trace in which the events of a real kernel are missing."""
+    with pytest.raises(ValueError, match=r"record: .* engine='xla'"):
+        run("cudnn", *inputs(32), engine="pallas", record=Record())
