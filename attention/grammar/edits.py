@@ -99,6 +99,13 @@ def truth_words(value: str) -> str:
     return str(value).lower()
 
 
+def count_words(value: str) -> str:
+    """A whole number, 0 or more. Raises ValueError for anything else."""
+    if not str(value).isdecimal():
+        raise ValueError("give a whole number, 0 or more")
+    return str(int(value))
+
+
 def _only(plan: Plan, text: str, _: Sites) -> Plan:
     """binary64 but for the events and steps named."""
     kept = places_of(text)
@@ -162,6 +169,7 @@ KINDS: dict[str, Kind] = {
     "gradients_apart": _one_of("gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart),
     "scale_roots": _flag("scale_roots"),
     "dp_from_delta": _flag("dp_from_delta"),
+    "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
     "lse_base2": _flag("lse_base2"),
     "kept_state": _flag("kept_state"),
     "delta_products": _flag("delta_products"),

@@ -119,6 +119,7 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
         yield from _fields(best, name, (True, False))
     yield from _fields(best, "row_sum", tuple(RowSum))
     yield from _fields(best, "reciprocal", tuple(Reciprocal))
+    yield from _fields(best, "split_tiles", (0, 1))
     yield from _fields(best, "row_sum_of", (Site.EXP, Site.P))
     yield from _formats(best, FORWARD)
     for site in (Site.P, Site.Q, Site.K, Site.V):

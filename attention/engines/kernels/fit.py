@@ -36,6 +36,7 @@ RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices
     "exponent_again": (BackwardExponent.FORWARD, BackwardExponent.AFTER, BackwardExponent.NATURAL),
     "log": (Logarithm.CORRECT, Logarithm.LG2),
     "scale_roots": (False,),
+    "split_tiles": (0,),
     "dp_from_delta": (False,),
     "kept_state": (False,),
     "saved_p": (False,),

@@ -53,7 +53,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
     for name in words:
         base = BASE.changed(before.get(name, ""))
         old = getattr(base, name)
-        values = (True, False) if types[name] in (bool, "bool") else tuple(type(old))
+        values = {bool: (True, False), int: (0, 1, 3)}.get(types[name]) or tuple(type(old))
         for value in values:
             made = base.changed(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
             assert getattr(made, name) == value and type(getattr(made, name)) is type(old)
