@@ -110,8 +110,8 @@ def combine(at: Events, splits: Sequence[tuple[Events, Array, Array]]) -> tuple[
     lse = at(Site.LSE, combined_lse(ops, xp.stack([own for _, _, own in splits])))
     o = xp.zeros_like(splits[0][1])
     for own, o_i, l_i in splits:
-        w = own(Site.W, weight(ops, l_i - finite(xp, lse)))
-        o = own(Site.OW, ops.odd_sum(ops.multiply(w[:, None], o_i), o), kept=o)
+        w = own(Site.SW, weight(ops, l_i - finite(xp, lse)))
+        o = own(Site.SO, ops.odd_sum(ops.multiply(w[:, None], o_i), o), kept=o)
     return at(Site.OUT, o), o, lse
 
 

@@ -47,12 +47,12 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     return None
 
 
-OF_SPLITS = (Site.LANES, Site.INV, Site.OI, Site.LN, Site.LSE, Site.W, Site.OW)  # which every split has
+OF_SPLITS = (Site.LANES, Site.INV, Site.OI, Site.LN, Site.LSE, Site.SW, Site.SO)  # which every split has
 INSTEAD = {
     Site.LS: "SCALED", Site.CM: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
     Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
     Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
-    Site.W: "LSE", Site.OW: "OUT",
+    Site.SW: "LSE", Site.SO: "OUT",
     Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
 }  # fmt: skip
 
@@ -81,8 +81,8 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.SDS: not by_result,
         Site.QS: plan.scale_roots,
         Site.KS: plan.scale_roots,
-        Site.W: bool(plan.split_tiles),
-        Site.OW: bool(plan.split_tiles),
+        Site.SW: bool(plan.split_tiles),
+        Site.SO: bool(plan.split_tiles),
         Site.DPQ: plan.dp_from_delta,
         Site.PDQ: plan.dp_from_delta and plan.registers,
         Site.SDSQ: plan.dp_from_delta and not by_result,

@@ -57,7 +57,7 @@ class Plan:
     gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK and DV add
     scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are their gradients; the scores with nothing
     dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
-    split_tiles         so many key tiles are a softmax of their own, whose results are combined, W and OW; 0: all are one
+    split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW and SO; 0: all are one
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
     kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 / l and L have l as it is kept, LANES
     delta_products     the products dO O round, DOO, before delta adds them

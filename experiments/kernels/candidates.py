@@ -99,7 +99,8 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
     """The same plan on other tiles of keys, and from the other end."""
     if best.plan.normalise_first:
         return
-    for order in KeyOrder:
+    orders = (KeyOrder.ASCENDING, KeyOrder.DESCENDING) if best.plan.split_tiles else tuple(KeyOrder)
+    for order in orders:
         for size in (*(n for n in KEY_TILES if n < keys), keys):
             plan = replace(best.plan, key_order=order)
             yield replace(best, plan=plan, block_k=size, change=f"key tiles of {size}, {order}")
