@@ -121,24 +121,41 @@ def backward_tile(
     dq: Array, dk: Array, dv: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
-    p, ds = score_gradients(at, scale, q, k, v, do, lse, delta)
-    return query_gradients(at, ds, k, dq), *key_gradients(at, p, ds, q, do, dk, dv)
+    e = probabilities(at, scale, q, k, lse)
+    p, ds = _score_gradients(at, scale, e, v, do, delta)
+    of_queries = _begun_at_delta(at, scale, p if at.plan.ds_from_p else e, v, do, delta) if at.plan.dp_from_delta else ds
+    return query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv)
 
 
 def score_gradients(
     at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array
 ) -> tuple[Array, Array]:  # fmt: skip
     """P, as the operand of dV, and dS = P (dP - delta)."""
-    e = probabilities(at, scale, q, k, lse)
+    return _score_gradients(at, scale, probabilities(at, scale, q, k, lse), v, do, delta)
+
+
+def _score_gradients(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> tuple[Array, Array]:
     p = at(Site.P_B, e)
     dp = at.product(Site.DP, do, v.T)
     ds = register(at, Site.PD, _score_gradient(at, scale, p if at.plan.ds_from_p else e, dp, delta))
+    return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
+
+
+def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> Array:
+    """dS as the operand of dQ, where its sum dO v begins at -delta."""
+    start = at.ops.xp.broadcast_to(-delta[:, None], e.shape)
+    dpd = at(Site.DPQ, *at.sum(Site.DP, do, v.T, init=start, event=Site.DPQ))
+    return _scaled_gradient(at, scale, register(at, Site.PDQ, at.ops.multiply(e, dpd)), Site.SDSQ, Site.DSQ)
+
+
+def _scaled_gradient(at: Events, scale: float, ds: Array, scaled: Site, cast: Site) -> Array:
+    """dS cast, and multiplied with the scale before or after that where the plan says so."""
     if at.plan.gradient_scale is ScaleOfGradient.REGISTER:
-        ds = at(Site.SDS, at.ops.multiply(ds, scale))
-    ds = at(Site.DS, ds)
+        ds = at(scaled, at.ops.multiply(ds, scale))
+    ds = at(cast, ds)
     if at.plan.gradient_scale is ScaleOfGradient.OPERAND:
-        ds = at(Site.SDS, at.ops.multiply(ds, scale))
-    return p, ds
+        ds = at(scaled, at.ops.multiply(ds, scale))
+    return ds
 
 
 def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array) -> Array:

@@ -189,7 +189,9 @@ def _setup(
 
 
 def _check_asked(setup: Setup, batch: int, features: tuple[int, int]) -> None:
-    """Raises ValueError for injections and records of what the call does not have."""
+    """Raises ValueError for injections and records of what the call does not have, and for a scale without a root where that is needed."""
+    if setup.plan.scale_roots and setup.whole_scale < 0.0:
+        raise ValueError(f"scale={setup.whole_scale:g}: {setup.plan.name} multiplies q and k with its root; give a positive scale")
     sizes = Sizes(batch, setup.queries, setup.keys, setup.heads, setup.key_heads, *features, setup.block_q, setup.block_k)
     for injection in setup.inject:
         check_injection(injection, setup.plan)

@@ -50,13 +50,14 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
 INSTEAD = {
     Site.LS: "SCALED", Site.CM: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
     Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
-    Site.SDK: "DK_OUT", Site.SDS: "DS", Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
+    Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
+    Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
 }  # fmt: skip
 
 
 def _of_kernel(plan: Plan) -> dict[Site, bool]:
     """Which of the events that only some kernels have a plan has."""
-    again = plan.exponent_again is BackwardExponent.FORWARD and not plan.saved_p
+    again = plan.exponent_again in (BackwardExponent.FORWARD, BackwardExponent.ROUNDED_IF_CUT) and not plan.saved_p
     by_result = plan.gradient_scale is ScaleOfGradient.RESULT
     softmax = plan.score_gradient is ScoreGradient.SOFTMAX
     return {
@@ -76,6 +77,12 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.SDQ: plan.registers and by_result,
         Site.SDK: plan.registers and by_result,
         Site.SDS: not by_result,
+        Site.QS: plan.scale_roots,
+        Site.KS: plan.scale_roots,
+        Site.DPQ: plan.dp_from_delta,
+        Site.PDQ: plan.dp_from_delta and plan.registers,
+        Site.SDSQ: plan.dp_from_delta and not by_result,
+        Site.DSQ: plan.dp_from_delta,
         Site.DQP: plan.gradients_apart is not GradientsApart.NONE,
         Site.DKP: plan.gradients_apart is GradientsApart.ALL,
         Site.DVP: plan.gradients_apart is GradientsApart.ALL,

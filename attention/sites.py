@@ -38,6 +38,8 @@ class Site(StrEnum):
     V = "V", "v", Axes.SH, "inputs", 2
     DO = "DO", "dO", Axes.TH, "inputs", 3
 
+    QS = "QS", "q sqrt(scale)", Axes.TH, "forward", 56
+    KS = "KS", "k sqrt(scale)", Axes.SH, "forward", 57
     S = "S", "sum_h q k", Axes.TS, "forward", 4
     SCALED = "SCALED", "scale S", Axes.TS, "forward", 5
     LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37
@@ -82,6 +84,10 @@ class Site(StrEnum):
     PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45
     SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
+    DPQ = "DPQ", "sum_h dO v - delta, of dQ", Axes.TS, "backward", 58
+    PDQ = "PDQ", "EXP_B DPQ in a register", Axes.TS, "backward", 59
+    SDSQ = "SDSQ", "scale dS, of dQ", Axes.TS, "backward", 60
+    DSQ = "DSQ", "EXP_B DPQ, the operand of dQ", Axes.TS, "backward", 61
     DQP = "DQP", "sum_s DS k of one key tile", Axes.TH, "backward", 51
     DQ = "DQ", "dQ + sum_s DS k", Axes.TH, "backward", 32
     DKP = "DKP", "sum_t DS q of one query tile", Axes.SH, "backward", 54
@@ -106,27 +112,30 @@ FACTORS = {
 RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO})
 
 # binary32 registers that are cast to a result or an operand: events of plans with `registers`
-REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.SDQ, Site.SDK})
+REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
 
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
 OF_KERNELS = REGISTERS | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
+    Site.QS, Site.KS, Site.DPQ, Site.SDSQ, Site.DSQ,
 }  # fmt: skip
 
 # events of key heads, which query heads share
-KEY_SITES = frozenset({Site.K, Site.V, Site.SDK, Site.DK_OUT, Site.DV_OUT})
+KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.SDK, Site.DK_OUT, Site.DV_OUT})
 
 # events of the backward
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
 ONCE = frozenset(s for s in Site if s.stage == "inputs") | {
-    Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO, Site.DELTA,
+    Site.QS, Site.KS, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO, Site.DELTA,
     Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
 }  # fmt: skip
 
 # events with the features of q and k; others that have any have those of v
-QUERY_FEATURES = frozenset({Site.Q, Site.K, Site.DQP, Site.DKP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT})
+QUERY_FEATURES = frozenset(
+    {Site.Q, Site.K, Site.QS, Site.KS, Site.DQP, Site.DKP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT}
+)
 
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)

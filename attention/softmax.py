@@ -17,10 +17,10 @@ from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.functions import LOG2_E, exp2_64, exp64, log64
 from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp
+from roundscope.emu.instructions.logarithms import LN_2, log2f, logf
 from roundscope.emu.rounding.modes import BINARY32
 
 LOG2_E32 = 1.44269502162933349609375  # binary32(log2 e)
-LN_2_32 = 0.693147182464599609375  # binary32(ln 2)
 EXPONENTIALS = {Exponential.CORRECT: exp64, Exponential.CUDA: expf, Exponential.BASE2: exp2_64, Exponential.EX2: ex2}
 
 
@@ -62,9 +62,11 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED_B, Site.LS_B)
-    if plan.fused_exponent:
-        return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None])
-    return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
+    if not plan.fused_exponent:
+        return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
+    is_rounded = plan.exponent_again is BackwardExponent.ROUNDED_IF_CUT
+    instead = (at.tile.is_cut, masked(at, scaled) - lse[:, None]) if is_rounded else None
+    return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], instead)
 
 
 def _scaled(at: Events, scale: float, s: Array, site: Site, in_base2: Site) -> tuple[Array, float, Array]:
@@ -82,10 +84,17 @@ def base2_scale(plan: Plan, scale: float) -> float:
     return scale
 
 
-def multiply_add(at: Events, site: Site, x: Array, factor: float, less: Array) -> Array:
-    """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is."""
+def multiply_add(
+    at: Events, site: Site, x: Array, factor: float, less: Array, instead: tuple[Any, Array] | None = None
+) -> Array:  # fmt: skip
+    """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is.
+
+    instead: (where, another value for the event to round)
+    """
     xp = at.ops.xp
     total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
+    if instead is not None:
+        total = xp.where(*instead, total)
     return xp.where(x == -math.inf, -math.inf, at(site, total))
 
 
@@ -148,6 +157,10 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
     if how is RowSum.TILE_LANES:
         own = at(Site.ROWSUM, *sum_in_lanes(at, e, at.ops.xp.zeros(al.shape), Site.ROWSUM))
         return at(Site.L, al + own)
+    if how is RowSum.TILES:
+        own, exact = sum_in_lanes(at, e, at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
+        whole = at(Site.ROWSUM, _in_pairs(at, crossed(own)), None if exact is None else exact.sum(axis=1))
+        return at(Site.L, at.ops.odd_sum(al, whole))
     l = al
     for lo in range(0, e.shape[1], 32):
         own, exact = sum_in_lanes(at, e[:, lo : lo + 32], at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
@@ -168,7 +181,12 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
 
 def added_lanes(at: Events, l: Array) -> Array:
     """The sum of four lanes, as threads exchange them; its last addition is the event's."""
-    return _in_pairs(at, l.reshape(-1, 2, 2).swapaxes(1, 2) if at.plan.row_sum is RowSum.LANES else l)
+    return _in_pairs(at, crossed(l) if at.plan.row_sum is RowSum.LANES else l)
+
+
+def crossed(l: Array) -> Array:
+    """Four lanes in the order l0, l2, l1, l3, in pairs."""
+    return l.reshape(-1, 2, 2).swapaxes(1, 2)
 
 
 def _in_pairs(at: Events, l: Array) -> Array:
@@ -184,10 +202,13 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     if plan.kept_state:
         m = at(Site.MS, m)
     if plan.lse_base2:
-        return m + at(Site.LN, ops.multiply(ops.call(log64, l), LOG2_E))
+        log2 = ops.call(log2f, ops.round(l, BINARY32, None)) if plan.log is Logarithm.CUDA else ops.multiply(ops.call(log64, l), LOG2_E)
+        return m + at(Site.LN, log2)
     if plan.log is Logarithm.LG2:
         log2 = ops.call(lg2, ops.round(l, BINARY32, None))
-        ln_l = at(Site.LN, ops.multiply(log2, LN_2_32))
+        ln_l = at(Site.LN, ops.multiply(log2, LN_2))
+    elif plan.log is Logarithm.CUDA:
+        ln_l = ops.call(logf, ops.round(l, BINARY32, None))
     else:
         ln_l = ops.call(log64, l)
     if plan.log2_e is Log2E.NONE:
@@ -197,7 +218,7 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     if plan.log2_e is Log2E.SCORES:
         natural = ops.round(ops.divide(m, ops.xp.full_like(m, LOG2_E32)), BINARY32, None)
         return natural + at(Site.LN, ln_l)
-    return ops.odd_sum(ops.multiply(m, LN_2_32), ln_l)
+    return ops.odd_sum(ops.multiply(m, LN_2), ln_l)
 
 
 def row_sum(at: Events, e: Array) -> Array:

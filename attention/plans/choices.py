@@ -64,6 +64,7 @@ class RowSum(StrEnum):
     PLAIN = "plain"  # ROWSUM by its accumulator, and L = alpha l + ROWSUM
     LANES = "lanes"  # four lanes: each goes on from alpha l, column by column; LANES adds (l0 + l2) + (l1 + l3): FlashAttention-2
     TILE_LANES = "tile-lanes"  # four lanes: a tile's columns from 0, then alpha l is added; (l0 + l1) + (l2 + l3): cuDNN
+    TILES = "tiles"  # of each tile four lanes from 0, (l0 + l2) + (l1 + l3); then alpha l is added: Triton
     GROUPS = "groups"  # of 32 columns four lanes from 0, (l0 + l1) + (l2 + l3); alpha l plus one group after the other: CUTLASS
 
 
@@ -78,6 +79,9 @@ class BackwardExponent(StrEnum):
     """How the backward gets P again."""
 
     FORWARD = "forward"  # as the forward did, with L in the place of m
+    ROUNDED_IF_CUT = (
+        "rounded-if-cut"  # the same, but in tiles that causality cuts the product rounds before L is taken away: flex attention
+    )
     AFTER = "after"  # X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B: cuDNN
     NATURAL = "natural"  # X_B = SCALED_B - L and CUDA's expf: CUTLASS
 
@@ -87,6 +91,7 @@ class Logarithm(StrEnum):
 
     CORRECT = "correct"  # to binary64; LSE is its only rounding
     LG2 = "lg2"  # binary32(ln 2) times lg2.approx.ftz.f32, rounded: __logf of CUDA
+    CUDA = "cuda"  # logf of CUDA's library, or log2f where L is in base 2, to the bit
 
 
 class KeyOrder(StrEnum):
@@ -95,6 +100,17 @@ class KeyOrder(StrEnum):
     ASCENDING = "ascending"
     DESCENDING = "descending"  # FlashAttention-2 and -3: the last, masked tile first
     MASKED_FIRST = "masked-first"  # tiles that causality cuts, then the others, each ascending: flex attention
+
+
+class QueryOrder(StrEnum):
+    """The order in which the backward adds up tiles: the query tiles in dK and dV, and the key tiles in dQ."""
+
+    ASCENDING = "ascending"  # all ascending
+    DESCENDING = "descending"  # dK and dV from the last query tile down, dQ ascending: FlashAttention-2
+    MASKED_FIRST = "masked-first"  # tiles that causality cuts, then the others, each ascending: flex attention
+    WRAPPED = (
+        "wrapped"  # from the diagonal on: dK and dV up to the last query tile, then from the first; dQ down, then from the last: CUTLASS
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from roundscope.attention.plans.choices import (
     KeyOrder,
     Log2E,
     Logarithm,
+    QueryOrder,
     Reciprocal,
     RowSum,
     ScaleOfGradient,
@@ -52,8 +53,10 @@ class Plan:
     exponent_again     how the backward gets P again
     ds_from_p          dS multiplies P_B, the cast one, not EXP_B
     log                how ln l is computed
-    query_order        the order of the query tiles in dK and dV
+    query_order        the order of the tiles in dK, dV and dQ
     gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK and DV add
+    scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are their gradients; the scores with nothing
+    dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
     kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 / l and L have l as it is kept, LANES
     delta_products     the products dO O round, DOO, before delta adds them
@@ -85,8 +88,10 @@ class Plan:
     ds_from_p: bool = False
     log: Logarithm = Logarithm.CORRECT
     registers: bool = False
-    query_order: KeyOrder = KeyOrder.ASCENDING
+    query_order: QueryOrder = QueryOrder.ASCENDING
     gradients_apart: GradientsApart = GradientsApart.NONE
+    scale_roots: bool = False
+    dp_from_delta: bool = False
     lse_base2: bool = False
     kept_state: bool = False
     delta_products: bool = False
@@ -105,8 +110,6 @@ class Plan:
             raise ValueError(f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}")
         if self.saved_p and not self.normalise_first:
             raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
-        if self.query_order is KeyOrder.MASKED_FIRST:
-            raise ValueError("query_order=masked-first: the backward goes up or down; use ascending or descending")
         if self.stabiliser is not None and self.log2_e is not Log2E.NONE:
             raise ValueError(f"stabiliser: its shift is of scores in base e; use log2_e=none, here log2_e={self.log2_e}")
         for site, block in self.blocks:
@@ -195,13 +198,15 @@ class Plan:
         """The event whose result a sum starts from; None where that is 0."""
         if site is Site.PV:
             return Site.AO if self.pv_into_o else None
+        if site is Site.DP:
+            return Site.DELTA if self.dp_from_delta else None
         return site if site in (Site.DV, Site.DQ, Site.DK) else None
 
     def product_bits(self, site: Site) -> int:
         """The most significand bits of a product in the sum at a site, by the formats of its factors. Up to 24, the products and what the
         sum starts from are binary32 numbers; up to 53, products are exact in binary64; else ANY_PRODUCT.
         """
-        factors = self._factors(site)
+        factors = self.factors(site)
         bits = sum(self._bits(factor) for factor in factors)
         first = self.first_term(site)
         own = [self[s].format for s in (*factors, *([first] if first else []))]
@@ -209,12 +214,15 @@ class Plan:
             bits = max(bits, EXACT_PRODUCT)
         return bits if bits <= EXACT_PRODUCT else ANY_PRODUCT
 
-    def _factors(self, site: Site) -> tuple[Site, ...]:
+    def factors(self, site: Site) -> tuple[Site, ...]:
         """The events whose results are multiplied at a site; ones have no event."""
         if site is Site.ROWSUM:
             return (self.row_sum_of,)
         if site is not Site.DELTA:
-            return FACTORS[site]
+            own = {Site.Q: Site.QS, Site.K: Site.KS} if self.scale_roots else {}
+            if self.dp_from_delta and site is Site.DQ:
+                own[Site.DS] = Site.DSQ
+            return tuple(own.get(factor, factor) for factor in FACTORS[site])
         if self.delta_from is DeltaFrom.P_DP:
             return Site.EXP_B, Site.DP
         # OD rounds OUT, or O, once more
@@ -263,7 +271,7 @@ def check_factors(plan: Plan) -> None:
             raise ValueError(
                 f"accumulator of {site}: no matrix unit computes it; use a preset@architecture, or give it to {' '.join(FACTORS)}"
             )
-        for factor in FACTORS[site]:
+        for factor in plan.factors(site):
             if plan.block(factor) is not None or not kept.operand.holds(plan[factor].format):
                 raise ValueError(
                     f"accumulator of {site}: a tensor core of {kept.operand.name} cannot read {factor} in {plan.event(factor)}; "
@@ -274,7 +282,7 @@ def check_factors(plan: Plan) -> None:
 OF_KERNEL = (
     "log2_e", "fused_exponent", "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
-    "ds_from_p", "score_gradient", "gradient_scale",
+    "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

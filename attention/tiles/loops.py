@@ -4,10 +4,13 @@ Arrays are padded to whole tiles; entries beyond T queries or S keys are masked,
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from roundscope.attention import algorithm, softmax
 from roundscope.attention.events.hook import Events
@@ -17,9 +20,11 @@ from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradi
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import sample
+from roundscope.attention.tiles.orders import Pass, is_cut, merged, passes
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 
+ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}
 Seen = dict[str, Any]
 
 
@@ -42,6 +47,16 @@ class Setup:
     is_causal: bool
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
+
+    @property
+    def of_scores(self) -> float:
+        """What the scores are multiplied with."""
+        return 1.0 if self.plan.scale_roots else self.scale
+
+    @property
+    def factor(self) -> float:
+        """What multiplies gradients that leave: the scale, or its root, in binary32, where q and k are multiplied with that."""
+        return float(np.float32(math.sqrt(self.whole_scale))) if self.plan.scale_roots else self.scale
 
     @property
     def query_tiles(self) -> int:
@@ -103,12 +118,23 @@ def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | Non
         head=head, heads=setup.heads, i=i, j=j, row0=row0, key0=key0, mask=exists,
         rows=(before | here) & active, rescaled=before & active, keys=keys,
         sample=sample.of_tile(xp, setup.every, tiles, head, i, j) if setup.every > 1 else None,
+        is_cut=setup.is_causal and is_cut(*_bounds(setup, i, j)),
     )  # fmt: skip
 
 
-def _if_any(ops: Ops, setup: Setup, tile: Tile, masks: Array | None, compute: Callable[[], Any], state: Any) -> Any:
-    """What a tile computes, or the state and zeros where nothing in it exists, which can only be so under a mask."""
-    return ops.when(tile.mask.any(), compute, state) if setup.is_causal or masks is not None else compute()
+def _if_any(
+    ops: Ops, setup: Setup, tile: Tile, masks: Array | None, compute: Callable[[], Any], state: Any, taken: Any = None
+) -> Any:  # fmt: skip
+    """What a tile computes, or the state and zeros where nothing in it exists, which can only be so under a mask, or it is not taken."""
+    if not setup.is_causal and masks is None:
+        return compute() if taken is None else ops.when(taken, compute, state)
+    exists = tile.mask.any()
+    return ops.when(exists if taken is None else exists & taken, compute, state)
+
+
+def _bounds(setup: Setup, i: Any, j: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The first row and the row behind the last of query tile i, and the same of key tile j."""
+    return (i * setup.block_q, (i + 1) * setup.block_q), (j * setup.block_k, (j + 1) * setup.block_k)
 
 
 def _tiles(x: Array, block: int) -> Array:
@@ -135,10 +161,7 @@ def _reordered(x: Any, order: Array) -> Any:
 
 def masked_tiles_first(xp: Any, setup: Setup, i: Any) -> Array:
     """The key tiles of query tile i: those that causality cuts, then the others, each ascending."""
-    first, last = xp.arange(setup.key_tiles) * setup.block_k, (xp.arange(setup.key_tiles) + 1) * setup.block_k - 1
-    row0 = i * setup.block_q
-    is_cut = (last > row0) & (first < row0 + setup.block_q)
-    return xp.argsort(xp.where(is_cut, 0, 1), stable=True)
+    return xp.argsort(xp.where(is_cut(*_bounds(setup, i, xp.arange(setup.key_tiles))), 0, 1), stable=True)
 
 
 def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
@@ -153,7 +176,10 @@ def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tup
     """The event of one input tensor: (rows, features), padded."""
     heads = setup.key_heads if site in (Site.K, Site.V) else setup.heads
     at = events_at(ops, setup, _whole(ops, setup, head, None, heads))
-    return at(site, x), at.seen()
+    rounded = at(site, x)
+    if setup.plan.scale_roots and site in ROOTED:
+        rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))
+    return rounded, at.seen()
 
 
 def forward(
@@ -176,7 +202,7 @@ def forward(
 
             def compute() -> tuple[Any, Seen]:
                 at = events_at(ops, setup, tile)
-                new = algorithm.forward_tile(at, setup.scale, state, x[0], y[0], y[1])
+                new = algorithm.forward_tile(at, setup.of_scores, state, x[0], y[0], y[1])
                 return new, at.seen()
 
             return _if_any(ops, setup, tile, masks, compute, state)
@@ -194,7 +220,7 @@ def forward(
     _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
     at = whole_events(ops, setup, head, mask)
     state = m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])
-    return algorithm.finish(at, setup.scale, state), {"tiles": seen, "whole": at.seen()}
+    return algorithm.finish(at, setup.of_scores, state), {"tiles": seen, "whole": at.seen()}
 
 
 def backward(
@@ -208,32 +234,44 @@ def backward(
     q_tiles, do_tiles, lse_tiles, delta_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse, delta))
     k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
-    descending = setup.plan.query_order is KeyOrder.DESCENDING
 
-    def key_tile(dq_tiles: Array, j: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
-        def query_tile(carry: Any, n: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
-            i = setup.query_tiles - 1 - n if descending else n
-            tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
+    def one_pass(part: Pass, sums: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array, Array], Seen]:
+        def key_tile(dq_tiles: Array, n: Any, y: tuple[Array, ...]) -> tuple[Array, Any]:
+            j = setup.key_tiles - 1 - n if part.keys_down else n
 
-            def compute() -> tuple[Any, Seen]:
-                at = events_at(ops, setup, tile)
-                dq, dk, dv = algorithm.backward_tile(
-                    at, setup.scale, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
-                )  # fmt: skip
-                return (dq, dk, dv), at.seen()
+            def query_tile(carry: Any, n: Any, x: tuple[Array, ...]) -> tuple[Any, Any]:
+                i = setup.query_tiles - 1 - n if part.queries_down else n
+                tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
-            (dq, dk, dv), seen = _if_any(ops, setup, tile, masks, compute, (x[4], *carry))
-            return (dk, dv), (dq, seen)
+                def compute() -> tuple[Any, Seen]:
+                    at = events_at(ops, setup, tile)
+                    dq, dk, dv = algorithm.backward_tile(
+                        at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
+                    )  # fmt: skip
+                    return (dq, dk, dv), at.seen()
 
-        rows: tuple[Array, ...] = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
-        carry = xp.zeros_like(y[0]), xp.zeros_like(y[1])
-        rows = rows if masks is None else (*rows, y[2])
-        (dk, dv), later = ops.scan(query_tile, carry, _backwards(rows) if descending else rows)
-        dq_tiles, seen = _backwards(later) if descending else later
-        return dq_tiles, (dk, dv, seen)
+                taken = None if part.takes is None else part.takes(*_bounds(setup, i, j))
+                (dq, dk, dv), seen = _if_any(ops, setup, tile, masks, compute, (x[4], *carry), taken)
+                return (dk, dv), (dq, seen)
 
-    columns = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, masks.swapaxes(0, 1))
-    dq, (dk, dv, seen) = ops.scan(key_tile, xp.zeros_like(q_tiles), columns)
+            rows: tuple[Array, ...] = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
+            rows = rows if masks is None else (*rows, y[4])
+            (dk, dv), later = ops.scan(query_tile, (y[2], y[3]), _backwards(rows) if part.queries_down else rows)
+            dq_tiles, seen = _backwards(later) if part.queries_down else later
+            return dq_tiles, (dk, dv, seen)
+
+        columns = (k_tiles, v_tiles, *sums[1:]) if masks is None else (k_tiles, v_tiles, *sums[1:], masks.swapaxes(0, 1))
+        dq, later = ops.scan(key_tile, sums[0], _backwards(columns) if part.keys_down else columns)
+        dk, dv, seen = _backwards(later) if part.keys_down else later
+        return (dq, dk, dv), seen
+
+    sums = xp.zeros_like(q_tiles), xp.zeros_like(k_tiles), xp.zeros_like(v_tiles)
+    seen: Any = None
+    for part in passes(setup.plan, setup.is_causal):
+        sums, own = one_pass(part, sums)
+        i, j = xp.arange(setup.query_tiles), xp.arange(setup.key_tiles)[:, None]
+        seen = own if seen is None or part.takes is None else merged(xp, part.takes(*_bounds(setup, i, j)), own, seen)
+    dq, dk, dv = sums
     dq = round_query_gradients(at, setup, dq.reshape(q.shape))
     return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen()}
 
@@ -246,7 +284,7 @@ def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Event
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     """dQ as it leaves."""
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dq = softmax.register(at, Site.SDQ, at.ops.multiply(dq, setup.scale))
+        dq = softmax.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor))
     return at(Site.DQ_OUT, dq)
 
 
@@ -279,7 +317,7 @@ def _delta_from_p_dp(
 
             def compute() -> tuple[Any, None]:
                 at = events_at(ops, setup, tile, silent=True)
-                return algorithm.delta_tile(at, setup.scale, x[0], y[0], y[1], x[1], x[2], sums), None
+                return algorithm.delta_tile(at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], sums), None
 
             return _if_any(ops, setup, tile, masks, compute, sums)
 
@@ -299,5 +337,5 @@ def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array)
     at = events_at(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dk = softmax.register(at, Site.SDK, ops.multiply(dk, setup.scale))
+        dk = softmax.register(at, Site.SDK, ops.multiply(dk, setup.factor))
     return (at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)), at.seen()

@@ -18,6 +18,7 @@ class Tile:
     rows       (queries,): rows that have had a key by now;  rescaled: rows that had one before this tile
     keys       (keys,): keys that some query of this tile sees
     sample     what a trace looks at, of queries and of keys; None for all
+    is_cut     the diagonal crosses the tile, of a causal call
     is_whole   all scores exist
     is_unrecorded    events may happen where none exists, if they leave what is there as it is: nobody counts them
     """
@@ -33,6 +34,7 @@ class Tile:
     rescaled: Array
     keys: Array
     sample: tuple[Side, Side] | None = None
+    is_cut: Any = False
     is_whole: bool = False
     is_unrecorded: bool = False
 

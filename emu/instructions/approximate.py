@@ -1,6 +1,6 @@
-"""`ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32` of a Hopper GPU, bit for bit.
+"""`ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32` of a Hopper GPU, and CUDA's expf, bit for bit.
 
-Each is a quadratic interpolation in integers: the leading 6 or 7 fraction bits of the argument choose three
+Each instruction is a quadratic interpolation in integers: the leading 6 or 7 fraction bits of the argument choose three
 coefficients, the t that is left gives
 
     c0 2^s + c1 t + c2 square(t) + bias, shifted right,
@@ -51,15 +51,15 @@ def expf(ops: Ops, x: Array) -> Array:
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, -200.0), 200.0)
-    t = _fma(ops, z, float.fromhex("0x1.77313ap-8"), 0.5)
+    t = fma(ops, z, float.fromhex("0x1.77313ap-8"), 0.5)
     n = xp.floor(xp.fmin(xp.fmax(t, 0.0), 1.0) * 252.0) - 126.0
-    r = _fma(ops, z, float.fromhex("0x1.715476p+0"), -n)
-    r = _fma(ops, z, float.fromhex("0x1.4ae0c0p-26"), r)
+    r = fma(ops, z, float.fromhex("0x1.715476p+0"), -n)
+    r = fma(ops, z, float.fromhex("0x1.4ae0c0p-26"), r)
     y = ops.round(ops.multiply(ex2(ops, r), ops.from_bits((n.astype(np.int64) + 1023) << 52)), BINARY32, None)
     return xp.where(xp.isnan(x), math.nan, y)
 
 
-def _fma(ops: Ops, x: Array, y: float, z: Any) -> Array:
+def fma(ops: Ops, x: Array, y: Any, z: Any) -> Array:
     """x y + z, rounded once to binary32."""
     xp = ops.xp
     return ops.round(ops.odd_sum(*xp.broadcast_arrays(ops.multiply(x, y), xp.asarray(z))), BINARY32, None)

@@ -14,12 +14,14 @@ from roundscope.attention.plans.choices import (
     GradientsApart,
     KeyOrder,
     Log2E,
+    QueryOrder,
     Reciprocal,
     RowSum,
     ScaleOfGradient,
     ScoreGradient,
 )
-from roundscope.attention.plans.twins import EIGHTS, HOPPER, TWINS
+from roundscope.attention.plans.hopper import EIGHTS, HOPPER
+from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
 from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, E4M3, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -113,7 +115,7 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
         yield _changed(best, f"ROWSUM.sum: {name}", plan.adding(Site.ROWSUM, accumulator))
     yield from _fields(best, "exp", tuple(Exponential))
     yield from _fields(best, "log2_e", tuple(Log2E))
-    for name in ("fused_exponent", "registers", "pv_into_o"):
+    for name in ("fused_exponent", "registers", "pv_into_o", "scale_roots"):
         yield from _fields(best, name, (True, False))
     yield from _fields(best, "row_sum", tuple(RowSum))
     yield from _fields(best, "reciprocal", tuple(Reciprocal))
@@ -133,10 +135,10 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
         yield _changed(best, f"DELTA.sum: {name}", plan.adding(Site.DELTA, accumulator))
     yield from _fields(best, "gradient_scale", tuple(ScaleOfGradient))
     yield from _fields(best, "score_gradient", tuple(ScoreGradient))
-    yield from _fields(best, "query_order", tuple(KeyOrder))
+    yield from _fields(best, "query_order", tuple(QueryOrder))
     yield from _fields(best, "exponent_again", tuple(BackwardExponent))
     yield from _fields(best, "gradients_apart", tuple(GradientsApart))
-    for name in ("registers", "ds_from_p", "lse_base2", "delta_products"):
+    for name in ("registers", "ds_from_p", "lse_base2", "delta_products", "dp_from_delta"):
         yield from _fields(best, name, (True, False))
     if plan.normalise_first:
         yield from _fields(best, "saved_p", (True, False))

@@ -30,7 +30,7 @@ QUERY_TILES = (64, 128)  # of a backward
 OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
 OF_BACKWARD = (
     "delta_from", "delta_products", "query_order", "gradients_apart", "score_gradient", "gradient_scale", "exponent_again", "ds_from_p",
-    "log", "lse_base2",
+    "log", "lse_base2", "dp_from_delta",
 )  # fmt: skip
 """The fields of a plan on which no output depends, but gradients do."""
 Told = Callable[[str], None]

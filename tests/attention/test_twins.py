@@ -7,14 +7,16 @@ from roundscope.attention.plans.twins import TWINS
 from tests.checks.kernel_outputs import STORED
 from tests.checks.kernel_twins import KERNELS, shares, stored
 
-# What is not equal in every bit, and why: dQ of fused kernels adds up by atomics, in no fixed order; some logarithms are
-# correctly rounded here and within an ulp there; memory-efficient attention walks its tiles in an order that no plan has.
+# What is not equal in every bit, and why: dQ of FlashAttention-2 and cuDNN adds up by atomics, in no fixed order; of the others some
+# elements of dS round to the other neighbor, and why is not known.
 LEAST = {
     "fa2": {"dq": 0.9999},
     "cudnn": {"dq": 0.9999},
-    "sdpa-efficient": {"lse": 0.97, "dq": 0.999, "dk": 0.999, "dv": 0.999},
-    "flex": {"dq": 0.9995, "dk": 0.9999, "dv": 0.999},
+    "sdpa-efficient": {},
+    "flex": {},
     "eager": {},
+    "sdpa-math": {},
+    "pallas-mha": {},
     "jax-xla": {"dq": 0.999, "dk": 0.999},
     "qiu-yao-eager": {"dq": 0.9999, "dk": 0.9998, "dv": 0.9997},
     "qiu-yao-compiled": {"dq": 0.9996, "dk": 0.9998, "dv": 0.9997},

@@ -1,4 +1,4 @@
-"""Every one of the 2^32 arguments of ex2, lg2 and rcp on this GPU, against emu.instructions.
+"""Every one of the 2^32 arguments of ex2, lg2, rcp, expf, logf and log2f on this GPU, against emu.instructions.
 
 python -m tests.checks.gpu_instructions
 """
@@ -11,7 +11,8 @@ import numpy as np
 
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.widths import narrow, widen
-from roundscope.emu.instructions import approximate
+from roundscope.emu.instructions import approximate, logarithms
+from tests.checks.gpu_kernels import FUNCTIONS
 from tests.checks.gpu_kernels import approximate as measured
 
 PART = 1 << 25
@@ -20,7 +21,7 @@ NAN = 0x7FFFFFFF
 
 def bits_of(name: str):
     """The compiled model: words in, words out, every NaN the same."""
-    function = getattr(approximate, name)
+    function = getattr(approximate, name, None) or getattr(logarithms, name)
 
     @jax.jit
     def run(words):
@@ -35,7 +36,7 @@ def bits_of(name: str):
 def main() -> None:
     """One line for each instruction."""
     with jax.enable_x64(True):
-        for name in ("ex2", "rcp", "lg2"):
+        for name in FUNCTIONS:
             begun, wrong, first = time.perf_counter(), 0, None
             model = bits_of(name)
             for start in range(0, 1 << 32, PART):

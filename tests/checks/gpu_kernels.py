@@ -63,17 +63,19 @@ def capture(names: tuple[str, ...], folder: Path | None, log) -> dict[str, np.nd
     return arrays
 
 
-FUNCTIONS = {"ex2": "ex2.approx.ftz.f32", "rcp": "rcp.approx.ftz.f32", "lg2": "lg2.approx.ftz.f32"}
+INSTRUCTIONS = {"ex2": "ex2.approx.ftz.f32", "rcp": "rcp.approx.ftz.f32", "lg2": "lg2.approx.ftz.f32"}
+FUNCTIONS = (*INSTRUCTIONS, "expf", "logf", "log2f")
 
 
 def approximate(name: str, words: np.ndarray) -> np.ndarray:
-    """Return the results of the instruction on this GPU, as uint32 words, for arguments given as uint32 words."""
+    """Return the results of the instruction, or of the function of CUDA's library, on this GPU; arguments and results are uint32 words."""
     import cupy
 
+    instruction = f'asm("{INSTRUCTIONS[name]} %0, %1;" : "=f"(r) : "f"(x[i]));' if name in INSTRUCTIONS else f"r = {name}(x[i]);"
     source = (
         'extern "C" __global__ void f(const float* x, float* y, long long n) {'
         "  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;"
-        f'  if (i < n) {{ float r; asm("{FUNCTIONS[name]} %0, %1;" : "=f"(r) : "f"(x[i])); y[i] = r; }} }}'
+        f"  if (i < n) {{ float r; {instruction} y[i] = r; }} }}"
     )
     x = cupy.asarray(words).view(cupy.float32)
     y = cupy.empty_like(x)

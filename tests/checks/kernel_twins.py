@@ -16,6 +16,7 @@ from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one
 
 KERNELS = {  # twin -> the kernel that it is compared with
     "fa2": "sdpa-flash", "cudnn": "sdpa-cudnn", "sdpa-efficient": "sdpa-efficient", "eager": "eager", "jax-xla": "jax-xla", "flex": "flex",
+    "sdpa-math": "sdpa-math", "pallas-mha": "pallas",
     "qiu-yao-eager": "released-eager-512", "qiu-yao-compiled": "released-compiled-512",
 }  # fmt: skip
 PARTS = ("out", "lse", "dq", "dk", "dv")

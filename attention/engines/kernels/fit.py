@@ -6,7 +6,16 @@ import jax
 import numpy as np
 
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
-from roundscope.attention.plans.choices import Exponential, GradientsApart, KeyOrder, RowSum, ScoreGradient
+from roundscope.attention.plans.choices import (
+    BackwardExponent,
+    Exponential,
+    GradientsApart,
+    KeyOrder,
+    Logarithm,
+    QueryOrder,
+    RowSum,
+    ScoreGradient,
+)
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
@@ -20,7 +29,9 @@ SCORES = 2**14  # of a tile: with 2^15 an H200 has too little shared memory for 
 RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices it has all
     "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2),
     "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
-    "query_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
+    "query_order": (QueryOrder.ASCENDING, QueryOrder.DESCENDING),
+    "log": (Logarithm.CORRECT, Logarithm.LG2),
+    "exponent_again": (BackwardExponent.FORWARD, BackwardExponent.AFTER),
     "row_sum": (RowSum.PLAIN, RowSum.LANES, RowSum.TILE_LANES),
     "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ),
     "score_gradient": (ScoreGradient.DIFFERENCE,),
@@ -63,7 +74,7 @@ def check_plan(plan: Plan) -> None:
         if (own := getattr(plan, name)) not in kept:
             told = f"the fused kernel has {name} {' or '.join(str(x) for x in kept)}, not {own}"
             raise ValueError(f"plan={plan.name}: {told}{ELSEWHERE}")
-    if plan.query_order is KeyOrder.DESCENDING and plan.accumulator(Site.DK).alignment is None:
+    if plan.query_order is QueryOrder.DESCENDING and plan.accumulator(Site.DK).alignment is None:
         raise ValueError(f"plan={plan.name}: sums of multiply-adds go up through the queries, so query_order is ascending{ELSEWHERE}")
     for site, block in plan.blocks:
         if site.axes is Axes.TS:

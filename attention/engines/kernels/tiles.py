@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.kernels.ops import kernel_ops
@@ -59,7 +59,7 @@ def walk_queries(setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any]
     """The query tiles that see key tile j, or all their slices, so many to a tile: tile (is it whole, its number, state) -> state."""
     first, whole, end = (n * slices for n in _whole_queries(setup, j))
     parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
-    if setup.plan.query_order is KeyOrder.ASCENDING:
+    if setup.plan.query_order is QueryOrder.ASCENDING:
         for is_whole, lo, hi in parts:
             state = walk(partial(tile, is_whole), lo, hi, state)
         return state

@@ -1,0 +1,59 @@
+"""Attention whose softmax stands alone, as plans: eager frameworks, XLA, and the math back end of SDPA."""
+
+from dataclasses import replace
+
+from roundscope.attention.plans.choices import (
+    DeltaFrom,
+    Exponential,
+    Reciprocal,
+    ScaleOfGradient,
+    ScoreGradient,
+)
+from roundscope.attention.plans.hopper import on_hopper
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.presets import fp32
+from roundscope.attention.sites import Site
+from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64
+from roundscope.emu.sums.accumulator import Accumulator, Order
+
+
+def eager() -> Plan:
+    """Attention that a framework runs operation by operation in BF16, with a softmax in FP32: as transformers' eager attention.
+
+    The scores leave their product in BF16 and are scaled in BF16; a warp adds each row; P is divided in FP32 and cast; the
+    backward keeps P in FP32, and dS is cast, scaled and cast again.
+    """
+    bf16 = (
+        *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),
+        *(Site.P_B, Site.DP, Site.DS, Site.SDS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
+    )
+    plan = on_hopper(fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64))
+    warp = Accumulator(order=Order.STRIDED, chunk=32)
+    plan = plan.adding(Site.ROWSUM, warp).adding(Site.DELTA, warp)
+    return replace(
+        plan, name="eager", normalise_first=True, delta_from=DeltaFrom.P_DP, exp=Exponential.CUDA, registers=True,
+        saved_p=True, score_gradient=ScoreGradient.SOFTMAX, gradient_scale=ScaleOfGradient.OPERAND,
+    )  # fmt: skip
+
+
+def jax_xla() -> Plan:
+    """`jax.nn.dot_product_attention` as XLA compiles it: scores and their gradients in FP32, P = EXP rcp(l), sums by warps."""
+    warps = Accumulator(order=Order.WARPS)
+    wide = dict.fromkeys((Site.S, Site.SCALED, Site.S_B), BINARY32)
+    plan = eager().rounded(wide).adding(Site.ROWSUM, warps).adding(Site.DELTA, warps).at(Site.INV, BINARY32).at(Site.SDS, BINARY32)
+    return replace(plan, name="jax-xla", reciprocal=Reciprocal.RCP, gradient_scale=ScaleOfGradient.REGISTER)
+
+
+def sdpa_math() -> Plan:
+    """SDPA's math back end: q and k take the root of the scale each, and everything is FP32 until results are cast.
+
+    Products are chains of multiply-adds in ascending order, a warp adds up each row, and P is divided and kept in FP32.
+    """
+    cast = (Site.Q, Site.K, Site.V, Site.DO, Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
+    plan = fp32().rounded(dict.fromkeys(cast, BF16)).at(Site.INV, BINARY64)
+    warp = Accumulator(order=Order.STRIDED, chunk=32)
+    plan = plan.adding(Site.ROWSUM, warp).adding(Site.DELTA, warp)
+    return replace(
+        plan, name="sdpa-math", normalise_first=True, delta_from=DeltaFrom.P_DP, exp=Exponential.CUDA, registers=True,
+        saved_p=True, score_gradient=ScoreGradient.SOFTMAX, scale_roots=True,
+    )  # fmt: skip
