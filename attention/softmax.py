@@ -65,8 +65,8 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     if not plan.fused_exponent:
         return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
     is_rounded = plan.exponent_again is BackwardExponent.ROUNDED_IF_CUT
-    in_cut_tiles = finite(at.ops.xp, masked(at, scaled)) - lse[:, None] if is_rounded else None
-    return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], in_cut_tiles)
+    instead = (at.tile.is_cut, masked(at, scaled) - lse[:, None]) if is_rounded else None
+    return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], instead)
 
 
 def _scaled(at: Events, scale: float, s: Array, site: Site, in_base2: Site) -> tuple[Array, float, Array]:
@@ -84,15 +84,17 @@ def base2_scale(plan: Plan, scale: float) -> float:
     return scale
 
 
-def multiply_add(at: Events, site: Site, x: Array, factor: float, less: Array, if_cut: Array | None = None) -> Array:
+def multiply_add(
+    at: Events, site: Site, x: Array, factor: float, less: Array, instead: tuple[Any, Array] | None = None
+) -> Array:  # fmt: skip
     """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is.
 
-    if_cut: what rounds instead in tiles that causality cuts
+    instead: (where, another value for the event to round)
     """
     xp = at.ops.xp
     total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
-    if if_cut is not None:
-        total = xp.where(at.tile.is_cut, if_cut, total)
+    if instead is not None:
+        total = xp.where(*instead, total)
     return xp.where(x == -math.inf, -math.inf, at(site, total))
 
 
@@ -157,7 +159,7 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
         return at(Site.L, al + own)
     if how is RowSum.TILES:
         own, exact = sum_in_lanes(at, e, at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
-        whole = at(Site.ROWSUM, _in_pairs(at, _crossed(own)), None if exact is None else exact.sum(axis=1))
+        whole = at(Site.ROWSUM, _in_pairs(at, crossed(own)), None if exact is None else exact.sum(axis=1))
         return at(Site.L, at.ops.odd_sum(al, whole))
     l = al
     for lo in range(0, e.shape[1], 32):
@@ -179,11 +181,11 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
 
 def added_lanes(at: Events, l: Array) -> Array:
     """The sum of four lanes, as threads exchange them; its last addition is the event's."""
-    return _in_pairs(at, _crossed(l) if at.plan.row_sum is RowSum.LANES else l)
+    return _in_pairs(at, crossed(l) if at.plan.row_sum is RowSum.LANES else l)
 
 
-def _crossed(l: Array) -> Array:
-    """Four lanes in the order l0, l2, l1, l3."""
+def crossed(l: Array) -> Array:
+    """Four lanes in the order l0, l2, l1, l3, in pairs."""
     return l.reshape(-1, 2, 2).swapaxes(1, 2)
 
 

@@ -54,6 +54,14 @@ QIU_YAO = Entry(
     seeds=(3, 5),
     note="in full, rows of searches have 3 seeds",
 )
+RELEASED = Entry(
+    name="released",
+    command="reproduce released",
+    question="Which rows of arXiv 2510.04212 stand on the arithmetic that its training runs?",
+    paper="arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+    seeds=(2, 5),
+    note="at three times the rate 3 and 10 seeds",
+)
 SU = Entry(
     name="su",
     command="reproduce su",
@@ -133,7 +141,7 @@ ACCUMULATORS = Entry(
     note="has no --quick and needs no GPU; 72 to 79 s of processor time",
 )
 
-PAPERS = (GOLDEN, QIU_YAO, SU, MXFP8)  # of `roundscope reproduce`
+PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8)  # of `roundscope reproduce`
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # of `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # of `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.studies.catalogue import GOLDEN, MXFP8, PAPERS, QIU_YAO, SU, named
+from roundscope.experiments.studies.catalogue import GOLDEN, MXFP8, PAPERS, QIU_YAO, RELEASED, SU, named
 
 
 def run(
@@ -47,6 +47,12 @@ def _qiu_yao(quick: bool, *_: Any) -> Any:
     return asked(quick)
 
 
+def _released(quick: bool, *_: Any) -> Any:
+    from roundscope.experiments.studies.released.study import asked
+
+    return asked(quick)
+
+
 def _su(quick: bool, *_: Any) -> Any:
     from roundscope.experiments.studies.microscaling.study import asked
 
@@ -62,6 +68,7 @@ def _mxfp8(quick: bool, *_: Any) -> Any:
 STUDIES: dict[str, Callable[[bool, str, int | None], Any]] = {
     GOLDEN.name: _golden,
     QIU_YAO.name: _qiu_yao,
+    RELEASED.name: _released,
     SU.name: _su,
     MXFP8.name: _mxfp8,
 }

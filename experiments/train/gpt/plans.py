@@ -7,7 +7,7 @@ import numpy as np
 
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, common_structure, table_of
-from roundscope.emu.sums.accumulator import Order
+from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import JAX, Config
 
@@ -22,7 +22,7 @@ def base(config: Config) -> Plan:
 
 def native(plan: Plan) -> Plan:
     """The plan with every sum of products added up by the device, in float32."""
-    return replace(plan, accumulators=tuple(replace(a, order=Order.NATIVE) for a in plan.accumulators))
+    return replace(plan, accumulators=tuple(Accumulator(order=Order.NATIVE, step=a.step) for a in plan.accumulators))
 
 
 def uniform(config: Config, plan: Plan | None = None) -> HeadPlans | None:

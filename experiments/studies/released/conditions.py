@@ -1,0 +1,107 @@
+"""What is trained: two arithmetics of one published algorithm, cases that may fail, and what is changed in each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
+from roundscope.emu.rounding.modes import BF16
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.settings import Arm
+
+PRESET, COMPILED = "qiu-yao", "qiu-yao-compiled"
+ARITHMETICS = (PRESET, COMPILED)
+ITSELF, EXACT, OUTPUT, OTHER, CENTRED, SWAPPED = (
+    "as it is", "FP32", "O path in FP32", "delta = rowsum(P dP)", "delta centered", "scores of the backward swapped",
+)  # fmt: skip
+SLOW, FAST, ZERO, FEWER, PDP = (
+    "the rate of the other cases", "three times the rate", "O path toward zero, 6 bits", "6 bits at every BF16 event", OTHER,
+)  # fmt: skip
+CHANGES = {
+    ITSELF: (), EXACT: ("-> fp32",), OUTPUT: ("site=PV,AO,O,OUT -> fp32",), OTHER: ("-> delta_from=P_DP",),
+    CENTRED: ("-> delta_from=CENTRED",),
+}  # fmt: skip
+SWAPS = {  # the preset's backward does not round its scores as the forward did; the compiled code's does
+    PRESET: ("site=S -> fp32", "site=SCALED,SCALED_B -> bf16"),
+    COMPILED: ("site=S_B -> fp32",),
+}
+ROWS = {  # case -> its rows
+    SLOW: (ITSELF, EXACT, CENTRED),
+    FAST: (ITSELF, EXACT, OUTPUT, OTHER, CENTRED, SWAPPED),
+    ZERO: (ITSELF, OUTPUT, CENTRED),
+    FEWER: (ITSELF, OUTPUT, CENTRED, SWAPPED),
+    PDP: (ITSELF, OUTPUT, SWAPPED),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What decides a run."""
+
+    arithmetic: str
+    case: str
+    row: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A model, its rate after the warm-up, and the seeds of the fast case and of the others."""
+
+    name: str
+    config: Config
+    rate: float
+    fast: int
+    seeds: int
+
+
+QUICK = Scale(
+    name="quick", rate=2e-2, fast=3, seeds=2,
+    config=Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50, steps=300),
+)  # fmt: skip
+FULL = Scale(
+    name="full", rate=1e-2, fast=10, seeds=5,
+    config=Config(layers=4, heads=4, width=128, context=128, batch=16, warmup=100, steps=1000),
+)  # fmt: skip
+
+
+def conditions(scale: Scale) -> Iterator[Condition]:
+    """Every run."""
+    for arithmetic in ARITHMETICS:
+        for case, rows in ROWS.items():
+            for row in rows:
+                for seed in range(scale.fast if case == FAST else scale.seeds):
+                    yield Condition(arithmetic=arithmetic, case=case, row=row, seed=seed)
+
+
+def config_of(scale: Scale, arithmetic: str) -> Config:
+    """The model with this plan in its attention, one tile, in the device's own sums."""
+    return replace(scale.config, plan=arithmetic, block=scale.config.context)
+
+
+def arm(scale: Scale, c: Condition) -> Arm:
+    """How a condition trains."""
+    changes = (*_case(c), *(SWAPS[c.arithmetic] if c.row == SWAPPED else CHANGES[c.row]))
+    name = f"{c.case}, {c.row}, {c.seed}"
+    return Arm(name=name, changes=changes, lr=scale.rate * (3 if c.case == FAST else 1), seed=c.seed)
+
+
+def _case(c: Condition) -> tuple[str, ...]:
+    """What a case changes in an arithmetic."""
+    if c.case == ZERO:  # the paper's mechanism alone: scores and statistics exact
+        return (f"site={','.join(_scores(c.arithmetic))} -> fp32", "site=PV,AO,O,OUT -> e8m5:toward-zero")
+    if c.case == FEWER:
+        return (f"site={','.join(low(c.arithmetic))} -> e8m5",)
+    return CHANGES[OTHER] if c.case == PDP else ()
+
+
+def low(arithmetic: str) -> list[Site]:
+    """The events that a plan has in BF16."""
+    plan = Plan.preset(arithmetic)
+    return [site for site in Site if plan[site] == BF16]
+
+
+def _scores(arithmetic: str) -> list[Site]:
+    """Those of the scores, the maximum and the row sum among them."""
+    own = {Site.S, Site.SCALED, Site.X, Site.M, Site.DM, Site.L, Site.MS, Site.LANES, Site.S_B, Site.SCALED_B}
+    return [site for site in low(arithmetic) if site in own]
