@@ -78,11 +78,14 @@ def _normalised(at: Events, e: Array, l: Array) -> Array:
     return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
 
 
-def finish(at: Events, scale: float, state: State) -> tuple[Array, Array, Array]:
-    """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf."""
-    m, l, o = state
-    l = _kept_row_sum(at, l)
-    wide = o if at.plan.normalise_first else _divided(at, o, l)
+def finish(at: Events, scale: float, state: State, apart: Array | None = None) -> tuple[Array, Array, Array]:
+    """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf.
+
+    apart: (rows,), which divide by l as it is and not as it is kept
+    """
+    m, as_it_is, o = state
+    l = _kept_row_sum(at, as_it_is)
+    wide = o if at.plan.normalise_first else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
     out = at(Site.OUT, wide)
     return out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l))
 

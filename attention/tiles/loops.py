@@ -227,7 +227,9 @@ def forward(
     whole = [(m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])) for m, l, o in states]
     at = whole_events(ops, setup, head, mask)
     if not setup.plan.split_tiles:
-        return algorithm.finish(at, setup.of_scores, whole[0]), {"tiles": seen, "whole": at.seen()}
+        has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
+        apart = xp.arange(q.shape[0]) < setup.block_q if has_apart else None
+        return algorithm.finish(at, setup.of_scores, whole[0], apart), {"tiles": seen, "whole": at.seen()}
     results, of_whole = _combined(ops, setup, head, mask, at, whole)
     return results, {"tiles": seen, "whole": of_whole}
 

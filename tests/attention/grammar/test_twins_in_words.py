@@ -48,7 +48,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
     """A new field, or value of one, that the grammar does not know: it has to be here and on the page."""
     words = {name: KINDS[name] for name in OF_KERNEL}
     log2_e = "exp=base2 log2_e=scale"
-    before = {"fused_exponent": log2_e, "saved_p": "unfused=true", "log2_e": "exp=ex2"}
+    before = {"fused_exponent": log2_e, "saved_p": "unfused=true", "first_tile_apart": "kept_state=true", "log2_e": "exp=ex2"}
     types = {f.name: f.type for f in fields(Plan)}
     for name in words:
         base = BASE.changed(before.get(name, ""))
