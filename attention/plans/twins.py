@@ -112,10 +112,11 @@ def _square(size: int) -> Callable[[int], tuple[int, int]]:
 WHOLE = 2**20  # keys of a tile that holds every row whole
 _TWINS = {
     "fa2": Twin(
-        plan=fa2(), tiles=lambda width: (128, 128 if width < 128 else 64), source=f"SDPA's flash back end, {TORCH}"
+        plan=fa2(), tiles=lambda width: (128, 128) if width < 128 else (64, 64), source=f"SDPA's flash back end, {TORCH}"
     ),
     "fa2-split": Twin(
-        plan=fa2_split(), tiles=lambda width: (128, 256 if width < 128 else 128), source=f"SDPA's flash back end with few heads, {TORCH}"
+        plan=fa2_split(), tiles=lambda width: (128, 256) if width < 128 else (64, 128),
+        source=f"SDPA's flash back end with few heads, {TORCH}",
     ),
     "cudnn": Twin(plan=cudnn(), tiles=_square(128), source=f"SDPA's cuDNN back end (9.19), {TORCH}"),
     "sdpa-efficient": Twin(
