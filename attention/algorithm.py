@@ -6,6 +6,7 @@ unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is on
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax import (
     added_lanes,
+    combined_lse,
     exponential,
     exponential_again,
     exponents,
@@ -25,6 +27,7 @@ from roundscope.attention.softmax import (
     new_row_sum,
     register,
     row_sum,
+    weight,
 )
 from roundscope.emu.backends.ops import Array
 
@@ -75,18 +78,44 @@ def _normalised(at: Events, e: Array, l: Array) -> Array:
     return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
 
 
-def finish(at: Events, scale: float, state: State) -> tuple[Array, Array, Array]:
-    """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf."""
-    ops = at.ops
-    m, l, o = state
-    if l.ndim == 2 or at.plan.kept_state:
-        l = at(Site.LANES, added_lanes(at, l) if l.ndim == 2 else l)
-    if at.plan.normalise_first:
-        wide = o
-    else:
-        wide = register(at, Site.OI, ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
+def finish(at: Events, scale: float, state: State, apart: Array | None = None) -> tuple[Array, Array, Array]:
+    """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf.
+
+    apart: (rows,), which divide by l as it is and not as it is kept
+    """
+    m, as_it_is, o = state
+    l = _kept_row_sum(at, as_it_is)
+    wide = o if at.plan.normalise_first else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
     out = at(Site.OUT, wide)
     return out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l))
+
+
+def _kept_row_sum(at: Events, l: Array) -> Array:
+    if l.ndim == 2:
+        return at(Site.LANES, added_lanes(at, l))
+    return at(Site.LANES, l) if at.plan.kept_state else l
+
+
+def _divided(at: Events, o: Array, l: Array) -> Array:
+    return register(at, Site.OI, at.ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
+
+
+def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
+    """O_i and L_i of a split of the keys, in registers."""
+    m, l, o = state
+    l = _kept_row_sum(at, l)
+    return _divided(at, o, l), at(Site.LSE, log_sum_exp(at, scale, m, l))
+
+
+def combine(at: Events, splits: Sequence[tuple[Events, Array, Array]]) -> tuple[Array, Array, Array]:
+    """As `finish`, from (hook, O_i, L_i) of each split: L = M + ln sum_i exp(L_i - M), O = sum_i exp(L_i - L) O_i, one after the other."""
+    ops, xp = at.ops, at.ops.xp
+    lse = at(Site.LSE, combined_lse(ops, xp.stack([own for _, _, own in splits])))
+    o = xp.zeros_like(splits[0][1])
+    for own, o_i, l_i in splits:
+        w = own(Site.SW, weight(ops, l_i - finite(xp, lse)))
+        o = own(Site.SO, ops.odd_sum(ops.multiply(w[:, None], o_i), o), kept=o)
+    return at(Site.OUT, o), o, lse
 
 
 def delta(at: Events, do: Array, o: Array) -> Array:

@@ -174,6 +174,8 @@ def _setup(
     check_shapes(q, k, v)
     plan = plan_given(plan)
     block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
+    if plan.fused_without_mask and mask is None and not is_causal:
+        plan = replace(plan, fused_exponent=True)
     if plan.normalise_first:
         block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
     inject, record = injections_given(inject), record_given(record)

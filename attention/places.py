@@ -47,10 +47,12 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     return None
 
 
+OF_SPLITS = (Site.LANES, Site.INV, Site.OI, Site.LN, Site.LSE, Site.SW, Site.SO)  # which every split has
 INSTEAD = {
     Site.LS: "SCALED", Site.CM: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
     Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
     Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
+    Site.SW: "LSE", Site.SO: "OUT",
     Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
 }  # fmt: skip
 
@@ -79,6 +81,8 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.SDS: not by_result,
         Site.QS: plan.scale_roots,
         Site.KS: plan.scale_roots,
+        Site.SW: bool(plan.split_tiles),
+        Site.SO: bool(plan.split_tiles),
         Site.DPQ: plan.dp_from_delta,
         Site.PDQ: plan.dp_from_delta and plan.registers,
         Site.SDSQ: plan.dp_from_delta and not by_result,
@@ -165,6 +169,10 @@ def check_record(record: Record, plan: Plan) -> None:
         sites = getattr(record, name)
         if sites and not any(in_traces(plan, site) for site in sites):
             raise ValueError("record: {}={}: {}; use {}".format(name, sites[0], *(absent(plan, sites[0]) or ())))
+    if plan.split_tiles and (several := [s for s in (*record.events, *record.ones) if s in OF_SPLITS]):
+        raise ValueError(
+            f"record: {several[0]} happens in every split of the keys of {plan.name}; its summary is there without being asked"
+        )
     if record.steps and all(plan.accumulator(site).order is Order.NATIVE for site in record.steps):
         told = f"record: steps={record.steps[0]}: {plan.name} adds {record.steps[0]} up natively, in steps that nobody sees"
         raise ValueError(f"{told}; give it another accumulator")

@@ -65,6 +65,8 @@ class Site(StrEnum):
     MS = "MS", "m as it is kept", Axes.T, "forward", 53
     LN = "LN", "ln l", Axes.T, "forward", 41
     LSE = "LSE", "m + ln l", Axes.T, "forward", 20
+    SW = "SW", "exp(L_i - L), the weight of a split of the keys", Axes.T, "forward", 62
+    SO = "SO", "sum_i SW O_i", Axes.TH, "forward", 63
 
     OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward", 21
     DOO = "DOO", "dO O", Axes.TH, "backward", 52
@@ -117,7 +119,7 @@ REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, 
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
 OF_KERNELS = REGISTERS | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
-    Site.QS, Site.KS, Site.DPQ, Site.SDSQ, Site.DSQ,
+    Site.QS, Site.KS, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
 }  # fmt: skip
 
 # events of key heads, which query heads share
@@ -128,7 +130,7 @@ BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
 ONCE = frozenset(s for s in Site if s.stage == "inputs") | {
-    Site.QS, Site.KS, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO, Site.DELTA,
+    Site.QS, Site.KS, Site.SW, Site.SO, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO, Site.DELTA,
     Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
 }  # fmt: skip
 

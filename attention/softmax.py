@@ -221,6 +221,23 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     return ops.odd_sum(ops.multiply(m, LN_2), ln_l)
 
 
+def combined_lse(ops: Ops, lse: Array) -> Array:
+    """ln sum_i exp(L_i) of (splits, rows): M + logf(sum_i expf(L_i - M)), the sum by halves, each step but the last in binary32."""
+    xp = ops.xp
+    highest = finite(xp, xp.max(lse, axis=0))
+    terms = weight(ops, lse - highest)
+    size = 1 << (terms.shape[0] - 1).bit_length()
+    terms = xp.concatenate([terms, xp.zeros((size - terms.shape[0], *terms.shape[1:]))])
+    while (half := terms.shape[0] // 2) > 0:
+        terms = ops.round(terms[:half] + terms[half:], BINARY32, None)
+    return highest + ops.call(logf, terms[0])
+
+
+def weight(ops: Ops, x: Array) -> Array:
+    """expf of a difference of logarithms, which rounds to binary32."""
+    return ops.call(expf, ops.round(x, BINARY32, None))
+
+
 def row_sum(at: Events, e: Array) -> Array:
     """sum_s e, an event and a sum of products with ones."""
     ones = at.ops.xp.ones((e.shape[1], 1))

@@ -127,7 +127,7 @@ class Recorder:
         rows = rows.reshape(-1, shape[0]).sum(axis=0)
         new = (counts, sums, peak, place, rows)
         name = f"{site}.step"
-        self.others[name] = _merged(self.ops.xp, self.others[name], new) if name in self.others else new
+        self.others[name] = merged(self.ops.xp, self.others[name], new) if name in self.others else new
 
     def _valid_steps(self, site: Site, order: Order) -> Array:
         """Which additions exist and are looked at, broadcastable to (products, rows, columns): a masked score adds nothing."""
@@ -138,7 +138,8 @@ class Recorder:
         return exists if side is None else exists & side.is_seen
 
 
-def _merged(xp: Any, a: Any, b: Any) -> Any:
+def merged(xp: Any, a: Any, b: Any) -> Any:
+    """Two summaries as one: counts, sums, the largest error and its place, sums of rows."""
     return a[0] + b[0], a[1] + b[1], xp.maximum(a[2], b[2]), xp.where(a[2] >= b[2], a[3], b[3]), a[4] + b[4]
 
 

@@ -32,5 +32,7 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
     if "stabiliser" in words:
         words["stabiliser"] = f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
     # what needs another field leaves before that one does
-    leaving = [name for name in ("fused_exponent", "log2_e") if name in words and getattr(plan, name) in (False, Log2E.NONE)]
+    leaving = [
+        name for name in ("fused_exponent", "log2_e", "first_tile_apart") if name in words and getattr(plan, name) in (False, Log2E.NONE)
+    ]
     return [words.pop(name) for name in leaving] + list(words.values())

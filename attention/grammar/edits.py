@@ -99,6 +99,13 @@ def truth_words(value: str) -> str:
     return str(value).lower()
 
 
+def count_words(value: str) -> str:
+    """A whole number, 0 or more. Raises ValueError for anything else."""
+    if not str(value).isdecimal():
+        raise ValueError("give a whole number, 0 or more")
+    return str(int(value))
+
+
 def _only(plan: Plan, text: str, _: Sites) -> Plan:
     """binary64 but for the events and steps named."""
     kept = places_of(text)
@@ -157,13 +164,16 @@ KINDS: dict[str, Kind] = {
     "exp": _one_of("exponential", tuple(Exponential), "exp", Exponential),
     "log2_e": _one_of("place of log2 e", tuple(Log2E), "log2_e", Log2E),
     "fused_exponent": _flag("fused_exponent"),
+    "fused_without_mask": _flag("fused_without_mask"),
     "registers": _flag("registers"),
     "query_order": _one_of("order of queries", tuple(QueryOrder), "query_order", QueryOrder),
     "gradients_apart": _one_of("gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart),
     "scale_roots": _flag("scale_roots"),
     "dp_from_delta": _flag("dp_from_delta"),
+    "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
     "lse_base2": _flag("lse_base2"),
     "kept_state": _flag("kept_state"),
+    "first_tile_apart": _flag("first_tile_apart"),
     "delta_products": _flag("delta_products"),
     "saved_p": _flag("saved_p"),
     "score_gradient": _one_of("score gradient", tuple(ScoreGradient), "score_gradient", ScoreGradient),

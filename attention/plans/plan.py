@@ -48,6 +48,7 @@ class Plan:
     key_order          the order of the key tiles in the forward
     log2_e             where log2 e enters the scores
     fused_exponent     X is one multiply-add: its product with scale, c or log2 e is not rounded before m is taken away
+    fused_without_mask the same, but only in calls that have no mask and are not causal
     row_sum            how threads add up a row
     reciprocal         how 1 / l is computed
     exponent_again     how the backward gets P again
@@ -57,7 +58,9 @@ class Plan:
     gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK and DV add
     scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are their gradients; the scores with nothing
     dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
+    split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW and SO; 0: all are one
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
+    first_tile_apart   with kept_state: of several query tiles, the first divides by l as it is, not as memory keeps it
     kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 / l and L have l as it is kept, LANES
     delta_products     the products dO O round, DOO, before delta adds them
     saved_p            the backward reads P as the forward had it, not exp(S - L); needs normalise_first
@@ -82,6 +85,7 @@ class Plan:
     blocks: tuple[tuple[Site, BlockFormat], ...] = ()
     log2_e: Log2E = Log2E.NONE
     fused_exponent: bool = False
+    fused_without_mask: bool = False
     row_sum: RowSum = RowSum.PLAIN
     reciprocal: Reciprocal = Reciprocal.CORRECT
     exponent_again: BackwardExponent = BackwardExponent.FORWARD
@@ -92,8 +96,10 @@ class Plan:
     gradients_apart: GradientsApart = GradientsApart.NONE
     scale_roots: bool = False
     dp_from_delta: bool = False
+    split_tiles: int = 0
     lse_base2: bool = False
     kept_state: bool = False
+    first_tile_apart: bool = False
     delta_products: bool = False
     saved_p: bool = False
     score_gradient: ScoreGradient = ScoreGradient.DIFFERENCE
@@ -110,6 +116,12 @@ class Plan:
             raise ValueError(f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}")
         if self.saved_p and not self.normalise_first:
             raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
+        if self.first_tile_apart and not self.kept_state:
+            raise ValueError("first_tile_apart=True: only a row sum that is kept in memory is another one there; it goes with kept_state")
+        is_whole = self.normalise_first or self.lse_base2 or self.key_order is KeyOrder.MASKED_FIRST
+        if self.split_tiles < 0 or (self.split_tiles and is_whole):
+            told = "goes with a softmax in tiles, an L in base e, and key tiles that go up or down"
+            raise ValueError(f"split_tiles={self.split_tiles}: a number of key tiles, 0 for no split; it {told}")
         if self.stabiliser is not None and self.log2_e is not Log2E.NONE:
             raise ValueError(f"stabiliser: its shift is of scores in base e; use log2_e=none, here log2_e={self.log2_e}")
         for site, block in self.blocks:
@@ -240,7 +252,7 @@ class Plan:
     def describe(self) -> dict[str, object]:
         """The plan as plain data, for JSON."""
         of_kernels = {name: getattr(self, name) for name in OF_KERNEL}
-        of_kernels = {name: x if isinstance(x, bool) else str(x) for name, x in of_kernels.items()}
+        of_kernels = {name: x if isinstance(x, int) else str(x) for name, x in of_kernels.items()}
         own = self.is_of_kernel
         return {
             "name": self.name,
@@ -280,9 +292,10 @@ def check_factors(plan: Plan) -> None:
 
 
 OF_KERNEL = (
-    "log2_e", "fused_exponent", "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
+    "log2_e", "fused_exponent", "fused_without_mask",
+    "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
-    "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta",
+    "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

@@ -6,6 +6,7 @@ from roundscope.attention.plans.choices import (
     BackwardExponent,
     Exponential,
     GradientsApart,
+    Logarithm,
     Reciprocal,
     ScaleOfGradient,
 )
@@ -18,15 +19,18 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 
 
 def qiu_yao_compiled() -> Plan:
-    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast, causal: the compiler keeps the scaled
-    scores, the maximum, EXP and O in FP32, adds the tiles by multiply-adds and writes m and l in BF16; the backward repeats BF16
-    scores and adds BF16 parts in FP32. Without a mask the compiler fuses X, and of two query tiles the first has m and l in FP32.
+    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast: the compiler keeps the scaled scores,
+    the maximum, EXP and O in FP32, adds the tiles by multiply-adds and writes m and l in BF16; the backward repeats BF16 scores and
+    adds BF16 parts in FP32. Without a mask it fuses X; of two query tiles the first divides by l in FP32, of one tile none does.
     """
     wide = (Site.SCALED, Site.X, Site.DM, Site.M, Site.L, Site.O, Site.SCALED_B)
     plan = _released("qiu-yao-compiled").rounded(dict.fromkeys(wide, BINARY32)).rounded(dict.fromkeys((Site.AL, Site.AO), BINARY64))
     plan = plan.rounded(dict.fromkeys((Site.MS, Site.LANES, Site.DQP, Site.DKP, Site.DVP), BF16))
     plan = plan.adding(Site.DELTA, octets(16)).at(Site.INV, BINARY32)
-    return replace(plan, gradients_apart=GradientsApart.ALL, reciprocal=Reciprocal.RCP)
+    return replace(
+        plan, gradients_apart=GradientsApart.ALL, reciprocal=Reciprocal.RCP, first_tile_apart=True,
+        fused_without_mask=True,
+    )  # fmt: skip
 
 
 def qiu_yao_eager() -> Plan:
@@ -46,5 +50,5 @@ def _released(name: str) -> Plan:
     plan = plan.adding(Site.ROWSUM, Accumulator(order=Order.STRIDED, chunk=32))
     return replace(
         plan, name=name, exp=Exponential.CUDA, registers=True, exponent_again=BackwardExponent.NATURAL,
-        gradient_scale=ScaleOfGradient.PROBABILITY, kept_state=True,
+        gradient_scale=ScaleOfGradient.PROBABILITY, kept_state=True, log=Logarithm.CUDA,
     )  # fmt: skip

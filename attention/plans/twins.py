@@ -59,6 +59,11 @@ def fa2() -> Plan:
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
 
 
+def fa2_split() -> Plan:
+    """FlashAttention-2 where heads are few and blocks share the keys of one: each tile is a softmax of its own, and all are combined."""
+    return replace(fa2(), name="fa2-split", split_tiles=1)
+
+
 def cudnn() -> Plan:
     """cuDNN's fused attention: the scores are scaled by c before the maximum."""
     return replace(
@@ -108,6 +113,9 @@ WHOLE = 2**20  # keys of a tile that holds every row whole
 _TWINS = {
     "fa2": Twin(
         plan=fa2(), tiles=lambda width: (128, 128 if width < 128 else 64), source=f"SDPA's flash back end, {TORCH}"
+    ),
+    "fa2-split": Twin(
+        plan=fa2_split(), tiles=lambda width: (128, 256 if width < 128 else 128), source=f"SDPA's flash back end with few heads, {TORCH}"
     ),
     "cudnn": Twin(plan=cudnn(), tiles=_square(128), source=f"SDPA's cuDNN back end (9.19), {TORCH}"),
     "sdpa-efficient": Twin(

@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.orders import Pass, is_cut, merged, passes
+from roundscope.attention.tiles.splits import counted_together, joined, splits_of
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 
@@ -193,34 +194,57 @@ def forward(
     descending = setup.plan.key_order is KeyOrder.DESCENDING
     masked_first = setup.plan.key_order is KeyOrder.MASKED_FIRST and setup.is_causal
 
+    splits = tuple(splits_of(setup.plan, setup.key_tiles))
+
     def query_tile(carry: None, i: Any, x: tuple[Array, ...]) -> tuple[None, Any]:
         order = masked_tiles_first(xp, setup, i) if masked_first else None
 
-        def key_tile(state: Any, n: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
-            j = setup.key_tiles - 1 - n if descending else n if order is None else order[n]
-            tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
+        def one_split(first: int, last: int) -> tuple[Any, Any]:
+            def key_tile(state: Any, n: Any, y: tuple[Array, ...]) -> tuple[Any, Seen]:
+                j = last - 1 - n if descending else first + n if order is None else order[n]
+                tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
 
-            def compute() -> tuple[Any, Seen]:
-                at = events_at(ops, setup, tile)
-                new = algorithm.forward_tile(at, setup.of_scores, state, x[0], y[0], y[1])
-                return new, at.seen()
+                def compute() -> tuple[Any, Seen]:
+                    at = events_at(ops, setup, tile)
+                    new = algorithm.forward_tile(at, setup.of_scores, state, x[0], y[0], y[1])
+                    return new, at.seen()
 
-            return _if_any(ops, setup, tile, masks, compute, state)
+                return _if_any(ops, setup, tile, masks, compute, state)
 
-        state = algorithm.start(xp, setup.plan, setup.block_q, v.shape[1])
-        keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
-        if order is not None:
-            keys = tuple(part[order] for part in keys)
-        state, seen = ops.scan(key_tile, state, _backwards(keys) if descending else keys)
-        if order is not None:
-            seen = _reordered(seen, xp.argsort(order))
-        return None, (state, _backwards(seen) if descending else seen)
+            state = algorithm.start(xp, setup.plan, setup.block_q, v.shape[1])
+            keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
+            keys = tuple(part[first:last] if order is None else part[order] for part in keys)
+            state, seen = ops.scan(key_tile, state, _backwards(keys) if descending else keys)
+            if order is not None:
+                seen = _reordered(seen, xp.argsort(order))
+            return state, _backwards(seen) if descending else seen
+
+        states, seen = zip(*(one_split(*bounds) for bounds in splits), strict=True)
+        return None, (states, joined(xp, seen, [last - first for first, last in splits]))
 
     rows = (q_tiles,) if masks is None else (q_tiles, masks)
-    _, ((m, l, o), seen) = ops.scan(query_tile, None, rows)
+    _, (states, seen) = ops.scan(query_tile, None, rows)
+    whole = [(m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])) for m, l, o in states]
     at = whole_events(ops, setup, head, mask)
-    state = m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])
-    return algorithm.finish(at, setup.of_scores, state), {"tiles": seen, "whole": at.seen()}
+    if not setup.plan.split_tiles:
+        has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
+        apart = xp.arange(q.shape[0]) < setup.block_q if has_apart else None
+        return algorithm.finish(at, setup.of_scores, whole[0], apart), {"tiles": seen, "whole": at.seen()}
+    results, of_whole = _combined(ops, setup, head, mask, at, whole)
+    return results, {"tiles": seen, "whole": of_whole}
+
+
+def _combined(
+    ops: Ops, setup: Setup, head: Any, mask: Array | None, at: Events, states: list[algorithm.State]
+) -> tuple[tuple[Array, Array, Array], Seen]:  # fmt: skip
+    """The results of all splits of the keys together, and what was seen; a row without keys in a split has no events there."""
+    hooks, parts = [], []
+    for state in states:
+        own = whole_events(ops, setup, head, mask)
+        hooks.append(own := replace(own, tile=replace(own.tile, rows=own.tile.rows & (state[0] > -ops.xp.inf))))
+        parts.append((own, *algorithm.finish_split(own, setup.of_scores, state)))
+    results = algorithm.combine(at, parts)
+    return results, counted_together(ops.xp, [own.seen() for own in (*hooks, at)])
 
 
 def backward(

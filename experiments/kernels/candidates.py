@@ -99,7 +99,8 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
     """The same plan on other tiles of keys, and from the other end."""
     if best.plan.normalise_first:
         return
-    for order in KeyOrder:
+    orders = (KeyOrder.ASCENDING, KeyOrder.DESCENDING) if best.plan.split_tiles else tuple(KeyOrder)
+    for order in orders:
         for size in (*(n for n in KEY_TILES if n < keys), keys):
             plan = replace(best.plan, key_order=order)
             yield replace(best, plan=plan, block_k=size, change=f"key tiles of {size}, {order}")
@@ -119,6 +120,7 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
         yield from _fields(best, name, (True, False))
     yield from _fields(best, "row_sum", tuple(RowSum))
     yield from _fields(best, "reciprocal", tuple(Reciprocal))
+    yield from _fields(best, "split_tiles", (0, 1))
     yield from _fields(best, "row_sum_of", (Site.EXP, Site.P))
     yield from _formats(best, FORWARD)
     for site in (Site.P, Site.Q, Site.K, Site.V):

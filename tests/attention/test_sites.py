@@ -16,7 +16,7 @@ STREAMS = {
     "OD": 21, "DELTA": 22, "S_B": 23, "SCALED_B": 24, "X_B": 25, "EXP_B": 26, "P_B": 27, "DV": 28, "DP": 29, "DPD": 30, "DS": 31,
     "LS": 37, "CM": 38, "DX": 39, "LANES": 40, "LN": 41, "LS_B": 42, "LSE2": 43, "OI": 44, "PD": 45, "SDQ": 46, "SDK": 47, "EI": 48,
     "PDP": 49, "SDS": 50, "DQP": 51, "DOO": 52, "MS": 53, "DKP": 54, "DVP": 55,
-    "QS": 56, "KS": 57, "DPQ": 58, "PDQ": 59, "SDSQ": 60, "DSQ": 61,
+    "QS": 56, "KS": 57, "DPQ": 58, "PDQ": 59, "SDSQ": 60, "DSQ": 61, "SW": 62, "SO": 63,
     "DQ": 32, "DK": 33, "DQ_OUT": 34, "DK_OUT": 35, "DV_OUT": 36,
 }  # fmt: skip
 

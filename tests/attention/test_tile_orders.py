@@ -80,3 +80,23 @@ def test_engines_agree(order, is_causal):
     }
     ours, theirs = (examine(*arrays, engine=engine, **options) for engine in ("numpy", "xla"))
     assert differences(ours, theirs) == []
+
+
+def test_split_keys_are_one_softmax():
+    """A weight of a split that is not its share, a split that is left out, and rows that see no key of one: in binary64."""
+    arrays = [normal(80 + i, 1, 40, 1, 16) for i in range(4)]
+    plan = Plan.preset("exact")
+    options = {"block_q": 16, "block_k": 8, "engine": "numpy", "record": None}
+    for is_causal in (False, True):
+        want = examine(*arrays, plan=plan, is_causal=is_causal, **options)
+        for tiles in (1, 2, 3, 9):
+            got = examine(*arrays, plan=plan.changed(f"split_tiles={tiles}"), is_causal=is_causal, **options)
+            for name in ("out", "lse", "dq", "dk", "dv"):  # expf and logf of the weights have binary32's accuracy
+                np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=0, atol=2e-6)
+
+
+def test_a_record_of_what_every_split_has_is_refused():
+    """Events of the last split alone."""
+    arrays = [normal(80 + i, 1, 40, 1, 16) for i in range(4)]
+    with pytest.raises(ValueError, match="INV happens in every split"):
+        examine(*arrays, plan="fa2-split", block_k=16, record=Record(events=(Site.INV,)))

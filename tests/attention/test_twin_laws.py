@@ -111,10 +111,22 @@ def test_grouped_heads_are_those_of_repeated_keys(twin):
 @twins
 def test_query_tiles_do_not_matter_to_a_row(twin):
     """A row that takes something from its neighbours, or from entries that pad the last tile."""
-    arrays = inputs(tokens=37)
-    runs = [run(twin, *arrays, is_causal=False, block_q=n) for n in (8, 16, 64)]
+    arrays, plan = inputs(tokens=37), replace(TWINS[twin].plan, first_tile_apart=False)  # which is of query tiles by its nature
+    runs = [run(twin, *arrays, plan=plan, is_causal=False, block_q=n) for n in (8, 16, 64)]
     for other in runs[1:]:
         assert np.array_equal(runs[0].out, other.out) and np.array_equal(runs[0].lse, other.lse)
+
+
+def test_the_first_of_several_query_tiles_is_apart():
+    """Rows of another tile that divide by the wrong row sum, the first tile's rows that do not, or a head that is one tile."""
+    twin, arrays = "qiu-yao-compiled", inputs(tokens=37)
+    apart, alike, wide = (
+        TWINS[twin].plan.changed(*words) for words in ([], ["first_tile_apart=false"], ["first_tile_apart=false", "LANES=fp32"])
+    )
+    first, other, whole = (run(twin, *arrays, plan=plan, block_q=16).out for plan in (apart, alike, wide))
+    assert np.array_equal(first[:, :16], whole[:, :16]) and np.array_equal(first[:, 16:], other[:, 16:])
+    assert not np.array_equal(first[:, :16], other[:, :16])
+    assert np.array_equal(run(twin, *arrays, plan=apart, block_q=64).out, run(twin, *arrays, plan=alike, block_q=64).out)
 
 
 @twins

@@ -14,7 +14,8 @@ from tests.checks.kernel_outputs import STORED
 from tests.checks.kernel_twins import KERNELS, shares, stored
 
 BEFORE = {  # twin -> the preset that stood for the kernel, and its tiles
-    "fa2": ("fa2-bf16@hopper", 128), "cudnn": ("fa2-bf16@hopper", 128), "sdpa-efficient": ("fa2-bf16@hopper", 64),
+    "fa2": ("fa2-bf16@hopper", 128), "fa2-split": ("fa2-bf16@hopper", 128),
+    "cudnn": ("fa2-bf16@hopper", 128), "sdpa-efficient": ("fa2-bf16@hopper", 64),
     "flex": ("fa2-bf16@hopper", 128), "pallas-mha": ("fa2-bf16@hopper", 128), "sdpa-math": ("baseline-bf16@hopper", 512),
     "eager": ("baseline-bf16@hopper", 512), "jax-xla": ("baseline-bf16@hopper", 512),
     "qiu-yao-eager": ("qiu-yao@hopper", 512), "qiu-yao-compiled": ("qiu-yao@hopper", 512),

@@ -15,7 +15,8 @@ from roundscope.experiments.tensors.files import open_tensors
 from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one_head, widened
 
 KERNELS = {  # twin -> the kernel that it is compared with
-    "fa2": "sdpa-flash", "cudnn": "sdpa-cudnn", "sdpa-efficient": "sdpa-efficient", "eager": "eager", "jax-xla": "jax-xla", "flex": "flex",
+    "fa2": "sdpa-flash", "fa2-split": "sdpa-flash-few",
+    "cudnn": "sdpa-cudnn", "sdpa-efficient": "sdpa-efficient", "eager": "eager", "jax-xla": "jax-xla", "flex": "flex",
     "sdpa-math": "sdpa-math", "pallas-mha": "pallas",
     "qiu-yao-eager": "released-eager-512", "qiu-yao-compiled": "released-compiled-512",
 }  # fmt: skip

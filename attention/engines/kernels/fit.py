@@ -35,6 +35,9 @@ RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices
     "row_sum": (RowSum.PLAIN, RowSum.LANES, RowSum.TILE_LANES),
     "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ),
     "score_gradient": (ScoreGradient.DIFFERENCE,),
+    "scale_roots": (False,),
+    "split_tiles": (0,),
+    "dp_from_delta": (False,),
     "kept_state": (False,),
     "saved_p": (False,),
 }

@@ -169,7 +169,8 @@ def test_the_command(run, file, tmp_path, kind):
     code, out, err = run(file(kind=kind))
     assert code == 0, err
     assert (
-        out.startswith("These are the numbers of fa2: 1.000000 of out's bits are equal. cudnn, pallas-mha and") and "what it is not" in out
+        out.startswith("These are the numbers of fa2: 1.000000 of out's bits are equal. fa2-split, cudnn, pallas-mha and")
+        and "what it is not" in out
     )
     data = json.loads((tmp_path / "identify-mine" / "identify.json").read_text())
     assert (data["verdict"], data["plan"], data["equal"]) == ("same", "fa2", {"out": 1.0}) and "cudnn" in data["ties"]
