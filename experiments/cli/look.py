@@ -64,6 +64,22 @@ def accumulators(
         raise typer.Exit(code)
 
 
+def kernels(
+    out: Annotated[Path, typer.Option(help="Folder for report.html, kernels.json and measured.json.")] = Path("kernels"),
+    only: Annotated[str | None, typer.Option(metavar="NAME,...", help="These kernels, or module:function; all if left out.")] = None,
+    released: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A checkout of the released code of arXiv 2510.04212, to be measured too.")
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw what the folder holds; no kernel runs.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure which real attention kernels are biased, on named inputs."""
+    from roundscope.experiments.studies.kernels import study
+
+    if code := study.run(out=out, as_json=json, draw=draw, released=released, only=only):
+        raise typer.Exit(code)
+
+
 def bench(
     what: Annotated[str, typer.Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")],
     out: Annotated[

@@ -141,10 +141,18 @@ ACCUMULATORS = Entry(
     note="has no --quick and needs no GPU; 72 to 79 s of processor time",
 )
 
+KERNELS = Entry(
+    name="kernels",
+    command="kernels",
+    question="Which real attention kernels are biased, and on which inputs?",
+    seeds=(1, 1),
+    note="heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of installed libraries run",
+)
+
 PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8)  # of `roundscope reproduce`
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # of `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # of `roundscope proxy --study`
-STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS)
+STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)
 
 
 def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> Entry:

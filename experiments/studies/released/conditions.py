@@ -25,6 +25,10 @@ SWAPS = {  # the preset's backward does not round its scores as the forward did;
     PRESET: ("site=S -> fp32", "site=SCALED,SCALED_B -> bf16"),
     COMPILED: ("site=S_B -> fp32",),
 }
+SINGLES = {  # of the compiled code at three times the rate: what is exact alone
+    "scores in FP32": "S,S_B", "m and l kept in FP32": "MS,LANES", "P in FP32": "P,P_B", "dP in FP32": "DP", "dS in FP32": "DS",
+    "q, k, v, dO in FP32": "Q,K,V,DO", "gradients in FP32": "DQP,DKP,DVP,DQ_OUT,DK_OUT,DV_OUT",
+}  # fmt: skip
 ROWS = {  # case -> its rows
     SLOW: (ITSELF, EXACT, CENTRED),
     FAST: (ITSELF, EXACT, OUTPUT, OTHER, CENTRED, SWAPPED),
@@ -72,6 +76,9 @@ def conditions(scale: Scale) -> Iterator[Condition]:
             for row in rows:
                 for seed in range(scale.fast if case == FAST else scale.seeds):
                     yield Condition(arithmetic=arithmetic, case=case, row=row, seed=seed)
+    for row in SINGLES:
+        for seed in range(scale.fast):
+            yield Condition(arithmetic=COMPILED, case=FAST, row=row, seed=seed)
 
 
 def config_of(scale: Scale, arithmetic: str) -> Config:
@@ -81,9 +88,16 @@ def config_of(scale: Scale, arithmetic: str) -> Config:
 
 def arm(scale: Scale, c: Condition) -> Arm:
     """How a condition trains."""
-    changes = (*_case(c), *(SWAPS[c.arithmetic] if c.row == SWAPPED else CHANGES[c.row]))
+    changes = (*_case(c), *_row(c))
     name = f"{c.case}, {c.row}, {c.seed}"
     return Arm(name=name, changes=changes, lr=scale.rate * (3 if c.case == FAST else 1), seed=c.seed)
+
+
+def _row(c: Condition) -> tuple[str, ...]:
+    """What a row changes after its case."""
+    if c.row in SINGLES:
+        return (f"site={SINGLES[c.row]} -> fp32",)
+    return SWAPS[c.arithmetic] if c.row == SWAPPED else CHANGES[c.row]
 
 
 def _case(c: Condition) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from roundscope.experiments.studies.released.conditions import (
     PDP,
     QUICK,
     ROWS,
+    SINGLES,
     SLOW,
     SWAPPED,
     Condition,
@@ -154,7 +155,7 @@ def answer(r: Results) -> str:
 
 
 def _lines() -> list[tuple[str, str]]:
-    return [(case, row) for case, own in ROWS.items() for row in own]
+    return [(case, row) for case, own in ROWS.items() for row in (*own, *(SINGLES if case == FAST else ()))]
 
 
 def draw(r: Results) -> Picture | None:

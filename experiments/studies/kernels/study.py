@@ -1,0 +1,213 @@
+"""`roundscope kernels` as a `Study`: every kernel that runs here on every family, kept in measured.json."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+from roundscope.attention.plans.twins import TWINS
+from roundscope.experiments.errors import bad
+from roundscope.experiments.kernels.adapters import ADAPTERS, Kernel, kernel
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.experiments.report.progress import bar
+from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.results.machine import device, has_gpu, versions
+from roundscope.experiments.studies.catalogue import KERNELS
+from roundscope.experiments.studies.framework import command
+from roundscope.experiments.studies.framework.study import Figure, Outcome, Study, Table
+from roundscope.experiments.studies.kernels.families import NAMES, SAMPLE, TOKENS, inputs
+from roundscope.experiments.studies.kernels.figure import CLEAR, picture, shown
+from roundscope.experiments.studies.kernels.measure import (
+    RESULTS,
+    Mean,
+    Row,
+    exact_of,
+    measured,
+    twin_outputs,
+)
+
+Rows = Sequence[Row]
+RECORD = "measured.json"
+HEADS = {True: 48, False: 4}  # with a GPU; without. With few heads kernels split keys
+TWIN_OF = {
+    "sdpa-flash": "fa2", "sdpa-cudnn": "cudnn", "jax-cudnn": "cudnn", "sdpa-efficient": "sdpa-efficient", "flex": "flex",
+    "eager": "eager", "jax-xla": "jax-xla", "sdpa-math": "sdpa-math", "pallas": "pallas-mha",
+    "released-eager": "qiu-yao-eager", "released-compiled": "qiu-yao-compiled",
+}  # fmt: skip
+RELEASED = ("released-eager", "released-compiled")
+CAPTION = (
+    "Gain: the mean over heads of <kernel - exact, exact> / |exact|^2; below 0 (orange) the result is too short, above 0 (blue) too long. "
+    f"Bold: |z| of {CLEAR:g} or more, heads being independent. -: the kernel does not run on these inputs."
+)
+CAVEATS = (
+    "Causal calls on BF16 inputs; real tensors are 24 heads of the shipped sample, without their last feature. Errors include the rounding "
+    "of the result to BF16, whose relative rms is 1.7e-3. Repeated maximum and ties are made to show a bias; Gaussian is not."
+)
+
+
+def run(*, out: Path, as_json: bool, draw: bool, released: Path | None, only: str | None) -> int:
+    """report.html, kernels.json and measured.json in `out`; the exit code.
+
+    Raises:
+        UsageError: a kernel that is not known, or a folder without the released code.
+    """
+    names = [*ADAPTERS, *(RELEASED if released else ())]
+    wanted = names if only is None else [name.strip() for name in only.split(",")]
+    for name in wanted:
+        if name not in names and ":" not in name:
+            raise bad("--only", name, f"must be among {', '.join(names)}, or module:function")
+    if released is not None and not (released / "attention.py").is_file():
+        raise bad("--released", str(released), "has no attention.py; give a checkout of ucker/why-low-precision-training-fails")
+    return command.run(study(wanted, released), out=out, command=f"roundscope {KERNELS.command}", as_json=as_json, draw=draw)
+
+
+def study(names: Sequence[str] = tuple(ADAPTERS), released: Path | None = None, **sizes: Any) -> Study[Rows]:
+    """The study of these kernels."""
+    return Study(
+        name=KERNELS.name,
+        question=KERNELS.question,
+        measure=lambda out, draw: _measure(names, released, out, draw, **sizes),
+        unit="kernels x families",
+        answer=answer,
+        figures=[Figure(title="Whose results are too short or too long?", draw=picture, caption=CAPTION)],
+        tables=[
+            Table(
+                name="rows", title="Every kernel on every family",
+                heads=(
+                    "family", "kernel", "error of out", "of dq", "gain of out, 1e-5 (z)", "of dq", "of delta",
+                    "row sums of dS, rms", "mean (z)", "twin: bits of out", "of dq, dk, dv", "error / twin's", "again",
+                ),
+                rows=table, records=plain, shown=(0, 1, 2, 4, 5, 7, 9, 12), grouped=True,
+            )
+        ],
+        caveats=CAVEATS,
+        about={"inputs": f"{TOKENS} tokens, 64 features (real tensors 32), causal, seed 0"},
+    )  # fmt: skip
+
+
+def _kernel(name: str, released: Path | None) -> Kernel:
+    if name not in RELEASED:
+        return kernel(name)
+    from roundscope.experiments.kernels.adapters.released import released as code
+
+    assert released is not None
+    return code(released, 512, name == "released-compiled")
+
+
+def _measure(
+    names: Sequence[str], released: Path | None, out: Path, draw: bool, heads: int | None = None,
+    families: Sequence[str] = (*NAMES, SAMPLE), tokens: int = TOKENS,
+) -> tuple[Outcome, Rows | None]:  # fmt: skip
+    """What the folder's record holds, and, unless only that is drawn, what it lacks."""
+    rows = read(out / RECORD)
+    there = {(row.kernel, row.family) for row in rows}
+    todo = [] if draw else [(f, [n for n in names if (n, f) not in there]) for f in families]
+    total = sum(len(missing) for _, missing in todo)
+    done = 0
+    try:
+        with bar("kernels", total) as progress:
+            for row in _rows(todo, released, heads or HEADS[has_gpu()], tokens):
+                rows.append(row)
+                done += 1
+                progress(done)
+                write(out / RECORD, rows)
+    except KeyboardInterrupt:
+        return Outcome(launches=total, there=0, ran=done, interrupted=True), rows or None
+    return Outcome(launches=len(rows), there=len(rows), ran=done, devices=[device("xla")]), rows or None
+
+
+def _rows(todo: Sequence[tuple[str, list[str]]], released: Path | None, heads: int, tokens: int) -> Iterator[Row]:
+    """Family by family; twins run on the processor's cores beside the kernels."""
+    with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
+        given = {family: inputs(family, heads, tokens) for family, missing in todo if missing}
+        twins = {
+            (family, twin): pool.submit(twin_outputs, twin, given[family][0])
+            for family, missing in todo
+            for twin in sorted({TWIN_OF[n] for n in missing if TWIN_OF.get(n) in TWINS})
+        }
+        exacts = {family: pool.submit(exact_of, *x) for family, x in given.items()}
+        for family, missing in todo:
+            for name in missing:
+                twin = TWIN_OF.get(name, "")
+                wanted = twins.get((family, twin))
+                yield _row(name, family, released, *given[family], exacts[family].result(), twin, wanted.result() if wanted else None)
+
+
+def _row(name: str, family: str, released: Path | None, x: Inputs, heads: int, exact: Any, twin: str, twins: Outputs | None) -> Row:
+    try:
+        run = _kernel(name, released)
+    except (ImportError, ValueError) as error:
+        return Row(kernel=name, family=family, failed=f"{type(error).__name__}: {error}")
+    return measured(name, family, run, x, heads, exact, twin if twins else "", twins)
+
+
+def write(path: Path, rows: Rows) -> None:
+    """Write the rows, with the versions of what ran."""
+    import importlib.metadata as metadata
+
+    found = {name: metadata.version(name) for name in ("torch", "triton", "transformers", "tokamax") if _is_there(metadata, name)}
+    about = versions("xla") | found | {"device": device("xla")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"versions": about, "rows": plain([asdict(row) for row in rows])}, indent=1) + "\n", encoding="utf-8")
+
+
+def _is_there(metadata: Any, name: str) -> bool:
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a record; none without one."""
+    if not path.is_file():
+        return []
+    mean = lambda x: None if x is None else Mean(**{k: _number(v) for k, v in x.items()})  # noqa: E731
+    found = []
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        gains = {name: mean(x) for name, x in row["gain"].items()}
+        own = {"gain": gains, "delta": mean(row["delta"]), "signed": mean(row["signed"]), "drift": _number(row["drift"])}
+        found.append(Row(**{**row, **own}))
+    return found
+
+
+def _number(x: float | None) -> float:
+    return math.nan if x is None else x
+
+
+def answer(rows: Rows) -> str:
+    """Which kernels lean where nothing was made to."""
+    there = [row for row in rows if not row.failed]
+    biased = [row for row in there if abs(row.gain["out"].z) >= CLEAR]
+    short = sum(row.gain["out"].mean < 0 for row in biased)
+    kernels = len({row.kernel for row in there})
+    again = sorted({row.kernel for row in there if not row.again})
+    told = f"{', '.join(again)} did not give the same bits twice" if again else "every kernel gave the same bits twice"
+    return (
+        f"Of {kernels} kernels on {len({row.family for row in there})} families, the output has a clear gain (|z| of {CLEAR:g} or more) in "
+        f"{len(biased)} of {len(there)} pairs, {short} of them too short; {told}."
+    )
+
+
+def table(rows: Rows) -> list[list[str]]:
+    """A line for each kernel and family, family by family."""
+    order = list(dict.fromkeys(row.family for row in rows))
+    return [_line(row) for row in sorted(rows, key=lambda row: order.index(row.family))]
+
+
+def _line(row: Row) -> list[str]:
+    if row.failed or row.signed is None or row.delta is None:
+        return [row.family, row.kernel, "-", *[""] * 5, f"does not run: {row.failed}", *[""] * 4]
+    gain = {name: f"{shown(x.mean)} ({x.z:+.1f})" for name, x in [*row.gain.items(), ("delta", row.delta)]}
+    same = [f"{row.same[name]:.4f}" if row.same else "" for name in RESULTS]
+    over = f"{max(row.over.values()):.4f}" if row.over else ""
+    return [
+        row.family, row.kernel, f"{row.error['out']:.2e}", f"{row.error['dq']:.2e}", gain["out"], gain["dq"], gain["delta"],
+        f"{row.drift:.1e}", f"{row.signed.mean:+.1e} ({row.signed.z:+.1f})", f"{row.twin} {same[0]}".strip(), " ".join(same[1:]), over,
+        "same" if row.again else "other",
+    ]  # fmt: skip
