@@ -40,7 +40,7 @@ def differing(name: str, twin: Twin) -> dict[str, float]:
 
 def drawn() -> Figure:
     """One row for each kernel and part."""
-    figure = Figure(figsize=(9, 7.2), layout="constrained")
+    figure = Figure(figsize=(9, 9.6), layout="constrained")
     axes = figure.subplots()
     labels, y = [], 0.0
     for name in TWINS:
