@@ -1,8 +1,9 @@
 """Every one of the 2^32 arguments of ex2, lg2, rcp, expf, logf and log2f on this GPU, against emu.instructions.
 
-python -m tests.checks.gpu_instructions
+python -m tests.checks.gpu_instructions [NAME ...]
 """
 
+import sys
 import time
 
 import jax
@@ -36,7 +37,7 @@ def bits_of(name: str):
 def main() -> None:
     """One line for each instruction."""
     with jax.enable_x64(True):
-        for name in FUNCTIONS:
+        for name in sys.argv[1:] or FUNCTIONS:
             begun, wrong, first = time.perf_counter(), 0, None
             model = bits_of(name)
             for start in range(0, 1 << 32, PART):

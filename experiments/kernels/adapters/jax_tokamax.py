@@ -8,7 +8,10 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 def _run(implementation: str, x: Inputs) -> Outputs:
     import tokamax
+    from absl import flags
 
+    if not flags.FLAGS.is_parsed():  # it would read this program's own
+        flags.FLAGS(["tokamax"])
     options = {"scale": x.scale, "is_causal": x.is_causal, "implementation": implementation}
     return called(partial(tokamax.dot_product_attention, **options), x)
 

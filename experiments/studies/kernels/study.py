@@ -150,8 +150,11 @@ def write(path: Path, rows: Rows) -> None:
     """Write the rows, with the versions of what ran."""
     import importlib.metadata as metadata
 
+    import jax
+    import jaxlib.version
+
     found = {name: metadata.version(name) for name in ("torch", "triton", "transformers", "tokamax") if _is_there(metadata, name)}
-    about = versions("xla") | found | {"device": device("xla")}
+    about = versions("xla") | {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__} | found | {"device": device("xla")}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"versions": about, "rows": plain([asdict(row) for row in rows])}, indent=1) + "\n", encoding="utf-8")
 
