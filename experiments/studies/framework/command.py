@@ -32,7 +32,7 @@ def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: b
     keep_compilations()
     if out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
-    if draw and not list(out.glob("*.sqlite")):
+    if draw and not list(out.glob(study.kept)):
         raise bad("--draw", str(out), "holds no results; run the command without --draw first")
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()

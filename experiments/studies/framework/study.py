@@ -105,6 +105,7 @@ class Study(Generic[R]):
 
     name       of NAME.json
     file       of the results, FILE.sqlite; `name` if left out. Several studies may share one
+    kept       what such a file is called, as a pattern: without one there is nothing to draw
     page       of PAGE.html
     question   heads the page;  paper: where the claims stand
     launches   every launch in its order, given the store: those of a later stage may depend on runs
@@ -134,6 +135,7 @@ class Study(Generic[R]):
     measure: Callable[[Path, bool], tuple[Outcome, R | None]] | None = None
     unit: str = "launches"
     file: str = ""
+    kept: str = "*.sqlite"
     page: str = "report"
     paper: str = ""
     claims: Callable[[R], Sequence[Verdict]] = lambda results: []

@@ -20,11 +20,11 @@ MOST = 12.0  # z of the full colour
 
 def picture(rows: Sequence[Row]) -> Figure:
     """Kernels x families, coloured by z."""
-    kernels = list(dict.fromkeys(row.kernel for row in rows))
+    kernels = [k for k in dict.fromkeys(row.kernel for row in rows) if not all(row.failed for row in rows if row.kernel == k)]
     families = list(dict.fromkeys(row.family for row in rows))
     by = {(row.kernel, row.family): row for row in rows}
     figure, axes = canvas(1.3 + 0.3 * len(kernels), 1, 2, sharey=True)
-    for ax, result, title in zip(axes[0], ("out", "dq"), ("output", "dQ"), strict=True):
+    for ax, result, title in zip(axes[0], ("out", "dq"), ("the output", "dQ"), strict=True):
         for y, kernel in enumerate(kernels):
             for x, family in enumerate(families):
                 _cell(ax, x, y, by.get((kernel, family)), result)
@@ -33,7 +33,7 @@ def picture(rows: Sequence[Row]) -> Figure:
         ax.set_yticks(range(len(kernels)), kernels, fontsize=8.5)
         ax.xaxis.tick_top()
         ax.tick_params(length=0)
-        ax.set_title(f"gain of the {title}, in 1e-5", fontsize=10, loc="left", color=INK)
+        ax.set_title(f"gain of {title}, in 1e-5", fontsize=10, loc="left", color=INK)
         for side in ax.spines.values():
             side.set_visible(False)
     return figure

@@ -73,6 +73,7 @@ def study(names: Sequence[str] = tuple(ADAPTERS), released: Path | None = None, 
         question=KERNELS.question,
         measure=lambda out, draw: _measure(names, released, out, draw, **sizes),
         unit="kernels x families",
+        kept=RECORD,
         answer=answer,
         figures=[Figure(title="Whose results are too short or too long?", draw=picture, caption=CAPTION)],
         tables=[
