@@ -13,8 +13,8 @@ REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stab
 LEFT_OUT = (
     "Not shown: a failure of the published algorithm at the paper's own size (12 layers, width 768, context 1024, OpenWebText, thousands "
     "of steps). The cases fail because O, or everything, has fewer bits, because delta is taken elsewhere or because the rate is high; "
-    "only C and D are at the published BF16. Row 8 picks heads over all layers, the paper in one. Rows 6 and 9 have AO in FP32 too; with "
-    "one tile it is 0. Sums are native: numbers repeat on one kind of device only. 95 % intervals are Student's, over seeds, and not "
+    "only C and D are at full BF16. The released code computes something else where it trains: `reproduce released`. Row 8 picks heads "
+    "over all layers, the paper in one. Rows 6 and 9 have AO in FP32 too; with one tile it is 0. Sums are native: numbers repeat on one kind of device only. 95 % intervals are Student's, over seeds, and not "
     "widened for the number of rows."
 )
 PARTIAL = (
@@ -31,7 +31,7 @@ def answer(r: Results) -> str:
     words = {case.name: case.words for case in r.scale.cases}
     own = r.of(PUBLISHED, FAILS)
     killed = "; ".join(f"{name}: {words[name]}" for name in failing)
-    published = f", as published in {diverged(own)} of {len(own)}" if own else ""
+    published = f", qiu-yao as it is in {diverged(own)} of {len(own)}" if own else ""
     found = [
         f"training diverged in every run of {_plural('case', failing)} {listed(failing)} ({killed}){published}, in FP32 never",
         *(_repair(r, _fair(r, failing, row), row, name) for row, name in REPAIRS.items()),

@@ -115,10 +115,10 @@ def _repair(r: Results, case: Case, row: str, claim: str) -> Verdict:
 
 
 def _natural(r: Results, case: Case, claim: str) -> Verdict:
-    """Row 5 on the algorithm as published: case C against case N."""
+    """Row 5 on qiu-yao as it is: case C against case N."""
     before, after = r.of(PUBLISHED, FAILS), r.of(OTHER_DELTA, FAILS)
     word = Word.CONTRADICTS if 2 * diverged(after) > len(after) and r.fails(OTHER_DELTA) else stable_word(after)
-    note = "the repair makes the algorithm as published fail" if word is Word.CONTRADICTS else ""
+    note = "the repair makes qiu-yao as it is fail" if word is Word.CONTRADICTS else ""
     return verdict("5", claim, case, word, f"{times(after)}; with delta = rowsum(dO O) {times(before)}", note)
 
 

@@ -32,8 +32,8 @@ def rounded(bits: int, mode: str) -> str:
 
 
 def published() -> Case:
-    """The authors' algorithm as they released it."""
-    return Case(name=PUBLISHED, words="as published: BF16", changes=(), bits=8)
+    """The preset qiu-yao: the released forward, run eagerly, with a backward in FP32, which that of the code is not (docs/kernels.md)."""
+    return Case(name=PUBLISHED, words="qiu-yao as it is: BF16", changes=(), bits=8)
 
 
 def isolated(name: str, bits: int, mode: str) -> Case:
@@ -54,8 +54,8 @@ def other_delta() -> Case:
 
 
 def faster(times: float) -> Case:
-    """The authors' algorithm as they released it, at a higher learning rate."""
-    return Case(name=FASTER, words=f"as published: BF16, {times:g}\xa0times the rate", changes=(), bits=8, times=times)
+    """The preset qiu-yao at a higher learning rate."""
+    return Case(name=FASTER, words=f"qiu-yao as it is: BF16, {times:g}\xa0times the rate", changes=(), bits=8, times=times)
 
 
 MODES = {"toward-zero": "toward zero", "ties-to-even": "nearest-even", "ties-to-away": "ties away", "stochastic": "stochastic"}

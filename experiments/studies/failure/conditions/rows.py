@@ -121,7 +121,7 @@ def _layers(config: Config) -> Iterator[Row]:
 
 
 def factorial(case: Case) -> Iterator[Row]:
-    """Where O is rounded x scores x statistics x tiles, the rest as published."""
+    """Where O is rounded x scores x statistics x tiles, the rest as qiu-yao has it."""
     for (half, sites), scores, stats, tiles in product(HALVES.items(), ("BF16", "FP32"), ("BF16", "FP32"), (1, 4)):
         changes = (f"site={PATH} -> fp32", f"site={sites} -> {case.path}", f"site={SCORES} -> {scores}", f"site={STATS} -> {stats}")
         yield Row(

@@ -117,7 +117,7 @@ def test_answer_names_what_each_repair_cures() -> None:
     text = answer(results(table))
     assert "O in FP32 cures A and does not cure B (1 of 3 diverged)" in text
     assert "whatever was rounded, cures A and B" in text
-    assert "as published in 0 of 3" in text
+    assert "qiu-yao as it is in 0 of 3" in text
 
 
 def test_times_are_medians_of_those_that_diverged() -> None:
