@@ -14,8 +14,8 @@ LEFT_OUT = (
     "Not shown: a failure of the published algorithm at the paper's own size (12 layers, width 768, context 1024, OpenWebText, thousands "
     "of steps). The cases fail because O, or everything, has fewer bits, because delta is taken elsewhere or because the rate is high; "
     "only C and D are at full BF16. The released code computes something else where it trains: `reproduce released`. Row 8 picks heads "
-    "over all layers, the paper in one. Rows 6 and 9 have AO in FP32 too; with one tile it is 0. Sums are native: numbers repeat on one kind of device only. 95 % intervals are Student's, over seeds, and not "
-    "widened for the number of rows."
+    "over all layers, the paper in one. Rows 6 and 9 have AO in FP32 too; with one tile it is 0. Sums are native: numbers repeat on one "
+    "kind of device only. 95 % intervals are Student's, over seeds, and not widened for the number of rows."
 )
 PARTIAL = (
     "Of results that are not complete, a case is shown once its rows 0 and 0' are there, and a row "
