@@ -30,7 +30,7 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
     scale = base2_scale(plan, scale)
     if plan.log2_e is Log2E.MAXIMUM:
         s = masked(at, s)
-        m = new_maximum(at, m_old, s)
+        m = new_maximum(at, m_old, s, scale)
         cm = at(Site.CM, mul(finite(xp, m), scale))[:, None]
         scaled = at(Site.SCALED, mul(s, scale))
         x = multiply_add(at, Site.X, s, scale, cm) if plan.fused_exponent else at(Site.X, scaled - cm)
@@ -245,9 +245,13 @@ def row_sum(at: Events, e: Array) -> Array:
     return at(Site.ROWSUM, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
-def new_maximum(at: Events, m_old: Array, s: Array) -> Array:
-    """max(m, rowmax S)."""
-    return at(Site.M, at.ops.xp.maximum(m_old, row_maximum(at.ops, at.plan, s)))
+def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array:
+    """max(m, rowmax S); or the old m, where it would grow by no more than the plan's threshold. scale: of m, to powers of two."""
+    xp, m = at.ops.xp, at.ops.xp.maximum(m_old, row_maximum(at.ops, at.plan, s))
+    if at.plan.stale_maximum:
+        growth = at.ops.multiply(finite(xp, m) - finite(xp, m_old), scale)
+        m = xp.where((m_old > -math.inf) & (growth <= at.plan.stale_maximum), m_old, m)
+    return at(Site.M, m)
 
 
 def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:

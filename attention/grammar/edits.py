@@ -106,6 +106,17 @@ def count_words(value: str) -> str:
     return str(int(value))
 
 
+def power_words(value: str) -> str:
+    """A number, 0 or more. Raises ValueError for anything else."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < math.inf:
+        raise ValueError("give a number of powers of two, 0 or more")
+    return f"{number:g}"
+
+
 def _only(plan: Plan, text: str, _: Sites) -> Plan:
     """binary64 but for the events and steps named."""
     kept = places_of(text)
@@ -171,6 +182,7 @@ KINDS: dict[str, Kind] = {
     "scale_roots": _flag("scale_roots"),
     "dp_from_delta": _flag("dp_from_delta"),
     "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
+    "stale_maximum": Kind(power_words, lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text)))),
     "lse_base2": _flag("lse_base2"),
     "kept_state": _flag("kept_state"),
     "first_tile_apart": _flag("first_tile_apart"),

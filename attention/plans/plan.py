@@ -59,6 +59,7 @@ class Plan:
     scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are their gradients; the scores with nothing
     dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
     split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW and SO; 0: all are one
+    stale_maximum      m stays where it would grow by so many powers of two or fewer, and P is then above 1; 0: m is the maximum
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
     first_tile_apart   with kept_state: of several query tiles, the first divides by l as it is, not as memory keeps it
     kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 / l and L have l as it is kept, LANES
@@ -97,6 +98,7 @@ class Plan:
     scale_roots: bool = False
     dp_from_delta: bool = False
     split_tiles: int = 0
+    stale_maximum: float = 0.0
     lse_base2: bool = False
     kept_state: bool = False
     first_tile_apart: bool = False
@@ -118,6 +120,9 @@ class Plan:
             raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
         if self.first_tile_apart and not self.kept_state:
             raise ValueError("first_tile_apart=True: only a row sum that is kept in memory is another one there; it goes with kept_state")
+        if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM)):
+            told = "a number of powers of two, 0 or more and below 64; it goes with log2_e=scale or log2_e=maximum"
+            raise ValueError(f"stale_maximum={self.stale_maximum}: {told}")
         is_whole = self.normalise_first or self.lse_base2 or self.key_order is KeyOrder.MASKED_FIRST
         if self.split_tiles < 0 or (self.split_tiles and is_whole):
             told = "goes with a softmax in tiles, an L in base e, and key tiles that go up or down"
@@ -296,6 +301,7 @@ OF_KERNEL = (
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
+    "stale_maximum",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

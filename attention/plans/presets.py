@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.plans.plan import Plan
@@ -125,6 +126,13 @@ def baseline_bf16() -> Plan:
     return replace(plan, normalise_first=True, delta_from=DeltaFrom.P_DP)
 
 
+def _blackwell() -> ModuleType:
+    """The module of FlashAttention-4's plans, which are made of these."""
+    from roundscope.attention.plans import blackwell
+
+    return blackwell
+
+
 PRESETS: dict[str, Callable[[], Plan]] = {
     "exact": exact,
     "fp32": fp32,
@@ -134,6 +142,9 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "fa3-fp8-scaled": fa3_fp8_scaled,
     "mxfp8-attention": mxfp8_attention,
     "baseline-bf16": baseline_bf16,
+    "fa4-bf16": lambda: _blackwell().fa4_bf16(),
+    "fa4-fp8": lambda: _blackwell().fa4_fp8(),
+    "fa4-fp8-offset4": lambda: _blackwell().fa4_fp8_offset4(),
 }
 
 

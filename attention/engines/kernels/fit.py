@@ -37,6 +37,7 @@ RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices
     "score_gradient": (ScoreGradient.DIFFERENCE,),
     "scale_roots": (False,),
     "split_tiles": (0,),
+    "stale_maximum": (0.0,),
     "dp_from_delta": (False,),
     "kept_state": (False,),
     "saved_p": (False,),

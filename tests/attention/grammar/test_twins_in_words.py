@@ -48,12 +48,18 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
     """A new field, or value of one, that the grammar does not know: it has to be here and on the page."""
     words = {name: KINDS[name] for name in OF_KERNEL}
     log2_e = "exp=base2 log2_e=scale"
-    before = {"fused_exponent": log2_e, "saved_p": "unfused=true", "first_tile_apart": "kept_state=true", "log2_e": "exp=ex2"}
+    before = {
+        "fused_exponent": log2_e,
+        "saved_p": "unfused=true",
+        "first_tile_apart": "kept_state=true",
+        "log2_e": "exp=ex2",
+        "stale_maximum": log2_e,
+    }
     types = {f.name: f.type for f in fields(Plan)}
     for name in words:
         base = BASE.changed(before.get(name, ""))
         old = getattr(base, name)
-        values = {bool: (True, False), int: (0, 1, 3)}.get(types[name]) or tuple(type(old))
+        values = {bool: (True, False), int: (0, 1, 3), float: (0.0, 2.5, 4.0)}.get(types[name]) or tuple(type(old))
         for value in values:
             made = base.changed(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
             assert getattr(made, name) == value and type(getattr(made, name)) is type(old)
