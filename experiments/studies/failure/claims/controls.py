@@ -1,7 +1,7 @@
 """The controls that the paper has not: size against sign, other modes, other repairs, presets, the factorial, and the rest of dS."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from roundscope.experiments.studies.framework.counts import diverged, times
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 CONTROL, OURS = "control", "ours"
+BOOTSTRAPS = 1000
 BEYOND = {
     "centred": "delta = rowsum(P dP) / rowsum(P), rows of dS that sum to 0: stable",
     "scores": "scores, m and l in FP32, the rest of the case low: stable",
@@ -31,14 +32,15 @@ RULES = (
     "every seed diverged earlier than nearest-even did or where it did not, contradicts if none did. The factorial: agrees if every run "
     "with O rounded before its normalisation only diverged and none with it rounded after only, contradicts if the latter diverged at "
     "least as often. The rest of dS: all runs of all cases; the number is the probability that a run that diverged had a larger drift, "
-    "after the warm-up, than one that did not (0.5: no relation): agrees from 0.95, contradicts up to 0.5."
+    "after the warm-up, than one that did not (0.5: no relation): agrees from 0.95, contradicts up to 0.5. Between seeds of one row: "
+    "the same over pairs of runs of one row; intervals are bootstraps over rows."
 )
 
 
 def controls(r: Results) -> list[Verdict]:
     """Every control that was run."""
     return [
-        *_size(r), *_modes(r), *_beyond(r), *_presets(r), *_factorial(r), identity(r),
+        *_size(r), *_modes(r), *_beyond(r), *_presets(r), *_factorial(r), identity(r), within(r),
     ]  # fmt: skip
 
 
@@ -128,6 +130,52 @@ def identity(r: Results) -> Verdict:
     )
     claim = "runs whose rows of dS do not sum to zero, in one direction, diverge, whichever event made it; others do not"
     return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
+
+
+def within(r: Results) -> Verdict:
+    """The same between seeds of one arithmetic: pairs of runs that differ in nothing else."""
+    arms = [arm for arm in _arms(r) if arm[0] and arm[1]]
+    pairs = sum(len(dead) * len(alive) for dead, alive in arms)
+    told = f"probability {_shown(arms, paired)} over {pairs} pairs in {len(arms)} arms"
+    measured = f"{told}; between all runs {_shown(_arms(r), pooled_pairs)}"
+    p = paired(arms) if arms else math.nan
+    word = Word.NOT_TESTABLE if not arms else Word.AGREES if p >= 0.95 else Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
+    claim = "of two seeds of one arithmetic, the one whose rows of dS drift more is the one that diverges"
+    return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
+
+
+Drifts = tuple[list[float], list[float]]  # of an arm's runs that diverged, and of those that did not
+
+
+def _arms(r: Results) -> list[Drifts]:
+    """Every arm once, by its runs."""
+    seen: dict[tuple[Trial, ...], Drifts] = {}
+    for own in r.by.values():
+        runs = [run for run in own if math.isfinite(drift(run))]
+        dead, alive = ([drift(x) for x in runs if (x.diverged is not None) is gone] for gone in (True, False))
+        seen[tuple(run.condition for run in runs)] = (dead, alive)
+    return list(seen.values())
+
+
+def paired(arms: Sequence[Drifts]) -> float:
+    """The probability over the pairs inside arms."""
+    weights = [len(dead) * len(alive) for dead, alive in arms]
+    return sum(w * above(*arm) for w, arm in zip(weights, arms, strict=True)) / sum(weights)
+
+
+def pooled_pairs(arms: Sequence[Drifts]) -> float:
+    """The probability over all pairs of runs."""
+    return above([x for dead, _ in arms for x in dead], [x for _, alive in arms for x in alive])
+
+
+def _shown(arms: Sequence[Drifts], probability: Callable[[Sequence[Drifts]], float]) -> str:
+    """With its 95 % bootstrap interval over arms."""
+    if not arms or math.isnan(probability(arms)):
+        return "-"
+    rng = np.random.default_rng(0)
+    draws = [probability([arms[i] for i in rng.integers(0, len(arms), len(arms))]) for _ in range(BOOTSTRAPS)]
+    low, high = np.nanquantile(draws, (0.025, 0.975))
+    return f"{probability(arms):.2f} [{low:.2f}, {high:.2f}]"
 
 
 def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from roundscope.experiments.studies.failure.claims.controls import above, identity
+from roundscope.experiments.studies.failure.claims.controls import above, identity, within
 from roundscope.experiments.studies.failure.claims.table import judged
 from roundscope.experiments.studies.failure.conditions.heads import LARGEST, RANDOM, SMALLEST, chosen, ranked
 from roundscope.experiments.studies.failure.conditions.rows import cell
@@ -108,6 +108,19 @@ def test_drift_foretells_divergence() -> None:
     assert of(1.0, 1.0) is Word.CONTRADICTS  # 0.5: no relation
     assert above([3.0, 1.0], [2.0, 1.0]) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
     assert math.isnan(above([], [1.0]))
+
+
+def test_drift_between_seeds_of_one_arithmetic() -> None:
+    """Catches pairs of runs of two arithmetics, whose drifts differ whatever the seeds do."""
+
+    def of(first: float, second: float) -> tuple[Word, str]:  # a row in which one seed of two dies, far above and far below another row
+        made = [run("A", "0", 0, diverged=400, drift=first), run("A", "0", 1, drift=second), run("A", "7", 0, drift=1e-9)]
+        told = within(gathered([*made, run("A", "centred", 0, diverged=300, drift=1e9)]))
+        return told.word, told.measured
+
+    assert of(2.0, 1.0)[0] is Word.AGREES and "1 pairs in 1 arms" in of(2.0, 1.0)[1]
+    assert of(1.0, 2.0)[0] is Word.CONTRADICTS
+    assert within(gathered([run("A", "0", s, diverged=4, drift=1.0) for s in range(3)])).word is Word.NOT_TESTABLE
 
 
 def test_answer_names_what_each_repair_cures() -> None:
