@@ -14,21 +14,10 @@ from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import GradientsApart, RowSum, ScaleOfGradient, ScoreGradient
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
-from roundscope.attention.softmax import (
-    added_lanes,
-    combined_lse,
-    exponential,
-    exponential_again,
-    exponents,
-    exponents_again,
-    finite,
-    inverse,
-    log_sum_exp,
-    new_row_sum,
-    register,
-    row_sum,
-    weight,
-)
+from roundscope.attention.softmax.exponents import exponential, exponential_again, exponents, exponents_again
+from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
+from roundscope.attention.softmax.maximum import finite
+from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, row_sum
 from roundscope.emu.backends.ops import Array
 
 State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
@@ -195,6 +184,11 @@ def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array)
     if at.plan.score_gradient is ScoreGradient.DIFFERENCE:
         return mul(e, at(Site.DPD, dp - delta[:, None]))
     return at.ops.odd_sum(register(at, Site.PDP, mul(e, dp)), -mul(e, delta[:, None]))
+
+
+def register(at: Events, site: Site, x: Array) -> Array:
+    """x as a binary32 register holds it before it is cast, in plans that say so."""
+    return at(site, x) if at.plan.registers else x
 
 
 def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:

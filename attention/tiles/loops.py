@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention import algorithm, softmax
+from roundscope.attention import algorithm
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Record, Recorder
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradient
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
+from roundscope.attention.softmax.row_sums import reciprocal
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.orders import Pass, is_cut, merged, passes
 from roundscope.attention.tiles.splits import counted_together, joined, splits_of
@@ -308,7 +309,7 @@ def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Event
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     """dQ as it leaves."""
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dq = softmax.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor))
+        dq = algorithm.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor))
     return at(Site.DQ_OUT, dq)
 
 
@@ -323,7 +324,7 @@ def deltas(
         return algorithm.delta(at, do, wide)
     total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do))
     if mass:
-        total, exact = (ops.multiply(x, softmax.reciprocal(ops.xp, l)) for x, l in zip((total, exact), mass, strict=True))
+        total, exact = (ops.multiply(x, reciprocal(ops.xp, l)) for x, l in zip((total, exact), mass, strict=True))
     return at(Site.DELTA, total, exact)
 
 
@@ -361,5 +362,5 @@ def round_key_gradients(ops: Ops, setup: Setup, head: Any, dk: Array, dv: Array)
     at = events_at(ops, setup, _whole(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dk = softmax.register(at, Site.SDK, ops.multiply(dk, setup.factor))
+        dk = algorithm.register(at, Site.SDK, ops.multiply(dk, setup.factor))
     return (at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)), at.seen()

@@ -1,0 +1,114 @@
+"""How scores become exponents of the plan's base, and exponentials: where the scale and log2 e enter, which product is rounded."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.events.hook import Events
+from roundscope.attention.plans.choices import BackwardExponent, Exponential, Log2E
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
+from roundscope.attention.softmax.maximum import finite, masked, new_maximum
+from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.functions import LOG2_E, exp2_64, exp64
+from roundscope.emu.instructions.approximate import ex2, expf
+from roundscope.emu.rounding.modes import BINARY32
+
+LOG2_E32 = 1.44269502162933349609375  # binary32(log2 e)
+EXPONENTIALS = {Exponential.CORRECT: exp64, Exponential.CUDA: expf, Exponential.BASE2: exp2_64, Exponential.EX2: ex2}
+
+
+def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, Array, Array]:
+    """The new maximum m, and the exponents of EXP (bq, bk) and of ALPHA (bq,), from the scores."""
+    ops, plan, mul, xp = at.ops, at.plan, at.ops.multiply, at.ops.xp
+    scale = base2_scale(plan, scale)
+    if plan.log2_e is Log2E.MAXIMUM:
+        s = masked(at, s)
+        m = new_maximum(at, m_old, s, scale)
+        cm = at(Site.CM, mul(finite(xp, m), scale))[:, None]
+        scaled = at(Site.SCALED, mul(s, scale))
+        x = multiply_add(at, Site.X, s, scale, cm) if plan.fused_exponent else at(Site.X, scaled - cm)
+        return m, x, at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
+    scaled, factor, factors = _scaled(at, scale, s, Site.SCALED, Site.LS)
+    scaled = masked(at, scaled)
+    m = new_maximum(at, m_old, scaled)
+    shift = finite(xp, m)
+    if plan.fused_exponent:
+        x = multiply_add(at, Site.X, masked(at, factors), factor, shift[:, None])
+    else:
+        x = at(Site.X, exponent(ops, plan, scaled - shift[:, None]))
+    if plan.kept_state:  # alpha has both maxima as memory holds them
+        m_old, shift = (ops.round(y, plan[Site.MS], None) for y in (m_old, shift))
+    return m, x, at(Site.DM, exponent(ops, plan, m_old - shift))
+
+
+def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
+    """The exponents of EXP_B (bq, bk), from the scores and L."""
+    plan, mul = at.plan, at.ops.multiply
+    if plan.exponent_again is BackwardExponent.AFTER:
+        x = multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
+        return at(Site.LS_B, mul(x, LOG2_E32))
+    if plan.exponent_again is BackwardExponent.NATURAL:
+        scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
+        fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
+        return multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None]) if fused else at(Site.X_B, scaled - lse[:, None])
+    scale = base2_scale(plan, scale)
+    if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
+        lse = at(Site.LSE2, mul(lse, LOG2_E32))
+    scaled, factor, factors = _scaled(at, scale, s, Site.SCALED_B, Site.LS_B)
+    if not plan.fused_exponent:
+        return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
+    is_rounded = plan.exponent_again is BackwardExponent.ROUNDED_IF_CUT
+    instead = (at.tile.is_cut, masked(at, scaled) - lse[:, None]) if is_rounded else None
+    return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], instead)
+
+
+def _scaled(at: Events, scale: float, s: Array, site: Site, in_base2: Site) -> tuple[Array, float, Array]:
+    """The scores in the units of the exponent, and the two factors of which they are the rounded product."""
+    scaled = at(site, at.ops.multiply(s, scale))
+    if at.plan.log2_e is not Log2E.SCORES:
+        return scaled, scale, s
+    return at(in_base2, at.ops.multiply(scaled, LOG2_E32)), LOG2_E32, scaled
+
+
+def base2_scale(plan: Plan, scale: float) -> float:
+    """What the scores are multiplied with: scale, or c = binary32(scale log2 e)."""
+    if plan.log2_e in (Log2E.SCALE, Log2E.MAXIMUM):
+        return float(np.float32(scale * LOG2_E))
+    return scale
+
+
+def multiply_add(
+    at: Events, site: Site, x: Array, factor: float, less: Array, instead: tuple[Any, Array] | None = None
+) -> Array:  # fmt: skip
+    """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is.
+
+    instead: (where, another value for the event to round)
+    """
+    xp = at.ops.xp
+    total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
+    if instead is not None:
+        total = xp.where(*instead, total)
+    return xp.where(x == -math.inf, -math.inf, at(site, total))
+
+
+def exponent(ops: Ops, plan: Plan, x: Array) -> Array:
+    """The exponent of the plan's base: x, or x log2 e where exp is 2^x and the scores do not hold log2 e yet."""
+    if plan.exp in (Exponential.CORRECT, Exponential.CUDA) or plan.log2_e is not Log2E.NONE:
+        return x
+    return ops.multiply(x, LOG2_E)
+
+
+def exponential(at: Events, x: Array) -> Array:
+    """The plan's base to the power of x."""
+    if at.plan.exp in (Exponential.EX2, Exponential.CUDA):
+        x = at.ops.round(x, BINARY32, None)  # the register that the instruction reads
+    return at.ops.call(EXPONENTIALS[at.plan.exp], x)
+
+
+def exponential_again(at: Events, x: Array) -> Array:
+    """The exponential of the backward: the forward's, but where it is natural again."""
+    if at.plan.exponent_again is BackwardExponent.NATURAL:
+        return at.ops.call(expf, at.ops.round(x, BINARY32, None))
+    return exponential(at, x)

@@ -1,0 +1,55 @@
+"""L = m + ln l, the logarithm of a row's sum; and of rows that were split over blocks, whose parts are weighted by it."""
+
+from roundscope.attention.events.hook import Events
+from roundscope.attention.plans.choices import Log2E, Logarithm
+from roundscope.attention.sites import Site
+from roundscope.attention.softmax.exponents import LOG2_E32
+from roundscope.attention.softmax.maximum import finite
+from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.functions import LOG2_E, log64
+from roundscope.emu.instructions.approximate import expf, lg2
+from roundscope.emu.instructions.logarithms import LN_2, log2f, logf
+from roundscope.emu.rounding.modes import BINARY32
+
+
+def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
+    """L = m + ln l, in the units of scale S."""
+    ops, plan = at.ops, at.plan
+    m = finite(ops.xp, m)
+    if plan.kept_state:
+        m = at(Site.MS, m)
+    if plan.lse_base2:
+        log2 = ops.call(log2f, ops.round(l, BINARY32, None)) if plan.log is Logarithm.CUDA else ops.multiply(ops.call(log64, l), LOG2_E)
+        return m + at(Site.LN, log2)
+    if plan.log is Logarithm.LG2:
+        log2 = ops.call(lg2, ops.round(l, BINARY32, None))
+        ln_l = at(Site.LN, ops.multiply(log2, LN_2))
+    elif plan.log is Logarithm.CUDA:
+        ln_l = ops.call(logf, ops.round(l, BINARY32, None))
+    else:
+        ln_l = ops.call(log64, l)
+    if plan.log2_e is Log2E.NONE:
+        return m + (at(Site.LN, ln_l) if plan.kept_state else ln_l)
+    if plan.log2_e is Log2E.MAXIMUM:
+        return ops.odd_sum(ops.multiply(m, scale), ln_l)
+    if plan.log2_e is Log2E.SCORES:
+        natural = ops.round(ops.divide(m, ops.xp.full_like(m, LOG2_E32)), BINARY32, None)
+        return natural + at(Site.LN, ln_l)
+    return ops.odd_sum(ops.multiply(m, LN_2), ln_l)
+
+
+def combined_lse(ops: Ops, lse: Array) -> Array:
+    """ln sum_i exp(L_i) of (splits, rows): M + logf(sum_i expf(L_i - M)), the sum by halves, each step but the last in binary32."""
+    xp = ops.xp
+    highest = finite(xp, xp.max(lse, axis=0))
+    terms = weight(ops, lse - highest)
+    size = 1 << (terms.shape[0] - 1).bit_length()
+    terms = xp.concatenate([terms, xp.zeros((size - terms.shape[0], *terms.shape[1:]))])
+    while (half := terms.shape[0] // 2) > 0:
+        terms = ops.round(terms[:half] + terms[half:], BINARY32, None)
+    return highest + ops.call(logf, terms[0])
+
+
+def weight(ops: Ops, x: Array) -> Array:
+    """expf of a difference of logarithms, which rounds to binary32."""
+    return ops.call(expf, ops.round(x, BINARY32, None))

@@ -1,0 +1,48 @@
+"""The running maximum of a row: as the scores have it, moved by the stabiliser, or stale up to a threshold."""
+
+import math
+from typing import Any
+
+from roundscope.attention.events.hook import Events
+from roundscope.attention.plans.choices import Stabiliser
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
+from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.formats.spacing import spacing
+
+
+def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array:
+    """max(m, rowmax S); or the old m, where it would grow by no more than the plan's threshold. scale: of m, to powers of two."""
+    xp, m = at.ops.xp, at.ops.xp.maximum(m_old, row_maximum(at.ops, at.plan, s))
+    if at.plan.stale_maximum:
+        growth = at.ops.multiply(finite(xp, m) - finite(xp, m_old), scale)
+        m = xp.where((m_old > -math.inf) & (growth <= at.plan.stale_maximum), m_old, m)
+    return at(Site.M, m)
+
+
+def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
+    """rowmax(S), moved by the stabiliser where several scores share it."""
+    r = ops.xp.max(s, axis=1)
+    return r if plan.stabiliser is None else _stabilised(ops, plan, plan.stabiliser, s, r)
+
+
+def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array) -> Array:
+    """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither rounds to 1 nor vanishes."""
+    xp, p = ops.xp, plan[Site.P].format
+    window = p.tie_window if stabiliser.window is None else stabiliser.window
+    repeated = xp.sum(finite(xp, r)[:, None] - s <= window, axis=1) > 1
+    shift = xp.where(r > 0.0, ops.multiply(r, stabiliser.beta - 1.0), -r)
+    # below this P would round back to 1, or m* back to r
+    least = 2.0 * xp.maximum(window, p.tie_window) + spacing(ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format)
+    shift = xp.minimum(xp.maximum(shift, least), -0.5 * math.log(2.0) * xp.maximum(p.emin, -126).astype("float64"))
+    return xp.where(repeated & (r > -math.inf), r + shift, r)
+
+
+def masked(at: Events, s: Array) -> Array:
+    """Scores that do not exist are -inf: their exp is 0, and no event counts them."""
+    return s if at.tile.is_whole else at.ops.xp.where(at.tile.mask, s, -math.inf)
+
+
+def finite(xp: Any, m: Array) -> Array:
+    """m, or 0 for rows that have no key: -inf - -inf would be NaN."""
+    return xp.where(m == -math.inf, 0.0, m)

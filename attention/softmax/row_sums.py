@@ -1,0 +1,78 @@
+"""How threads add up a row, and its reciprocal. In lanes, column j belongs to lane (j // 2) % 4, as tensor cores hold their results."""
+
+from typing import Any
+
+from roundscope.attention.events.hook import Events
+from roundscope.attention.plans.choices import Reciprocal, RowSum
+from roundscope.attention.sites import Site
+from roundscope.emu.backends.ops import Array
+from roundscope.emu.instructions.approximate import rcp
+from roundscope.emu.rounding.modes import BINARY32
+
+
+def new_row_sum(at: Events, al: Array, e: Array) -> Array:
+    """alpha l + rowsum(e): two events, or of lanes one sum each that begins at alpha l."""
+    how = at.plan.row_sum
+    if how is RowSum.PLAIN:
+        return at(Site.L, al + row_sum(at, e))
+    if how is RowSum.LANES:
+        return at(Site.L, *sum_in_lanes(at, e, al, Site.L))
+    if how is RowSum.TILE_LANES:
+        own = at(Site.ROWSUM, *sum_in_lanes(at, e, at.ops.xp.zeros(al.shape), Site.ROWSUM))
+        return at(Site.L, al + own)
+    if how is RowSum.TILES:
+        own, exact = sum_in_lanes(at, e, at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
+        whole = at(Site.ROWSUM, _in_pairs(at, crossed(own)), None if exact is None else exact.sum(axis=1))
+        return at(Site.L, at.ops.odd_sum(al, whole))
+    l = al
+    for lo in range(0, e.shape[1], 32):
+        own, exact = sum_in_lanes(at, e[:, lo : lo + 32], at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
+        l = at(Site.L, l + at(Site.ROWSUM, _in_pairs(at, own), None if exact is None else exact.sum(axis=1)))
+    return l
+
+
+def row_sum(at: Events, e: Array) -> Array:
+    """sum_s e, an event and a sum of products with ones."""
+    ones = at.ops.xp.ones((e.shape[1], 1))
+    total, exact = at.sum(Site.ROWSUM, e, ones)
+    return at(Site.ROWSUM, total.squeeze(1), None if exact is None else exact.squeeze(1))
+
+
+def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array, Array | None]:
+    """start (bq, 4) + the columns of each lane, and the same in binary64 where an injection at the event wants it."""
+    rows, columns = e.shape
+    if missing := -columns % 8:
+        e = at.ops.xp.concatenate([e, at.ops.xp.zeros((rows, missing))], axis=1)
+        columns += missing
+    lanes = e.reshape(rows, columns // 8, 4, 2).transpose(0, 2, 1, 3).reshape(rows * 4, columns // 4)
+    total, exact = at.sum(Site.ROWSUM, lanes, at.ops.xp.ones((lanes.shape[1], 1)), init=start.reshape(-1, 1), event=event)
+    return total.reshape(start.shape), None if exact is None else exact.reshape(start.shape)
+
+
+def added_lanes(at: Events, l: Array) -> Array:
+    """The sum of four lanes, as threads exchange them; its last addition is the event's."""
+    return _in_pairs(at, crossed(l) if at.plan.row_sum is RowSum.LANES else l)
+
+
+def crossed(l: Array) -> Array:
+    """Four lanes in the order l0, l2, l1, l3, in pairs."""
+    return l.reshape(-1, 2, 2).swapaxes(1, 2)
+
+
+def _in_pairs(at: Events, l: Array) -> Array:
+    """(l0 + l1) + (l2 + l3), the last addition not rounded yet."""
+    pairs = at.ops.round(l.reshape(-1, 2, 2).sum(axis=2), at.plan[Site.LANES], None)
+    return pairs.sum(axis=1)
+
+
+def inverse(at: Events, l: Array) -> Array:
+    """1 / l, or 0 for rows that have no key."""
+    if at.plan.reciprocal is Reciprocal.RCP:
+        whole = at.ops.xp.where(l == 0.0, 1.0, l)
+        return at.ops.xp.where(l == 0.0, 0.0, at.ops.call(rcp, at.ops.round(whole, BINARY32, None)))
+    return reciprocal(at.ops.xp, l)
+
+
+def reciprocal(xp: Any, l: Array) -> Array:
+    """1 / l, or 0 for rows that have no key."""
+    return xp.where(l == 0.0, 0.0, 1.0 / xp.where(l == 0.0, 1.0, l))
