@@ -103,7 +103,8 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
     for order in orders:
         for size in (*(n for n in KEY_TILES if n < keys), keys):
             plan = replace(best.plan, key_order=order)
-            yield replace(best, plan=plan, block_k=size, change=f"key tiles of {size}, {order}")
+            rows = size if plan.first_tile_apart else best.block_q  # square tiles
+            yield replace(best, plan=plan, block_q=rows, block_k=size, change=f"key tiles of {size}, {order}")
 
 
 def forward_changes(best: Candidate) -> Iterator[Candidate]:

@@ -133,10 +133,10 @@ def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) ->
     kind = _kind(parts["out"].near.equal)
     if kind is Kind.NOT_FOUND and (errors.strange or errors.ratio > FAR):
         kind = Kind.NO_ROUNDING
-    base, of_forward = _nearest_name(found.best.plan)
-    words = differences(replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base))
     gradients = [p.near.equal for n, p in parts.items() if n != "out"]
     is_whole = back is not None and min(gradients) >= NEAR
+    base, of_forward = _nearest_name(best.plan if is_whole else found.best.plan)
+    words = differences(replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base))
     tried = found.tried + (back.tried if back else 0)
     ties = [_nearest_name(c.plan) for c in (back or found).ties] if kind is Kind.SAME else []
     told = [named(*each) for each in ties]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.rounding.modes import FP16
@@ -26,6 +26,7 @@ FORMS = 3  # structures whose tiles are tried
 CHANGES = 8  # made one after the other, at most
 GAIN = 2e-5  # of equal bits, below which a change explains nothing
 PART = 0.01  # of the numbers that are not equal, which a change explains at least
+ATOMIC = 0.9998  # of equal bits: what is left of a dQ that atomics add may be their order
 QUERY_TILES = (64, 128)  # of a backward
 OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
 OF_BACKWARD = (
@@ -151,12 +152,19 @@ def backward(x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: floa
     if ranked:
         result = Found(best=ranked[0][0], near=ranked[0][1], tried=len(ranked), ties=ties)
     tell(f"backward: {result.near}")
+    if result.best.plan.gradients_apart is GradientsApart.DQ and result.near.equal >= ATOMIC:
+        return result  # no plan has the order in which atomics added
     return _improved(result, judge, candidates.backward_changes, tell, end)
 
 
 def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iterator[Candidate]:
     """The plan with the backwards of the structures, each on its own query tiles; then all, its own too, on others."""
-    begun = [*(replace(own, plan=_with_backward(own.plan, c.plan), block_q=c.block_q) for c in structures(x, wanted))]
+    begun = []
+    for c in structures(x, wanted):
+        try:
+            begun.append(replace(own, plan=_with_backward(own.plan, c.plan), block_q=c.block_q))
+        except ValueError:
+            continue  # the forward has no such backward: an L in base 2 of rows that were split
     yield from begun
     for c in (own, *begun):
         for rows in QUERY_TILES:
