@@ -59,6 +59,7 @@ RELEASED = Entry(
     command="reproduce released",
     question="Which rows of arXiv 2510.04212 stand on the arithmetic that its training runs?",
     paper="arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+    full=656,
     seeds=(2, 5),
     note="at three times the rate 3 and 10 seeds",
 )
@@ -145,6 +146,7 @@ KERNELS = Entry(
     name="kernels",
     command="kernels",
     question="Which real attention kernels are biased, and on which inputs?",
+    full=103,
     seeds=(1, 1),
     note="heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of installed libraries run",
 )
