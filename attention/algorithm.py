@@ -14,19 +14,24 @@ from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import GradientsApart, RowSum, ScaleOfGradient, ScoreGradient
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
-from roundscope.attention.softmax.exponents import exponential, exponential_again, exponents, exponents_again
+from roundscope.attention.softmax.exponents import base2_scale, exponential, exponential_again, exponents, exponents_again
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite
 from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, row_sum
+from roundscope.attention.softmax.sinks import sink_logit, with_sink
+from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, slope
 from roundscope.emu.backends.ops import Array
 
 State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
 
 
-def start(xp: Any, plan: Plan, rows: int, features: int) -> State:
-    """The state before the first tile; of a row in lanes, l is (bq, 4)."""
+def start(xp: Any, plan: Plan, rows: int, features: int, sink: Array | None = None) -> State:
+    """The state before the first tile; of a row in lanes, l is (bq, 4). sink: (bq,), of rows that begin with one."""
     in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
+    if sink is not None:
+        m, l = sink, l + (xp.arange(4) == 0) if in_lanes else l + 1.0
+        return m, l, xp.zeros((rows, features))
     return xp.full((rows,), -math.inf), l, xp.zeros((rows, features))
 
 
@@ -36,8 +41,8 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     mul = ops.multiply
     m_old, l, o = state
 
-    s = at.product(Site.S, q, k.T)
-    m, x, dm = exponents(at, scale, m_old, s)
+    s, c = capped(at, scale, at.product(Site.S, q, k.T))
+    m, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential(at, x))
 
     alpha = at(Site.ALPHA, exponential(at, dm))
@@ -67,13 +72,17 @@ def _normalised(at: Events, e: Array, l: Array) -> Array:
     return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
 
 
-def finish(at: Events, scale: float, state: State, apart: Array | None = None) -> tuple[Array, Array, Array]:
+def finish(
+    at: Events, scale: float, state: State, apart: Array | None = None, sink: Array | None = None
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf.
 
-    apart: (rows,), which divide by l as it is and not as it is kept
+    apart: (rows,), which divide by l as it is and not as it is kept;  sink: (rows,), which a row adds at its end
     """
     m, as_it_is, o = state
-    l = _kept_row_sum(at, as_it_is)
+    l, scale = _kept_row_sum(at, as_it_is), factor(at, scale)
+    if sink is not None:
+        m, l = with_sink(at, base2_scale(at.plan, scale), m, l, sink)
     wide = o if at.plan.normalise_first else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
     out = at(Site.OUT, wide)
     return out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l))
@@ -93,7 +102,7 @@ def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
     """O_i and L_i of a split of the keys, in registers."""
     m, l, o = state
     l = _kept_row_sum(at, l)
-    return _divided(at, o, l), at(Site.LSE, log_sum_exp(at, scale, m, l))
+    return _divided(at, o, l), at(Site.LSE, log_sum_exp(at, factor(at, scale), m, l))
 
 
 def combine(at: Events, splits: Sequence[tuple[Events, Array, Array]]) -> tuple[Array, Array, Array]:
@@ -117,21 +126,27 @@ def delta(at: Events, do: Array, o: Array) -> Array:
     return at(Site.DELTA, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
-def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Array:
-    """exp(S - L), recomputed."""
+def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> tuple[Array, Array]:
+    """(exp(S - L), recomputed; the S that it is of, or the tanh of a softcap)."""
     if at.plan.saved_p:
         return saved_probabilities(at, scale, q, k)
-    x = exponents_again(at, scale, at.product(Site.S_B, q, k.T), finite(at.ops.xp, lse))
-    return at(Site.EXP_B, exponential_again(at, x))
+    s, c = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
+    x = exponents_again(at, c, s, finite(at.ops.xp, lse))
+    return at(Site.EXP_B, exponential_again(at, x)), s
 
 
-def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Array:
-    """P of the forward, before its cast; its events were the forward's."""
+def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> tuple[Array, Array]:
+    """P of the forward, before its cast, and its scores; their events were the forward's."""
     at = replace(at, recorder=None)
-    m_old = at.ops.xp.full((q.shape[0],), -math.inf)
-    _, x, _ = exponents(at, scale, m_old, at.product(Site.S, q, k.T))
+    s, c = capped(at, scale, at.product(Site.S, q, k.T))
+    sink = sink_logit(at, c, q.shape[0])
+    m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
+    _, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential(at, x))
-    return _normalised(at, e, at(Site.L, row_sum(at, e)))
+    l = row_sum(at, e)
+    if sink is not None:
+        l = at(Site.AL, at(Site.ALPHA, exponential(at, dm))) + l
+    return _normalised(at, e, at(Site.L, l)), s
 
 
 def backward_tile(
@@ -139,8 +154,8 @@ def backward_tile(
     dq: Array, dk: Array, dv: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
-    e = probabilities(at, scale, q, k, lse)
-    p, ds = _score_gradients(at, scale, e, v, do, delta)
+    e, s = probabilities(at, scale, q, k, lse)
+    p, ds = _score_gradients(at, scale, e, s, v, do, delta)
     of_queries = _begun_at_delta(at, scale, p if at.plan.ds_from_p else e, v, do, delta) if at.plan.dp_from_delta else ds
     return query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv)
 
@@ -149,13 +164,18 @@ def score_gradients(
     at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array
 ) -> tuple[Array, Array]:  # fmt: skip
     """P, as the operand of dV, and dS = P (dP - delta)."""
-    return _score_gradients(at, scale, probabilities(at, scale, q, k, lse), v, do, delta)
+    return _score_gradients(at, scale, *probabilities(at, scale, q, k, lse), v, do, delta)
 
 
-def _score_gradients(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> tuple[Array, Array]:
+def _score_gradients(
+    at: Events, scale: float, e: Array, s: Array, v: Array, do: Array, delta: Array
+) -> tuple[Array, Array]:  # fmt: skip
     p = at(Site.P_B, e)
     dp = at.product(Site.DP, do, v.T)
-    ds = register(at, Site.PD, _score_gradient(at, scale, p if at.plan.ds_from_p else e, dp, delta))
+    ds = _score_gradient(at, scale, p if at.plan.ds_from_p else e, dp, delta)
+    if at.plan.softcap:
+        ds = at.ops.multiply(at(Site.DSC, ds), slope(at, s))
+    ds = register(at, Site.PD, ds)
     return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
 
 
@@ -219,7 +239,7 @@ def delta_tile(
 
     `at` records nothing here, the events are the backward's own.
     """
-    e = probabilities(at, scale, q, k, lse)
+    e, _ = probabilities(at, scale, q, k, lse)
     dp = at.product(Site.DP, do, v.T)
     terms = (register(at, Site.PDP, at.ops.multiply(e, dp)), e)[: len(sums) // 2]
     return tuple(total for i, x in enumerate(terms) for total in _row_sum(at, x, *sums[2 * i : 2 * i + 2]))

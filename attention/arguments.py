@@ -4,12 +4,14 @@ import math
 import operator
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
+from roundscope.attention.plans.choices import Sinks
 from roundscope.attention.plans.plan import Plan
 
 WIDEST = 8  # bytes of a number that enters exactly
@@ -57,6 +59,33 @@ def plans_given(plan: Any) -> list[Plan]:
     """Plans of batch entries, or the one of all."""
     many = isinstance(plan, Sequence) and not isinstance(plan, str) and len(plan) > 0
     return [plan_given(p) for p in plan] if many else [plan_given(plan)]
+
+
+def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) -> Plan:
+    """The plan with what the call asks for: a window and a softcap, if given, in the place of its own, and its way of sinks.
+
+    Raises TypeError or ValueError for what is no window, softcap or sinks (N,), and for sinks that a plan asks for and nobody gives.
+    """
+    if window is not None:
+        if isinstance(window, bool) or not hasattr(window, "__index__"):
+            raise TypeError(f"window={window!r}: a whole number of keys, a query's own included, such as 128")
+        if window < 1:
+            raise ValueError(f"window={window}: a query sees at least its own key; give 1 or more, or None for all keys")
+        plan = replace(plan, window=operator.index(window))
+    if softcap is not None:
+        if isinstance(softcap, (bool, str)) or is_traced(softcap) or not hasattr(softcap, "__float__"):
+            raise TypeError(f"softcap={softcap!r}: give a number, such as 50.0; it is part of the program, and no data")
+        if not 0.0 < float(softcap) < math.inf:
+            raise ValueError(f"softcap={softcap}: give a number above 0, such as 50.0, or None for no bound")
+        plan = replace(plan, softcap=float(softcap))
+    if sinks is None:
+        return replace(plan, sinks=Sinks.NONE)
+    check_floats("sinks", sinks)
+    if tuple(sinks.shape) != (heads,):
+        raise ValueError(f"sinks: shape {tuple(sinks.shape)}, must be a logit for each of the {heads} heads of q, ({heads},)")
+    if plan.sinks is not Sinks.NONE:
+        return plan
+    return replace(plan, sinks=Sinks.FIRST if plan.normalise_first else Sinks.LAST)
 
 
 def block_given(name: str, rows: Any) -> int:

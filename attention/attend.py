@@ -23,6 +23,7 @@ from roundscope.attention.arguments import (
     plans_given,
     record_given,
     scale_given,
+    served_given,
 )
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
@@ -48,7 +49,7 @@ _SUMMARIES = Record()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What `examine` returns: results (B, T, N, H), lse and delta (B, T, N), gradients None without do."""
+    """What `examine` returns: results (B, T, N, H), lse and delta (B, T, N), dsinks (N,), gradients None without do."""
 
     out: Any
     lse: Any
@@ -57,13 +58,14 @@ class Examined:
     dv: Any
     delta: Any
     trace: Trace
+    dsinks: Any = None
 
 
 def attend(
     q: Any, k: Any, v: Any, *,
     plan: "Plan | str | HeadPlans", block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
     mask: Any = None, inject: Injection | Sequence[Injection] = (), record: Record | None = None,
-    engine: Engine | None = None, delta_error: Any = None,
+    engine: Engine | None = None, delta_error: Any = None, window: int | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
 
@@ -83,14 +85,22 @@ def attend(
     delta_error   under xla without a record, an error as data (`inject` is part of the program): e (B, T, N, H), added in binary64 to
                the output where delta reads it, before OD rounds. With OD in binary64 delta moves by rowsum(dO e), dQ by
                -scale rowsum(dO e) P K, and the output not at all. The derivative by e is 0
+    window     how many keys a query sees, its own included: t - window < s <= t of a causal call, |t - s| < window of any other
+    softcap    c > 0: scores are c tanh(scale Q K^T / c), by the events SS, CAP, TANH and SCALED, and SS_B to DTANH and DSC of the
+               backward. window and softcap take the place of the plan's own
+    sinks      (N,): a logit for each head that takes part in the softmax of every row, with a value of 0; a row without keys then
+               gives 0 and L = sink. As the plan's `sinks` says, by SINK, or SINK, SX, SE and SL. Not fused, as window and softcap
 
-    Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v:
+    Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with respect to q, k, v and sinks:
     the backward is the emulated one. Under `jax.vmap` all mapped entries draw the same random bits; entries of the batch axis
     draw their own.
     Raises TypeError or ValueError naming the argument, its value and the repair.
     """
     heads = _head_plans(plan)
-    like = plan if heads is None else _of_heads(heads, q, k, v, record, engine)
+    check_shapes(q, k, v)
+    like = served_given(
+        plan_given(plan) if heads is None else _of_heads(heads, q, k, v, record, engine), window, softcap, sinks, q.shape[2]
+    )
     setup, engine = _setup(q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, record, engine)
     if heads is not None:
         setup, engine = replace(setup, scale=setup.whole_scale), "xla"
@@ -101,8 +111,8 @@ def attend(
     if record is None and engine != "numpy":
         from roundscope.attention.differentiable import attend_jax
 
-        return attend_jax(_engine(engine), setup, heads, q, k, v, mask, delta_error)
-    examined = _examine(setup, engine, q, k, v, None, mask)
+        return attend_jax(_engine(engine), setup, heads, q, k, v, mask, delta_error, sinks)
+    examined = _examine(setup, engine, q, k, v, None, mask, sinks)
     return examined.out if record is None else (examined.out, examined.trace)
 
 
@@ -110,15 +120,19 @@ def examine(
     q: Any, k: Any, v: Any, do: Any = None, *,
     plan: Plan | str | Sequence[Plan | str], block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
     mask: Any = None, inject: Injection | Sequence[Injection] = (), record: Record = _SUMMARIES,
-    engine: Engine | None = None,
+    engine: Engine | None = None, window: int | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> Examined:  # fmt: skip
     """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`.
+
+    dsinks is the sum of DSINK over rows and the batch, in binary64 by halves, rounded once to the type of the result.
 
     plan  may be a sequence, one plan per batch entry: each entry is then computed as if it were called alone. Under xla
           the plans are data of one executable: of events they may differ in formats, seeds and modes, but for stochastic ones, of sums
           in the format and seed of their steps (`attention.plans.traced.structure`). No injection may flip a bit then.
     """
+    check_shapes(q, k, v)
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
+    plans = [served_given(p, window, softcap, sinks, q.shape[2]) for p in plans]
     batch = 1 if many else None  # with a plan of its own, a batch entry is a call of its own
     setups = [_setup(q, k, v, p, block_q, block_k, scale, is_causal, mask, inject, record, engine, batch=batch) for p in plans]
     for p in plans:
@@ -128,7 +142,7 @@ def examine(
         _check_many(q, plans, setup.inject, engine)
     if do is not None:
         check_like_output("do", do, (*q.shape[:3], v.shape[3]))
-    return _examine(tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask)
+    return _examine(tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask, sinks)
 
 
 def _head_plans(plan: Any) -> "HeadPlans | None":
@@ -149,7 +163,7 @@ def _of_heads(plans: "HeadPlans", q: Any, k: Any, v: Any, record: Record | None,
 
 def setup_of_heads(q: Any, k: Any, v: Any, plans: "HeadPlans", block_q: int, block_k: int, is_causal: bool) -> Setup:
     """What is fixed of a call by a plan per head."""
-    like = _of_heads(plans, q, k, v, None, None)
+    like = served_given(_of_heads(plans, q, k, v, None, None), None, None, None, q.shape[2])
     setup, _ = _setup(q, k, v, like, block_q, block_k, None, is_causal, None, (), None, "xla")
     return replace(setup, scale=setup.whole_scale)
 
@@ -174,7 +188,7 @@ def _setup(
     check_shapes(q, k, v)
     plan = plan_given(plan)
     block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
-    if plan.fused_without_mask and mask is None and not is_causal:
+    if plan.fused_without_mask and mask is None and not is_causal and not plan.window:
         plan = replace(plan, fused_exponent=True)
     if plan.normalise_first:
         block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
@@ -235,7 +249,9 @@ def _check_delta_error(error: Any, setup: Setup, engine: Engine, q: Any, v: Any)
     check_like_output("delta_error", error, (*q.shape[:3], v.shape[3]))
 
 
-def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any) -> Examined:
+def _examine(
+    setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, v: Any, do: Any, mask: Any, sinks: Any
+) -> Examined:  # fmt: skip
     run = _engine(engine)
     setup, each = run.prepare(setups)
     if do is None:
@@ -254,18 +270,24 @@ def _examine(setups: Setup | tuple[Setup, ...], engine: Engine, q: Any, k: Any, 
         parts.append(part(x.shape[2], seen))
     heads_mask = mask_to_heads(setup, mask, b, n)
     qkv = rounded[Site.Q], rounded[Site.K], rounded[Site.V]
-    (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask, each)
+    more = () if sinks is None else (run.enter_sinks(sinks, b),)
+    (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask, each, *more)
     parts.append(part(n, seen["whole"], seen["tiles"]))
     gradients: tuple[Any, ...] = (None, None, None, None)
+    dsinks = None
     if do is not None:
-        (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO], each)
+        (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO], each, *more)
         parts += [part(n, seen["whole"], seen["tiles"], backward=True), part(g, seen["keys"])]
+        if more:
+            dsinks, seen = run.sink_gradients(setup, *more, lse, delta, each)
+            dsinks = run.leave_sinks(dsinks, b, dtype)
+            parts.append(part(n, seen, backward=True))
         sizes = setup.queries, setup.keys, setup.keys, setup.queries
         gradients = tuple(run.leave(x, b, size, dtype) for x, size in zip((dq, dk, dv, delta), sizes, strict=True))
     trace = trace_of(setup, parts, (k.shape[3], v.shape[3]))
     out, lse = (run.leave(x, b, setup.queries, dtype) for x in (out, lse))
     dq, dk, dv, delta = gradients
-    return Examined(out=out, lse=lse, dq=dq, dk=dk, dv=dv, delta=delta, trace=trace)
+    return Examined(out=out, lse=lse, dq=dq, dk=dk, dv=dv, delta=delta, trace=trace, dsinks=dsinks)
 
 
 def result_type(q: Any, k: Any, v: Any) -> Any:

@@ -18,19 +18,24 @@ Types = tuple[Any, ...]  # of q, k, v
 SIXTEEN_BITS = {jnp.dtype(jnp.bfloat16): BF16.format, jnp.dtype(jnp.float16): FP16.format}
 
 
-def attend_jax(engine: Any, setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, mask: Any, delta_error: Any = None) -> Array:
+def attend_jax(
+    engine: Any, setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, mask: Any, delta_error: Any = None,
+    sinks: Any = None,
+) -> Array:  # fmt: skip
     """The output (B, T, N, H); gradients have the types of the inputs.
 
     engine       the module that runs heads: `xla_engine` or `pallas_engine`
     delta_error  (B, T, N, H) or None: what the backward adds to the output where delta reads it
+    sinks        (N,) or None
     """
     dtype = result_type(q, k, v)
     with jax.enable_x64(dtype == jnp.float64 or bool(jax.config.read("jax_enable_x64"))):
         q, k, v = (_entering(jnp.asarray(x), dtype) for x in (q, k, v))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
+        sinks = None if sinks is None else jnp.asarray(sinks)
     each = None if plans is None else run.by_head(plans, q.shape[0])
-    types = tuple(x.dtype for x in (q, k, v))
-    return _attend(engine, setup, types, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error)
+    types = tuple(x.dtype for x in (q, k, v, *(() if sinks is None else (sinks,))))
+    return _attend(engine, setup, types, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error, sinks)
 
 
 def _entering(x: Array, dtype: Any) -> Array:
@@ -41,19 +46,22 @@ def _entering(x: Array, dtype: Any) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
-    engine: Any, setup: Setup, types: Types, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None
-) -> Array:
-    return _forward(engine, setup, each, q, k, v, mask, error)[0]
+    engine: Any, setup: Setup, types: Types, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None,
+    sinks: Array | None,
+) -> Array:  # fmt: skip
+    return _forward(engine, setup, each, q, k, v, mask, error, sinks)[0]
 
 
 def _forward(
-    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None = None
-) -> tuple[Array, Any]:
+    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None = None,
+    sinks: Array | None = None,
+) -> tuple[Array, Any]:  # fmt: skip
     inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
     rounded = [_rounded(setup, site, x, block, each) for site, x, block in inputs]
-    (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each)
+    of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
+    (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each, *of_sinks)
     result = run.leave(out, q.shape[0], setup.queries, result_type(q, k, v))
-    return result, (each, *rounded, mask, out, wide, lse, error)
+    return result, (each, *rounded, mask, out, wide, lse, of_sinks, error)
 
 
 def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | None) -> Array:
@@ -65,21 +73,27 @@ def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | No
     return run.round_inputs(setup, site, heads, each)[0]  # type: ignore[no-any-return]
 
 
-def _backward(engine: Any, setup: Setup, types: Types, residuals: Any, do: Array) -> tuple[None, Array, Array, Array, None, None]:
-    dq, dk, dv, _ = _gradients(engine, setup, residuals, do)
-    dq, dk, dv = (x if x.dtype == dtype else x.astype(dtype) for x, dtype in zip((dq, dk, dv), types, strict=True))
-    return None, dq, dk, dv, None, None
+def _backward(
+    engine: Any, setup: Setup, types: Types, residuals: Any, do: Array
+) -> tuple[None, Array, Array, Array, None, None, Array | None]:  # fmt: skip
+    dq, dk, dv, _, *dsinks = _gradients(engine, setup, residuals, do)
+    found = [x if x.dtype == dtype else x.astype(dtype) for x, dtype in zip((dq, dk, dv, *dsinks), types, strict=True)]
+    return None, found[0], found[1], found[2], None, None, found[3] if dsinks else None
 
 
-def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Array, Array, Array, Array]:
-    """dQ, dK, dV and delta."""
-    each, q, k, v, mask, out, wide, lse, error = residuals
+def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Array, ...]:
+    """dQ, dK, dV and delta, and of calls with sinks the gradient of those, (N,)."""
+    each, q, k, v, mask, out, wide, lse, sinks, error = residuals
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
     do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
-    found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each)
+    found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
-    return tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))  # type: ignore[return-value]
+    gradients = tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))
+    if not sinks:
+        return gradients
+    of_heads, _ = run.sink_gradients(setup, *sinks, lse, found[3], each)
+    return *gradients, run.leave_sinks(of_heads, do.shape[0], do.dtype)
 
 
 _attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _backward)
@@ -105,4 +119,4 @@ def pulled(q: Any, k: Any, v: Any, do: Any, *, plan: HeadPlans, block_q: int = 1
     dtype = result_type(q, k, v)
     out, residuals = _forward(run, setup, run.by_head(plan, q.shape[0]), q, k, v, None)
     dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
-    return Pulled(out, run.leave(residuals[-2], q.shape[0], setup.queries, dtype), dq, dk, dv, delta)
+    return Pulled(out, run.leave(residuals[-3], q.shape[0], setup.queries, dtype), dq, dk, dv, delta)

@@ -14,9 +14,10 @@ from roundscope.attention.plans.choices import (
     RowSum,
     ScaleOfGradient,
     ScoreGradient,
+    Sinks,
 )
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import BACKWARD, KEY_SITES, OF_KERNELS, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
+from roundscope.attention.sites import BACKWARD, KEY_SITES, OF_KERNELS, OF_SOFTCAP, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
 from roundscope.emu.sums.accumulator import Order
 
 
@@ -38,7 +39,7 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     """(why a plan never reaches a site, which sites to use instead), or None if it does."""
     if site is Site.PV and plan.pv_into_o:
         return f"{plan.name} accumulates P V into O, so PV never rounds alone", "O"
-    if plan.normalise_first and site in RESCALES and site is not Site.DX:
+    if plan.normalise_first and site in RESCALES and site is not Site.DX and plan.sinks is not Sinks.FIRST:
         return f"{plan.name} normalises before P V and never rescales", "P, PV or OUT"
     if site in OF_KERNELS and not _of_kernel(plan)[site]:
         return f"{plan.name} has no step {site} ({site.formula}), which only some kernels have", INSTEAD[site]
@@ -54,6 +55,8 @@ INSTEAD = {
     Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
     Site.SW: "LSE", Site.SO: "OUT",
     Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
+    Site.SS: "SCALED", Site.CAP: "SCALED", Site.TANH: "SCALED", Site.SS_B: "SCALED_B", Site.CAP_B: "SCALED_B", Site.TANH_B: "SCALED_B",
+    Site.DTANH: "DS", Site.DSC: "DS", Site.SINK: "M", Site.SX: "L", Site.SE: "L", Site.SL: "L", Site.PSINK: "DELTA", Site.DSINK: "DELTA",
 }  # fmt: skip
 
 
@@ -90,6 +93,9 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.DQP: plan.gradients_apart is not GradientsApart.NONE,
         Site.DKP: plan.gradients_apart is GradientsApart.ALL,
         Site.DVP: plan.gradients_apart is GradientsApart.ALL,
+        **dict.fromkeys(OF_SOFTCAP, bool(plan.softcap)),
+        **dict.fromkeys((Site.SINK, Site.PSINK, Site.DSINK), plan.sinks is not Sinks.NONE),
+        **dict.fromkeys((Site.SX, Site.SE, Site.SL), plan.sinks is Sinks.LAST),
     }
 
 
@@ -104,6 +110,7 @@ def _without(plan: Plan) -> dict[Site, str]:
         found[Site.DPD] = "DS"
     if plan.saved_p:
         found |= dict.fromkeys((Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B), "S, X or EXP")
+        found |= dict.fromkeys((Site.SS_B, Site.CAP_B, Site.TANH_B), "SS, CAP or TANH")
     return found
 
 

@@ -18,7 +18,7 @@ class Site(StrEnum):
     formula  what is rounded
     axes     the shape of the event's values
     stage    "inputs", "forward" or "backward"
-    stream   the number of its random stream, of 64 that a head has: part of every stochastic result, so it never changes.
+    stream   the number of its random stream, of 128 that a head has: part of every stochastic result, so it never changes.
              A new site takes the next free number, wherever it stands
     """
 
@@ -41,7 +41,11 @@ class Site(StrEnum):
     QS = "QS", "q sqrt(scale)", Axes.TH, "forward", 56
     KS = "KS", "k sqrt(scale)", Axes.SH, "forward", 57
     S = "S", "sum_h q k", Axes.TS, "forward", 4
-    SCALED = "SCALED", "scale S", Axes.TS, "forward", 5
+    SS = "SS", "scale S, before a softcap", Axes.TS, "forward", 70
+    CAP = "CAP", "SS / softcap", Axes.TS, "forward", 71
+    TANH = "TANH", "tanh(CAP)", Axes.TS, "forward", 72
+    SINK = "SINK", "the sink, in the units of m", Axes.T, "forward", 73
+    SCALED = "SCALED", "scale S, or softcap TANH", Axes.TS, "forward", 5
     LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37
     M = "M", "max(m, rowmax S)", Axes.T, "forward", 6
     CM = "CM", "c m, c = scale log2 e", Axes.T, "forward", 38
@@ -59,6 +63,9 @@ class Site(StrEnum):
     PV = "PV", "sum_s P v", Axes.TH, "forward", 16
     O = "O", "AO + PV", Axes.TH, "forward", 17
     LANES = "LANES", "l, its lanes added up, or as it is kept", Axes.T, "forward", 40
+    SX = "SX", "SINK - m", Axes.T, "forward", 74
+    SE = "SE", "exp(SX)", Axes.T, "forward", 75
+    SL = "SL", "l + SE", Axes.T, "forward", 76
     INV = "INV", "1 / l", Axes.T, "forward", 18
     OI = "OI", "O INV in a register", Axes.TH, "forward", 44
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
@@ -72,7 +79,11 @@ class Site(StrEnum):
     DOO = "DOO", "dO O", Axes.TH, "backward", 52
     DELTA = "DELTA", "sum_h dO O", Axes.T, "backward", 22
     S_B = "S_B", "sum_h q k, again", Axes.TS, "backward", 23
-    SCALED_B = "SCALED_B", "scale S_B", Axes.TS, "backward", 24
+    SS_B = "SS_B", "scale S_B, before a softcap", Axes.TS, "backward", 77
+    CAP_B = "CAP_B", "SS_B / softcap", Axes.TS, "backward", 78
+    TANH_B = "TANH_B", "tanh(CAP_B)", Axes.TS, "backward", 79
+    DTANH = "DTANH", "1 - TANH_B^2", Axes.TS, "backward", 80
+    SCALED_B = "SCALED_B", "scale S_B, or softcap TANH_B", Axes.TS, "backward", 24
     LS_B = "LS_B", "log2 e SCALED_B", Axes.TS, "backward", 42
     LSE2 = "LSE2", "log2 e LSE", Axes.T, "backward", 43
     X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward", 25
@@ -83,6 +94,7 @@ class Site(StrEnum):
     DP = "DP", "sum_h dO v", Axes.TS, "backward", 29
     DPD = "DPD", "DP - delta", Axes.TS, "backward", 30
     PDP = "PDP", "P dP in a register", Axes.TS, "backward", 49
+    DSC = "DSC", "EXP_B DPD, the gradient of a capped score", Axes.TS, "backward", 81
     PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45
     SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
@@ -99,6 +111,8 @@ class Site(StrEnum):
     DQ_OUT = "DQ_OUT", "scale dQ", Axes.TH, "backward", 34
     DK_OUT = "DK_OUT", "scale dK", Axes.SH, "backward", 35
     DV_OUT = "DV_OUT", "dV", Axes.SH, "backward", 36
+    PSINK = "PSINK", "exp(sink - L), the share of the sink", Axes.T, "backward", 82
+    DSINK = "DSINK", "-PSINK delta", Axes.T, "backward", 83
 
 
 # operands of products, and the axis of their first product's sum: along it lie the blocks of a block format
@@ -116,8 +130,12 @@ RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO})
 # binary32 registers that are cast to a result or an operand: events of plans with `registers`
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
 
+# events of calls whose scores have a softcap, and of those with a sink
+OF_SOFTCAP = frozenset({Site.SS, Site.CAP, Site.TANH, Site.SS_B, Site.CAP_B, Site.TANH_B, Site.DTANH, Site.DSC})
+OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
+
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
-OF_KERNELS = REGISTERS | {
+OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_SINKS | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
     Site.QS, Site.KS, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
 }  # fmt: skip
@@ -129,7 +147,7 @@ KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.SDK, Site.DK_OUT, Site.DV_O
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
-ONCE = frozenset(s for s in Site if s.stage == "inputs") | {
+ONCE = frozenset(s for s in Site if s.stage == "inputs") | OF_SINKS | {
     Site.QS, Site.KS, Site.SW, Site.SO, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO, Site.DELTA,
     Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
 }  # fmt: skip

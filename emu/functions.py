@@ -1,4 +1,4 @@
-"""exp and log with one definition for every engine.
+"""exp, log and tanh with one definition for every engine.
 
 Both are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so that
 every engine gets the same bits; the result then rounds once to the event's format. exp of a binary32 argument
@@ -10,6 +10,7 @@ normal range. `whole_exp` goes on to the ends of binary64, for formats with its 
 """
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,18 @@ ONE, INFINITY = 1 << 52, 0x7FF0_0000_0000_0000
 BOUNDARY = 1 << 28  # in the bits of a binary64 number: numbers of 24 bits and the midpoints of two
 EXP_TERMS = tuple(1.0 / math.factorial(n) for n in range(13, 1, -1))
 LOG_TERMS = tuple(2.0 / n for n in range(23, 2, -2))
+SMALL_TANH, WHOLE_TANH = 0.3, 20.0  # below: a series; beyond: 1 in binary64
+
+
+def _tanh_terms(count: int) -> tuple[float, ...]:
+    """The coefficients of x^(2 count + 1) to x^3 of tanh, correctly rounded: tanh' = 1 - tanh^2."""
+    t = [Fraction(1)]
+    for n in range(1, count + 1):
+        t.append(-sum((t[i] * t[n - 1 - i] for i in range(n)), Fraction(0)) / (2 * n + 1))
+    return tuple(float(c) for c in reversed(t[1:]))
+
+
+TANH_TERMS = _tanh_terms(13)
 
 
 def _horner(ops: Ops, x: Any, coefficients: tuple[float, ...]) -> Any:
@@ -133,3 +146,17 @@ def log64(ops: Ops, x: Any) -> Any:
     y = ops.multiply(k, LN2_HIGH) + (f - (half - (series + ops.multiply(k, LN2_LOW))))
     y = xp.where(x == 0.0, -math.inf, xp.where(x == math.inf, math.inf, y))
     return xp.where(x < 0.0, math.nan, xp.where(xp.isnan(x), x, y))
+
+
+def tanh64(ops: Ops, x: Any) -> Any:
+    """tanh x of a float64 array, within 4 ulps; +-1 beyond 19.1, where binary64 has no number nearer to tanh x.
+
+    |x| below 0.3: x + x^3 (-1/3 + 2/15 x^2 ...), whose leading term is exact; else (1 - e) / (1 + e) with e = exp(-2 |x|).
+    """
+    xp = ops.xp
+    size = xp.fmin(xp.abs(x), WHOLE_TANH)  # a number for NaN too
+    e = exp64(ops, -2.0 * size)
+    square = ops.multiply(size, size)
+    series = ops.multiply(size, ops.multiply(square, _horner(ops, square, TANH_TERMS)))
+    y = xp.where(size < SMALL_TANH, size + series, (1.0 - e) / (1.0 + e))
+    return xp.where(xp.isnan(x), x, xp.copysign(y, x))

@@ -54,13 +54,17 @@ def round_inputs(setup: Setup, site: Site, x: np.ndarray, each: Setups | None = 
     return _each(one, x.shape[0])
 
 
-def forward(setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None, each: Setups | None = None) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None."""
+def forward(
+    setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None, each: Setups | None = None,
+    sinks: np.ndarray | None = None,
+) -> Any:  # fmt: skip
+    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks: (heads,) or None."""
     group = q.shape[0] // k.shape[0]
 
     def one(h: int, mask: np.ndarray | None = mask) -> Any:
         own, number = _own(setup, each, h, q.shape[0])
-        return head_of.forward(numpy_ops(), own, number, q[h], k[h // group], v[h // group], None if mask is None else mask[h])
+        m, sink = (None if x is None else x[h] for x in (mask, sinks))
+        return head_of.forward(numpy_ops(), own, number, q[h], k[h // group], v[h // group], m, sink)
 
     results, seen = _each(one, q.shape[0])
     return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
@@ -68,16 +72,16 @@ def forward(setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.
 
 def backward(
     setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None,
-    out: np.ndarray, wide: np.ndarray, lse: np.ndarray, do: np.ndarray, each: Setups | None = None,
+    out: np.ndarray, wide: np.ndarray, lse: np.ndarray, do: np.ndarray, each: Setups | None = None, sinks: np.ndarray | None = None,
 ) -> Any:  # fmt: skip
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
     group = q.shape[0] // k.shape[0]
 
     def one(h: int, mask: np.ndarray | None = mask) -> Any:
         g = h // group
-        m = None if mask is None else mask[h]
+        m, sink = (None if x is None else x[h] for x in (mask, sinks))
         own, number = _own(setup, each, h, q.shape[0])
-        return head_of.backward(numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h])
+        return head_of.backward(numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink)
 
     def rounded(g: int) -> Any:
         own, number = _own(setup, each, g, k.shape[0])
@@ -88,6 +92,27 @@ def backward(
     (dk, dv), seen_keys = _each(rounded, k.shape[0])
     seen = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
+
+
+def sink_gradients(setup: Setup, sinks: np.ndarray, lse: np.ndarray, delta: np.ndarray, each: Setups | None = None) -> Any:
+    """The gradients of sinks (heads,), and what was seen."""
+
+    def one(h: int) -> Any:
+        own, number = _own(setup, each, h, lse.shape[0])
+        return head_of.sink_gradients(numpy_ops(), own, number, sinks[h], lse[h], delta[h])
+
+    return _each(one, lse.shape[0])
+
+
+def enter_sinks(sinks: np.ndarray, batch: int) -> np.ndarray:
+    """Sinks (N,) as the carrier, exactly: (B N,)."""
+    return np.tile(np.asarray(sinks).astype(np.float64), batch)
+
+
+def leave_sinks(x: np.ndarray, batch: int, dtype: Any) -> np.ndarray:
+    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one rounding."""
+    total = head_of.by_halves(np, x.reshape(batch, -1))
+    return total if dtype == np.float64 else numpy_ops().round(total, BINARY32, None).astype(np.float32)
 
 
 def _with_tiles(seen: Any, heads: int, of_a_head: Callable[[], Any]) -> Any:

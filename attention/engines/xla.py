@@ -101,8 +101,8 @@ def round_inputs(setup: Setup, site: Site, x: Array, each: Each | None = None) -
 
 
 @_wide
-def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each: Each | None = None) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None."""
+def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each: Each | None = None, sinks: Array | None = None) -> Any:
+    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks: (heads,) or None."""
     ops, group = xla_ops(opaque_zero(q)), q.shape[0] // k.shape[0]
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
@@ -110,13 +110,14 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each
         return head_of.forward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
-    return jax.vmap(one, in_axes=(0, axis, 0, 0, 0, None if mask is None else 0))(number, own, q, k, v, mask)
+    axes = (0, axis, 0, 0, 0, *(None if x is None else 0 for x in (mask, sinks)))
+    return jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, sinks)
 
 
 @_wide
 def backward(
     setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, out: Array, wide: Array, lse: Array, do: Array,
-    each: Each | None = None,
+    each: Each | None = None, sinks: Array | None = None,
 ) -> Any:  # fmt: skip
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
@@ -127,8 +128,8 @@ def backward(
         return head_of.backward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
-    axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
-    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, out, wide, lse, do)
+    axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0, None if sinks is None else 0)
+    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, out, wide, lse, do, sinks)
     dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
 
     def rounded(g: Array, own: Any, dk: Array, dv: Array) -> Any:
@@ -137,6 +138,31 @@ def backward(
     number, own, axis = _per_head(each, keys)
     (dk, dv), seen_keys = jax.vmap(rounded, in_axes=(0, axis, 0, 0))(number, own, dk, dv)
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
+
+
+@_wide
+def sink_gradients(setup: Setup, sinks: Array, lse: Array, delta: Array, each: Each | None = None) -> Any:
+    """The gradients of sinks (heads,), and what was seen."""
+    ops = xla_ops(opaque_zero(lse))
+
+    def one(h: Array, own: Any, *arrays: Any) -> Any:
+        return head_of.sink_gradients(ops, _own(setup, own), h, *arrays)
+
+    number, own, axis = _per_head(each, lse.shape[0])
+    return jax.vmap(one, in_axes=(0, axis, 0, 0, 0))(number, own, sinks, lse, delta)
+
+
+def enter_sinks(sinks: Array, batch: int) -> Array:
+    """Sinks (N,) as the carrier, exactly: (B N,)."""
+    with jax.enable_x64(True):
+        return jnp.tile(_enter(jnp.asarray(sinks)[None, None, :, None], 1).reshape(-1), batch)
+
+
+def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
+    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one rounding."""
+    with jax.enable_x64(True):
+        total = head_of.by_halves(jnp, x.reshape(batch, -1))
+        return _leave(total[:, None], 1, 1, dtype == jnp.float64).reshape(-1)
 
 
 def enter(x: Array, block: int) -> Array:

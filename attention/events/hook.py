@@ -40,6 +40,7 @@ class Events:
     tile: Tile
     inject: tuple[Injection, ...]
     recorder: Recorder | None
+    sink: Array | None = None  # the head's own, a scalar
 
     def __call__(self, site: Site, value: Array, exact: Array | None = None, kept: Array | None = None) -> Array:
         """The value rounded by the plan, perturbed by the injections at this site, recorded if asked.

@@ -29,6 +29,7 @@ from roundscope.attention.plans.choices import (
     RowSum,
     ScaleOfGradient,
     ScoreGradient,
+    Sinks,
     Stabiliser,
 )
 from roundscope.attention.plans.plan import Event, Plan, event_to
@@ -113,7 +114,7 @@ def power_words(value: str) -> str:
     except ValueError:
         number = -1.0
     if not 0.0 <= number < math.inf:
-        raise ValueError("give a number of powers of two, 0 or more")
+        raise ValueError("give a number, 0 or more")
     return f"{number:g}"
 
 
@@ -183,6 +184,9 @@ KINDS: dict[str, Kind] = {
     "dp_from_delta": _flag("dp_from_delta"),
     "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
     "stale_maximum": Kind(power_words, lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text)))),
+    "softcap": Kind(power_words, lambda plan, text, _: _replaced(plan, "softcap", float(power_words(text)))),
+    "window": Kind(count_words, lambda plan, text, _: _replaced(plan, "window", int(count_words(text)))),
+    "sinks": _one_of("way of sinks", tuple(Sinks), "sinks", Sinks),
     "lse_base2": _flag("lse_base2"),
     "kept_state": _flag("kept_state"),
     "first_tile_apart": _flag("first_tile_apart"),

@@ -94,6 +94,14 @@ class Logarithm(StrEnum):
     CUDA = "cuda"  # logf of CUDA's library, or log2f where L is in base 2, to the bit
 
 
+class Sinks(StrEnum):
+    """How a sink enters: a logit of each head that takes part in every row's softmax, and whose value is 0."""
+
+    NONE = "none"  # as `FIRST` where the softmax is of whole rows, else as `LAST`, in calls that have sinks
+    FIRST = "first"  # as a key that comes first: m = SINK, l = 1. Eager attention of gpt-oss; vLLM's Triton kernel
+    LAST = "last"  # m is of the keys alone; at the end, SL = l + exp(SINK - m): FlashAttention-3 and -4
+
+
 class KeyOrder(StrEnum):
     """The order in which a query tile meets the key tiles; inside a tile keys stay ascending."""
 

@@ -4,6 +4,7 @@ A plan gives every site a rounding and every sum of products an accumulator, and
 which published kernels differ. Presets, each with its source, are in `attention.plans.presets`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -20,6 +21,7 @@ from roundscope.attention.plans.choices import (
     RowSum,
     ScaleOfGradient,
     ScoreGradient,
+    Sinks,
     Stabiliser,
 )
 from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site
@@ -59,6 +61,9 @@ class Plan:
     scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are their gradients; the scores with nothing
     dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
     split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW and SO; 0: all are one
+    softcap            c > 0: scores are c tanh(scale S / c), SS, CAP and TANH, as in Gemma 2; 0: they are scale S
+    window             query t sees keys t - window < s <= t of a causal call, |t - s| < window of any other; 0: all
+    sinks              how sinks enter, in calls that have them
     stale_maximum      m stays where it would grow by so many powers of two or fewer, and P is then above 1; 0: m is the maximum
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
     first_tile_apart   with kept_state: of several query tiles, the first divides by l as it is, not as memory keeps it
@@ -99,6 +104,9 @@ class Plan:
     dp_from_delta: bool = False
     split_tiles: int = 0
     stale_maximum: float = 0.0
+    softcap: float = 0.0
+    window: int = 0
+    sinks: Sinks = Sinks.NONE
     lse_base2: bool = False
     kept_state: bool = False
     first_tile_apart: bool = False
@@ -123,6 +131,7 @@ class Plan:
         if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM)):
             told = "a number of powers of two, 0 or more and below 64; it goes with log2_e=scale or log2_e=maximum"
             raise ValueError(f"stale_maximum={self.stale_maximum}: {told}")
+        check_served(self)
         is_whole = self.normalise_first or self.lse_base2 or self.key_order is KeyOrder.MASKED_FIRST
         if self.split_tiles < 0 or (self.split_tiles and is_whole):
             told = "goes with a softmax in tiles, an L in base e, and key tiles that go up or down"
@@ -278,6 +287,25 @@ class Plan:
         return any(getattr(self, name) != _DEFAULTS[name] for name in OF_KERNEL)
 
 
+def check_served(plan: Plan) -> None:
+    """Raises ValueError for a softcap, a window or a way of sinks that is none, or that does not go with the rest of the plan."""
+    if not 0.0 <= plan.softcap < math.inf:
+        raise ValueError(f"softcap={plan.softcap}: a number above 0, such as 50.0, that bounds the scores; 0 for no bound")
+    if plan.softcap and plan.dp_from_delta:
+        raise ValueError(f"softcap={plan.softcap:g}: a second dS, of dp_from_delta=true, knows no softcap; use dp_from_delta=false")
+    if isinstance(plan.window, bool) or plan.window < 0:
+        raise ValueError(f"window={plan.window}: how many keys a query sees, its own included, such as 128; 0 for all")
+    if plan.sinks is Sinks.NONE:
+        return
+    for name in ("split_tiles", "kept_state", "lse_base2"):
+        if getattr(plan, name):
+            raise ValueError(f"sinks={plan.sinks}: {plan.name} has {name}={getattr(plan, name)}, which knows no sinks; change it")
+    if plan.delta_from is DeltaFrom.CENTRED:
+        raise ValueError(f"sinks={plan.sinks}: rows of P do not add up to 1, which delta_from=CENTRED expects; use OUT, O or P_DP")
+    if plan.sinks is Sinks.LAST and plan.normalise_first:
+        raise ValueError("sinks=last: P of a softmax of whole rows is divided before any later key; use sinks=first")
+
+
 def check_factors(plan: Plan) -> None:
     """Raises ValueError where a product runs on a tensor core that cannot read its factors."""
     for site in PRODUCTS:
@@ -301,7 +329,7 @@ OF_KERNEL = (
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
-    "stale_maximum",
+    "stale_maximum", "softcap", "window", "sinks",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

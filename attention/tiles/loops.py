@@ -16,12 +16,14 @@ from roundscope.attention import algorithm
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Record, Recorder
 from roundscope.attention.injection import Injection
-from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradient
+from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradient, Sinks
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.row_sums import reciprocal
+from roundscope.attention.softmax.sinks import sink_gradient, sink_logit
+from roundscope.attention.softmax.softcap import factor
 from roundscope.attention.tiles import sample
-from roundscope.attention.tiles.orders import Pass, is_cut, merged, passes
+from roundscope.attention.tiles.orders import Pass, cut_by, merged, passes
 from roundscope.attention.tiles.splits import counted_together, joined, splits_of
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
@@ -61,6 +63,11 @@ class Setup:
         return float(np.float32(math.sqrt(self.whole_scale))) if self.plan.scale_roots else self.scale
 
     @property
+    def has_structure(self) -> bool:
+        """Whether scores are missing without a mask: above the diagonal, or outside a window."""
+        return self.is_causal or self.plan.window > 0
+
+    @property
     def query_tiles(self) -> int:
         return -(-self.queries // self.block_q)
 
@@ -74,10 +81,10 @@ class Setup:
         return 1 if self.record is None else self.record.every
 
 
-def events_at(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False) -> Events:
-    """The hook of a tile's events; silent: without a record."""
+def events_at(ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False, sink: Array | None = None) -> Events:
+    """The hook of a tile's events; silent: without a record; sink: the head's."""
     recorder = None if silent or setup.record is None else Recorder(ops, tile, setup.record)
-    return Events(ops, setup.plan, tile, setup.inject, recorder)
+    return Events(ops, setup.plan, tile, setup.inject, recorder, sink)
 
 
 def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | None = None) -> Tile:
@@ -90,12 +97,23 @@ def _whole(ops: Ops, setup: Setup, head: Any, mask: Array | None, heads: int | N
     s = xp.arange(setup.key_tiles * setup.block_k)
     rows, keys = t < setup.queries, s < setup.keys
     seeing = rows if mask is None else rows & mask.any(axis=1)
+    if setup.plan.window:
+        near = _in_window(setup, t, s) & keys
+        seeing = rows & (near if mask is None else near & mask).any(axis=1)
+    if setup.plan.sinks is not Sinks.NONE:  # a sink is there for every row
+        seeing = rows
     nothing = xp.zeros((1, 1), dtype=bool)
     tiles, sizes = (setup.query_tiles, setup.key_tiles), (setup.block_q, setup.block_k)
     return Tile(
         head=head, heads=heads or setup.heads, i=0, j=0, row0=0, key0=0, mask=nothing, rows=seeing, rescaled=rows, keys=keys,
         sample=sample.of_head(xp, setup.every, tiles, sizes, head) if setup.every > 1 else None,
     )  # fmt: skip
+
+
+def _in_window(setup: Setup, t: Array, s: Array) -> Array:
+    """(queries, keys): whether a key is among the nearest `window`, the query's own included, on its side or, not causal, on both."""
+    gap = t[:, None] - s[None, :]
+    return (gap < setup.plan.window) & (gap > -setup.plan.window)
 
 
 def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | None, before: Array | None) -> Tile:
@@ -112,15 +130,20 @@ def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | Non
         here, keys, active = here & (key0 <= t), keys & (s <= last), key0 <= last
     if mask is not None:
         exists = exists & mask
+    if setup.plan.window:
+        exists = exists & _in_window(setup, t, s)
+    if mask is not None or setup.plan.window:
         here, keys = exists.any(axis=1), exists.any(axis=0)
         active = here.any()
     before = here if before is None else before
-    tiles = setup.query_tiles, setup.key_tiles
+    if setup.plan.sinks is Sinks.FIRST:
+        before = before & (t < setup.queries)  # all rows begin with a sink, but not those that pad
+    tiles, cut = (setup.query_tiles, setup.key_tiles), cut_by(setup.is_causal, setup.plan.window)
     return Tile(
         head=head, heads=setup.heads, i=i, j=j, row0=row0, key0=key0, mask=exists,
         rows=(before | here) & active, rescaled=before & active, keys=keys,
         sample=sample.of_tile(xp, setup.every, tiles, head, i, j) if setup.every > 1 else None,
-        is_cut=setup.is_causal and is_cut(*_bounds(setup, i, j)),
+        is_cut=False if cut is None else cut(*_bounds(setup, i, j)),
     )  # fmt: skip
 
 
@@ -128,7 +151,7 @@ def _if_any(
     ops: Ops, setup: Setup, tile: Tile, masks: Array | None, compute: Callable[[], Any], state: Any, taken: Any = None
 ) -> Any:  # fmt: skip
     """What a tile computes, or the state and zeros where nothing in it exists, which can only be so under a mask, or it is not taken."""
-    if not setup.is_causal and masks is None:
+    if not setup.has_structure and masks is None:
         return compute() if taken is None else ops.when(taken, compute, state)
     exists = tile.mask.any()
     return ops.when(exists if taken is None else exists & taken, compute, state)
@@ -162,8 +185,10 @@ def _reordered(x: Any, order: Array) -> Any:
 
 
 def masked_tiles_first(xp: Any, setup: Setup, i: Any) -> Array:
-    """The key tiles of query tile i: those that causality cuts, then the others, each ascending."""
-    return xp.argsort(xp.where(is_cut(*_bounds(setup, i, xp.arange(setup.key_tiles))), 0, 1), stable=True)
+    """The key tiles of query tile i: those that causality or a window cuts, then the others, each ascending."""
+    cut = cut_by(setup.is_causal, setup.plan.window)
+    is_cut = cut is not None and cut(*_bounds(setup, i, xp.arange(setup.key_tiles)))
+    return xp.argsort(xp.where(is_cut, 0, 1), stable=True)
 
 
 def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
@@ -185,15 +210,18 @@ def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tup
 
 
 def forward(
-    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None, sink: Array | None = None
 ) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
-    """(output, output before its last rounding, L) of one head, and what was seen, by tile and whole."""
+    """(output, output before its last rounding, L) of one head, and what was seen, by tile and whole. sink: the head's, a scalar."""
     xp = ops.xp
     q_tiles, k_tiles, v_tiles = _tiles(q, setup.block_q), _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
 
     descending = setup.plan.key_order is KeyOrder.DESCENDING
-    masked_first = setup.plan.key_order is KeyOrder.MASKED_FIRST and setup.is_causal
+    masked_first = setup.plan.key_order is KeyOrder.MASKED_FIRST and setup.has_structure
+    at = whole_events(ops, setup, head, mask, sink)
+    sinks = sink_logit(at, factor(at, setup.of_scores), q.shape[0])
+    is_first = sinks is not None and setup.plan.sinks is Sinks.FIRST
 
     splits = tuple(splits_of(setup.plan, setup.key_tiles))
 
@@ -212,7 +240,7 @@ def forward(
 
                 return _if_any(ops, setup, tile, masks, compute, state)
 
-            state = algorithm.start(xp, setup.plan, setup.block_q, v.shape[1])
+            state = algorithm.start(xp, setup.plan, setup.block_q, v.shape[1], x[-1] if is_first else None)
             keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
             keys = tuple(part[first:last] if order is None else part[order] for part in keys)
             state, seen = ops.scan(key_tile, state, _backwards(keys) if descending else keys)
@@ -224,13 +252,12 @@ def forward(
         return None, (states, joined(xp, seen, [last - first for first, last in splits]))
 
     rows = (q_tiles,) if masks is None else (q_tiles, masks)
-    _, (states, seen) = ops.scan(query_tile, None, rows)
+    _, (states, seen) = ops.scan(query_tile, None, (*rows, _tiles(sinks, setup.block_q)) if is_first else rows)
     whole = [(m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])) for m, l, o in states]
-    at = whole_events(ops, setup, head, mask)
     if not setup.plan.split_tiles:
         has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
         apart = xp.arange(q.shape[0]) < setup.block_q if has_apart else None
-        return algorithm.finish(at, setup.of_scores, whole[0], apart), {"tiles": seen, "whole": at.seen()}
+        return algorithm.finish(at, setup.of_scores, whole[0], apart, None if is_first else sinks), {"tiles": seen, "whole": at.seen()}
     results, of_whole = _combined(ops, setup, head, mask, at, whole)
     return results, {"tiles": seen, "whole": of_whole}
 
@@ -250,12 +277,12 @@ def _combined(
 
 def backward(
     ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None,
-    out: Array, wide: Array, lse: Array, do: Array,
+    out: Array, wide: Array, lse: Array, do: Array, sink: Array | None = None,
 ) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:  # fmt: skip
     """(dQ rounded, dK and dV before the rounding of the outputs, delta) of one head, and what was seen."""
     xp = ops.xp
     at = whole_events(ops, setup, head, mask)
-    delta = deltas(ops, setup, head, at, q, k, v, mask, out, wide, lse, do)
+    delta = deltas(ops, setup, head, at, q, k, v, mask, out, wide, lse, do, sink)
     q_tiles, do_tiles, lse_tiles, delta_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse, delta))
     k_tiles, v_tiles = _tiles(k, setup.block_k), _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
@@ -269,7 +296,7 @@ def backward(
                 tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
                 def compute() -> tuple[Any, Seen]:
-                    at = events_at(ops, setup, tile)
+                    at = events_at(ops, setup, tile, sink=sink)
                     dq, dk, dv = algorithm.backward_tile(
                         at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
                     )  # fmt: skip
@@ -301,9 +328,24 @@ def backward(
     return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {"tiles": seen, "whole": at.seen()}
 
 
-def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None) -> Events:
+def whole_events(ops: Ops, setup: Setup, head: Any, mask: Array | None, sink: Array | None = None) -> Events:
     """The hook of events that a head has once."""
-    return events_at(ops, setup, _whole(ops, setup, head, mask))
+    return events_at(ops, setup, _whole(ops, setup, head, mask), sink=sink)
+
+
+def sink_gradients(ops: Ops, setup: Setup, head: Any, sink: Array, lse: Array, delta: Array) -> tuple[Array, Seen]:
+    """The gradient of a head's sink, a sum over its rows by halves in binary64, and what was seen."""
+    at = whole_events(ops, setup, head, None, sink)
+    return by_halves(ops.xp, sink_gradient(at, lse, delta)), at.seen()
+
+
+def by_halves(xp: Any, x: Array) -> Array:
+    """The sum over the first axis, in binary64: its halves are added to each other until one entry is left, on every engine alike."""
+    size = 1 << (x.shape[0] - 1).bit_length()
+    x = xp.concatenate([x, xp.zeros((size - x.shape[0], *x.shape[1:]))])
+    while (half := x.shape[0] // 2) > 0:
+        x = x[:half] + x[half:]
+    return x[0]
 
 
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
@@ -315,21 +357,21 @@ def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
 
 def deltas(
     ops: Ops, setup: Setup, head: Any, at: Events, q: Array, k: Array, v: Array, mask: Array | None,
-    out: Array, wide: Array, lse: Array, do: Array,
+    out: Array, wide: Array, lse: Array, do: Array, sink: Array | None = None,
 ) -> Array:  # fmt: skip
     """delta of all rows, by the plan's operands."""
     if setup.plan.delta_from is DeltaFrom.OUT:
         return algorithm.delta(at, do, out)
     if setup.plan.delta_from is DeltaFrom.WIDE_O:
         return algorithm.delta(at, do, wide)
-    total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do))
+    total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do, sink))
     if mass:
         total, exact = (ops.multiply(x, reciprocal(ops.xp, l)) for x, l in zip((total, exact), mass, strict=True))
     return at(Site.DELTA, total, exact)
 
 
 def _delta_from_p_dp(
-    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None, lse: Array, do: Array
+    ops: Ops, setup: Setup, head: Any, q: Array, k: Array, v: Array, mask: Array | None, lse: Array, do: Array, sink: Array | None
 ) -> tuple[Array, ...]:
     """rowsum(P dP), and for CENTRED rowsum(P), by query tile: each by DELTA's accumulator, and as an Exact() injection there wants."""
     q_tiles, do_tiles, lse_tiles = (_tiles(x, setup.block_q) for x in (q, do, lse))
@@ -341,7 +383,7 @@ def _delta_from_p_dp(
             tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, None)
 
             def compute() -> tuple[Any, None]:
-                at = events_at(ops, setup, tile, silent=True)
+                at = events_at(ops, setup, tile, silent=True, sink=sink)
                 return algorithm.delta_tile(at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], sums), None
 
             return _if_any(ops, setup, tile, masks, compute, sums)

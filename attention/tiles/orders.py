@@ -29,8 +29,20 @@ def is_cut(rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
     return (keys[1] - 1 > rows[0]) & (keys[0] < rows[1])
 
 
-def _is_whole(rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
-    return (keys[1] - 1 <= rows[0]) | (keys[0] >= rows[1])
+def cut_by(is_causal: bool, window: int) -> Cells | None:
+    """Whether the diagonal of a causal call, or an edge of a window, crosses a tile; None where neither is."""
+    if not window:
+        return is_cut if is_causal else None
+
+    def behind(rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
+        return (rows[1] - 1 - keys[0] >= window) & (rows[0] - keys[1] + 1 < window)
+
+    ahead = is_cut if is_causal else lambda rows, keys: behind(keys, rows)
+    return lambda rows, keys: behind(rows, keys) | ahead(rows, keys)
+
+
+def _others(cells: Cells) -> Cells:
+    return lambda rows, keys: cells(rows, keys) == False  # noqa: E712 - of bools and of arrays
 
 
 def _is_reached(rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
@@ -44,9 +56,10 @@ def _is_beyond(rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
 
 def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
     """The passes of a plan's backward, in turn."""
+    cut = cut_by(is_causal, plan.window)
     match plan.query_order:
-        case QueryOrder.MASKED_FIRST if is_causal:
-            return Pass(is_cut), Pass(_is_whole)
+        case QueryOrder.MASKED_FIRST if cut is not None:
+            return Pass(cut), Pass(_others(cut))
         case QueryOrder.WRAPPED:
             up_to_the_diagonal = Pass(_is_reached, keys_down=True)
             return (up_to_the_diagonal,) if is_causal else (up_to_the_diagonal, Pass(_is_beyond, keys_down=True))

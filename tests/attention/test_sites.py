@@ -17,6 +17,8 @@ STREAMS = {
     "LS": 37, "CM": 38, "DX": 39, "LANES": 40, "LN": 41, "LS_B": 42, "LSE2": 43, "OI": 44, "PD": 45, "SDQ": 46, "SDK": 47, "EI": 48,
     "PDP": 49, "SDS": 50, "DQP": 51, "DOO": 52, "MS": 53, "DKP": 54, "DVP": 55,
     "QS": 56, "KS": 57, "DPQ": 58, "PDQ": 59, "SDSQ": 60, "DSQ": 61, "SW": 62, "SO": 63,
+    "SS": 70, "CAP": 71, "TANH": 72, "SINK": 73, "SX": 74, "SE": 75, "SL": 76, "SS_B": 77, "CAP_B": 78, "TANH_B": 79, "DTANH": 80,
+    "DSC": 81, "PSINK": 82, "DSINK": 83,
     "DQ": 32, "DK": 33, "DQ_OUT": 34, "DK_OUT": 35, "DV_OUT": 36,
 }  # fmt: skip
 
@@ -36,21 +38,22 @@ def test_random_streams_are_the_published_ones():
     """A site inserted or moved that takes the random bits of another; two sites with the same bits."""
     assert {str(site): site.stream for site in Site} == STREAMS
     assert len({site.stream for site in Site}) == len(Site)
-    assert all(0 <= site.stream < 64 for site in Site)  # a head has 64 streams
+    assert all(0 <= site.stream < 128 for site in Site)  # a head has 128 streams
 
 
 def out_from_stream(before, number):
     """Numbers rounded to bf16 by the bits R of that stream: away from zero where the fraction of an ulp is above R 2^-31."""
-    stream = np.arange(B * N).reshape(B, N, 1, 1) * 64 + number
+    stream = np.arange(B * N).reshape(B, N, 1, 1) * 64 + number % 64
+    step = 2**30 * (number // 64)
     rows, columns = np.arange(T)[:, None], np.arange(H)
-    bits = np.stack([event_bits(np, 5, s, rows, columns) for s in stream.reshape(-1)]).reshape(B, N, T, H)
+    bits = np.stack([event_bits(np, 5, s, rows, columns, step) for s in stream.reshape(-1)]).reshape(B, N, T, H)
     ulp = 2.0 ** (np.frexp(before)[1] - 8.0)
     low = np.floor(np.abs(before) / ulp)
     away = (np.abs(before) / ulp - low) * 2.0**31 > bits
     return np.sign(before) * (low + away) * ulp
 
 
-@pytest.mark.parametrize("number", [STREAMS["OUT"], 57])
+@pytest.mark.parametrize("number", [STREAMS["OUT"], 57, 64 + STREAMS["OUT"]])
 def test_an_event_draws_from_its_own_stream(monkeypatch, number):
     """Random bits that depend on the place of a site among the others."""
     monkeypatch.setattr(Site.OUT, "stream", number)

@@ -15,6 +15,7 @@ from roundscope.attention.plans.choices import (
     QueryOrder,
     RowSum,
     ScoreGradient,
+    Sinks,
 )
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, Axes, Site
@@ -38,6 +39,9 @@ RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices
     "scale_roots": (False,),
     "split_tiles": (0,),
     "stale_maximum": (0.0,),
+    "softcap": (0.0,),
+    "window": (0,),
+    "sinks": (Sinks.NONE,),
     "dp_from_delta": (False,),
     "kept_state": (False,),
     "saved_p": (False,),

@@ -1,0 +1,48 @@
+"""A sink: a logit of each head that takes part in every row's softmax and whose value is 0, as in gpt-oss (arXiv 2508.10925).
+
+It enters as a key that comes first, or is added to the row sum at the end (`attention.plans.choices.Sinks`).
+"""
+
+import math
+
+from roundscope.attention.events.hook import Events
+from roundscope.attention.plans.choices import Log2E, Sinks
+from roundscope.attention.sites import Site
+from roundscope.attention.softmax.exponents import LOG2_E32, exponent, exponential
+from roundscope.emu.backends.ops import Array
+from roundscope.emu.functions import exp64
+
+
+def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
+    """SINK (rows,) in the units of m: the sink times log2 e where scores hold that, divided by the scale where m is unscaled.
+
+    None where the call has no sinks. scale: as the exponents have it
+    """
+    if at.sink is None:
+        return None
+    ops, sink = at.ops, at.ops.xp.broadcast_to(at.sink, (rows,))
+    if at.plan.log2_e is Log2E.MAXIMUM and at.plan.sinks is Sinks.FIRST:
+        sink = ops.divide(sink, ops.xp.full_like(sink, scale))
+    elif at.plan.log2_e is not Log2E.NONE:
+        sink = ops.multiply(sink, LOG2_E32)
+    return at(Site.SINK, sink)
+
+
+def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tuple[Array, Array]:
+    """m and SL = l + exp(SINK - m); m is the sink in rows without keys. sink: as `sink_logit` gives it; scale: as the exponents have it."""
+    ops, xp, is_empty = at.ops, at.ops.xp, m == -math.inf
+    if at.plan.log2_e is Log2E.MAXIMUM:
+        c = float(scale)
+        x = ops.odd_sum(sink, -ops.multiply(xp.where(is_empty, 0.0, m), c))
+        m = xp.where(is_empty, ops.divide(sink, xp.full_like(sink, c)), m)
+    else:
+        x = exponent(ops, at.plan, sink - xp.where(is_empty, 0.0, m))
+        m = xp.where(is_empty, sink, m)
+    x = at(Site.SX, xp.where(is_empty, 0.0, x))
+    return m, at(Site.SL, l + at(Site.SE, exponential(at, x)))
+
+
+def sink_gradient(at: Events, lse: Array, delta: Array) -> Array:
+    """DSINK (rows,) = -PSINK delta, PSINK = exp(sink - L): what each row adds to the gradient of the sink."""
+    share = at(Site.PSINK, at.ops.call(exp64, at.sink - lse))
+    return at(Site.DSINK, -at.ops.multiply(share, delta))
