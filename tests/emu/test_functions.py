@@ -1,4 +1,4 @@
-"""exp and log against mpmath, on both engines."""
+"""exp, log and tanh against mpmath, on both engines."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import pytest
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.formats.format import format_named
-from roundscope.emu.functions import exp2_64, exp64, log64
+from roundscope.emu.functions import exp2_64, exp64, log64, tanh64
 from roundscope.emu.rounding.judge import judge
 from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 
@@ -227,3 +227,25 @@ def test_a_nan_changes_no_other_number():
     x = np.linspace(-1.0, 0.0, 2 * 56 * 64).reshape(2, 56, 64)
     x[0, 0, 0], x[1, 0, 0] = 1.0, np.nan
     assert np.array_equal(on_xla(exp64, x), on_numpy(exp64, x), equal_nan=True)
+
+
+TANH_ARGUMENTS = np.concatenate(
+    [
+        np.random.default_rng(8).uniform(-1.0, 1.0, 300) * np.repeat([1e-3, 0.3, 1.0, 3.0, 25.0], 60),
+        np.ldexp(1.0, np.arange(-1000, 10, 37)), np.nextafter(0.3, [0.0, 1.0]), [0.3, 0.0, -0.0, 19.0, 19.1, 1e300, np.inf, -np.inf, np.nan],
+    ]
+)  # fmt: skip
+
+
+@engines
+def test_tanh_is_within_4_ulps(engine):
+    """A series that ends too early, or cancellation where it meets the quotient."""
+    got = ENGINES[engine](tanh64, TANH_ARGUMENTS)
+    with mpmath.workdps(60):
+        for x, y in zip(TANH_ARGUMENTS, got, strict=True):
+            if np.isfinite(x):
+                error = abs(mpmath.mpf(float(y)) - mpmath.tanh(mpmath.mpf(float(x))))
+                assert error <= 4.0 * np.spacing(abs(float(mpmath.tanh(mpmath.mpf(float(x)))))), (x, y)
+    assert np.array_equal(got[-3:], [1.0, -1.0, np.nan], equal_nan=True)
+    assert np.array_equal(np.signbit(got[:-1]), np.signbit(TANH_ARGUMENTS[:-1]))
+    assert np.array_equal(got, on_numpy(tanh64, TANH_ARGUMENTS), equal_nan=True)
