@@ -14,7 +14,14 @@ from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import GradientsApart, RowSum, ScaleOfGradient, ScoreGradient
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
-from roundscope.attention.softmax.exponents import base2_scale, exponential, exponential_again, exponents, exponents_again
+from roundscope.attention.softmax.exponents import (
+    base2_scale,
+    exponential,
+    exponential_again,
+    exponential_of_tile,
+    exponents,
+    exponents_again,
+)
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite
 from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, row_sum
@@ -30,7 +37,8 @@ def start(xp: Any, plan: Plan, rows: int, features: int, sink: Array | None = No
     in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
     if sink is not None:
-        m, l = sink, l + (xp.arange(4) == 0) if in_lanes else l + 1.0
+        whole = 2.0**plan.offset  # exp(0)
+        m, l = sink, l + whole * (xp.arange(4) == 0) if in_lanes else l + whole
         return m, l, xp.zeros((rows, features))
     return xp.full((rows,), -math.inf), l, xp.zeros((rows, features))
 
@@ -43,7 +51,7 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 
     s, c = capped(at, scale, at.product(Site.S, q, k.T))
     m, x, dm = exponents(at, c, m_old, s)
-    e = at(Site.EXP, exponential(at, x))
+    e = at(Site.EXP, exponential_of_tile(at, x))
 
     alpha = at(Site.ALPHA, exponential(at, dm))
     al = at(Site.AL, mul(alpha if l.ndim == 1 else alpha[:, None], l))
@@ -142,7 +150,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> tuple[A
     sink = sink_logit(at, c, q.shape[0])
     m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
     _, x, dm = exponents(at, c, m_old, s)
-    e = at(Site.EXP, exponential(at, x))
+    e = at(Site.EXP, exponential_of_tile(at, x))
     l = row_sum(at, e)
     if sink is not None:
         l = at(Site.AL, at(Site.ALPHA, exponential(at, dm))) + l

@@ -50,7 +50,7 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
 
 OF_SPLITS = (Site.LANES, Site.INV, Site.OI, Site.LN, Site.LSE, Site.SW, Site.SO)  # which every split has
 INSTEAD = {
-    Site.LS: "SCALED", Site.CM: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
+    Site.LS: "SCALED", Site.CM: "M", Site.MO: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
     Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
     Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
     Site.SW: "LSE", Site.SO: "OUT",
@@ -69,6 +69,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.LS: plan.log2_e is Log2E.SCORES,
         Site.CM: plan.log2_e is Log2E.MAXIMUM,
         Site.DX: plan.log2_e is Log2E.MAXIMUM,
+        Site.MO: plan.offset > 0,
         Site.LANES: plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES) or plan.kept_state,
         Site.LN: plan.log is Logarithm.LG2 or plan.log2_e is Log2E.SCORES or plan.lse_base2 or plan.kept_state,
         Site.MS: plan.kept_state,
@@ -102,7 +103,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
 def _without(plan: Plan) -> dict[Site, str]:
     """Events that a plan lacks because its kernel does the step otherwise, and what to use instead."""
     found = {}
-    if plan.row_sum is RowSum.LANES:
+    if plan.row_sum in (RowSum.LANES, RowSum.EIGHTS):
         found[Site.ROWSUM] = "L"
     if plan.exponent_again is BackwardExponent.AFTER:
         found[Site.SCALED_B] = "X_B"

@@ -49,6 +49,7 @@ class Site(StrEnum):
     LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37
     M = "M", "max(m, rowmax S)", Axes.T, "forward", 6
     CM = "CM", "c m, c = scale log2 e", Axes.T, "forward", 38
+    MO = "MO", "m - offset, or CM - offset", Axes.T, "forward", 84
     X = "X", "S - m", Axes.TS, "forward", 7
     EXP = "EXP", "exp(X)", Axes.TS, "forward", 8
     P = "P", "EXP as the operand of P V", Axes.TS, "forward", 9
@@ -137,7 +138,7 @@ OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSI
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
 OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_SINKS | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
-    Site.QS, Site.KS, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
+    Site.QS, Site.KS, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
 }  # fmt: skip
 
 # events of key heads, which query heads share

@@ -24,6 +24,7 @@ from roundscope.attention.plans.choices import (
     KeyOrder,
     Log2E,
     Logarithm,
+    Polynomial,
     QueryOrder,
     Reciprocal,
     RowSum,
@@ -118,6 +119,11 @@ def power_words(value: str) -> str:
     return f"{number:g}"
 
 
+def polynomial_words(value: str) -> str:
+    """none or EVERY:SHARE:FIRST. Raises ValueError for anything else."""
+    return str(Polynomial.parse(str(value)) or "none")
+
+
 def _only(plan: Plan, text: str, _: Sites) -> Plan:
     """binary64 but for the events and steps named."""
     kept = places_of(text)
@@ -184,6 +190,8 @@ KINDS: dict[str, Kind] = {
     "dp_from_delta": _flag("dp_from_delta"),
     "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
     "stale_maximum": Kind(power_words, lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text)))),
+    "offset": Kind(count_words, lambda plan, text, _: _replaced(plan, "offset", int(count_words(text)))),
+    "polynomial": Kind(polynomial_words, lambda plan, text, _: _replaced(plan, "polynomial", Polynomial.parse(text))),
     "softcap": Kind(power_words, lambda plan, text, _: _replaced(plan, "softcap", float(power_words(text)))),
     "window": Kind(count_words, lambda plan, text, _: _replaced(plan, "window", int(count_words(text)))),
     "sinks": _one_of("way of sinks", tuple(Sinks), "sinks", Sinks),

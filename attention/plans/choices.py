@@ -65,6 +65,7 @@ class RowSum(StrEnum):
     LANES = "lanes"  # four lanes: each goes on from alpha l, column by column; LANES adds (l0 + l2) + (l1 + l3): FlashAttention-2
     TILE_LANES = "tile-lanes"  # four lanes: a tile's columns from 0, then alpha l is added; (l0 + l1) + (l2 + l3): cuDNN
     TILES = "tiles"  # of each tile four lanes from 0, (l0 + l2) + (l1 + l3); then alpha l is added: Triton
+    EIGHTS = "eights"  # eight lanes, column j to lane j % 8, the first from alpha l; l0 + l2 + l4 + l6 and so on: FlashAttention-4
     GROUPS = "groups"  # of 32 columns four lanes from 0, (l0 + l1) + (l2 + l3); alpha l plus one group after the other: CUTLASS
 
 
@@ -119,6 +120,44 @@ class QueryOrder(StrEnum):
     WRAPPED = (
         "wrapped"  # from the diagonal on: dK and dV up to the last query tile, then from the first; dQ down, then from the last: CUTLASS
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """In which columns of a tile a polynomial takes the place of ex2 in EXP (`emu.instructions.polynomial`), as in FlashAttention-4.
+
+    A tile has fragments of 32 columns. In fragments from `first` on, but not in the tile's last, column c of its fragment is
+    computed by the polynomial where (c - c % 2) % every >= every - share. every = 1 and share = 1: all columns but those.
+    """
+
+    every: int
+    share: int = 4
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.every >= 1 and 1 <= self.share <= self.every and self.first >= 0):
+            told = "EVERY:SHARE:FIRST, share columns in every so many, 1 <= SHARE <= EVERY, from fragment FIRST on, such as 10:4:1"
+            raise ValueError(f"polynomial={self}: {told}")
+
+    def __str__(self) -> str:
+        return f"{self.every}:{self.share}:{self.first}"
+
+    @staticmethod
+    def parse(text: str) -> "Polynomial | None":
+        """From EVERY:SHARE:FIRST or none. Raises ValueError for anything else."""
+        if text == "none":
+            return None
+        try:
+            return Polynomial(*map(int, text.split(":")))
+        except (TypeError, ValueError):
+            told = "share columns in every so many, 1 <= SHARE <= EVERY, from fragment FIRST on, such as 10:4:1"
+            raise ValueError(f"give none, or EVERY:SHARE:FIRST, {told}") from None
+
+    def columns(self, count: int) -> tuple[bool, ...]:
+        """Of each column of a tile of so many, whether the polynomial computes it."""
+        last = -(-count // 32) - 1
+        own = lambda c: self.first <= c // 32 < last and (c % 32 // 2 * 2) % self.every >= self.every - self.share  # noqa: E731
+        return tuple(own(c) for c in range(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from roundscope.attention.plans.choices import (
     KeyOrder,
     Log2E,
     Logarithm,
+    Polynomial,
     QueryOrder,
     Reciprocal,
     RowSum,
@@ -61,6 +62,8 @@ class Plan:
     scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are their gradients; the scores with nothing
     dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
     split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW and SO; 0: all are one
+    offset             P is 2^offset exp(S - m), in X, in EXP, in the row sum and in O: the cast of P has it, L has not
+    polynomial         the columns in which EXP is computed by a polynomial, or None
     softcap            c > 0: scores are c tanh(scale S / c), SS, CAP and TANH, as in Gemma 2; 0: they are scale S
     window             query t sees keys t - window < s <= t of a causal call, |t - s| < window of any other; 0: all
     sinks              how sinks enter, in calls that have them
@@ -104,6 +107,8 @@ class Plan:
     dp_from_delta: bool = False
     split_tiles: int = 0
     stale_maximum: float = 0.0
+    offset: int = 0
+    polynomial: Polynomial | None = None
     softcap: float = 0.0
     window: int = 0
     sinks: Sinks = Sinks.NONE
@@ -131,6 +136,14 @@ class Plan:
         if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM)):
             told = "a number of powers of two, 0 or more and below 64; it goes with log2_e=scale or log2_e=maximum"
             raise ValueError(f"stale_maximum={self.stale_maximum}: {told}")
+        if self.offset and (self.log2_e is Log2E.NONE or not 0 <= self.offset < 64):
+            raise ValueError(
+                f"offset={self.offset}: a whole number from 0 to 63, of powers of two; it goes with log2_e=scale, maximum or scores"
+            )
+        if self.polynomial is not None and self.exp not in (Exponential.BASE2, Exponential.EX2):
+            raise ValueError(
+                f"polynomial={self.polynomial}: takes the place of 2^x; it goes with exp=base2 or exp=ex2, here exp={self.exp}"
+            )
         check_served(self)
         is_whole = self.normalise_first or self.lse_base2 or self.key_order is KeyOrder.MASKED_FIRST
         if self.split_tiles < 0 or (self.split_tiles and is_whole):
@@ -329,7 +342,7 @@ OF_KERNEL = (
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
-    "stale_maximum", "softcap", "window", "sinks",
+    "stale_maximum", "offset", "polynomial", "softcap", "window", "sinks",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

@@ -145,6 +145,7 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "fa4-bf16": lambda: _blackwell().fa4_bf16(),
     "fa4-fp8": lambda: _blackwell().fa4_fp8(),
     "fa4-fp8-offset4": lambda: _blackwell().fa4_fp8_offset4(),
+    "fa4-fp8-threshold0": lambda: _blackwell().fa4_fp8_threshold0(),
 }
 
 

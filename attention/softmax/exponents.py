@@ -13,6 +13,7 @@ from roundscope.attention.softmax.maximum import finite, masked, new_maximum
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.functions import LOG2_E, exp2_64, exp64
 from roundscope.emu.instructions.approximate import ex2, expf
+from roundscope.emu.instructions.polynomial import poly_ex2
 from roundscope.emu.rounding.modes import BINARY32
 
 LOG2_E32 = 1.44269502162933349609375  # binary32(log2 e)
@@ -26,7 +27,7 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
     if plan.log2_e is Log2E.MAXIMUM:
         s = masked(at, s)
         m = new_maximum(at, m_old, s, scale)
-        cm = at(Site.CM, mul(finite(xp, m), scale))[:, None]
+        cm = shifted(at, at(Site.CM, mul(finite(xp, m), scale)))[:, None]
         scaled = at(Site.SCALED, mul(s, scale))
         x = multiply_add(at, Site.X, s, scale, cm) if plan.fused_exponent else at(Site.X, scaled - cm)
         return m, x, at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
@@ -34,13 +35,19 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
     scaled = masked(at, scaled)
     m = new_maximum(at, m_old, scaled)
     shift = finite(xp, m)
+    less = shifted(at, shift)[:, None]
     if plan.fused_exponent:
-        x = multiply_add(at, Site.X, masked(at, factors), factor, shift[:, None])
+        x = multiply_add(at, Site.X, masked(at, factors), factor, less)
     else:
-        x = at(Site.X, exponent(ops, plan, scaled - shift[:, None]))
+        x = at(Site.X, exponent(ops, plan, scaled - less))
     if plan.kept_state:  # alpha has both maxima as memory holds them
         m_old, shift = (ops.round(y, plan[Site.MS], None) for y in (m_old, shift))
     return m, x, at(Site.DM, exponent(ops, plan, m_old - shift))
+
+
+def shifted(at: Events, m: Array) -> Array:
+    """What the exponents take away: m in base 2, or m less the offset of P."""
+    return at(Site.MO, m - at.plan.offset) if at.plan.offset else m
 
 
 def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
@@ -105,6 +112,14 @@ def exponential(at: Events, x: Array) -> Array:
     if at.plan.exp in (Exponential.EX2, Exponential.CUDA):
         x = at.ops.round(x, BINARY32, None)  # the register that the instruction reads
     return at.ops.call(EXPONENTIALS[at.plan.exp], x)
+
+
+def exponential_of_tile(at: Events, x: Array) -> Array:
+    """`exponential` of (bq, bk), by a polynomial in the columns that the plan has for it."""
+    if at.plan.polynomial is None or not any(columns := at.plan.polynomial.columns(x.shape[1])):
+        return exponential(at, x)
+    by_polynomial = at.ops.call(poly_ex2, at.ops.round(x, BINARY32, None))
+    return at.ops.xp.where(at.ops.xp.asarray(columns), by_polynomial, exponential(at, x))
 
 
 def exponential_again(at: Events, x: Array) -> Array:

@@ -16,6 +16,8 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     """L = m + ln l, in the units of scale S."""
     ops, plan = at.ops, at.plan
     m = finite(ops.xp, m)
+    if plan.offset:
+        l = ops.multiply(l, 2.0**-plan.offset)
     if plan.kept_state:
         m = at(Site.MS, m)
     if plan.lse_base2:

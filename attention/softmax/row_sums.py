@@ -24,6 +24,8 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
         own, exact = sum_in_lanes(at, e, at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
         whole = at(Site.ROWSUM, _in_pairs(at, crossed(own)), None if exact is None else exact.sum(axis=1))
         return at(Site.L, at.ops.odd_sum(al, whole))
+    if how is RowSum.EIGHTS:
+        return at(Site.L, *_sum_in_eights(at, al, e))
     l = al
     for lo in range(0, e.shape[1], 32):
         own, exact = sum_in_lanes(at, e[:, lo : lo + 32], at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
@@ -47,6 +49,20 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
     lanes = e.reshape(rows, columns // 8, 4, 2).transpose(0, 2, 1, 3).reshape(rows * 4, columns // 4)
     total, exact = at.sum(Site.ROWSUM, lanes, at.ops.xp.ones((lanes.shape[1], 1)), init=start.reshape(-1, 1), event=event)
     return total.reshape(start.shape), None if exact is None else exact.reshape(start.shape)
+
+
+def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None]:
+    """al + rowsum(e) before the last addition rounds, and in binary64 where an injection at L wants it: column j is lane j % 8's."""
+    xp, (rows, columns) = at.ops.xp, e.shape
+    if missing := -columns % 8:
+        e = xp.concatenate([e, xp.zeros((rows, missing))], axis=1)
+    own = e.reshape(rows, -1, 8).transpose(0, 2, 1).reshape(rows * 8, -1)
+    start = xp.where(xp.arange(8) == 0, al[:, None], 0.0)
+    total, exact = at.sum(Site.ROWSUM, own, xp.ones((own.shape[1], 1)), init=start.reshape(-1, 1), event=Site.L)
+    lanes = total.reshape(rows, 4, 2)
+    for half in (2, 1):  # (0 + 1) + (2 + 3), of pairs
+        lanes = at.ops.round(lanes.reshape(rows, half, 2, 2).sum(axis=2), at.plan[Site.LANES], None)
+    return lanes.sum(axis=(1, 2)), None if exact is None else exact.reshape(rows, 8).sum(axis=1)
 
 
 def added_lanes(at: Events, l: Array) -> Array:

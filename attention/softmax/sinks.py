@@ -29,7 +29,10 @@ def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
 
 
 def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tuple[Array, Array]:
-    """m and SL = l + exp(SINK - m); m is the sink in rows without keys. sink: as `sink_logit` gives it; scale: as the exponents have it."""
+    """m and SL = l + exp(SINK - m), with the offset of P; m is the sink in rows without keys.
+
+    sink: as `sink_logit` gives it;  scale: as the exponents have it
+    """
     ops, xp, is_empty = at.ops, at.ops.xp, m == -math.inf
     if at.plan.log2_e is Log2E.MAXIMUM:
         c = float(scale)
@@ -38,7 +41,7 @@ def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tupl
     else:
         x = exponent(ops, at.plan, sink - xp.where(is_empty, 0.0, m))
         m = xp.where(is_empty, sink, m)
-    x = at(Site.SX, xp.where(is_empty, 0.0, x))
+    x = at(Site.SX, xp.where(is_empty, 0.0, x) + at.plan.offset)
     return m, at(Site.SL, l + at(Site.SE, exponential(at, x)))
 
 

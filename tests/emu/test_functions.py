@@ -232,7 +232,8 @@ def test_a_nan_changes_no_other_number():
 TANH_ARGUMENTS = np.concatenate(
     [
         np.random.default_rng(8).uniform(-1.0, 1.0, 300) * np.repeat([1e-3, 0.3, 1.0, 3.0, 25.0], 60),
-        np.ldexp(1.0, np.arange(-1000, 10, 37)), np.nextafter(0.3, [0.0, 1.0]), [0.3, 0.0, -0.0, 19.0, 19.1, 1e300, np.inf, -np.inf, np.nan],
+        np.ldexp(1.0, np.arange(-1000, 10, 37)), np.nextafter(0.3, [0.0, 1.0]), [0.3, 0.0, -0.0, 19.0, 19.1,
+        1e300, np.inf, -np.inf, np.nan],
     ]
 )  # fmt: skip
 

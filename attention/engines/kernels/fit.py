@@ -39,6 +39,8 @@ RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices
     "scale_roots": (False,),
     "split_tiles": (0,),
     "stale_maximum": (0.0,),
+    "offset": (0,),
+    "polynomial": (None,),
     "softcap": (0.0,),
     "window": (0,),
     "sinks": (Sinks.NONE,),

@@ -9,7 +9,7 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.edits import KINDS
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choices import Exponential, Log2E, RowSum
+from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.plan import OF_KERNEL
 from roundscope.attention.plans.twins import TWINS
@@ -54,15 +54,19 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         "first_tile_apart": "kept_state=true",
         "log2_e": "exp=ex2",
         "stale_maximum": log2_e,
+        "offset": log2_e,
+        "polynomial": log2_e,
     }
     types = {f.name: f.type for f in fields(Plan)}
     for name in words:
         base = BASE.changed(before.get(name, ""))
         old = getattr(base, name)
-        values = {bool: (True, False), int: (0, 1, 3), float: (0.0, 2.5, 4.0)}.get(types[name]) or tuple(type(old))
+        values = {bool: (True, False), int: (0, 1, 3), float: (0.0, 2.5, 4.0), Polynomial | None: (None, Polynomial(10, 4, 1))}.get(
+            types[name]
+        ) or tuple(type(old))
         for value in values:
-            made = base.changed(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
-            assert getattr(made, name) == value and type(getattr(made, name)) is type(old)
+            made = base.changed(f"{name}={str(value).lower() if isinstance(value, bool) or value is None else value}")
+            assert getattr(made, name) == value and type(getattr(made, name)) is type(value)
             assert unnamed(replace(made, **{name: old})) == unnamed(base)
             assert unnamed(base.changed(*differences(made, base))) == unnamed(made)
 
