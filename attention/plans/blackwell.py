@@ -1,15 +1,15 @@
 """FlashAttention-4 as plans: constants of the public code, which no hardware has confirmed here.
 
 flash_attn/cute of Dao-AILab/flash-attention, read at 0251105 (softmax.py, `SoftmaxSm100`; utils.py, `fadd_reduce` and `ex2_emulation`;
-flash_fwd_sm100.py, `_TUNING_CONFIG`): m of the unscaled scores stays as it is where it would grow by a threshold of powers of two or less;
-X is one multiply-add with c = scale log2 e and offset - c m; P is 2^X, in some columns by a polynomial; a thread adds its row in eight
-lanes. Left out: what ex2, rcp and lg2 of a Blackwell GPU give (here they are correctly rounded), the order of its tensor cores'
-sums, and multiply-adds that a compiler may make of products and sums.
+flash_fwd_sm100.py, `_TUNING_CONFIG`): the last key tile comes first; m of the unscaled scores stays as it is where it would grow by a
+threshold of powers of two or less; X is one multiply-add with c = scale log2 e and offset - c m; P is 2^X, in some columns by a
+polynomial; a thread adds its row in eight lanes. Left out: what ex2, rcp and lg2 of a Blackwell GPU give (here they are correctly
+rounded), the order of its tensor cores' sums, and multiply-adds that a compiler may make of products and sums.
 """
 
 from dataclasses import replace
 
-from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum
+from roundscope.attention.plans.choices import Exponential, KeyOrder, Log2E, Polynomial, RowSum
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import HEAD_FP8, fa2_bf16
 from roundscope.attention.sites import Site
@@ -27,8 +27,8 @@ def fa4_bf16() -> Plan:
 def fa4_fp8() -> Plan:
     """FlashAttention-4 in FP8 as first released (b65ae6b, April 2026): offset 8 and threshold 4. P of up to 2^4 is scaled by 2^8 and clips
     at 448, its row sum does not (flash-attention issues 2577, 2694, 2713, 2716). Q, K and V in E4M3 with a binary32 scale per head, which
-    the kernel multiplies with scores and outputs. No polynomial, as on a B300, for which errors were published: those here are
-    within a third of them (docs/kernels.md); bits were not compared. The backward is that of fa2-bf16 on the same operands.
+    the kernel multiplies with scores and outputs. No polynomial, as on a B300, for which errors were published: those
+    here agree with all ten (docs/kernels.md); bits were not compared. The backward is that of fa2-bf16 on the same operands.
     """
     return _in_fp8("fa4-fp8", 8, 4.0)
 
@@ -45,7 +45,7 @@ def fa4_fp8_threshold0() -> Plan:
 
 def _fa4(name: str, threshold: float) -> Plan:
     plan = replace(fa2_bf16(), exp=Exponential.BASE2, log2_e=Log2E.MAXIMUM, fused_exponent=True, row_sum=RowSum.EIGHTS)
-    return replace(plan, name=name, stale_maximum=threshold)
+    return replace(plan, name=name, stale_maximum=threshold, key_order=KeyOrder.DESCENDING)
 
 
 def _in_fp8(name: str, offset: int, threshold: float) -> Plan:

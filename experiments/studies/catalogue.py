@@ -14,7 +14,7 @@ class Entry:
     """A study.
 
     command  after `roundscope`
-    paper    "arXiv NUMBER, TITLE" of the claims; empty for a question of our own
+    paper    "arXiv NUMBER, TITLE" of the claims, or "REPOSITORY #NUMBER, TITLE"; empty for a question of our own
     quick    measured seconds of --quick on 2 cores, None: not measured
     full     the same in full on an H200
     seeds    of --quick and in full
@@ -32,7 +32,7 @@ class Entry:
 
     @property
     def number(self) -> str:
-        """That of the paper, such as "arXiv 2405.02803"; empty without one."""
+        """That of the paper, such as "arXiv 2405.02803" or "flash-attention #2694"; empty without one."""
         return self.paper.partition(",")[0]
 
 
@@ -82,6 +82,15 @@ MXFP8 = Entry(
     full=445,
     seeds=(5, 5),
     note="the proxy has 10 seeds",
+)
+FA4 = Entry(
+    name="fa4",
+    command="reproduce fa4",
+    question="How far off is FlashAttention-4 in FP8 where its P clips, and how much too short is its output?",
+    paper="flash-attention #2694, Fix fp8 P saturation in sm100 forward",
+    quick=12,
+    seeds=(2, 8),
+    note="needs no GPU",
 )
 DOSE = Entry(
     name="dose",
@@ -151,7 +160,7 @@ KERNELS = Entry(
     note="heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of installed libraries run",
 )
 
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8)  # of `roundscope reproduce`
+PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4)  # of `roundscope reproduce`
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # of `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # of `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.studies.catalogue import GOLDEN, MXFP8, PAPERS, QIU_YAO, RELEASED, SU, named
+from roundscope.experiments.studies.catalogue import FA4, GOLDEN, MXFP8, PAPERS, QIU_YAO, RELEASED, SU, named
 
 
 def run(
@@ -65,10 +65,17 @@ def _mxfp8(quick: bool, *_: Any) -> Any:
     return asked(quick)
 
 
+def _fa4(quick: bool, *_: Any) -> Any:
+    from roundscope.experiments.studies.fa4.study import asked
+
+    return asked(quick)
+
+
 STUDIES: dict[str, Callable[[bool, str, int | None], Any]] = {
     GOLDEN.name: _golden,
     QIU_YAO.name: _qiu_yao,
     RELEASED.name: _released,
     SU.name: _su,
     MXFP8.name: _mxfp8,
+    FA4.name: _fa4,
 }
