@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from roundscope.attention.attend import examine
+from roundscope.attention.attend import attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.emu import round_to
@@ -55,8 +55,7 @@ def errors(plan: Plan | str, deviation: float, x: Arrays) -> tuple[float, float,
 
 
 def _out(plan: Plan | str, deviation: float, x: Arrays) -> np.ndarray:
-    sizes = {"block_q": TILE, "block_k": TILE, "scale": deviation / WIDTH**0.5}
-    return np.asarray(examine(*x, plan=plan, engine="numpy", record=None, **sizes).out, np.float64)
+    return np.asarray(attend(*x, plan=plan, engine="numpy", block_q=TILE, block_k=TILE, scale=deviation / WIDTH**0.5), np.float64)
 
 
 def measured(seeds: Sequence[int]) -> Iterator[Point]:
