@@ -62,7 +62,7 @@ INSTEAD = {
 
 def _of_kernel(plan: Plan) -> dict[Site, bool]:
     """Which of the events that only some kernels have a plan has."""
-    again = plan.exponent_again in (BackwardExponent.FORWARD, BackwardExponent.ROUNDED_IF_CUT) and not plan.saved_p
+    again = plan.exponent_again is BackwardExponent.FORWARD and not plan.saved_p
     by_result = plan.gradient_scale is ScaleOfGradient.RESULT
     softmax = plan.score_gradient is ScoreGradient.SOFTMAX
     return {

@@ -182,6 +182,7 @@ KINDS: dict[str, Kind] = {
     "exp": _one_of("exponential", tuple(Exponential), "exp", Exponential),
     "log2_e": _one_of("place of log2 e", tuple(Log2E), "log2_e", Log2E),
     "fused_exponent": _flag("fused_exponent"),
+    "unfused_if_cut": _flag("unfused_if_cut"),
     "fused_without_mask": _flag("fused_without_mask"),
     "registers": _flag("registers"),
     "query_order": _one_of("order of queries", tuple(QueryOrder), "query_order", QueryOrder),

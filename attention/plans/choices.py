@@ -80,9 +80,6 @@ class BackwardExponent(StrEnum):
     """How the backward gets P again."""
 
     FORWARD = "forward"  # as the forward did, with L in the place of m
-    ROUNDED_IF_CUT = (
-        "rounded-if-cut"  # the same, but in tiles that causality cuts the product rounds before L is taken away: flex attention
-    )
     AFTER = "after"  # X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B: cuDNN
     NATURAL = "natural"  # X_B = SCALED_B - L and CUDA's expf: CUTLASS
 

@@ -51,7 +51,8 @@ class Plan:
     key_order          the order of the key tiles in the forward
     log2_e             where log2 e enters the scores
     fused_exponent     X is one multiply-add: its product with scale, c or log2 e is not rounded before m is taken away
-    fused_without_mask the same, but only in calls that have no mask and are not causal
+    unfused_if_cut     but not in tiles that causality or a window cuts: there the product rounds, as it does in flex attention
+    fused_without_mask fused_exponent, but only in calls that have no mask and are not causal
     row_sum            how threads add up a row
     reciprocal         how 1 / l is computed
     exponent_again     how the backward gets P again
@@ -94,6 +95,7 @@ class Plan:
     blocks: tuple[tuple[Site, BlockFormat], ...] = ()
     log2_e: Log2E = Log2E.NONE
     fused_exponent: bool = False
+    unfused_if_cut: bool = False
     fused_without_mask: bool = False
     row_sum: RowSum = RowSum.PLAIN
     reciprocal: Reciprocal = Reciprocal.CORRECT
@@ -338,7 +340,7 @@ def check_factors(plan: Plan) -> None:
 
 
 OF_KERNEL = (
-    "log2_e", "fused_exponent", "fused_without_mask",
+    "log2_e", "fused_exponent", "unfused_if_cut", "fused_without_mask",
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",

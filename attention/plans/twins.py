@@ -85,7 +85,7 @@ def efficient() -> Plan:
 def flex() -> Plan:
     """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2 e inside X's multiply-add."""
     return replace(
-        _fused("flex"), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILES, exponent_again=BackwardExponent.ROUNDED_IF_CUT,
+        _fused("flex"), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILES, unfused_if_cut=True,
         reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True, log=Logarithm.CUDA,
         query_order=QueryOrder.MASKED_FIRST,
     )  # fmt: skip

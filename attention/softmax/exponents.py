@@ -1,7 +1,6 @@
 """How scores become exponents of the plan's base, and exponentials: where the scale and log2 e enter, which product is rounded."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
         m = new_maximum(at, m_old, s, scale)
         cm = shifted(at, at(Site.CM, mul(finite(xp, m), scale)))[:, None]
         scaled = at(Site.SCALED, mul(s, scale))
-        x = multiply_add(at, Site.X, s, scale, cm) if plan.fused_exponent else at(Site.X, scaled - cm)
+        x = multiply_add(at, Site.X, s, scale, cm, scaled) if plan.fused_exponent else at(Site.X, scaled - cm)
         return m, x, at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED, Site.LS)
     scaled = masked(at, scaled)
@@ -37,7 +36,7 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
     shift = finite(xp, m)
     less = shifted(at, shift)[:, None]
     if plan.fused_exponent:
-        x = multiply_add(at, Site.X, masked(at, factors), factor, less)
+        x = multiply_add(at, Site.X, masked(at, factors), factor, less, scaled)
     else:
         x = at(Site.X, exponent(ops, plan, scaled - less))
     if plan.kept_state:  # alpha has both maxima as memory holds them
@@ -64,11 +63,10 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED_B, Site.LS_B)
+    scaled = masked(at, scaled)
     if not plan.fused_exponent:
-        return at(Site.X_B, exponent(at.ops, plan, masked(at, scaled) - lse[:, None]))
-    is_rounded = plan.exponent_again is BackwardExponent.ROUNDED_IF_CUT
-    instead = (at.tile.is_cut, masked(at, scaled) - lse[:, None]) if is_rounded else None
-    return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], instead)
+        return at(Site.X_B, exponent(at.ops, plan, scaled - lse[:, None]))
+    return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], scaled)
 
 
 def _scaled(at: Events, scale: float, s: Array, site: Site, in_base2: Site) -> tuple[Array, float, Array]:
@@ -86,17 +84,15 @@ def base2_scale(plan: Plan, scale: float) -> float:
     return scale
 
 
-def multiply_add(
-    at: Events, site: Site, x: Array, factor: float, less: Array, instead: tuple[Any, Array] | None = None
-) -> Array:  # fmt: skip
+def multiply_add(at: Events, site: Site, x: Array, factor: float, less: Array, product: Array | None = None) -> Array:
     """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is.
 
-    instead: (where, another value for the event to round)
+    product: the rounded one, which a plan with `unfused_if_cut` has in tiles that are cut
     """
     xp = at.ops.xp
     total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
-    if instead is not None:
-        total = xp.where(*instead, total)
+    if product is not None and at.plan.unfused_if_cut:
+        total = xp.where(at.tile.is_cut, product - less, total)
     return xp.where(x == -math.inf, -math.inf, at(site, total))
 
 
