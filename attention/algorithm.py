@@ -8,7 +8,7 @@ unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is on
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import GradientsApart, RowSum, ScaleOfGradient, ScoreGradient
@@ -24,6 +24,7 @@ from roundscope.attention.softmax.exponents import (
 )
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite
+from roundscope.attention.softmax.quotient import quotient_gradient, quotient_terms
 from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, row_sum
 from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, slope
@@ -134,17 +135,31 @@ def delta(at: Events, do: Array, o: Array) -> Array:
     return at(Site.DELTA, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
-def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> tuple[Array, Array]:
-    """(exp(S - L), recomputed; the S that it is of, or the tanh of a softcap)."""
+class Again(NamedTuple):
+    """What the backward computes again of a tile.
+
+    p     P: exp(S - L), or EXP / l of plans with `saved_p`
+    s     the S that it is of, or the tanh of a softcap
+    e, l  of plans with `saved_p`, EXP and l, of which P is the quotient
+    """
+
+    p: Array
+    s: Array
+    e: Array | None = None
+    l: Array | None = None
+
+
+def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Again:
+    """P of a tile, recomputed."""
     if at.plan.saved_p:
         return saved_probabilities(at, scale, q, k)
     s, c = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
     x = exponents_again(at, c, s, finite(at.ops.xp, lse))
-    return at(Site.EXP_B, exponential_again(at, x)), s
+    return Again(at(Site.EXP_B, exponential_again(at, x)), s)
 
 
-def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> tuple[Array, Array]:
-    """P of the forward, before its cast, and its scores; their events were the forward's."""
+def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
+    """P of the forward, before its cast; its events were the forward's."""
     at = replace(at, recorder=None)
     s, c = capped(at, scale, at.product(Site.S, q, k.T))
     sink = sink_logit(at, c, q.shape[0])
@@ -154,7 +169,8 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> tuple[A
     l = row_sum(at, e)
     if sink is not None:
         l = at(Site.AL, at(Site.ALPHA, exponential(at, dm))) + l
-    return _normalised(at, e, at(Site.L, l)), s
+    l = at(Site.L, l)
+    return Again(_normalised(at, e, l), s, e, l)
 
 
 def backward_tile(
@@ -162,9 +178,9 @@ def backward_tile(
     dq: Array, dk: Array, dv: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
-    e, s = probabilities(at, scale, q, k, lse)
-    p, ds = _score_gradients(at, scale, e, s, v, do, delta)
-    of_queries = _begun_at_delta(at, scale, p if at.plan.ds_from_p else e, v, do, delta) if at.plan.dp_from_delta else ds
+    again = probabilities(at, scale, q, k, lse)
+    p, ds = _score_gradients(at, scale, again, v, do, delta)
+    of_queries = _begun_at_delta(at, scale, p if at.plan.ds_from_p else again.p, v, do, delta) if at.plan.dp_from_delta else ds
     return query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv)
 
 
@@ -172,17 +188,18 @@ def score_gradients(
     at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array
 ) -> tuple[Array, Array]:  # fmt: skip
     """P, as the operand of dV, and dS = P (dP - delta)."""
-    return _score_gradients(at, scale, *probabilities(at, scale, q, k, lse), v, do, delta)
+    return _score_gradients(at, scale, probabilities(at, scale, q, k, lse), v, do, delta)
 
 
-def _score_gradients(
-    at: Events, scale: float, e: Array, s: Array, v: Array, do: Array, delta: Array
-) -> tuple[Array, Array]:  # fmt: skip
-    p = at(Site.P_B, e)
+def _score_gradients(at: Events, scale: float, again: Again, v: Array, do: Array, delta: Array) -> tuple[Array, Array]:
+    p = at(Site.P_B, again.p)
     dp = at.product(Site.DP, do, v.T)
-    ds = _score_gradient(at, scale, p if at.plan.ds_from_p else e, dp, delta)
+    if at.plan.score_gradient is ScoreGradient.QUOTIENT:
+        ds = quotient_gradient(at, again.e, again.l, dp, delta)
+    else:
+        ds = _score_gradient(at, scale, p if at.plan.ds_from_p else again.p, dp, delta)
     if at.plan.softcap:
-        ds = at.ops.multiply(at(Site.DSC, ds), slope(at, s))
+        ds = at.ops.multiply(at(Site.DSC, ds), slope(at, again.s))
     ds = register(at, Site.PD, ds)
     return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
 
@@ -247,9 +264,13 @@ def delta_tile(
 
     `at` records nothing here, the events are the backward's own.
     """
-    e, _ = probabilities(at, scale, q, k, lse)
+    again = probabilities(at, scale, q, k, lse)
     dp = at.product(Site.DP, do, v.T)
-    terms = (register(at, Site.PDP, at.ops.multiply(e, dp)), e)[: len(sums) // 2]
+    if at.plan.score_gradient is ScoreGradient.QUOTIENT:
+        products = quotient_terms(at, again.e, again.l, dp)
+    else:
+        products = register(at, Site.PDP, at.ops.multiply(again.p, dp))
+    terms = (products, again.p)[: len(sums) // 2]
     return tuple(total for i, x in enumerate(terms) for total in _row_sum(at, x, *sums[2 * i : 2 * i + 2]))
 
 

@@ -17,7 +17,7 @@ from roundscope.attention.plans.choices import (
     Sinks,
 )
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import BACKWARD, KEY_SITES, OF_KERNELS, OF_SOFTCAP, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
+from roundscope.attention.sites import BACKWARD, KEY_SITES, OF_KERNELS, OF_QUOTIENT, OF_SOFTCAP, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
 from roundscope.emu.sums.accumulator import Order
 
 
@@ -53,7 +53,7 @@ INSTEAD = {
     Site.LS: "SCALED", Site.CM: "M", Site.MO: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
     Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
     Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
-    Site.SW: "LSE", Site.SO: "OUT",
+    Site.SW: "LSE", Site.SO: "OUT", Site.LL: "DELTA", Site.INV2: "DELTA", Site.DPL2: "DELTA", Site.DPL: "DS",
     Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
     Site.SS: "SCALED", Site.CAP: "SCALED", Site.TANH: "SCALED", Site.SS_B: "SCALED_B", Site.CAP_B: "SCALED_B", Site.TANH_B: "SCALED_B",
     Site.DTANH: "DS", Site.DSC: "DS", Site.SINK: "M", Site.SX: "L", Site.SE: "L", Site.SL: "L", Site.PSINK: "DELTA", Site.DSINK: "DELTA",
@@ -64,7 +64,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
     """Which of the events that only some kernels have a plan has."""
     again = plan.exponent_again is BackwardExponent.FORWARD and not plan.saved_p
     by_result = plan.gradient_scale is ScaleOfGradient.RESULT
-    softmax = plan.score_gradient is ScoreGradient.SOFTMAX
+    softmax, quotient = (plan.score_gradient is how for how in (ScoreGradient.SOFTMAX, ScoreGradient.QUOTIENT))
     return {
         Site.LS: plan.log2_e is Log2E.SCORES,
         Site.CM: plan.log2_e is Log2E.MAXIMUM,
@@ -78,7 +78,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.LSE2: again and plan.log2_e is not Log2E.NONE and not plan.lse_base2,
         Site.EI: plan.registers and plan.normalise_first,
         Site.OI: plan.registers and not plan.normalise_first,
-        Site.PDP: plan.registers and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED)),
+        Site.PDP: quotient or (plan.registers and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED))),
         Site.PD: plan.registers,
         Site.SDQ: plan.registers and by_result,
         Site.SDK: plan.registers and by_result,
@@ -94,6 +94,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.DQP: plan.gradients_apart is not GradientsApart.NONE,
         Site.DKP: plan.gradients_apart is GradientsApart.ALL,
         Site.DVP: plan.gradients_apart is GradientsApart.ALL,
+        **dict.fromkeys(OF_QUOTIENT, quotient),
         **dict.fromkeys(OF_SOFTCAP, bool(plan.softcap)),
         **dict.fromkeys((Site.SINK, Site.PSINK, Site.DSINK), plan.sinks is not Sinks.NONE),
         **dict.fromkeys((Site.SX, Site.SE, Site.SL), plan.sinks is Sinks.LAST),

@@ -94,7 +94,11 @@ class Site(StrEnum):
     DV = "DV", "dV + sum_t P_B dO", Axes.SH, "backward", 28
     DP = "DP", "sum_h dO v", Axes.TS, "backward", 29
     DPD = "DPD", "DP - delta", Axes.TS, "backward", 30
-    PDP = "PDP", "P dP in a register", Axes.TS, "backward", 49
+    PDP = "PDP", "P dP in a register, or DPL2 EXP", Axes.TS, "backward", 49
+    LL = "LL", "l l", Axes.T, "backward", 85
+    INV2 = "INV2", "1 / LL", Axes.T, "backward", 86
+    DPL2 = "DPL2", "DP INV2", Axes.TS, "backward", 87
+    DPL = "DPL", "DP INV", Axes.TS, "backward", 88
     DSC = "DSC", "EXP_B DPD, the gradient of a capped score", Axes.TS, "backward", 81
     PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45
     SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50
@@ -135,8 +139,11 @@ REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, 
 OF_SOFTCAP = frozenset({Site.SS, Site.CAP, Site.TANH, Site.SS_B, Site.CAP_B, Site.TANH_B, Site.DTANH, Site.DSC})
 OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
 
+# events of a dS by the rule for quotients
+OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
+
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
-OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_SINKS | {
+OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_SINKS | OF_QUOTIENT | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
     Site.QS, Site.KS, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
 }  # fmt: skip

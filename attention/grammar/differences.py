@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choices import Log2E
+from roundscope.attention.plans.choices import Log2E, ScoreGradient
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
 
@@ -32,7 +32,9 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
     if "stabiliser" in words:
         words["stabiliser"] = f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
     # what needs another field leaves before that one does
-    leaving = [
+    leaving: list[str] = [
         name for name in ("fused_exponent", "log2_e", "first_tile_apart") if name in words and getattr(plan, name) in (False, Log2E.NONE)
     ]
+    if base.score_gradient is ScoreGradient.QUOTIENT and "score_gradient" in words:
+        leaving.append("score_gradient")
     return [words.pop(name) for name in leaving] + list(words.values())

@@ -1,7 +1,7 @@
 """Roundings and sums in words.
 
 rounding     FORMAT[:MODE][:OVERFLOW][:RULE], as bf16:stochastic, e4m3fn:toward-zero:inf, mxfp8_e4m3:rceil
-accumulator  ascending | pairwise | halves | chunkedN | stridedN | octetsN | warps | exact, each with
+accumulator  ascending | pairwise | halves | chunkedN | stridedN | octetsN | warpsN | exact, each with
              :FORMAT[:MODE] of its steps or without (fp32); native; or a tensor core,
              ARCHITECTURE[-N]:TYPE[:FORMAT], as hopper:bf16; with -N it takes N products at a time
 """
@@ -18,7 +18,7 @@ from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 
-ORDERS = ("ascending", "pairwise", "halves", "warps", "exact", "native")
+ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
 Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
 _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tuple(ScaleRule)}
 
@@ -86,9 +86,9 @@ def accumulator_of(text: str) -> Accumulator:
             raise ValueError(f"accumulator '{order}': say the type of the factors too: {each}")
         made = Accumulator.tensor_core(arch, *step.split(":", 1))
         return _of_products(made, text, products) if shorter else made
-    chunk = re.fullmatch(r"(chunked|strided|octets)([0-9]+)", order)
+    chunk = re.fullmatch(r"(chunked|strided|octets|warps)([0-9]+)", "warps4" if order == "warps" else order)
     if chunk is None and order not in ORDERS:
-        known = ("ascending", "pairwise", "halves", "chunked16", "strided32", "octets8", "warps", "exact", "native", *ARCHITECTURES)
+        known = ("ascending", "pairwise", "halves", "chunked16", "strided32", "octets8", "warps4", "exact", "native", *ARCHITECTURES)
         raise ValueError(unknown("accumulator", order, known, "with :FORMAT[:MODE], tensor cores with :TYPE"))
     if order == "native" and given:
         raise ValueError("native adds as the device does, in binary32; leave the format out")
@@ -110,7 +110,7 @@ def _of_products(made: Accumulator, text: str, products: str) -> Accumulator:
 def accumulator_words(made: Accumulator) -> str:
     """An accumulator as `accumulator_of` reads it."""
     if made.alignment is None:
-        chunk = str(made.chunk) if made.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS) else ""
+        chunk = str(made.chunk) if made.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS) else ""
         return f"{made.order}{chunk}" + ("" if made.order is Order.NATIVE or made.step == BINARY32 else f":{made.step}")
     operand = made.alignment.operand.name
     found = [(a, f) for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16")]

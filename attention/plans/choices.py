@@ -39,6 +39,7 @@ class ScoreGradient(StrEnum):
 
     DIFFERENCE = "difference"  # P (dP - delta): fused kernels
     SOFTMAX = "softmax"  # P dP - delta P, one multiply-add: the backward of a softmax that stands alone
+    QUOTIENT = "quotient"  # (dP / l - delta) EXP with delta = sum dP / l^2 EXP: a quotient that is differentiated, as in JAX
 
 
 class GradientsApart(StrEnum):

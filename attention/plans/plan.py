@@ -133,6 +133,8 @@ class Plan:
             raise ValueError(f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}")
         if self.saved_p and not self.normalise_first:
             raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
+        if self.score_gradient is ScoreGradient.QUOTIENT and not (self.saved_p and self.delta_from is DeltaFrom.P_DP):
+            raise ValueError("score_gradient=quotient: is of EXP and l as the forward had them; it goes with saved_p and delta_from=P_DP")
         if self.first_tile_apart and not self.kept_state:
             raise ValueError("first_tile_apart=True: only a row sum that is kept in memory is another one there; it goes with kept_state")
         if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM)):

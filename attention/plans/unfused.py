@@ -37,11 +37,16 @@ def eager() -> Plan:
 
 
 def jax_xla() -> Plan:
-    """`jax.nn.dot_product_attention` as XLA compiles it: scores and their gradients in FP32, P = EXP rcp(l), sums by warps."""
-    warps = Accumulator(order=Order.WARPS)
+    """`jax.nn.dot_product_attention` as XLA compiles it: scores and their gradients in FP32, P = EXP rcp(l), sums by warps.
+
+    dS is the derivative of a quotient (`ScoreGradient.QUOTIENT`), as automatic differentiation of the softmax gives it.
+    """
+    fours, eights = (Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8))
     wide = dict.fromkeys((Site.S, Site.SCALED, Site.S_B), BINARY32)
-    plan = eager().rounded(wide).adding(Site.ROWSUM, warps).adding(Site.DELTA, warps).at(Site.INV, BINARY32).at(Site.SDS, BINARY32)
-    return replace(plan, name="jax-xla", reciprocal=Reciprocal.RCP, gradient_scale=ScaleOfGradient.REGISTER)
+    plan = eager().rounded(wide).adding(Site.ROWSUM, fours).adding(Site.DELTA, eights).at(Site.INV, BINARY32).at(Site.SDS, BINARY32)
+    return replace(
+        plan, name="jax-xla", reciprocal=Reciprocal.RCP, gradient_scale=ScaleOfGradient.REGISTER, score_gradient=ScoreGradient.QUOTIENT
+    )  # fmt: skip
 
 
 def sdpa_math() -> Plan:

@@ -28,7 +28,7 @@ class Order(StrEnum):
     HALVES = "halves"  # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU or SIMD unit add
     STRIDED = "strided"  # `chunk` lanes: lane n adds x_n, x_(n + chunk), ...; then the lanes as HALVES: a warp of a GPU
     OCTETS = "octets"  # up to `chunk` lanes: lane n adds x_8n to x_(8n + 7), then those 8 lanes further on; the lanes as HALVES
-    WARPS = "warps"  # neighbours two by two in fours, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's reductions on a GPU
+    WARPS = "warps"  # `chunk` neighbours two by two, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's reductions on a GPU
     CHUNKED = "chunked"  # each chunk ascending from 0: its first product rounds; the sums from init
     EXACT = "exact"  # init + the exact sum, one rounding at the end; +0 where all terms are zeros
     ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.sums.aligned
@@ -44,7 +44,7 @@ class Accumulator:
 
     order      which products meet first
     step       the rounding after each addition (of EXACT: the one rounding)
-    chunk      products per chunk of CHUNKED and ALIGNED, lanes of STRIDED and OCTETS
+    chunk      products per chunk of CHUNKED and ALIGNED, lanes of STRIDED and OCTETS, numbers of a thread of WARPS
     alignment  what ALIGNED keeps, None for the others; `Accumulator.tensor_core` fills it in
 
     Raises ValueError for a chunk below 1, ALIGNED without an alignment or with a stochastic step, an alignment elsewhere.
@@ -58,6 +58,8 @@ class Accumulator:
     def __post_init__(self) -> None:
         if self.chunk < 1:
             raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
+        if self.order is Order.WARPS and self.chunk & (self.chunk - 1):
+            raise ValueError(f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbours, such as 4 or 8")
         if self.order is Order.EXACT and self.step.format.precision > 29:
             raise ValueError(f"step={self.step}: the exact sum rounds to 29 bits or fewer; use fp32 or narrower")
         if (self.alignment is None) is (self.order is Order.ALIGNED):
@@ -76,7 +78,7 @@ class Accumulator:
         if self.alignment is not None:
             kept = self.alignment
             return f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}), {self.step}"
-        chunk = f"[{self.chunk}]" if self.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS) else ""
+        chunk = f"[{self.chunk}]" if self.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS) else ""
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
 
 
@@ -117,7 +119,7 @@ def accumulate(
     if acc.order is Order.OCTETS:
         return _octets(ops, acc, add, step, a, b, init)
     if acc.order is Order.WARPS:
-        return _warps(ops, add, step, a, b, init)
+        return _warps(ops, acc, add, step, a, b, init)
     if acc.order is Order.STRIDED:
         return _strided(ops, acc, add, step, a, b, init)
     return _chunked(ops, acc, add, step, a, b, init, steps)
@@ -230,16 +232,16 @@ def _padded(xp: Any, values: Array, unit: int) -> Array:
     return xp.concatenate([values, xp.zeros((missing, *values.shape[1:]))]) if missing else values
 
 
-def _warps(ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
-    """Threads add four neighbours, (x0 + x1) + (x2 + x3); then lanes by halves, then warps; sums of other lengths are padded with 0."""
+def _warps(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
+    """Threads add neighbours two by two; then lanes by halves, then warps; sums of other lengths are padded with 0."""
     if not a.shape[0]:
         return init
     xp = ops.xp
-    values = _padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), 128)
-    values = values.reshape(values.shape[0] // 128, 32, 4, *values.shape[1:])
-    pairs = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
-    threads = step(0, add(pairs[:, :, 0], pairs[:, :, 1]))
-    warps = _by_halves(xp, add, step, xp.moveaxis(threads, 1, 0))
+    values = _padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), 32 * acc.chunk)
+    values = values.reshape(-1, 32, acc.chunk, *values.shape[1:])
+    while values.shape[2] > 1:
+        values = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
+    warps = _by_halves(xp, add, step, xp.moveaxis(values[:, :, 0], 1, 0))
     return step(1, add(init, _by_halves(xp, add, step, warps)))
 
 

@@ -53,6 +53,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         "saved_p": "unfused=true",
         "first_tile_apart": "kept_state=true",
         "log2_e": "exp=ex2",
+        "score_gradient": "unfused=true saved_p=true delta_from=P_DP",
         "stale_maximum": log2_e,
         "offset": log2_e,
         "polynomial": log2_e,
@@ -77,8 +78,8 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         ("strided32", Accumulator(order=Order.STRIDED, chunk=32)),
         ("octets8", Accumulator(order=Order.OCTETS, chunk=8)),
         ("octets2:bf16", Accumulator(order=Order.OCTETS, chunk=2, step=rounding("bf16"))),
-        ("warps", Accumulator(order=Order.WARPS)),
-        ("warps:fp16:toward-zero", Accumulator(order=Order.WARPS, step=rounding("fp16", "toward-zero"))),
+        ("warps4", Accumulator(order=Order.WARPS, chunk=4)),
+        ("warps8:fp16:toward-zero", Accumulator(order=Order.WARPS, chunk=8, step=rounding("fp16", "toward-zero"))),
         ("hopper:bf16", HOPPER),
         ("hopper-8:bf16", EIGHTS),
         ("volta-2:fp16:fp16", replace(Accumulator.tensor_core("volta", "fp16", "fp16"), chunk=2)),
@@ -108,12 +109,13 @@ def test_every_shorter_tensor_core_is_spelled_as_it_is_read():
         ("S.sum=hopper-:bf16", "1 to 16 products"), ("S.sum=hopper-x:bf16", "1 to 16 products"),
         ("S.sum=hopper-8", "hopper-8:bf16"), ("S.sum=hoper-8:bf16", "unknown accumulator 'hoper-8'"),
         ("S.sum=strided", "strided32"), ("S.sum=octets", "octets8"), ("S.sum=octets0", "chunk=0"),
-        ("S.sum=warp", "did you mean 'warps'"), ("S.sum=warps32", "did you mean 'warps'"),
+        ("S.sum=warp", "did you mean 'warps4'"), ("S.sum=warps12", "a power of two"),
         ("S.sum=warps:bf16:stochastic", "no random bits"), ("S.sum=strided32:bf16:stochastic", "no random bits"),
         ("exp=ex3", "did you mean 'ex2'"), ("log2_e=scale", "exp=base2 or exp=ex2"),
         ("exp=cuda log2_e=scale", "exp=base2 or exp=ex2"), ("log2_e=scales", "did you mean 'scale"),
         ("fused_exponent=1", "true or false"),
-        ("saved_p=true", "normalise_first"), ("row_sum=lane", "did you mean 'lanes'"),
+        ("saved_p=true", "normalise_first"), ("score_gradient=quotient", "saved_p and delta_from=P_DP"),
+        ("row_sum=lane", "did you mean 'lanes'"),
         ("reciprocal=rpc", "did you mean 'rcp'"), ("log=lg", "did you mean 'lg2'"),
         ("exponent_again=later", "unknown exponent of the backward 'later'"),
         ("score_gradient=difernce", "did you mean 'difference'"), ("registers=yes", "true or false"),
@@ -138,3 +140,8 @@ def test_words_lead_back_from_a_twin_too():
     for plan in (twin.plan for twin in TWINS.values() if not twin.plan.normalise_first):
         reached = BASE.rounded({site: plan.event(site) for site in Site if absent(BASE, site)})
         assert unnamed(plan.changed(*differences(BASE, plan))) == unnamed(reached)
+
+
+def test_the_older_word_for_warps():
+    """A plan written before threads of eight were known."""
+    assert BASE.changed("S.sum=warps") == BASE.changed("S.sum=warps4")

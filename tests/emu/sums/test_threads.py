@@ -15,7 +15,7 @@ LENGTHS = (1, 2, 7, 8, 9, 31, 32, 33, 65, 100, 128, 129, 512, 700)
 ACCUMULATORS = (
     *(Accumulator(order=Order.STRIDED, chunk=n) for n in (1, 4, 5, 32)),
     *(Accumulator(order=Order.OCTETS, chunk=n) for n in (1, 2, 8, 16)),
-    Accumulator(order=Order.WARPS),
+    *(Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8, 1)),
 )
 accumulators = pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: f"{a.order}{a.chunk}")
 ZERO = np.float32(0.0)
@@ -55,10 +55,12 @@ def of_octets(x: list[Any], lanes: int) -> Any:
     return by_halves(total)
 
 
-def of_warps(x: list[Any], _: int) -> Any:
-    """Thread n of all has x_4n to x_(4n + 3); 32 threads are a warp."""
-    x = x + [ZERO] * (-len(x) % 128)
-    threads = [(x[n] + x[n + 1]) + (x[n + 2] + x[n + 3]) for n in range(0, len(x), 4)]
+def of_warps(x: list[Any], count: int) -> Any:
+    """Each thread has so many neighbours, 4: (x_4n + x_(4n + 1)) + (x_(4n + 2) + x_(4n + 3)); 32 threads are a warp."""
+    x = x + [ZERO] * (-len(x) % (32 * count))
+    threads = x
+    while count > 1:
+        threads, count = [a + b for a, b in zip(threads[::2], threads[1::2], strict=True)], count // 2
     return by_halves([by_halves(threads[w : w + 32]) for w in range(0, len(threads), 32)])
 
 
@@ -184,4 +186,4 @@ def test_in_binary64_a_sum_of_integers_is_exact(acc: Accumulator) -> None:
 def test_names_say_the_lanes() -> None:
     """strided32 and strided8 printed as one."""
     said = [str(Accumulator(order=o, chunk=8)) for o in (Order.STRIDED, Order.OCTETS, Order.WARPS)]
-    assert said == ["strided[8] fp32", "octets[8] fp32", "warps fp32"]
+    assert said == ["strided[8] fp32", "octets[8] fp32", "warps[8] fp32"]
