@@ -27,7 +27,7 @@ from roundscope.attention.softmax.maximum import finite
 from roundscope.attention.softmax.quotient import quotient_gradient, quotient_terms
 from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, row_sum
 from roundscope.attention.softmax.sinks import sink_logit, with_sink
-from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, slope
+from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.emu.backends.ops import Array
 
 State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
@@ -198,9 +198,9 @@ def _score_gradients(at: Events, scale: float, again: Again, v: Array, do: Array
         ds = quotient_gradient(at, again.e, again.l, dp, delta)
     else:
         ds = _score_gradient(at, scale, p if at.plan.ds_from_p else again.p, dp, delta)
-    if at.plan.softcap:
-        ds = at.ops.multiply(at(Site.DSC, ds), slope(at, again.s))
     ds = register(at, Site.PD, ds)
+    if at.plan.softcap:
+        ds = uncapped(at, ds, again.s)
     return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
 
 

@@ -7,6 +7,7 @@ from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.plans.choices import (
     BackwardExponent,
+    CappedBy,
     DeltaFrom,
     GradientsApart,
     Log2E,
@@ -17,7 +18,19 @@ from roundscope.attention.plans.choices import (
     Sinks,
 )
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import BACKWARD, KEY_SITES, OF_KERNELS, OF_QUOTIENT, OF_SOFTCAP, ONCE, QUERY_FEATURES, RESCALES, Axes, Site
+from roundscope.attention.sites import (
+    BACKWARD,
+    KEY_SITES,
+    OF_CHAIN,
+    OF_KERNELS,
+    OF_QUOTIENT,
+    OF_SOFTCAP,
+    ONCE,
+    QUERY_FEATURES,
+    RESCALES,
+    Axes,
+    Site,
+)
 from roundscope.emu.sums.accumulator import Order
 
 
@@ -56,6 +69,7 @@ INSTEAD = {
     Site.SW: "LSE", Site.SO: "OUT", Site.LL: "DELTA", Site.INV2: "DELTA", Site.DPL2: "DELTA", Site.DPL: "DS",
     Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
     Site.SS: "SCALED", Site.CAP: "SCALED", Site.TANH: "SCALED", Site.SS_B: "SCALED_B", Site.CAP_B: "SCALED_B", Site.TANH_B: "SCALED_B",
+    **dict.fromkeys((Site.TT, Site.DCT, Site.DCAP, Site.DCQ), "DS"),
     Site.DTANH: "DS", Site.DSC: "DS", Site.SINK: "M", Site.SX: "L", Site.SE: "L", Site.SL: "L", Site.PSINK: "DELTA", Site.DSINK: "DELTA",
 }  # fmt: skip
 
@@ -96,6 +110,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.DVP: plan.gradients_apart is GradientsApart.ALL,
         **dict.fromkeys(OF_QUOTIENT, quotient),
         **dict.fromkeys(OF_SOFTCAP, bool(plan.softcap)),
+        **dict.fromkeys(OF_CHAIN, bool(plan.softcap) and plan.capped_by is CappedBy.CHAIN),
         **dict.fromkeys((Site.SINK, Site.PSINK, Site.DSINK), plan.sinks is not Sinks.NONE),
         **dict.fromkeys((Site.SX, Site.SE, Site.SL), plan.sinks is Sinks.LAST),
     }

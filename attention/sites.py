@@ -83,7 +83,8 @@ class Site(StrEnum):
     SS_B = "SS_B", "scale S_B, before a softcap", Axes.TS, "backward", 77
     CAP_B = "CAP_B", "SS_B / softcap", Axes.TS, "backward", 78
     TANH_B = "TANH_B", "tanh(CAP_B)", Axes.TS, "backward", 79
-    DTANH = "DTANH", "1 - TANH_B^2", Axes.TS, "backward", 80
+    TT = "TT", "TANH_B^2", Axes.TS, "backward", 92
+    DTANH = "DTANH", "1 - TT", Axes.TS, "backward", 80
     SCALED_B = "SCALED_B", "scale S_B, or softcap TANH_B", Axes.TS, "backward", 24
     LS_B = "LS_B", "log2 e SCALED_B", Axes.TS, "backward", 42
     LSE2 = "LSE2", "log2 e LSE", Axes.T, "backward", 43
@@ -99,8 +100,11 @@ class Site(StrEnum):
     INV2 = "INV2", "1 / LL", Axes.T, "backward", 86
     DPL2 = "DPL2", "DP INV2", Axes.TS, "backward", 87
     DPL = "DPL", "DP INV", Axes.TS, "backward", 88
-    DSC = "DSC", "EXP_B DPD, the gradient of a capped score", Axes.TS, "backward", 81
     PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45
+    DSC = "DSC", "EXP_B DPD, the gradient of a capped score", Axes.TS, "backward", 81
+    DCT = "DCT", "softcap DSC", Axes.TS, "backward", 89
+    DCAP = "DCAP", "DSC DTANH, or DCT DTANH", Axes.TS, "backward", 90
+    DCQ = "DCQ", "DCAP / softcap", Axes.TS, "backward", 91
     SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
     DPQ = "DPQ", "sum_h dO v - delta, of dQ", Axes.TS, "backward", 58
@@ -136,14 +140,15 @@ RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO})
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
 
 # events of calls whose scores have a softcap, and of those with a sink
-OF_SOFTCAP = frozenset({Site.SS, Site.CAP, Site.TANH, Site.SS_B, Site.CAP_B, Site.TANH_B, Site.DTANH, Site.DSC})
+OF_SOFTCAP = frozenset({Site.SS, Site.CAP, Site.TANH, Site.SS_B, Site.CAP_B, Site.TANH_B, Site.TT, Site.DTANH, Site.DSC, Site.DCAP})
+OF_CHAIN = frozenset({Site.DCT, Site.DCQ})
 OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
 
 # events of a dS by the rule for quotients
 OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
 
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
-OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_SINKS | OF_QUOTIENT | {
+OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_CHAIN | OF_SINKS | OF_QUOTIENT | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
     Site.QS, Site.KS, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
 }  # fmt: skip

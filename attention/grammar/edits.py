@@ -18,6 +18,7 @@ from roundscope.attention.grammar.roundings import (
 )
 from roundscope.attention.plans.choices import (
     BackwardExponent,
+    CappedBy,
     DeltaFrom,
     Exponential,
     GradientsApart,
@@ -32,6 +33,7 @@ from roundscope.attention.plans.choices import (
     ScoreGradient,
     Sinks,
     Stabiliser,
+    Tanh,
 )
 from roundscope.attention.plans.plan import Event, Plan, event_to
 from roundscope.attention.sites import PRODUCTS, Site
@@ -194,6 +196,8 @@ KINDS: dict[str, Kind] = {
     "offset": Kind(count_words, lambda plan, text, _: _replaced(plan, "offset", int(count_words(text)))),
     "polynomial": Kind(polynomial_words, lambda plan, text, _: _replaced(plan, "polynomial", Polynomial.parse(text))),
     "softcap": Kind(power_words, lambda plan, text, _: _replaced(plan, "softcap", float(power_words(text)))),
+    "capped_by": _one_of("way of a softcap", tuple(CappedBy), "capped_by", CappedBy),
+    "tanh": _one_of("tanh", tuple(Tanh), "tanh", Tanh),
     "window": Kind(count_words, lambda plan, text, _: _replaced(plan, "window", int(count_words(text)))),
     "sinks": _one_of("way of sinks", tuple(Sinks), "sinks", Sinks),
     "lse_base2": _flag("lse_base2"),

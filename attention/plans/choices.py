@@ -101,6 +101,20 @@ class Sinks(StrEnum):
     LAST = "last"  # m is of the keys alone; at the end, SL = l + exp(SINK - m): FlashAttention-3 and -4
 
 
+class CappedBy(StrEnum):
+    """How a softcap c divides and multiplies."""
+
+    QUOTIENT = "quotient"  # CAP = SS / c; the gradient is DSC DTANH: FlashAttention-4
+    CHAIN = "chain"  # CAP = SS times binary32(1 / c); the gradient takes c and 1 / c too, DCT and DCQ: automatic differentiation
+
+
+class Tanh(StrEnum):
+    """How the tanh of a softcap is computed."""
+
+    CORRECT = "correct"
+    CUDA = "cuda"  # tanhf of CUDA's library, to the bit: torch, Triton
+
+
 class KeyOrder(StrEnum):
     """The order in which a query tile meets the key tiles; inside a tile keys stay ascending."""
 

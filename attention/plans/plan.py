@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from roundscope.attention.plans.choices import (
     BackwardExponent,
+    CappedBy,
     DeltaFrom,
     Exponential,
     GradientsApart,
@@ -24,6 +25,7 @@ from roundscope.attention.plans.choices import (
     ScoreGradient,
     Sinks,
     Stabiliser,
+    Tanh,
 )
 from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
@@ -66,6 +68,7 @@ class Plan:
     offset             P is 2^offset exp(S - m), in X, in EXP, in the row sum and in O: the cast of P has it, L has not
     polynomial         the columns in which EXP is computed by a polynomial, or None
     softcap            c > 0: scores are c tanh(scale S / c), SS, CAP and TANH, as in Gemma 2; 0: they are scale S
+    capped_by, tanh    how a softcap divides, in plans and calls that have one, and how its tanh is computed
     window             query t sees keys t - window < s <= t of a causal call, |t - s| < window of any other; 0: all
     sinks              how sinks enter, in calls that have them
     stale_maximum      m stays where it would grow by so many powers of two or fewer, and P is then above 1; 0: m is the maximum
@@ -112,6 +115,8 @@ class Plan:
     offset: int = 0
     polynomial: Polynomial | None = None
     softcap: float = 0.0
+    capped_by: CappedBy = CappedBy.QUOTIENT
+    tanh: Tanh = Tanh.CORRECT
     window: int = 0
     sinks: Sinks = Sinks.NONE
     lse_base2: bool = False
@@ -346,7 +351,7 @@ OF_KERNEL = (
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
-    "stale_maximum", "offset", "polynomial", "softcap", "window", "sinks",
+    "stale_maximum", "offset", "polynomial", "softcap", "capped_by", "tanh", "window", "sinks",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from roundscope.attention.plans.choices import (
     BackwardExponent,
+    CappedBy,
     Exponential,
     GradientsApart,
     KeyOrder,
@@ -18,6 +19,7 @@ from roundscope.attention.plans.choices import (
     Reciprocal,
     RowSum,
     ScaleOfGradient,
+    Tanh,
 )
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER, octets, on_hopper
 from roundscope.attention.plans.plan import Plan
@@ -85,9 +87,9 @@ def efficient() -> Plan:
 def flex() -> Plan:
     """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2 e inside X's multiply-add."""
     return replace(
-        _fused("flex"), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILES, unfused_if_cut=True,
+        _fused("flex").at(Site.TT, BINARY64), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILES, unfused_if_cut=True,
         reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True, log=Logarithm.CUDA,
-        query_order=QueryOrder.MASKED_FIRST,
+        query_order=QueryOrder.MASKED_FIRST, capped_by=CappedBy.CHAIN, tanh=Tanh.CUDA,
     )  # fmt: skip
 
 

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 from roundscope.attention.plans.choices import (
+    CappedBy,
     DeltaFrom,
     Exponential,
     Reciprocal,
     ScaleOfGradient,
     ScoreGradient,
+    Tanh,
 )
 from roundscope.attention.plans.hopper import on_hopper
 from roundscope.attention.plans.plan import Plan
@@ -25,6 +27,7 @@ def eager() -> Plan:
     """
     bf16 = (
         *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),
+        *(Site.SS, Site.CAP, Site.TANH, Site.TT, Site.DTANH, Site.DSC, Site.DCT, Site.DCAP, Site.DCQ),
         *(Site.P_B, Site.DP, Site.DS, Site.SDS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
     )
     plan = on_hopper(fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64))
@@ -33,6 +36,7 @@ def eager() -> Plan:
     return replace(
         plan, name="eager", normalise_first=True, delta_from=DeltaFrom.P_DP, exp=Exponential.CUDA, registers=True,
         saved_p=True, score_gradient=ScoreGradient.SOFTMAX, gradient_scale=ScaleOfGradient.OPERAND,
+        capped_by=CappedBy.CHAIN, tanh=Tanh.CUDA,
     )  # fmt: skip
 
 

@@ -1,15 +1,18 @@
 """Scores that a softcap c bounds, c tanh(scale S / c), as in Gemma 2 (arXiv 2408.00118, section 2).
 
-TANH takes the place of S, and c that of the scale.
-
-As FlashAttention-4 and eager attention do it, SS = scale S, then CAP = SS / c, then TANH, each rounded. What the hardware's
-tanh.approx gives is not modeled: TANH is the rounded tanh.
+TANH takes the place of S, and c that of the scale: SS = scale S, then CAP = SS / c, then TANH, each rounded. What the hardware's
+tanh.approx gives, which FlashAttention-4 uses, is not modeled.
 """
 
+import numpy as np
+
 from roundscope.attention.events.hook import Events
+from roundscope.attention.plans.choices import CappedBy, Tanh
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.functions import tanh64
+from roundscope.emu.instructions.tanh import tanhf
+from roundscope.emu.rounding.modes import BINARY32
 
 FORWARD = (Site.SS, Site.CAP, Site.TANH)
 BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B)
@@ -21,7 +24,9 @@ def capped(at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = 
     if not cap:
         return s, scale
     scaled, quotient, tanh = sites
-    x = at(quotient, ops.divide(at(scaled, ops.multiply(s, scale)), ops.xp.full_like(s, cap)))
+    x = at(quotient, _by_cap(at, at(scaled, ops.multiply(s, scale))))
+    if at.plan.tanh is Tanh.CUDA:
+        return at(tanh, ops.call(tanhf, ops.round(x, BINARY32, None))), cap
     return at(tanh, ops.call(tanh64, x)), cap
 
 
@@ -30,6 +35,23 @@ def factor(at: Events, scale: float) -> float:
     return at.plan.softcap or scale
 
 
-def slope(at: Events, tanh: Array) -> Array:
-    """DTANH = 1 - tanh^2, the derivative of a capped score by scale S."""
-    return at(Site.DTANH, 1.0 - at.ops.multiply(tanh, tanh))
+def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
+    """The gradient of scale S, (bq, bk), from that of a capped score: DSC, then DCAP = DSC DTANH with DTANH = 1 - TT, TT = tanh^2.
+
+    Of a chain, DCT = c DSC comes before DCAP, and DCQ = DCAP / c behind it.
+    """
+    ops, cap = at.ops, at.plan.softcap
+    slope = at(Site.DTANH, ops.odd_sum(ops.xp.ones_like(tanh), -at(Site.TT, ops.multiply(tanh, tanh))))
+    ds = at(Site.DSC, ds)
+    if at.plan.capped_by is CappedBy.QUOTIENT:
+        return at(Site.DCAP, ops.multiply(ds, slope))
+    ds = at(Site.DCT, ops.multiply(ds, cap))
+    return at(Site.DCQ, _by_cap(at, at(Site.DCAP, ops.multiply(ds, slope))))
+
+
+def _by_cap(at: Events, x: Array) -> Array:
+    """x / c, or of a chain x times binary32(1 / c), not rounded yet."""
+    ops, cap = at.ops, at.plan.softcap
+    if at.plan.capped_by is CappedBy.QUOTIENT:
+        return ops.divide(x, ops.xp.full_like(x, cap))
+    return ops.multiply(x, float(np.float32(1.0 / cap)))
