@@ -6,7 +6,7 @@ unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is on
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,9 +23,9 @@ from roundscope.attention.softmax.exponents import (
     exponents_again,
 )
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
-from roundscope.attention.softmax.maximum import finite
+from roundscope.attention.softmax.maximum import finite, less_maximum
 from roundscope.attention.softmax.quotient import quotient_gradient, quotient_terms
-from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, row_sum
+from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, whole_row_sum
 from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.emu.backends.ops import Array
@@ -71,7 +71,7 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
     """Softmax first, then P V: the whole row is one tile, and O leaves normalised."""
-    l = at(Site.L, al + row_sum(at, e))
+    l = at(Site.L, whole_row_sum(at, al, e))
     p = at(Site.P, _normalised(at, e, l))
     return m, l, at(Site.O, at.product(Site.PV, p, v))
 
@@ -141,12 +141,15 @@ class Again(NamedTuple):
     p     P: exp(S - L), or EXP / l of plans with `saved_p`
     s     the S that it is of, or the tanh of a softcap
     e, l  of plans with `saved_p`, EXP and l, of which P is the quotient
+    x     of these, the exponents;  sink: P of a sink, (bq,)
     """
 
     p: Array
     s: Array
     e: Array | None = None
     l: Array | None = None
+    x: Array | None = None
+    sink: Array | None = None
 
 
 def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Again:
@@ -166,11 +169,10 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
     _, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential_of_tile(at, x))
-    l = row_sum(at, e)
-    if sink is not None:
-        l = at(Site.AL, at(Site.ALPHA, exponential(at, dm))) + l
-    l = at(Site.L, l)
-    return Again(_normalised(at, e, l), s, e, l)
+    al = at.ops.xp.zeros(q.shape[0]) if sink is None else at(Site.AL, at(Site.ALPHA, exponential(at, dm)))
+    l = at(Site.L, whole_row_sum(at, al, e))
+    share = None if sink is None else at(Site.PSINK, at.ops.multiply(al, at(Site.INV, inverse(at, l))))
+    return Again(_normalised(at, e, l), s, e, l, x, share)
 
 
 def backward_tile(
@@ -201,7 +203,12 @@ def _score_gradients(at: Events, scale: float, again: Again, v: Array, do: Array
     ds = register(at, Site.PD, ds)
     if at.plan.softcap:
         ds = uncapped(at, ds, again.s)
-    return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
+    if not at.plan.maximum_gradient:
+        return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
+    of_sink = None
+    if again.sink is not None:
+        of_sink = replace(at, recorder=None)(Site.DSINK, -at.ops.multiply(again.sink, delta))  # an event of whole columns
+    return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS, lambda ds: less_maximum(at, ds, again.x, of_sink))
 
 
 def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> Array:
@@ -211,11 +218,12 @@ def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, del
     return _scaled_gradient(at, scale, register(at, Site.PDQ, at.ops.multiply(e, dpd)), Site.SDSQ, Site.DSQ)
 
 
-def _scaled_gradient(at: Events, scale: float, ds: Array, scaled: Site, cast: Site) -> Array:
-    """dS cast, and multiplied with the scale before or after that where the plan says so."""
+def _scaled_gradient(at: Events, scale: float, ds: Array, scaled: Site, cast: Site, then: Callable[[Array], Array] | None = None) -> Array:
+    """dS cast, and multiplied with the scale before or after that where the plan says so. then: done to what is cast."""
     if at.plan.gradient_scale is ScaleOfGradient.REGISTER:
         ds = at(scaled, at.ops.multiply(ds, scale))
     ds = at(cast, ds)
+    ds = ds if then is None else then(ds)
     if at.plan.gradient_scale is ScaleOfGradient.OPERAND:
         ds = at(scaled, at.ops.multiply(ds, scale))
     return ds
@@ -269,7 +277,8 @@ def delta_tile(
     if at.plan.score_gradient is ScoreGradient.QUOTIENT:
         products = quotient_terms(at, again.e, again.l, dp)
     else:
-        products = register(at, Site.PDP, at.ops.multiply(again.p, dp))
+        p = at(Site.P_B, again.p) if at.plan.ds_from_p else again.p
+        products = register(at, Site.PDP, at.ops.multiply(p, dp))
     terms = (products, again.p)[: len(sums) // 2]
     return tuple(total for i, x in enumerate(terms) for total in _row_sum(at, x, *sums[2 * i : 2 * i + 2]))
 

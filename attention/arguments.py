@@ -85,7 +85,7 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
         raise ValueError(f"sinks: shape {tuple(sinks.shape)}, must be a logit for each of the {heads} heads of q, ({heads},)")
     if plan.sinks is not Sinks.NONE:
         return plan
-    return replace(plan, sinks=Sinks.FIRST if plan.normalise_first else Sinks.LAST)
+    return replace(plan, sinks=Sinks.KEY if plan.normalise_first else Sinks.LAST)
 
 
 def block_given(name: str, rows: Any) -> int:

@@ -52,7 +52,7 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     """(why a plan never reaches a site, which sites to use instead), or None if it does."""
     if site is Site.PV and plan.pv_into_o:
         return f"{plan.name} accumulates P V into O, so PV never rounds alone", "O"
-    if plan.normalise_first and site in RESCALES and site is not Site.DX and plan.sinks is not Sinks.FIRST:
+    if plan.normalise_first and site in RESCALES and site is not Site.DX and plan.sinks not in OF_START:
         return f"{plan.name} normalises before P V and never rescales", "P, PV or OUT"
     if site in OF_KERNELS and not _of_kernel(plan)[site]:
         return f"{plan.name} has no step {site} ({site.formula}), which only some kernels have", INSTEAD[site]
@@ -61,6 +61,7 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     return None
 
 
+OF_START = (Sinks.FIRST, Sinks.KEY)  # ways of a sink with which m begins
 OF_SPLITS = (Site.LANES, Site.INV, Site.OI, Site.LN, Site.LSE, Site.SW, Site.SO)  # which every split has
 INSTEAD = {
     Site.LS: "SCALED", Site.CM: "M", Site.MO: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
@@ -69,7 +70,7 @@ INSTEAD = {
     Site.SW: "LSE", Site.SO: "OUT", Site.LL: "DELTA", Site.INV2: "DELTA", Site.DPL2: "DELTA", Site.DPL: "DS",
     Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
     Site.SS: "SCALED", Site.CAP: "SCALED", Site.TANH: "SCALED", Site.SS_B: "SCALED_B", Site.CAP_B: "SCALED_B", Site.TANH_B: "SCALED_B",
-    **dict.fromkeys((Site.TT, Site.DCT, Site.DCAP, Site.DCQ), "DS"),
+    **dict.fromkeys((Site.TT, Site.DCT, Site.DCAP, Site.DCQ, Site.DMAX, Site.DSM), "DS"),
     Site.DTANH: "DS", Site.DSC: "DS", Site.SINK: "M", Site.SX: "L", Site.SE: "L", Site.SL: "L", Site.PSINK: "DELTA", Site.DSINK: "DELTA",
 }  # fmt: skip
 
@@ -97,6 +98,8 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.SDQ: plan.registers and by_result,
         Site.SDK: plan.registers and by_result,
         Site.SDS: not by_result,
+        Site.DMAX: plan.maximum_gradient,
+        Site.DSM: plan.maximum_gradient,
         Site.QS: plan.scale_roots,
         Site.KS: plan.scale_roots,
         Site.SW: bool(plan.split_tiles),

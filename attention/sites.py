@@ -107,6 +107,8 @@ class Site(StrEnum):
     DCQ = "DCQ", "DCAP / softcap", Axes.TS, "backward", 91
     SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
+    DMAX = "DMAX", "sum_s DS, which the gradient of m takes away", Axes.T, "backward", 93
+    DSM = "DSM", "DS, less DMAX at the first key that has m", Axes.TS, "backward", 94
     DPQ = "DPQ", "sum_h dO v - delta, of dQ", Axes.TS, "backward", 58
     PDQ = "PDQ", "EXP_B DPQ in a register", Axes.TS, "backward", 59
     SDSQ = "SDSQ", "scale dS, of dQ", Axes.TS, "backward", 60
@@ -150,7 +152,7 @@ OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
 OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_CHAIN | OF_SINKS | OF_QUOTIENT | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
-    Site.QS, Site.KS, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
+    Site.DMAX, Site.DSM, Site.QS, Site.KS, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
 }  # fmt: skip
 
 # events of key heads, which query heads share

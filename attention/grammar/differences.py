@@ -33,7 +33,9 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
         words["stabiliser"] = f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
     # what needs another field leaves before that one does
     leaving: list[str] = [
-        name for name in ("fused_exponent", "log2_e", "first_tile_apart") if name in words and getattr(plan, name) in (False, Log2E.NONE)
+        name
+        for name in ("fused_exponent", "log2_e", "first_tile_apart", "maximum_gradient")
+        if name in words and getattr(plan, name) in (False, Log2E.NONE)
     ]
     if base.score_gradient is ScoreGradient.QUOTIENT and "score_gradient" in words:
         leaving.append("score_gradient")

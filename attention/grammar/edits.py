@@ -200,6 +200,7 @@ KINDS: dict[str, Kind] = {
     "tanh": _one_of("tanh", tuple(Tanh), "tanh", Tanh),
     "window": Kind(count_words, lambda plan, text, _: _replaced(plan, "window", int(count_words(text)))),
     "sinks": _one_of("way of sinks", tuple(Sinks), "sinks", Sinks),
+    "maximum_gradient": _flag("maximum_gradient"),
     "lse_base2": _flag("lse_base2"),
     "kept_state": _flag("kept_state"),
     "first_tile_apart": _flag("first_tile_apart"),

@@ -96,8 +96,9 @@ class Logarithm(StrEnum):
 class Sinks(StrEnum):
     """How a sink enters: a logit of each head that takes part in every row's softmax, and whose value is 0."""
 
-    NONE = "none"  # as `FIRST` where the softmax is of whole rows, else as `LAST`, in calls that have sinks
-    FIRST = "first"  # as a key that comes first: m = SINK, l = 1. Eager attention of gpt-oss; vLLM's Triton kernel
+    NONE = "none"  # as `KEY` where the softmax is of whole rows, else as `LAST`, in calls that have sinks
+    KEY = "key"  # as a key behind the others, in m and in the row sum: eager attention of gpt-oss
+    FIRST = "first"  # as a key that comes first: m = SINK, l = 1. vLLM's Triton kernel
     LAST = "last"  # m is of the keys alone; at the end, SL = l + exp(SINK - m): FlashAttention-3 and -4
 
 

@@ -78,6 +78,7 @@ class Plan:
     delta_products     the products dO O round, DOO, before delta adds them
     saved_p            the backward reads P as the forward had it, not exp(S - L); needs normalise_first
     score_gradient     how dS is computed
+    maximum_gradient   m has a gradient too: the first key that has m gives up the sum of dS, DMAX and DSM; goes with saved_p
     gradient_scale     where the scale enters dQ and dK
     registers          casts are of binary32 registers, two roundings: OI before OUT, PD before DS, SDQ and SDK before DQ_OUT and DK_OUT
 
@@ -124,6 +125,7 @@ class Plan:
     first_tile_apart: bool = False
     delta_products: bool = False
     saved_p: bool = False
+    maximum_gradient: bool = False
     score_gradient: ScoreGradient = ScoreGradient.DIFFERENCE
     gradient_scale: ScaleOfGradient = ScaleOfGradient.RESULT
 
@@ -140,6 +142,8 @@ class Plan:
             raise ValueError("saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first")
         if self.score_gradient is ScoreGradient.QUOTIENT and not (self.saved_p and self.delta_from is DeltaFrom.P_DP):
             raise ValueError("score_gradient=quotient: is of EXP and l as the forward had them; it goes with saved_p and delta_from=P_DP")
+        if self.maximum_gradient and not self.saved_p:
+            raise ValueError("maximum_gradient=True: the sum of dS is of whole rows, whose maximum is known; it goes with saved_p")
         if self.first_tile_apart and not self.kept_state:
             raise ValueError("first_tile_apart=True: only a row sum that is kept in memory is another one there; it goes with kept_state")
         if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM)):
@@ -324,8 +328,10 @@ def check_served(plan: Plan) -> None:
             raise ValueError(f"sinks={plan.sinks}: {plan.name} has {name}={getattr(plan, name)}, which knows no sinks; change it")
     if plan.delta_from is DeltaFrom.CENTRED:
         raise ValueError(f"sinks={plan.sinks}: rows of P do not add up to 1, which delta_from=CENTRED expects; use OUT, O or P_DP")
+    if plan.sinks is Sinks.KEY and not plan.normalise_first:
+        raise ValueError("sinks=key: of tiles, each adds up its own keys; it goes with a softmax of whole rows; use sinks=first or last")
     if plan.sinks is Sinks.LAST and plan.normalise_first:
-        raise ValueError("sinks=last: P of a softmax of whole rows is divided before any later key; use sinks=first")
+        raise ValueError("sinks=last: P of a softmax of whole rows is divided before any later key; use sinks=key or sinks=first")
 
 
 def check_factors(plan: Plan) -> None:
@@ -350,7 +356,7 @@ OF_KERNEL = (
     "log2_e", "fused_exponent", "unfused_if_cut", "fused_without_mask",
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
-    "ds_from_p", "score_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
+    "ds_from_p", "score_gradient", "maximum_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
     "stale_maximum", "offset", "polynomial", "softcap", "capped_by", "tanh", "window", "sinks",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""

@@ -25,7 +25,7 @@ from roundscope.attention.plans.hopper import EIGHTS, HOPPER, octets, on_hopper
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import fa2_bf16
 from roundscope.attention.plans.released import qiu_yao_compiled, qiu_yao_eager
-from roundscope.attention.plans.unfused import eager, jax_xla, sdpa_math
+from roundscope.attention.plans.unfused import eager, gpt_oss, jax_xla, sdpa_math
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -130,6 +130,9 @@ _TWINS = {
     ),
     "eager": Twin(
         plan=eager(), tiles=lambda width: (512, WHOLE), source=f"eager attention of transformers 5.17.0, {TORCH}"
+    ),
+    "gpt-oss": Twin(
+        plan=gpt_oss(), tiles=lambda width: (512, WHOLE), source=f"eager attention of gpt-oss in transformers 5.17.0, {TORCH}"
     ),
     "qiu-yao-eager": Twin(
         plan=qiu_yao_eager(), tiles=_square(512), source=f"attention.py of {RELEASED}, run eagerly, {TORCH}"

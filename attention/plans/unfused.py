@@ -9,9 +9,10 @@ from roundscope.attention.plans.choices import (
     Reciprocal,
     ScaleOfGradient,
     ScoreGradient,
+    Sinks,
     Tanh,
 )
-from roundscope.attention.plans.hopper import on_hopper
+from roundscope.attention.plans.hopper import EIGHTS, on_hopper
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import fp32
 from roundscope.attention.sites import Site
@@ -38,6 +39,17 @@ def eager() -> Plan:
         saved_p=True, score_gradient=ScoreGradient.SOFTMAX, gradient_scale=ScaleOfGradient.OPERAND,
         capped_by=CappedBy.CHAIN, tanh=Tanh.CUDA,
     )  # fmt: skip
+
+
+def gpt_oss() -> Plan:
+    """transformers' eager attention of gpt-oss: a sink is one more column of BF16 scores, and the softmax leaves in BF16.
+
+    The row maximum is taken away in BF16 before the softmax, and automatic differentiation goes through it, so dS is made to add
+    up to zero. 513 columns of P are not aligned for the tensor core's longer instruction.
+    """
+    bf16 = dict.fromkeys((Site.SINK, Site.X, Site.DM, Site.PDP, Site.PSINK, Site.DSINK, Site.DMAX, Site.DSM), BF16)
+    plan = eager().rounded(bf16).adding(Site.PV, EIGHTS).adding(Site.DV, EIGHTS)
+    return replace(plan, name="gpt-oss", sinks=Sinks.KEY, ds_from_p=True, maximum_gradient=True)
 
 
 def jax_xla() -> Plan:

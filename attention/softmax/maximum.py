@@ -1,6 +1,7 @@
 """The running maximum of a row: as the scores have it, moved by the stabiliser, or stale up to a threshold."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from roundscope.attention.events.hook import Events
@@ -18,6 +19,20 @@ def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array
         growth = at.ops.multiply(finite(xp, m) - finite(xp, m_old), scale)
         m = xp.where((m_old > -math.inf) & (growth <= at.plan.stale_maximum), m_old, m)
     return at(Site.M, m)
+
+
+def less_maximum(at: Events, ds: Array, x: Array, of_sink: Array | None) -> Array:
+    """DSM: dS less DMAX, its row sum, at the first key whose exponent is 0, where the gradient of m goes; nowhere if m is a sink.
+
+    ds, x: (bq, bk), x the exponents with -inf where no key is;  of_sink: (bq,), dS of the sink, part of the sum
+    """
+    ops, xp = at.ops, at.ops.xp
+    columns = ds if of_sink is None else xp.concatenate([ds, of_sink[:, None]], axis=1)
+    adding = replace(at, recorder=None)  # a trace counts DELTA's steps once
+    total, exact = adding.sum(Site.DELTA, columns, xp.ones((columns.shape[1], 1)), event=Site.DMAX)
+    dmax = at(Site.DMAX, total.squeeze(1), None if exact is None else exact.squeeze(1))
+    is_first = (xp.arange(x.shape[1]) == xp.argmax(x, axis=1)[:, None]) & (x == 0.0)
+    return at(Site.DSM, ops.odd_sum(ds, xp.where(is_first, -dmax[:, None], 0.0)))
 
 
 def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:

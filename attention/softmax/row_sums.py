@@ -3,7 +3,7 @@
 from typing import Any
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plans.choices import Reciprocal, RowSum
+from roundscope.attention.plans.choices import Reciprocal, RowSum, Sinks
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.instructions.approximate import rcp
@@ -31,6 +31,13 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
         own, exact = sum_in_lanes(at, e[:, lo : lo + 32], at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
         l = at(Site.L, l + at(Site.ROWSUM, _in_pairs(at, own), None if exact is None else exact.sum(axis=1)))
     return l
+
+
+def whole_row_sum(at: Events, al: Array, e: Array) -> Array:
+    """alpha l + sum_s e of a whole row, L's own rounding left out; al: of a sink, which may be one of the numbers of the sum."""
+    if at.plan.sinks is Sinks.KEY:
+        return row_sum(at, at.ops.xp.concatenate([e, al[:, None]], axis=1))
+    return al + row_sum(at, e)
 
 
 def row_sum(at: Events, e: Array) -> Array:

@@ -20,7 +20,7 @@ BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B)
 
 def capped(at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = FORWARD) -> tuple[Array, float]:
     """The scores and the factor that makes them logits: (S, scale), or (TANH, c) of a plan with a softcap c."""
-    cap, ops = at.plan.softcap, at.ops
+    cap, ops = _cap(at), at.ops
     if not cap:
         return s, scale
     scaled, quotient, tanh = sites
@@ -32,7 +32,7 @@ def capped(at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = 
 
 def factor(at: Events, scale: float) -> float:
     """The factor of `capped` alone, with which the maximum is multiplied too."""
-    return at.plan.softcap or scale
+    return _cap(at) or scale
 
 
 def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
@@ -40,7 +40,7 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
 
     Of a chain, DCT = c DSC comes before DCAP, and DCQ = DCAP / c behind it.
     """
-    ops, cap = at.ops, at.plan.softcap
+    ops, cap = at.ops, _cap(at)
     slope = at(Site.DTANH, ops.odd_sum(ops.xp.ones_like(tanh), -at(Site.TT, ops.multiply(tanh, tanh))))
     ds = at(Site.DSC, ds)
     if at.plan.capped_by is CappedBy.QUOTIENT:
@@ -49,9 +49,15 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
     return at(Site.DCQ, _by_cap(at, at(Site.DCAP, ops.multiply(ds, slope))))
 
 
+def _cap(at: Events) -> float:
+    """c, in binary32 unless SCALED is wider, as the scale is."""
+    cap = at.plan.softcap
+    return cap if at.plan[Site.SCALED].format.precision > 24 else float(np.float32(cap))
+
+
 def _by_cap(at: Events, x: Array) -> Array:
     """x / c, or of a chain x times binary32(1 / c), not rounded yet."""
-    ops, cap = at.ops, at.plan.softcap
+    ops, cap = at.ops, _cap(at)
     if at.plan.capped_by is CappedBy.QUOTIENT:
         return ops.divide(x, ops.xp.full_like(x, cap))
     return ops.multiply(x, float(np.float32(1.0 / cap)))

@@ -136,7 +136,7 @@ def tile_at(ops: Ops, setup: Setup, head: Any, i: Any, j: Any, mask: Array | Non
         here, keys = exists.any(axis=1), exists.any(axis=0)
         active = here.any()
     before = here if before is None else before
-    if setup.plan.sinks is Sinks.FIRST:
+    if setup.plan.sinks in (Sinks.FIRST, Sinks.KEY):
         before = before & (t < setup.queries)  # all rows begin with a sink, but not those that pad
     tiles, cut = (setup.query_tiles, setup.key_tiles), cut_by(setup.is_causal, setup.plan.window)
     return Tile(
@@ -221,7 +221,7 @@ def forward(
     masked_first = setup.plan.key_order is KeyOrder.MASKED_FIRST and setup.has_structure
     at = whole_events(ops, setup, head, mask, sink)
     sinks = sink_logit(at, factor(at, setup.of_scores), q.shape[0])
-    is_first = sinks is not None and setup.plan.sinks is Sinks.FIRST
+    is_first = sinks is not None and setup.plan.sinks in (Sinks.FIRST, Sinks.KEY)
 
     splits = tuple(splits_of(setup.plan, setup.key_tiles))
 

@@ -238,7 +238,7 @@ def _warps(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array,
         return init
     xp = ops.xp
     values = _padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), 32 * acc.chunk)
-    values = values.reshape(-1, 32, acc.chunk, *values.shape[1:])
+    values = values.reshape(values.shape[0] // (32 * acc.chunk), 32, acc.chunk, *values.shape[1:])
     while values.shape[2] > 1:
         values = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
     warps = _by_halves(xp, add, step, xp.moveaxis(values[:, :, 0], 1, 0))

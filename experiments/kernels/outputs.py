@@ -16,6 +16,7 @@ class Inputs:
     q, k, v, do   float32 arrays of BF16 numbers, (B, T, N, H); `do` is the gradient of the output
     scale         what the scores are multiplied with
     is_causal     whether a query sees only the keys up to its own position
+    window, softcap, sinks   as `roundscope.attend` has them; None, and most kernels know no other
     """
 
     q: np.ndarray
@@ -24,6 +25,9 @@ class Inputs:
     do: np.ndarray
     scale: float
     is_causal: bool
+    window: int | None = None
+    softcap: float | None = None
+    sinks: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

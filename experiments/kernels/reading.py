@@ -1,7 +1,7 @@
 """What is identified: a kernel that is called here on the shipped tensors, or a file of what one was given and returned."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +136,7 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
     group = x.q.shape[2] // heads
     of = {1: slice(head, head + 1), 0: slice(head * group, (head + 1) * group)}
     cut = lambda n, a: np.ascontiguousarray(a[:1, :, of[n in ("k", "v", "dk", "dv")]])  # noqa: E731
-    inputs = Inputs(**{n: cut(n, getattr(x, n)) for n in ("q", "k", "v", "do")}, scale=x.scale, is_causal=x.is_causal)
+    inputs = replace(x, q=cut("q", x.q), k=cut("k", x.k), v=cut("v", x.v), do=cut("do", x.do))
     kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
     which = f"head {head} of {heads}" if group == 1 else f"key head {head} of {heads}, with the {group} query heads that share it"
     shape = f"{x.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"

@@ -110,7 +110,7 @@ def test_words_and_arguments_are_the_same():
 
 def test_every_event_is_the_rounded_operation():
     """An event of another formula than it says."""
-    names = ("SS", "CAP", "TANH", "SCALED", "SINK", "SX", "SE", "L", "SL", "DSC", "DTANH", "DS", "PSINK", "DSINK")
+    names = ("SS", "CAP", "TANH", "SCALED", "SINK", "SX", "SE", "L", "SL", "DSC", "TT", "DTANH", "DCAP", "DS", "PSINK", "DSINK")
     sinks = SINKS.astype(np.float64)
     found = examine(*INPUTS, plan="fa2-bf16", block_q=T, block_k=T, scale=0.5, softcap=1.5, sinks=sinks, record=Record(events=names))
     after = {name: np.asarray(found.trace.events[name][1], np.float64) for name in names}
@@ -119,7 +119,7 @@ def test_every_event_is_the_rounded_operation():
     assert same("CAP", after["SS"] / 1.5) and same("TANH", np.tanh(after["CAP"])) and same("SCALED", 1.5 * after["TANH"])
     assert same("SINK", np.broadcast_to(sinks[None, :, None], (B, N, T))) and same("SE", np.exp(after["SX"]))
     assert same("SL", after["L"].reshape(-1) + after["SE"].reshape(-1))
-    assert same("DTANH", 1.0 - np.square(after["TANH"]))
+    assert same("TT", np.square(after["TANH"])) and same("DTANH", 1.0 - after["TT"]) and same("DCAP", after["DSC"] * after["DTANH"])
     lse, delta = (np.moveaxis(np.asarray(x, np.float64), 1, 2) for x in (found.lse, found.delta))
     assert same("PSINK", np.exp(sinks[None, :, None] - lse)) and same("DSINK", -after["PSINK"].reshape(-1) * delta.reshape(-1))
     rows = after["DSINK"].reshape(B, N, T)
@@ -181,3 +181,31 @@ def test_refusals(given, told):
     q, k, v, _ = INPUTS
     with pytest.raises((ValueError, TypeError), match=told):
         attend(q, k, v, **({"plan": "fa2-bf16"} | SIZES | given))
+
+
+def test_a_chain_multiplies_with_the_inverse():
+    """1 / c that is not rounded, as automatic differentiation has it; a c that the gradient does not meet."""
+    names = ("SS", "CAP", "DSC", "DCT", "DTANH", "DCAP", "DCQ", "DS")
+    plan = Plan.preset("fp32").changed("softcap=1.7 capped_by=chain")
+    found = examine(*INPUTS, plan=plan, block_q=T, block_k=T, scale=0.5, record=Record(events=names)).trace.events
+    after = {name: np.asarray(found[name][1], np.float32) for name in names}
+    inverse = np.float32(1.0 / float(np.float32(1.7)))
+    for name, product in (
+        ("CAP", after["SS"] * inverse), ("DCT", after["DSC"] * np.float32(1.7)), ("DCAP", after["DCT"] * after["DTANH"]),
+        ("DCQ", after["DCAP"] * inverse), ("DS", after["DCQ"]),
+    ):  # fmt: skip
+        assert np.array_equal(after[name], product), name
+
+
+def test_a_sum_of_ds_that_the_maximum_gives_up():
+    """DMAX without the sink's part, or taken from another key: rows of dS that do not add up to 0 in binary64."""
+    sinks = SINKS.astype(np.float64)
+    plan = Plan.preset("baseline-bf16").changed("saved_p=true sinks=key maximum_gradient=true X=bf16")
+    names = ("DS", "DMAX", "DSM", "X", "DSINK")
+    found = examine(*INPUTS, plan=plan, block_q=T, block_k=T, is_causal=True, sinks=sinks, record=Record(events=names)).trace.events
+    ds, dmax, dsm, x = (np.asarray(found[name][1], np.float64) for name in names[:4])
+    changed = ds != dsm
+    first = np.where(np.tri(T, dtype=bool), x, -np.inf).argmax(axis=-1)[..., None] == np.arange(T)
+    assert (changed & ~(first & (x == 0.0))).sum() == 0 and changed.any()
+    sums = ds.sum(axis=-1) + np.asarray(found["DSINK"][1], np.float64).reshape(ds.shape[:-1])
+    assert np.allclose(dmax.reshape(sums.shape), sums, rtol=2.0**-7, atol=1e-5)

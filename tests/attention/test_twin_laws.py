@@ -8,7 +8,7 @@ import pytest
 from roundscope.attention import DeltaFrom, Plan, Record, Site, examine
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.twins import TWINS
-from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.sites import OF_SINKS, PRODUCTS
 from roundscope.emu.sums.accumulator import Order
 from tests.checks.engines import normal
 
@@ -155,5 +155,5 @@ def test_a_trace_has_the_sites_of_the_plan_and_changes_nothing(twin):
         assert np.array_equal(getattr(plain, name), getattr(got, name)), name
     sites = {name for name in got.trace.stats if "." not in name}
     no_delta = {Site.OD} if plan.delta_from is DeltaFrom.P_DP else set()  # of which in_traces knows nothing
-    assert sites == {str(s) for s in Site if in_traces(plan, s)} - no_delta
+    assert sites == {str(s) for s in Site if in_traces(plan, s)} - no_delta - OF_SINKS  # the call has none
     assert {name for name in got.trace.stats if "." in name} == {f"{s}.step" for s in steps} - unseen(plan)

@@ -9,6 +9,7 @@ import os
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from roundscope.experiments.kernels.adapters import ADAPTERS, kernel
 from roundscope.experiments.kernels.outputs import Outputs
-from tests.checks.kernel_outputs import FAMILIES, GROUPS, inputs, of_one_head
+from tests.checks.kernel_outputs import FAMILIES, GROUPS, SERVED, inputs, of_one_head
 
 
 def adapter(name: str, folder: Path | None):
@@ -28,6 +29,10 @@ def adapter(name: str, folder: Path | None):
             raise ValueError("--released: name the folder of the released code")
         _, form, bucket = name.split("-")
         return released(folder, int(bucket), form == "compiled")
+    if name in SERVED:
+        from roundscope.experiments.kernels.adapters import torch_flex, transformers_eager
+
+        return {"flex-served": torch_flex.compiled, "gemma2": transformers_eager.eager, "gpt-oss": transformers_eager.gpt_oss}[name]
     return kernel(name.removesuffix("-few"))
 
 
@@ -47,7 +52,7 @@ def capture(names: tuple[str, ...], folder: Path | None, log) -> dict[str, np.nd
         for family, (_, heads) in FAMILIES.items():
             for causal in (False, True):
                 begun, label = time.perf_counter(), f"{name}/{family}/{'causal' if causal else 'full'}"
-                x = inputs(family, causal)
+                x = inputs(family, causal, name)
                 x = of_one_head(x) if name.endswith("-few") else x
                 try:
                     run = adapter(name, folder)
@@ -64,11 +69,18 @@ def capture(names: tuple[str, ...], folder: Path | None, log) -> dict[str, np.nd
 
 
 INSTRUCTIONS = {"ex2": "ex2.approx.ftz.f32", "rcp": "rcp.approx.ftz.f32", "lg2": "lg2.approx.ftz.f32"}
-FUNCTIONS = (*INSTRUCTIONS, "expf", "logf", "log2f")
+FUNCTIONS = (*INSTRUCTIONS, "expf", "logf", "log2f", "tanhf")
 
 
 def approximate(name: str, words: np.ndarray) -> np.ndarray:
     """Return the results of the instruction, or of the function of CUDA's library, on this GPU; arguments and results are uint32 words."""
+    import cupy
+
+    return cupy.asnumpy(launched(name, cupy.asarray(words)))
+
+
+def launched(name: str, words: Any) -> Any:
+    """The same of a CuPy array, which stays on the GPU."""
     import cupy
 
     instruction = f'asm("{INSTRUCTIONS[name]} %0, %1;" : "=f"(r) : "f"(x[i]));' if name in INSTRUCTIONS else f"r = {name}(x[i]);"
@@ -77,10 +89,10 @@ def approximate(name: str, words: np.ndarray) -> np.ndarray:
         "  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;"
         f"  if (i < n) {{ float r; {instruction} y[i] = r; }} }}"
     )
-    x = cupy.asarray(words).view(cupy.float32)
+    x = words.view(cupy.float32)
     y = cupy.empty_like(x)
     cupy.RawKernel(source, "f")(((x.size + 255) // 256,), (256,), (x, y, np.int64(x.size)))
-    return cupy.asnumpy(y).view(np.uint32)
+    return y.view(cupy.uint32)
 
 
 def sampled_words() -> np.ndarray:
@@ -144,7 +156,7 @@ def main() -> None:
         (options.out / "log.txt").write_text("\n".join(lines))
 
 
-assert set(ADAPTERS) >= {n.removesuffix("-few") for g in GROUPS.values() for n in g if not n.startswith("released")}
+assert set(ADAPTERS) >= {n.removesuffix("-few") for g in GROUPS.values() for n in g if not n.startswith("released") and n not in SERVED}
 
 if __name__ == "__main__":
     main()

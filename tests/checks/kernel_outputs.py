@@ -5,8 +5,10 @@ python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what
 
 import json
 import sys
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ GROUPS = {
     "cudnn": ("sdpa-cudnn", "jax-cudnn"),
     "efficient": ("sdpa-efficient", "sdpa-math"),
     "torch": ("flex", "eager"),
+    "served": ("flex-served", "gemma2", "gpt-oss"),
     "jax": ("jax-xla", "pallas"),
     "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
     "released": ("released-eager-512", "released-eager-256", "released-compiled-512", "released-compiled-256"),
@@ -50,16 +53,32 @@ FAMILIES = {  # name -> arrays, heads that are kept
 }
 
 
-def inputs(family: str, causal: bool) -> Inputs:
-    """The arguments of one call on the GPU."""
+@cache
+def sinks() -> np.ndarray:
+    """Logits of 48 heads, about N(0, 1) in BF16."""
+    return normal(77, 1, 1, 48, 1).reshape(-1)
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "flex-served": {"window": 128, "softcap": 5.0},
+    "gemma2": {"softcap": 50.0},
+    "gpt-oss": {"sinks": True},
+}
+
+
+def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
+    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more."""
     q, k, v, do = FAMILIES[family][0]()
-    return Inputs(q=q, k=k, v=v, do=do, scale=q.shape[-1] ** -0.5, is_causal=causal)
+    more = dict(SERVED.get(kernel, {}))
+    if more.get("sinks"):
+        more["sinks"] = sinks()[: q.shape[2]]
+    return Inputs(q=q, k=k, v=v, do=do, scale=q.shape[-1] ** -0.5, is_causal=causal, **more)
 
 
 def of_one_head(x: Inputs, head: int = 0) -> Inputs:
     """One head alone."""
     parts = {n: np.ascontiguousarray(getattr(x, n)[:1, :, head : head + 1]) for n in ("q", "k", "v", "do")}
-    return Inputs(**parts, scale=x.scale, is_causal=x.is_causal)
+    return replace(x, **parts, sinks=None if x.sinks is None else x.sinks[head : head + 1])
 
 
 def widened(x: np.ndarray) -> np.ndarray:

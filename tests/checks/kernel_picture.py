@@ -43,7 +43,7 @@ def drawn() -> Figure:
     figure = Figure(figsize=(9, 9.6), layout="constrained")
     axes = figure.subplots()
     labels, y = [], 0.0
-    for name in TWINS:
+    for name in KERNELS:
         before, after = differing(name, preset_of(name)), differing(name, TWINS[name])
         for part in PARTS:
             a, b = max(before[part], NONE), max(after[part], NONE)

@@ -20,6 +20,7 @@ KERNELS = {  # twin -> the kernel that it is compared with
     "sdpa-math": "sdpa-math", "pallas-mha": "pallas",
     "qiu-yao-eager": "released-eager-512", "qiu-yao-compiled": "released-compiled-512",
 }  # fmt: skip
+SERVED_BY = {"flex-served": "flex", "gemma2": "eager", "gpt-oss": "gpt-oss"}  # kernel with a window, softcap or sinks -> twin
 PARTS = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -37,13 +38,13 @@ def recorded(folder: Path, kernel: str) -> dict[str, np.ndarray]:
     return {key: x[:1, :1] if key.endswith("/lse") else x[:1, :, :1] for key, x in own.items()}
 
 
-def shares(twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the share of equal bits of each output that a twin gives."""
-    x = of_one_head(inputs(family, causal))
+def shares(twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray], kernel: str = "") -> dict[str, float]:
+    """Return the share of equal bits of each output that a twin gives; kernel: one of `SERVED`, for its window, softcap or sinks."""
+    x = of_one_head(inputs(family, causal, kernel))
     block_q, block_k = twin.tiles(x.q.shape[-1])
     got = examine(
         x.q, x.k, x.v, x.do, plan=twin.plan, block_q=block_q, block_k=min(block_k, x.k.shape[1]), scale=x.scale,
-        is_causal=causal, record=None, engine="numpy",
+        is_causal=causal, record=None, engine="numpy", window=x.window, softcap=x.softcap, sinks=x.sinks,
     )  # fmt: skip
     found = {}
     for part in PARTS:
@@ -56,12 +57,12 @@ def shares(twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray]
 
 def rows(folder: Path | None) -> Iterator[tuple[str, ...]]:
     """Twin, kernel, family, mode and the shares of the parts."""
-    for name, kernel in KERNELS.items():
+    for name, kernel in (*KERNELS.items(), *((twin, kernel) for kernel, twin in SERVED_BY.items())):
         outputs = stored(kernel) if folder is None else recorded(folder, kernel)
         for family in FAMILIES:
             for causal in (False, True):
                 if f"{family}/{'causal' if causal else 'full'}/out" in outputs:
-                    found = shares(TWINS[name], family, causal, outputs)
+                    found = shares(TWINS[name], family, causal, outputs, kernel)
                     told = (f"{found[part]:.5f}" if part in found else "" for part in PARTS)
                     yield name, kernel, family, "causal" if causal else "full", *told
 

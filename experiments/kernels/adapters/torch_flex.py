@@ -1,4 +1,4 @@
-"""`torch.nn.attention.flex_attention`, compiled as its documentation asks for."""
+"""`torch.nn.attention.flex_attention`, compiled as its documentation asks for, with windows and softcaps."""
 
 from functools import cache
 
@@ -15,19 +15,21 @@ def _compiled():  # type: ignore[no-untyped-def]
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _is_seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
-
-
 def compiled(x: Inputs) -> Outputs:
-    """The call; causal by a block mask."""
+    """The call; causal and in a window by a block mask."""
     torch._dynamo.reset()  # after eight shapes it would run what it has not compiled
     rows, keys = x.q.shape[1], x.k.shape[1]
-    mask = None
-    if x.is_causal:
-        mask = create_block_mask(_is_seen, None, None, rows, keys, device=device())
+    window, cap = x.window or max(rows, keys), x.softcap
+
+    def is_seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k if x.is_causal else k - q < window) & (q - k < window) if x.window else q >= k
+
+    def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    mask = create_block_mask(is_seen, None, None, rows, keys, device=device()) if x.is_causal or x.window else None
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _compiled()(q, k, v, block_mask=mask, scale=x.scale)
+        return _compiled()(q, k, v, score_mod=capped if cap else None, block_mask=mask, scale=x.scale)
 
     return called(attention, x)

@@ -40,4 +40,5 @@ def inputs(family: str, heads: int, tokens: int = TOKENS) -> tuple[Inputs, int]:
     x = {role: np.ascontiguousarray(array.astype(ml_dtypes.bfloat16).astype(np.float32)) for role, array in x.items()}
     for role, array in x.items():
         array[..., -1] = 1.0 if role == "k" else 0.0
-    return Inputs(**x, scale=x["q"].shape[-1] ** -0.5, is_causal=True), different
+    q, k, v, do = (x[role] for role in ("q", "k", "v", "do"))
+    return Inputs(q=q, k=k, v=v, do=do, scale=q.shape[-1] ** -0.5, is_causal=True), different

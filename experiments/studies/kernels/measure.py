@@ -66,8 +66,8 @@ def by_head(x: Any, heads: int) -> np.ndarray:
 
 def first(x: Inputs, heads: int) -> Inputs:
     """The first heads of the first batch entries, one batch entry each."""
-    parts = {n: by_head(getattr(x, n), heads).astype(np.float32)[:, :, None] for n in ("q", "k", "v", "do")}
-    return Inputs(**parts, scale=x.scale, is_causal=x.is_causal)
+    q, k, v, do = (by_head(a, heads).astype(np.float32)[:, :, None] for a in (x.q, x.k, x.v, x.do))
+    return replace(x, q=q, k=k, v=v, do=do)
 
 
 def exact_of(x: Inputs, heads: int) -> Exact:

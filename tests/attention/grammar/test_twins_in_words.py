@@ -9,7 +9,7 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.edits import KINDS
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum
+from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum, Sinks
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.plan import OF_KERNEL
 from roundscope.attention.plans.twins import TWINS
@@ -53,6 +53,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         "saved_p": "unfused=true",
         "first_tile_apart": "kept_state=true",
         "log2_e": "exp=ex2",
+        "maximum_gradient": "unfused=true saved_p=true",
         "score_gradient": "unfused=true saved_p=true delta_from=P_DP",
         "stale_maximum": log2_e,
         "offset": log2_e,
@@ -60,12 +61,12 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
     }
     types = {f.name: f.type for f in fields(Plan)}
     for name in words:
-        base = BASE.changed(before.get(name, ""))
-        old = getattr(base, name)
+        old = getattr(BASE.changed(before.get(name, "")), name)
         values = {bool: (True, False), int: (0, 1, 3), float: (0.0, 2.5, 4.0), Polynomial | None: (None, Polynomial(10, 4, 1))}.get(
             types[name]
         ) or tuple(type(old))
         for value in values:
+            base = BASE.changed("unfused=true" if value is Sinks.KEY else before.get(name, ""))
             made = base.changed(f"{name}={str(value).lower() if isinstance(value, bool) or value is None else value}")
             assert getattr(made, name) == value and type(getattr(made, name)) is type(value)
             assert unnamed(replace(made, **{name: old})) == unnamed(base)
