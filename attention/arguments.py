@@ -2,6 +2,7 @@
 
 import math
 import operator
+import reprlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ def plan_given(plan: Any) -> Plan:
     if isinstance(plan, str):
         return Plan.preset(plan)
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan={plan!r}: give a Plan, or the name of a preset such as 'fa2-bf16'")
+        raise TypeError(f"plan={reprlib.repr(plan)}: give a Plan, or the name of a preset such as 'fa2-bf16'; `examine` takes a list of them")
     return plan
 
 

@@ -18,11 +18,11 @@ FORWARD = (Site.SS, Site.CAP, Site.TANH)
 BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B)
 
 
-def capped(at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = FORWARD) -> tuple[Array, float]:
+def capped(at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = FORWARD) -> tuple[Array, Array | float]:
     """The scores and the factor that makes them logits: (S, scale), or (TANH, c) of a plan with a softcap c."""
-    cap, ops = _cap(at), at.ops
-    if not cap:
+    if not at.plan.softcap:
         return s, scale
+    cap, ops = _cap(at), at.ops
     scaled, quotient, tanh = sites
     x = at(quotient, _by_cap(at, at(scaled, ops.multiply(s, scale))))
     if at.plan.tanh is Tanh.CUDA:
@@ -30,9 +30,9 @@ def capped(at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = 
     return at(tanh, ops.call(tanh64, x)), cap
 
 
-def factor(at: Events, scale: float) -> float:
+def factor(at: Events, scale: float) -> Array | float:
     """The factor of `capped` alone, with which the maximum is multiplied too."""
-    return _cap(at) or scale
+    return _cap(at) if at.plan.softcap else scale
 
 
 def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
@@ -41,7 +41,7 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
     Of a chain, DCT = c DSC comes before DCAP, and DCQ = DCAP / c behind it.
     """
     ops, cap = at.ops, _cap(at)
-    slope = at(Site.DTANH, ops.odd_sum(ops.xp.ones_like(tanh), -at(Site.TT, ops.multiply(tanh, tanh))))
+    slope = at(Site.DTANH, ops.odd_sum(ops.hidden(ops.xp.ones_like(tanh)), -at(Site.TT, ops.multiply(tanh, tanh))))
     ds = at(Site.DSC, ds)
     if at.plan.capped_by is CappedBy.QUOTIENT:
         return at(Site.DCAP, ops.multiply(ds, slope))
@@ -49,15 +49,22 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
     return at(Site.DCQ, _by_cap(at, at(Site.DCAP, ops.multiply(ds, slope))))
 
 
-def _cap(at: Events) -> float:
-    """c, in binary32 unless SCALED is wider, as the scale is."""
-    cap = at.plan.softcap
-    return cap if at.plan[Site.SCALED].format.precision > 24 else float(np.float32(cap))
+def _cap(at: Events) -> Array | float:
+    """c, in binary32 unless SCALED is wider, as the scale is; of arms trained side by side the format is traced."""
+    cap, narrow = at.plan.softcap, _narrow(at.plan.softcap)
+    if cap == narrow:
+        return cap
+    wide = at.plan[Site.SCALED].format.precision > 24
+    return at.ops.xp.where(wide, cap, narrow)
 
 
 def _by_cap(at: Events, x: Array) -> Array:
     """x / c, or of a chain x times binary32(1 / c), not rounded yet."""
-    ops, cap = at.ops, _cap(at)
+    ops = at.ops
     if at.plan.capped_by is CappedBy.QUOTIENT:
-        return ops.divide(x, ops.xp.full_like(x, cap))
-    return ops.multiply(x, float(np.float32(1.0 / cap)))
+        return ops.divide(x, ops.xp.full_like(x, _cap(at)))
+    return ops.multiply(x, _narrow(1.0 / _narrow(at.plan.softcap)))
+
+
+def _narrow(x: float) -> float:
+    return float(np.float32(x))

@@ -27,7 +27,7 @@ class Ops:
     round      (x, rounding, random) -> x rounded once; random: int32 in [0, 2^31) or None
     round_blocks   (x, block format, axis, random) -> x in blocks along an axis, and the scale T X of each number (emu.blocks.ops)
     transposed (T, K) -> (K, T)
-    odd_sum    a + b in binary64, rounded to odd (emu.sums.odd)
+    odd_sum    a + b in binary64, rounded to odd (emu.sums.odd); a constant a is `hidden` first: XLA makes (b + 1) - 1 b
     multiply   a * b that no compiler fuses with a following addition
     hidden     the array, its numbers unknown to the compiler: XLA takes 0 + x for x, -0 too
     divide     a / b, of arrays of one shape, which no compiler makes a multiplication with 1 / b

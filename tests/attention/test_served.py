@@ -209,3 +209,13 @@ def test_a_sum_of_ds_that_the_maximum_gives_up():
     assert (changed & ~(first & (x == 0.0))).sum() == 0 and changed.any()
     sums = ds.sum(axis=-1) + np.asarray(found["DSINK"][1], np.float64).reshape(ds.shape[:-1])
     assert np.allclose(dmax.reshape(sums.shape), sums, rtol=2.0**-7, atol=1e-5)
+
+
+def test_softcaps_of_plans_that_differ_by_their_scores_format():
+    """A softcap that asks a traced format whether it is wide: of arms trained side by side; a c that binary32 does not have."""
+    q, k, v, _ = INPUTS
+    plans = [Plan.preset("fp32").changed(f"softcap=1.7 SCALED={f} CAP={f}") for f in ("fp32", "fp64")]
+    for engine in ("numpy", "xla"):
+        both = examine(q, k, v, plan=plans, engine=engine, record=None, **SIZES).out
+        for i, plan in enumerate(plans):
+            assert np.array_equal(both[i], attend(q[i : i + 1], k[i : i + 1], v[i : i + 1], plan=plan, engine=engine, **SIZES)[0])
