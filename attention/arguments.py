@@ -52,7 +52,7 @@ def plan_given(plan: Any) -> Plan:
     if isinstance(plan, str):
         return Plan.preset(plan)
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan={reprlib.repr(plan)}: give a Plan, or the name of a preset such as 'fa2-bf16'; `examine` takes a list of them")
+        raise TypeError(f"plan={reprlib.repr(plan)}: give a Plan or a preset's name, such as 'fa2-bf16'; `examine` takes a list too")
     return plan
 
 
