@@ -276,7 +276,11 @@ def _examine(
     gradients: tuple[Any, ...] = (None, None, None, None)
     dsinks = None
     if do is not None:
-        (dq, dk, dv, delta), seen = run.backward(setup, *qkv, heads_mask, out, wide, lse, rounded[Site.DO], each, *more)
+        keys = qkv[1]
+        if setup.plan.scaled_keys:
+            keys, seen = run.round_inputs(setup, Site.KC, keys, each)
+            parts.append(part(g, seen))
+        (dq, dk, dv, delta), seen = run.backward(setup, qkv[0], keys, qkv[2], heads_mask, out, wide, lse, rounded[Site.DO], each, *more)
         parts += [part(n, seen["whole"], seen["tiles"], backward=True), part(g, seen["keys"])]
         if more:
             dsinks, seen = run.sink_gradients(setup, *more, lse, delta, each)

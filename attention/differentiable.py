@@ -87,6 +87,8 @@ def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Ar
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
     do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
+    if setup.plan.scaled_keys:
+        k, _ = run.round_inputs(setup, Site.KC, k, each)
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     gradients = tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))

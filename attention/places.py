@@ -66,7 +66,8 @@ OF_SPLITS = (Site.LANES, Site.INV, Site.OI, Site.LN, Site.LSE, Site.SW, Site.SO)
 INSTEAD = {
     Site.LS: "SCALED", Site.CM: "M", Site.MO: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
     Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
-    Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
+    Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.KC: "K",
+    Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
     Site.SW: "LSE", Site.SO: "OUT", Site.LL: "DELTA", Site.INV2: "DELTA", Site.DPL2: "DELTA", Site.DPL: "DS",
     Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
     Site.SS: "SCALED", Site.CAP: "SCALED", Site.TANH: "SCALED", Site.SS_B: "SCALED_B", Site.CAP_B: "SCALED_B", Site.TANH_B: "SCALED_B",
@@ -102,6 +103,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.DSM: plan.maximum_gradient,
         Site.QS: plan.scale_roots,
         Site.KS: plan.scale_roots,
+        Site.KC: plan.scaled_keys,
         Site.SW: bool(plan.split_tiles),
         Site.SO: bool(plan.split_tiles),
         Site.DPQ: plan.dp_from_delta,
@@ -126,6 +128,8 @@ def _without(plan: Plan) -> dict[Site, str]:
         found[Site.ROWSUM] = "L"
     if plan.exponent_again is BackwardExponent.AFTER:
         found[Site.SCALED_B] = "X_B"
+    if plan.scaled_keys:
+        found[Site.SCALED_B] = "KC or S_B"
     if plan.score_gradient is ScoreGradient.SOFTMAX:
         found[Site.DPD] = "DS"
     if plan.saved_p:

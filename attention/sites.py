@@ -85,6 +85,7 @@ class Site(StrEnum):
     TANH_B = "TANH_B", "tanh(CAP_B)", Axes.TS, "backward", 79
     TT = "TT", "TANH_B^2", Axes.TS, "backward", 92
     DTANH = "DTANH", "1 - TT", Axes.TS, "backward", 80
+    KC = "KC", "scale log2 e k, the keys of S_B and DQ", Axes.SH, "backward", 95
     SCALED_B = "SCALED_B", "scale S_B, or softcap TANH_B", Axes.TS, "backward", 24
     LS_B = "LS_B", "log2 e SCALED_B", Axes.TS, "backward", 42
     LSE2 = "LSE2", "log2 e LSE", Axes.T, "backward", 43
@@ -152,24 +153,24 @@ OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
 # events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
 OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_CHAIN | OF_SINKS | OF_QUOTIENT | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
-    Site.DMAX, Site.DSM, Site.QS, Site.KS, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
+    Site.DMAX, Site.DSM, Site.QS, Site.KS, Site.KC, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
 }  # fmt: skip
 
 # events of key heads, which query heads share
-KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.SDK, Site.DK_OUT, Site.DV_OUT})
+KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.KC, Site.SDK, Site.DK_OUT, Site.DV_OUT})
 
 # events of the backward
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
 ONCE = frozenset(s for s in Site if s.stage == "inputs") | OF_SINKS | {
-    Site.QS, Site.KS, Site.SW, Site.SO, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO, Site.DELTA,
-    Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
+    Site.QS, Site.KS, Site.KC, Site.SW, Site.SO, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO,
+    Site.DELTA, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
 }  # fmt: skip
 
 # events with the features of q and k; others that have any have those of v
 QUERY_FEATURES = frozenset(
-    {Site.Q, Site.K, Site.QS, Site.KS, Site.DQP, Site.DKP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT}
+    {Site.Q, Site.K, Site.QS, Site.KS, Site.KC, Site.DQP, Site.DKP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT}
 )
 
 # the sums of products, each with an accumulator of its own

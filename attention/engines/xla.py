@@ -92,7 +92,7 @@ def _round_inputs(site: Site, setup: Setup, x: Array, each: Each | None = None) 
     return jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
 
 
-_ROUND_INPUTS = {site: _wide(partial(_round_inputs, site)) for site in (Site.Q, Site.K, Site.V, Site.DO)}
+_ROUND_INPUTS = {site: _wide(partial(_round_inputs, site)) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.KC)}
 
 
 def round_inputs(setup: Setup, site: Site, x: Array, each: Each | None = None) -> Any:

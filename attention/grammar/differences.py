@@ -34,7 +34,7 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
     # what needs another field leaves before that one does
     leaving: list[str] = [
         name
-        for name in ("fused_exponent", "log2_e", "first_tile_apart", "maximum_gradient")
+        for name in ("scaled_keys", "fused_exponent", "log2_e", "first_tile_apart", "maximum_gradient")
         if name in words and getattr(plan, name) in (False, Log2E.NONE)
     ]
     if base.score_gradient is ScoreGradient.QUOTIENT and "score_gradient" in words:

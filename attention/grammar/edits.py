@@ -190,6 +190,7 @@ KINDS: dict[str, Kind] = {
     "query_order": _one_of("order of queries", tuple(QueryOrder), "query_order", QueryOrder),
     "gradients_apart": _one_of("gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart),
     "scale_roots": _flag("scale_roots"),
+    "scaled_keys": _flag("scaled_keys"),
     "dp_from_delta": _flag("dp_from_delta"),
     "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
     "stale_maximum": Kind(power_words, lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text)))),

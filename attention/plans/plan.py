@@ -63,6 +63,7 @@ class Plan:
     query_order        the order of the tiles in dK, dV and dQ
     gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK and DV add
     scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are their gradients; the scores with nothing
+    scaled_keys        the backward multiplies K with scale log2 e and rounds it, KC, for S_B and dQ, which ln 2 multiplies at the end
     dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
     split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW and SO; 0: all are one
     offset             P is 2^offset exp(S - m), in X, in EXP, in the row sum and in O: the cast of P has it, L has not
@@ -128,6 +129,7 @@ class Plan:
     maximum_gradient: bool = False
     score_gradient: ScoreGradient = ScoreGradient.DIFFERENCE
     gradient_scale: ScaleOfGradient = ScaleOfGradient.RESULT
+    scaled_keys: bool = False
 
     def __post_init__(self) -> None:
         if len(self.roundings) != len(Site):
@@ -144,6 +146,8 @@ class Plan:
             raise ValueError("score_gradient=quotient: is of EXP and l as the forward had them; it goes with saved_p and delta_from=P_DP")
         if self.maximum_gradient and not self.saved_p:
             raise ValueError("maximum_gradient=True: the sum of dS is of whole rows, whose maximum is known; it goes with saved_p")
+        if self.scaled_keys and not (self.lse_base2 and self.log2_e is Log2E.SCALE and self.gradient_scale is ScaleOfGradient.RESULT):
+            raise ValueError("scaled_keys=True: S_B is in base 2, as L must be; it needs log2_e=scale, lse_base2, gradient_scale=result")
         if self.first_tile_apart and not self.kept_state:
             raise ValueError("first_tile_apart=True: only a row sum that is kept in memory is another one there; it goes with kept_state")
         if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM)):
@@ -272,6 +276,8 @@ class Plan:
             return (self.row_sum_of,)
         if site is not Site.DELTA:
             own = {Site.Q: Site.QS, Site.K: Site.KS} if self.scale_roots else {}
+            if self.scaled_keys and site in (Site.S_B, Site.DQ):
+                own[Site.K] = Site.KC
             if self.dp_from_delta and site is Site.DQ:
                 own[Site.DS] = Site.DSQ
             return tuple(own.get(factor, factor) for factor in FACTORS[site])
@@ -356,8 +362,8 @@ OF_KERNEL = (
     "log2_e", "fused_exponent", "unfused_if_cut", "fused_without_mask",
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
-    "ds_from_p", "score_gradient", "maximum_gradient", "gradient_scale", "scale_roots", "dp_from_delta", "split_tiles", "first_tile_apart",
-    "stale_maximum", "offset", "polynomial", "softcap", "capped_by", "tanh", "window", "sinks",
+    "ds_from_p", "score_gradient", "maximum_gradient", "gradient_scale", "scale_roots", "scaled_keys", "dp_from_delta", "split_tiles",
+    "first_tile_apart", "stale_maximum", "offset", "polynomial", "softcap", "capped_by", "tanh", "window", "sinks",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

@@ -27,8 +27,9 @@ from roundscope.attention.plans.presets import fa2_bf16
 from roundscope.attention.plans.released import qiu_yao_compiled, qiu_yao_eager
 from roundscope.attention.plans.unfused import eager, gpt_oss, jax_xla, sdpa_math
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64
+from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, FP16
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import tensor_core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,18 @@ def flex() -> Plan:
         reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True, log=Logarithm.CUDA,
         query_order=QueryOrder.MASKED_FIRST, capped_by=CappedBy.CHAIN, tanh=Tanh.CUDA,
     )  # fmt: skip
+
+
+def triton_tutorial() -> Plan:
+    """Triton's tutorial 06, in FP16: flex's tiles that are cut, X in base 2; its backward reads K times scale log2 e, rounded once more."""
+    plan = replace(
+        flex(), log2_e=Log2E.SCALE, key_order=KeyOrder.ASCENDING, capped_by=CappedBy.QUOTIENT, tanh=Tanh.CORRECT, scaled_keys=True,
+    ).at(Site.TT, BINARY32)  # fmt: skip
+    core = tensor_core("hopper", "fp16")
+    for site in (Site.S, Site.PV, Site.S_B, Site.DP, Site.DQ, Site.DK, Site.DV):
+        plan = plan.adding(site, core)
+    halves = (*(s for s in Site if plan[s] == BF16), Site.KC)
+    return plan.rounded(dict.fromkeys(halves, FP16), "triton-tutorial")
 
 
 def pallas_mha() -> Plan:

@@ -59,6 +59,8 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
         scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
         fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
         return multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None]) if fused else at(Site.X_B, scaled - lse[:, None])
+    if plan.scaled_keys:
+        return at(Site.X_B, masked(at, s) - lse[:, None])
     scale = base2_scale(plan, scale)
     if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))

@@ -18,7 +18,8 @@ from roundscope.attention.events.recorder import Record, Recorder
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradient, Sinks
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import KEY_SITES, Site
+from roundscope.attention.softmax.exponents import base2_scale
 from roundscope.attention.softmax.row_sums import reciprocal
 from roundscope.attention.softmax.sinks import sink_gradient, sink_logit
 from roundscope.attention.softmax.softcap import factor
@@ -27,6 +28,8 @@ from roundscope.attention.tiles.orders import Pass, cut_by, merged, passes
 from roundscope.attention.tiles.splits import counted_together, joined, splits_of
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.instructions.logarithms import LN_2
+from roundscope.emu.rounding.modes import BINARY32
 
 ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}
 Seen = dict[str, Any]
@@ -200,9 +203,11 @@ def _mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
 
 
 def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tuple[Array, Seen]:
-    """The event of one input tensor: (rows, features), padded."""
-    heads = setup.key_heads if site in (Site.K, Site.V) else setup.heads
+    """The event of one input tensor, or KC, of K rounded: (rows, features), padded."""
+    heads = setup.key_heads if site in KEY_SITES else setup.heads
     at = events_at(ops, setup, _whole(ops, setup, head, None, heads))
+    if site is Site.KC:  # of a product in binary32
+        x = ops.round(ops.multiply(x, base2_scale(setup.plan, setup.scale)), BINARY32, None)
     rounded = at(site, x)
     if setup.plan.scale_roots and site in ROOTED:
         rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))
@@ -351,7 +356,7 @@ def by_halves(xp: Any, x: Array) -> Array:
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     """dQ as it leaves."""
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dq = algorithm.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor))
+        dq = algorithm.register(at, Site.SDQ, at.ops.multiply(dq, LN_2 if setup.plan.scaled_keys else setup.factor))
     return at(Site.DQ_OUT, dq)
 
 

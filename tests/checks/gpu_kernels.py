@@ -1,6 +1,6 @@
 """Outputs of real attention kernels on a GPU, for the plans that are to give the same bits; and its approximate functions.
 
-python -m tests.checks.gpu_kernels --out FOLDER [--released FOLDER] [--only NAME,...]
+python -m tests.checks.gpu_kernels --out FOLDER [--released FOLDER] [--tutorial FILE] [--only NAME,...]
 """
 
 import argparse
@@ -20,8 +20,14 @@ from roundscope.experiments.kernels.outputs import Outputs
 from tests.checks.kernel_outputs import FAMILIES, GROUPS, SERVED, inputs, of_one_head
 
 
-def adapter(name: str, folder: Path | None):
-    """The function of that name."""
+def adapter(name: str, folder: Path | None, tutorial: Path | None):
+    """The function of that name; folder: of the released code; tutorial: Triton's file."""
+    if name == "triton-tutorial":
+        from roundscope.experiments.kernels.adapters import triton_tutorial
+
+        if tutorial is None:
+            raise ValueError("--tutorial: name the file of Triton's tutorial")
+        return triton_tutorial.tutorial(tutorial)
     if name.startswith("released"):
         from roundscope.experiments.kernels.adapters.released import released
 
@@ -45,7 +51,7 @@ def packed(x: Outputs) -> dict[str, np.ndarray]:
     return found
 
 
-def capture(names: tuple[str, ...], folder: Path | None, log) -> dict[str, np.ndarray]:
+def capture(names: tuple[str, ...], theirs: tuple[Path | None, Path | None], log) -> dict[str, np.ndarray]:
     """The outputs of some kernels on every family, causal and full."""
     arrays = {}
     for name in names:
@@ -55,7 +61,7 @@ def capture(names: tuple[str, ...], folder: Path | None, log) -> dict[str, np.nd
                 x = inputs(family, causal, name)
                 x = of_one_head(x) if name.endswith("-few") else x
                 try:
-                    run = adapter(name, folder)
+                    run = adapter(name, *theirs)
                     first, again = run(x), run(x)
                 except Exception as error:
                     log(f"{label}: {type(error).__name__}: {str(error)[:300]}")
@@ -82,6 +88,7 @@ def approximate(name: str, words: np.ndarray) -> np.ndarray:
 def launched(name: str, words: Any) -> Any:
     """The same of a CuPy array, which stays on the GPU."""
     import cupy
+    from cupy.cuda.compiler import compile_using_nvrtc
 
     instruction = f'asm("{INSTRUCTIONS[name]} %0, %1;" : "=f"(r) : "f"(x[i]));' if name in INSTRUCTIONS else f"r = {name}(x[i]);"
     source = (
@@ -91,7 +98,10 @@ def launched(name: str, words: Any) -> Any:
     )
     x = words.view(cupy.float32)
     y = cupy.empty_like(x)
-    cupy.RawKernel(source, "f")(((x.size + 255) // 256,), (256,), (x, y, np.int64(x.size)))
+    binary, _ = compile_using_nvrtc(source, ("--ftz=false",))  # RawKernel would flush subnormal numbers to 0
+    module = cupy.cuda.function.Module()
+    module.load(binary)
+    module.get_function("f")(((x.size + 255) // 256,), (256,), (x, y, np.int64(x.size)))
     return y.view(cupy.uint32)
 
 
@@ -134,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--released", type=Path)
+    parser.add_argument("--tutorial", type=Path)
     parser.add_argument("--only", default=",".join(("functions", *GROUPS)))
     options = parser.parse_args()
     options.out.mkdir(exist_ok=True, parents=True)
@@ -147,7 +158,7 @@ def main() -> None:
     for group in options.only.split(","):
         begun = time.perf_counter()
         try:
-            arrays = functions() if group == "functions" else capture(GROUPS[group], options.released, log)
+            arrays = functions() if group == "functions" else capture(GROUPS[group], (options.released, options.tutorial), log)
         except Exception:
             traceback.print_exc()
             continue
@@ -156,7 +167,8 @@ def main() -> None:
         (options.out / "log.txt").write_text("\n".join(lines))
 
 
-assert set(ADAPTERS) >= {n.removesuffix("-few") for g in GROUPS.values() for n in g if not n.startswith("released") and n not in SERVED}
+THEIR_FILES = ("released", "triton-tutorial")  # kernels that lie in folders and files of others
+assert set(ADAPTERS) >= {n.removesuffix("-few") for g in GROUPS.values() for n in g if not n.startswith(THEIR_FILES) and n not in SERVED}
 
 if __name__ == "__main__":
     main()

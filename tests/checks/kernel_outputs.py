@@ -25,6 +25,7 @@ GROUPS = {
     "served": ("flex-served", "gemma2", "gpt-oss"),
     "jax": ("jax-xla", "pallas"),
     "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
+    "triton": ("triton-tutorial",),
     "released": ("released-eager-512", "released-eager-256", "released-compiled-512", "released-compiled-256"),
 }
 STORED = ("layer4", "gaussian64")

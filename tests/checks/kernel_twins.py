@@ -55,24 +55,31 @@ def shares(twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray]
     return found
 
 
-def rows(folder: Path | None) -> Iterator[tuple[str, ...]]:
-    """Twin, kernel, family, mode and the shares of the parts."""
+def compared(folder: Path | None) -> Iterator[tuple[str, str, dict[str, dict[str, float]]]]:
+    """Twin, kernel, and by "family mode" the shares of the parts."""
     for name, kernel in (*KERNELS.items(), *((twin, kernel) for kernel, twin in SERVED_BY.items())):
         outputs = stored(kernel) if folder is None else recorded(folder, kernel)
-        for family in FAMILIES:
-            for causal in (False, True):
-                if f"{family}/{'causal' if causal else 'full'}/out" in outputs:
-                    found = shares(TWINS[name], family, causal, outputs, kernel)
-                    told = (f"{found[part]:.5f}" if part in found else "" for part in PARTS)
-                    yield name, kernel, family, "causal" if causal else "full", *told
+        calls = [(family, causal) for family in FAMILIES for causal in (False, True)]
+        modes = {f"{family} {'causal' if causal else 'full'}": (family, causal) for family, causal in calls}
+        there = {mode: call for mode, call in modes.items() if f"{mode.replace(' ', '/')}/out" in outputs}
+        yield name, kernel, {mode: shares(TWINS[name], *call, outputs, kernel) for mode, call in there.items()}
+
+
+def summary(found: dict[str, dict[str, float]]) -> Iterator[str]:
+    """How many calls were compared, the least share of each part, and the calls in which one was below 1."""
+    yield str(len(found))
+    for part in PARTS:
+        shares_of = [parts[part] for parts in found.values() if part in parts]
+        yield f"{min(shares_of):.5f}" if shares_of else ""
+    yield ", ".join(mode for mode, parts in found.items() if min(parts.values()) < 1.0)
 
 
 def main() -> None:
-    """A table in Markdown."""
-    print("| twin | kernel | inputs | mask |", " | ".join(PARTS), "|")
+    """A table in Markdown, a row for each twin."""
+    print("| twin | kernel | calls |", " | ".join(PARTS), "| below 1 in |")
     print("|---" * (4 + len(PARTS)) + "|")
-    for row in rows(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
-        print("|", " | ".join(row), "|", flush=True)
+    for name, kernel, found in compared(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
+        print("|", " | ".join((name, kernel, *summary(found))), "|", flush=True)
 
 
 if __name__ == "__main__":

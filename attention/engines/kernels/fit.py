@@ -37,6 +37,7 @@ RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices
     "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ),
     "score_gradient": (ScoreGradient.DIFFERENCE,),
     "scale_roots": (False,),
+    "scaled_keys": (False,),
     "split_tiles": (0,),
     "stale_maximum": (0.0,),
     "offset": (0,),

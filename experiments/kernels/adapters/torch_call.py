@@ -1,4 +1,4 @@
-"""Calls of a function of torch tensors (B, N, T, H) in BF16, forward and backward."""
+"""Calls of a function of torch tensors (B, N, T, H) in 16 bits, forward and backward."""
 
 from collections.abc import Callable
 
@@ -16,10 +16,10 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def tensor(x: np.ndarray) -> Tensor:
-    """(B, T, N, H) float32 -> (B, N, T, H) BF16 on the device, contiguous."""
+def tensor(x: np.ndarray, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """(B, T, N, H) float32 -> (B, N, T, H) in the dtype, on the device, contiguous."""
     moved = np.ascontiguousarray(x.swapaxes(1, 2))
-    return torch.from_numpy(moved).to(device(), torch.bfloat16)
+    return torch.from_numpy(moved).to(device(), dtype)
 
 
 def array(x: Tensor) -> np.ndarray:
@@ -27,11 +27,11 @@ def array(x: Tensor) -> np.ndarray:
     return np.ascontiguousarray(x.detach().float().cpu().numpy().swapaxes(1, 2))
 
 
-def called(attention: Attention, x: Inputs, lse: Tensor | None = None) -> Outputs:
+def called(attention: Attention, x: Inputs, lse: Tensor | None = None, dtype: torch.dtype = torch.bfloat16) -> Outputs:
     """The outputs of one call, and the gradients of its three arguments."""
-    q, k, v = (tensor(a).requires_grad_() for a in (x.q, x.k, x.v))
+    q, k, v = (tensor(a, dtype).requires_grad_() for a in (x.q, x.k, x.v))
     out = attention(q, k, v)
-    out.backward(tensor(x.do).to(out.dtype))
+    out.backward(tensor(x.do, dtype).to(out.dtype))
     dq, dk, dv = (array(a.grad) for a in (q, k, v) if a.grad is not None)
     sums = None if lse is None else lse.float().cpu().numpy()
     return Outputs(out=array(out), lse=sums, dq=dq, dk=dk, dv=dv)

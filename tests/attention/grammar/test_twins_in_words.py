@@ -53,6 +53,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         "saved_p": "unfused=true",
         "first_tile_apart": "kept_state=true",
         "log2_e": "exp=ex2",
+        "scaled_keys": "exp=ex2 log2_e=scale lse_base2=true",
         "maximum_gradient": "unfused=true saved_p=true",
         "score_gradient": "unfused=true saved_p=true delta_from=P_DP",
         "stale_maximum": log2_e,

@@ -1,0 +1,44 @@
+"""The attention of Triton's tutorial 06, read from a file that has it (triton-lang/triton, python/tutorials/06-fused-attention.py).
+
+It computes in FP16, forward and backward. Its autotuner picks tiles by their time;
+here they are those of its own tests: 128 queries, 64 keys.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from roundscope.experiments.kernels.adapters.torch_call import called
+from roundscope.experiments.kernels.outputs import Inputs, Outputs
+
+
+def tutorial(file: Path) -> Callable[[Inputs], Outputs]:
+    """The kernel; its inputs are rounded to FP16.
+
+    Args:
+        file: the tutorial.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    spec = importlib.util.spec_from_file_location("triton_tutorial_attention", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Triton reads the source of what it compiles
+    spec.loader.exec_module(module)
+    tuned = module._attn_fwd.configs
+
+    def run(x: Inputs) -> Outputs:
+        tiles = {"BLOCK_M": 128, "BLOCK_N": min(64, x.q.shape[-1])}
+        module._attn_fwd.configs = [c for c in tuned if c.kwargs == tiles and c.num_warps == 4 and c.num_stages == 2]
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return module.attention(q, k, v, x.is_causal, x.scale, False)
+
+        return called(attention, x, dtype=torch.float16)
+
+    return run
