@@ -95,15 +95,14 @@ def flex() -> Plan:
 
 
 def triton_tutorial() -> Plan:
-    """Triton's tutorial 06, in FP16: flex's tiles that are cut, X in base 2; its backward reads K times scale log2 e, rounded once more."""
+    """The attention of Triton's tutorial 06, in FP16: its backward multiplies K with scale log2 e and rounds it again, so S_B is not S."""
     plan = replace(
-        flex(), log2_e=Log2E.SCALE, key_order=KeyOrder.ASCENDING, capped_by=CappedBy.QUOTIENT, tanh=Tanh.CORRECT, scaled_keys=True,
-    ).at(Site.TT, BINARY32)  # fmt: skip
-    core = tensor_core("hopper", "fp16")
-    for site in (Site.S, Site.PV, Site.S_B, Site.DP, Site.DQ, Site.DK, Site.DV):
-        plan = plan.adding(site, core)
-    halves = (*(s for s in Site if plan[s] == BF16), Site.KC)
-    return plan.rounded(dict.fromkeys(halves, FP16), "triton-tutorial")
+        _fused("triton-tutorial", tensor_core("hopper", "fp16"), lanes=16), log2_e=Log2E.SCALE, fused_exponent=True,
+        row_sum=RowSum.TILES, unfused_if_cut=True, reciprocal=Reciprocal.RCP, gradients_apart=GradientsApart.NONE, lse_base2=True,
+        log=Logarithm.CUDA, query_order=QueryOrder.MASKED_FIRST, scaled_keys=True,
+    )  # fmt: skip
+    halves = (*(site for site in Site if plan[site] == BF16), Site.KC)
+    return plan.rounded(dict.fromkeys(halves, FP16))
 
 
 def pallas_mha() -> Plan:
@@ -140,6 +139,9 @@ _TWINS = {
     ),
     "flex": Twin(
         plan=flex(), tiles=lambda width: (128, 128 if width == 64 else 64), source=f"flex_attention, compiled, {TORCH}"
+    ),
+    "triton-tutorial": Twin(
+        plan=triton_tutorial(), tiles=lambda width: (128, min(64, width)), source="Triton's tutorial 06, triton 3.6.0, one H200"
     ),
     "eager": Twin(
         plan=eager(), tiles=lambda width: (512, WHOLE), source=f"eager attention of transformers 5.17.0, {TORCH}"

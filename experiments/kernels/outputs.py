@@ -57,7 +57,7 @@ class Outputs:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """Write arrays to a safetensors file: those of BF16 numbers as BF16, others as FP32.
+    """Write arrays to a safetensors file: those of BF16 numbers as BF16, those of FP16 numbers as FP16, others as FP32.
 
     Args:
         path: the file.
@@ -68,7 +68,10 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]
     from safetensors.numpy import save_file
 
     def stored(x: np.ndarray) -> np.ndarray:
-        narrow = x.astype(ml_dtypes.bfloat16)
-        return narrow if np.array_equal(narrow.astype(np.float32), x, equal_nan=True) else x
+        for dtype in (ml_dtypes.bfloat16, np.float16):
+            narrow = x.astype(dtype)
+            if np.array_equal(narrow.astype(np.float32), x, equal_nan=True):
+                return narrow
+        return x
 
     save_file({n: np.ascontiguousarray(stored(x)) for n, x in arrays.items()}, path, dict(about))

@@ -17,7 +17,7 @@ from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one
 KERNELS = {  # twin -> the kernel that it is compared with
     "fa2": "sdpa-flash", "fa2-split": "sdpa-flash-few",
     "cudnn": "sdpa-cudnn", "sdpa-efficient": "sdpa-efficient", "eager": "eager", "jax-xla": "jax-xla", "flex": "flex",
-    "sdpa-math": "sdpa-math", "pallas-mha": "pallas",
+    "sdpa-math": "sdpa-math", "pallas-mha": "pallas", "triton-tutorial": "triton-tutorial",
     "qiu-yao-eager": "released-eager-512", "qiu-yao-compiled": "released-compiled-512",
 }  # fmt: skip
 SERVED_BY = {"flex-served": "flex", "gemma2": "eager", "gpt-oss": "gpt-oss"}  # kernel with a window, softcap or sinks -> twin

@@ -118,6 +118,7 @@ KNOWN = {
     "sdpa-cudnn": "cudnn", "pallas": "pallas-mha", "sdpa-flash-few": "fa2-split", "sdpa-flash": "fa2", "sdpa-math": "sdpa-math",
     "sdpa-efficient": "sdpa-efficient", "flex": "flex", "eager": "eager", "jax-xla": "jax-xla", "released-eager-512": "qiu-yao-eager",
     "released-compiled-512": "qiu-yao-compiled", "released-compiled-256": "qiu-yao-compiled",
+    "triton-tutorial": "triton-tutorial",
 }  # fmt: skip
 OFTEN = ("sdpa-cudnn", "pallas")
 
