@@ -70,13 +70,16 @@ def kernels(
     released: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A checkout of the released code of arXiv 2510.04212, to be measured too.")
     ] = None,
+    tutorial: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Triton's tutorial 06, 06-fused-attention.py, to be measured too.")
+    ] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Draw what the folder holds; no kernel runs.")] = False,
     json: Json = False,
 ) -> None:
     """Measure which real attention kernels are biased, on named inputs."""
     from roundscope.experiments.studies.kernels import study
 
-    if code := study.run(out=out, as_json=json, draw=draw, released=released, only=only):
+    if code := study.run(out=out, as_json=json, draw=draw, released=released, tutorial=tutorial, only=only):
         raise typer.Exit(code)
 
 

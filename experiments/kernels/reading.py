@@ -8,7 +8,7 @@ import numpy as np
 
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad, one_line
-from roundscope.experiments.kernels.adapters import ADAPTERS, kernel
+from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.tensors.files import TensorFile, open_tensors
 from roundscope.experiments.tensors.layers import BARE, Layer, read_layers, sample_path
@@ -54,7 +54,7 @@ def read(source: str, options: Options) -> Call:
     path = Path(source)
     if path.is_file():
         return _of_file(path, options)
-    if source in ADAPTERS or re.fullmatch(r"[\w.]+:\w+", source):
+    if source in ADAPTERS or plain_name(source) in OF_FILES or re.fullmatch(r"[\w.]+:\w+", source):
         return _of_kernel(source, options)
     if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
         raise bad("FILE", source, "no such file; give a safetensors or npz file, or the name of a kernel")
@@ -79,7 +79,7 @@ def _of_kernel(name: str, options: Options) -> Call:
     except RuntimeError as error:
         repair = f"does not run here ({one_line(error)[:200]}); run it on its machine and give a file of what it returned"
         raise bad("KERNEL", name, repair) from None
-    return _one_head(name, f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
+    return _one_head(plain_name(name), f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
 
 
 def _of_file(path: Path, options: Options) -> Call:

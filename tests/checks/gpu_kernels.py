@@ -23,11 +23,7 @@ from tests.checks.kernel_outputs import FAMILIES, GROUPS, SERVED, inputs, of_one
 def adapter(name: str, folder: Path | None, tutorial: Path | None):
     """The function of that name; folder: of the released code; tutorial: Triton's file."""
     if name == "triton-tutorial":
-        from roundscope.experiments.kernels.adapters import triton_tutorial
-
-        if tutorial is None:
-            raise ValueError("--tutorial: name the file of Triton's tutorial")
-        return triton_tutorial.tutorial(tutorial)
+        return kernel(f"{name}:{tutorial or ''}")
     if name.startswith("released"):
         from roundscope.experiments.kernels.adapters.released import released
 

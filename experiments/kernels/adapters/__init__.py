@@ -5,6 +5,8 @@ An adapter takes `Inputs` and returns `Outputs`. Here: calls and layouts. Not he
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
@@ -25,18 +27,38 @@ ADAPTERS = {  # name -> module here, function
     "tokamax-chunked": ("jax_tokamax", "chunked"),
 }
 
+OF_FILES = {  # name -> module here, function of a path, what lies there
+    "released-eager": ("released", "eager", "attention.py"),
+    "released-compiled": ("released", "compiled", "attention.py"),
+    "triton-tutorial": ("triton_tutorial", "tutorial", ""),
+}
+
+
+def plain_name(name: str) -> str:
+    """The name of a kernel without the path of its code: "triton-tutorial" of "triton-tutorial:06-fused-attention.py"."""
+    head, _, _ = name.partition(":")
+    return head if head in OF_FILES else name
+
 
 def kernel(name: str) -> Kernel:
-    """The adapter of that name, or of a user's `module:function`.
+    """The adapter of that name, of `NAME:PATH` for code that no package has, or of a user's `module:function`.
 
     Raises:
-        ValueError: the name is neither.
+        ValueError: the name is none of them, or nothing lies at the path.
     """
+    head, _, path = name.partition(":")
+    if head in OF_FILES:
+        module, function, file = OF_FILES[head]
+        if not path or not (Path(path) / file).is_file():
+            raise ValueError(f"kernel={name}: no {file or 'file'} there; give {head}:{'FOLDER' if file else 'FILE'}")
+        return getattr(_adapter(module), function)(Path(path))
     if name in ADAPTERS:
         module, function = ADAPTERS[name]
-        return getattr(importlib.import_module(f"{__name__}.{module}"), function)
-    if ":" in name:
-        from roundscope.experiments.kernels.adapters.user import user_kernel
+        return getattr(_adapter(module), function)
+    if path:
+        return _adapter("user").user_kernel(name)
+    raise ValueError(f"kernel={name}: must be one of {', '.join(ADAPTERS)}, {', '.join(f'{n}:PATH' for n in OF_FILES)}, or module:function")
 
-        return user_kernel(name)
-    raise ValueError(f"kernel={name}: must be one of {', '.join(ADAPTERS)}, or module:function")
+
+def _adapter(module: str) -> Any:
+    return importlib.import_module(f"{__name__}.{module}")

@@ -47,3 +47,13 @@ def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable
             return called(function, x)
 
     return run
+
+
+def eager(folder: Path) -> Callable[[Inputs], Outputs]:
+    """The code run as it is written, on tiles of 512."""
+    return released(folder)
+
+
+def compiled(folder: Path) -> Callable[[Inputs], Outputs]:
+    """The code as its training runs it, on tiles of 512."""
+    return released(folder, compile=True)

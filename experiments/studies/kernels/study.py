@@ -12,7 +12,7 @@ from typing import Any
 
 from roundscope.attention.plans.twins import TWINS
 from roundscope.experiments.errors import bad
-from roundscope.experiments.kernels.adapters import ADAPTERS, Kernel, kernel
+from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import plain
@@ -37,9 +37,8 @@ HEADS = {True: 48, False: 4}  # with a GPU; without. With few heads kernels spli
 TWIN_OF = {
     "sdpa-flash": "fa2", "sdpa-cudnn": "cudnn", "jax-cudnn": "cudnn", "sdpa-efficient": "sdpa-efficient", "flex": "flex",
     "eager": "eager", "jax-xla": "jax-xla", "sdpa-math": "sdpa-math", "pallas": "pallas-mha",
-    "released-eager": "qiu-yao-eager", "released-compiled": "qiu-yao-compiled",
+    "triton-tutorial": "triton-tutorial", "released-eager": "qiu-yao-eager", "released-compiled": "qiu-yao-compiled",
 }  # fmt: skip
-RELEASED = ("released-eager", "released-compiled")
 CAPTION = (
     "Gain: the mean over heads of <kernel - exact, exact> / |exact|^2; below 0 (orange) the result is too short, above 0 (blue) too long. "
     f"Bold: |z| of {CLEAR:g} or more, heads being independent. -: the kernel does not run on these inputs."
@@ -50,28 +49,33 @@ CAVEATS = (
 )
 
 
-def run(*, out: Path, as_json: bool, draw: bool, released: Path | None, only: str | None) -> int:
+def run(*, out: Path, as_json: bool, draw: bool, released: Path | None, tutorial: Path | None, only: str | None) -> int:
     """report.html, kernels.json and measured.json in `out`; the exit code.
 
     Raises:
-        UsageError: a kernel that is not known, or a folder without the released code.
+        UsageError: a kernel that is not known, or a path without its code.
     """
-    names = [*ADAPTERS, *(RELEASED if released else ())]
-    wanted = names if only is None else [name.strip() for name in only.split(",")]
-    for name in wanted:
-        if name not in names and ":" not in name:
-            raise bad("--only", name, f"must be among {', '.join(names)}, or module:function")
     if released is not None and not (released / "attention.py").is_file():
         raise bad("--released", str(released), "has no attention.py; give a checkout of ucker/why-low-precision-training-fails")
-    return command.run(study(wanted, released), out=out, command=f"roundscope {KERNELS.command}", as_json=as_json, draw=draw)
+    if tutorial is not None and not tutorial.is_file():
+        raise bad("--tutorial", str(tutorial), "no such file; give Triton's python/tutorials/06-fused-attention.py")
+    paths = {"released-eager": released, "released-compiled": released, "triton-tutorial": tutorial}
+    names = {**dict.fromkeys(ADAPTERS, ""), **{name: f":{path}" for name, path in paths.items() if path is not None}}
+    wanted = list(names) if only is None else [name.strip() for name in only.split(",")]
+    for name in wanted:
+        if name not in names and ":" not in name:
+            needs = " (needs its path)" if name in OF_FILES else ""
+            raise bad("--only", name, f"must be among {', '.join(names)}, or module:function{needs}")
+    wanted = [name + names.get(name, "") for name in wanted]
+    return command.run(study(wanted), out=out, command=f"roundscope {KERNELS.command}", as_json=as_json, draw=draw)
 
 
-def study(names: Sequence[str] = tuple(ADAPTERS), released: Path | None = None, **sizes: Any) -> Study[Rows]:
+def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
     """The study of these kernels."""
     return Study(
         name=KERNELS.name,
         question=KERNELS.question,
-        measure=lambda out, draw: _measure(names, released, out, draw, **sizes),
+        measure=lambda out, draw: _measure(names, out, draw, **sizes),
         unit="kernels x families",
         kept=RECORD,
         answer=answer,
@@ -91,28 +95,19 @@ def study(names: Sequence[str] = tuple(ADAPTERS), released: Path | None = None, 
     )  # fmt: skip
 
 
-def _kernel(name: str, released: Path | None) -> Kernel:
-    if name not in RELEASED:
-        return kernel(name)
-    from roundscope.experiments.kernels.adapters.released import released as code
-
-    assert released is not None
-    return code(released, 512, name == "released-compiled")
-
-
 def _measure(
-    names: Sequence[str], released: Path | None, out: Path, draw: bool, heads: int | None = None,
+    names: Sequence[str], out: Path, draw: bool, heads: int | None = None,
     families: Sequence[str] = (*NAMES, SAMPLE), tokens: int = TOKENS,
 ) -> tuple[Outcome, Rows | None]:  # fmt: skip
     """What the folder's record holds, and, unless only that is drawn, what it lacks."""
     rows = read(out / RECORD)
     there = {(row.kernel, row.family) for row in rows}
-    todo = [] if draw else [(f, [n for n in names if (n, f) not in there]) for f in families]
+    todo = [] if draw else [(f, [n for n in names if (plain_name(n), f) not in there]) for f in families]
     total = sum(len(missing) for _, missing in todo)
     done = 0
     try:
         with bar("kernels", total) as progress:
-            for row in _rows(todo, released, heads or HEADS[has_gpu()], tokens):
+            for row in _rows(todo, heads or HEADS[has_gpu()], tokens):
                 rows.append(row)
                 done += 1
                 progress(done)
@@ -122,29 +117,30 @@ def _measure(
     return Outcome(launches=len(rows), there=len(rows), ran=done, devices=[device("xla")]), rows or None
 
 
-def _rows(todo: Sequence[tuple[str, list[str]]], released: Path | None, heads: int, tokens: int) -> Iterator[Row]:
+def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Iterator[Row]:
     """Family by family; twins run on the processor's cores beside the kernels."""
     with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
         given = {family: inputs(family, heads, tokens) for family, missing in todo if missing}
         twins = {
             (family, twin): pool.submit(twin_outputs, twin, given[family][0])
             for family, missing in todo
-            for twin in sorted({TWIN_OF[n] for n in missing if TWIN_OF.get(n) in TWINS})
+            for twin in sorted({TWIN_OF.get(plain_name(n), "") for n in missing} & set(TWINS))
         }
         exacts = {family: pool.submit(exact_of, *x) for family, x in given.items()}
         for family, missing in todo:
             for name in missing:
-                twin = TWIN_OF.get(name, "")
+                twin = TWIN_OF.get(plain_name(name), "")
                 wanted = twins.get((family, twin))
-                yield _row(name, family, released, *given[family], exacts[family].result(), twin, wanted.result() if wanted else None)
+                yield _row(name, family, *given[family], exacts[family].result(), twin, wanted.result() if wanted else None)
 
 
-def _row(name: str, family: str, released: Path | None, x: Inputs, heads: int, exact: Any, twin: str, twins: Outputs | None) -> Row:
+def _row(name: str, family: str, x: Inputs, heads: int, exact: Any, twin: str, twins: Outputs | None) -> Row:
+    label = plain_name(name)
     try:
-        run = _kernel(name, released)
+        run = kernel(name)
     except (ImportError, ValueError) as error:
-        return Row(kernel=name, family=family, failed=f"{type(error).__name__}: {error}")
-    return measured(name, family, run, x, heads, exact, twin if twins else "", twins)
+        return Row(kernel=label, family=family, failed=f"{type(error).__name__}: {error}")
+    return measured(label, family, run, x, heads, exact, twin if twins else "", twins)
 
 
 def write(path: Path, rows: Rows) -> None:

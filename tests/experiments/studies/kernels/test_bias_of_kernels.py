@@ -112,7 +112,9 @@ def test_bad_input_ends_in_one_line(tmp_path, roundscope):
     """A traceback."""
     for words, told in (
         (("--only", "sdpa-flsh"), "sdpa-flash"),
+        (("--only", "triton-tutorial"), "needs its path"),
         (("--released", tmp_path), "attention.py"),
+        (("--tutorial", tmp_path), "06-fused-attention.py"),
         (("--draw",), "holds no results"),
     ):
         code, _, err = roundscope("kernels", *words, "--out", tmp_path / "none")
