@@ -22,6 +22,7 @@ from roundscope.attention.softmax.exponents import (
     exponents,
     exponents_again,
 )
+from roundscope.attention.softmax.flushed import all_of, empty, flushed
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite, less_maximum
 from roundscope.attention.softmax.quotient import quotient_gradient, quotient_terms
@@ -30,25 +31,26 @@ from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.emu.backends.ops import Array
 
-State = tuple[Array, Array, Array]  # m (bq,), l (bq,), O (bq, H)
+State = tuple[Any, ...]  # m (bq,), l (bq,), O (bq, H); of plans with `flushed_tiles` what they keep
 
 
 def start(xp: Any, plan: Plan, rows: int, features: int, sink: Array | None = None) -> State:
     """The state before the first tile; of a row in lanes, l is (bq, 4). sink: (bq,), of rows that begin with one."""
     in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
+    kept = (empty(xp, rows, features),) if plan.flushed_tiles else ()
     if sink is not None:
         whole = 2.0**plan.offset  # exp(0)
         m, l = sink, l + whole * (xp.arange(4) == 0) if in_lanes else l + whole
-        return m, l, xp.zeros((rows, features))
-    return xp.full((rows,), -math.inf), l, xp.zeros((rows, features))
+        return m, l, xp.zeros((rows, features)), *kept
+    return xp.full((rows,), -math.inf), l, xp.zeros((rows, features)), *kept
 
 
 def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: Array) -> State:
     """One key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10 (with the rescaling of line 10 as alpha, not its inverse)."""
     ops, plan = at.ops, at.plan
     mul = ops.multiply
-    m_old, l, o = state
+    m_old, l, o, *kept = state
 
     s, c = capped(at, scale, at.product(Site.S, q, k.T))
     m, x, dm = exponents(at, c, m_old, s)
@@ -60,13 +62,15 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 
     if plan.normalise_first:
         return _unfused(at, m, al, e, v)
+    if kept:
+        ao, kept[0] = flushed(at, alpha, ao, kept[0])
     p = at(Site.P, e)
     l = new_row_sum(at, al, p if plan.row_sum_of is Site.P else e)
     if plan.pv_into_o:
         o = at(Site.O, *at.sum(Site.PV, p, v, init=ao, event=Site.O))
     else:
         o = at(Site.O, ao + at.product(Site.PV, p, v))
-    return m, l, o
+    return m, l, o, *kept
 
 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
@@ -88,7 +92,8 @@ def finish(
 
     apart: (rows,), which divide by l as it is and not as it is kept;  sink: (rows,), which a row adds at its end
     """
-    m, as_it_is, o = state
+    m, as_it_is, o, *kept = state
+    o = all_of(at, o, kept[0]) if kept else o
     l, scale = _kept_row_sum(at, as_it_is), factor(at, scale)
     if sink is not None:
         m, l = with_sink(at, base2_scale(at.plan, scale), m, l, sink)

@@ -63,6 +63,9 @@ class Site(StrEnum):
     AO = "AO", "alpha O", Axes.TH, "forward", 15
     PV = "PV", "sum_s P v", Axes.TH, "forward", 16
     O = "O", "AO + PV", Axes.TH, "forward", 17
+    BETA = "BETA", "product of the ALPHA since O was flushed", Axes.T, "forward", 96
+    OA = "OA", "BETA OA + AO, the sum that O is flushed into", Axes.TH, "forward", 97
+    OT = "OT", "BETA OA + O, all of O", Axes.TH, "forward", 98
     LANES = "LANES", "l, its lanes added up, or as it is kept", Axes.T, "forward", 40
     SX = "SX", "SINK - m", Axes.T, "forward", 74
     SE = "SE", "exp(SX)", Axes.T, "forward", 75
@@ -137,7 +140,7 @@ FACTORS = {
 }  # fmt: skip
 
 # events that a row's first tile does not have
-RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO})
+RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
 
 # binary32 registers that are cast to a result or an operand: events of plans with `registers`
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
@@ -154,6 +157,7 @@ OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
 OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_CHAIN | OF_SINKS | OF_QUOTIENT | {
     Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
     Site.DMAX, Site.DSM, Site.QS, Site.KS, Site.KC, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
+    Site.BETA, Site.OA, Site.OT,
 }  # fmt: skip
 
 # events of key heads, which query heads share
@@ -164,8 +168,8 @@ BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
 ONCE = frozenset(s for s in Site if s.stage == "inputs") | OF_SINKS | {
-    Site.QS, Site.KS, Site.KC, Site.SW, Site.SO, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD, Site.DOO,
-    Site.DELTA, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
+    Site.QS, Site.KS, Site.KC, Site.SW, Site.SO, Site.OT, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD,
+    Site.DOO, Site.DELTA, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
 }  # fmt: skip
 
 # events with the features of q and k; others that have any have those of v

@@ -193,6 +193,7 @@ KINDS: dict[str, Kind] = {
     "scaled_keys": _flag("scaled_keys"),
     "dp_from_delta": _flag("dp_from_delta"),
     "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
+    "flushed_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "flushed_tiles", int(count_words(text)))),
     "stale_maximum": Kind(power_words, lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text)))),
     "offset": Kind(count_words, lambda plan, text, _: _replaced(plan, "offset", int(count_words(text)))),
     "polynomial": Kind(polynomial_words, lambda plan, text, _: _replaced(plan, "polynomial", Polynomial.parse(text))),

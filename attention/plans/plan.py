@@ -66,6 +66,7 @@ class Plan:
     scaled_keys        the backward multiplies K with scale log2 e and rounds it, KC, for S_B and dQ, which ln 2 multiplies at the end
     dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK, delta is taken from DP as ever
     split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW and SO; 0: all are one
+    flushed_tiles       O is flushed every so many key tiles into a sum of its own, OA, in binary32 unless OA rounds otherwise; 0: never
     offset             P is 2^offset exp(S - m), in X, in EXP, in the row sum and in O: the cast of P has it, L has not
     polynomial         the columns in which EXP is computed by a polynomial, or None
     softcap            c > 0: scores are c tanh(scale S / c), SS, CAP and TANH, as in Gemma 2; 0: they are scale S
@@ -113,6 +114,7 @@ class Plan:
     scale_roots: bool = False
     dp_from_delta: bool = False
     split_tiles: int = 0
+    flushed_tiles: int = 0
     stale_maximum: float = 0.0
     offset: int = 0
     polynomial: Polynomial | None = None
@@ -166,6 +168,9 @@ class Plan:
         if self.split_tiles < 0 or (self.split_tiles and is_whole):
             told = "goes with a softmax in tiles, an L in base e, and key tiles that go up or down"
             raise ValueError(f"split_tiles={self.split_tiles}: a number of key tiles, 0 for no split; it {told}")
+        if self.flushed_tiles < 0 or (self.flushed_tiles and (self.normalise_first or self.split_tiles)):
+            told = "a number of key tiles, 0 for never; it goes with a softmax in tiles, whose keys are not split"
+            raise ValueError(f"flushed_tiles={self.flushed_tiles}: {told}")
         if self.stabiliser is not None and self.log2_e is not Log2E.NONE:
             raise ValueError(f"stabiliser: its shift is of scores in base e; use log2_e=none, here log2_e={self.log2_e}")
         for site, block in self.blocks:
@@ -363,7 +368,7 @@ OF_KERNEL = (
     "row_sum", "log", "reciprocal", "registers", "query_order", "gradients_apart", "lse_base2", "kept_state",
     "delta_products", "saved_p", "exponent_again",
     "ds_from_p", "score_gradient", "maximum_gradient", "gradient_scale", "scale_roots", "scaled_keys", "dp_from_delta", "split_tiles",
-    "first_tile_apart", "stale_maximum", "offset", "polynomial", "softcap", "capped_by", "tanh", "window", "sinks",
+    "flushed_tiles", "first_tile_apart", "stale_maximum", "offset", "polynomial", "softcap", "capped_by", "tanh", "window", "sinks",
 )  # fmt: skip
 """Fields of a plan in which only the twins of real kernels differ from the presets."""
 

@@ -20,6 +20,7 @@ from roundscope.attention.plans.choices import DeltaFrom, KeyOrder, ScaleOfGradi
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import KEY_SITES, Site
 from roundscope.attention.softmax.exponents import base2_scale
+from roundscope.attention.softmax.flushed import is_due
 from roundscope.attention.softmax.row_sums import reciprocal
 from roundscope.attention.softmax.sinks import sink_gradient, sink_logit
 from roundscope.attention.softmax.softcap import factor
@@ -238,6 +239,9 @@ def forward(
                 j = last - 1 - n if descending else first + n if order is None else order[n]
                 tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf)
 
+                if setup.plan.flushed_tiles:
+                    tile = replace(tile, is_flushed=is_due(setup.plan, state[3]))
+
                 def compute() -> tuple[Any, Seen]:
                     at = events_at(ops, setup, tile)
                     new = algorithm.forward_tile(at, setup.of_scores, state, x[0], y[0], y[1])
@@ -258,13 +262,20 @@ def forward(
 
     rows = (q_tiles,) if masks is None else (q_tiles, masks)
     _, (states, seen) = ops.scan(query_tile, None, (*rows, _tiles(sinks, setup.block_q)) if is_first else rows)
-    whole = [(m.reshape(-1), l.reshape(-1, *l.shape[2:]), o.reshape(-1, o.shape[-1])) for m, l, o in states]
+    whole = [tuple(_rows_of_tiles(part) for part in state) for state in states]
     if not setup.plan.split_tiles:
         has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
         apart = xp.arange(q.shape[0]) < setup.block_q if has_apart else None
         return algorithm.finish(at, setup.of_scores, whole[0], apart, None if is_first else sinks), {"tiles": seen, "whole": at.seen()}
     results, of_whole = _combined(ops, setup, head, mask, at, whole)
     return results, {"tiles": seen, "whole": of_whole}
+
+
+def _rows_of_tiles(x: Any) -> Any:
+    """(query tiles, rows, ...) -> (rows, ...), of arrays and tuples of them; (query tiles,) stays."""
+    if isinstance(x, tuple):
+        return tuple(_rows_of_tiles(part) for part in x)
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _combined(

@@ -19,6 +19,7 @@ class Tile:
     keys       (keys,): keys that some query of this tile sees
     sample     what a trace looks at, of queries and of keys; None for all
     is_cut     the diagonal crosses the tile, of a causal call
+    is_flushed the accumulator of O is flushed before this tile, of plans with `flushed_tiles`
     is_whole   all scores exist
     is_unrecorded    events may happen where none exists, if they leave what is there as it is: nobody counts them
     """
@@ -35,6 +36,7 @@ class Tile:
     keys: Array
     sample: tuple[Side, Side] | None = None
     is_cut: Any = False
+    is_flushed: Any = False
     is_whole: bool = False
     is_unrecorded: bool = False
 
@@ -44,7 +46,8 @@ class Tile:
             return self.mask
         if site.axes is Axes.SH:
             return self.keys[:, None]
-        return (self.rescaled if site in RESCALES else self.rows)[:, None]
+        rows = self.rescaled if site in RESCALES else self.rows
+        return (rows & self.is_flushed if site is Site.OA else rows)[:, None]
 
     def looked_at(self, site: Site) -> Side | None:
         """What a trace looks at of an event; None for all of it."""

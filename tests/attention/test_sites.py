@@ -20,6 +20,7 @@ STREAMS = {
     "SS": 70, "CAP": 71, "TANH": 72, "SINK": 73, "SX": 74, "SE": 75, "SL": 76, "SS_B": 77, "CAP_B": 78, "TANH_B": 79, "DTANH": 80,
     "DSC": 81, "PSINK": 82, "DSINK": 83, "MO": 84,
     "LL": 85, "INV2": 86, "DPL2": 87, "DPL": 88, "DCT": 89, "DCAP": 90, "DCQ": 91, "TT": 92, "DMAX": 93, "DSM": 94, "KC": 95,
+    "BETA": 96, "OA": 97, "OT": 98,
     "DQ": 32, "DK": 33, "DQ_OUT": 34, "DK_OUT": 35, "DV_OUT": 36,
 }  # fmt: skip
 

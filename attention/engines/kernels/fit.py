@@ -39,6 +39,7 @@ RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices
     "scale_roots": (False,),
     "scaled_keys": (False,),
     "split_tiles": (0,),
+    "flushed_tiles": (0,),
     "stale_maximum": (0.0,),
     "offset": (0,),
     "polynomial": (None,),
