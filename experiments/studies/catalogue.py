@@ -92,6 +92,15 @@ FA4 = Entry(
     seeds=(2, 8),
     note="needs no GPU",
 )
+TWO_LEVEL = Entry(
+    name="two-level",
+    command="reproduce two-level",
+    question="How much too short does FP8 attention on Hopper get over long rows, and does flushing its accumulator cure it?",
+    paper="vllm-project/flash-attention #104, two-level accumulation",
+    quick=12,
+    seeds=(2, 8),
+    note="needs no GPU",
+)
 DOSE = Entry(
     name="dose",
     command="dose",
@@ -155,12 +164,12 @@ KERNELS = Entry(
     name="kernels",
     command="kernels",
     question="Which real attention kernels are biased, and on which inputs?",
-    full=103,
+    full=109,
     seeds=(1, 1),
     note="heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of installed libraries run",
 )
 
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4)  # of `roundscope reproduce`
+PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL)  # of `roundscope reproduce`
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # of `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # of `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.studies.catalogue import FA4, GOLDEN, MXFP8, PAPERS, QIU_YAO, RELEASED, SU, named
+from roundscope.experiments.studies.catalogue import FA4, GOLDEN, MXFP8, PAPERS, QIU_YAO, RELEASED, SU, TWO_LEVEL, named
 
 
 def run(
@@ -71,6 +71,12 @@ def _fa4(quick: bool, *_: Any) -> Any:
     return asked(quick)
 
 
+def _two_level(quick: bool, *_: Any) -> Any:
+    from roundscope.experiments.studies.two_level.study import asked
+
+    return asked(quick)
+
+
 STUDIES: dict[str, Callable[[bool, str, int | None], Any]] = {
     GOLDEN.name: _golden,
     QIU_YAO.name: _qiu_yao,
@@ -78,4 +84,5 @@ STUDIES: dict[str, Callable[[bool, str, int | None], Any]] = {
     SU.name: _su,
     MXFP8.name: _mxfp8,
     FA4.name: _fa4,
+    TWO_LEVEL.name: _two_level,
 }

@@ -1,6 +1,7 @@
 """The tensor cores of this machine's GPU against `emu.sums.tensor_cores`, bit for bit: `make gpu-tensor-core`, part of `make gpu-check`.
 
     python -m tests.checks.gpu_tensor_core --arch hopper [--size 4096] [--types bf16,fp16]
+    python -m tests.checks.gpu_tensor_core --long     sums of 16,384 products of one sign, and how much too small they are
 
 Triton's `tl.dot` multiplies tiles of 64 x 64 with the sums in the tensor core, K = 64 factors at a time and ascending; the XLA executor of
 the model runs on the same GPU. Inputs of each type, size^2 sums each: normal numbers, a wide range of exponents, mostly zeros, numbers
@@ -22,7 +23,7 @@ from tests.checks.engines import shipped
 
 KINDS = ("normal", "wide", "sparse", "tiny", "cancelling", "codes", "real")
 TYPES = ("bf16", "fp16", "tf32", "e4m3fn", "e5m2")
-K, BLOCK = 128, 1024
+K, LONG, BLOCK = 128, 16384, 1024
 
 
 def numbers(kind: str, seed: int, shape: tuple[int, int], f: Format) -> np.ndarray:
@@ -72,7 +73,7 @@ def on_tensor_core(a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
     types["e5m2"] = torch.float8_e5m2
     x, y = (torch.from_numpy(v).cuda().to(types[name]) for v in (a, b))
     c = torch.empty((a.shape[0], b.shape[1]), dtype=torch.float32, device="cuda")
-    product[(a.shape[0] // 64, b.shape[1] // 64)](x, y, c, b.shape[1], K, 64, num_warps=4)
+    product[(a.shape[0] // 64, b.shape[1] // 64)](x, y, c, b.shape[1], a.shape[1], 64, num_warps=4)
     found: np.ndarray = c.cpu().numpy()
     return found
 
@@ -85,12 +86,30 @@ def modelled(a: np.ndarray, b: np.ndarray, acc: Accumulator) -> np.ndarray:
     return np.concatenate(parts, 1).astype(np.float32)  # here, since XLA's own conversion may flush subnormal numbers
 
 
+def long_sums(arch: str, types: list[str]) -> int:
+    """A line for each type: sums of `LONG` products of numbers without sign, against the model's bits and the exact sums."""
+    wrong = 0
+    for name in types:
+        a, b = (np.abs(numbers("normal", seed, (64, LONG), format_named(name))) for seed in (1, 2))
+        ours, theirs = modelled(a, b.T, Accumulator.tensor_core(arch, name)), on_tensor_core(a, np.ascontiguousarray(b.T), name)
+        exact = a.astype(np.float64) @ b.T.astype(np.float64)
+        differ = int((ours.view(np.int32) != theirs.view(np.int32)).sum())
+        wrong += differ
+        print(
+            f"{name:8} {differ} of {ours.size} sums of {LONG} differ; the GPU's are too small by {100 * (1 - (theirs / exact).mean()):.3f} %"
+        )
+    return 1 if wrong else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.checks.gpu_tensor_core", description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", default="hopper")
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--long", action="store_true")
     args = parser.parse_args()
+    if args.long:
+        return long_sums(args.arch, args.types.split(","))
     print(f"device {jax.devices()[0].device_kind}, {args.size}^2 sums of {K} products for each type and kind of input")
     wrong = 0
     for name in args.types.split(","):

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.studies.catalogue import FA4
 from roundscope.experiments.studies.fa4.points import DEVIATIONS, KEYS, PLANS, PUBLISHED, QUERIES, WIDTH, Point, measured
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 from roundscope.experiments.studies.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
-from roundscope.experiments.studies.framework.study import Figure, Outcome, Study, Table
+from roundscope.experiments.studies.framework.loop import computed
+from roundscope.experiments.studies.framework.study import Figure, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict, interval, judge
 
 Points = Sequence[Point]
@@ -36,7 +36,7 @@ def study(seeds: Sequence[int], scale: str = "") -> Study[Points]:
     """The study of these seeds."""
     return Study(
         name=FA4.name, paper=FA4.paper, question=FA4.question, scale=scale, unit="points",
-        measure=lambda out, draw: _measure(seeds),
+        measure=lambda out, draw: computed(FA4.name, len(PLANS) * len(DEVIATIONS), measured(seeds)),
         answer=answer, claims=claims, caveats=CAVEATS,
         rules=["A published error agrees if the 95 % t interval of ours over it is between 3/4 and 4/3."],
         figures=[Figure(title="How far off is the output, and how much too short?", draw=picture, caption=CAPTION)],
@@ -44,19 +44,6 @@ def study(seeds: Sequence[int], scale: str = "") -> Study[Points]:
             shown=(0, 1, 2, 3, 4, 5))],
         about={"inputs": f"one head of {KEYS:,} keys, {QUERIES} queries and {WIDTH} features a seed; normal numbers up to 3, in E4M3"},
     )  # fmt: skip
-
-
-def _measure(seeds: Sequence[int]) -> tuple[Outcome, Points | None]:
-    points: list[Point] = []
-    total = len(PLANS) * len(DEVIATIONS)
-    try:
-        with bar("fa4", total) as progress:
-            for point in measured(seeds):
-                points.append(point)
-                progress(len(points))
-    except KeyboardInterrupt:
-        return Outcome(launches=total, there=0, ran=len(points), interrupted=True), None
-    return Outcome(launches=total, there=total, ran=total, devices=["cpu"]), points
 
 
 def _published(point: Point) -> float | None:

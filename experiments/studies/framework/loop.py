@@ -1,5 +1,6 @@
 """The loop of a study: launches that are missing run and are kept, one after the other."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,16 @@ def _run(launch: Launch, store: Store, title: str) -> None:
     store.add(found, launch.config, device("xla"))
     if left := set(launch.keys) - store.keys():
         raise RuntimeError(f"{launch.title}: {len(left)} runs that it names were not made")
+
+
+def computed(name: str, total: int, points: Iterable[Any]) -> tuple[Outcome, list[Any] | None]:
+    """The points of a study that takes seconds and keeps no file; after Ctrl-C none."""
+    found: list[Any] = []
+    try:
+        with bar(name, total) as progress:
+            for point in points:
+                found.append(point)
+                progress(len(found))
+    except KeyboardInterrupt:
+        return Outcome(launches=total, there=0, ran=len(found), interrupted=True), None
+    return Outcome(launches=total, there=total, ran=total, devices=["cpu"]), found

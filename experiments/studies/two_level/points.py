@@ -1,0 +1,84 @@
+"""Errors of O in FP8 on Hopper's tensor cores, by keys, values, and how often the accumulator of O is flushed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roundscope.attention.attend import attend
+from roundscope.attention.plans.plan import Plan
+from roundscope.emu import round_to
+from roundscope.emu.rounding.modes import E4M3
+from roundscope.experiments.tensors.layers import read_layers, sample_path
+
+KEYS = (1024, 4096, 16384)
+QUERIES, WIDTH = 64, 128
+TILE = 192  # keys of a tile of FlashAttention-3 in FP8 with 128 features, in vLLM
+FLUSHED = (0, 1, 4, 16)  # tiles; 0: never
+FP32 = "sums in FP32"
+ONE_SIGNED, NORMAL, REAL = "one-signed V", "normal V", "rows of real tensors"
+VALUES = (NORMAL, REAL, ONE_SIGNED)
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A way to add up on so many keys, by seed.
+
+    sums   FP32, or "never" and "every N tiles" of Hopper's tensor cores
+    error  |O - exact| / |exact|, of root mean squares
+    gain   <O - exact, exact> / |exact|^2: below 0, O is too short
+    """
+
+    values: str
+    keys: int
+    sums: str
+    error: dict[int, float] = field(default_factory=dict)
+    gain: dict[int, float] = field(default_factory=dict)
+
+
+def plans() -> dict[str, Plan]:
+    """By name: FP32, then the tensor core, flushed never and every so many tiles."""
+    cores = Plan.preset("fa3-fp8@hopper")
+    return {FP32: Plan.preset("fa3-fp8")} | {sums(n): cores.changed(f"flushed_tiles={n}") for n in FLUSHED}
+
+
+def sums(tiles: int) -> str:
+    """Of a plan that flushes every so many tiles."""
+    return {0: "never", 1: "every tile"}.get(tiles, f"every {tiles} tiles")
+
+
+def inputs(values: str, keys: int, seed: int) -> Arrays:
+    """q, k, v of one head, (1, T, 1, 128), numbers that E4M3 has.
+
+    Of real tensors: rows of the shipped layer 4, four heads of 32 features side by side, drawn with replacement.
+    """
+    rng = np.random.default_rng((seed, keys))
+    if values == REAL:
+        [layer] = read_layers(sample_path(), layer="layer4")
+        four = lambda x: np.concatenate([x[0, :, head] for head in range(4)], axis=1)  # noqa: E731
+        arrays = [four(x)[rng.integers(0, x.shape[1], size)] for x, size in ((layer.q, QUERIES), (layer.k, keys), (layer.v, keys))]
+    else:
+        arrays = [rng.standard_normal((size, WIDTH)) for size in (QUERIES, keys, keys)]
+        arrays[2] = np.abs(arrays[2]) if values == ONE_SIGNED else arrays[2]
+    q, k, v = (np.asarray(round_to(x, E4M3), np.float64)[None, :, None] for x in arrays)
+    return q, k, v
+
+
+def _out(plan: Plan | str, x: Arrays) -> np.ndarray:
+    return np.asarray(attend(*x, plan=plan, engine="numpy", block_q=QUERIES, block_k=TILE), np.float64)
+
+
+def measured(seeds: Sequence[int]) -> Iterator[Point]:
+    """A point for each kind of values, number of keys and way to add up."""
+    for values in VALUES:
+        for keys in KEYS:
+            given = {seed: inputs(values, keys, seed) for seed in seeds}
+            exact = {seed: _out("exact", x) for seed, x in given.items()}
+            for name, plan in plans().items():
+                point = Point(values=values, keys=keys, sums=name)
+                for seed, x in given.items():
+                    off, size = _out(plan, x) - exact[seed], np.square(exact[seed]).sum()
+                    point.error[seed] = float(np.sqrt(np.square(off).sum() / size))
+                    point.gain[seed] = float((off * exact[seed]).sum() / size)
+                yield point
