@@ -95,9 +95,7 @@ def long_sums(arch: str, types: list[str]) -> int:
         exact = a.astype(np.float64) @ b.T.astype(np.float64)
         differ = int((ours.view(np.int32) != theirs.view(np.int32)).sum())
         wrong += differ
-        print(
-            f"{name:8} {differ} of {ours.size} sums of {LONG} differ; the GPU's are too small by {100 * (1 - (theirs / exact).mean()):.3f} %"
-        )
+        print(f"{name:8} {differ} of {ours.size} sums of {LONG} differ; the GPU's are short by {100 * (1 - (theirs / exact).mean()):.3f} %")
     return 1 if wrong else 0
 
 

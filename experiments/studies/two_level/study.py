@@ -114,9 +114,10 @@ def picture(points: Points) -> Picture:
         for name, colour, marker in zip(plans(), COLOURS, MARKERS, strict=False):
             own = [p for p in points if p.values == values and p.sums == name]
             short = [{seed: -100.0 * g for seed, g in p.gain.items()} for p in own]
-            label = name if name == FP32 else f"flushed {name}"
+            label = {FP32: FP32, "never": "never flushed"}.get(name, f"flushed {name}")
             series(ax, [p.keys for p in own], short, label=label, color=colour, marker=marker, geometric=False)
-        ax.set(xscale="log", yscale="log", xlabel="keys")
+        ax.set(xscale="log", yscale="log", xlabel="keys", ylim=(0.03, 40))
+        ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
         ax.set_xticks(KEYS, [f"{keys:,}" for keys in KEYS])
         ax.minorticks_off()
         ax.set_title(f"O is too short by, %: {values}", fontsize=10, loc="left", color=INK)
