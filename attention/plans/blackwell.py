@@ -1,4 +1,4 @@
-"""FlashAttention-4 as plans: constants of the public code, which no hardware has confirmed here.
+"""FlashAttention-4 and cuDNN's MXFP8 as plans: constants of public code, which no hardware has confirmed here.
 
 flash_attn/cute of Dao-AILab/flash-attention, read at 0251105 (softmax.py, `SoftmaxSm100`; utils.py, `fadd_reduce` and `ex2_emulation`;
 flash_fwd_sm100.py, `_TUNING_CONFIG`): the last key tile comes first; m of the unscaled scores stays as it is where it would grow by a
@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from roundscope.attention.plans.choices import Exponential, KeyOrder, Log2E, Polynomial, RowSum
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.presets import HEAD_FP8, fa2_bf16
+from roundscope.attention.plans.presets import HEAD_FP8, P_16, fa2_bf16
 from roundscope.attention.sites import Site
+from roundscope.emu.blocks.format import block_format
 from roundscope.emu.rounding.modes import E4M3
 
 B200 = Polynomial(10, 4, 1)
@@ -41,6 +42,18 @@ def fa4_fp8_offset4() -> Plan:
 def fa4_fp8_threshold0() -> Plan:
     """The same with offset 8 and threshold 0 (849f660, July 2026, and 0251105): m is never stale, so P is at most 2^8. Not compared."""
     return _in_fp8("fa4-fp8-threshold0", 8, 0.0)
+
+
+def cudnn_mxfp8() -> Plan:
+    """cuDNN's MXFP8 forward as the reference of its tests has it (NVIDIA/cudnn-frontend at 3929da2, test/python/sdpa/mxfp8_ref.py): Q, K
+    and V in MXFP8 E4M3, scales rounded up as TransformerEngine's; exp in base e; m stays where it would grow by 4 or less; 16 P in E4M3,
+    of up to 16 e^4 = 874, which clips at 448 here; the row sum of P in FP32, before its cast. Not compared with hardware, nor with the
+    reference's bits. The reference's backward has two roundings of Q, K, dO and dS, along either axis, 256 P in E4M3; no plan has
+    two: the backward here is that of fa2-bf16 on the same operands.
+    """
+    mx = block_format("mxfp8_e4m3", rule="rceil")
+    plan = fa2_bf16().rounded(dict.fromkeys((Site.Q, Site.K, Site.V), mx) | {Site.P: P_16}, "cudnn-mxfp8")
+    return replace(plan, stale_maximum=4.0)
 
 
 def _fa4(name: str, threshold: float) -> Plan:

@@ -73,7 +73,7 @@ class Plan:
     capped_by, tanh    how a softcap divides, in plans and calls that have one, and how its tanh is computed
     window             query t sees keys t - window < s <= t of a causal call, |t - s| < window of any other; 0: all
     sinks              how sinks enter, in calls that have them
-    stale_maximum      m stays where it would grow by so many powers of two or fewer, and P is then above 1; 0: m is the maximum
+    stale_maximum      m stays where it would grow by so many powers of two (of e: log2_e=none) or fewer; 0: m is the maximum
     lse_base2          L is log2 of the row sum, in base 2: m + log2 l
     first_tile_apart   with kept_state: of several query tiles, the first divides by l as it is, not as memory keeps it
     kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 / l and L have l as it is kept, LANES
@@ -152,8 +152,8 @@ class Plan:
             raise ValueError("scaled_keys=True: S_B is in base 2, as L must be; it needs log2_e=scale, lse_base2, gradient_scale=result")
         if self.first_tile_apart and not self.kept_state:
             raise ValueError("first_tile_apart=True: only a row sum that is kept in memory is another one there; it goes with kept_state")
-        if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM)):
-            told = "a number of powers of two, 0 or more and below 64; it goes with log2_e=scale or log2_e=maximum"
+        if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e is Log2E.SCORES):
+            told = "a number of powers of two, of e with log2_e=none, 0 or more and below 64; log2_e=scores has none"
             raise ValueError(f"stale_maximum={self.stale_maximum}: {told}")
         if self.offset and (self.log2_e is Log2E.NONE or not 0 <= self.offset < 64):
             raise ValueError(

@@ -29,10 +29,18 @@ ALL = 2**30  # a block's size beyond every tensor's
 HEAD_FP8 = BlockFormat(element=E4M3, size=ALL, rows=ALL, scale=format_named("fp32"), rule=ScaleRule.NEAREST)
 """E4M3 with one binary32 scale, max |x| / 448, for a whole head."""
 
-P_256 = Rounding(
-    format=Format(name="e4m3fn/256", precision=4, emin=-14, max_finite=1.75, inf=False, nan=True), overflow=Overflow.SATURATE
-)  # fmt: skip
-"""256 P in E4M3: a fixed scale is another exponent range, here down to 2^-17 and up to 1.75."""
+
+def _scaled_e4m3(power: int) -> Rounding:
+    """2^power x in E4M3: a fixed scale is another exponent range."""
+    name, largest = f"e4m3fn/{2**power}", 448.0 / 2**power
+    f = Format(name=name, precision=4, emin=-6 - power, max_finite=largest, inf=False, nan=True)
+    return Rounding(format=f, overflow=Overflow.SATURATE)
+
+
+P_256 = _scaled_e4m3(8)
+"""256 P in E4M3: down to 2^-17 and up to 1.75."""
+P_16 = _scaled_e4m3(4)
+"""16 P in E4M3: down to 2^-13 and up to 28."""
 
 
 def everywhere(name: str, r: Rounding) -> Plan:
@@ -146,6 +154,7 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "fa4-fp8": lambda: _blackwell().fa4_fp8(),
     "fa4-fp8-offset4": lambda: _blackwell().fa4_fp8_offset4(),
     "fa4-fp8-threshold0": lambda: _blackwell().fa4_fp8_threshold0(),
+    "cudnn-mxfp8": lambda: _blackwell().cudnn_mxfp8(),
 }
 
 

@@ -107,7 +107,7 @@ def test_bad_thresholds():
     for words, told in (
         (["stale_maximum=-1"], "0 or more"),
         (["exp=base2", "log2_e=maximum", "stale_maximum=64"], "below 64"),
-        (["stale_maximum=4"], "log2_e"),
+        (["exp=base2", "log2_e=scores", "stale_maximum=4"], "log2_e"),
         (["offset=8"], "log2_e"),
         (["exp=base2", "log2_e=maximum", "offset=64"], "0 to 63"),
         (["exp=base2", "log2_e=maximum", "offset=2.5"], "whole number"),
@@ -119,3 +119,42 @@ def test_bad_thresholds():
             Plan.preset("fa2-bf16").changed(*words)
     with pytest.raises(ValueError, match="engine='xla'"):
         attend(*qkv(64), plan="fa4-bf16", engine="pallas", block_q=TILE, block_k=TILE)
+
+
+def mxfp8(x, axis):
+    """x in MXFP8 E4M3 with scales that are rounded up to powers of two, blocks of 32 along an axis, by ml_dtypes."""
+    moved = np.moveaxis(x, axis, -1)
+    blocks = moved.reshape(*moved.shape[:-1], -1, 32)
+    unit = 2.0 ** np.ceil(np.log2(np.abs(blocks).max(-1, keepdims=True) / 448.0))
+    own = (blocks / unit).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * unit
+    return np.moveaxis(own.reshape(moved.shape), -1, axis)
+
+
+def loop_of_cudnn(q, k, v, scale, block):
+    """O of one head in float64 by the loop of cuDNN's test: a threshold of 4, 16 P in E4M3, which saturates."""
+    q, k, v = mxfp8(q, 1), mxfp8(k, 1), mxfp8(v, 0)
+    m, l, o = np.full((len(q), 1), -np.inf), np.zeros((len(q), 1)), np.zeros((len(q), v.shape[1]))
+    for n in range(0, len(k), block):
+        s = scale * q @ k[n : n + block].T
+        top = s.max(1, keepdims=True)
+        new = np.where(np.isinf(m) | (top - m > 4.0), top, m)
+        o, l = (np.where(np.isinf(m), 0.0, np.exp(m - new)) * x for x in (o, l))
+        p, m = np.exp(s - new), new
+        l = l + p.sum(1, keepdims=True)
+        cast = np.minimum(16.0 * p, 448.0).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) / 16.0
+        o = o + cast @ v[n : n + block]
+    return o / l
+
+
+def test_cudnn_s_constants_are_those_of_its_reference():
+    """Another threshold, another scale of P, or a maximum that is never stale: here P clips, which no other constant would give."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.normal(size=(tokens, 64)) for tokens in (32, 512, 512))
+    scale = 2.5 / 8
+    want = loop_of_cudnn(q, k, v, scale, 128)
+    call = {"scale": scale, "block_q": 32, "block_k": 128, "engine": "numpy"}
+    plan = Plan.preset("cudnn-mxfp8").changed("OUT=fp32")
+    x = [array[None, :, None] for array in (q, k, v)]
+    outputs = (np.asarray(attend(*x, plan=p, **call), np.float64)[0, :, 0] for p in (plan, plan.changed("stale_maximum=3")))
+    off, changed = (np.abs(out - want).max(1) for out in outputs)
+    assert (off < 1e-5).mean() > 0.9 and np.median(off) < 1e-6 < 1e-3 < changed.max()

@@ -16,7 +16,7 @@ PUBLISHED = {  # relative errors on a B300, against its BF16 kernel (Dao-AILab/f
     "fa4-fp8": (0.027, 0.031, 0.136, 0.305, 0.361),
     "fa4-fp8-offset4": (0.027, 0.028, 0.027, 0.024, 0.022),
 }
-PLANS = (*PUBLISHED, "fa4-fp8-threshold0")
+PLANS = (*PUBLISHED, "fa4-fp8-threshold0", "cudnn-mxfp8")
 KEYS, QUERIES, WIDTH, TILE = 8192, 128, 128, 128
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 

@@ -20,5 +20,5 @@ def test_a_claim_for_each_published_error(monkeypatch):
     """A published number that nothing judges; a plan without its row."""
     monkeypatch.setattr("roundscope.experiments.studies.fa4.points.DEVIATIONS", DEVIATIONS[:1])
     points = list(measured(range(2)))
-    assert [p.plan for p in points] == list(PLANS) == [name for name in PRESETS if name in PLANS] and len(rows(points)) == 3
+    assert [p.plan for p in points] == list(PLANS) == [name for name in PRESETS if name in PLANS] and len(rows(points)) == 4
     assert [v.word for v in claims(points)] == ["agrees", "agrees"]
