@@ -104,6 +104,8 @@ def identify(
     layout: Annotated[str | None, typer.Option(help="Of a file: BNTH or BTNH; its metadata if left out.")] = None,
     layer: Annotated[str | None, typer.Option(help="Of a file with several: this one.")] = None,
     head: Annotated[int, typer.Option(help="The key head that is looked at, of the first batch entry.")] = 0,
+    window: Annotated[int | None, typer.Option(help="Keys that a query sees, the nearest; all if left out.")] = None,
+    softcap: Annotated[float | None, typer.Option(help="Scores are softcap tanh(score / softcap). A file's `sinks` are read too.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds for the search of the forward, and of the backward.")] = 45.0,
     out: Annotated[
         Path | None,
@@ -115,5 +117,5 @@ def identify(
     from roundscope.experiments.kernels import command
     from roundscope.experiments.kernels.reading import Options
 
-    options = Options(is_causal=causal, scale=scale, layout=layout, layer=layer, head=head)
+    options = Options(is_causal=causal, scale=scale, layout=layout, layer=layer, head=head, window=window, softcap=softcap)
     command.run(source, options, budget=budget, out=out, as_json=json)

@@ -181,7 +181,7 @@ def _verdict(kind: Kind, plan: str, ties: list[str], parts: dict[str, Part], err
 
 
 def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
-    got = emulated(c, x.q, x.k, x.v, x.do if with_do else None, scale=x.scale, is_causal=x.is_causal)
+    got = emulated(c, x.q, x.k, x.v, x.do if with_do else None, **x.options)
     names = ("out", "dq", "dk", "dv") if with_do else ("out",)
     return Outputs(**{n: np.asarray(getattr(got, n)) for n in names})
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,11 @@ class Inputs:
     window: int | None = None
     softcap: float | None = None
     sinks: np.ndarray | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `roundscope.attend` beside the tensors."""
+        return {name: getattr(self, name) for name in ("scale", "is_causal", "window", "softcap", "sinks")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,8 @@ class Options:
     layout: str | None = None
     layer: str | None = None
     head: int = 0
+    window: int | None = None
+    softcap: float | None = None
 
 
 def read(source: str, options: Options) -> Call:
@@ -51,6 +53,10 @@ def read(source: str, options: Options) -> Call:
     """
     if options.scale is not None and not (np.isfinite(options.scale) and options.scale):
         raise bad("--scale", options.scale, "give a finite number other than 0, such as 0.125")
+    if options.window is not None and options.window < 1:
+        raise bad("--window", options.window, "give how many keys a query sees, 1 or more; leave it out for all")
+    if options.softcap is not None and not (np.isfinite(options.softcap) and options.softcap > 0):
+        raise bad("--softcap", options.softcap, "give a finite number above 0, such as 50; leave it out for none")
     path = Path(source)
     if path.is_file():
         return _of_file(path, options)
@@ -93,6 +99,7 @@ def _of_file(path: Path, options: Options) -> Call:
         layout = (options.layout or file.metadata["layout"]).upper()
         is_causal = options.is_causal if options.is_causal is not None else _is_causal(file)
         given = {n: _btnh(file[prefix + n], layout) for n in ("out", *GRADIENTS) if prefix + n in file.names}
+        sinks = np.asarray(file[prefix + "sinks"], np.float32) if prefix + "sinks" in file.names else None
         names = ", ".join(sorted(file.names)[:12])
     if "out" not in given:
         raise bad("FILE", str(path), f"no {prefix}out, what the kernel returned; it has {names}; add it")
@@ -105,7 +112,9 @@ def _of_file(path: Path, options: Options) -> Call:
         if array.shape != shapes[name]:
             repair = f"must be {shapes[name]}, (batch, tokens, heads, features), by q, k and v; is the layout {layout}?"
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
-    x = _inputs(layer, options, is_causal)
+    if sinks is not None and sinks.shape != (layer.q.shape[2],):
+        raise bad(f"tensor {prefix}sinks", sinks.shape, f"must be {(layer.q.shape[2],)}, a logit for each query head")
+    x = replace(_inputs(layer, options, is_causal), sinks=sinks)
     return _one_head(path.stem, path.name, x, Outputs(**given), options.head)
 
 
@@ -126,7 +135,7 @@ def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
 def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
     scale = next((s for s in (options.scale, layer.scale) if s is not None), layer.q.shape[-1] ** -0.5)
     do = layer.do if layer.do is not None else np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
-    return Inputs(q=layer.q, k=layer.k, v=layer.v, do=do, scale=scale, is_causal=is_causal)
+    return Inputs(q=layer.q, k=layer.k, v=layer.v, do=do, scale=scale, is_causal=is_causal, window=options.window, softcap=options.softcap)
 
 
 def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> Call:
@@ -136,9 +145,13 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
     group = x.q.shape[2] // heads
     of = {1: slice(head, head + 1), 0: slice(head * group, (head + 1) * group)}
     cut = lambda n, a: np.ascontiguousarray(a[:1, :, of[n in ("k", "v", "dk", "dv")]])  # noqa: E731
-    inputs = replace(x, q=cut("q", x.q), k=cut("k", x.k), v=cut("v", x.v), do=cut("do", x.do))
+    inputs = replace(
+        x, q=cut("q", x.q), k=cut("k", x.k), v=cut("v", x.v), do=cut("do", x.do), sinks=None if x.sinks is None else x.sinks[of[False]]
+    )
     kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
     which = f"head {head} of {heads}" if group == 1 else f"key head {head} of {heads}, with the {group} query heads that share it"
     shape = f"{x.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"
     mask = "causal" if x.is_causal else "full"
+    served = {"window": x.window, "softcap": x.softcap, "sinks": x.sinks}
+    mask += "".join(f", {name}{'' if name == 'sinks' else f' {own:g}'}" for name, own in served.items() if own is not None)
     return Call(name=name, about=f"{about}, {which}: {shape}, {mask}, scale {x.scale:.6g}", x=inputs, outputs=kept)

@@ -236,13 +236,15 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     last = np.ascontiguousarray(whole[:, rows])
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
     mask = np.tri(x.q.shape[1], x.k.shape[1], dtype=bool)[None, None, rows] if x.is_causal else None
+    one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1]}
 
     def judge(c: Candidate) -> Nearness | None:
+        of_tiles = c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut  # arithmetic of query tiles, and of no mask
         try:
-            if x.is_causal and c.plan.key_order is KeyOrder.MASKED_FIRST:  # its order is of query tiles, and of no mask
-                got = emulated(c, whole, k, v, scale=x.scale, is_causal=True).out[:, rows]
+            if x.window or (x.is_causal and of_tiles):
+                got = emulated(c, whole, k, v, **one_head).out[:, rows]
             else:
-                got = emulated(replace(c, block_q=ROWS), last, k, v, scale=x.scale, mask=mask).out
+                got = emulated(replace(c, block_q=ROWS), last, k, v, mask=mask, **one_head | {"is_causal": False}).out
         except ValueError:
             return None  # a plan that cannot run: a tensor core that does not read its factors
         return nearness(got, want)
@@ -260,7 +262,7 @@ def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
 
     def judge(c: Candidate) -> Nearness | None:
         try:
-            got = emulated(c, q, k, v, do, scale=x.scale, is_causal=x.is_causal)
+            got = emulated(c, q, k, v, do, **x.options | {"sinks": None if x.sinks is None else x.sinks[:group]})
         except ValueError:
             return None
         each = [nearness(getattr(got, n), a) for n, a in wanted.items()]

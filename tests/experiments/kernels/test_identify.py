@@ -118,9 +118,9 @@ KNOWN = {
     "sdpa-cudnn": "cudnn", "pallas": "pallas-mha", "sdpa-flash-few": "fa2-split", "sdpa-flash": "fa2", "sdpa-math": "sdpa-math",
     "sdpa-efficient": "sdpa-efficient", "flex": "flex", "eager": "eager", "jax-xla": "jax-xla", "released-eager-512": "qiu-yao-eager",
     "released-compiled-512": "qiu-yao-compiled", "released-compiled-256": "qiu-yao-compiled",
-    "triton-tutorial": "triton-tutorial",
+    "triton-tutorial": "triton-tutorial", "flex-served": "flex", "gemma2": "eager", "gpt-oss": "gpt-oss",
 }  # fmt: skip
-OFTEN = ("sdpa-cudnn", "pallas")
+OFTEN = ("sdpa-cudnn", "pallas", "gpt-oss")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ OFTEN = ("sdpa-cudnn", "pallas")
 )
 def test_a_real_kernel_is_known(kernel, name):
     """A kernel that is named after another whose forward is the same, or by a row of changes."""
-    found = of(Outputs(**stored(kernel, "causal")), of_one_head(inputs("layer4", causal=True)))
+    found = of(Outputs(**stored(kernel, "causal")), of_one_head(inputs("layer4", causal=True, kernel=kernel)))
     assert (found.kind, found.base, found.words) == (Kind.SAME, name, [])
     assert found.parts["out"].near.equal == 1.0 and all(p.near.equal > 0.9998 for p in found.parts.values())
 
@@ -215,6 +215,7 @@ def test_bad_input_is_one_line(run, file, tmp_path):
     assert "metadata is_causal 'perhaps'" in said(file(is_causal="perhaps"))
     assert "give --layout" in said(file(layout=None))
     assert "--scale nan" in said(file(), "--scale", "nan")
+    assert "--window 0" in said(file(), "--window", "0") and "--softcap -1" in said(file(), "--softcap", "-1")
     assert "--head 1: there are 1 key heads" in said(file(), "--head", "1")
     assert "--layout 'BTNH': is for a file" in said("jax-xla", "--layout", "BTNH")
     taken = tmp_path / "taken"

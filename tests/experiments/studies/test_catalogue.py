@@ -27,8 +27,12 @@ from roundscope.experiments.studies.stability import scale as stability
 
 def test_every_study_is_there_once():
     """Two of one name, or one that no verb runs."""
-    assert len({entry.name for entry in STUDIES}) == len({entry.command for entry in STUDIES}) == len(STUDIES) == 15
-    assert all(entry.command == f"reproduce {entry.name}" and entry.number.startswith(("arXiv 2", "flash-attention #")) for entry in PAPERS)
+    assert len({entry.name for entry in STUDIES}) == len({entry.command for entry in STUDIES}) == len(STUDIES) == 16
+    assert all(
+        entry.command == f"reproduce {entry.name}"
+        and entry.number.startswith(("arXiv 2", "flash-attention #", "vllm-project/flash-attention #"))
+        for entry in PAPERS
+    )
     assert all(entry.command.split()[:3] == ["dose", "--study", entry.name] for entry in DOSES)
     assert all(entry.command.split()[:3] == ["proxy", "--study", entry.name] for entry in PROXIES)
     assert set(reproduce.STUDIES) == {entry.name for entry in PAPERS}
