@@ -141,33 +141,36 @@ def forward(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_q: int, b
 
 
 def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: int):
-    """FlashAttention-2, algorithm 1, lines 5 to 14: one tile of queries, and its tiles of keys."""
+    """FlashAttention-2, algorithm 1, lines 5 to 14: one tile of queries, and its tiles of keys.
+
+    A row is rescaled from its second tile on, and a tile that nobody sees is left out. In the
+    others, P is 0 at keys that a row does not see, and 0 times infinity is NaN.
+    """
     at = arithmetic.at
     m, l = np.full((len(q), 1), -np.inf), np.zeros((len(q), 1))
     o = np.zeros((len(q), v.shape[1]))
-    begun = np.zeros((len(q), 1), dtype=bool)
     for j in tiles(len(k), block_k):
         if not sees[:, j].any():
             continue
-        here = sees[:, j].any(axis=1, keepdims=True)
         s = at("SCALED", at("S", product(q, k[j].T)) * scale)
         s = np.where(sees[:, j], s, -np.inf)
         new_m = at("M", np.maximum(m, s.max(axis=1, keepdims=True)))
-        e = np.where(sees[:, j], at("EXP", np.exp(at("X", s - new_m))), 0.0)
-        alpha = at("ALPHA", np.exp(at("DM", m - new_m)))
-        row = at("ROWSUM", rowsum(e))
-        new_l = at("L", np.where(begun, at("AL", alpha * l) + row, row))
-        p = at("P", e * at("INV", 1 / new_l) if arithmetic.unfused else e)
-        kept = np.where(begun, at("AO", alpha * o), 0.0)
+        shift = np.where(new_m == -np.inf, 0.0, new_m)
+        e = np.where(sees[:, j], at("EXP", np.exp(at("X", s - shift))), 0.0)
+        alpha = at("ALPHA", np.exp(at("DM", m - shift)))
+        l = at("L", at("AL", alpha * l) + at("ROWSUM", rowsum(e)))
+        p = at("P", e * at("INV", 1 / l) if arithmetic.unfused else e)
+        ao = at("AO", alpha * o)
         if arithmetic.pv_into_o:
-            new_o = at("O", product(p, v[j], kept))
+            o = at("O", product(p, v[j], ao))
         else:
             pv = at("PV", product(p, v[j]))
-            new_o = at("O", np.where(begun, kept + pv, pv))
-        m, l, o = np.where(here, new_m, m), np.where(here, new_l, l), np.where(here, new_o, o)
-        begun = begun | here
+            o = at("O", np.where(m == -np.inf, pv, ao + pv))
+        m = new_m
     out = at("OUT", o if arithmetic.unfused else o * at("INV", 1 / l))
-    return np.where(begun, out, 0.0), np.where(begun, at("LSE", m + np.log(l)), -np.inf)
+    has_keys = m > -np.inf
+    has_keys |= np.isnan(m)
+    return np.where(has_keys, out, 0.0), np.where(has_keys, at("LSE", m + np.log(l)), -np.inf)
 
 
 def backward(
@@ -179,18 +182,21 @@ def backward(
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for i in tiles(len(q), block_q):
         for j in tiles(len(k), block_k):
-            seen = sees[i, j]
-            if not seen.any():
+            if not sees[i, j].any():
                 continue
+            seen = sees[i, j] & (lse[i] != -np.inf)
             s = at("SCALED_B", at("S_B", product(q[i], k[j].T)) * scale)
             p = np.where(seen, at("EXP_B", np.exp(at("X_B", s - lse[i]))), 0.0)
-            dp = np.where(seen, at("DP", product(do[i], v[j].T)), 0.0)
+            sums = product(do[i], v[j].T)
+            dp = np.where(seen, at("DP", sums), sums)
             if arithmetic.delta_from_p:
                 delta[i] = at("DELTA", rows_of_products(p, dp))
-            dv[j] = at("DV", product(at("P_B", p).T, do[i], dv[j]))
-            ds = np.where(seen, at("DS", p * at("DPD", dp - delta[i])), 0.0)
-            dq[i] = at("DQ", product(ds, k[j], dq[i]))
-            dk[j] = at("DK", product(ds.T, q[i], dk[j]))
+            difference = dp - delta[i]
+            ds = at("DS", p * np.where(seen, at("DPD", difference), difference))
+            rows, keys = sees[i, j].any(axis=1)[:, None], sees[i, j].any(axis=0)[:, None]
+            dq[i] = np.where(rows, at("DQ", product(ds, k[j], dq[i])), dq[i])
+            dk[j] = np.where(keys, at("DK", product(ds.T, q[i], dk[j])), dk[j])
+            dv[j] = np.where(keys, at("DV", product(at("P_B", p).T, do[i], dv[j])), dv[j])
     return delta, dq, dk, dv
 
 
@@ -200,6 +206,11 @@ def rows_of_products(a, b):
     for i in range(a.shape[1]):
         total = add(total, a[:, i, None] * b[:, i, None])
     return total
+
+
+def padded(x, block: int):
+    """The rows of x and, below them, rows of zeros that fill the last tile."""
+    return np.concatenate([x, np.zeros((-len(x) % block, *x.shape[1:]), dtype=x.dtype)])
 
 
 def seen_by(t: int, s: int, is_causal: bool, mask) -> np.ndarray:
@@ -226,13 +237,15 @@ def judge(
     dk, dv = np.zeros(k.shape), np.zeros(v.shape)
     for b, n in np.ndindex(batch, heads):
         g = n // (heads // key_heads)
-        here, there = (b, slice(None), n), (b, slice(None), g)
-        how = sees[b, n], scale, plan, block_q, block_k
-        out[here], rows = forward(q[here], k[there], v[there], *how)
-        lse[here] = rows[:, 0]
-        rest = backward(q[here], k[there], v[there], do[here], out[here], rows, *how)
-        delta[here], dq[here] = rest[0][:, 0], rest[1]
-        dk[there] += rest[2]
-        dv[there] += rest[3]
+        queries = [padded(x[b, :, n], block_q) for x in (q, do)]
+        keys = [padded(x[b, :, g], block_k) for x in (k, v)]
+        seen = padded(padded(sees[b, n], block_q).T, block_k).T
+        how = seen, scale, plan, block_q, block_k
+        o, rows = forward(queries[0], *keys, *how)
+        rest = backward(queries[0], *keys, queries[1], o, rows, *how)
+        out[b, :, n], lse[b, :, n] = o[:t], rows[:t, 0]
+        delta[b, :, n], dq[b, :, n] = rest[0][:t, 0], rest[1][:t]
+        dk[b, :, g] += rest[2][:s]
+        dv[b, :, g] += rest[3][:s]
     gradients = plan.at("DQ_OUT", scale * dq), plan.at("DK_OUT", scale * dk), plan.at("DV_OUT", dv)
     return Judged(*(x.astype(np.float32) for x in (out, lse, delta, *gradients)))
