@@ -64,9 +64,7 @@ def bf16_at(events: str) -> dict[str, str]:
 
 
 ARITHMETICS = {
-    "fa2-bf16": Arithmetic(
-        bf16_at("Q K V DO P OUT P_B DS DQ_OUT DK_OUT DV_OUT"), pv_into_o=True
-    ),
+    "fa2-bf16": Arithmetic(bf16_at("Q K V DO P OUT P_B DS DQ_OUT DK_OUT DV_OUT"), pv_into_o=True),
     "qiu-yao": Arithmetic(
         bf16_at("Q K V DO S SCALED M X P DM L AO PV O OUT DQ_OUT DK_OUT DV_OUT") | {"INV": "fp64"}
     ),
@@ -149,6 +147,7 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
     at = arithmetic.at
     m, l = np.full((len(q), 1), -np.inf), np.zeros((len(q), 1))
     o = np.zeros((len(q), v.shape[1]))
+    is_first = True
     for j in tiles(len(k), block_k):
         if not sees[:, j].any():
             continue
@@ -165,20 +164,27 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
             o = at("O", product(p, v[j], ao))
         else:
             pv = at("PV", product(p, v[j]))
-            o = at("O", np.where(m == -np.inf, pv, ao + pv))
-        m = new_m
+            o = at("O", pv if is_first else ao + pv)
+        m, is_first = new_m, False
     out = at("OUT", o if arithmetic.unfused else o * at("INV", 1 / l))
-    has_keys = m > -np.inf
-    has_keys |= np.isnan(m)
+    has_keys = m != -np.inf
     return np.where(has_keys, out, 0.0), np.where(has_keys, at("LSE", m + np.log(l)), -np.inf)
 
 
 def backward(
     q, k, v, do, out, lse, sees, scale: float, arithmetic: Arithmetic, block_q: int, block_k: int
 ):
-    """FlashAttention-2, algorithm 2, for one head: delta, and dQ, dK and dV before their scale."""
+    """FlashAttention-2, algorithm 2, for one head: delta, and dQ, dK and dV before their scale.
+
+    P is 0 at keys that a row does not see, where DP and DPD are not rounded. A row of dQ that sees
+    no key of a tile, and a key that no row of it sees, stay as they were. The documents leave this
+    open for infinities and NaN; it is what FlashAttention's kernels do with 0 times infinity, and
+    Roundscope's results agree with it.
+    """
     at = arithmetic.at
-    delta = at("DELTA", rows_of_products(do, at("OD", out)))
+    delta = np.zeros_like(lse)
+    if not arithmetic.delta_from_p:
+        delta = at("DELTA", rows_of_products(do, at("OD", out)))
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for i in tiles(len(q), block_q):
         for j in tiles(len(k), block_k):
@@ -186,7 +192,8 @@ def backward(
                 continue
             seen = sees[i, j] & (lse[i] != -np.inf)
             s = at("SCALED_B", at("S_B", product(q[i], k[j].T)) * scale)
-            p = np.where(seen, at("EXP_B", np.exp(at("X_B", s - lse[i]))), 0.0)
+            x = at("X_B", np.where(seen, s, -np.inf) - np.where(lse[i] == -np.inf, 0.0, lse[i]))
+            p = at("EXP_B", np.exp(x))
             sums = product(do[i], v[j].T)
             dp = np.where(seen, at("DP", sums), sums)
             if arithmetic.delta_from_p:
@@ -220,7 +227,17 @@ def seen_by(t: int, s: int, is_causal: bool, mask) -> np.ndarray:
 
 
 def judge(
-    q, k, v, do, *, plan: Arithmetic, block_q=128, block_k=128, scale=None, is_causal=False, mask=None
+    q,
+    k,
+    v,
+    do,
+    *,
+    plan: Arithmetic,
+    block_q=128,
+    block_k=128,
+    scale=None,
+    is_causal=False,
+    mask=None,
 ) -> Judged:
     """Attention and its gradients, (B, T, N, H); heads of queries share those of keys in order."""
     batch, t, heads, width = q.shape
