@@ -66,7 +66,7 @@ def bf16_at(events: str) -> dict[str, str]:
 ARITHMETICS = {
     "fa2-bf16": Arithmetic(bf16_at("Q K V DO P OUT P_B DS DQ_OUT DK_OUT DV_OUT"), pv_into_o=True),
     "qiu-yao": Arithmetic(
-        bf16_at("Q K V DO S SCALED M X P DM L AO PV O OUT DQ_OUT DK_OUT DV_OUT") | {"INV": "fp64"}
+        bf16_at("Q K V DO S SCALED M X P DM L AO PV O OUT DQ_OUT DK_OUT DV_OUT") | {"INV": "fp64"},
     ),
     "baseline-bf16": Arithmetic(
         bf16_at("Q K V DO S SCALED P PV OUT S_B SCALED_B P_B DP DS DQ_OUT DK_OUT DV_OUT"),
@@ -171,9 +171,7 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
     return np.where(has_keys, out, 0.0), np.where(has_keys, at("LSE", m + np.log(l)), -np.inf)
 
 
-def backward(
-    q, k, v, do, out, lse, sees, scale: float, arithmetic: Arithmetic, block_q: int, block_k: int
-):
+def backward(q, k, v, do, out, lse, sees, scale, arithmetic: Arithmetic, block_q, block_k):
     """FlashAttention-2, algorithm 2, for one head: delta, and dQ, dK and dV before their scale.
 
     P is 0 at keys that a row does not see, where DP and DPD are not rounded. A row of dQ that sees
@@ -233,10 +231,10 @@ def judge(
     do,
     *,
     plan: Arithmetic,
-    block_q=128,
-    block_k=128,
-    scale=None,
-    is_causal=False,
+    block_q: int = 128,
+    block_k: int = 128,
+    scale: float | None = None,
+    is_causal: bool = False,
     mask=None,
 ) -> Judged:
     """Attention and its gradients, (B, T, N, H); heads of queries share those of keys in order."""
@@ -245,10 +243,8 @@ def judge(
     scale = float(np.float32(width**-0.5 if scale is None else scale))
     block_k = s if plan.unfused else block_k
     sees = np.broadcast_to(seen_by(t, s, is_causal, mask), (batch, heads, t, s))
-    q, k, v, do = (
-        plan.at(event, np.asarray(x, dtype=np.float64))
-        for event, x in zip(("Q", "K", "V", "DO"), (q, k, v, do), strict=True)
-    )
+    inputs = {"Q": q, "K": k, "V": v, "DO": do}
+    q, k, v, do = (plan.at(name, np.asarray(x, np.float64)) for name, x in inputs.items())
     out, dq = np.zeros(do.shape), np.zeros(q.shape)
     lse, delta = np.zeros(q.shape[:3]), np.zeros(q.shape[:3])
     dk, dv = np.zeros(k.shape), np.zeros(v.shape)

@@ -85,14 +85,8 @@ def test_a_step_of_the_judges_sum_rounds_once():
     """Where binary64 alone would land on a tie, and in 2,000 random sums, by fractions."""
     hard = [(1.0, 2.0**-24 * (1 + 2.0**-30)), (1.0, 2.0**-24 * (1 - 2.0**-30)), (-3.0, -(2.0**-80))]
     rng = np.random.default_rng(1)
-    with np.errstate(over="ignore"):
-        a, b, c = (
-            np.ldexp(rng.standard_normal(2000), rng.integers(-40, 40, 2000)) for _ in range(3)
-        )
-    pairs = hard + [
-        (float(np.float32(x)), float(np.float32(y)) * float(np.float32(z)))
-        for x, y, z in zip(a, b, c, strict=True)
-    ]
+    random = np.ldexp(rng.standard_normal((2000, 3)), rng.integers(-40, 40, (2000, 3)))
+    pairs = hard + [(x, y * z) for x, y, z in random.astype(np.float32).astype(float).tolist()]
     for total, term in pairs:
         actual = float(add(np.float64(total), np.float64(term)))
         exact = Fraction(total) + Fraction(term)
@@ -105,7 +99,7 @@ def test_a_step_of_the_judges_sum_rounds_once():
 @pytest.mark.parametrize("words", PLANS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_tensors(shape, words, is_causal):
-    """Ragged tiles, grouped heads, values of another width, masks, rows and keys that see nothing."""
+    """Ragged tiles, grouped heads, values of another width, masks, rows and keys left out."""
     rng = np.random.default_rng(sum(shape))
     tensors = normal(rng, shape)
     tiles = dict(block_q=shape[7], block_k=shape[8])
@@ -168,7 +162,11 @@ def special_call(seed: int, values):
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_special_values(kind, seeds=range(6)):
+def test_special_values(kind):
+    compare_special_values(kind, range(3))
+
+
+def compare_special_values(kind: str, seeds: range):
     for seed in seeds:
         tensors, call = special_call(seed, SPECIAL[kind])
         for words in PLANS:
@@ -178,7 +176,7 @@ def test_special_values(kind, seeds=range(6)):
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_many_special_values(kind):
-    test_special_values(kind, range(6, 106))
+    compare_special_values(kind, range(3, 103))
 
 
 def column(*numbers: float) -> np.ndarray:
