@@ -266,9 +266,17 @@ def forward(
     if not setup.plan.split_tiles:
         has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
         apart = xp.arange(q.shape[0]) < setup.block_q if has_apart else None
-        return algorithm.finish(at, setup.of_scores, whole[0], apart, None if is_first else sinks), {"tiles": seen, "whole": at.seen()}
-    results, of_whole = _combined(ops, setup, head, mask, at, whole)
+        results, of_whole = algorithm.finish(at, setup.of_scores, whole[0], apart, None if is_first else sinks), at.seen()
+    else:
+        results, of_whole = _combined(ops, setup, head, mask, at, whole)
+    if masks is not None or setup.plan.window or setup.queries % setup.block_q:
+        results = _without_rows_of_no_key(xp, at.tile.rows, *results)
     return results, {"tiles": seen, "whole": of_whole}
+
+
+def _without_rows_of_no_key(xp: Any, rows: Array, out: Array, wide: Array, lse: Array) -> tuple[Array, Array, Array]:
+    """Output, output before its last rounding, and L: 0, 0 and -inf in rows that see no key, where 0 times an infinity of V is NaN."""
+    return xp.where(rows[:, None], out, 0.0), xp.where(rows[:, None], wide, 0.0), xp.where(rows, lse, -xp.inf)
 
 
 def _rows_of_tiles(x: Any) -> Any:

@@ -184,10 +184,6 @@ def column(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32).reshape(1, -1, 1, 1)
 
 
-DEVIATION = "a row without keys takes 0 times infinity; the documents say that it gives 0"
-
-
-@pytest.mark.xfail(reason=DEVIATION, strict=True)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_a_row_without_keys_gives_0(value):
     """ "A row without keys gives 0" (`attend`), here beside a row with keys, in the same tile."""
@@ -198,7 +194,6 @@ def test_a_row_without_keys_gives_0(value):
     assert not differing(ours, judged)
 
 
-@pytest.mark.xfail(reason=DEVIATION + "; so do the rows that fill a tile", strict=True)
 def test_padding_does_not_reach_a_key():
     """dK of a key with finite V: -inf in a tile of three queries, NaN in two of two."""
     tensors = column(1, 1, 1), column(1, 1, 1), column(1, np.inf, 1), column(1, 1, 1)
