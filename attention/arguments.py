@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.events.recorder import Record
+from roundscope.attention.grammar.injections import check_held
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import Sinks
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import BACKWARD
+from roundscope.emu.formats.format import unknown
 
 WIDEST = 8  # bytes of a number that enters exactly
+ENGINES = ("numpy", "xla", "pallas")
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:
@@ -68,13 +72,13 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
     Raises TypeError or ValueError for what is no window, softcap or sinks (N,), and for sinks that a plan asks for and nobody gives.
     """
     if window is not None:
-        if isinstance(window, bool) or not hasattr(window, "__index__"):
+        if not _is_whole(window):
             raise TypeError(f"window={window!r}: a whole number of keys, a query's own included, such as 128")
         if window < 1:
             raise ValueError(f"window={window}: a query sees at least its own key; give 1 or more, or None for all keys")
         plan = replace(plan, window=operator.index(window))
     if softcap is not None:
-        if isinstance(softcap, (bool, str)) or is_traced(softcap) or not hasattr(softcap, "__float__"):
+        if not _is_number(softcap):
             raise TypeError(f"softcap={softcap!r}: give a number, such as 50.0; it is part of the program, and no data")
         if not 0.0 < float(softcap) < math.inf:
             raise ValueError(f"softcap={softcap}: give a number above 0, such as 50.0, or None for no bound")
@@ -91,7 +95,7 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
 
 def block_given(name: str, rows: Any) -> int:
     """Rows of a tile. Raises TypeError or ValueError for what is no whole number from 1 on."""
-    if isinstance(rows, bool) or not hasattr(rows, "__index__"):
+    if not _is_whole(rows):
         raise TypeError(f"{name}={rows!r}: a tile has a whole number of rows; 128 is usual")
     if rows < 1:
         raise ValueError(f"{name}={rows}: a tile has at least one row; 128 is usual")
@@ -110,12 +114,9 @@ def scale_given(scale: Any, features: int, *, is_wide: bool) -> tuple[float, flo
 
     Raises TypeError for what is no number, ValueError for 0, NaN and infinities, before the rounding or after it.
     """
-    if isinstance(scale, (bool, str)) or is_traced(scale):
+    if scale is not None and not _is_number(scale):
         raise TypeError(f"scale={scale!r}: give a number, such as 0.125; it is part of the program, and no data")
-    try:
-        whole = 1.0 / math.sqrt(features) if scale is None else float(scale)
-    except (TypeError, ValueError):
-        raise TypeError(f"scale={scale!r}: give a number, such as 0.125") from None
+    whole = 1.0 / math.sqrt(features) if scale is None else float(scale)
     with np.errstate(over="ignore"):
         rounded = whole if is_wide else float(np.float32(whole))
     if not math.isfinite(rounded) or rounded == 0.0:
@@ -124,12 +125,30 @@ def scale_given(scale: Any, features: int, *, is_wide: bool) -> tuple[float, flo
 
 
 def injections_given(inject: Any) -> tuple[Injection, ...]:
-    """Injections, of which a single one needs no list. Raises TypeError for anything else."""
-    if isinstance(inject, Injection):
-        return (inject,)
-    if not isinstance(inject, (tuple, list)) or not all(isinstance(i, Injection) for i in inject):
-        raise TypeError(f"inject={inject!r}: give an Injection, or a list of them")
-    return tuple(inject)
+    """Injections, or their texts as the command line takes them; a single one needs no list.
+
+    Raises TypeError for anything else, ValueError for a text that names none.
+    """
+    several = (inject,) if isinstance(inject, (Injection, str)) else inject
+    if not isinstance(several, (tuple, list)) or not all(isinstance(i, (Injection, str)) for i in several):
+        raise TypeError(f"inject={inject!r}: give an Injection, its text such as 'O:ulps=0.5', a list of them, or () for none")
+    return tuple(i if isinstance(i, Injection) else _injection_named(i) for i in several)
+
+
+def _injection_named(text: str) -> Injection:
+    try:
+        return Injection.parse(text)
+    except ValueError as error:
+        raise ValueError(f"inject='{text}': {error}") from None
+
+
+def check_held_values(inject: Sequence[Injection], plan: Plan) -> None:
+    """Raises ValueError for an injection of a value that the format of its event does not have."""
+    for made in inject:
+        try:
+            check_held(made, plan)
+        except ValueError as error:
+            raise ValueError(f"inject {made.site}:{made.what}: {error}") from None
 
 
 def record_given(record: Any) -> Record | None:
@@ -137,6 +156,51 @@ def record_given(record: Any) -> Record | None:
     if record is not None and not isinstance(record, Record):
         raise TypeError(f"record={record!r}: give a Record, such as Record(events=('P',)), or None")
     return record
+
+
+def check_forward_record(record: Record | None) -> None:
+    """Raises ValueError for a record of nothing but events of the backward, of a call that has none."""
+    for name in ("events", "ones", "steps"):
+        sites = () if record is None else getattr(record, name)
+        if sites and all(site in BACKWARD for site in sites):
+            raise ValueError(f"record: {name}={sites[0]}: this call runs no backward; call examine with do, or choose a forward site")
+
+
+def engine_given(engine: Any) -> str | None:
+    """An engine's name, or None. Raises TypeError for what is no name, ValueError with the nearest one."""
+    if engine is not None and not isinstance(engine, str):
+        raise TypeError(f"engine={engine!r}: give {', '.join(map(repr, ENGINES))}, or None for that of the arrays")
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}: {unknown('engine', engine, ENGINES)}")
+    return engine
+
+
+def mask_given(mask: Any) -> Any:
+    """A mask as an array: NumPy, or JAX where it is traced. Raises TypeError or ValueError for what is no array of bool."""
+    try:
+        mask = mask if is_traced(mask) else np.asarray(mask)
+    except ValueError:
+        raise TypeError(f"mask={reprlib.repr(mask)}: must be an array of bool, with rows of one length") from None
+    if mask.dtype != bool:
+        raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
+    return mask
+
+
+def _is_whole(x: Any) -> bool:
+    """Whether it is one whole number whose value is known; True and False are none."""
+    return not isinstance(x, (bool, np.bool_)) and hasattr(x, "__index__") and np.ndim(x) == 0 and not is_traced(x) and _kind(x) in "iu"
+
+
+def _is_number(x: Any) -> bool:
+    """Whether it is one real number whose value is known: an array of no axes too, but no bool, text or complex number."""
+    if isinstance(x, (bool, np.bool_, str)) or is_traced(x) or not hasattr(x, "__float__") or np.ndim(x):
+        return False
+    return _kind(x) not in "bcSU"
+
+
+def _kind(x: Any) -> str:
+    """NumPy's letter for the type of a number; that of Python's own numbers is i, so that large ones and fractions count."""
+    return str(x.dtype.kind) if hasattr(x, "dtype") else "i"
 
 
 def is_traced(x: Any) -> bool:

@@ -7,18 +7,22 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from roundscope.attention.arguments import (
     block_given,
     causal_given,
+    check_forward_record,
+    check_held_values,
     check_like_output,
     check_shapes,
+    engine_given,
     injections_given,
     is_of_jax,
     is_traced,
+    mask_given,
     plan_given,
     plans_given,
     record_given,
@@ -64,7 +68,7 @@ class Examined:
 def attend(
     q: Any, k: Any, v: Any, *,
     plan: "Plan | str | HeadPlans", block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
-    mask: Any = None, inject: Injection | Sequence[Injection] = (), record: Record | None = None,
+    mask: Any = None, inject: Injection | str | Sequence[Injection | str] = (), record: Record | None = None,
     engine: Engine | None = None, delta_error: Any = None, window: int | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
@@ -77,7 +81,8 @@ def attend(
                from the end, which differs where T != S: pass such a mask)
     mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0. Under xla it may be
                an argument of a jitted function, and gives the same bits
-    inject     an injection or several; each touches what it names and what depends on it, and must name what the call has
+    inject     an injection or its text (docs/grammar.md), or several; each touches what it names and what depends on it, and must name
+               what the call has
     record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps no steps, and no events of a sample
     engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits, unless the plan
                has a native accumulator. "pallas" runs forward and backward in fused kernels, on a GPU, for plans that fit
@@ -106,6 +111,8 @@ def attend(
         setup, engine = replace(setup, scale=setup.whole_scale), "xla"
     else:
         check_factors(setup.plan)
+        check_held_values(setup.inject, setup.plan)
+    check_forward_record(setup.record)
     if delta_error is not None:
         _check_delta_error(delta_error, setup, engine, q, v)
     if record is None and engine != "numpy":
@@ -119,7 +126,7 @@ def attend(
 def examine(
     q: Any, k: Any, v: Any, do: Any = None, *,
     plan: Plan | str | Sequence[Plan | str], block_q: int = 128, block_k: int = 128, scale: float | None = None, is_causal: bool = False,
-    mask: Any = None, inject: Injection | Sequence[Injection] = (), record: Record = _SUMMARIES,
+    mask: Any = None, inject: Injection | str | Sequence[Injection | str] = (), record: Record = _SUMMARIES,
     engine: Engine | None = None, window: int | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> Examined:  # fmt: skip
     """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site. Arguments as `attend`.
@@ -137,7 +144,10 @@ def examine(
     setups = [_setup(q, k, v, p, block_q, block_k, scale, is_causal, mask, inject, record, engine, batch=batch) for p in plans]
     for p in plans:
         check_factors(p)
+        check_held_values(setups[0][0].inject, p)
     setup, engine = setups[0]
+    if do is None:
+        check_forward_record(setup.record)
     if many:
         _check_many(q, plans, setup.inject, engine)
     if do is not None:
@@ -199,6 +209,7 @@ def _setup(
         heads=q.shape[2], key_heads=k.shape[2], scale=scale, whole_scale=whole_scale, is_causal=causal_given(is_causal),
         inject=inject, record=record,
     )  # fmt: skip
+    engine_given(engine)
     check_blocks(setup)
     _check_asked(setup, batch or q.shape[0], (q.shape[3], v.shape[3]))
     return setup, _engine_of(setup, q, k, v, mask, engine)
@@ -221,8 +232,6 @@ def _check_asked(setup: Setup, batch: int, features: tuple[int, int]) -> None:
 
 def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Engine | None) -> Engine:
     """The engine asked for, or that of the arrays. Raises ValueError for what it does not run."""
-    if engine not in (None, *get_args(Engine)):
-        raise ValueError(f"engine={engine!r}: the engines are {', '.join(map(repr, get_args(Engine)))}")
     arrays = {"q": q, "k": k, "v": v, "mask": mask}
     traced = [name for name, x in arrays.items() if is_traced(x)]
     if setup.record is not None and traced:
@@ -303,11 +312,9 @@ def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> Any:
     """A mask broadcastable to (B, N, T, S) -> (B N, T, S), padded to whole tiles with False: NumPy, or JAX where it is traced."""
     if mask is None:
         return None
-    mask = mask if is_traced(mask) else np.asarray(mask)
+    mask = mask_given(mask)
     xp = mask.__array_namespace__()
     shape = (batch, heads, setup.queries, setup.keys)
-    if mask.dtype != bool:
-        raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
     try:
         full = xp.broadcast_to(mask, shape).reshape(-1, *shape[2:])
     except ValueError:

@@ -1,5 +1,6 @@
 """`attend` under JAX transformations: the emulated backward as the derivative, by `jax.custom_vjp`."""
 
+import reprlib
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from roundscope.attention.arguments import check_like_output, check_shapes
 from roundscope.attention.attend import mask_to_heads, result_type, setup_of_heads
 from roundscope.attention.engines import xla as run
 from roundscope.attention.plans.traced import HeadPlans
@@ -117,6 +119,10 @@ def pulled(q: Any, k: Any, v: Any, do: Any, *, plan: HeadPlans, block_q: int = 1
 
     Arguments as `attend`; may be traced and mapped. float64 in, float64 out (needs 64-bit types enabled), else float32.
     """
+    if not isinstance(plan, HeadPlans):
+        raise TypeError(f"plan={reprlib.repr(plan)}: give attention.plans.traced.head_plans([...]), a plan for each head of q")
+    check_shapes(q, k, v)
+    check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
     out, residuals = _forward(run, setup, run.by_head(plan, q.shape[0]), q, k, v, None)

@@ -143,6 +143,8 @@ def _as_where(name: str, where: Any) -> range | tuple[int, ...] | None:
     if isinstance(where, slice):
         if where.stop is None:
             raise ValueError(f"{name}={where}: give a slice with a stop")
+        if not all(x is None or _is_index(x) for x in (where.start, where.stop, where.step)) or where.step == 0:
+            raise ValueError(f"{name}={where}: give a slice of whole numbers, with a step other than 0, such as slice(0, 64)")
         return range(where.start or 0, where.stop, where.step or 1)
     if isinstance(where, Iterable) and all(map(_is_index, indices := list(where))):
         return tuple(map(operator.index, indices))

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.arguments import check_floats
+from roundscope.emu.numbers import check_seed
 from roundscope.emu.rounding.threefry import random31
 
 Array = Any  # numpy.ndarray or jax.Array
@@ -18,13 +20,16 @@ def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Array, Array]:
 
     R = D W 2^-a, R' = D W 2^-b with the Hadamard matrix W and a + b = log2 H: where H is no square, q and k share the factor unevenly,
     so that it is a power of two and exact. The log2 H additions of a number round in its type. The gradients under JAX
-    are those of the unrotated q and k. Raises ValueError for other H.
+    are those of the unrotated q and k. Raises TypeError or ValueError for other arrays, other H and other seeds.
 
     Source: arXiv 2407.08608, 3.3 (there with 1 / sqrt(H) on both; not in the released code).
     """
-    h = q.shape[-1]
-    if k.shape[-1] != h or h & (h - 1) or not h:
-        raise ValueError(f"q, k: {h} and {k.shape[-1]} features, must be the same power of two; pad both with zeros")
+    for name, x in (("q", q), ("k", k)):
+        check_floats(name, x)
+    check_seed("seed", seed)
+    h, other = (x.shape[-1] if x.shape else 0 for x in (q, k))
+    if other != h or h & (h - 1) or not h:
+        raise ValueError(f"q, k: {h} and {other} features, must be the same power of two; pad both with zeros")
     n = h.bit_length() - 1
     return _spread(q, n // 2, seed), _spread(k, n - n // 2, seed)
 

@@ -6,6 +6,7 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from roundscope.attention.arguments import check_shapes, plan_given
 from roundscope.attention.attend import Engine, attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.rounding.modes import RoundingMode
@@ -24,7 +25,8 @@ def attend_sharded(
     Returns (B, T, N, H), sharded like q. Differentiable; may be inside jit. Raises ValueError for a mesh with other axes, sizes that it
     does not divide, and a plan that draws random bits: a device numbers its own heads from 0, and would draw those of another.
     """
-    plan = Plan.preset(plan) if isinstance(plan, str) else plan
+    check_shapes(q, k, v)
+    plan = plan_given(plan)
     _check(mesh, plan, q, k)
     own = partial(attend, plan=plan, block_q=block_q, block_k=block_k, scale=scale, is_causal=is_causal, engine=engine)
     spec = PartitionSpec(BATCH, None, HEADS, None)
@@ -35,6 +37,8 @@ def attend_sharded(
 
 
 def _check(mesh: Mesh, plan: Plan, q: Array, k: Array) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f'mesh={mesh!r}: give a mesh of devices, such as jax.make_mesh((2, 2), ("{BATCH}", "{HEADS}"))')
     if set(mesh.axis_names) != {BATCH, HEADS}:
         raise ValueError(
             f'mesh: axes {mesh.axis_names}, must be named "{BATCH}" and "{HEADS}": jax.make_mesh((2, 2), ("{BATCH}", "{HEADS}"))'

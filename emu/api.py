@@ -16,6 +16,7 @@ from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
 from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
+from roundscope.emu.numbers import check_whole
 from roundscope.emu.rounding.modes import (
     BINARY32,
     NanPolicy,
@@ -28,7 +29,7 @@ from roundscope.emu.rounding.modes import (
 from roundscope.emu.rounding.random import event_bits
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
-from roundscope.emu.sums.accumulator import Accumulator, accumulate
+from roundscope.emu.sums.accumulator import Accumulator, accumulate, check_accumulator
 
 _BINARY32 = Accumulator()
 Array = Any  # numpy.ndarray or jax.Array
@@ -65,12 +66,12 @@ def round_to(
     r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
     x = _carrier(x)
     _check_fits(x, r)
+    _check_first(first)
     if _is_jax(x):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
         return _program(_round_jax, x, r.seed, first, r=replace(r, seed=0))
-    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
-        raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
+    _check_out(out, x)
     from roundscope.emu.backends.numba import rounding as kernels
 
     return kernels.round_array(x, r, _random(x, r, r.seed, first), out)
@@ -87,6 +88,23 @@ def _check_fits(x: Array, r: Rounding) -> None:
         raise ValueError(f"format={r.format.name}: does not fit a float32 array; pass float64")
 
 
+def _check_first(first: Any) -> None:
+    """Raises TypeError or ValueError for what is no index; data of a program have no numbers yet."""
+    if _is_jax(first):
+        return
+    check_whole("first", first, "it is the index of x's first number in the random stream, 0 by default")
+    if first < 0:
+        raise ValueError(f"first={first}: the index of x's first number in the random stream counts from 0")
+
+
+def _check_out(out: Any, x: Array) -> None:
+    """Raises TypeError or ValueError for what cannot hold the result."""
+    if out is not None and not isinstance(out, np.ndarray):
+        raise TypeError(f"out: a {type(out).__name__}, must be an array as x; numpy.empty_like(x) makes one")
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
+        raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
+
+
 def round_with_stats(
     x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, *, out: np.ndarray | None = None, **policies: Any
 ) -> tuple[Array, Stats]:
@@ -96,7 +114,8 @@ def round_with_stats(
     if _is_jax(x) or x.dtype != np.float32 or not r.format.fits_binary32 or not x.size:
         y = round_to(x, r, out=out)
         return y, stats_of(x, y, r.format)
-    if out is not None and (out.shape != x.shape or out.dtype != x.dtype or not out.flags.c_contiguous):
+    _check_out(out, x)
+    if out is not None and not out.flags.c_contiguous:
         raise ValueError(f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x")
     from roundscope.emu.backends.numba.stats import rounded_with_stats
 
@@ -159,6 +178,7 @@ def exp(
     r = rounding(format, mode, seed=seed)
     x = _carrier(x)
     _check_fits(x, r)
+    _check_first(first)
     if _is_jax(x):
         return _program(_exp, x, r.seed, first, r=replace(r, seed=0))
     return _exp(x, r.seed, first, r=r)
@@ -186,11 +206,15 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
     """
     from roundscope.emu.blocks.api import Blocked
 
+    check_accumulator(accumulator)
+    if steps is not None and not isinstance(steps, list):
+        raise TypeError(f"steps={steps!r}: give a list, which receives every addition, or None")
+    _check_init(init)
     if isinstance(a, Blocked) or isinstance(b, Blocked):
         from roundscope.emu.blocks.dot import dot_blocks
 
         return dot_blocks(a, b, accumulator, init, steps)
-    a, b = _carrier(a), _carrier(b)
+    a, b = _carrier(a, "a"), _carrier(b, "b")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
     if accumulator.alignment is not None:
@@ -203,6 +227,15 @@ def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, 
     if init is not None and not _is_jax(init):
         init = np.asarray(init)
     return _added(_dot, _is_jax(a) or _is_jax(b), steps, a, b, init, accumulator=accumulator)
+
+
+def _check_init(init: Any) -> None:
+    """Raises TypeError for what is no array of numbers; whole numbers enter too."""
+    if init is None:
+        return
+    dtype = init.dtype if _is_jax(init) else _array(init, "init").dtype
+    if dtype.kind not in "iub" and "float" not in str(dtype):
+        raise TypeError(f"init: dtype {dtype}, must be a float array; convert with init.astype('float64')")
 
 
 def _added(f: Any, on_jax: bool, steps: list[tuple[Array, Array]] | None, *operands: Any, accumulator: Accumulator) -> Array:
@@ -248,6 +281,7 @@ def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
     Raises ValueError for an axis that x lacks, and as `dot` does.
     """
     x = _carrier(x)
+    check_accumulator(accumulator)
     moved = _last(x, axis_of(x.shape, axis))
     rows = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
     return dot(rows, np.ones((rows.shape[1], 1)), accumulator).reshape(moved.shape[:-1])
@@ -256,7 +290,7 @@ def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
 def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
     """The `Stats` of rounding events from the numbers before and after; `place` is the flat index of the peak."""
     f = rounding(format).format
-    x, y = _carrier(before), _carrier(after)
+    x, y = _carrier(before, "before"), _carrier(after, "after")
     if x.shape != y.shape:
         raise ValueError(f"after: shape {y.shape}, must be that of before, {x.shape}")
     if not x.size:
@@ -291,16 +325,24 @@ def _library(x: Array) -> Any:
     return importlib.import_module("jax.numpy") if _is_jax(x) else np
 
 
-def _carrier(x: Any) -> Array:
-    """x as a float32 or float64 array; narrower floats exactly as float32."""
+def _array(x: Any, name: str) -> np.ndarray:
+    """NumPy's array of an argument. Raises TypeError for lists that are none."""
+    try:
+        return np.asarray(x)
+    except ValueError:
+        raise TypeError(f"{name}: a {type(x).__name__} of rows of several lengths, must be an array of floats") from None
+
+
+def _carrier(x: Any, name: str = "x") -> Array:
+    """x as a float32 or float64 array; narrower floats exactly as float32. name: of the argument, for its refusal."""
     if not _is_jax(x):
-        x = np.asarray(x)
+        x = _array(x, name)
     if x.dtype in (np.float32, np.float64):
         return x
     if x.dtype.kind in "iub" and x.ndim == 0:
         return np.asarray(float(x))
-    if x.dtype.kind in "iubc" or x.dtype.itemsize > 4:
-        raise TypeError(f"x: dtype {x.dtype}, must be a float array; convert with x.astype('float32')")
+    if "float" not in str(x.dtype) or x.dtype.itemsize > 4:
+        raise TypeError(f"{name}: dtype {x.dtype}, must be a float array; convert with {name}.astype('float32')")
     return x.astype(np.float32)
 
 

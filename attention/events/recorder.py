@@ -37,7 +37,7 @@ class Record:
     every: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, int) or self.every < 1:
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise ValueError(f"every={self.every}: a whole number, one tile in so many, both ways; 1 for all events")
         for name in ("events", "ones", "steps"):
             object.__setattr__(self, name, _sites(name, getattr(self, name)))

@@ -17,6 +17,7 @@ from roundscope.attention.places import occurs
 from roundscope.attention.plans.plan import Plan, site_named
 from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.numbers import check_seed
 
 PLACES = ("layer", "head", "site", "matrix")
 STAGES = ("inputs", "forward", "backward")
@@ -55,7 +56,10 @@ def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
 
 def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
     """The plan with changes in turn; see `Plan.changed`."""
+    check_seed("seed", 0 if seed is None else seed)
     for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"changes={text!r}: a change is a text, such as 'O=bf16:stochastic'; {HOW}")
         for change in changes(text, ("site",)):
             for edit in edits_of(change):
                 plan = edited(plan, edit)

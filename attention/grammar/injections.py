@@ -12,13 +12,10 @@ import math
 import re
 from dataclasses import fields
 
-import numpy as np
-
 from roundscope.attention import places
 from roundscope.attention.grammar.ranges import selection, spelled
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, What
 from roundscope.attention.plans.plan import Plan, site_named
-from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import Format, unknown
 
 WHATS: dict[str, type] = {"exact": Exact, "ulps": AddUlps, "bias": Bias, "set": SetTo, "flip": FlipBit, "noise": Noise}
@@ -26,7 +23,9 @@ WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
 
 
 def injection_of(text: str, seed: int = 0) -> Injection:
-    """The injection in words; seed: of noise. Raises ValueError naming the word and the repair."""
+    """The injection in words; seed: of noise. Raises ValueError naming the word and the repair, TypeError for what is no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"text={text!r}: write SITE:WHAT[:WHERE]..., as in 'O:ulps=0.5:rows=0:64'")
     site, *rest = re.split(r":(?=[A-Za-z_])", text.strip())
     if not rest:
         raise ValueError(f"'{text}': write SITE:WHAT[:WHERE]..., as in O:ulps=0.5:rows=0:64")
@@ -40,8 +39,13 @@ def injection_of(text: str, seed: int = 0) -> Injection:
 def check_injection(made: Injection, plan: Plan) -> None:
     """Raises ValueError for an event that a plan never reaches, a bit or a value that its format does not have."""
     places.check_injection(made, plan)
-    if isinstance(made.what, SetTo):
-        _check_held(made.what.value, plan[made.site].format)
+    check_held(made, plan)
+
+
+def check_held(made: Injection, plan: Plan) -> None:
+    """Raises ValueError for a finite value that the format of its event does not have; of blocks, the scale decides what they have."""
+    if isinstance(made.what, SetTo) and math.isfinite(made.what.value) and plan.block(made.site) is None:
+        _check_held(float(made.what.value), plan[made.site].format)
 
 
 def injection_words(made: Injection) -> str:
@@ -88,7 +92,8 @@ def _short(x: float) -> str:
 def _check_held(x: float, f: Format) -> None:
     if abs(x) > f.max_finite:
         raise ValueError(f"{f.name} cannot hold {x:g}; its largest number is {f.max_finite:g}")
-    nearest = float(round_to(np.array(x), f))
+    unit = math.ldexp(1.0, max(math.frexp(x)[1] - f.precision, f.emin - f.precision + 1))
+    nearest = round(x / unit) * unit if f.precision < 53 else x
     if nearest != x:
         raise ValueError(f"{f.name} cannot hold {x!r}; the nearest number it has is {nearest!r}")
 

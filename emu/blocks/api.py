@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _carrier, _is_jax, _library, _program, _random
+from roundscope.emu.api import _carrier, _check_out, _is_jax, _library, _program, _random
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import (
     Layout,
@@ -48,6 +48,12 @@ class Blocked:
         return replace(self, elements=self.elements.T, scales=self.scales.T, axis=1 - self.axis)
 
 
+def check_blocked(b: Any) -> None:
+    """Raises TypeError for what is no blocked array."""
+    if not isinstance(b, Blocked):
+        raise TypeError(f"b: a {type(b).__name__}, must be a Blocked array; to_blocks(x, 'mxfp8_e4m3') makes one")
+
+
 def round_blocks(x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndarray | None = None, **changes: Any) -> Array:
     """Every number of x replaced by what a block format keeps of it, T X P; the result has x's type and shape.
 
@@ -68,8 +74,7 @@ def round_blocks(x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndar
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
         return _program(_round_jax, x, f=f, at=at) if x.size else x
-    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
-        raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
+    _check_out(out, x)
     return _round_numpy(x, f, at, out)
 
 
@@ -117,7 +122,11 @@ def _quantise(x: Array, *, f: BlockFormat, at: Layout) -> tuple[Array, Array, Ar
 
 
 def from_blocks(b: Blocked) -> Array:
-    """The numbers T X P that a blocked array stands for, float32; NaN throughout a block whose scale is NaN."""
+    """The numbers T X P that a blocked array stands for, float32; NaN throughout a block whose scale is NaN.
+
+    Raises TypeError for what is no blocked array.
+    """
+    check_blocked(b)
     at, arrays = layout_of(b.shape, b.format, b.axis), (b.elements, b.scales, b.tensor)
     return _program(_numbers, *arrays, at=at) if _is_jax(b.elements) else _numbers(*arrays, at=at)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.backends.ops import Ops
-from roundscope.emu.blocks.api import Blocked
+from roundscope.emu.blocks.api import Blocked, check_blocked
 from roundscope.emu.blocks.format import INT8, BlockFormat
 from roundscope.emu.blocks.layout import layout_of
 from roundscope.emu.formats.codes import decode, encode
@@ -55,6 +55,7 @@ def dtype_of(f: Format) -> np.dtype:
 
 def codes_of(b: Blocked) -> Codes:
     """The stored form; arrays on a device come to the host. `blocked_of` is its inverse, to the bit."""
+    check_blocked(b)
     f = b.format
     return Codes(
         elements=_encoded(np.asarray(b.elements), f.element.format),
@@ -65,9 +66,16 @@ def codes_of(b: Blocked) -> Codes:
 
 def blocked_of(c: Codes) -> Blocked:
     """The blocked array that codes stand for. An element that is an infinity or a NaN makes its number one (OCP MX 1.0, 5.1)."""
+    _check_codes(c)
     f = c.format
     elements, scales = _decoded(c.elements, f.element.format), _decoded(c.scales, f.scale)
     return Blocked(elements=elements, scales=scales, tensor=np.float32(c.tensor), format=f, axis=c.axis)
+
+
+def _check_codes(c: Any) -> None:
+    """Raises TypeError for what is no stored form."""
+    if not isinstance(c, Codes):
+        raise TypeError(f"c: a {type(c).__name__}, must be Codes; codes_of(to_blocks(x, 'mxfp8_e4m3')) makes them")
 
 
 def _encoded(x: np.ndarray, f: Format) -> np.ndarray:
@@ -95,6 +103,7 @@ def _integers(codes: np.ndarray) -> np.ndarray:
 
 def pack(c: Codes) -> tuple[np.ndarray, np.ndarray]:
     """Elements and scales as two byte arrays, flat, in the arrays' own order; the last byte is filled up with zeros."""
+    _check_codes(c)
     return _packed(c.elements, c.format.element.format.bits), _packed(c.scales, c.format.scale.bits)
 
 

@@ -46,7 +46,7 @@ def dot_blocks(a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps
     As `emu.dot` otherwise. Raises ValueError for shapes that do not match, an operand blocked along its other axis and,
     where scales stay apart, blocks of two sizes.
     """
-    a, b = (x if isinstance(x, Blocked) else _carrier(x) for x in (a, b))
+    a, b = (x if isinstance(x, Blocked) else _carrier(x, name) for name, x in (("a", a), ("b", b)))
     shape = _checked(a, b, init)
     on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
     if on_jax:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.numbers import check_whole
 from roundscope.emu.rounding.modes import E4M3, E5M2, Overflow, Rounding, RoundingMode, rounding
 
 
@@ -32,6 +33,13 @@ class ScaleRule(StrEnum):
     BUMP = "bump"  # FLOOR, one higher where a > 1.75 * 2^floor(log2 a): for elements with m = 1.75 * 2^emax
     RCEIL = "rceil"  # a / m, rounded up to a number of the scale format
     NEAREST = "nearest"  # a / m, rounded to the nearest number of the scale format, ties to even
+
+
+def _rule_named(name: str | ScaleRule) -> ScaleRule:
+    try:
+        return ScaleRule(str(name).lower())
+    except ValueError:
+        raise ValueError(unknown("scale rule", name, ScaleRule)) from None
 
 
 INT8 = Format(name="int8", precision=7, emin=0, max_finite=127 / 64, inf=False, nan=False, negative_zero=False)
@@ -64,6 +72,13 @@ class BlockFormat:
     tensor: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.element, Rounding):
+            raise TypeError(f"element={self.element!r}: give a Rounding, such as rounding('e4m3fn')")
+        if not isinstance(self.scale, Format):
+            raise TypeError(f"scale={self.scale!r}: give a Format, such as format_named('e8m0fnu')")
+        object.__setattr__(self, "rule", _rule_named(self.rule))
+        for name in ("size", "rows"):
+            check_whole(name, getattr(self, name), "a block holds at least one number each way")
         f, s = self.element.format, self.scale
         if self.size < 1 or self.rows < 1:
             raise ValueError(f"size={self.size}, rows={self.rows}: a block holds at least one number each way")
@@ -130,13 +145,8 @@ def block_format(
     """
     if isinstance(format, str) and format not in BLOCK_NAMED:
         raise ValueError(unknown("block format", format, BLOCK_NAMED))
+    if not isinstance(format, (str, BlockFormat)):
+        raise TypeError(f"format={format!r}: give a name such as 'mxfp8_e4m3', or a BlockFormat")
     base = BLOCK_NAMED[format] if isinstance(format, str) else format
     element = rounding(base.element, mode, overflow=overflow, seed=seed)
     return replace(base, element=element, rule=base.rule if rule is None else _rule_named(rule))
-
-
-def _rule_named(name: str | ScaleRule) -> ScaleRule:
-    try:
-        return ScaleRule(str(name).lower())
-    except ValueError:
-        raise ValueError(unknown("scale rule", name, ScaleRule)) from None

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.numbers import check_whole
 
 Array = Any
 
@@ -51,7 +52,8 @@ def layout_of(shape: tuple[int, ...], f: BlockFormat, axis: int) -> Layout:
 
 
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
-    """The axis counted from 0. Raises ValueError for one that an array of that shape lacks."""
+    """The axis counted from 0. Raises TypeError for what is no whole number, ValueError for one that an array of that shape lacks."""
+    check_whole("axis", axis, "axes count from 0, or from -1 backwards")
     dimensions = len(shape)
     if not dimensions:
         raise ValueError("x: a single number has no axis; give an array of one axis or more")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.api import _carrier
-from roundscope.emu.blocks.api import Blocked, from_blocks, to_blocks
+from roundscope.emu.blocks.api import Blocked, check_blocked, from_blocks, to_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
 
@@ -97,6 +97,7 @@ def block_stats(x: Any, format: str | BlockFormat, axis: int = -1, **changes: An
 
 def distinct_elements(b: Blocked) -> np.ndarray:
     """How many different elements each block uses, +0 and -0 as one; the shape of the scales."""
+    check_blocked(b)
     at = layout_of(b.shape, b.format, b.axis)
     there = to_lines(np, np.ones(b.shape, bool), at)
     lines = np.sort(np.where(there, to_lines(np, np.asarray(b.elements), at), np.nan), axis=1)

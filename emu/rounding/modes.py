@@ -3,9 +3,10 @@
 import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from numbers import Integral
+from typing import Any
 
 from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.numbers import check_seed
 
 
 class RoundingMode(StrEnum):
@@ -66,14 +67,19 @@ class Rounding:
 
     def __post_init__(self) -> None:
         f = self.format
+        if not isinstance(f, Format):
+            raise TypeError(f"format={f!r}: give a Format; rounding({f!r}) makes a Rounding of a name")
+        object.__setattr__(self, "mode", mode_named(self.mode))
+        object.__setattr__(self, "nan", _member(NanPolicy, "nan policy", self.nan))
+        if self.overflow is not None:
+            object.__setattr__(self, "overflow", _member(Overflow, "overflow", self.overflow))
         if self.overflow is None:
             object.__setattr__(self, "overflow", Overflow.SATURATE if f.saturates else _unsaturated(f))
         if self.overflow is Overflow.INF and not f.inf:
             raise ValueError(f"overflow=inf: {f.name} has no infinity; use overflow='saturate'")
         if self.overflow is Overflow.NAN and not f.nan:
             raise ValueError(f"overflow=nan: {f.name} has no NaN; use overflow='saturate'")
-        if not (isinstance(self.seed, Integral) and 0 <= self.seed < 2**32):
-            raise ValueError(f"seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1")
+        check_seed("seed", self.seed)
 
     def __str__(self) -> str:
         mode = "" if self.mode is RoundingMode.TIES_TO_EVEN else f":{self.mode}"
@@ -104,6 +110,8 @@ def without_saturation(r: Rounding) -> Rounding:
 
 def mode_named(name: str | RoundingMode) -> RoundingMode:
     """The rounding mode of that name. Raises ValueError with the nearest name."""
+    if isinstance(name, RoundingMode):
+        return name
     try:
         return RoundingMode(str(name).lower().replace("_", "-"))
     except ValueError:
@@ -122,7 +130,7 @@ def rounding(
 
     Given a `Rounding`, returns it with what else is given replaced. Raises ValueError for unknown names.
     """
-    base = format if isinstance(format, Rounding) else Rounding(format=format if isinstance(format, Format) else format_named(format))
+    base = _plain(format)
     changes: dict[str, object] = {}
     if mode is not None:
         changes["mode"] = mode_named(mode)
@@ -135,7 +143,18 @@ def rounding(
     return replace(base, **changes) if changes else base  # type: ignore[arg-type]
 
 
+def _plain(format: Any) -> Rounding:
+    """A rounding as it is, or the plain one to a format."""
+    if isinstance(format, Rounding):
+        return format
+    if not isinstance(format, (str, Format)):
+        raise TypeError(f"format={format!r}: give a name such as 'bf16', a Format or a Rounding")
+    return Rounding(format=format if isinstance(format, Format) else format_named(format))
+
+
 def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:
+    if isinstance(name, enum):
+        return name
     try:
         return enum(str(name).lower())
     except ValueError:

@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
+from roundscope.emu.formats.format import unknown
+from roundscope.emu.numbers import check_whole
 from roundscope.emu.rounding.modes import BINARY32, BINARY64, Rounding, RoundingMode
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.exact import OF_BINARY32, OF_BINARY64, exact_sum
@@ -56,6 +58,10 @@ class Accumulator:
     alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "order", _order_named(self.order))
+        if not isinstance(self.step, Rounding):
+            raise TypeError(f"step={self.step!r}: give a Rounding, such as rounding('bf16')")
+        check_whole("chunk", self.chunk, "a chunk holds at least one product")
         if self.chunk < 1:
             raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
         if self.order is Order.WARPS and self.chunk & (self.chunk - 1):
@@ -80,6 +86,20 @@ class Accumulator:
             return f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}), {self.step}"
         chunk = f"[{self.chunk}]" if self.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS) else ""
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
+
+
+def _order_named(name: Any) -> Order:
+    """The order of that name. Raises ValueError with the nearest name."""
+    try:
+        return name if isinstance(name, Order) else Order(str(name).lower())
+    except ValueError:
+        raise ValueError(unknown("order", name, Order)) from None
+
+
+def check_accumulator(accumulator: Any) -> None:
+    """Raises TypeError for what is no accumulator."""
+    if not isinstance(accumulator, Accumulator):
+        raise TypeError(f"accumulator={accumulator!r}: give an Accumulator, such as Accumulator(order='pairwise')")
 
 
 Step = Callable[[Any, Array], Array]  # (index of the addition, the sum rounded to odd) -> rounded

@@ -121,8 +121,8 @@ def test_sites_by_name_and_single_injections():
         Injection(site="P", what="ulps=1")
     one = Injection(site="OUT", what=ULP, rows=3)
     assert np.array_equal(attend(Q, K, V, inject=one, **OPTIONS), attend(Q, K, V, inject=[one], **OPTIONS))
-    refused("inject='O:ulps=1': give an Injection", error=TypeError, inject="O:ulps=1")
-    refused("inject=.*: give an Injection", error=TypeError, inject=["O:ulps=1"])
+    refused("inject=3: give an Injection", error=TypeError, inject=3)
+    refused("inject=.*: give an Injection", error=TypeError, inject=[3])
 
 
 @pytest.mark.parametrize("site", [Site.DS, Site.DELTA, Site.DO])
