@@ -112,6 +112,12 @@ def _divided(at: Events, o: Array, l: Array) -> Array:
     return register(at, Site.OI, at.ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
 
 
+def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> tuple[Array, Array, Array]:
+    """As `finish` returns them, but 0, 0 and -inf in rows that see no key, where 0 times an infinity of V is NaN."""
+    xp, rows = at.ops.xp, at.tile.rows
+    return xp.where(rows[:, None], out, 0.0), xp.where(rows[:, None], wide, 0.0), xp.where(rows, lse, -math.inf)
+
+
 def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
     """O_i and L_i of a split of the keys, in registers."""
     m, l, o = state

@@ -270,13 +270,8 @@ def forward(
     else:
         results, of_whole = _combined(ops, setup, head, mask, at, whole)
     if masks is not None or setup.plan.window or setup.queries % setup.block_q:
-        results = _without_rows_of_no_key(xp, at.tile.rows, *results)
+        results = algorithm.without_rows_of_no_key(at, *results)
     return results, {"tiles": seen, "whole": of_whole}
-
-
-def _without_rows_of_no_key(xp: Any, rows: Array, out: Array, wide: Array, lse: Array) -> tuple[Array, Array, Array]:
-    """Output, output before its last rounding, and L: 0, 0 and -inf in rows that see no key, where 0 times an infinity of V is NaN."""
-    return xp.where(rows[:, None], out, 0.0), xp.where(rows[:, None], wide, 0.0), xp.where(rows, lse, -xp.inf)
 
 
 def _rows_of_tiles(x: Any) -> Any:

@@ -89,6 +89,8 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i)
         out, wide, lse = algorithm.finish(at, setup.scale, (m, l, o))
+        if setup.queries % setup.block_q:
+            out, wide, lse = algorithm.without_rows_of_no_key(at, out, wide, lse)
         return (out, lse, wide)[: len(results)], at.seen()
 
     names = [call.left(site) for site in (Site.OUT, Site.LSE, None)][: len(results)]
