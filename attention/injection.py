@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from roundscope.attention.plans.plan import site_named
-from roundscope.attention.sites import Axes, Site
+from roundscope.attention.sites import Axes, Site, site_named
 
 Where = int | range | tuple[int, ...] | None
 

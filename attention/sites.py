@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from roundscope.emu.formats.format import unknown
+
 
 class Axes(StrEnum):
     """Which entries an event has: one per score, per query row, per feature of a row."""
@@ -179,3 +181,11 @@ QUERY_FEATURES = frozenset(
 
 # the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
+
+
+def site_named(name: Site | str) -> Site:
+    """The site of that name, in any case. Raises ValueError with the nearest name."""
+    try:
+        return Site[str(name).upper()]
+    except KeyError:
+        raise ValueError(unknown("site", name, [s for s in Site if s not in OF_KERNELS])) from None

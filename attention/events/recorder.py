@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from roundscope.attention.plans.plan import site_named
-from roundscope.attention.sites import PRODUCTS, Axes, Site
+from roundscope.attention.sites import PRODUCTS, Axes, Site, site_named
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Event, Ops
 from roundscope.emu.formats.format import Format

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.places import occurs
-from roundscope.attention.plans.plan import Plan, site_named
-from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_seed
 

@@ -15,7 +15,8 @@ from dataclasses import fields
 from roundscope.attention import places
 from roundscope.attention.grammar.ranges import selection, spelled
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, What
-from roundscope.attention.plans.plan import Plan, site_named
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import site_named
 from roundscope.emu.formats.format import Format, unknown
 
 WHATS: dict[str, type] = {"exact": Exact, "ulps": AddUlps, "bias": Bias, "set": SetTo, "flip": FlipBit, "noise": Noise}

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roundscope.attention.plans.plan import Event, event_to, site_named
-from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.attention.plans.plan import Event, event_to
+from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, RoundingMode

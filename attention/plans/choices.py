@@ -192,6 +192,9 @@ class Stabiliser:
     window: float | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("beta", self.beta), ("window", 0.0 if self.window is None else self.window)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name}={value!r}: give a number, such as 2.0")
         if not self.beta > 1.0:
             raise ValueError(f"beta={self.beta}: the shift needs beta > 1, the paper uses 2 to 8")
         if self.window is not None and not self.window >= 0.0:

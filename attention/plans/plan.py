@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from roundscope.attention.plans.checks import accumulator_given, events_given, product_named
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
@@ -27,10 +28,10 @@ from roundscope.attention.plans.choices import (
     Stabiliser,
     Tanh,
 )
-from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site
+from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
-from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator
 
@@ -187,7 +188,7 @@ class Plan:
         return preset(name)
 
     def __getitem__(self, site: Site) -> Rounding:
-        return self.roundings[_ORDINAL[site]]
+        return self.roundings[_ORDINAL[site if site in _ORDINAL else site_named(site)]]
 
     def block(self, site: Site) -> BlockFormat | None:
         """The block format of a site, its element without a seed; None where numbers round one by one."""
@@ -200,7 +201,7 @@ class Plan:
 
     def accumulator(self, site: Site) -> Accumulator:
         """How the sum of products at a site is added up."""
-        return self.accumulators[PRODUCTS.index(site)]
+        return self.accumulators[PRODUCTS.index(product_named(site))]
 
     def at(
         self,
@@ -219,6 +220,7 @@ class Plan:
 
     def rounded(self, events: Mapping[Site, Event], name: str | None = None) -> "Plan":
         """The plan with some sites rounded otherwise; under its own name if no other is given."""
+        events = events_given(events)
         roundings = tuple(_element(events[site]) if site in events else self[site] for site in Site)
         new = {**dict(self.blocks), **events}
         blocks = tuple((site, _seedless(f)) for site in Site if isinstance(f := new.get(site), BlockFormat))
@@ -226,11 +228,8 @@ class Plan:
 
     def adding(self, site: Site | str, accumulator: Accumulator) -> "Plan":
         """The plan with one sum of products added up otherwise."""
-        site = site_named(site)
-        if site not in PRODUCTS:
-            raise ValueError(f"site={site}: not a sum of products; those are {' '.join(PRODUCTS)}")
         new = list(self.accumulators)
-        new[PRODUCTS.index(site)] = accumulator
+        new[PRODUCTS.index(product_named(site))] = accumulator_given(accumulator)
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
     def changed(self, *changes: str, seed: int | None = None) -> "Plan":
@@ -379,14 +378,6 @@ _ORDINAL = {site: i for i, site in enumerate(Site)}
 def ordinal(site: Site) -> int:
     """The position of a site in Site: where a plan, and a table of plans, has its rounding."""
     return _ORDINAL[site]
-
-
-def site_named(name: Site | str) -> Site:
-    """The site of that name, in any case. Raises ValueError with the nearest name."""
-    try:
-        return Site[str(name).upper()]
-    except KeyError:
-        raise ValueError(unknown("site", name, [s for s in Site if s not in OF_KERNELS])) from None
 
 
 def event_to(

@@ -183,6 +183,8 @@ def preset(name: str) -> Plan:
 
     Raises ValueError with the nearest name.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name={name!r}: give the name of a preset, such as 'fa2-bf16'")
     plain, _, arch = name.partition("@")
     if arch:
         return on_tensor_cores(preset(plain), arch)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Record, Site
-from roundscope.attention.plans.plan import Plan, ordinal, site_named
-from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.plans.plan import Plan, ordinal
+from roundscope.attention.sites import PRODUCTS, site_named
 from roundscope.emu.rounding.random import event_bits
 from tests.attention.small import B, H, N, T, run
 

@@ -308,7 +308,6 @@ def test_a_wrong_call_is_refused_with_the_repair(make, error, words):
     assert fault_of(make, error, words) is None
 
 
-@pytest.mark.xfail(strict=False, reason="attention/plans has no such checks yet")
 @pytest.mark.parametrize(("make", "error", "words"), [pytest.param(*row[1:], id=row[0]) for row in OF_PLANS])
 def test_a_wrong_plan_is_refused_with_the_repair(make, error, words):
     """A KeyError or a plan that is silently the same as before."""

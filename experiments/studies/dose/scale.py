@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roundscope.attention.grammar.ranges import numbers
-from roundscope.attention.plans.plan import site_named
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import Site, site_named
 from roundscope.emu.rounding.modes import RoundingMode, mode_named
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.studies.framework.words import pairs, seeds_of

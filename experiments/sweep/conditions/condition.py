@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, occurs
-from roundscope.attention.plans.plan import Plan, site_named
-from roundscope.attention.sites import Site
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site, site_named
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, Cell, Value
 from roundscope.experiments.sweep.conditions.plans import changes_plan, plan_of, settings_of

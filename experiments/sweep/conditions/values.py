@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from roundscope.attention.grammar.changes import ALIASES, parted
 from roundscope.attention.grammar.edits import KINDS, stabiliser_words
-from roundscope.attention.plans.plan import site_named
-from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, Value
