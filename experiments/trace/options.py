@@ -6,6 +6,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
+from roundscope.attention.arguments import ENGINES, check_forward_record
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.changes import sites_of
 from roundscope.attention.grammar.injections import check_injection, injection_of
@@ -15,8 +16,6 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BACKWARD, PRODUCTS
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
-
-ENGINES = ("numpy", "xla", "pallas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def recording(texts: list[str]) -> tuple[Record, bool]:
 
 
 def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the layer") -> None:
-    """Raises UsageError for an injection at entries, or events, that a layer does not have."""
+    """Raises UsageError for an injection at entries, or events, that a layer does not have, and for a record of such events alone."""
     for made in req.inject:
         try:
             check_place(made, sizes, owner)
@@ -125,3 +124,8 @@ def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the lay
             raise UsageError(f"--inject {error}") from None
         if not has_do and made.site in BACKWARD:
             raise bad("--inject", str(made.site), "the file has no do, so there is no backward; add do or choose a forward site")
+    if not has_do:
+        try:
+            check_forward_record(req.record)
+        except ValueError as error:
+            raise UsageError(f"--{error}") from None

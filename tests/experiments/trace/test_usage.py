@@ -123,6 +123,8 @@ def test_no_file_and_no_sample(run):
 def test_backward_injection_needs_do(run, small, tmp_path):
     code, _, err = run(small(do=False), "--inject", "DS:exact", "--out", tmp_path / "x")
     assert code == 2 and "the file has no do" in err
+    code, _, err = run(small(do=False), "--record", "events:DS", "--out", tmp_path / "y")
+    assert code == 2 and "--record: events=DS: this call runs no backward" in err and not (tmp_path / "y").exists()
 
 
 def test_nan_goes_on_if_allowed(run, small, tmp_path):
