@@ -142,7 +142,8 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
     """FlashAttention-2, algorithm 1, lines 5 to 14: one tile of queries, and its tiles of keys.
 
     A row is rescaled from its second tile on, and a tile that nobody sees is left out. In the
-    others, P is 0 at keys that a row does not see, and 0 times infinity is NaN.
+    others, P is 0 at keys that a row does not see, and 0 times infinity is NaN. The documents do not
+    say so, nor what a row gives whose scores are all -inf: here P is 0, and O is divided by 1.
     """
     at = arithmetic.at
     m, l = np.full((len(q), 1), -np.inf), np.zeros((len(q), 1))
@@ -158,7 +159,8 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
         e = np.where(sees[:, j], at("EXP", np.exp(at("X", s - shift))), 0.0)
         alpha = at("ALPHA", np.exp(at("DM", m - shift)))
         l = at("L", at("AL", alpha * l) + at("ROWSUM", rowsum(e)))
-        p = at("P", e * at("INV", 1 / l) if arithmetic.unfused else e)
+        inverse = at("INV", 1 / np.where(l == 0, 1.0, l))
+        p = at("P", e * inverse if arithmetic.unfused else e)
         ao = at("AO", alpha * o)
         if arithmetic.pv_into_o:
             o = at("O", product(p, v[j], ao))
@@ -166,9 +168,11 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
             pv = at("PV", product(p, v[j]))
             o = at("O", pv if is_first else ao + pv)
         m, is_first = new_m, False
-    out = at("OUT", o if arithmetic.unfused else o * at("INV", 1 / l))
-    has_keys = m != -np.inf
-    return np.where(has_keys, out, 0.0), np.where(has_keys, at("LSE", m + np.log(l)), -np.inf)
+    if is_first:
+        return o, m
+    out = at("OUT", o if arithmetic.unfused else o * inverse)
+    has_keys = sees.any(axis=1, keepdims=True)
+    return np.where(has_keys, out, 0.0), np.where(l == 0, -np.inf, at("LSE", m + np.log(l)))
 
 
 def backward(q, k, v, do, out, lse, sees, scale, arithmetic: Arithmetic, block_q, block_k):
@@ -213,11 +217,6 @@ def rows_of_products(a, b):
     return total
 
 
-def padded(x, block: int):
-    """The rows of x and, below them, rows of zeros that fill the last tile."""
-    return np.concatenate([x, np.zeros((-len(x) % block, *x.shape[1:]), dtype=x.dtype)])
-
-
 def seen_by(t: int, s: int, is_causal: bool, mask) -> np.ndarray:
     """Which keys each query sees, (..., T, S): of a causal call those up to its own number."""
     causal = np.arange(s) <= np.arange(t)[:, None] if is_causal else np.ones((t, s), dtype=bool)
@@ -249,16 +248,13 @@ def judge(
     lse, delta = np.zeros(q.shape[:3]), np.zeros(q.shape[:3])
     dk, dv = np.zeros(k.shape), np.zeros(v.shape)
     for b, n in np.ndindex(batch, heads):
-        g = n // (heads // key_heads)
-        queries = [padded(x[b, :, n], block_q) for x in (q, do)]
-        keys = [padded(x[b, :, g], block_k) for x in (k, v)]
-        seen = padded(padded(sees[b, n], block_q).T, block_k).T
-        how = seen, scale, plan, block_q, block_k
-        o, rows = forward(queries[0], *keys, *how)
-        rest = backward(queries[0], *keys, queries[1], o, rows, *how)
-        out[b, :, n], lse[b, :, n] = o[:t], rows[:t, 0]
-        delta[b, :, n], dq[b, :, n] = rest[0][:t, 0], rest[1][:t]
-        dk[b, :, g] += rest[2][:s]
-        dv[b, :, g] += rest[3][:s]
+        g, first = n // (heads // key_heads), n % (heads // key_heads) == 0
+        how = sees[b, n], scale, plan, block_q, block_k
+        ours = q[b, :, n], k[b, :, g], v[b, :, g]
+        out[b, :, n], rows = forward(*ours, *how)
+        deltas, dq[b, :, n], its_dk, its_dv = backward(*ours, do[b, :, n], out[b, :, n], rows, *how)
+        lse[b, :, n], delta[b, :, n] = rows[:, 0], deltas[:, 0]
+        dk[b, :, g] = its_dk if first else dk[b, :, g] + its_dk
+        dv[b, :, g] = its_dv if first else dv[b, :, g] + its_dv
     gradients = plan.at("DQ_OUT", scale * dq), plan.at("DK_OUT", scale * dk), plan.at("DV_OUT", dv)
     return Judged(*(x.astype(np.float32) for x in (out, lse, delta, *gradients)))
