@@ -16,8 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n 2
 # where the tests of a file share what took long to make
 BY_FILE := --dist loadfile
 
-test: $(READY)
-	$(BIN)/ruff check .
+test: lint
 	$(PYTEST) --dist worksteal -m 'not thorough' $(BITS)
 	XLA_FLAGS='$(PLAIN)' $(PYTEST) $(BY_FILE) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
 
