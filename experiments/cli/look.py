@@ -33,11 +33,14 @@ def explain(
     explain_command.run(value, to, mode=mode, overflow=overflow, seed=seed, plus=plus, as_json=json)
 
 
-def sites(json: Json = False) -> None:
-    """List every rounding event with its formula."""
+def sites(
+    plan: Annotated[str | None, typer.Option(metavar="NAME", help="Only the events of this plan, and how each of them rounds.")] = None,
+    json: Json = False,
+) -> None:
+    """List every rounding event with its formula; with --plan, how a plan rounds it."""
     from roundscope.experiments.look import sites as sites_view
 
-    sites_view.show(as_json=json)
+    sites_view.show(as_json=json, plan=plan)
 
 
 def studies(json: Json = False) -> None:

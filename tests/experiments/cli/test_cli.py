@@ -168,6 +168,18 @@ def test_sites(run):
     assert all(r["formula"] in table for r in rows)
 
 
+def test_sites_of_a_plan(run):
+    """An event that the plan has not; a rounding or a sum of another plan; a name that is not known."""
+    code, out, _ = run("sites", "--plan", "cudnn", "--json")
+    rows = {r["name"]: r for r in json.loads(out)}
+    assert code == 0 and {"LANES", "LN", "P"} <= set(rows) and not {"TANH", "CM", "SW"} & set(rows)
+    assert rows["P"]["rounding"] == "bf16" and rows["S"]["sum"] == "hopper:bf16" and rows["P"]["sum"] == ""
+    code, out, _ = run("sites", "--plan", "fa2-bf16")
+    assert code == 0 and "rounding" in out and "LANES" not in out
+    code, _, err = run("sites", "--plan", "cudn")
+    assert code == 2 and "--plan 'cudn'" in err and "cudnn" in err and err.count("\n") == 1
+
+
 def test_environment_does_not_matter(monkeypatch, run):
     plain = run("explain", "0.1", "--to", "bf16")
     for name, value in {"COLUMNS": "20", "FORCE_COLOR": "1", "TERM": "xterm-256color", "JUPYTER_COLUMNS": "9"}.items():
