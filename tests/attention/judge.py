@@ -142,8 +142,8 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
     """FlashAttention-2, algorithm 1, lines 5 to 14: one tile of queries, and its tiles of keys.
 
     A row is rescaled from its second tile on, and a tile that nobody sees is left out. In the
-    others, P is 0 at keys that a row does not see, and 0 times infinity is NaN. The documents do not
-    say so, nor what a row gives whose scores are all -inf: here P is 0, and O is divided by 1.
+    others, P is 0 at keys that a row does not see, and 0 times infinity is NaN. The documents do
+    not say so, nor what a row gives whose scores are all -inf: here P is 0, O is divided by 1.
     """
     at = arithmetic.at
     m, l = np.full((len(q), 1), -np.inf), np.zeros((len(q), 1))
