@@ -141,8 +141,8 @@ def forward(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_q: int, b
 def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: int):
     """FlashAttention-2, algorithm 1, lines 5 to 14: one tile of queries, and its tiles of keys.
 
-    A row is rescaled from its second tile on, and a tile that nobody sees is left out. In the
-    others, P is 0 at keys that a row does not see, and 0 times infinity is NaN. The documents do
+    O begins at +0, so that O + P V of a first tile is never -0. A tile that nobody sees is left out;
+    in the others, P is 0 at keys that a row does not see, and 0 times infinity is NaN. The documents do
     not say so, nor what a row gives whose scores are all -inf: here P is 0, O is divided by 1.
     """
     at = arithmetic.at
@@ -166,7 +166,7 @@ def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: i
             o = at("O", product(p, v[j], ao))
         else:
             pv = at("PV", product(p, v[j]))
-            o = at("O", pv if is_first else ao + pv)
+            o = at("O", pv if arithmetic.unfused else ao + pv)
         m, is_first = new_m, False
     if is_first:
         return o, m
