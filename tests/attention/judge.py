@@ -141,9 +141,10 @@ def forward(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_q: int, b
 def forward_rows(q, k, v, sees, scale: float, arithmetic: Arithmetic, block_k: int):
     """FlashAttention-2, algorithm 1, lines 5 to 14: one tile of queries, and its tiles of keys.
 
-    O begins at +0, so that O + P V of a first tile is never -0. A tile that nobody sees is left out;
-    in the others, P is 0 at keys that a row does not see, and 0 times infinity is NaN. The documents do
-    not say so, nor what a row gives whose scores are all -inf: here P is 0, O is divided by 1.
+    O begins at +0, so that O + P V of a first tile is never -0. A tile that nobody sees is left
+    out; in the others, P is 0 at keys that a row does not see, and 0 times infinity is NaN. The
+    documents do not say so, nor what a row gives whose scores are all -inf: here P is 0, and O is
+    divided by 1.
     """
     at = arithmetic.at
     m, l = np.full((len(q), 1), -np.inf), np.zeros((len(q), 1))
