@@ -73,10 +73,10 @@ def attend(
 ) -> Any:  # fmt: skip
     """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan says.
 
-    q          (B, T, N, H), k, v (B, S, G, H): float arrays; NumPy or JAX. Narrower types than float32 enter exactly.
+    q          (B, T, N, H), k (B, S, G, H), v (B, S, G, Hv): float arrays; NumPy or JAX. Narrower types than float32 enter exactly.
     plan       a `Plan`, or the name of a preset; under JAX also `attention.plans.traced.head_plans(plans)`, a plan per head as data
     block_q, block_k   tile sizes; sizes that they do not divide are padded with entries that no event counts
-    scale      of the scores; 1 / sqrt(H) by default, rounded to binary32 unless SCALED is wider
+    scale      of the scores, 1 / sqrt(H) by default; rounded to binary32, a given one too, unless SCALED is wider
     is_causal  True or False: query t sees keys s <= t (as in jax.nn: both counted from the start; FlashAttention from 2.1 on counts
                from the end, which differs where T != S: pass such a mask)
     mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without keys gives 0. Under xla it may be
