@@ -187,7 +187,7 @@ def mask_given(mask: Any) -> Any:
 
 
 def _is_whole(x: Any) -> bool:
-    """Whether it is one whole number whose value is known; True and False are none."""
+    """Return whether x is one whole number whose value is known, an array without axes too; True and False are not."""
     return not isinstance(x, (bool, np.bool_)) and hasattr(x, "__index__") and np.ndim(x) == 0 and not is_traced(x) and _kind(x) in "iu"
 
 

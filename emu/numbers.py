@@ -7,7 +7,7 @@ SEED = "a seed is a whole number from 0 to 2^32 - 1"
 
 
 def is_whole(x: Any) -> bool:
-    """Whether it is a whole number: one of Python or of NumPy, and no bool."""
+    """Return whether x is a whole number of Python or NumPy; True and False are not, nor are arrays."""
     return isinstance(x, Integral) and not isinstance(x, bool)
 
 

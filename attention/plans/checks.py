@@ -6,11 +6,10 @@ from typing import Any
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.rounding.modes import Rounding
-from roundscope.emu.sums.accumulator import Accumulator
 
 
 def events_given(events: Any) -> dict[Site, Rounding | BlockFormat]:
-    """Roundings by site, whose names may be given."""
+    """Return the roundings by site, where a site may have been given by its name. Raises TypeError for anything else."""
     if not isinstance(events, Mapping):
         raise TypeError(f"events={events!r}: give roundings by site, such as {{'P': rounding('bf16')}}")
     found = {site_named(site): event for site, event in events.items()}
@@ -20,15 +19,8 @@ def events_given(events: Any) -> dict[Site, Rounding | BlockFormat]:
     return found
 
 
-def accumulator_given(accumulator: Any) -> Accumulator:
-    """An accumulator."""
-    if not isinstance(accumulator, Accumulator):
-        raise TypeError(f"accumulator={accumulator!r}: give an Accumulator, such as Accumulator(order='exact')")
-    return accumulator
-
-
 def product_named(site: Site | str) -> Site:
-    """A site whose event is a sum of products."""
+    """Return the site of that name, whose event must be a sum of products. Raises ValueError for another."""
     site = site_named(site)
     if site not in PRODUCTS:
         raise ValueError(f"site={site}: not a sum of products; those are {' '.join(PRODUCTS)}")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from roundscope.attention.plans.checks import accumulator_given, events_given, product_named
+from roundscope.attention.plans.checks import events_given, product_named
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
@@ -33,7 +33,7 @@ from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
-from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
 
 Event = Rounding | BlockFormat  # how one site rounds
 
@@ -228,8 +228,9 @@ class Plan:
 
     def adding(self, site: Site | str, accumulator: Accumulator) -> "Plan":
         """The plan with one sum of products added up otherwise."""
+        check_accumulator(accumulator)
         new = list(self.accumulators)
-        new[PRODUCTS.index(product_named(site))] = accumulator_given(accumulator)
+        new[PRODUCTS.index(product_named(site))] = accumulator
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
     def changed(self, *changes: str, seed: int | None = None) -> "Plan":

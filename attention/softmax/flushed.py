@@ -16,18 +16,18 @@ Kept = tuple[Array, Array, Array]  # A (rows, H), beta (rows,), tiles so far
 
 
 def empty(xp: Any, rows: int, features: int) -> Kept:
-    """Before the first tile."""
+    """Return what is kept before the first tile: A = 0, beta = 1, no tiles."""
     return xp.zeros((rows, features)), xp.ones((rows,)), xp.zeros((), dtype=xp.int32)
 
 
 def is_due(plan: Plan, kept: Kept) -> Array:
-    """Whether O is flushed before the next tile."""
+    """Return whether the accumulator of O is flushed before the next tile, a scalar of bool: after every n tiles, n of the plan."""
     tiles = kept[2]
     return (tiles > 0) & (tiles % plan.flushed_tiles == 0)
 
 
 def flushed(at: Events, alpha: Array, ao: Array, kept: Kept) -> tuple[Array, Kept]:
-    """(alpha O, or 0 where it was flushed; what is kept), before P V of a tile is added."""
+    """Return alpha O, or 0 where it was flushed, and what is kept, before P V of a tile is added."""
     xp, (a, beta, tiles), due = at.ops.xp, kept, at.tile.is_flushed
     beta = at(Site.BETA, at.ops.multiply(alpha, beta))
     a = at(Site.OA, _together(at, a, beta, ao), kept=a)
@@ -35,7 +35,7 @@ def flushed(at: Events, alpha: Array, ao: Array, kept: Kept) -> tuple[Array, Kep
 
 
 def all_of(at: Events, o: Array, kept: Kept) -> Array:
-    """O after the last tile, A and what was not flushed."""
+    """Return all of O after the last tile: beta A and what was not flushed."""
     a, beta, _ = kept
     return at(Site.OT, _together(at, a, beta, o))
 

@@ -54,7 +54,7 @@ class Arithmetic:
         return round_to(x, FORMATS[self.formats.get(event, "fp32")])
 
     def but(self, **formats: str) -> "Arithmetic":
-        """The same arithmetic with other formats at some events."""
+        """Return this arithmetic with other formats at the events that are named."""
         changed = {**self.formats, **formats}
         return Arithmetic(changed, self.pv_into_o, self.unfused, self.delta_from_p)
 

@@ -288,7 +288,7 @@ OF_PLANS = [
 
 
 def fault_of(make, error, words):
-    """What is wrong with how a call is refused, or None: the check of the table."""
+    """Return what is wrong with how a call is refused, in words, or None where nothing is."""
     try:
         made = make()
     except Exception as caught:

@@ -4,14 +4,13 @@ Its model calls `FlashAttentionFunction.apply(q, k, v, None, True, 512, 512)` un
 its training compiles the model by default.
 """
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from roundscope.experiments.kernels.adapters.files import module_of
 from roundscope.experiments.kernels.adapters.torch_call import called, device
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
@@ -27,12 +26,7 @@ def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable
     Raises:
         FileNotFoundError: there is no attention.py.
     """
-    spec = importlib.util.spec_from_file_location("released_attention", folder / "attention.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # torch.compile looks it up
-    spec.loader.exec_module(module)
-    apply = module.FlashAttentionFunction.apply
+    apply = module_of("released_attention", folder / "attention.py").FlashAttentionFunction.apply
 
     def run(x: Inputs) -> Outputs:
         if abs(x.scale * x.q.shape[-1] ** 0.5 - 1) > 1e-6:

@@ -4,14 +4,13 @@ It computes in FP16, forward and backward. Its autotuner picks tiles by their ti
 here they are those of its own tests: 128 queries, 64 keys.
 """
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from roundscope.experiments.kernels.adapters.files import module_of
 from roundscope.experiments.kernels.adapters.torch_call import called
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
@@ -25,11 +24,7 @@ def tutorial(file: Path) -> Callable[[Inputs], Outputs]:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    spec = importlib.util.spec_from_file_location("triton_tutorial_attention", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Triton reads the source of what it compiles
-    spec.loader.exec_module(module)
+    module = module_of("triton_tutorial_attention", file)
     tuned = module._attn_fwd.configs
 
     def run(x: Inputs) -> Outputs:

@@ -10,6 +10,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.emu import round_to
 from roundscope.emu.rounding.modes import E4M3
+from roundscope.experiments.studies.framework.errors import gain, relative_error
 
 DEVIATIONS = (0.25, 0.5, 1.0, 1.5, 2.0)
 PUBLISHED = {  # relative errors on a B300, against its BF16 kernel (Dao-AILab/flash-attention, pull request 2694)
@@ -49,9 +50,7 @@ def errors(plan: Plan | str, deviation: float, x: Arrays) -> tuple[float, float,
     plan = Plan.preset(plan) if isinstance(plan, str) else plan
     plan = plan.rounded(dict.fromkeys((Site.Q, Site.K, Site.V), E4M3))  # descale = 1
     ours, exact = (_out(p, deviation, x) for p in (plan, "exact"))
-    off, size = ours - exact, np.square(exact).sum()
-    root = float(np.sqrt(np.square(off).sum() / size))
-    return root, float(np.abs(off).sum() / np.abs(exact).sum()), float((off * exact).sum() / size)
+    return relative_error(ours, exact), float(np.abs(ours - exact).sum() / np.abs(exact).sum()), gain(ours, exact)
 
 
 def _out(plan: Plan | str, deviation: float, x: Arrays) -> np.ndarray:

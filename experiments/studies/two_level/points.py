@@ -9,6 +9,7 @@ from roundscope.attention.attend import attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu import round_to
 from roundscope.emu.rounding.modes import E4M3
+from roundscope.experiments.studies.framework.errors import gain, relative_error
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 
 KEYS = (1024, 4096, 16384)
@@ -38,13 +39,13 @@ class Point:
 
 
 def plans() -> dict[str, Plan]:
-    """By name: FP32, then the tensor core, flushed never and every so many tiles."""
+    """Return the plans by the name of their sums: sums in FP32 first, then those of the tensor core by how often O is flushed."""
     cores = Plan.preset("fa3-fp8@hopper")
     return {FP32: Plan.preset("fa3-fp8")} | {sums(n): cores.changed(f"flushed_tiles={n}") for n in FLUSHED}
 
 
 def sums(tiles: int) -> str:
-    """Of a plan that flushes every so many tiles."""
+    """Return the name of sums that are flushed every so many tiles, such as "every 4 tiles"; 0 is "never"."""
     return {0: "never", 1: "every tile"}.get(tiles, f"every {tiles} tiles")
 
 
@@ -78,7 +79,6 @@ def measured(seeds: Sequence[int]) -> Iterator[Point]:
             for name, plan in plans().items():
                 point = Point(values=values, keys=keys, sums=name)
                 for seed, x in given.items():
-                    off, size = _out(plan, x) - exact[seed], np.square(exact[seed]).sum()
-                    point.error[seed] = float(np.sqrt(np.square(off).sum() / size))
-                    point.gain[seed] = float((off * exact[seed]).sum() / size)
+                    out = _out(plan, x)
+                    point.error[seed], point.gain[seed] = relative_error(out, exact[seed]), gain(out, exact[seed])
                 yield point

@@ -35,7 +35,7 @@ def test_every_study_is_there_once():
     )
     assert all(entry.command.split()[:3] == ["dose", "--study", entry.name] for entry in DOSES)
     assert all(entry.command.split()[:3] == ["proxy", "--study", entry.name] for entry in PROXIES)
-    assert set(reproduce.STUDIES) == {entry.name for entry in PAPERS}
+    assert set(reproduce.MODULES) == {entry.name for entry in PAPERS}
     assert named("golden") is GOLDEN and names(PROXIES) == "formats or interventions"
 
 

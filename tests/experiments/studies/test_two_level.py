@@ -8,7 +8,7 @@ from roundscope.experiments.studies.two_level.study import answer, claims, pictu
 
 @pytest.fixture(scope="module")
 def points():
-    """Of 1,024 keys, as all keys that there are."""
+    """Return the points of 1,024 keys alone, in place of those of all numbers of keys."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("roundscope.experiments.studies.two_level.points.KEYS", KEYS[:1])
         return list(measured(range(2)))
