@@ -8,7 +8,10 @@ import pytest
 from roundscope import emu
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-ORDERS = [Accumulator(order=o, chunk=2) for o in (Order.ASCENDING, Order.PAIRWISE, Order.HALVES, Order.CHUNKED, Order.EXACT)]
+ORDERS = [
+    Accumulator(order=o, chunk=2)
+    for o in (Order.ASCENDING, Order.PAIRWISE, Order.HALVES, Order.CHUNKED, Order.EXACT)
+]
 ORDERS += [
     Accumulator(step=emu.BF16),
     Accumulator(order=Order.PAIRWISE, step=emu.rounding("bf16", "toward-negative")),
@@ -46,7 +49,9 @@ def test_from_a_negative_zero_it_stays_one(order: Order) -> None:
 
 def test_blocks_start_from_zero_too() -> None:
     """The total of blocks with binary32 scales."""
-    f = emu.BlockFormat(element=emu.E4M3, size=4, scale=emu.format_named("fp32"), rule=emu.ScaleRule.NEAREST)
+    f = emu.BlockFormat(
+        element=emu.E4M3, size=4, scale=emu.format_named("fp32"), rule=emu.ScaleRule.NEAREST
+    )
     a, b = (
         emu.to_blocks(np.full((2, 4), -1e-30, np.float32) * [1, 0, 0, 0], f, axis=1),
         emu.to_blocks(np.zeros((4, 3), np.float32), f, axis=0),
