@@ -62,11 +62,10 @@ def _own(setup: Setup, own: Any) -> Setup:
     """The setup of one head, with its part of an `Each`, or as it is."""
     if own is None:
         return setup
-    plan = TracedPlan(setup.plan, own)
+    plan: Any = TracedPlan(setup.plan, own)
     is_wide = plan[Site.SCALED].format.precision > 24
-    return replace(
-        setup, plan=plan, scale=jnp.where(is_wide, setup.scale, np.float64(np.float32(setup.scale)))
-    )  # type: ignore[arg-type]
+    scale: Any = jnp.where(is_wide, setup.scale, np.float64(np.float32(setup.scale)))
+    return replace(setup, plan=plan, scale=scale)
 
 
 def _per_head(each: Each | None, heads: int) -> tuple[Array, Any, int | None]:

@@ -108,10 +108,9 @@ def parted(name: str) -> tuple[str, str]:
     "PV"), exp is ("exp", "").
     """
     head, dot, tail = name.partition(".")
-    first, last = (
-        ALIASES.get(head, head),
-        ALIASES.get(tail, tail),
-    )  # as written: exp is the exponential, EXP an event
+    # as written: exp is the exponential, EXP an event
+    first = ALIASES.get(head, head)
+    last = ALIASES.get(tail, tail)
     if not dot:
         return (first, "") if first in KINDS else ("format", name)
     for kind, site in ((first, tail), (last, head)):

@@ -272,11 +272,9 @@ def forward(
     whole. sink: the head's, a scalar.
     """
     xp = ops.xp
-    q_tiles, k_tiles, v_tiles = (
-        _tiles(q, setup.block_q),
-        _tiles(k, setup.block_k),
-        _tiles(v, setup.block_k),
-    )
+    q_tiles = _tiles(q, setup.block_q)
+    k_tiles = _tiles(k, setup.block_k)
+    v_tiles = _tiles(v, setup.block_k)
     masks = _mask_tiles(setup, mask)
 
     descending = setup.plan.key_order is KeyOrder.DESCENDING
@@ -328,10 +326,10 @@ def forward(
     if not setup.plan.split_tiles:
         has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
         apart = xp.arange(q.shape[0]) < setup.block_q if has_apart else None
-        results, of_whole = (
-            algorithm.finish(at, setup.of_scores, whole[0], apart, None if is_first else sinks),
-            at.seen(),
+        results = algorithm.finish(
+            at, setup.of_scores, whole[0], apart, None if is_first else sinks
         )
+        of_whole = at.seen()
     else:
         results, of_whole = _combined(ops, setup, head, mask, at, whole)
     if masks is not None or setup.plan.window or setup.queries % setup.block_q:

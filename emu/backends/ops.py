@@ -15,10 +15,9 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.rounding.modes import Rounding
 
 Array = Any  # numpy.ndarray or jax.Array, float64 unless said otherwise
-ANY_PRODUCT, EXACT_PRODUCT = (
-    106,
-    53,
-)  # bits of a product of two binary64 numbers; those that binary64 holds
+# bits of a product of two binary64 numbers; those that binary64 holds
+ANY_PRODUCT = 106
+EXACT_PRODUCT = 53
 Event = tuple[Array, Array, Any, Array]  # before, after, format, valid; of shape (rows, columns)
 
 

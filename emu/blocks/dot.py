@@ -127,10 +127,8 @@ def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
             f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with"
             " power-of-two scales"
         )
-    elements, scales = (
-        _enter(xp.asarray(x.elements)),
-        xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]],
-    )
+    elements = _enter(xp.asarray(x.elements))
+    scales = xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
     return _Operand(
         numbers=elements * scales,
         binades=binade(_ops(elements), elements, alignment.operand.emin) * scales,

@@ -58,11 +58,10 @@ INT8 = Format(
 """
 
 E8M0 = format_named("e8m0fnu")
-WIDEST_ELEMENT, WIDEST_SCALE, WIDEST_SCALE_UNDER_TENSOR = (
-    11,
-    24,
-    11,
-)  # significand bits: X P_i is then exact in binary64
+# significand bits: X P_i is then exact in binary64
+WIDEST_ELEMENT = 11
+WIDEST_SCALE = 24
+WIDEST_SCALE_UNDER_TENSOR = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,11 +85,9 @@ def _plain(top, e, t):
 @numba.njit
 def _even_blocks(x, y, size, e, t):
     for n in range(e.size):
-        part, out, moved = (
-            x[n * size : (n + 1) * size],
-            y[n * size : (n + 1) * size],
-            _moved(t, np.int64(e[n])),
-        )
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
             b = to_word(part[i])
             out[i] = _signed32(_even32(b & MAGNITUDE32, b < 0, moved), b, moved)
@@ -98,11 +96,9 @@ def _even_blocks(x, y, size, e, t):
 @numba.njit
 def _any_blocks(x, y, size, e, t):
     for n in range(e.size):
-        part, out, moved = (
-            x[n * size : (n + 1) * size],
-            y[n * size : (n + 1) * size],
-            _moved(t, np.int64(e[n])),
-        )
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
             b = to_word(part[i])
             out[i] = _signed32(_any32(b & MAGNITUDE32, b < 0, moved), b, moved)
@@ -111,11 +107,9 @@ def _any_blocks(x, y, size, e, t):
 @numba.njit
 def _drawn_blocks(x, y, random, size, e, t):
     for n in range(e.size):
-        part, out, lots = (
-            x[n * size : (n + 1) * size],
-            y[n * size : (n + 1) * size],
-            random[n * size : (n + 1) * size],
-        )
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        lots = random[n * size : (n + 1) * size]
         moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
             b = to_word(part[i])
@@ -126,11 +120,9 @@ def _drawn_blocks(x, y, random, size, e, t):
 def _special_blocks(x, y, random, size, e, t, t64):
     """Writes the blocks that are not plain."""
     for n in range(e.size):
-        part, out, lots = (
-            x[n * size : (n + 1) * size],
-            y[n * size : (n + 1) * size],
-            random[n * size : (n + 1) * size],
-        )
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        lots = random[n * size : (n + 1) * size]
         top = _top32(part)
         if top >= INFINITY32:
             out[:] = NAN32
@@ -161,12 +153,10 @@ def power32(x, y, random, size, p, t, t64):
     exponents = np.zeros(some, np.int32)
     for lo in range(0, blocks, some):
         hi = min(lo + some, blocks)
-        part, out, lots, e = (
-            x[lo * size : hi * size],
-            y[lo * size : hi * size],
-            random[lo * size : hi * size],
-            exponents[: hi - lo],
-        )
+        part = x[lo * size : hi * size]
+        out = y[lo * size : hi * size]
+        lots = random[lo * size : hi * size]
+        e = exponents[: hi - lo]
         special = _exponents32(part, size, p, t, e)
         if t.mode == STOCHASTIC:
             _drawn_blocks(part, out, lots, size, e, t)

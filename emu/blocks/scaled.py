@@ -103,11 +103,9 @@ def scaled(x, y, scales, random, size, tensor, times, power, p, q, t):
     """
     wide = x.itemsize == 8
     for n in range(scales.size):
-        part, out, lots = (
-            x[n * size : (n + 1) * size],
-            y[n * size : (n + 1) * size],
-            random[n * size : (n + 1) * size],
-        )
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        lots = random[n * size : (n + 1) * size]
         top = _largest(part)
         if top >= INFINITY64:
             scales[n], out[:] = np.nan, np.nan if times else 0.0

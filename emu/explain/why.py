@@ -56,9 +56,8 @@ def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
     largest, sign = r.format.max_finite, -1.0 if negative else 1.0
     if r.mode in inward:
         return sign * largest, f"beyond the largest number, {largest:g}: {r.mode} stops there"
-    became = {Overflow.INF: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: largest}[
-        r.overflow
-    ]  # type: ignore[index]
+    beyond = {Overflow.INF: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: largest}
+    became = beyond[r.overflow]  # type: ignore[index]
     return sign * became, f"beyond the largest number, {largest:g}: overflow={r.overflow}"
 
 

@@ -16,10 +16,9 @@ from roundscope.emu.rounding.modes import BINARY32
 
 LN_2 = float.fromhex("0x1.62e430p-1")  # binary32(ln 2)
 LOG2_E = float.fromhex("0x1.715476p+0")  # binary32(log2 e)
-TWO_THIRDS, ROOT_HALF = (
-    0x3F2AAAAB,
-    0x3F3504F3,
-)  # the bits of the binary32 numbers at which 1 + f begins
+# the bits of the binary32 numbers at which 1 + f begins
+TWO_THIRDS = 0x3F2AAAAB
+ROOT_HALF = 0x3F3504F3
 REBIASED = (1023 - 127) << 23  # from exponents of binary32 to those of binary64
 
 NATURAL = tuple(

@@ -11,10 +11,9 @@ from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.approximate import ex2, fma, rcp
 from roundscope.emu.rounding.modes import BINARY32
 
-NEAR, ONE_FROM = (
-    float.fromhex("0x1.333334p-1"),
-    float.fromhex("0x1.205968p+3"),
-)  # binary32(0.6), and where tanh is 1
+# binary32(0.6), and where tanh is 1
+NEAR = float.fromhex("0x1.333334p-1")
+ONE_FROM = float.fromhex("0x1.205968p+3")
 TWO_LOG2_E = float.fromhex("0x1.715476p+1")
 TERMS = tuple(
     float.fromhex(word)

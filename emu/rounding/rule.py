@@ -100,9 +100,8 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
     if carrier is C32 and not f.fits_binary32:
         raise ValueError(f"format {f.name} does not fit a float32 array; pass float64")
     largest = bits_of(f.max_finite, carrier)
-    over = {Overflow.INF: carrier.infinity, Overflow.NAN: carrier.nan, Overflow.SATURATE: largest}[
-        r.overflow
-    ]  # type: ignore[index]
+    beyond = {Overflow.INF: carrier.infinity, Overflow.NAN: carrier.nan, Overflow.SATURATE: largest}
+    over = beyond[r.overflow]  # type: ignore[index]
     # IEEE 754-2019, 7.4: a direction that points inward stops at the largest finite number
     inward = {
         RoundingMode.TOWARD_ZERO: (True, True),

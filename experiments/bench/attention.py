@@ -187,14 +187,14 @@ def _rows(
         for c in field
         for call in ("forward", "both")
     }
-    times = race(runs, repeat, lambda share: None)  # type: ignore[arg-type]
+    times: dict[Any, Any] = race(runs, repeat, lambda share: None)  # type: ignore[arg-type]
     rows, first = [], field[0].name
     for name, is_ours in ((c.name, c.is_ours) for c in field):
         ratios = {
             call: float(np.median(times[name, call] / times[first, call]))
             for call in ("forward", "both")
-        }  # type: ignore[index]
-        forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))  # type: ignore[index]
+        }
+        forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))
         rows.append(
             Row(
                 size=str(size),

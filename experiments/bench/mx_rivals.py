@@ -22,11 +22,9 @@ def ml_dtypes_and_numpy(name: str) -> Round | None:
     element = f.element.format
     if not f.power_of_two or element.name not in ML_DTYPES:
         return None
-    dtype, k, largest = (
-        getattr(ml_dtypes, ML_DTYPES[element.name]),
-        f.size,
-        np.float32(element.max_finite),
-    )
+    dtype = getattr(ml_dtypes, ML_DTYPES[element.name])
+    k = f.size
+    largest = np.float32(element.max_finite)
 
     def there_and_back(x: np.ndarray) -> np.ndarray:
         blocks = x.reshape(-1, k)

@@ -4,6 +4,7 @@ choice.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -200,12 +201,11 @@ def _readable(plan: Plan) -> Plan:
     return plan
 
 
-def _fields(best: Candidate, name: str, values: tuple[object, ...]) -> Iterator[Candidate]:
+def _fields(best: Candidate, name: str, values: tuple[Any, ...]) -> Iterator[Candidate]:
     for value in values:
         try:
-            yield _changed(
-                best, f"{name}={str(value).lower()}", replace(best.plan, **{name: value})
-            )  # type: ignore[arg-type]
+            plan = replace(best.plan, **{name: value})
+            yield _changed(best, f"{name}={str(value).lower()}", plan)
         except ValueError:
             continue  # the plan has no such form
 

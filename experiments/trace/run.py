@@ -31,10 +31,9 @@ from roundscope.experiments.trace.options import Request
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
 OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since their arguments are often few
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
-CHUNK_BYTES, HEAD_BYTES = (
-    128 << 20,
-    2 << 30,
-)  # events held at once; events of one head beyond which P is not kept
+# events held at once; events of one head beyond which P is not kept
+CHUNK_BYTES = 128 << 20
+HEAD_BYTES = 2 << 30
 Progress = Callable[[str], None]
 
 

@@ -118,13 +118,14 @@ def _share(seen: Observed, event: Event, away: Lean) -> Share:
     several, exists = np.asarray(seen.ones) > 1, seen.exists
     if focus.signed.shape[2] == 1:
         several, exists = np.any(several, axis=2, keepdims=True), np.ones((1, 1), dtype=bool)
-    wider = tuple(
+    first, second = (
         x.null / by.null if by.null else 1.0
         for x, by in ((event.lean, event.by_rows), (away, _away(seen, event.name)))
     )
+    features = seen.layer.v.shape[3]
     return consequences.share(
-        event.name, focus.signed, focus.away, several, exists, seen.layer.v.shape[3], wider
-    )  # type: ignore[arg-type]
+        event.name, focus.signed, focus.away, several, exists, features, (first, second)
+    )
 
 
 def _drift(seen: Observed) -> DeltaDrift | None:

@@ -170,11 +170,9 @@ def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
     """What makes an executable: that of the plans, whether delta reads anything wrongly, which
     events of linear layers draw lots.
     """
-    plans, wrongs, formats = (
-        plans_at(settings, arm, step),
-        wrongs_at(settings, arm, step),
-        formats_at(settings, arm, step),
-    )
+    plans = plans_at(settings, arm, step)
+    wrongs = wrongs_at(settings, arm, step)
+    formats = formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
     own = None if plans is None else structure(plans[0][0])
     return (

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
-RECENT, GROWTH = (
-    20,
-    10.0,
-)  # of norms: the steps of a median, and how many times the lowest so far it must be
+# of norms: the steps of a median, and how many times the lowest so far it must be
+RECENT = 20
+GROWTH = 10.0
 BELOW = 3  # high values that one below takes away: a stay has at most one of these in four
 RULE = (
     "An arm has diverged at the first step where its loss is not finite, where the median of its"

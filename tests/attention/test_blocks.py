@@ -203,11 +203,9 @@ def test_injections_in_a_block():
             q, k, v, plan=plan, engine="numpy", inject=inject, record=Record(events=(Site.V,))
         ).trace.events["V"][1]
 
-    clean, hit, put = (
-        run(),
-        run(Injection(**chosen, what=AddUlps(ulps=1.0))),
-        run(Injection(**chosen, what=SetTo(value=9.0))),
-    )
+    clean = run()
+    hit = run(Injection(**chosen, what=AddUlps(ulps=1.0)))
+    put = run(Injection(**chosen, what=SetTo(value=9.0)))
     moved = (hit - clean)[0, 0]
     scale, _ = block(v[0, :, 0, 2].tolist(), MX, [0] * 32)
     element = abs(clean[0, 0, 3, 2]) / scale

@@ -77,14 +77,8 @@ def test_without_rounding_it_changes_nothing(words):
     keeps.
     """
     x, do = qkv(), normal(951, 1, 96, 2, WIDTH)
-    wide, sizes = (
-        Plan.preset("exact").changed("exp=base2", words),
-        {
-            "block_q": TILE,
-            "block_k": TILE,
-            "record": None,
-        },
-    )
+    wide = Plan.preset("exact").changed("exp=base2", words)
+    sizes = {"block_q": TILE, "block_k": TILE, "record": None}
     for sinks in (None, np.array([0.5, 2.0])):
         ours, exact = (examine(*x, do, plan=p, sinks=sinks, **sizes) for p in (wide, "exact"))
         for name in ("out", "lse", "dq", "dk", "dv"):

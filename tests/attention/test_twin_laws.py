@@ -126,10 +126,9 @@ def test_grouped_heads_are_those_of_repeated_keys(twin):
 @twins
 def test_query_tiles_do_not_matter_to_a_row(twin):
     """A row that takes something from its neighbours, or from entries that pad the last tile."""
-    arrays, plan = (
-        inputs(tokens=37),
-        replace(TWINS[twin].plan, first_tile_apart=False),
-    )  # which is of query tiles by its nature
+    # which is of query tiles by its nature
+    arrays = inputs(tokens=37)
+    plan = replace(TWINS[twin].plan, first_tile_apart=False)
     runs = [run(twin, *arrays, plan=plan, is_causal=False, block_q=n) for n in (8, 16, 64)]
     for other in runs[1:]:
         assert np.array_equal(runs[0].out, other.out) and np.array_equal(runs[0].lse, other.lse)

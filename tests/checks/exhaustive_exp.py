@@ -95,17 +95,13 @@ def search(x, y, counts):
     for i in range(x.size):
         v = np.float64(x[i])
         if not (0.0 < abs(v) < np.inf):
-            kind, right = (
-                SPECIAL,
-                (y[i] == (1.0 if v == 0.0 else max(v, 0.0))) or (v != v and y[i] != y[i]),
-            )
+            kind = SPECIAL
+            right = (y[i] == (1.0 if v == 0.0 else max(v, 0.0))) or (v != v and y[i] != y[i])
         elif v < SMALLEST_ARGUMENT or v > LARGEST_ARGUMENT:
             kind, right = SATURATED, y[i] == (LOWEST if v < 0.0 else HIGHEST)
         elif abs(v) < TINY:
-            kind, right = (
-                SMALL,
-                (1.0 < y[i] <= 1.0 + 2.0 * TINY if v > 0.0 else 1.0 - 2.0 * TINY <= y[i] < 1.0),
-            )
+            kind = SMALL
+            right = 1.0 < y[i] <= 1.0 + 2.0 * TINY if v > 0.0 else 1.0 - 2.0 * TINY <= y[i] < 1.0
         elif (bits[i] + WINDOW) & (BOUNDARY - 1) <= 2 * WINDOW:
             kind, right = NEAR, True
             found[n] = i

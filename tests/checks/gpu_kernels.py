@@ -61,10 +61,8 @@ def capture(
     for name in names:
         for family, (_, heads) in FAMILIES.items():
             for causal in (False, True):
-                begun, label = (
-                    time.perf_counter(),
-                    f"{name}/{family}/{'causal' if causal else 'full'}",
-                )
+                begun = time.perf_counter()
+                label = f"{name}/{family}/{'causal' if causal else 'full'}"
                 x = inputs(family, causal, name)
                 x = of_one_head(x) if name.endswith("-few") else x
                 try:

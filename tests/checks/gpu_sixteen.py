@@ -94,10 +94,8 @@ def _differing(by_kernel: Any, operation: Any, a: Any, b: Any, r: Rounding) -> A
         out_specs=tile,
         out_shape=jax.ShapeDtypeStruct(a.shape, NARROW[r]),
     )
-    ours, theirs = (
-        call(a, b).astype(jnp.float64),
-        round_wide(operation(a.astype(jnp.float64), b.astype(jnp.float64)), r),
-    )
+    ours = call(a, b).astype(jnp.float64)
+    theirs = round_wide(operation(a.astype(jnp.float64), b.astype(jnp.float64)), r)
     x, y = (lax.bitcast_convert_type(v, jnp.int64) for v in (ours, theirs))
     return ((x != y) & ~(jnp.isnan(ours) & jnp.isnan(theirs))).sum()
 

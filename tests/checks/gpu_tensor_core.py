@@ -56,10 +56,8 @@ def operands(kind: str, size: int, f: Format) -> tuple[np.ndarray, np.ndarray]:
     """(size, K) and (K, size); where one is tiny the other is not, or BF16's sums would all be
     0.
     """
-    a, b = (
-        numbers(kind, 1, (size, K), f),
-        numbers("normal" if kind == "tiny" else kind, 2, (size, K), f),
-    )
+    a = numbers(kind, 1, (size, K), f)
+    b = numbers("normal" if kind == "tiny" else kind, 2, (size, K), f)
     if kind == "cancelling":
         b[:, K // 2 :] = -b[:, K // 2 :]
     return a, np.ascontiguousarray(b.T)
@@ -117,10 +115,8 @@ def long_sums(arch: str, types: list[str]) -> int:
     wrong = 0
     for name in types:
         a, b = (np.abs(numbers("normal", seed, (64, LONG), format_named(name))) for seed in (1, 2))
-        ours, theirs = (
-            modelled(a, b.T, Accumulator.tensor_core(arch, name)),
-            on_tensor_core(a, np.ascontiguousarray(b.T), name),
-        )
+        ours = modelled(a, b.T, Accumulator.tensor_core(arch, name))
+        theirs = on_tensor_core(a, np.ascontiguousarray(b.T), name)
         exact = a.astype(np.float64) @ b.T.astype(np.float64)
         differ = int((ours.view(np.int32) != theirs.view(np.int32)).sum())
         wrong += differ

@@ -34,10 +34,8 @@ def bits(x: object) -> np.ndarray:
 def test_numpy_and_jax_round_alike_and_keep_type_and_shape(name: str, mode: str) -> None:
     """An executor that lost the stream's index, a shape, or 64-bit types."""
     x = X.reshape(3, 7, -1)
-    ours, theirs = (
-        emu.round_to(x, name, mode, seed=5),
-        emu.round_to(jnp.asarray(x), name, mode, seed=5),
-    )
+    ours = emu.round_to(x, name, mode, seed=5)
+    theirs = emu.round_to(jnp.asarray(x), name, mode, seed=5)
     assert ours.dtype == theirs.dtype == np.float32
     assert ours.shape == theirs.shape == x.shape
     assert np.array_equal(bits(ours), bits(theirs))
@@ -80,10 +78,8 @@ def test_ulp_of_is_the_distance_of_neighbours(name: str) -> None:
 
 def test_dot_and_sum_are_alike_on_both_and_match_matmul_when_exact() -> None:
     """A transposed operand, a forgotten init, an axis summed for another."""
-    a, b = (
-        RNG.integers(-8, 9, (5, 12)).astype(np.float32),
-        RNG.integers(-8, 9, (12, 7)).astype(np.float32),
-    )
+    a = RNG.integers(-8, 9, (5, 12)).astype(np.float32)
+    b = RNG.integers(-8, 9, (12, 7)).astype(np.float32)
     init = RNG.integers(-8, 9, (5, 7)).astype(np.float32)
     for order in emu.Order:
         accumulator = (
@@ -125,10 +121,8 @@ def test_exp_is_correctly_rounded_and_alike() -> None:
 
 def test_stats_of_counts_alike() -> None:
     y = emu.round_to(X, "e4m3fn", overflow="saturate")
-    ours, theirs = (
-        emu.stats_of(X, y, "e4m3fn").as_dict(),
-        emu.stats_of(jnp.asarray(X), jnp.asarray(y), "e4m3fn").as_dict(),
-    )
+    ours = emu.stats_of(X, y, "e4m3fn").as_dict()
+    theirs = emu.stats_of(jnp.asarray(X), jnp.asarray(y), "e4m3fn").as_dict()
     for name, value in ours.items():
         assert theirs[name] == pytest.approx(value, rel=1e-12, abs=1e-300), name
     assert ours["n"] == X.size

@@ -207,14 +207,12 @@ def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen
     )
 
     def of_queries(own: Array) -> list[Kept]:
-        inputs, size = (
-            [
-                *(call.own(tiles_of(x, own, setup.block_q)) for x in rows),
-                call.whole(k),
-                call.whole(v),
-            ],
-            own.shape[1],
-        )
+        inputs = [
+            *(call.own(tiles_of(x, own, setup.block_q)) for x in rows),
+            call.whole(k),
+            call.whole(v),
+        ]
+        size = own.shape[1]
         results = [((heads, size * setup.block_q, features[0]), Site.DQ)]
         return run(own_queries, call, (heads, size), inputs, results, (by_query, own))[1]
 

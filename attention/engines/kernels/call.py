@@ -307,10 +307,8 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
 
 def _has_table(call: Call, kernel: Kernel) -> bool:
     """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
-    plan, is_narrow = (
-        call.setup.plan,
-        kernel.exponent is not None and call.format(kernel.exponent) == "bf16",
-    )
+    plan = call.setup.plan
+    is_narrow = kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
     return (
         call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
     )
@@ -322,12 +320,10 @@ def _buffers(
     """Memory of programs: for each format that is passed through it two squares, as large as any
     array that a program has.
     """
-    side, dtypes = (
-        max(
-            call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
-        ),
-        types(call.on_gpu),
+    side = max(
+        call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
     )
+    dtypes = types(call.on_gpu)
     return [
         jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)
     ]

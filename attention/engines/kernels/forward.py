@@ -78,14 +78,8 @@ def forward(
     who, alone = recorder(setup, sites, (q.shape[2], v.shape[2])), replace(kernel, in_batches=False)
 
     def look(own: Array) -> list[Kept]:
-        inputs, size = (
-            [
-                call.own(tiles_of(q, own, setup.block_q)),
-                call.whole(k),
-                call.whole(v),
-            ],
-            own.shape[1],
-        )
+        inputs = [call.own(tiles_of(q, own, setup.block_q)), call.whole(k), call.whole(v)]
+        size = own.shape[1]
         return run(
             alone, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own)
         )[1]

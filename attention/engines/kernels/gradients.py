@@ -101,11 +101,9 @@ def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
 def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dK and dV of P^T and dS^T, some queries at a time."""
     setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, work.head, inputs, results
-    j, formats, slices = (
-        first[0] + work.own,
-        [call.format(Site.DK), call.format(Site.DV)],
-        setup.block_q // DEPTH,
-    )
+    j = first[0] + work.own
+    formats = [call.format(Site.DK), call.format(Site.DV)]
+    slices = setup.block_q // DEPTH
 
     def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         def tile(
@@ -154,10 +152,8 @@ def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
 def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dK and dV, and dS^T if it is among the results."""
     setup, h, (*rows, k, v, first), (dk, dv, *written) = call.setup, work.head, inputs, results
-    j, formats = (
-        first[0] + work.own,
-        [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)],
-    )
+    j = first[0] + work.own
+    formats = [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
     def query_tile(is_whole: bool, i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:

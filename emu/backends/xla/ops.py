@@ -27,10 +27,9 @@ from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 # additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in
 # cache
 _UNROLL = {"gpu": 16, "cuda": 16}
-IN_A_WORD, BITS = (
-    3,
-    21,
-)  # counts of a row that share an integer, where it has fewer than 2^21 columns
+# counts of a row that share an integer, where it has fewer than 2^21 columns
+IN_A_WORD = 3
+BITS = 21
 
 
 def bits_of(x: Array) -> Array:
@@ -190,10 +189,8 @@ def _fold(
 ) -> Array:
     # an exact product may be fused with the addition, and a sum of two binary32 numbers rounds to
     # one by way of binary64 (53 >= 2 p + 2)
-    nearest, multiply = (
-        _step(r),
-        (partial(guarded, zero) if product_bits > EXACT_PRODUCT else jnp.multiply),
-    )
+    nearest = _step(r)
+    multiply = partial(guarded, zero) if product_bits > EXACT_PRODUCT else jnp.multiply
     rounds_once = product_bits <= BINARY32.format.precision and r == BINARY32
     add = jnp.add if rounds_once else partial(sum_to_round, _exact_ops(), r.format.precision)
 

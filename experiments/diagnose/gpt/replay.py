@@ -190,9 +190,9 @@ class Gpt:
         case, first = self.case, self.case.known[0]
         keep = {n for n in (*case.starts, case.looked, first) if n >= first}
         state, meta = checkpoint.load(case.folder, first)
-        blank, name = (
-            arm(state, case.arm),
-            digest("own", meta["sha256"], repr(case.settings), case.arm, sorted(keep), case.until),
+        blank = arm(state, case.arm)
+        name = digest(
+            "own", meta["sha256"], repr(case.settings), case.arm, sorted(keep), case.until
         )
         leaves, tree = jax.tree.flatten(blank)
         kept = self.store.arrays(name)
@@ -228,15 +228,11 @@ class Gpt:
         case = self.case
         members = next(group for group in numbers(case.settings) if case.arm in group)
         state, meta = checkpoint.load(case.folder, first)
-        group, batches = (
-            Group(case.settings, members, pick(state, members)),
-            batches_of(case.settings),
-        )
-        column, states, every = (
-            members.index(case.arm),
-            {},
-            EVERY.get(jax.default_backend(), SELDOM),
-        )
+        group = Group(case.settings, members, pick(state, members))
+        batches = batches_of(case.settings)
+        column = members.index(case.arm)
+        states = {}
+        every = EVERY.get(jax.default_backend(), SELDOM)
         judge, found = self._judge(first, meta), []
         for start in range(first, until, every):
             seen = []

@@ -163,12 +163,10 @@ class Replayer:
         failed.
         """
         whole = [*trials, *(Trial(self.window.as_it_was, i) for i in self._reserved(shams))]
-        judge, number, began, seconds = (
-            self.window.judge(len(whole)),
-            self.first,
-            time.perf_counter(),
-            0.0,
-        )
+        judge = self.window.judge(len(whole))
+        number = self.first
+        began = time.perf_counter()
+        seconds = 0.0
         chunks: list[tuple[np.ndarray, np.ndarray]] = []
         for losses, norms in self.window.run(whole, self.until):
             chunks.append((losses, norms))

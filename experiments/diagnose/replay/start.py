@@ -24,12 +24,10 @@ from roundscope.experiments.diagnose.replay.store import Store
 from roundscope.experiments.diagnose.search.guilty import Guilty, guilty
 
 SANITY = 4  # repeats of the run as it was and of the exact one
-SPREADS, SETTLED = (
-    2,
-    12,
-    # a window goes on for so many spreads of the failures behind the last of them, and at least so
-    # many steps
-)
+# a window goes on for so many spreads of the failures behind the last of them, and at least so many
+# steps
+SPREADS = 2
+SETTLED = 12
 MORE = 2  # earlier states that are tried where one decides, but not in all repeats
 LEVEL = 0.01  # p below which a set survives more often than the run as it was
 

@@ -66,10 +66,8 @@ def report(found: Findings, seconds: float) -> Report:
             words_run.searched(run.replayed, words_gpt.NEVER),
             words_gpt.survivors(run),
         ]
-    made, words_of = (
-        document(found, seconds),
-        "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items()),
-    )
+    made = document(found, seconds)
+    words_of = "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
     return Report(
         name=found.file,
         title=(

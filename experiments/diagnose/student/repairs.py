@@ -17,11 +17,9 @@ from roundscope.experiments.diagnose.student.units import Unit, change, format_o
 from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.sites import GROUPS
 
-BASE, FOUND, RANDOM = (
-    "as it was",
-    "the set of step 2 exact",
-    "sham: as many events exact, drawn by lot",
-)
+BASE = "as it was"
+FOUND = "the set of step 2 exact"
+RANDOM = "sham: as many events exact, drawn by lot"
 CLASSES = {
     "activations BF16": ("activations", "bf16"),
     "weights BF16": ("weights", "bf16"),

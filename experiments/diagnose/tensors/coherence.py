@@ -75,10 +75,8 @@ def flips(error: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """p of each row's |sum| under sign flips. error: (rows, T). Rows of zeros have p = 1."""
     coins = np.stack([_shared(x) for x in error])
     observed, squares = np.abs(coins.sum(1)), (coins**2).sum(1)
-    rng, beyond = (
-        np.random.Generator(np.random.Philox(key=0)),
-        np.zeros(error.shape[0], dtype=np.int64),
-    )
+    rng = np.random.Generator(np.random.Philox(key=0))
+    beyond = np.zeros(error.shape[0], dtype=np.int64)
     for _ in range(draws // AT_ONCE):
         signs = (
             rng.integers(0, 2, (AT_ONCE, error.shape[1]), dtype=np.int8).astype(np.float64) * 2.0

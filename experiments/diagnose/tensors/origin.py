@@ -29,10 +29,9 @@ from roundscope.experiments.trace.analysis.running_error import Running, running
 from roundscope.experiments.trace.run import observe
 
 NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
-LEANS, COUNTS_FROM = (
-    0.01,
-    0.1,
-)  # p below which an account leans; the share of the bias from which it counts as an origin
+# p below which an account leans; the share of the bias from which it counts as an origin
+LEANS = 0.01
+COUNTS_FROM = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

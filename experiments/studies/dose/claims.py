@@ -104,11 +104,9 @@ def _random(r: Results, rate: float) -> str:
 
 
 def _harmless(r: Results, rate: float, scale: Scale) -> Verdict:
-    claim, case, series = (
-        "nearest-even is harmless down to p = 2",
-        f"OD, lr {rate:g}",
-        r.series(Site.OD, EVEN, rate),
-    )
+    claim = "nearest-even is harmless down to p = 2"
+    case = f"OD, lr {rate:g}"
+    series = r.series(Site.OD, EVEN, rate)
     if not series:
         return _verdict(claim, case, scale, Word.NOT_TESTABLE, "nearest-even was not run")
     times = [time_of(own) for own in series.values()]

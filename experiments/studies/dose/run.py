@@ -39,10 +39,8 @@ def launch(
         settings.config, len(doses), [(config.init_seed + d.seed) % 2**32 for d in doses]
     )
     group, drawn = Group(settings, list(range(len(doses))), state), drawing(settings)
-    follow, looks = (
-        Follow(len(doses)),
-        [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))],
-    )
+    follow = Follow(len(doses))
+    looks = [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
     steps, shares = doses[0].steps, []
 
     def look(done: int) -> Any:

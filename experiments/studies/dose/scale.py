@@ -15,12 +15,10 @@ from roundscope.experiments.studies.framework.words import pairs, seeds_of
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import typed
 
-EVEN, AWAY, ZERO, RANDOM = (
-    RoundingMode.TIES_TO_EVEN,
-    RoundingMode.TIES_TO_AWAY,
-    RoundingMode.TOWARD_ZERO,
-    RoundingMode.STOCHASTIC,
-)
+EVEN = RoundingMode.TIES_TO_EVEN
+AWAY = RoundingMode.TIES_TO_AWAY
+ZERO = RoundingMode.TOWARD_ZERO
+RANDOM = RoundingMode.STOCHASTIC
 OUTWARD = RoundingMode.AWAY_FROM_ZERO
 OWN = (
     "lr",

@@ -23,13 +23,9 @@ NAMES = {  # family -> its generator in sweeps
     "wide logits": "large-logits",
     "repeated maximum": "repeated-maximum",
 }
-LAYERS, COPIES = (
-    (
-        "layer1",
-        "layer4",
-    ),
-    4,
-)  # the shipped tensors over and over: with few heads kernels split keys
+# the shipped tensors over and over: with few heads kernels split keys
+LAYERS = ("layer1", "layer4")
+COPIES = 4
 
 
 def inputs(family: str, heads: int, tokens: int = TOKENS) -> tuple[Inputs, int]:

@@ -58,10 +58,8 @@ def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
         if name == EXACT or not own or not exact:
             continue
         at, beside = found.of(base, name, scale.rate), found.of(base, EXACT, scale.rate)
-        smooth, here = (
-            name == "bf16",
-            "at this rate and length; the published setting is a row of its own",
-        )
+        smooth = name == "bf16"
+        here = "at this rate and length; the published setting is a row of its own"
         yield Verdict(
             figure="1",
             claim="BF16 is smooth" if smooth else "diverges where FP32 on the same rows does not",

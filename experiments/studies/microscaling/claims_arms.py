@@ -80,10 +80,8 @@ def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
     for name in HYBRIDS:
         own = found.of(scale.base.name, f"{scale.mx}, {name}")
         if own and base:
-            wins, failed = (
-                signs(paired(base, own)),
-                share(diverged(own), len(own))[0] >= 0.5 or diverged(own) == len(own),
-            )
+            wins = signs(paired(base, own))
+            failed = share(diverged(own), len(own))[0] >= 0.5 or diverged(own) == len(own)
             stable = wins.word is Word.AGREES and not diverged(own)
             yield Verdict(
                 figure="recipe",

@@ -71,10 +71,8 @@ def _told(own: Sequence[Outcome]) -> str:
 
 def _frozen(found: Found, scale: Scale) -> tuple[Word, str]:
     """b: does a shift that is frozen from the first step on move the divergence?"""
-    own, base = (
-        found.of(scale.base.name, f"{scale.mx}, {FROZEN}"),
-        found.of(scale.base.name, scale.mx, scale.rate),
-    )
+    own = found.of(scale.base.name, f"{scale.mx}, {FROZEN}")
+    base = found.of(scale.base.name, scale.mx, scale.rate)
     if not own or not base:
         return Word.NOT_TESTABLE, "was not run"
     wins = signs(paired(own, base))

@@ -40,10 +40,8 @@ def judged(r: Results) -> list[Verdict]:
 
 def _floor(r: Results) -> Iterator[Verdict]:
     """Version 1 of the abstract: rounding of the scale decides whether training is stable."""
-    stable, lower = (
-        "with the floor of OCP MX 1.0 training can diverge, with RCEIL not",
-        "RCEIL trains to a lower loss than floor",
-    )
+    stable = "with the floor of OCP MX 1.0 training can diverge, with RCEIL not"
+    lower = "RCEIL trains to a lower loss than floor"
     for model, rates, runs in (("GPT", r.rates, r.gpt), ("proxy", r.proxy_rates, r.proxy)):
         for lr in rates:
             own: dict[str, Runs] = {

@@ -13,21 +13,17 @@ from roundscope.experiments.train.settings import Arm
 
 PRESET, COMPILED = "qiu-yao", "qiu-yao-compiled"
 ARITHMETICS = (PRESET, COMPILED)
-ITSELF, EXACT, OUTPUT, OTHER, CENTRED, SWAPPED = (
-    "as it is",
-    "FP32",
-    "O path in FP32",
-    "delta = rowsum(P dP)",
-    "delta centered",
-    "scores of the backward swapped",
-)
-SLOW, FAST, ZERO, FEWER, PDP = (
-    "the rate of the other cases",
-    "three times the rate",
-    "O path toward zero, 6 bits",
-    "6 bits at every BF16 event",
-    OTHER,
-)
+ITSELF = "as it is"
+EXACT = "FP32"
+OUTPUT = "O path in FP32"
+OTHER = "delta = rowsum(P dP)"
+CENTRED = "delta centered"
+SWAPPED = "scores of the backward swapped"
+SLOW = "the rate of the other cases"
+FAST = "three times the rate"
+ZERO = "O path toward zero, 6 bits"
+FEWER = "6 bits at every BF16 event"
+PDP = OTHER
 CHANGES = {
     ITSELF: (),
     EXACT: ("-> fp32",),

@@ -23,10 +23,9 @@ from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, print_json
 
 TERMS = 64
-MASK, UNIT = (
-    2.0**14,
-    2.0**-20,
-)  # of every factor type from FP16 on; 2^-20 times TERMS is below half an ulp of MASK in binary32
+# of every factor type from FP16 on; 2^-20 times TERMS is below half an ulp of MASK in binary32
+MASK = 2.0**14
+UNIT = 2.0**-20
 Product = Callable[
     [np.ndarray, np.ndarray], np.ndarray
 ]  # (rows, TERMS), (TERMS, columns) -> (rows, columns)

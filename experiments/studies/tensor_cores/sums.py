@@ -47,11 +47,9 @@ def promoted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return total.astype(np.float64)
 
 
-NEAREST, HOPPER, HOPPER_FP8 = (
-    "BF16, binary32 to nearest",
-    "BF16, Hopper: 25 bits",
-    "E4M3, Hopper: 13 bits",
-)
+NEAREST = "BF16, binary32 to nearest"
+HOPPER = "BF16, Hopper: 25 bits"
+HOPPER_FP8 = "E4M3, Hopper: 13 bits"
 MODELS = (
     Model(name=NEAREST, operand="bf16", add=dot),
     Model(name="BF16, Ampere: 24 bits", operand="bf16", add=_core("ampere", "bf16")),

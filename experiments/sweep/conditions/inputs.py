@@ -114,10 +114,8 @@ def outlier_channel(source: Source) -> Tensors:
     FP8 operands (arXiv 2208.07339).
     """
     x = source.normals()
-    heads, channel = (
-        np.arange(source.heads),
-        source.stream("channel").integers(0, source.features, source.heads),
-    )
+    heads = np.arange(source.heads)
+    channel = source.stream("channel").integers(0, source.features, source.heads)
     x["q"][:, heads, channel] *= 10.0
     x["k"][:, heads, channel] += 20.0
     return x

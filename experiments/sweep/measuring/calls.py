@@ -69,10 +69,8 @@ def attention_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Examined
     and ALPHA counted.
     """
     plans, record = [c.plan for c in cells], Record(ones=(Site.P, Site.ALPHA))
-    blocks, backward = (
-        (int(cells[0]["block_q"]), int(cells[0]["block_k"])),
-        bool(cells[0]["backward"]),
-    )
+    blocks = (int(cells[0]["block_q"]), int(cells[0]["block_k"]))
+    backward = bool(cells[0]["backward"])
     return _examine(
         cells[0],
         tensors,

@@ -184,10 +184,8 @@ def sites(trace: Trace) -> list[dict[str, dict[str, float]]]:
 def _site(trace: Trace, name: str) -> Metrics:
     stats = trace.stats[name]
     total = {f: np.asarray(getattr(stats, f)).sum(-1) for f in stats.__dataclass_fields__}
-    n, groups = (
-        np.maximum(total["n"], 1),
-        np.ascontiguousarray(trace.rows[name]).reshape(len(stats.n), -1),
-    )
+    n = np.maximum(total["n"], 1)
+    groups = np.ascontiguousarray(trace.rows[name]).reshape(len(stats.n), -1)
     sums, squares = groups.sum(-1), (groups * groups).sum(-1)
     centred = np.maximum.reduce(
         [squares - sums**2 / groups.shape[1], total["sq_ulps"] - sums**2 / n, np.zeros(len(n))]

@@ -44,10 +44,8 @@ def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
     """The exponent of rms in the axis across, one per line and row, from the means by least
     squares.
     """
-    y, x = (
-        frame.metric("rms"),
-        np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)],
-    )
+    y = frame.metric("rms")
+    x = np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)]
     usable, found = cut.cells & np.isfinite(y) & (y > 0), []
     others = [axis for axis in (cut.lines, cut.rows) if axis is not None]
     place = np.stack([frame.code(a) for a in others], 1) if others else np.zeros((len(y), 1), int)

@@ -33,10 +33,8 @@ def sentence(frame: Frame, found: Shares) -> str:
 def _most(frame: Frame, found: Shares) -> str:
     first = found.effects[0]
     codes, means = fold(frame, first.axis)
-    high, low = (
-        first.axis.word(int(codes[means.argmax()])),
-        first.axis.word(int(codes[means.argmin()])),
-    )
+    high = first.axis.word(int(codes[means.argmax()]))
+    low = first.axis.word(int(codes[means.argmin()]))
     ratio = 10 ** float(means.max() - means.min())
     than = (
         f"{times(ratio)} as large at {high} as at {low}"

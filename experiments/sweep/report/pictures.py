@@ -23,11 +23,9 @@ FIRST = (
     "format",
 )  # axes that come first, in this order; the others by their effect
 MOST = 8  # pictures of deviation against an axis
-DEVIATION, SIGNED, SOFTMAX = (
-    ("rms", "max_abs", "rel_rms"),
-    ("mean_ulps", "mean", "mean_abs"),
-    ("several_ones", "rescales"),
-)
+DEVIATION = ("rms", "max_abs", "rel_rms")
+SIGNED = ("mean_ulps", "mean", "mean_abs")
+SOFTMAX = ("several_ones", "rescales")
 BACKWARD = ("delta_bias", "dq_rel_rms", "dk_rel_rms", "dv_rel_rms")
 
 

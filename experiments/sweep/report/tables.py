@@ -16,11 +16,10 @@ from roundscope.experiments.sweep.report.words import short, with_interval
 from roundscope.experiments.sweep.running.dry_run import duration
 from roundscope.experiments.sweep.storage.frames import TOGETHER, Frame, Row, parameters
 
-MOST, ERRORS, VALUES = (
-    200,
-    40,
-    24,
-)  # rows of conditions, kinds of failures, values of an axis that are listed
+# rows of conditions, kinds of failures, values of an axis that are listed
+MOST = 200
+ERRORS = 40
+VALUES = 24
 COLUMNS = {
     "rms": "rms",
     "max_abs": "largest",

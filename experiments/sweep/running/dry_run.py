@@ -18,10 +18,9 @@ SHOWN = 8
 BACKWARD = 3.5  # forward and backward over the forward alone, in products
 TOKENS, HEADS = 256, 4  # of a cell that is timed, at most
 PATIENCE = 3.0  # seconds of a first run after which there is no second
-START, COMPILING = (
-    2.0,
-    15.0,
-)  # seconds until the workers are there, and of compiling a group of cells for xla
+# seconds until the workers are there, and of compiling a group of cells for xla
+START = 2.0
+COMPILING = 15.0
 GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/measurements.md)
 LARGE = 1e9  # bytes of a cell that are worth a word
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once

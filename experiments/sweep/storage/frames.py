@@ -205,10 +205,7 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
         return (v != "preset", _precision(str(v)))
 
     def by_name(v: Value) -> Any:
-        return (
-            v != DEFAULTS.get(name.partition(".")[0]),
-            _natural(str(v)),
-        )
+        return (v != DEFAULTS.get(name.partition(".")[0]), _natural(str(v)))
 
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(values))  # type: ignore[type-var]

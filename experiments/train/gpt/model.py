@@ -83,10 +83,9 @@ def init(config: Config, key: Array) -> Params:
         "norm": jnp.ones((D,), jnp.float32),
         "layers": layers,
     }
-    position, head = (
-        normal(c.context, D),
-        normal(c.vocab, D),
-    )  # drawn in any case: the other weights do not depend on the options
+    # drawn in any case: the other weights do not depend on the options
+    position = normal(c.context, D)
+    head = normal(c.vocab, D)
     return (
         params | ({"position": position} if c.position else {}) | ({} if c.tied else {"head": head})
     )

@@ -123,10 +123,8 @@ def test_the_event_of_a_narrow_input_happens(dtype, change):
 
 def test_the_event_of_a_narrow_input_happens_by_head():
     """The first head's plan taken for that of all."""
-    narrow, plans = (
-        [(1.01 * x).astype(jnp.bfloat16) for x in on_device()],
-        [Plan.preset("fa2-bf16")] * 4,
-    )
+    narrow = [(1.01 * x).astype(jnp.bfloat16) for x in on_device()]
+    plans = [Plan.preset("fa2-bf16")] * 4
     plans[1] = plans[1].at("Q", "e5m2")
     together = attend(*narrow, **OPTIONS | {"plan": head_plans(plans)})
     alone = attend(*narrow, **OPTIONS | {"plan": plans[1]})

@@ -171,15 +171,13 @@ def test_plans_of_several_structures_run_under_numpy():
 def test_descending_keys_are_ascending_over_turned_tiles(engine):
     """A key tile met at the wrong time, or an event recorded under the wrong tile's place."""
     q, k, v, _ = inputs(1, heads=1)
-    plan, tiles = (
-        QIU_YAO,
-        {
-            "block_q": 8,
-            "block_k": 8,
-            "engine": engine,
-            "record": Record(events=(Site.P,), ones=(Site.P,)),
-        },
-    )
+    plan = QIU_YAO
+    tiles = {
+        "block_q": 8,
+        "block_k": 8,
+        "engine": engine,
+        "record": Record(events=(Site.P,), ones=(Site.P,)),
+    }
     turned = [x.reshape(1, 5, 8, 1, 8)[:, ::-1].reshape(x.shape) for x in (k, v)]
     down = examine(q, k, v, plan=replace(plan, key_order=KeyOrder.DESCENDING), **tiles)
     up = examine(q, *turned, plan=plan, **tiles)

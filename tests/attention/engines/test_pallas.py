@@ -271,10 +271,8 @@ def test_kernels_lower_for_a_gpu(plan, record):
     like = jax.ShapeDtypeStruct((1, 128, 2, 32), jnp.float32)
     setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), record, "xla")
     with jax.enable_x64(True), on_an_h200():
-        x, row = (
-            jax.ShapeDtypeStruct((2, 128, 32), jnp.float64),
-            jax.ShapeDtypeStruct((2, 128), jnp.float64),
-        )
+        x = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64)
+        row = jax.ShapeDtypeStruct((2, 128), jnp.float64)
         forward = jax.jit(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True)).trace(
             x, x, x
         )

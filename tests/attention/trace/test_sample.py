@@ -147,10 +147,8 @@ def test_a_sample_changes_no_bit_and_has_steps():
     )
     of_keys = [min(BLOCKS[1], S - j * BLOCKS[1]) for j in range(KEYS)]
     for b, n in np.ndindex(B, N):
-        pairs, rows = (
-            pairs_seen(b * N + n, QUERIES, KEYS),
-            BLOCKS[0] * len(tiles_seen(b * N + n, QUERIES)),
-        )
+        pairs = pairs_seen(b * N + n, QUERIES, KEYS)
+        rows = BLOCKS[0] * len(tiles_seen(b * N + n, QUERIES))
         assert part.trace.stats["PV.step"].n[b, n] == sum(
             BLOCKS[0] * of_keys[j] * H for _, j in pairs
         )

@@ -39,12 +39,10 @@ def test_the_transpose_is_that_of_the_numbers():
     turned; each once, and no mark left.
     """
     with jax.enable_x64(True):
-        q, k, row, mask = (
-            numbers(1, 8, 16),
-            numbers(2, 32, 16),
-            numbers(3, 8),
-            numbers(4, 8, 32) > 0.0,
-        )
+        q = numbers(1, 8, 16)
+        k = numbers(2, 32, 16)
+        row = numbers(3, 8)
+        mask = numbers(4, 8, 32) > 0.0
         machine = kernel_machine(jnp.int64(0), {}, on_gpu=False)
 
         def run(f):

@@ -105,11 +105,9 @@ def test_out_takes_the_result() -> None:
         x[5] * np.float32(2.0**-140),
         x[6] * np.float32(2.0**-130),
     )  # which the fast path does a second time
-    want, out, strided = (
-        round_blocks(x, "mxfp8_e4m3"),
-        np.empty_like(x),
-        np.empty((64, 128), np.float32)[:, ::2],
-    )
+    want = round_blocks(x, "mxfp8_e4m3")
+    out = np.empty_like(x)
+    strided = np.empty((64, 128), np.float32)[:, ::2]
     assert round_blocks(x, "mxfp8_e4m3", out=out) is out and np.array_equal(out, want)
     assert round_blocks(x, "mxfp8_e4m3", out=strided) is strided and np.array_equal(strided, want)
     for axis in (0, 1):

@@ -101,12 +101,10 @@ def cases(f: BlockFormat) -> np.ndarray:
 
 def judged(x: np.ndarray, f: BlockFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Elements, scales and numbers of blocks, exactly."""
-    tensor, lots = (
-        tensor_scale(x, f),
-        event_bits(
-            np, f.element.seed, 0, np.zeros_like(x, int), np.arange(x.size).reshape(x.shape)
-        ).tolist(),
-    )
+    tensor = tensor_scale(x, f)
+    lots = event_bits(
+        np, f.element.seed, 0, np.zeros_like(x, int), np.arange(x.size).reshape(x.shape)
+    ).tolist()
     found = [block(row.tolist(), f, lot, tensor) for row, lot in zip(x, lots, strict=True)]
     numbers = [[_product(p, s, tensor) for p in elements] for s, elements in found]
     with np.errstate(over="ignore"):

@@ -92,10 +92,8 @@ def test_excess_is_zero_under_rceil_and_sees_the_clamp() -> None:
 def test_stats_merge() -> None:
     """The sum over parts is that of the whole: counts exactly, sums but for their order."""
     x = RNG.standard_normal((64, 96)).astype(np.float32)
-    whole, parts = (
-        block_stats(x, "mxfp6_e2m3"),
-        block_stats(x[:20], "mxfp6_e2m3") + block_stats(jnp.asarray(x[20:]), "mxfp6_e2m3"),
-    )
+    whole = block_stats(x, "mxfp6_e2m3")
+    parts = block_stats(x[:20], "mxfp6_e2m3") + block_stats(jnp.asarray(x[20:]), "mxfp6_e2m3")
     for f in fields(whole):
         a, b = getattr(whole, f.name), getattr(parts, f.name)
         assert a == b if isinstance(a, int) else a == pytest.approx(b, rel=1e-9, abs=1e-9)

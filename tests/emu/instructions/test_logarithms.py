@@ -69,10 +69,10 @@ def by_the_ptx(function, word: int) -> Fraction:
     begin, words = (0x3F2AAAAB, OF_LOGF) if function is logf else (0x3F3504F3, OF_LOG2F)
     steps, first = word, 0
     if word < 0x00800000:
-        steps, first = (
-            int(np.float32(np.uint32(word).view(np.float32) * np.float32(2.0**23)).view(np.uint32)),
-            -23,
+        steps = int(
+            np.float32(np.uint32(word).view(np.float32) * np.float32(2.0**23)).view(np.uint32)
         )
+        first = -23
     exponent = (steps - begin) & 0xFF800000
     signed = exponent - (1 << 32) if exponent >= 1 << 31 else exponent
     k = fma(Fraction(signed), Fraction(1, 1 << 23), Fraction(first))

@@ -138,10 +138,8 @@ def test_symmetric_in_sign(
     assert rounded(-x, mirror, random) == -rounded(x, mirror, random) or math.isnan(
         rounded(x, mirror, random)
     )
-    up, down = (
-        replace(r, mode=RoundingMode.TOWARD_POSITIVE),
-        replace(r, mode=RoundingMode.TOWARD_NEGATIVE),
-    )
+    up = replace(r, mode=RoundingMode.TOWARD_POSITIVE)
+    down = replace(r, mode=RoundingMode.TOWARD_NEGATIVE)
     assert rounded(-x, up) == -rounded(x, down) or math.isnan(rounded(x, down))
 
 
@@ -238,13 +236,8 @@ def test_stochastic_frequency_is_the_position(
     n = 1 << 14
     inner, outer = sorted(map(abs, neighbours(x, r.format)))
     assume(inner < outer <= r.format.max_finite and (r.format.zero or inner > 0))
-    key, counter = (
-        (np.array([v], np.uint32) for v in (seed, 0)),
-        (
-            np.arange(n, dtype=np.uint32),
-            np.zeros(1, np.uint32),
-        ),
-    )
+    key = (np.array([v], np.uint32) for v in (seed, 0))
+    counter = (np.arange(n, dtype=np.uint32), np.zeros(1, np.uint32))
     random = random31(tuple(key), counter).astype(np.int32)
     y = np.abs(kernels.round_array(np.full(n, x), replace(r, mode=RoundingMode.STOCHASTIC), random))
     position = float((abs(Fraction(x)) - inner) / (outer - inner))

@@ -106,10 +106,8 @@ def main(sums=3):
     for (arch, t, total), model in cases().items():
         for kind in KINDS:
             shape = (sums, 3 * model.arithmetic_op.L_max)
-            a, b = (
-                numbers(rng, kind, shape, t),
-                numbers(rng, "normal" if kind == "tiny" else kind, shape, t),
-            )
+            a = numbers(rng, kind, shape, t)
+            b = numbers(rng, "normal" if kind == "tiny" else kind, shape, t)
             if kind == "cancelling":
                 half = shape[1] // 2
                 a[:, half : 2 * half] = a[:, :half]

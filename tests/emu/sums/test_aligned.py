@@ -156,9 +156,9 @@ def test_both_executors_agree(arch, name, total):
             a[0, 3], a[1, 40], b[2, 2], c[3, 3] = np.nan, f.max_finite, f.max_finite, np.inf
             a[2, :] = f.max_finite
             b[:, 4] = f.max_finite
-        one, other = (
-            emu.dot(a, b, acc, c),
-            np.asarray(emu.dot(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), acc, c)),
+        one = emu.dot(a, b, acc, c)
+        other = np.asarray(
+            emu.dot(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), acc, c)
         )
         assert np.array_equal(
             one.view(np.int64)[~np.isnan(one)], other.view(np.int64)[~np.isnan(one)]

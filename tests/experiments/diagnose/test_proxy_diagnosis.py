@@ -145,10 +145,8 @@ def test_the_report_has_all_steps_in_order(folder, found, tmp_path, monkeypatch,
     (tmp_path / "o").mkdir()
     with pytest.raises(SystemExit) as stop:
         cli.main(["diagnose", str(folder), "--out", str(tmp_path / "o"), "--json"])
-    printed, page = (
-        json.loads(capsys.readouterr().out),
-        (tmp_path / "o" / "report.html").read_text(),
-    )
+    printed = json.loads(capsys.readouterr().out)
+    page = (tmp_path / "o" / "report.html").read_text()
     data = json.loads((tmp_path / "o" / "diagnosis.json").read_text())
     assert not stop.value.code and printed == data
     assert re.findall(r"<h2>([^<]*)</h2>", page)[:5] == [

@@ -249,10 +249,7 @@ def test_replays_begin_at_a_state_that_the_study_kept(tmp_path, monkeypatch):
     ]
 
     def later(config, arms, b, first, progress):
-        return (
-            bent(b)._replace(step=first, losses=np.ones((3, 2)), norms=np.ones((3, 2))),
-            [],
-        )
+        return (bent(b)._replace(step=first, losses=np.ones((3, 2)), norms=np.ones((3, 2))), [])
 
     monkeypatch.setattr(begins, "advance", later)
     wanted = begins.begin(TINY, arms, 3, tmp_path, lambda n: None)

@@ -73,14 +73,12 @@ class Window:
 class Model:
     """As `replay.start` wants one."""
 
-    case, units, family, place, others, rule = (
-        Case(),
-        UNITS,
-        FAMILY,
-        " in attention",
-        "The rate.",
-        "its loss",
-    )
+    case = Case()
+    units = UNITS
+    family = FAMILY
+    place = " in attention"
+    others = "The rate."
+    rule = "its loss"
     is_random, same_device = False, True
 
     def __init__(self, fails):
@@ -358,10 +356,8 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
         data={"steps": data_run.search(r, r.guilty)},
         seconds=1.0,
     )
-    data, html = (
-        page.written(said, tmp_path / "out"),
-        (tmp_path / "out" / "report.html").read_text(),
-    )
+    data = page.written(said, tmp_path / "out")
+    html = (tmp_path / "out" / "report.html").read_text()
     assert html.count("data:image/png") == 3 and "OD in layer 0 is at fault" in html
     assert (
         data["steps"]["found"] == [[0, 0, "OD"], [0, 1, "OD"]]

@@ -232,10 +232,8 @@ def test_the_report_has_all_six_steps_in_order(folder, found, tmp_path, monkeypa
     with pytest.raises(SystemExit) as stop:
         cli.main(["diagnose", str(folder), "--arm", "planted", "--out", str(tmp_path)])
     out = capsys.readouterr().out
-    page, data = (
-        (tmp_path / "report.html").read_text(),
-        json.loads((tmp_path / "diagnosis.json").read_text()),
-    )
+    page = (tmp_path / "report.html").read_text()
+    data = json.loads((tmp_path / "diagnosis.json").read_text())
     assert (
         not stop.value.code
         and "SCALED_B in layer 1, head 0" in out

@@ -66,11 +66,9 @@ def test_carrier_is_that_of_explicit_atoms():
     scores = np.einsum("tnh,snh->nts", x.q[0], x.k[0], dtype=np.float64) / math.sqrt(8)
     p = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     for head in range(2):
-        pk, q, c = (
-            p[head] @ x.k[0, :, head],
-            x.q[0, :, head].astype(np.float64),
-            m.drift.error[0, :, head],
-        )
+        pk = p[head] @ x.k[0, :, head]
+        q = x.q[0, :, head].astype(np.float64)
+        c = m.drift.error[0, :, head]
         atoms = np.einsum("ti,tj->tij", q, pk)
         unit = atoms.reshape(24, -1) / np.linalg.norm(atoms.reshape(24, -1), axis=1, keepdims=True)
         cosines = (unit @ unit.T)[~np.eye(24, dtype=bool)]

@@ -60,10 +60,8 @@ def test_mean_in_ulps_by_hand():
     """Catches the binade of the result in place of golden's, another format's ulp, and a golden 0
     with the ulp of 1/2.
     """
-    golden, out = (
-        one([[1.5, 2.0], [0.0, -0.25]]),
-        one([[1.5 + 2**-8, 2.0 - 2**-8], [0.125, -0.25 + 2**-12]]),
-    )
+    golden = one([[1.5, 2.0], [0.0, -0.25]])
+    out = one([[1.5 + 2**-8, 2.0 - 2**-8], [0.125, -0.25 + 2**-12]])
     bf16, fp16 = (numbers(out, golden, [f]) for f in (BF16, FP16))
     ulp = (2**-7 + 2**-6 + 2**-9) / 4  # of BF16 at 1.5, 2 and 1/4; at 0 it is nothing
     rows = [0.0, (0.125 + 2**-12) / 2]

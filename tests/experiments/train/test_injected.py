@@ -193,11 +193,9 @@ def test_a_group_has_what_its_words_say():
     whole, noise = Wrong(c=64.0, kind=BIAS), Wrong(c=32.0, kind=NOISE)
     before = (((whole, whole), (whole, whole)), ((none, none), (noise, none)))
     after = tuple(tuple((first, eight) for first, _ in arm) for arm in before)
-    state, plans, lr = (
-        step.start(CONFIG, 2, [0, 1]),
-        by_arm([uniform(CONFIG)] * 2),
-        np.float32([1e-2] * 2),
-    )
+    state = step.start(CONFIG, 2, [0, 1])
+    plans = by_arm([uniform(CONFIG)] * 2)
+    lr = np.float32([1e-2] * 2)
     rng = np.random.default_rng(4)
     for number, wrongs in enumerate((before, before, after, after)):
         batches = {seed: rng.integers(0, 4, (2, 9)) for seed in (0, 1)}

@@ -129,10 +129,8 @@ def test_before_the_first_change_events_round_as_matmul_says(kind):
 @pytest.fixture(scope="module")
 def step():
     """(gradients of the weights, of taps) as a function of the texts of changes: one executable."""
-    rng, shapes = (
-        np.random.default_rng(0),
-        jax.eval_shape(lambda: model.init(CONFIG, jax.random.key(0))),
-    )
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: model.init(CONFIG, jax.random.key(0)))
     params = jax.tree.map(lambda leaf: 0.1 * rng.standard_normal(leaf.shape, np.float32), shapes)
     tokens = rng.integers(0, 32, (1, 33)).astype(np.int32)
     sizes = {"qkv": (32, 96), "proj": (32, 32), "fc1": (32, 32), "fc2": (32, 32)}

@@ -148,12 +148,10 @@ def test_the_optimiser_is_adamw():
     """
     params = {"up": jnp.ones((3,)), "norm": jnp.full((2,), 2.0)}
     grads = {"up": jnp.array([3.0, -1.0, 2.0]), "norm": jnp.array([1.0, 5.0])}
-    ours, theirs = (
-        optimiser.make(CONFIG),
-        optax.chain(
-            optax.clip_by_global_norm(1.0),
-            optax.adamw(3e-3, b1=0.9, b2=0.95, weight_decay=0.1, mask={"up": True, "norm": False}),
-        ),
+    ours = optimiser.make(CONFIG)
+    theirs = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(3e-3, b1=0.9, b2=0.95, weight_decay=0.1, mask={"up": True, "norm": False}),
     )
     with jax.numpy_dtype_promotion("standard"):
         found, _ = ours.update(grads, ours.init(params), params, lr=jnp.float32(3e-3))

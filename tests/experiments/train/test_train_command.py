@@ -147,11 +147,9 @@ def test_branches_change_from_their_step_on(whole, tmp_path, capsys):
         "b=-> plan=fp32",
         *at,
     )
-    a, b, before = (
-        logged(tmp_path / "new", "steps", "a"),
-        logged(tmp_path / "new", "steps", "b"),
-        logged(whole, "steps", "a", 8),
-    )
+    a = logged(tmp_path / "new", "steps", "a")
+    b = logged(tmp_path / "new", "steps", "b")
+    before = logged(whole, "steps", "a", 8)
     assert a[0] == before[0] and a[1] == before[1] and a[0]["step"] == 8
     old = logged(whole, "steps", "b", 8)
     assert (

@@ -14,6 +14,7 @@ from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.figures.survival import decades, survival
 from roundscope.experiments.studies.framework.verdicts import interval, number
 from roundscope.experiments.sweep.report.plots import canvas
+from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
 
 QUESTION = "Does an error that leans with V kill where noise of the same size does not?"
@@ -21,13 +22,8 @@ KINDS = {
     BIAS: ("leans with V", "#d55e00", "v"), NOISE: ("random sign", "#0072b2", "o"),
     FIXED: ("V's sign, turned at random features", "#009e73", "D"),
 }  # fmt: skip
-STDLIB, REPEAT = (
-    ("sources of Python", ()),
-    (
-        "runs of equal tokens, no positions",
-        ("data=repeat", "position=false"),
-    ),
-)
+STDLIB = ("sources of Python", ())
+REPEAT = ("runs of equal tokens, no positions", ("data=repeat", "position=false"))
 CAPTION = (
     "c is the size in half ulps (BF16) of the mean |V| of the keys with P = 1. Dots: seeds; marker:"
     " their median, hollow where it is not reached; bar: smallest to largest; an arrow: runs that"
@@ -65,7 +61,7 @@ def full() -> Topic:
 def _topic(
     data: Sequence[tuple[str, tuple[str, ...]]],
     doses: Sequence[tuple[str, float]],
-    config: object,
+    config: Config,
     *,
     steps: int,
     rate: float,
@@ -88,7 +84,7 @@ def _topic(
         answer=answer,
         draw=draw,
         caption=CAPTION,
-        notes=NOTES,  # type: ignore[arg-type]
+        notes=NOTES,
         about="an error injected into what delta reads as O; the exact arm has none",
         ties=True,
     )

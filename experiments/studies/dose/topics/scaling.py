@@ -3,7 +3,7 @@ and context.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -180,7 +180,7 @@ def draw(found: Found, columns: list[Column]) -> Figure:
     return figure
 
 
-def _column(ax: object, x: int, found: Found, column: Column, bits: list[int]) -> None:
+def _column(ax: Any, x: int, found: Found, column: Column, bits: list[int]) -> None:
     star = threshold(found, column)
     for case in found.cases:
         if case.group != group_of(column):
@@ -196,7 +196,7 @@ def _column(ax: object, x: int, found: Found, column: Column, bits: list[int]) -
             ec="#cbd2d9",
             lw=2.2 if p == star else 0.5,
             zorder=1,
-        )  # type: ignore[attr-defined]
+        )
         ax.text(
             x,
             y,
@@ -206,6 +206,6 @@ def _column(ax: object, x: int, found: Found, column: Column, bits: list[int]) -
             fontsize=8,
             color=INK,
             zorder=3,
-        )  # type: ignore[attr-defined]
+        )
         if p == star:
             ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)  # type: ignore[attr-defined]

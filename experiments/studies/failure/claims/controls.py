@@ -59,10 +59,8 @@ def _size(r: Results) -> Iterator[Verdict]:
     for case in r.scale.cases:
         if case.mode != "toward-zero":
             continue
-        own, worse = (
-            r.of(case.name, f"ties-to-even {case.bits - 1}"),
-            r.of(case.name, f"stochastic {case.bits - 1}"),
-        )
+        own = r.of(case.name, f"ties-to-even {case.bits - 1}")
+        worse = r.of(case.name, f"stochastic {case.bits - 1}")
         claim = "it is the sign of O's error, not its size: nearest-even of the same RMS is stable"
         more = f"; stochastic with 1.4 times the RMS: {times(worse)}" if worse else ""
         word = stable_word(own) if r.fails(case.name) else Word.NOT_TESTABLE

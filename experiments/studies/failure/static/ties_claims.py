@@ -61,10 +61,8 @@ def ratio_of(many: Ties, few: Ties) -> Estimate:
     """
     if not (many.rows and few.rows):
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
-    centre, half = (
-        many.rows / few.rows,
-        math.exp(1.96 * math.sqrt(1.0 / many.rows + 1.0 / few.rows)),
-    )
+    centre = many.rows / few.rows
+    half = math.exp(1.96 * math.sqrt(1.0 / many.rows + 1.0 / few.rows))
     return Estimate(mean=centre, low=centre / half, high=centre * half, seeds=1)
 
 

@@ -40,10 +40,8 @@ def control(r: Results, scale: Scale, family: str, what: str) -> Verdict:
     """
     base, changed = narrow(scale, family), narrow(scale, family, **CONTROLS[what])
     found = ratio(r.values(changed, "rms"), r.values(base, "rms"))
-    before, after = (
-        own_ratio(r, base, "rms"),
-        ratio(r.values(changed, "rms"), r.values(base, "unfused_rms")),
-    )
+    before = own_ratio(r, base, "rms")
+    after = ratio(r.values(changed, "rms"), r.values(base, "unfused_rms"))
     alone = ratio(
         r.values(narrow(scale, family, **CONTROLS["O in FP32"]), "rms"), r.values(base, "rms")
     )

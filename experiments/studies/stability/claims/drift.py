@@ -60,10 +60,8 @@ def grows(r: Results, t: Training, pair: str, metric: str) -> Verdict:
     steps, middle = t.steps[1:], t.steps[t.looks // 2]
     power = exponent(steps, [at(r, t, pair, metric, step) for step in steps])
     late = ratio(at(r, t, pair, metric, t.steps[-1]), at(r, t, pair, metric, middle))
-    last, gap = (
-        factor(at(r, t, pair, metric, t.steps[-1])),
-        mean(at(r, t, pair, "gap", t.steps[-1])),
-    )
+    last = factor(at(r, t, pair, metric, t.steps[-1]))
+    gap = mean(at(r, t, pair, "gap", t.steps[-1]))
     told = (
         f"steps^{interval(power)} to {interval(last)}; {interval(late, 'x')} from step {middle} to"
         f" {t.steps[-1]}"

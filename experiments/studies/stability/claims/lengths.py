@@ -64,10 +64,8 @@ def largest(r: Results, scale: Scale, name: str, family: str, relative: bool) ->
 
 def by_tiling(r: Results, scale: Scale) -> Verdict:
     """Is it tiling that makes it grow: does the deviation grow over that of one key tile?"""
-    tiled, whole = (
-        series(scale, "ops:bf16", "gaussian", scale.tile),
-        series(scale, "ops:bf16", "gaussian"),
-    )
+    tiled = series(scale, "ops:bf16", "gaussian", scale.tile)
+    whole = series(scale, "ops:bf16", "gaussian")
     over = [
         (r.values(a, "mean_abs"), r.values(b, "mean_abs"))
         for a, b in zip(tiled, whole, strict=True)
@@ -93,10 +91,8 @@ def by_tiling(r: Results, scale: Scale) -> Verdict:
 
 def spread(r: Results, scale: Scale, name: str, family: str, relative: bool) -> Verdict:
     """Fig. 5b."""
-    points, metrics = (
-        series(scale, name, family, scale.tile),
-        (("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")),
-    )
+    points = series(scale, name, family, scale.tile)
+    metrics = ("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")
     found = [growth(r, scale, points, metric) for metric in metrics]
     return Verdict(
         figure="5b",

@@ -13,10 +13,9 @@ from roundscope.experiments.train.config import WORD, Config, deciding
 from roundscope.experiments.train.settings import Arm, Settings
 
 OTHER = 2**31  # added to the seed of weights, and to nothing else
-OF_FORWARD, OF_BACKWARD = (
-    "Q,K,V,S,SCALED,P,PV,OUT,S_B,SCALED_B,P_B",
-    "DO,DP,DS,DQ_OUT,DK_OUT,DV_OUT",
-)  # what baseline-bf16 keeps in BF16
+# what baseline-bf16 keeps in BF16
+OF_FORWARD = "Q,K,V,S,SCALED,P,PV,OUT,S_B,SCALED_B,P_B"
+OF_BACKWARD = "DO,DP,DS,DQ_OUT,DK_OUT,DV_OUT"
 HALF = (f"site={OF_FORWARD} -> fp16", f"site={OF_BACKWARD} -> fp32")
 
 
@@ -33,15 +32,13 @@ class Version:
     other_weights: bool = False
 
 
-UNFUSED, FLASH, QIU_YAO, OTHERS, HALVES, WHOLE, TILED = (
-    "unfused",
-    "fa2-bf16",
-    "qiu-yao",
-    "other weights",
-    "fp16",
-    "fp32",
-    "fp32, tiled",
-)
+UNFUSED = "unfused"
+FLASH = "fa2-bf16"
+QIU_YAO = "qiu-yao"
+OTHERS = "other weights"
+HALVES = "fp16"
+WHOLE = "fp32"
+TILED = "fp32, tiled"
 VERSIONS = {
     UNFUSED: Version(plan="baseline-bf16", matmul="bf16"),
     OTHERS: Version(plan="baseline-bf16", matmul="bf16", other_weights=True),

@@ -124,10 +124,8 @@ def _formats(r: Results, scale: Scale) -> Picture:
     figure, (axes,) = canvas(3.6, 1, 2)
     left, right = axes
     for k, kind in enumerate(("ops", "sums")):
-        points, look = (
-            [at(f"{kind}:{form}", scale.bench, scale.tile) for form in FORMATS],
-            style(f"{kind}:bf16"),
-        )
+        points = [at(f"{kind}:{form}", scale.bench, scale.tile) for form in FORMATS]
+        look = style(f"{kind}:bf16")
         label = {"ops": "every operation rounds, sums in FP32", "sums": "steps of sums too"}[kind]
         place: Any = {"x": range(len(FORMATS)), "aside": 0.16 * k - 0.08, "line": "none"}
         series(
@@ -183,10 +181,8 @@ def _lengths(r: Results, scale: Scale) -> Picture:
             line, tile = ("-", scale.tile) if tiled else (":", 0)
             across = scale.real if family == REAL else scale.lengths
             points = [at(name, (t, scale.heads(t)), tile or t, family) for t in across]
-            look, label = (
-                style(name if family == "gaussian" else family),
-                _label(name, family) + ("" if tile else ", one key tile"),
-            )
+            look = style(name if family == "gaussian" else family)
+            label = _label(name, family) + ("" if tile else ", one key tile")
             largest, middle, spread = (
                 [r.values(p, relative + m) for p in points]
                 for m in (("max" if relative else "max_abs"), "mean_abs", "std_abs")

@@ -92,10 +92,8 @@ def test_keys_of_old_results_stay():
     """Results of hours lost since the record has new fields; or taken for those of an arm with a
     word more.
     """
-    config, dose = (
-        scales.QUICK.config,
-        Dose(site=Site.OD, mode=RoundingMode.TOWARD_ZERO, bits=3, rate=1e-2, steps=9, seed=2),
-    )
+    config = scales.QUICK.config
+    dose = Dose(site=Site.OD, mode=RoundingMode.TOWARD_ZERO, bits=3, rate=1e-2, steps=9, seed=2)
     kept = {
         name: value
         for name, value in asdict(config).items()

@@ -63,10 +63,8 @@ def test_masked_tiles_tie():
     """Masked scores left out of maxima: in the code a tile without any key sets a negative maximum
     to 0.
     """
-    s, v = (
-        np.random.default_rng(1).uniform(-31.0, -29.0, (8, 8)),
-        np.random.default_rng(2).standard_normal((8, 2)),
-    )
+    s = np.random.default_rng(1).uniform(-31.0, -29.0, (8, 8))
+    v = np.random.default_rng(2).standard_normal((8, 2))
     computed, skipped = (
         released(s, v, beta=2.0, bucket=4, skip_masked=skip) for skip in (False, True)
     )
@@ -142,10 +140,8 @@ def test_scores_tie_by_rounding_to_bf16():
 
 def test_verdicts_on_the_clamp():
     """A stable run that is taken for evidence although its tied rows are switched off."""
-    far, near = (
-        Tied(name="far", rows=9, r_m=np.array([30.0, 40.0])),
-        Tied(name="near", rows=9, r_m=np.array([5.0, 1e-4])),
-    )
+    far = Tied(name="far", rows=9, r_m=np.array([30.0, 40.0]))
+    near = Tied(name="near", rows=9, r_m=np.array([5.0, 1e-4]))
 
     def word(found):
         return [v.word for v in static_shifts.judged(found)]

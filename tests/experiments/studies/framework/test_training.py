@@ -65,10 +65,8 @@ def test_what_comes_of_arms_is_what_the_trainer_logs(tmp_path):
         found = training.read(store, TINY, own)
     assert done == [25, 30] * 2 and list(found) == list(own)
     for condition in (Condition(name="low", seed=0), Condition(name="kept", seed=1)):
-        run, losses = (
-            found[condition],
-            trained_alone(own[condition], tmp_path / f"{condition.name}{condition.seed}"),
-        )
+        run = found[condition]
+        losses = trained_alone(own[condition], tmp_path / f"{condition.name}{condition.seed}")
         assert [point[0] for point in run.curve] == [0, 25, 30] and run.steps == 30
         assert run.curve[1][1] == pytest.approx(np.mean(losses[:25]), rel=1e-4)
         assert run.loss == pytest.approx(np.mean(losses), rel=1e-4)  # all of them are its last 50

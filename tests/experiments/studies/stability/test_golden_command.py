@@ -105,10 +105,8 @@ def _check_queries(path, data, unique):
             (biased(TINY, "repeated-maximum", 2, "none"), "PV.mean_ulps")
         ]
         for point, metric in pairs:
-            seen, expected = (
-                dict(c.execute(query(point, metric)).fetchall()),
-                results.values(point, metric),
-            )
+            seen = dict(c.execute(query(point, metric)).fetchall())
+            expected = results.values(point, metric)
             assert seen.keys() == expected.keys(), metric
             assert np.allclose(
                 [seen[k] for k in expected], list(expected.values()), rtol=1e-12, atol=0
