@@ -8,8 +8,8 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from roundscope.attention.api import Engine, attend
 from roundscope.attention.arguments import check_shapes, plan_given
-from roundscope.attention.attend import Engine, attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.rounding.modes import RoundingMode
 

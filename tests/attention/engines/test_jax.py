@@ -46,7 +46,7 @@ def test_a_trace_without_numbers_is_refused(transformed):
     with pytest.raises(
         ValueError, match=r"record: inside jit, grad or vmap .* call examine outside"
     ):
-        transformed(lambda q: attend(q, K, V, record=Record(), **OPTIONS)[0].sum())(
+        transformed(lambda q: examine(q, K, V, record=Record(), **OPTIONS).out.sum())(
             q[None] if transformed is jax.vmap else q
         )
 
@@ -224,7 +224,7 @@ def test_errors_name_the_argument(change, words):
     ("f", "shape", "dtype", "steps"),
     [
         (
-            lambda x: _leave(x, 1, 4, False),
+            lambda x: _leave(x, 1, 4, jnp.dtype("float32")),
             (1, 4, 2),
             "float64",
             ["convert", "optimization_barrier"],
