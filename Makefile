@@ -18,7 +18,7 @@ demo: $(READY)
 # engines against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
 BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py
 PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-# which jaxlib 0.12 does not know, and a flag that it does not know is its end
+# jaxlib 0.12 does not know this one, and ends the process that names an unknown flag
 EMITTERS := --xla_cpu_use_fusion_emitters=false
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
