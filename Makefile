@@ -10,7 +10,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines gpu-check gpu-kernels gpu-scaling gpu-tensor-core bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines gpu-check gpu-kernels gpu-scaling gpu-tensor-core reference bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -76,6 +76,10 @@ gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused ke
 
 gpu-tensor-core:  ## the last part of gpu-check alone
 	$(PYTHON) -m tests.checks.gpu_tensor_core
+
+reference: $(READY)  ## the pages of the Python API, in build/reference
+	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/sphinx-build -q -W docs/reference build/reference
 
 bench: $(READY)
 	$(BIN)/pip install -qq $(VERSIONS) --editable '.[bench]'

@@ -2,7 +2,9 @@
 device takes its own, and no bit changes.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
@@ -42,7 +44,7 @@ def attend_sharded(
     check_shapes(q, k, v)
     plan = plan_given(plan)
     _check(mesh, plan, q, k)
-    own = partial(
+    own: Callable[..., Any] = partial(
         attend,
         plan=plan,
         block_q=block_q,
