@@ -1,4 +1,6 @@
-"""FlashAttention written once over named rounding events: `attend`, `examine`, plans, sites, injections, traces."""
+"""FlashAttention written once over named rounding events: `attend`, `examine`, plans, sites,
+injections, traces.
+"""
 
 from roundscope.attention.attend import Examined, attend, examine
 from roundscope.attention.events.recorder import Record
@@ -11,6 +13,24 @@ from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace
 
 __all__ = [
-    "PRESETS", "PRODUCTS", "AddUlps", "Axes", "Bias", "DeltaFrom", "Exact", "Examined", "FlipBit", "Injection",
-    "Noise", "Plan", "Record", "SetTo", "Site", "Stabiliser", "Trace", "attend", "examine", "rotated",
-]  # fmt: skip
+    "PRESETS",
+    "PRODUCTS",
+    "AddUlps",
+    "Axes",
+    "Bias",
+    "DeltaFrom",
+    "Exact",
+    "Examined",
+    "FlipBit",
+    "Injection",
+    "Noise",
+    "Plan",
+    "Record",
+    "SetTo",
+    "Site",
+    "Stabiliser",
+    "Trace",
+    "attend",
+    "examine",
+    "rotated",
+]

@@ -1,8 +1,9 @@
 """FlashAttention, forward and backward, one tile at a time: the equations, once, for every engine.
 
-Letters are those of arXiv 2307.08691 and 2510.04212: S scores, m running maximum, l running row sum, O the
-unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is one rounding event,
-`at.product(site, a, b)` the event of a sum of products. Arrays are binary64; shapes: q (bq, H), k (bk, H), v (bk, H).
+Letters are those of arXiv 2307.08691 and 2510.04212: S scores, m running maximum, l running row
+sum, O the unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is one
+rounding event, `at.product(site, a, b)` the event of a sum of products. Arrays are binary64;
+shapes: q (bq, H), k (bk, H), v (bk, H).
 """
 
 import math
@@ -11,7 +12,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plans.choices import GradientsApart, RowSum, ScaleOfGradient, ScoreGradient
+from roundscope.attention.plans.choices import (
+    GradientsApart,
+    RowSum,
+    ScaleOfGradient,
+    ScoreGradient,
+)
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.exponents import (
@@ -35,7 +41,9 @@ State = tuple[Any, ...]  # m (bq,), l (bq,), O (bq, H); of plans with `flushed_t
 
 
 def start(xp: Any, plan: Plan, rows: int, features: int, sink: Array | None = None) -> State:
-    """The state before the first tile; of a row in lanes, l is (bq, 4). sink: (bq,), of rows that begin with one."""
+    """The state before the first tile; of a row in lanes, l is (bq, 4). sink: (bq,), of rows that
+    begin with one.
+    """
     in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
     kept = (empty(xp, rows, features),) if plan.flushed_tiles else ()
@@ -47,7 +55,9 @@ def start(xp: Any, plan: Plan, rows: int, features: int, sink: Array | None = No
 
 
 def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: Array) -> State:
-    """One key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10 (with the rescaling of line 10 as alpha, not its inverse)."""
+    """One key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10 (with the rescaling of line 10 as
+    alpha, not its inverse).
+    """
     ops, plan = at.ops, at.plan
     mul = ops.multiply
     m_old, l, o, *kept = state
@@ -87,17 +97,22 @@ def _normalised(at: Events, e: Array, l: Array) -> Array:
 
 def finish(
     at: Events, scale: float, state: State, apart: Array | None = None, sink: Array | None = None
-) -> tuple[Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:
     """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf.
 
-    apart: (rows,), which divide by l as it is and not as it is kept;  sink: (rows,), which a row adds at its end
+    apart: (rows,), which divide by l as it is and not as it is kept;  sink: (rows,), which a row
+                                        adds at its end
     """
     m, as_it_is, o, *kept = state
     o = all_of(at, o, kept[0]) if kept else o
     l, scale = _kept_row_sum(at, as_it_is), factor(at, scale)
     if sink is not None:
         m, l = with_sink(at, base2_scale(at.plan, scale), m, l, sink)
-    wide = o if at.plan.normalise_first else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
+    wide = (
+        o
+        if at.plan.normalise_first
+        else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
+    )
     out = at(Site.OUT, wide)
     return out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l))
 
@@ -112,10 +127,18 @@ def _divided(at: Events, o: Array, l: Array) -> Array:
     return register(at, Site.OI, at.ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
 
 
-def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> tuple[Array, Array, Array]:
-    """As `finish` returns them, but 0, 0 and -inf in rows that see no key, where 0 times an infinity of V is NaN."""
+def without_rows_of_no_key(
+    at: Events, out: Array, wide: Array, lse: Array
+) -> tuple[Array, Array, Array]:
+    """As `finish` returns them, but 0, 0 and -inf in rows that see no key, where 0 times an
+    infinity of V is NaN.
+    """
     xp, rows = at.ops.xp, at.tile.rows
-    return xp.where(rows[:, None], out, 0.0), xp.where(rows[:, None], wide, 0.0), xp.where(rows, lse, -math.inf)
+    return (
+        xp.where(rows[:, None], out, 0.0),
+        xp.where(rows[:, None], wide, 0.0),
+        xp.where(rows, lse, -math.inf),
+    )
 
 
 def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
@@ -125,8 +148,12 @@ def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
     return _divided(at, o, l), at(Site.LSE, log_sum_exp(at, factor(at, scale), m, l))
 
 
-def combine(at: Events, splits: Sequence[tuple[Events, Array, Array]]) -> tuple[Array, Array, Array]:
-    """As `finish`, from (hook, O_i, L_i) of each split: L = M + ln sum_i exp(L_i - M), O = sum_i exp(L_i - L) O_i, one after the other."""
+def combine(
+    at: Events, splits: Sequence[tuple[Events, Array, Array]]
+) -> tuple[Array, Array, Array]:
+    """As `finish`, from (hook, O_i, L_i) of each split: L = M + ln sum_i exp(L_i - M), O = sum_i
+    exp(L_i - L) O_i, one after the other.
+    """
     ops, xp = at.ops, at.ops.xp
     lse = at(Site.LSE, combined_lse(ops, xp.stack([own for _, _, own in splits])))
     o = xp.zeros_like(splits[0][1])
@@ -180,31 +207,55 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
     _, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential_of_tile(at, x))
-    al = at.ops.xp.zeros(q.shape[0]) if sink is None else at(Site.AL, at(Site.ALPHA, exponential(at, dm)))
+    al = (
+        at.ops.xp.zeros(q.shape[0])
+        if sink is None
+        else at(Site.AL, at(Site.ALPHA, exponential(at, dm)))
+    )
     l = at(Site.L, whole_row_sum(at, al, e))
-    share = None if sink is None else at(Site.PSINK, at.ops.multiply(al, at(Site.INV, inverse(at, l))))
+    share = (
+        None if sink is None else at(Site.PSINK, at.ops.multiply(al, at(Site.INV, inverse(at, l))))
+    )
     return Again(_normalised(at, e, l), s, e, l, x, share)
 
 
 def backward_tile(
-    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array,
-    dq: Array, dk: Array, dv: Array,
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16. The scale is applied at the end."""
+    at: Events,
+    scale: float,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    lse: Array,
+    delta: Array,
+    dq: Array,
+    dk: Array,
+    dv: Array,
+) -> tuple[Array, Array, Array]:
+    """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
+
+    The scale is applied at the end.
+    """
     again = probabilities(at, scale, q, k, lse)
     p, ds = _score_gradients(at, scale, again, v, do, delta)
-    of_queries = _begun_at_delta(at, scale, p if at.plan.ds_from_p else again.p, v, do, delta) if at.plan.dp_from_delta else ds
+    of_queries = (
+        _begun_at_delta(at, scale, p if at.plan.ds_from_p else again.p, v, do, delta)
+        if at.plan.dp_from_delta
+        else ds
+    )
     return query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv)
 
 
 def score_gradients(
     at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """P, as the operand of dV, and dS = P (dP - delta)."""
     return _score_gradients(at, scale, probabilities(at, scale, q, k, lse), v, do, delta)
 
 
-def _score_gradients(at: Events, scale: float, again: Again, v: Array, do: Array, delta: Array) -> tuple[Array, Array]:
+def _score_gradients(
+    at: Events, scale: float, again: Again, v: Array, do: Array, delta: Array
+) -> tuple[Array, Array]:
     p = at(Site.P_B, again.p)
     dp = at.product(Site.DP, do, v.T)
     if at.plan.score_gradient is ScoreGradient.QUOTIENT:
@@ -218,19 +269,34 @@ def _score_gradients(at: Events, scale: float, again: Again, v: Array, do: Array
         return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
     of_sink = None
     if again.sink is not None:
-        of_sink = replace(at, recorder=None)(Site.DSINK, -at.ops.multiply(again.sink, delta))  # an event of whole columns
-    return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS, lambda ds: less_maximum(at, ds, again.x, of_sink))
+        of_sink = replace(at, recorder=None)(
+            Site.DSINK, -at.ops.multiply(again.sink, delta)
+        )  # an event of whole columns
+    return p, _scaled_gradient(
+        at, scale, ds, Site.SDS, Site.DS, lambda ds: less_maximum(at, ds, again.x, of_sink)
+    )
 
 
 def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> Array:
     """dS as the operand of dQ, where its sum dO v begins at -delta."""
     start = at.ops.xp.broadcast_to(-delta[:, None], e.shape)
     dpd = at(Site.DPQ, *at.sum(Site.DP, do, v.T, init=start, event=Site.DPQ))
-    return _scaled_gradient(at, scale, register(at, Site.PDQ, at.ops.multiply(e, dpd)), Site.SDSQ, Site.DSQ)
+    return _scaled_gradient(
+        at, scale, register(at, Site.PDQ, at.ops.multiply(e, dpd)), Site.SDSQ, Site.DSQ
+    )
 
 
-def _scaled_gradient(at: Events, scale: float, ds: Array, scaled: Site, cast: Site, then: Callable[[Array], Array] | None = None) -> Array:
-    """dS cast, and multiplied with the scale before or after that where the plan says so. then: done to what is cast."""
+def _scaled_gradient(
+    at: Events,
+    scale: float,
+    ds: Array,
+    scaled: Site,
+    cast: Site,
+    then: Callable[[Array], Array] | None = None,
+) -> Array:
+    """dS cast, and multiplied with the scale before or after that where the plan says so. then:
+    done to what is cast.
+    """
     if at.plan.gradient_scale is ScaleOfGradient.REGISTER:
         ds = at(scaled, at.ops.multiply(ds, scale))
     ds = at(cast, ds)
@@ -261,7 +327,9 @@ def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
     return _added(at, Site.DQ, Site.DQP if apart else None, ds, k, dq)
 
 
-def key_gradients(at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Array, dv: Array) -> tuple[Array, Array]:
+def key_gradients(
+    at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Array, dv: Array
+) -> tuple[Array, Array]:
     """dK + dS^T Q and dV + P^T dO."""
     apart = at.plan.gradients_apart is GradientsApart.ALL
     dv = _added(at, Site.DV, Site.DVP if apart else None, at.ops.transposed(p), do, dv)
@@ -269,17 +337,26 @@ def key_gradients(at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Arra
 
 
 def _added(at: Events, site: Site, part: Site | None, a: Array, b: Array, total: Array) -> Array:
-    """total + a b: one sum that goes on from the total, or the event `part` of a sum of its own, which is then added."""
+    """total + a b: one sum that goes on from the total, or the event `part` of a sum of its own,
+    which is then added.
+    """
     if part is None:
         return at.product(site, a, b, init=total)
     return at(site, total + at(part, *at.sum(site, a, b)), kept=total)
 
 
 def delta_tile(
-    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, sums: tuple[Array, ...]
-) -> tuple[Array, ...]:  # fmt: skip
-    """sums + (rowsum(P dP), the same exactly where an injection wants that) over one tile, by DELTA's accumulator; rowsum(P) is
-    added in the same two ways where `sums` has four.
+    at: Events,
+    scale: float,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    lse: Array,
+    sums: tuple[Array, ...],
+) -> tuple[Array, ...]:
+    """sums + (rowsum(P dP), the same exactly where an injection wants that) over one tile, by
+    DELTA's accumulator; rowsum(P) is added in the same two ways where `sums` has four.
 
     `at` records nothing here, the events are the backward's own.
     """
@@ -291,7 +368,9 @@ def delta_tile(
         p = at(Site.P_B, again.p) if at.plan.ds_from_p else again.p
         products = register(at, Site.PDP, at.ops.multiply(p, dp))
     terms = (products, again.p)[: len(sums) // 2]
-    return tuple(total for i, x in enumerate(terms) for total in _row_sum(at, x, *sums[2 * i : 2 * i + 2]))
+    return tuple(
+        total for i, x in enumerate(terms) for total in _row_sum(at, x, *sums[2 * i : 2 * i + 2])
+    )
 
 
 def _row_sum(at: Events, x: Array, rounded: Array, exact: Array) -> tuple[Array, Array]:

@@ -1,4 +1,7 @@
-"""What `attend` and `examine` may be given: types, shapes, numbers. Every refusal names argument, value and repair."""
+"""What `attend` and `examine` may be given: types, shapes, numbers.
+
+Every refusal names argument, value and repair.
+"""
 
 import math
 import operator
@@ -23,25 +26,42 @@ ENGINES = ("numpy", "xla", "pallas")
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:
-    """Raises TypeError or ValueError for tensors that are no float arrays (B, T, N, H), or do not go together."""
+    """Raises TypeError or ValueError for tensors that are no float arrays (B, T, N, H), or do not
+    go together.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_floats(name, x)
         if len(x.shape) != 4 or 0 in x.shape:
-            raise ValueError(f"{name}: shape {tuple(x.shape)}, must be (batch, tokens, heads, features), none 0")
+            raise ValueError(
+                f"{name}: shape {tuple(x.shape)}, must be (batch, tokens, heads, features), none 0"
+            )
     if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"v: shape {tuple(v.shape)}, must agree with k {tuple(k.shape)} in batch, keys and heads")
+        raise ValueError(
+            f"v: shape {tuple(v.shape)}, must agree with k {tuple(k.shape)} in batch, keys and"
+            " heads"
+        )
     if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-        raise ValueError(f"k: shape {tuple(k.shape)}, must agree with q {tuple(q.shape)} in batch and features")
+        raise ValueError(
+            f"k: shape {tuple(k.shape)}, must agree with q {tuple(q.shape)} in batch and features"
+        )
     if q.shape[2] % k.shape[2]:
-        raise ValueError(f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k")
+        raise ValueError(
+            f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k"
+        )
 
 
 def check_floats(name: str, x: Any) -> None:
     """Raises TypeError for what is no array of floats of at most 64 bits."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-        raise TypeError(f"{name}: a {type(x).__name__}, must be an array of floats; numpy.asarray(x, 'float32') makes one")
+        raise TypeError(
+            f"{name}: a {type(x).__name__}, must be an array of floats; numpy.asarray(x, 'float32')"
+            " makes one"
+        )
     if "float" not in str(x.dtype) or x.dtype.itemsize > WIDEST:
-        raise TypeError(f"{name}: dtype {x.dtype}, must be a float of at most 64 bits; convert it with astype('float32')")
+        raise TypeError(
+            f"{name}: dtype {x.dtype}, must be a float of at most 64 bits; convert it with"
+            " astype('float32')"
+        )
 
 
 def check_like_output(name: str, x: Any, shape: tuple[int, ...]) -> None:
@@ -56,7 +76,10 @@ def plan_given(plan: Any) -> Plan:
     if isinstance(plan, str):
         return Plan.preset(plan)
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan={reprlib.repr(plan)}: give a Plan or a preset's name, such as 'fa2-bf16'; `examine` takes a list too")
+        raise TypeError(
+            f"plan={reprlib.repr(plan)}: give a Plan or a preset's name, such as 'fa2-bf16';"
+            " `examine` takes a list too"
+        )
     return plan
 
 
@@ -67,27 +90,42 @@ def plans_given(plan: Any) -> list[Plan]:
 
 
 def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) -> Plan:
-    """The plan with what the call asks for: a window and a softcap, if given, in the place of its own, and its way of sinks.
+    """The plan with what the call asks for: a window and a softcap, if given, in the place of its
+    own, and its way of sinks.
 
-    Raises TypeError or ValueError for what is no window, softcap or sinks (N,), and for sinks that a plan asks for and nobody gives.
+    Raises TypeError or ValueError for what is no window, softcap or sinks (N,), and for sinks that
+    a plan asks for and nobody gives.
     """
     if window is not None:
         if not _is_whole(window):
-            raise TypeError(f"window={window!r}: a whole number of keys, a query's own included, such as 128")
+            raise TypeError(
+                f"window={window!r}: a whole number of keys, a query's own included, such as 128"
+            )
         if window < 1:
-            raise ValueError(f"window={window}: a query sees at least its own key; give 1 or more, or None for all keys")
+            raise ValueError(
+                f"window={window}: a query sees at least its own key; give 1 or more, or None for"
+                " all keys"
+            )
         plan = replace(plan, window=operator.index(window))
     if softcap is not None:
         if not _is_number(softcap):
-            raise TypeError(f"softcap={softcap!r}: give a number, such as 50.0; it is part of the program, and no data")
+            raise TypeError(
+                f"softcap={softcap!r}: give a number, such as 50.0; it is part of the program, and"
+                " no data"
+            )
         if not 0.0 < float(softcap) < math.inf:
-            raise ValueError(f"softcap={softcap}: give a number above 0, such as 50.0, or None for no bound")
+            raise ValueError(
+                f"softcap={softcap}: give a number above 0, such as 50.0, or None for no bound"
+            )
         plan = replace(plan, softcap=float(softcap))
     if sinks is None:
         return replace(plan, sinks=Sinks.NONE)
     check_floats("sinks", sinks)
     if tuple(sinks.shape) != (heads,):
-        raise ValueError(f"sinks: shape {tuple(sinks.shape)}, must be a logit for each of the {heads} heads of q, ({heads},)")
+        raise ValueError(
+            f"sinks: shape {tuple(sinks.shape)}, must be a logit for each of the {heads} heads of"
+            f" q, ({heads},)"
+        )
     if plan.sinks is not Sinks.NONE:
         return plan
     return replace(plan, sinks=Sinks.KEY if plan.normalise_first else Sinks.LAST)
@@ -103,24 +141,33 @@ def block_given(name: str, rows: Any) -> int:
 
 
 def causal_given(is_causal: Any) -> bool:
-    """Raises TypeError for what is no bool: any other value, 'no' too, would be true or false by accident."""
+    """Raises TypeError for what is no bool: any other value, 'no' too, would be true or false by
+    accident.
+    """
     if not isinstance(is_causal, (bool, np.bool_)):
         raise TypeError(f"is_causal={is_causal!r}: give True or False")
     return bool(is_causal)
 
 
 def scale_given(scale: Any, features: int, *, is_wide: bool) -> tuple[float, float]:
-    """(the scale, rounded to binary32 unless `is_wide`; the same before that), 1 / sqrt(features) where none is given.
+    """(the scale, rounded to binary32 unless `is_wide`; the same before that), 1 / sqrt(features)
+    where none is given.
 
-    Raises TypeError for what is no number, ValueError for 0, NaN and infinities, before the rounding or after it.
+    Raises TypeError for what is no number, ValueError for 0, NaN and infinities, before the
+    rounding or after it.
     """
     if scale is not None and not _is_number(scale):
-        raise TypeError(f"scale={scale!r}: give a number, such as 0.125; it is part of the program, and no data")
+        raise TypeError(
+            f"scale={scale!r}: give a number, such as 0.125; it is part of the program, and no data"
+        )
     whole = 1.0 / math.sqrt(features) if scale is None else float(scale)
     with np.errstate(over="ignore"):
         rounded = whole if is_wide else float(np.float32(whole))
     if not math.isfinite(rounded) or rounded == 0.0:
-        raise ValueError(f"scale={scale!r}: {rounded:g} in the scores' format, must be finite and not 0, such as 0.125")
+        raise ValueError(
+            f"scale={scale!r}: {rounded:g} in the scores' format, must be finite and not 0, such as"
+            " 0.125"
+        )
     return rounded, whole
 
 
@@ -130,8 +177,13 @@ def injections_given(inject: Any) -> tuple[Injection, ...]:
     Raises TypeError for anything else, ValueError for a text that names none.
     """
     several = (inject,) if isinstance(inject, (Injection, str)) else inject
-    if not isinstance(several, (tuple, list)) or not all(isinstance(i, (Injection, str)) for i in several):
-        raise TypeError(f"inject={inject!r}: give an Injection, its text such as 'O:ulps=0.5', a list of them, or () for none")
+    if not isinstance(several, (tuple, list)) or not all(
+        isinstance(i, (Injection, str)) for i in several
+    ):
+        raise TypeError(
+            f"inject={inject!r}: give an Injection, its text such as 'O:ulps=0.5', a list of them,"
+            " or () for none"
+        )
     return tuple(i if isinstance(i, Injection) else _injection_named(i) for i in several)
 
 
@@ -159,52 +211,87 @@ def record_given(record: Any) -> Record | None:
 
 
 def check_forward_record(record: Record | None) -> None:
-    """Raises ValueError for a record of nothing but events of the backward, of a call that has none."""
+    """Raises ValueError for a record of nothing but events of the backward, of a call that has
+    none.
+    """
     for name in ("events", "ones", "steps"):
         sites = () if record is None else getattr(record, name)
         if sites and all(site in BACKWARD for site in sites):
-            raise ValueError(f"record: {name}={sites[0]}: this call runs no backward; call examine with do, or choose a forward site")
+            raise ValueError(
+                f"record: {name}={sites[0]}: this call runs no backward; call examine with do, or"
+                " choose a forward site"
+            )
 
 
 def engine_given(engine: Any) -> str | None:
-    """An engine's name, or None. Raises TypeError for what is no name, ValueError with the nearest one."""
+    """An engine's name, or None.
+
+    Raises TypeError for what is no name, ValueError with the nearest one.
+    """
     if engine is not None and not isinstance(engine, str):
-        raise TypeError(f"engine={engine!r}: give {', '.join(map(repr, ENGINES))}, or None for that of the arrays")
+        raise TypeError(
+            f"engine={engine!r}: give {', '.join(map(repr, ENGINES))}, or None for that of the"
+            " arrays"
+        )
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"engine={engine!r}: {unknown('engine', engine, ENGINES)}")
     return engine
 
 
 def mask_given(mask: Any) -> Any:
-    """A mask as an array: NumPy, or JAX where it is traced. Raises TypeError or ValueError for what is no array of bool."""
+    """A mask as an array: NumPy, or JAX where it is traced.
+
+    Raises TypeError or ValueError for what is no array of bool.
+    """
     try:
         mask = mask if is_traced(mask) else np.asarray(mask)
     except ValueError:
-        raise TypeError(f"mask={reprlib.repr(mask)}: must be an array of bool, with rows of one length") from None
+        raise TypeError(
+            f"mask={reprlib.repr(mask)}: must be an array of bool, with rows of one length"
+        ) from None
     if mask.dtype != bool:
         raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
     return mask
 
 
 def _is_whole(x: Any) -> bool:
-    """Return whether x is one whole number whose value is known, an array without axes too; True and False are not."""
-    return not isinstance(x, (bool, np.bool_)) and hasattr(x, "__index__") and np.ndim(x) == 0 and not is_traced(x) and _kind(x) in "iu"
+    """Return whether x is one whole number whose value is known, an array without axes too; True
+    and False are not.
+    """
+    return (
+        not isinstance(x, (bool, np.bool_))
+        and hasattr(x, "__index__")
+        and np.ndim(x) == 0
+        and not is_traced(x)
+        and _kind(x) in "iu"
+    )
 
 
 def _is_number(x: Any) -> bool:
-    """Whether it is one real number whose value is known: an array of no axes too, but no bool, text or complex number."""
-    if isinstance(x, (bool, np.bool_, str)) or is_traced(x) or not hasattr(x, "__float__") or np.ndim(x):
+    """Whether it is one real number whose value is known: an array of no axes too, but no bool,
+    text or complex number.
+    """
+    if (
+        isinstance(x, (bool, np.bool_, str))
+        or is_traced(x)
+        or not hasattr(x, "__float__")
+        or np.ndim(x)
+    ):
         return False
     return _kind(x) not in "bcSU"
 
 
 def _kind(x: Any) -> str:
-    """NumPy's letter for the type of a number; that of Python's own numbers is i, so that large ones and fractions count."""
+    """NumPy's letter for the type of a number; that of Python's own numbers is i, so that large
+    ones and fractions count.
+    """
     return str(x.dtype.kind) if hasattr(x, "dtype") else "i"
 
 
 def is_traced(x: Any) -> bool:
-    """Whether an array is inside a transformation of JAX, where it has a shape and a type but no numbers."""
+    """Whether an array is inside a transformation of JAX, where it has a shape and a type but no
+    numbers.
+    """
     return "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer)
 
 

@@ -1,4 +1,6 @@
-"""`attend` under JAX transformations: the emulated backward as the derivative, by `jax.custom_vjp`."""
+"""`attend` under JAX transformations: the emulated backward as the derivative, by
+`jax.custom_vjp`.
+"""
 
 import reprlib
 from functools import partial
@@ -21,9 +23,16 @@ SIXTEEN_BITS = {jnp.dtype(jnp.bfloat16): BF16.format, jnp.dtype(jnp.float16): FP
 
 
 def attend_jax(
-    engine: Any, setup: Setup, plans: HeadPlans | None, q: Any, k: Any, v: Any, mask: Any, delta_error: Any = None,
+    engine: Any,
+    setup: Setup,
+    plans: HeadPlans | None,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    delta_error: Any = None,
     sinks: Any = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """The output (B, T, N, H); gradients have the types of the inputs.
 
     engine       the module that runs heads: `xla_engine` or `pallas_engine`
@@ -37,7 +46,18 @@ def attend_jax(
         sinks = None if sinks is None else jnp.asarray(sinks)
     each = None if plans is None else run.by_head(plans, q.shape[0])
     types = tuple(x.dtype for x in (q, k, v, *(() if sinks is None else (sinks,))))
-    return _attend(engine, setup, types, each, q, k, v, mask_to_heads(setup, mask, q.shape[0], q.shape[2]), error, sinks)
+    return _attend(
+        engine,
+        setup,
+        types,
+        each,
+        q,
+        k,
+        v,
+        mask_to_heads(setup, mask, q.shape[0], q.shape[2]),
+        error,
+        sinks,
+    )
 
 
 def _entering(x: Array, dtype: Any) -> Array:
@@ -48,16 +68,31 @@ def _entering(x: Array, dtype: Any) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
-    engine: Any, setup: Setup, types: Types, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None,
+    engine: Any,
+    setup: Setup,
+    types: Types,
+    each: run.Each | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    error: Array | None,
     sinks: Array | None,
-) -> Array:  # fmt: skip
+) -> Array:
     return _forward(engine, setup, each, q, k, v, mask, error, sinks)[0]
 
 
 def _forward(
-    engine: Any, setup: Setup, each: run.Each | None, q: Array, k: Array, v: Array, mask: Array | None, error: Array | None = None,
+    engine: Any,
+    setup: Setup,
+    each: run.Each | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    error: Array | None = None,
     sinks: Array | None = None,
-) -> tuple[Array, Any]:  # fmt: skip
+) -> tuple[Array, Any]:
     inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
     rounded = [_rounded(setup, site, x, block, each) for site, x, block in inputs]
     of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
@@ -69,7 +104,11 @@ def _forward(
 def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | None) -> Array:
     """Heads of an input, rounded; numbers of a 16-bit type that the event keeps are not asked."""
     heads, r, own = run.enter(x, block), setup.plan[site], SIXTEEN_BITS.get(x.dtype)
-    is_plain = each is None and setup.plan.block(site) is None and all(injection.site is not site for injection in setup.inject)
+    is_plain = (
+        each is None
+        and setup.plan.block(site) is None
+        and all(injection.site is not site for injection in setup.inject)
+    )
     if is_plain and own is not None and r.keeps_specials and r.format.holds(own):
         return heads
     return run.round_inputs(setup, site, heads, each)[0]  # type: ignore[no-any-return]
@@ -77,9 +116,12 @@ def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | No
 
 def _backward(
     engine: Any, setup: Setup, types: Types, residuals: Any, do: Array
-) -> tuple[None, Array, Array, Array, None, None, Array | None]:  # fmt: skip
+) -> tuple[None, Array, Array, Array, None, None, Array | None]:
     dq, dk, dv, _, *dsinks = _gradients(engine, setup, residuals, do)
-    found = [x if x.dtype == dtype else x.astype(dtype) for x, dtype in zip((dq, dk, dv, *dsinks), types, strict=True)]
+    found = [
+        x if x.dtype == dtype else x.astype(dtype)
+        for x, dtype in zip((dq, dk, dv, *dsinks), types, strict=True)
+    ]
     return None, found[0], found[1], found[2], None, None, found[3] if dsinks else None
 
 
@@ -93,7 +135,9 @@ def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Ar
         k, _ = run.round_inputs(setup, Site.KC, k, each)
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
-    gradients = tuple(run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True))
+    gradients = tuple(
+        run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True)
+    )
     if not sinks:
         return gradients
     of_heads, _ = run.sink_gradients(setup, *sinks, lse, found[3], each)
@@ -104,7 +148,9 @@ _attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _ba
 
 
 class Pulled(NamedTuple):
-    """Attention with its backward, JAX or NumPy arrays: all (B, T, N, H) but lse = L and delta, (B, T, N)."""
+    """Attention with its backward, JAX or NumPy arrays: all (B, T, N, H) but lse = L and delta, (B,
+    T, N).
+    """
 
     out: Any
     lse: Any
@@ -114,17 +160,34 @@ class Pulled(NamedTuple):
     delta: Any
 
 
-def pulled(q: Any, k: Any, v: Any, do: Any, *, plan: HeadPlans, block_q: int = 128, block_k: int = 128, is_causal: bool = False) -> Pulled:
-    """`attend` by a plan per head, its gradients for `do`, and the L and delta that a derivative does not show.
+def pulled(
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    *,
+    plan: HeadPlans,
+    block_q: int = 128,
+    block_k: int = 128,
+    is_causal: bool = False,
+) -> Pulled:
+    """`attend` by a plan per head, its gradients for `do`, and the L and delta that a derivative
+    does not show.
 
-    Arguments as `attend`; may be traced and mapped. float64 in, float64 out (needs 64-bit types enabled), else float32.
+    Arguments as `attend`; may be traced and mapped. float64 in, float64 out (needs 64-bit types
+    enabled), else float32.
     """
     if not isinstance(plan, HeadPlans):
-        raise TypeError(f"plan={reprlib.repr(plan)}: give attention.plans.traced.head_plans([...]), a plan for each head of q")
+        raise TypeError(
+            f"plan={reprlib.repr(plan)}: give attention.plans.traced.head_plans([...]), a plan for"
+            " each head of q"
+        )
     check_shapes(q, k, v)
     check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
     out, residuals = _forward(run, setup, run.by_head(plan, q.shape[0]), q, k, v, None)
     dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
-    return Pulled(out, run.leave(residuals[-3], q.shape[0], setup.queries, dtype), dq, dk, dv, delta)
+    return Pulled(
+        out, run.leave(residuals[-3], q.shape[0], setup.queries, dtype), dq, dk, dv, delta
+    )

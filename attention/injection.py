@@ -14,7 +14,11 @@ Where = int | range | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddUlps:
-    """Adds `ulps` units in the last place of the site's format; the result may lie between its numbers. Raises unless they are finite."""
+    """Adds `ulps` units in the last place of the site's format; the result may lie between its
+    numbers.
+
+    Raises unless they are finite.
+    """
 
     ulps: float
 
@@ -59,7 +63,10 @@ class Exact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Adds or subtracts `ulps` by a fair coin: zero mean, the same root mean square as AddUlps. Raises unless they are finite."""
+    """Adds or subtracts `ulps` by a fair coin: zero mean, the same root mean square as AddUlps.
+
+    Raises unless they are finite.
+    """
 
     ulps: float
     seed: int = 0
@@ -68,7 +75,9 @@ class Noise:
         _finite("Noise: ulps", self.ulps)
         _whole("Noise: seed", self.seed, "a seed is below 2^32")
         if self.seed >= 2**32:
-            raise ValueError(f"Noise: seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1")
+            raise ValueError(
+                f"Noise: seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1"
+            )
 
 
 What = AddUlps | Bias | FlipBit | SetTo | Exact | Noise
@@ -86,9 +95,9 @@ class Injection:
     features  of events that have one entry per feature
     tiles     key tiles (for DV and DK: query tiles) at which a repeated event is hit
 
-    A selection is an int, a range, a tuple of ints, or None for all. Raises ValueError for an empty selection and for one that
-    the site's events do not have. `attend` and `examine` refuse entries that a call does not have, and a bit that the
-    site's format does not have.
+    A selection is an int, a range, a tuple of ints, or None for all. Raises ValueError for an empty
+    selection and for one that the site's events do not have. `attend` and `examine` refuse entries
+    that a call does not have, and a bit that the site's format does not have.
     """
 
     site: Site
@@ -115,20 +124,31 @@ class Injection:
     def __post_init__(self) -> None:
         object.__setattr__(self, "site", site_named(self.site))
         if not isinstance(self.what, What):
-            raise TypeError(f"what={self.what!r}: give AddUlps, Bias, FlipBit, SetTo, Exact or Noise, such as AddUlps(ulps=0.5)")
+            raise TypeError(
+                f"what={self.what!r}: give AddUlps, Bias, FlipBit, SetTo, Exact or Noise, such as"
+                " AddUlps(ulps=0.5)"
+            )
         for name in ("batch", "heads", "rows", "columns", "features", "tiles"):
             object.__setattr__(self, name, _selection(name, getattr(self, name)))
         axes = self.site.axes
         if self.columns is not None and axes is not Axes.TS:
-            raise ValueError(f"columns={self.columns}: {self.site} has one entry per {axes}; use rows or features")
+            raise ValueError(
+                f"columns={self.columns}: {self.site} has one entry per {axes}; use rows or"
+                " features"
+            )
         if self.features is not None and axes not in (Axes.TH, Axes.SH):
-            raise ValueError(f"features={self.features}: {self.site} has one entry per {axes}; use rows or columns")
+            raise ValueError(
+                f"features={self.features}: {self.site} has one entry per {axes}; use rows or"
+                " columns"
+            )
 
 
 def _selection(name: str, where: Any) -> Where:
     chosen = _as_where(name, where)
     if chosen is not None and not chosen:
-        raise ValueError(f"{name}={where!r}: names nothing, and the injection would do nothing; None names all")
+        raise ValueError(
+            f"{name}={where!r}: names nothing, and the injection would do nothing; None names all"
+        )
     if chosen is not None and min(chosen) < 0:
         raise ValueError(f"{name}={where!r}: indices count from 0; negative ones name nothing")
     return chosen
@@ -142,8 +162,14 @@ def _as_where(name: str, where: Any) -> range | tuple[int, ...] | None:
     if isinstance(where, slice):
         if where.stop is None:
             raise ValueError(f"{name}={where}: give a slice with a stop")
-        if not all(x is None or _is_index(x) for x in (where.start, where.stop, where.step)) or where.step == 0:
-            raise ValueError(f"{name}={where}: give a slice of whole numbers, with a step other than 0, such as slice(0, 64)")
+        if (
+            not all(x is None or _is_index(x) for x in (where.start, where.stop, where.step))
+            or where.step == 0
+        ):
+            raise ValueError(
+                f"{name}={where}: give a slice of whole numbers, with a step other than 0, such as"
+                " slice(0, 64)"
+            )
         return range(where.start or 0, where.stop, where.step or 1)
     if isinstance(where, Iterable) and all(map(_is_index, indices := list(where))):
         return tuple(map(operator.index, indices))
@@ -162,7 +188,10 @@ def _number(name: str, x: Any) -> None:
 def _finite(name: str, x: Any) -> None:
     _number(name, x)
     if not math.isfinite(x):
-        raise ValueError(f"{name}={x}: give a finite number, such as 0.5; SetTo(value={x}) puts this one in the place of others")
+        raise ValueError(
+            f"{name}={x}: give a finite number, such as 0.5; SetTo(value={x}) puts this one in the"
+            " place of others"
+        )
 
 
 def _whole(name: str, x: Any, hint: str) -> None:

@@ -1,4 +1,6 @@
-"""Which events a call of attention has: the checks of injections and records, so that none silently does nothing."""
+"""Which events a call of attention has: the checks of injections and records, so that none silently
+does nothing.
+"""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -52,50 +54,122 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     """(why a plan never reaches a site, which sites to use instead), or None if it does."""
     if site is Site.PV and plan.pv_into_o:
         return f"{plan.name} accumulates P V into O, so PV never rounds alone", "O"
-    if plan.normalise_first and site in RESCALES and site is not Site.DX and plan.sinks not in OF_START:
+    if (
+        plan.normalise_first
+        and site in RESCALES
+        and site is not Site.DX
+        and plan.sinks not in OF_START
+    ):
         return f"{plan.name} normalises before P V and never rescales", "P, PV or OUT"
     if site in OF_KERNELS and not _of_kernel(plan)[site]:
-        return f"{plan.name} has no step {site} ({site.formula}), which only some kernels have", INSTEAD[site]
+        return (
+            f"{plan.name} has no step {site} ({site.formula}), which only some kernels have",
+            INSTEAD[site],
+        )
     if site in _without(plan):
         return f"{plan.name} has no step {site} of its own", _without(plan)[site]
     return None
 
 
 OF_START = (Sinks.FIRST, Sinks.KEY)  # ways of a sink with which m begins
-OF_SPLITS = (Site.LANES, Site.INV, Site.OI, Site.LN, Site.LSE, Site.SW, Site.SO)  # which every split has
+OF_SPLITS = (
+    Site.LANES,
+    Site.INV,
+    Site.OI,
+    Site.LN,
+    Site.LSE,
+    Site.SW,
+    Site.SO,
+)  # which every split has
 INSTEAD = {
-    Site.LS: "SCALED", Site.CM: "M", Site.MO: "M", Site.DX: "DM", Site.LANES: "L", Site.MS: "M", Site.LN: "LSE", Site.LS_B: "SCALED_B",
-    Site.LSE2: "LSE", Site.EI: "P", Site.OI: "OUT", Site.DOO: "DELTA", Site.PDP: "DS", Site.PD: "DS", Site.SDQ: "DQ_OUT",
-    Site.SDK: "DK_OUT", Site.SDS: "DS", Site.QS: "Q", Site.KS: "K", Site.KC: "K",
-    Site.DPQ: "DP", Site.PDQ: "DS", Site.SDSQ: "DS", Site.DSQ: "DS",
-    Site.BETA: "ALPHA", Site.OA: "O", Site.OT: "O",
-    Site.SW: "LSE", Site.SO: "OUT", Site.LL: "DELTA", Site.INV2: "DELTA", Site.DPL2: "DELTA", Site.DPL: "DS",
-    Site.DQP: "DQ", Site.DKP: "DK", Site.DVP: "DV",
-    Site.SS: "SCALED", Site.CAP: "SCALED", Site.TANH: "SCALED", Site.SS_B: "SCALED_B", Site.CAP_B: "SCALED_B", Site.TANH_B: "SCALED_B",
+    Site.LS: "SCALED",
+    Site.CM: "M",
+    Site.MO: "M",
+    Site.DX: "DM",
+    Site.LANES: "L",
+    Site.MS: "M",
+    Site.LN: "LSE",
+    Site.LS_B: "SCALED_B",
+    Site.LSE2: "LSE",
+    Site.EI: "P",
+    Site.OI: "OUT",
+    Site.DOO: "DELTA",
+    Site.PDP: "DS",
+    Site.PD: "DS",
+    Site.SDQ: "DQ_OUT",
+    Site.SDK: "DK_OUT",
+    Site.SDS: "DS",
+    Site.QS: "Q",
+    Site.KS: "K",
+    Site.KC: "K",
+    Site.DPQ: "DP",
+    Site.PDQ: "DS",
+    Site.SDSQ: "DS",
+    Site.DSQ: "DS",
+    Site.BETA: "ALPHA",
+    Site.OA: "O",
+    Site.OT: "O",
+    Site.SW: "LSE",
+    Site.SO: "OUT",
+    Site.LL: "DELTA",
+    Site.INV2: "DELTA",
+    Site.DPL2: "DELTA",
+    Site.DPL: "DS",
+    Site.DQP: "DQ",
+    Site.DKP: "DK",
+    Site.DVP: "DV",
+    Site.SS: "SCALED",
+    Site.CAP: "SCALED",
+    Site.TANH: "SCALED",
+    Site.SS_B: "SCALED_B",
+    Site.CAP_B: "SCALED_B",
+    Site.TANH_B: "SCALED_B",
     **dict.fromkeys((Site.TT, Site.DCT, Site.DCAP, Site.DCQ, Site.DMAX, Site.DSM), "DS"),
-    Site.DTANH: "DS", Site.DSC: "DS", Site.SINK: "M", Site.SX: "L", Site.SE: "L", Site.SL: "L", Site.PSINK: "DELTA", Site.DSINK: "DELTA",
-}  # fmt: skip
+    Site.DTANH: "DS",
+    Site.DSC: "DS",
+    Site.SINK: "M",
+    Site.SX: "L",
+    Site.SE: "L",
+    Site.SL: "L",
+    Site.PSINK: "DELTA",
+    Site.DSINK: "DELTA",
+}
 
 
 def _of_kernel(plan: Plan) -> dict[Site, bool]:
     """Which of the events that only some kernels have a plan has."""
     again = plan.exponent_again is BackwardExponent.FORWARD and not plan.saved_p
     by_result = plan.gradient_scale is ScaleOfGradient.RESULT
-    softmax, quotient = (plan.score_gradient is how for how in (ScoreGradient.SOFTMAX, ScoreGradient.QUOTIENT))
+    softmax, quotient = (
+        plan.score_gradient is how for how in (ScoreGradient.SOFTMAX, ScoreGradient.QUOTIENT)
+    )
     return {
         Site.LS: plan.log2_e is Log2E.SCORES,
         Site.CM: plan.log2_e is Log2E.MAXIMUM,
         Site.DX: plan.log2_e is Log2E.MAXIMUM,
         Site.MO: plan.offset > 0,
         Site.LANES: plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES) or plan.kept_state,
-        Site.LN: plan.log is Logarithm.LG2 or plan.log2_e is Log2E.SCORES or plan.lse_base2 or plan.kept_state,
+        Site.LN: (
+            plan.log is Logarithm.LG2
+            or plan.log2_e is Log2E.SCORES
+            or plan.lse_base2
+            or plan.kept_state
+        ),
         Site.MS: plan.kept_state,
         Site.DOO: plan.delta_products and plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O),
-        Site.LS_B: plan.exponent_again is BackwardExponent.AFTER or (again and plan.log2_e is Log2E.SCORES),
+        Site.LS_B: (
+            plan.exponent_again is BackwardExponent.AFTER or (again and plan.log2_e is Log2E.SCORES)
+        ),
         Site.LSE2: again and plan.log2_e is not Log2E.NONE and not plan.lse_base2,
         Site.EI: plan.registers and plan.normalise_first,
         Site.OI: plan.registers and not plan.normalise_first,
-        Site.PDP: quotient or (plan.registers and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED))),
+        Site.PDP: (
+            quotient
+            or (
+                plan.registers
+                and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED))
+            )
+        ),
         Site.PD: plan.registers,
         Site.SDQ: plan.registers and by_result,
         Site.SDK: plan.registers and by_result,
@@ -124,7 +198,9 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
 
 
 def _without(plan: Plan) -> dict[Site, str]:
-    """Events that a plan lacks because its kernel does the step otherwise, and what to use instead."""
+    """Events that a plan lacks because its kernel does the step otherwise, and what to use
+    instead.
+    """
     found = {}
     if plan.row_sum in (RowSum.LANES, RowSum.EIGHTS):
         found[Site.ROWSUM] = "L"
@@ -147,30 +223,45 @@ def occurs(plan: Plan, site: Site) -> None:
 
 
 def check_injection(injection: Injection, plan: Plan) -> None:
-    """Raises ValueError for an injection at an event that the plan does not have, or of a bit that the event's format does not have."""
+    """Raises ValueError for an injection at an event that the plan does not have, or of a bit that
+    the event's format does not have.
+    """
     site, f = injection.site, plan[injection.site].format
     if missing := absent(plan, site):
         raise ValueError("site={}: {}; inject at {}".format(site, *missing))
     if isinstance(injection.what, FlipBit):
         if not injection.what.bit < f.bits:
-            raise ValueError(f"bit={injection.what.bit}: a code of {f.name} at {site} has bits 0 to {f.bits - 1}")
+            raise ValueError(
+                f"bit={injection.what.bit}: a code of {f.name} at {site} has bits 0 to {f.bits - 1}"
+            )
         if f.precision > 24:
-            raise ValueError(f"FlipBit at {site}: {site} is {f.name}, the carrier, of which no bit is flipped; round the site first")
+            raise ValueError(
+                f"FlipBit at {site}: {site} is {f.name}, the carrier, of which no bit is flipped;"
+                " round the site first"
+            )
 
 
 def check_forward(inject: Iterable[Injection]) -> None:
     """Raises ValueError for an injection at an event of the backward, of a call that has none."""
     for site in (i.site for i in inject):
         if site in BACKWARD:
-            raise ValueError(f"inject at {site}: this call runs no backward; call examine with do, or choose a forward site")
+            raise ValueError(
+                f"inject at {site}: this call runs no backward; call examine with do, or choose a"
+                " forward site"
+            )
 
 
 def check_place(injection: Injection, sizes: Sizes, owner: str = "the call") -> None:
-    """Raises ValueError, "SITE:selection=N: `owner` has ...", for an injection at entries that are not there."""
+    """Raises ValueError, "SITE:selection=N: `owner` has ...", for an injection at entries that are
+    not there.
+    """
     for name, limit in limits(injection.site, sizes).items():
         where: Any = getattr(injection, name)
         if where is not None and max(where) >= limit:
-            raise ValueError(f"{injection.site}:{name}={max(where)}: {owner} has {limit}, numbered from 0 to {limit - 1}")
+            raise ValueError(
+                f"{injection.site}:{name}={max(where)}: {owner} has {limit}, numbered from 0 to"
+                f" {limit - 1}"
+            )
 
 
 def limits(site: Site, sizes: Sizes) -> dict[str, int]:
@@ -188,24 +279,35 @@ def limits(site: Site, sizes: Sizes) -> dict[str, int]:
 
 
 def in_traces(plan: Plan, site: Site) -> bool:
-    """Whether a trace speaks of a site; of rescaling always, though it may have had nothing to rescale."""
+    """Whether a trace speaks of a site; of rescaling always, though it may have had nothing to
+    rescale.
+    """
     rescales = site in RESCALES and site not in OF_KERNELS
     return rescales or absent(plan, site) is None
 
 
 def check_record(record: Record, plan: Plan) -> None:
-    """Raises ValueError for a record that would stay empty: of events, or of additions, of which the plan has none.
+    """Raises ValueError for a record that would stay empty: of events, or of additions, of which
+    the plan has none.
 
     A record of all sites, or of all sums, is of those that the plan has.
     """
     for name in ("events", "ones"):
         sites = getattr(record, name)
         if sites and not any(in_traces(plan, site) for site in sites):
-            raise ValueError("record: {}={}: {}; use {}".format(name, sites[0], *(absent(plan, sites[0]) or ())))
-    if plan.split_tiles and (several := [s for s in (*record.events, *record.ones) if s in OF_SPLITS]):
+            raise ValueError(
+                "record: {}={}: {}; use {}".format(name, sites[0], *(absent(plan, sites[0]) or ()))
+            )
+    if plan.split_tiles and (
+        several := [s for s in (*record.events, *record.ones) if s in OF_SPLITS]
+    ):
         raise ValueError(
-            f"record: {several[0]} happens in every split of the keys of {plan.name}; its summary is there without being asked"
+            f"record: {several[0]} happens in every split of the keys of {plan.name}; its summary"
+            " is there without being asked"
         )
     if record.steps and all(plan.accumulator(site).order is Order.NATIVE for site in record.steps):
-        told = f"record: steps={record.steps[0]}: {plan.name} adds {record.steps[0]} up natively, in steps that nobody sees"
+        told = (
+            f"record: steps={record.steps[0]}: {plan.name} adds {record.steps[0]} up natively, in"
+            " steps that nobody sees"
+        )
         raise ValueError(f"{told}; give it another accumulator")

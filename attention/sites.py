@@ -1,4 +1,6 @@
-"""`Site`: the named rounding events of attention, in the order in which the algorithm meets them."""
+"""`Site`: the named rounding events of attention, in the order in which the algorithm meets
+them.
+"""
 
 from enum import StrEnum
 
@@ -20,8 +22,8 @@ class Site(StrEnum):
     formula  what is rounded
     axes     the shape of the event's values
     stage    "inputs", "forward" or "backward"
-    stream   the number of its random stream, of 128 that a head has: part of every stochastic result, so it never changes.
-             A new site takes the next free number, wherever it stands
+    stream   the number of its random stream, of 128 that a head has: part of every stochastic
+             result, so it never changes. A new site takes the next free number, wherever it stands
     """
 
     formula: str
@@ -132,14 +134,20 @@ class Site(StrEnum):
     DSINK = "DSINK", "-PSINK delta", Axes.T, "backward", 83
 
 
-# operands of products, and the axis of their first product's sum: along it lie the blocks of a block format
+# operands of products, and the axis of their first product's sum: along it lie the blocks of a
+# block format
 BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
 
 # the events whose results are multiplied with each other, of the products that matrix units compute
 FACTORS = {
-    Site.S: (Site.Q, Site.K), Site.PV: (Site.P, Site.V), Site.S_B: (Site.Q, Site.K), Site.DV: (Site.P_B, Site.DO),
-    Site.DP: (Site.DO, Site.V), Site.DQ: (Site.DS, Site.K), Site.DK: (Site.DS, Site.Q),
-}  # fmt: skip
+    Site.S: (Site.Q, Site.K),
+    Site.PV: (Site.P, Site.V),
+    Site.S_B: (Site.Q, Site.K),
+    Site.DV: (Site.P_B, Site.DO),
+    Site.DP: (Site.DO, Site.V),
+    Site.DQ: (Site.DS, Site.K),
+    Site.DK: (Site.DS, Site.Q),
+}
 
 # events that a row's first tile does not have
 RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
@@ -148,19 +156,64 @@ RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA,
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
 
 # events of calls whose scores have a softcap, and of those with a sink
-OF_SOFTCAP = frozenset({Site.SS, Site.CAP, Site.TANH, Site.SS_B, Site.CAP_B, Site.TANH_B, Site.TT, Site.DTANH, Site.DSC, Site.DCAP})
+OF_SOFTCAP = frozenset(
+    {
+        Site.SS,
+        Site.CAP,
+        Site.TANH,
+        Site.SS_B,
+        Site.CAP_B,
+        Site.TANH_B,
+        Site.TT,
+        Site.DTANH,
+        Site.DSC,
+        Site.DCAP,
+    }
+)
 OF_CHAIN = frozenset({Site.DCT, Site.DCQ})
 OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
 
 # events of a dS by the rule for quotients
 OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
 
-# events that only plans of real kernels have: registers, and those of a softmax in base 2, with lanes, with a logarithm of its own
-OF_KERNELS = REGISTERS | OF_SOFTCAP | OF_CHAIN | OF_SINKS | OF_QUOTIENT | {
-    Site.LS, Site.CM, Site.DX, Site.LANES, Site.MS, Site.LN, Site.LS_B, Site.LSE2, Site.DOO, Site.SDS, Site.DQP, Site.DKP, Site.DVP,
-    Site.DMAX, Site.DSM, Site.QS, Site.KS, Site.KC, Site.MO, Site.DPQ, Site.SDSQ, Site.DSQ, Site.SW, Site.SO,
-    Site.BETA, Site.OA, Site.OT,
-}  # fmt: skip
+# events that only plans of real kernels have: registers, and those of a softmax in base 2, with
+# lanes, with a logarithm of its own
+OF_KERNELS = (
+    REGISTERS
+    | OF_SOFTCAP
+    | OF_CHAIN
+    | OF_SINKS
+    | OF_QUOTIENT
+    | {
+        Site.LS,
+        Site.CM,
+        Site.DX,
+        Site.LANES,
+        Site.MS,
+        Site.LN,
+        Site.LS_B,
+        Site.LSE2,
+        Site.DOO,
+        Site.SDS,
+        Site.DQP,
+        Site.DKP,
+        Site.DVP,
+        Site.DMAX,
+        Site.DSM,
+        Site.QS,
+        Site.KS,
+        Site.KC,
+        Site.MO,
+        Site.DPQ,
+        Site.SDSQ,
+        Site.DSQ,
+        Site.SW,
+        Site.SO,
+        Site.BETA,
+        Site.OA,
+        Site.OT,
+    }
+)
 
 # events of key heads, which query heads share
 KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.KC, Site.SDK, Site.DK_OUT, Site.DV_OUT})
@@ -169,14 +222,51 @@ KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.KC, Site.SDK, Site.DK_OUT, 
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
 # events that a head has once, and not at every tile
-ONCE = frozenset(s for s in Site if s.stage == "inputs") | OF_SINKS | {
-    Site.QS, Site.KS, Site.KC, Site.SW, Site.SO, Site.OT, Site.LANES, Site.INV, Site.OI, Site.OUT, Site.MS, Site.LN, Site.LSE, Site.OD,
-    Site.DOO, Site.DELTA, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT,
-}  # fmt: skip
+ONCE = (
+    frozenset(s for s in Site if s.stage == "inputs")
+    | OF_SINKS
+    | {
+        Site.QS,
+        Site.KS,
+        Site.KC,
+        Site.SW,
+        Site.SO,
+        Site.OT,
+        Site.LANES,
+        Site.INV,
+        Site.OI,
+        Site.OUT,
+        Site.MS,
+        Site.LN,
+        Site.LSE,
+        Site.OD,
+        Site.DOO,
+        Site.DELTA,
+        Site.SDQ,
+        Site.SDK,
+        Site.DQ_OUT,
+        Site.DK_OUT,
+        Site.DV_OUT,
+    }
+)
 
 # events with the features of q and k; others that have any have those of v
 QUERY_FEATURES = frozenset(
-    {Site.Q, Site.K, Site.QS, Site.KS, Site.KC, Site.DQP, Site.DKP, Site.DQ, Site.DK, Site.SDQ, Site.SDK, Site.DQ_OUT, Site.DK_OUT}
+    {
+        Site.Q,
+        Site.K,
+        Site.QS,
+        Site.KS,
+        Site.KC,
+        Site.DQP,
+        Site.DKP,
+        Site.DQ,
+        Site.DK,
+        Site.SDQ,
+        Site.SDK,
+        Site.DQ_OUT,
+        Site.DK_OUT,
+    }
 )
 
 # the sums of products, each with an accumulator of its own

@@ -1,4 +1,5 @@
-"""Arithmetic of small floating-point formats, bit for bit: rounding, sums of products, exp, error statistics.
+"""Arithmetic of small floating-point formats, bit for bit: rounding, sums of products, exp, error
+statistics.
 
     round_to(x, "bf16")              every number of an array rounded once
     error_of, ulp_of, stats_of       what that did
@@ -36,8 +37,47 @@ from roundscope.emu.stats.summary import Stats
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 __all__ = [
-    "BF16", "BINARY32", "BINARY64", "BLOCK_NAMED", "E4M3", "E5M2", "FP16", "INT8", "NAMED", "Accumulator", "BlockFormat", "BlockStats",
-    "Blocked", "Codes", "Format", "NanPolicy", "Order", "Overflow", "Rounding", "RoundingMode", "ScaleRule", "Stats", "block_format",
-    "block_stats", "blocked_of", "codes_of", "distinct_elements", "dot", "error_of", "exp", "explain", "format_named", "from_blocks",
-    "pack", "round_blocks", "round_to", "round_with_stats", "rounding", "stats_of", "sum", "to_blocks", "ulp_of", "unpack",
-]  # fmt: skip
+    "BF16",
+    "BINARY32",
+    "BINARY64",
+    "BLOCK_NAMED",
+    "E4M3",
+    "E5M2",
+    "FP16",
+    "INT8",
+    "NAMED",
+    "Accumulator",
+    "BlockFormat",
+    "BlockStats",
+    "Blocked",
+    "Codes",
+    "Format",
+    "NanPolicy",
+    "Order",
+    "Overflow",
+    "Rounding",
+    "RoundingMode",
+    "ScaleRule",
+    "Stats",
+    "block_format",
+    "block_stats",
+    "blocked_of",
+    "codes_of",
+    "distinct_elements",
+    "dot",
+    "error_of",
+    "exp",
+    "explain",
+    "format_named",
+    "from_blocks",
+    "pack",
+    "round_blocks",
+    "round_to",
+    "round_with_stats",
+    "rounding",
+    "stats_of",
+    "sum",
+    "to_blocks",
+    "ulp_of",
+    "unpack",
+]

@@ -1,4 +1,5 @@
-"""The functions of `emu`: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA), the same bits from both.
+"""The functions of `emu`: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA), the same
+bits from both.
 
 Executors are imported on first use: `import roundscope.emu` brings in neither numba nor jax.
 """
@@ -48,14 +49,14 @@ def round_to(
 ) -> Array:
     """Every number of x rounded once to a format; the result keeps x's type and shape.
 
-    x         float32 or float64 array, NumPy or JAX; float16, bfloat16 and float8 arrays enter as float32, Python
-              numbers as float64
+    x         float32 or float64 array, NumPy or JAX; float16, bfloat16 and float8 arrays enter as
+              float32, Python numbers as float64
     format    a name ("bf16", "e4m3fn", "e5m10" ...), a `Format` or a `Rounding`
     mode      a `RoundingMode` or its name; ties-to-even by default
     overflow, nan, seed   see `Rounding`; `Format.saturates` says what overflow is by default
-    first     index of x's first number in the random stream of the stochastic mode, so that pieces of an array
-              round as the whole does. Entries that `jax.vmap` maps over have the same indices, and
-              so the same random bits
+    first     index of x's first number in the random stream of the stochastic mode, so that pieces
+              of an array round as the whole does. Entries that `jax.vmap` maps over have the same
+              indices, and so the same random bits
     out       NumPy only: where the result goes; may be x or overlap it
 
     Exact: the result is the correctly rounded x, in every mode, subnormals included. Rounding it
@@ -89,26 +90,41 @@ def _check_fits(x: Array, r: Rounding) -> None:
 
 
 def _check_first(first: Any) -> None:
-    """Raises TypeError or ValueError for what is no index; data of a program have no numbers yet."""
+    """Raises TypeError or ValueError for what is no index; data of a program have no numbers
+    yet.
+    """
     if _is_jax(first):
         return
-    check_whole("first", first, "it is the index of x's first number in the random stream, 0 by default")
+    check_whole(
+        "first", first, "it is the index of x's first number in the random stream, 0 by default"
+    )
     if first < 0:
-        raise ValueError(f"first={first}: the index of x's first number in the random stream counts from 0")
+        raise ValueError(
+            f"first={first}: the index of x's first number in the random stream counts from 0"
+        )
 
 
 def _check_out(out: Any, x: Array) -> None:
     """Raises TypeError or ValueError for what cannot hold the result."""
     if out is not None and not isinstance(out, np.ndarray):
-        raise TypeError(f"out: a {type(out).__name__}, must be an array as x; numpy.empty_like(x) makes one")
+        raise TypeError(
+            f"out: a {type(out).__name__}, must be an array as x; numpy.empty_like(x) makes one"
+        )
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
 
 
 def round_with_stats(
-    x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, *, out: np.ndarray | None = None, **policies: Any
+    x: Any,
+    format: str | Format | Rounding,
+    mode: str | RoundingMode | None = None,
+    *,
+    out: np.ndarray | None = None,
+    **policies: Any,
 ) -> tuple[Array, Stats]:
-    """round_to(x, ...) and the `Stats` of its events; float32 NumPy arrays in one pass over memory."""
+    """round_to(x, ...) and the `Stats` of its events; float32 NumPy arrays in one pass over
+    memory.
+    """
     x = _carrier(x)
     r = rounding(format, mode, **policies)
     if _is_jax(x) or x.dtype != np.float32 or not r.format.fits_binary32 or not x.size:
@@ -116,13 +132,17 @@ def round_with_stats(
         return y, stats_of(x, y, r.format)
     _check_out(out, x)
     if out is not None and not out.flags.c_contiguous:
-        raise ValueError(f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x")
+        raise ValueError(
+            f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x"
+        )
     from roundscope.emu.backends.numba.stats import rounded_with_stats
 
     return rounded_with_stats(x, r, _random(x, r, r.seed, 0), out)
 
 
-def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any) -> Array:
+def error_of(
+    x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any
+) -> Array:
     """round_to(x, ...) - x, in x's type. NaN where x is infinite or NaN and stays so.
 
     Exact where the two are within a factor of two of each other or the result is 0 (Sterbenz):
@@ -139,12 +159,17 @@ def error_of(x: Any, format: str | Format | Rounding, mode: str | RoundingMode |
 def _difference(y: Array, x: Array) -> Array:
     import jax
 
-    with jax.enable_x64(True):  # the difference may be subnormal, which float arithmetic on CPU would flush
+    with jax.enable_x64(
+        True
+    ):  # the difference may be subnormal, which float arithmetic on CPU would flush
         return _leave(_ops(x), _enter(y) - _enter(x), x.dtype)
 
 
 def ulp_of(x: Any, format: str | Format) -> Array:
-    """Distance of neighbours of the format in the binade of x, float64: 2^(max(e, emin) - p + 1). NaN for inf, NaN."""
+    """Distance of neighbours of the format in the binade of x, float64: 2^(max(e, emin) - p + 1).
+
+    NaN for inf, NaN.
+    """
     f = rounding(format).format
     x = _carrier(x)
     return _program(_spacing, x, f=f) if _is_jax(x) else _spacing(x, f=f)
@@ -193,16 +218,22 @@ def _exp(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
         return _leave(ops, y, x.dtype) if _is_jax(x) else y.astype(x.dtype)
 
 
-def dot(a: Any, b: Any, accumulator: Accumulator = _BINARY32, init: Any = None, steps: list[tuple[Array, Array]] | None = None) -> Array:
+def dot(
+    a: Any,
+    b: Any,
+    accumulator: Accumulator = _BINARY32,
+    init: Any = None,
+    steps: list[tuple[Array, Array]] | None = None,
+) -> Array:
     """init + a @ b, each sum of products added up by the accumulator; float64.
 
-    a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64 up to 26 bits
-    each. Stochastic steps take their bits from the step's seed, the entry and the index of the addition.
-    Under `jax.vmap` every mapped entry has the same random bits.
-    steps: a list that receives every addition's (before, after), leading axis k; before is the exact sum, in binary64 to odd.
-    The sign of a zero: `Accumulator`.
-    `Blocked` operands: emu.blocks.dot says how their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays,
-    for factors that are not numbers of a tensor core's type.
+    a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64
+    up to 26 bits each. Stochastic steps take their bits from the step's seed, the entry and the
+    index of the addition. Under `jax.vmap` every mapped entry has the same random bits. steps: a
+    list that receives every addition's (before, after), leading axis k; before is the exact sum, in
+    binary64 to odd. The sign of a zero: `Accumulator`. `Blocked` operands: emu.blocks.dot says how
+    their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays, for
+    factors that are not numbers of a tensor core's type.
     """
     from roundscope.emu.blocks.api import Blocked
 
@@ -235,11 +266,21 @@ def _check_init(init: Any) -> None:
         return
     dtype = init.dtype if _is_jax(init) else _array(init, "init").dtype
     if dtype.kind not in "iub" and "float" not in str(dtype):
-        raise TypeError(f"init: dtype {dtype}, must be a float array; convert with init.astype('float64')")
+        raise TypeError(
+            f"init: dtype {dtype}, must be a float array; convert with init.astype('float64')"
+        )
 
 
-def _added(f: Any, on_jax: bool, steps: list[tuple[Array, Array]] | None, *operands: Any, accumulator: Accumulator) -> Array:
-    """Return the sum that f makes of the operands, under JAX in one program; `steps` receives its additions."""
+def _added(
+    f: Any,
+    on_jax: bool,
+    steps: list[tuple[Array, Array]] | None,
+    *operands: Any,
+    accumulator: Accumulator,
+) -> Array:
+    """Return the sum that f makes of the operands, under JAX in one program; `steps` receives its
+    additions.
+    """
     if on_jax:
         total, kept = _program(f, *operands, accumulator=accumulator, keep=steps is not None)
     else:
@@ -250,13 +291,18 @@ def _added(f: Any, on_jax: bool, steps: list[tuple[Array, Array]] | None, *opera
     return total
 
 
-def _dot(a: Array, b: Array, init: Array | None, *, accumulator: Accumulator, keep: bool) -> tuple[Array, list[tuple[Array, Array]] | None]:
+def _dot(
+    a: Array, b: Array, init: Array | None, *, accumulator: Accumulator, keep: bool
+) -> tuple[Array, list[tuple[Array, Array]] | None]:
     """The sum, and each addition's (before, after) where they are kept."""
     ops, r, step = _ops(a), accumulator.step, None
     start = ops.xp.zeros((a.shape[0], b.shape[1])) if init is None else _enter(ops.xp.asarray(init))
     if r.mode is RoundingMode.STOCHASTIC:
         rows, columns = ops.xp.arange(a.shape[0])[:, None], ops.xp.arange(b.shape[1])
-        step = lambda k, total: ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))  # noqa: E731
+
+        def step(k, total):
+            return ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))
+
     is_binary32 = a.dtype == b.dtype == np.float32 and init is None
     bits = 2 * BINARY32.format.precision if is_binary32 else ANY_PRODUCT
     steps: list[tuple[Array, Array]] | None = [] if keep else None
@@ -271,7 +317,8 @@ def _checked(name: str, x: Array, f: Format) -> None:
     wrong = np.flatnonzero((held != x) & ~np.isnan(x))
     if wrong.size:
         raise ValueError(
-            f"{name}: {x.flat[wrong[0]]!r} is no {f.name} number, which this tensor core takes; round_to({name}, '{f.name}') first"
+            f"{name}: {x.flat[wrong[0]]!r} is no {f.name} number, which this tensor core takes;"
+            f" round_to({name}, '{f.name}') first"
         )
 
 
@@ -288,7 +335,9 @@ def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
 
 
 def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
-    """The `Stats` of rounding events from the numbers before and after; `place` is the flat index of the peak."""
+    """The `Stats` of rounding events from the numbers before and after; `place` is the flat index
+    of the peak.
+    """
     f = rounding(format).format
     x, y = _carrier(before, "before"), _carrier(after, "after")
     if x.shape != y.shape:
@@ -330,11 +379,15 @@ def _array(x: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(x)
     except ValueError:
-        raise TypeError(f"{name}: a {type(x).__name__} of rows of several lengths, must be an array of floats") from None
+        raise TypeError(
+            f"{name}: a {type(x).__name__} of rows of several lengths, must be an array of floats"
+        ) from None
 
 
 def _carrier(x: Any, name: str = "x") -> Array:
-    """x as a float32 or float64 array; narrower floats exactly as float32. name: of the argument, for its refusal."""
+    """x as a float32 or float64 array; narrower floats exactly as float32. name: of the argument,
+    for its refusal.
+    """
     if not _is_jax(x):
         x = _array(x, name)
     if x.dtype in (np.float32, np.float64):
@@ -342,7 +395,9 @@ def _carrier(x: Any, name: str = "x") -> Array:
     if x.dtype.kind in "iub" and x.ndim == 0:
         return np.asarray(float(x))
     if "float" not in str(x.dtype) or x.dtype.itemsize > 4:
-        raise TypeError(f"{name}: dtype {x.dtype}, must be a float array; convert with {name}.astype('float32')")
+        raise TypeError(
+            f"{name}: dtype {x.dtype}, must be a float array; convert with {name}.astype('float32')"
+        )
     return x.astype(np.float32)
 
 
@@ -378,7 +433,9 @@ def _last(x: Array, axis: int) -> Array:
 
 
 def _random(x: Array, r: Rounding, seed: Any, first: Any) -> Array | None:
-    """The random integers that round x, which only the stochastic mode has: stream 0, coordinates the two words of the flat index."""
+    """The random integers that round x, which only the stochastic mode has: stream 0, coordinates
+    the two words of the flat index.
+    """
     if r.mode is not RoundingMode.STOCHASTIC:
         return None
     with _wide(x):

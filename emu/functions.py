@@ -1,9 +1,10 @@
 """exp, log and tanh with one definition for every engine.
 
-Both are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so that
-every engine gets the same bits; the result then rounds once to the event's format. exp of a binary32 argument
-rounds correctly to binary32 and to every narrower format, in every mode: its binary64 value lies on the true value's
-side of every rounding boundary (all 2^32 arguments, settled with 60 digits: tests/checks/exhaustive_exp.py).
+Both are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so
+that every engine gets the same bits; the result then rounds once to the event's format. exp of a
+binary32 argument rounds correctly to binary32 and to every narrower format, in every mode: its
+binary64 value lies on the true value's side of every rounding boundary (all 2^32 arguments, settled
+with 60 digits: tests/checks/exhaustive_exp.py).
 
 `exp64`, which attention uses, stops at e^-400 and e^709, so that no later product leaves binary64's
 normal range. `whole_exp` goes on to the ends of binary64, for formats with its exponents.
@@ -53,10 +54,11 @@ def _horner(ops: Ops, x: Any, coefficients: tuple[float, ...]) -> Any:
 def exp64(ops: Ops, x: Any) -> Any:
     """e^x of a float64 array, within 0.7 ulp for a binary32 argument, 1.1 for any other.
 
-    Finite arguments outside [-400, 709] give e^-400 and e^709, so that a directed rounding still sees which way they go.
-    e^x = 2^k e^r, k = round(x / ln 2), r = high - low, |r| <= 0.35; e^r = (1 + high) + (r^2 (1/2! + r/3! + ...) - low),
-    whose first bracket is exact where x is a binary32 number of at least 2^-29. A sum that rounds to a boundary,
-    such as 1, moves off it by one ulp to the side of what the rounding left out (an error of at most 1 ulp).
+    Finite arguments outside [-400, 709] give e^-400 and e^709, so that a directed rounding still
+    sees which way they go. e^x = 2^k e^r, k = round(x / ln 2), r = high - low, |r| <= 0.35; e^r =
+    (1 + high) + (r^2 (1/2! + r/3! + ...) - low), whose first bracket is exact where x is a binary32
+    number of at least 2^-29. A sum that rounds to a boundary, such as 1, moves off it by one ulp to
+    the side of what the rounding left out (an error of at most 1 ulp).
     """
     k, high, low = _reduced(ops, x, SMALLEST_ARGUMENT, LARGEST_ARGUMENT)
     return _power(ops, x, k, high, low)
@@ -131,12 +133,14 @@ def significand_bits(ops: Ops, high: Any, low: Any) -> Any:
 def log64(ops: Ops, x: Any) -> Any:
     """ln x of a positive normal float64 array, within 0.9 ulp; -inf at 0.
 
-    ln x = k ln 2 + ln m, m = 1 + f in [sqrt(1/2), sqrt 2); ln m = 2 atanh(s), s = f / (2 + f), and with
-    2 s = f - s f = f - f^2/2 + s f^2/2 the leading term f is exact.
+    ln x = k ln 2 + ln m, m = 1 + f in [sqrt(1/2), sqrt 2); ln m = 2 atanh(s), s = f / (2 + f), and
+    with 2 s = f - s f = f - f^2/2 + s f^2/2 the leading term f is exact.
     """
     xp = ops.xp
     b = ops.bits(x)
-    k = (b - 0x3FE6_A09E_667F_3BCD) >> 52  # sqrt(1/2): k is the exponent that leaves m in its interval
+    k = (
+        b - 0x3FE6_A09E_667F_3BCD
+    ) >> 52  # sqrt(1/2): k is the exponent that leaves m in its interval
     f = ops.from_bits(b - (k << 52)) - 1.0
     s = f / (2.0 + f)
     s2 = ops.multiply(s, s)
@@ -149,9 +153,11 @@ def log64(ops: Ops, x: Any) -> Any:
 
 
 def tanh64(ops: Ops, x: Any) -> Any:
-    """tanh x of a float64 array, within 4 ulps; +-1 beyond 19.1, where binary64 has no number nearer to tanh x.
+    """tanh x of a float64 array, within 4 ulps; +-1 beyond 19.1, where binary64 has no number
+    nearer to tanh x.
 
-    |x| below 0.3: x + x^3 (-1/3 + 2/15 x^2 ...), whose leading term is exact; else (1 - e) / (1 + e) with e = exp(-2 |x|).
+    |x| below 0.3: x + x^3 (-1/3 + 2/15 x^2 ...), whose leading term is exact; else
+    (1 - e) / (1 + e) with e = exp(-2 |x|).
     """
     xp = ops.xp
     size = xp.fmin(xp.abs(x), WHOLE_TANH)  # a number for NaN too

@@ -1,4 +1,6 @@
-"""What stands for a whole number where one is asked for: of Python, of NumPy, and never True or False."""
+"""What stands for a whole number where one is asked for: of Python, of NumPy, and never True or
+False.
+"""
 
 from numbers import Integral
 from typing import Any
@@ -7,7 +9,9 @@ SEED = "a seed is a whole number from 0 to 2^32 - 1"
 
 
 def is_whole(x: Any) -> bool:
-    """Return whether x is a whole number of Python or NumPy; True and False are not, nor are arrays."""
+    """Return whether x is a whole number of Python or NumPy; True and False are not, nor are
+    arrays.
+    """
     return isinstance(x, Integral) and not isinstance(x, bool)
 
 

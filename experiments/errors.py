@@ -17,8 +17,14 @@ def one_line(error: BaseException) -> str:
 
 
 class StorageError(OSError):
-    """A results file that cannot be used or written now; what was saved before stays readable. Exits with 1."""
+    """A results file that cannot be used or written now; what was saved before stays readable.
+
+    Exits with 1.
+    """
 
 
 class ExecutorError(OSError):
-    """Workers that cannot be reached, cannot start or are not ours; what was saved before stays. Exits with 1."""
+    """Workers that cannot be reached, cannot start or are not ours; what was saved before stays.
+
+    Exits with 1.
+    """

@@ -19,9 +19,27 @@ __version__ = "0.1.0"
 
 _PACKAGES = ("attention", "emu")
 _OF_ATTENTION = (
-    "PRESETS", "PRODUCTS", "AddUlps", "Axes", "Bias", "DeltaFrom", "Exact", "Examined", "FlipBit", "Injection",
-    "Noise", "Plan", "Record", "SetTo", "Site", "Stabiliser", "Trace", "attend", "examine", "rotated",
-)  # fmt: skip
+    "PRESETS",
+    "PRODUCTS",
+    "AddUlps",
+    "Axes",
+    "Bias",
+    "DeltaFrom",
+    "Exact",
+    "Examined",
+    "FlipBit",
+    "Injection",
+    "Noise",
+    "Plan",
+    "Record",
+    "SetTo",
+    "Site",
+    "Stabiliser",
+    "Trace",
+    "attend",
+    "examine",
+    "rotated",
+)
 __all__ = ["__version__", "attention", "emu", *_OF_ATTENTION]
 
 

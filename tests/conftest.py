@@ -1,4 +1,6 @@
-"""Every test runs under strict dtype promotion: an accidental mix of types in JAX code is an error."""
+"""Every test runs under strict dtype promotion: an accidental mix of types in JAX code is an
+error.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""The stored digests against the NumPy engine: a change of any output bit shows here, and says which golden moved."""
+"""The stored digests against the NumPy engine: a change of any output bit shows here, and says
+which golden moved.
+"""
 
 import hashlib
 import json
@@ -29,7 +31,10 @@ def test_rounded_bits_are_the_stored_ones():
 
 def test_function_bits_are_the_stored_ones():
     """Any changed bit of exp or log."""
-    assert gpu_check.differing(gpu_check.function_digests("numpy"), {"functions": GOLDEN["functions"]}) == []
+    assert (
+        gpu_check.differing(gpu_check.function_digests("numpy"), {"functions": GOLDEN["functions"]})
+        == []
+    )
 
 
 def test_a_changed_bit_changes_a_digest():
@@ -37,11 +42,19 @@ def test_a_changed_bit_changes_a_digest():
     name = gpu_check.cell_name("qiu-yao", True, (64, 64), "real")
     hurt = GOLDEN | {name: GOLDEN[name] | {"out": "0"}}
     assert gpu_check.differing(GOLDEN, hurt) == [f"{name}: out"]
-    assert len(GOLDEN) == len(gpu_check.CELLS) * len(gpu_check.FAMILIES) + len(gpu_check.roundings()) + 1
+    assert (
+        len(GOLDEN)
+        == len(gpu_check.CELLS) * len(gpu_check.FAMILIES) + len(gpu_check.roundings()) + 1
+    )
 
 
 def test_the_version_of_the_numbers_goes_with_the_digests():
-    """Golden digests that moved while stored sweeps still pass for comparable. Moved on purpose: raise NUMERICS, note the new digest;
-    digests that were only added, or moved by what no sweep stores (the place of an error), need the note alone.
+    """Golden digests that moved while stored sweeps still pass for comparable.
+
+    Moved on purpose: raise NUMERICS, note the new digest; digests that were only added, or moved by
+    what no sweep stores (the place of an error), need the note alone.
     """
-    assert (NUMERICS, hashlib.sha256(gpu_check.GOLDEN.read_bytes()).hexdigest()[:16]) == (5, "7c93feed6a2c0b51")
+    assert (NUMERICS, hashlib.sha256(gpu_check.GOLDEN.read_bytes()).hexdigest()[:16]) == (
+        5,
+        "7c93feed6a2c0b51",
+    )

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAY_IMPORT = {"emu": {"emu"}, "attention": {"emu", "attention"}, "experiments": {"emu", "attention", "experiments"}}
+MAY_IMPORT = {
+    "emu": {"emu"},
+    "attention": {"emu", "attention"},
+    "experiments": {"emu", "attention", "experiments"},
+}
 OURS = {*MAY_IMPORT, "tests"}
 
 
 def imported(path: Path) -> set[str]:
-    """The layers that a file imports, anywhere in it, and the top-level name of whatever else it imports."""
+    """The layers that a file imports, anywhere in it, and the top-level name of whatever else it
+    imports.
+    """
     names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -40,17 +46,31 @@ def test_imports_go_one_way(layer):
         ("import roundscope.attention", ("jax", "numba", "scipy", "matplotlib")),
         ("import roundscope.attention as a; a.Plan.preset('qiu-yao')", ("jax", "numba")),
         ("import roundscope", ("jax", "numba", "numpy", "roundscope.attention")),
-        ("import roundscope.attention.engines.xla, roundscope.attention.differentiable", ("numba", "roundscope.experiments")),
-        ("import roundscope.emu.backends.xla.rounding, roundscope.emu.backends.xla.ops", ("numba", "roundscope.experiments")),
-        ("import roundscope.attention.engines.numpy, roundscope.emu.backends.numba.ops", ("jax", "roundscope.experiments")),
+        (
+            "import roundscope.attention.engines.xla, roundscope.attention.differentiable",
+            ("numba", "roundscope.experiments"),
+        ),
+        (
+            "import roundscope.emu.backends.xla.rounding, roundscope.emu.backends.xla.ops",
+            ("numba", "roundscope.experiments"),
+        ),
+        (
+            "import roundscope.attention.engines.numpy, roundscope.emu.backends.numba.ops",
+            ("jax", "roundscope.experiments"),
+        ),
         ("import tests.checks.gpu_check", ("jax", "numba", "rich", "pytest")),
-        ("import roundscope.experiments.studies.catalogue", ("jax", "numba", "numpy", "matplotlib", "rich")),
+        (
+            "import roundscope.experiments.studies.catalogue",
+            ("jax", "numba", "numpy", "matplotlib", "rich"),
+        ),
     ],
 )
 def test_light_imports_stay_light(statement, absent):
     """A slow start of the command, or numba needed on a GPU machine that has none."""
     code = f"import sys; {statement}; print(*sorted({set(absent)!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == ""
 
 
@@ -64,9 +84,12 @@ def test_own_modules_of_our_names_are_in_nobodys_way(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(FOREIGN)
     code = (
-        "import roundscope; roundscope.Plan.preset('fa2-bf16'); import roundscope.experiments.cli.main, roundscope.attention.engines.numpy"
+        "import roundscope; roundscope.Plan.preset('fa2-bf16'); import"
+        " roundscope.experiments.cli.main, roundscope.attention.engines.numpy"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -7,7 +7,11 @@ def to_heads(xp: Any, x: Any, block: int) -> Any:
     """(B, T, N, H) -> (B N, T padded to whole tiles of `block` rows, H)."""
     b, t, n, h = x.shape
     heads, missing = x.swapaxes(1, 2).reshape(b * n, t, h), -t % block
-    return heads if missing == 0 else xp.concatenate([heads, xp.zeros((b * n, missing, h), x.dtype)], axis=1)
+    return (
+        heads
+        if missing == 0
+        else xp.concatenate([heads, xp.zeros((b * n, missing, h), x.dtype)], axis=1)
+    )
 
 
 def from_heads(x: Any, batch: int, rows: int) -> Any:

@@ -21,7 +21,9 @@ def _each(function: Any, count: int) -> Any:
     """function(0 .. count - 1), stacked."""
 
     def quietly(h: int) -> Any:
-        with np.errstate(all="ignore"):  # overflow, inf - inf and NaN are results here, counted by the trace
+        with np.errstate(
+            all="ignore"
+        ):  # overflow, inf - inf and NaN are results here, counted by the trace
             return function(h)
 
     with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
@@ -37,14 +39,18 @@ def prepare(setups: Setup | Setups) -> tuple[Setup, Setups | None]:
 
 
 def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setup, int]:
-    """The setup of one of all `heads`, and its number: with a plan of its own, a batch entry is a call of its own."""
+    """The setup of one of all `heads`, and its number: with a plan of its own, a batch entry is a
+    call of its own.
+    """
     if each is None:
         return setup, head
     group = heads // len(each)
     return each[head // group], head % group
 
 
-def round_inputs(setup: Setup, site: Site, x: np.ndarray, each: Setups | None = None) -> tuple[np.ndarray, Any]:
+def round_inputs(
+    setup: Setup, site: Site, x: np.ndarray, each: Setups | None = None
+) -> tuple[np.ndarray, Any]:
     """x: (heads, rows, features)."""
 
     def one(h: int) -> Any:
@@ -55,25 +61,43 @@ def round_inputs(setup: Setup, site: Site, x: np.ndarray, each: Setups | None = 
 
 
 def forward(
-    setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None, each: Setups | None = None,
+    setup: Setup,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray | None,
+    each: Setups | None = None,
     sinks: np.ndarray | None = None,
-) -> Any:  # fmt: skip
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks: (heads,) or None."""
+) -> Any:
+    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks:
+    (heads,) or None.
+    """
     group = q.shape[0] // k.shape[0]
 
     def one(h: int, mask: np.ndarray | None = mask) -> Any:
         own, number = _own(setup, each, h, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        return head_of.forward(numpy_ops(), own, number, q[h], k[h // group], v[h // group], m, sink)
+        return head_of.forward(
+            numpy_ops(), own, number, q[h], k[h // group], v[h // group], m, sink
+        )
 
     results, seen = _each(one, q.shape[0])
     return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
 
 
 def backward(
-    setup: Setup, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None,
-    out: np.ndarray, wide: np.ndarray, lse: np.ndarray, do: np.ndarray, each: Setups | None = None, sinks: np.ndarray | None = None,
-) -> Any:  # fmt: skip
+    setup: Setup,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray | None,
+    out: np.ndarray,
+    wide: np.ndarray,
+    lse: np.ndarray,
+    do: np.ndarray,
+    each: Setups | None = None,
+    sinks: np.ndarray | None = None,
+) -> Any:
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
     group = q.shape[0] // k.shape[0]
 
@@ -81,7 +105,9 @@ def backward(
         g = h // group
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         own, number = _own(setup, each, h, q.shape[0])
-        return head_of.backward(numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink)
+        return head_of.backward(
+            numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
+        )
 
     def rounded(g: int) -> Any:
         own, number = _own(setup, each, g, k.shape[0])
@@ -94,7 +120,9 @@ def backward(
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
 
 
-def sink_gradients(setup: Setup, sinks: np.ndarray, lse: np.ndarray, delta: np.ndarray, each: Setups | None = None) -> Any:
+def sink_gradients(
+    setup: Setup, sinks: np.ndarray, lse: np.ndarray, delta: np.ndarray, each: Setups | None = None
+) -> Any:
     """The gradients of sinks (heads,), and what was seen."""
 
     def one(h: int) -> Any:
@@ -110,13 +138,21 @@ def enter_sinks(sinks: np.ndarray, batch: int) -> np.ndarray:
 
 
 def leave_sinks(x: np.ndarray, batch: int, dtype: Any) -> np.ndarray:
-    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one rounding."""
+    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one
+    rounding.
+    """
     total = head_of.by_halves(np, x.reshape(batch, -1))
-    return total if dtype == np.float64 else numpy_ops().round(total, BINARY32, None).astype(np.float32)
+    return (
+        total
+        if dtype == np.float64
+        else numpy_ops().round(total, BINARY32, None).astype(np.float32)
+    )
 
 
 def _with_tiles(seen: Any, heads: int, of_a_head: Callable[[], Any]) -> Any:
-    """What was seen; of calls in which no score exists, where no tile was met, with zeros like those of a head whose tiles are."""
+    """What was seen; of calls in which no score exists, where no tile was met, with zeros like
+    those of a head whose tiles are.
+    """
     if seen["tiles"] is not None:
         return seen
     with np.errstate(all="ignore"):

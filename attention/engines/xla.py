@@ -29,14 +29,17 @@ def compilations() -> int:
 
 
 class Each(NamedTuple):
-    """Plans of all query heads as data, (heads, rows, FIELDS, 2), and the heads' numbers in random streams and injections."""
+    """Plans of all query heads as data, (heads, rows, FIELDS, 2), and the heads' numbers in random
+    streams and injections.
+    """
 
     table: Any
     number: Any
 
 
 def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Each | None]:
-    """What the calls below take: the setup that is compiled for, and the plans of batch entries as data.
+    """What the calls below take: the setup that is compiled for, and the plans of batch entries as
+    data.
 
     Raises ValueError for plans that need different compilations.
     """
@@ -59,13 +62,16 @@ def _own(setup: Setup, own: Any) -> Setup:
     """The setup of one head, with its part of an `Each`, or as it is."""
     if own is None:
         return setup
-    plan = TracedPlan(setup.plan, own)
+    plan: Any = TracedPlan(setup.plan, own)
     is_wide = plan[Site.SCALED].format.precision > 24
-    return replace(setup, plan=plan, scale=jnp.where(is_wide, setup.scale, np.float64(np.float32(setup.scale))))  # type: ignore[arg-type]
+    scale: Any = jnp.where(is_wide, setup.scale, np.float64(np.float32(setup.scale)))
+    return replace(setup, plan=plan, scale=scale)
 
 
 def _per_head(each: Each | None, heads: int) -> tuple[Array, Any, int | None]:
-    """Numbers of the heads (query or key heads), the plan of each (a key head's is that of its first query head), its axis for vmap."""
+    """Numbers of the heads (query or key heads), the plan of each (a key head's is that of its
+    first query head), its axis for vmap.
+    """
     if each is None:
         return jnp.arange(heads), None, None
     group = each.table.shape[0] // heads
@@ -73,7 +79,9 @@ def _per_head(each: Each | None, heads: int) -> tuple[Array, Any, int | None]:
 
 
 def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of (setup, arrays), compiled once per setup and shapes, with 64-bit types enabled inside."""
+    """The function of (setup, arrays), compiled once per setup and shapes, with 64-bit types
+    enabled inside.
+    """
     compiled = jax.jit(function, static_argnums=0)
     _COMPILED.append(compiled)
 
@@ -92,7 +100,9 @@ def _round_inputs(site: Site, setup: Setup, x: Array, each: Each | None = None) 
     return jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
 
 
-_ROUND_INPUTS = {site: _wide(partial(_round_inputs, site)) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.KC)}
+_ROUND_INPUTS = {
+    site: _wide(partial(_round_inputs, site)) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.KC)
+}
 
 
 def round_inputs(setup: Setup, site: Site, x: Array, each: Each | None = None) -> Any:
@@ -101,8 +111,18 @@ def round_inputs(setup: Setup, site: Site, x: Array, each: Each | None = None) -
 
 
 @_wide
-def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each: Each | None = None, sinks: Array | None = None) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks: (heads,) or None."""
+def forward(
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    each: Each | None = None,
+    sinks: Array | None = None,
+) -> Any:
+    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks:
+    (heads,) or None.
+    """
     ops, group = xla_ops(opaque_zero(q)), q.shape[0] // k.shape[0]
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
@@ -116,9 +136,18 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, each
 
 @_wide
 def backward(
-    setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, out: Array, wide: Array, lse: Array, do: Array,
-    each: Each | None = None, sinks: Array | None = None,
-) -> Any:  # fmt: skip
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    out: Array,
+    wide: Array,
+    lse: Array,
+    do: Array,
+    each: Each | None = None,
+    sinks: Array | None = None,
+) -> Any:
     """Gradients of heads, and what was seen of tiles, wholes and key heads."""
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
@@ -129,7 +158,9 @@ def backward(
 
     number, own, axis = _per_head(each, q.shape[0])
     axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0, None if sinks is None else 0)
-    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, out, wide, lse, do, sinks)
+    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(
+        number, own, q, k, v, mask, out, wide, lse, do, sinks
+    )
     dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
 
     def rounded(g: Array, own: Any, dk: Array, dv: Array) -> Any:
@@ -141,7 +172,9 @@ def backward(
 
 
 @_wide
-def sink_gradients(setup: Setup, sinks: Array, lse: Array, delta: Array, each: Each | None = None) -> Any:
+def sink_gradients(
+    setup: Setup, sinks: Array, lse: Array, delta: Array, each: Each | None = None
+) -> Any:
     """The gradients of sinks (heads,), and what was seen."""
     ops = xla_ops(opaque_zero(lse))
 
@@ -159,7 +192,9 @@ def enter_sinks(sinks: Array, batch: int) -> Array:
 
 
 def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
-    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one rounding."""
+    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one
+    rounding.
+    """
     with jax.enable_x64(True):
         total = head_of.by_halves(jnp, x.reshape(batch, -1))
         return _leave(total[:, None], 1, 1, dtype == jnp.float64).reshape(-1)
@@ -187,7 +222,9 @@ def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
     if x.dtype != jnp.float64:
-        x = lax.platform_dependent(x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_converted)
+        x = lax.platform_dependent(
+            x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_converted
+        )
     return to_heads(jnp, x, block)
 
 
@@ -202,8 +239,11 @@ def _rounded(x: Array) -> Array:
 
 
 def _converted(x: Array) -> Array:
-    """To binary32, or from what is narrower than binary64, by conversions, of which a GPU rounds to nearest even; a CPU may flush subnormal
-    numbers. Behind barriers, since XLA takes a conversion to a narrower type and back, the caller's too, for nothing, and leaves out both.
+    """To binary32, or from what is narrower than binary64, by conversions, of which a GPU rounds to
+    nearest even; a CPU may flush subnormal numbers.
+
+    Behind barriers, since XLA takes a conversion to a narrower type and back, the caller's too, for
+    nothing, and leaves out both.
     """
     if x.dtype == jnp.float64:
         return lax.optimization_barrier(x.astype(jnp.float32))

@@ -3,7 +3,16 @@
 from typing import Any
 
 from roundscope.attention.events.streams import NOISE, random_bits
-from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, Where
+from roundscope.attention.injection import (
+    AddUlps,
+    Bias,
+    Exact,
+    FlipBit,
+    Injection,
+    Noise,
+    SetTo,
+    Where,
+)
 from roundscope.attention.sites import Axes
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
@@ -12,19 +21,39 @@ from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
 
 
-def perturbed(ops: Ops, tile: Tile, injection: Injection, exact: Array, after: Array, f: Format, unit: Array | None) -> Array:
-    """The event's result `after`, with the error where the injection selects. exact: before rounding; unit: scales of blocks, or None."""
+def perturbed(
+    ops: Ops,
+    tile: Tile,
+    injection: Injection,
+    exact: Array,
+    after: Array,
+    f: Format,
+    unit: Array | None,
+) -> Array:
+    """The event's result `after`, with the error where the injection selects. exact: before
+    rounding; unit: scales of blocks, or None.
+    """
     hit = _hit(ops, tile, injection, exact, after, f, unit)
     return ops.xp.where(_selected(ops.xp, tile, injection, after.shape), hit, after)
 
 
-def _hit(ops: Ops, tile: Tile, injection: Injection, exact: Array, after: Array, f: Format, unit: Array | None) -> Array:
+def _hit(
+    ops: Ops,
+    tile: Tile,
+    injection: Injection,
+    exact: Array,
+    after: Array,
+    f: Format,
+    unit: Array | None,
+) -> Array:
     what = injection.what
     match what:
         case AddUlps():
             return after + what.ulps * _ulp(ops, after, f, unit)
         case Noise():
-            sign = (random_bits(ops.xp, tile, injection.site, what.seed, after.shape, NOISE) & 1) * 2 - 1
+            sign = (
+                random_bits(ops.xp, tile, injection.site, what.seed, after.shape, NOISE) & 1
+            ) * 2 - 1
             return after + sign.astype("float64") * what.ulps * _ulp(ops, after, f, unit)
         case Bias():
             return after + what.value
@@ -40,7 +69,11 @@ def _hit(ops: Ops, tile: Tile, injection: Injection, exact: Array, after: Array,
 
 def _ulp(ops: Ops, x: Array, f: Format, unit: Array | None) -> Array:
     """An ulp at x; in a block, of its element times the scale."""
-    return spacing(ops, x, f) if unit is None else ops.multiply(spacing(ops, ops.divide(x, unit), f), unit)
+    return (
+        spacing(ops, x, f)
+        if unit is None
+        else ops.multiply(spacing(ops, ops.divide(x, unit), f), unit)
+    )
 
 
 def _selected(xp: Any, tile: Tile, injection: Injection, shape: tuple[int, ...]) -> Array:
@@ -63,7 +96,11 @@ def _selected(xp: Any, tile: Tile, injection: Injection, shape: tuple[int, ...])
 def _among(index: Any, where: Where) -> Any:
     """Whether each index is in the selection."""
     if isinstance(where, range):
-        return (index >= where.start) & (index < where.stop) & ((index - where.start) % where.step == 0)
+        return (
+            (index >= where.start)
+            & (index < where.stop)
+            & ((index - where.start) % where.step == 0)
+        )
     found = index == -1
     for i in where:  # type: ignore[union-attr]
         found = found | (index == i)

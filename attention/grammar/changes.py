@@ -1,11 +1,13 @@
 """A change in words, and the plans that come of it.
 
-    O=bf16:stochastic      PV.sum=hopper:bf16      delta_from=P_DP      layer=1 head=0:2 -> O=fp32 P=bf16
+    O=bf16:stochastic      PV.sum=hopper:bf16      delta_from=P_DP      layer=1 head=0:2 -> O=fp32
+                           P=bf16
     site=O,PV -> bf16      site=PV -> accumulator=ascending:bf16        -> plan=fp32 ; backward=bf16
 
 left of ->   places: where the change holds, each once; with the arrow or not at all
-right        WHAT=VALUE, several in turn. WHAT: a site or stage, SITE.sum, SITE.mode, or a name of `edits.KINDS`
-             alone or with a site, format.O; behind site=, VALUE alone is a rounding of those sites
+right        WHAT=VALUE, several in turn. WHAT: a site or stage, SITE.sum, SITE.mode, or a name of
+             `edits.KINDS` alone or with a site, format.O; behind site=, VALUE alone is a rounding
+             of those sites
 ;            between changes, which apply in turn
 """
 
@@ -22,12 +24,17 @@ from roundscope.emu.numbers import check_seed
 PLACES = ("layer", "head", "site", "matrix")
 STAGES = ("inputs", "forward", "backward")
 ALIASES = {"sum": "accumulator", "preset": "plan", "stabilizer": "stabiliser"}
-HOW = "write SITE=FORMAT[:MODE], as in O=bf16:stochastic, or WHERE -> WHAT, as in  layer=1 head=7 site=O -> fp32"
+HOW = (
+    "write SITE=FORMAT[:MODE], as in O=bf16:stochastic, or WHERE -> WHAT, as in  layer=1 head=7"
+    " site=O -> fp32"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, its names not yet looked up. where: place -> its text; what: (name, value) in turn, name "" of a value alone."""
+    """One change, its names not yet looked up. where: place -> its text; what: (name, value) in
+    turn, name "" of a value alone.
+    """
 
     text: str
     where: Mapping[str, str]
@@ -36,7 +43,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One edit of a plan. sites: of which, none: of all; named: those that were named one by one, and have to occur."""
+    """One edit of a plan. sites: of which, none: of all; named: those that were named one by one,
+    and have to occur.
+    """
 
     kind: str
     value: str
@@ -50,8 +59,13 @@ def changes(text: str, places: Sequence[str] = PLACES) -> tuple[Change, ...]:
 
 
 def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
-    """The edits of attention's plan that a change asks for. Raises ValueError with the nearest name; others: names that it may be too."""
-    return tuple(_edit(name, value, change.where.get("site"), others) for name, value in change.what)
+    """The edits of attention's plan that a change asks for.
+
+    Raises ValueError with the nearest name; others: names that it may be too.
+    """
+    return tuple(
+        _edit(name, value, change.where.get("site"), others) for name, value in change.what
+    )
 
 
 def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
@@ -59,7 +73,9 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
     check_seed("seed", 0 if seed is None else seed)
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"changes={text!r}: a change is a text, such as 'O=bf16:stochastic'; {HOW}")
+            raise TypeError(
+                f"changes={text!r}: a change is a text, such as 'O=bf16:stochastic'; {HOW}"
+            )
         for change in changes(text, ("site",)):
             for edit in edits_of(change):
                 plan = edited(plan, edit)
@@ -67,23 +83,34 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
 
 
 def edited(plan: Plan, edit: Edit) -> Plan:
-    """The plan with one edit, under its name with a star. Raises ValueError for a site that the plan never reaches."""
+    """The plan with one edit, under its name with a star.
+
+    Raises ValueError for a site that the plan never reaches.
+    """
     for site in edit.named:
         occurs(plan, site)
     found = apply(plan, edit.kind, edit.value, edit.sites)
-    return found if edit.kind == "plan" else replace(found, name=plan.name if plan.name.endswith("*") else f"{plan.name}*")
+    return (
+        found
+        if edit.kind == "plan"
+        else replace(found, name=plan.name if plan.name.endswith("*") else f"{plan.name}*")
+    )
 
 
 def sites_of(text: str) -> tuple[Site, ...]:
     """The sites of a list of names and stages. Raises ValueError with the nearest name."""
     names = [name.strip() for name in text.split(",")]
-    return tuple(site for name in names for site in (_stage(name) or (site_named(name),)))
+    return tuple(site for name in names for site in _stage(name) or (site_named(name),))
 
 
 def parted(name: str) -> tuple[str, str]:
-    """(kind, sites) of a WHAT: O is ("format", "O"), PV.sum and accumulator.PV are ("accumulator", "PV"), exp is ("exp", "")."""
+    """(kind, sites) of a WHAT: O is ("format", "O"), PV.sum and accumulator.PV are ("accumulator",
+    "PV"), exp is ("exp", "").
+    """
     head, dot, tail = name.partition(".")
-    first, last = ALIASES.get(head, head), ALIASES.get(tail, tail)  # as written: exp is the exponential, EXP an event
+    # as written: exp is the exponential, EXP an event
+    first = ALIASES.get(head, head)
+    last = ALIASES.get(tail, tail)
     if not dot:
         return (first, "") if first in KINDS else ("format", name)
     for kind, site in ((first, tail), (last, head)):
@@ -96,15 +123,22 @@ def _change(text: str, places: Sequence[str]) -> Change:
     left, arrow, right = text.partition("->")
     if not arrow:
         left, right = "", left
-    if not right.strip() or (not arrow and any(w.partition("=")[0] in PLACES or "=" not in w for w in right.split())):
+    if not right.strip() or (
+        not arrow and any(w.partition("=")[0] in PLACES or "=" not in w for w in right.split())
+    ):
         raise ValueError(HOW)
     where: dict[str, str] = {}
     for word in left.split():
         name, given, value = word.partition("=")
         if name in PLACES and name not in places:
-            raise ValueError(f"there is no {name}= here; places are {' '.join(f'{p}=' for p in places)}")
+            raise ValueError(
+                f"there is no {name}= here; places are {' '.join(f'{p}=' for p in places)}"
+            )
         if name not in places or not given or name in where:
-            raise ValueError(f"{unknown('place', name if given else word, places)}; write each once, as in  layer=1 head=2:4 site=O,PV")
+            raise ValueError(
+                f"{unknown('place', name if given else word, places)}; write each once, as in "
+                " layer=1 head=2:4 site=O,PV"
+            )
         where[name] = value
     return Change(text, where, tuple(_what(word) for word in right.split()))
 
@@ -128,7 +162,9 @@ def _edit(name: str, value: str, place: str | None, others: Sequence[str]) -> Ed
     sites = sites_of(text) if text else ()
     _check_value(kind, name, value)
     if kind != "accumulator":
-        return Edit(kind, value, sites, tuple(s for s in sites if str(s) in text.upper().split(",")))
+        return Edit(
+            kind, value, sites, tuple(s for s in sites if str(s) in text.upper().split(","))
+        )
     if wrong := [s for s in sites if s not in PRODUCTS]:
         raise ValueError(f"{wrong[0]} is no sum of products; those are {' '.join(PRODUCTS)}")
     return Edit(kind, value, sites)
@@ -150,6 +186,11 @@ def _unknown(name: str, others: Sequence[str] = ()) -> str:
     """For a WHAT that is none: sites and kinds are near one another, so both are looked through."""
     head, _, tail = name.partition(".")
     if tail.lower() == "step":
-        return f"'{name}': the steps of a sum go with its order; write {head}.sum=ORDER:FORMAT, as in PV.sum=ascending:bf16"
+        return (
+            f"'{name}': the steps of a sum go with its order; write {head}.sum=ORDER:FORMAT, as in"
+            " PV.sum=ascending:bf16"
+        )
     hint = "; SITE.sum and SITE.mode too"
-    return unknown("site", name, (*(s for s in Site if s not in OF_KERNELS), *STAGES, *KINDS, *others), hint)
+    return unknown(
+        "site", name, (*(s for s in Site if s not in OF_KERNELS), *STAGES, *KINDS, *others), hint
+    )

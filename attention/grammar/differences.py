@@ -10,19 +10,31 @@ from roundscope.attention.sites import PRODUCTS, Site
 
 
 def differences(plan: Plan, base: Plan) -> list[str]:
-    """The words of every change: SITE=ROUNDING, SITE.sum=ACCUMULATOR, FIELD=VALUE. `base.changed(*words)` has the plan's arithmetic.
+    """The words of every change: SITE=ROUNDING, SITE.sum=ACCUMULATOR, FIELD=VALUE.
+
+    `base.changed(*words)` has the plan's arithmetic.
 
     Sites that the plan never reaches have no part in it and no word.
     """
-    own = [site for site in Site if plan.event(site) != base.event(site) and absent(plan, site) is None]
+    own = [
+        site for site in Site if plan.event(site) != base.event(site) and absent(plan, site) is None
+    ]
     events = [f"{site}={spelled(plan.event(site))}" for site in own]
-    sums = [f"{s}.sum={accumulator_words(plan.accumulator(s))}" for s in PRODUCTS if plan.accumulator(s) != base.accumulator(s)]
+    sums = [
+        f"{s}.sum={accumulator_words(plan.accumulator(s))}"
+        for s in PRODUCTS
+        if plan.accumulator(s) != base.accumulator(s)
+    ]
     return [*_fields(plan, base), *events, *sums]
 
 
 def _fields(plan: Plan, base: Plan) -> list[str]:
     skipped = ("name", "roundings", "blocks", "accumulators")
-    names = [f.name for f in fields(Plan) if f.name not in skipped and getattr(plan, f.name) != getattr(base, f.name)]
+    names = [
+        f.name
+        for f in fields(Plan)
+        if f.name not in skipped and getattr(plan, f.name) != getattr(base, f.name)
+    ]
     words = {name: f"{name}={getattr(plan, name)}" for name in names}
     if "normalise_first" in words:
         words.pop("pv_into_o", None)
@@ -30,11 +42,19 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
     for name in {n for n in words if isinstance(getattr(plan, n), bool)}:
         words[name] = words[name].lower()
     if "stabiliser" in words:
-        words["stabiliser"] = f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
+        words["stabiliser"] = (
+            f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
+        )
     # what needs another field leaves before that one does
     leaving: list[str] = [
         name
-        for name in ("scaled_keys", "fused_exponent", "log2_e", "first_tile_apart", "maximum_gradient")
+        for name in (
+            "scaled_keys",
+            "fused_exponent",
+            "log2_e",
+            "first_tile_apart",
+            "maximum_gradient",
+        )
         if name in words and getattr(plan, name) in (False, Log2E.NONE)
     ]
     if base.score_gradient is ScoreGradient.QUOTIENT and "score_gradient" in words:

@@ -1,4 +1,5 @@
-"""What a change may do to a plan: one table of kinds, each with how its value is spelled and what it does.
+"""What a change may do to a plan: one table of kinds, each with how its value is spelled and what
+it does.
 
 `apply` changes nothing but what the kind says: neither the plan's name nor its seeds.
 """
@@ -48,7 +49,9 @@ RESCALES = (Site.DM, Site.ALPHA, Site.AL, Site.AO)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of change. spell: the one spelling of a value, ValueError for what is none; per_site: whether sites may be named."""
+    """A kind of change. spell: the one spelling of a value, ValueError for what is none; per_site:
+    whether sites may be named.
+    """
 
     spell: Callable[[str], str]
     apply: Callable[[Plan, str, Sites], Plan]
@@ -56,7 +59,10 @@ class Kind:
 
 
 def apply(plan: Plan, kind: str, value: str, sites: Sites = ()) -> Plan:
-    """The plan with one change; sites: of which events, or sums, of none: of all. Raises ValueError with the repair."""
+    """The plan with one change; sites: of which events, or sums, of none: of all.
+
+    Raises ValueError with the repair.
+    """
     return KINDS[kind].apply(plan, value, sites)
 
 
@@ -65,12 +71,23 @@ def _format(plan: Plan, text: str, sites: Sites) -> Plan:
 
 
 def _mode(plan: Plan, mode: str, sites: Sites) -> Plan:
-    return plan.rounded({site: event_to(plan.event(site), mode) for site in sites or Site if not plan[site].is_identity})
+    return plan.rounded(
+        {
+            site: event_to(plan.event(site), mode)
+            for site in sites or Site
+            if not plan[site].is_identity
+        }
+    )
 
 
 def _accumulator(plan: Plan, text: str, sites: Sites) -> Plan:
     made = accumulator_of(text)
-    return replace(plan, accumulators=tuple(made if s in (sites or PRODUCTS) else plan.accumulator(s) for s in PRODUCTS))
+    return replace(
+        plan,
+        accumulators=tuple(
+            made if s in (sites or PRODUCTS) else plan.accumulator(s) for s in PRODUCTS
+        ),
+    )
 
 
 def _stabiliser(plan: Plan, beta: str, _: Sites) -> Plan:
@@ -79,7 +96,10 @@ def _stabiliser(plan: Plan, beta: str, _: Sites) -> Plan:
 
 
 def stabiliser_words(value: str | float) -> str:
-    """none, or beta as the shortest text, so that 2, 2.0 and "2" are one condition. Raises ValueError."""
+    """none, or beta as the shortest text, so that 2, 2.0 and "2" are one condition.
+
+    Raises ValueError.
+    """
     if value == "none":
         return "none"
     try:
@@ -87,13 +107,19 @@ def stabiliser_words(value: str | float) -> str:
     except ValueError:
         beta = math.nan
     if not 1.0 < beta < math.inf:
-        raise ValueError("give none, or the factor beta of the shift, a number above 1 (the paper uses 2 to 8)")
+        raise ValueError(
+            "give none, or the factor beta of the shift, a number above 1 (the paper uses 2 to 8)"
+        )
     return repr(beta).removesuffix(".0")
 
 
 def _unfused(plan: Plan, value: str, _: Sites) -> Plan:
     """P V of normalised P, a sum of its own."""
-    return replace(plan, normalise_first=True, pv_into_o=False) if truth_words(value) == "true" else plan
+    return (
+        replace(plan, normalise_first=True, pv_into_o=False)
+        if truth_words(value) == "true"
+        else plan
+    )
 
 
 def truth_words(value: str) -> str:
@@ -139,7 +165,9 @@ def _but(plan: Plan, text: str, _: Sites) -> Plan:
 
 
 def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
-    """Events and sums in binary64; such a sum is ascending, as in the golden plan: some orders have no binary64 steps."""
+    """Events and sums in binary64; such a sum is ascending, as in the golden plan: some orders have
+    no binary64 steps.
+    """
     wide: dict[Site, Event] = {site: BINARY64 for site in Site if is_wide(site, False)}
     sums = tuple(WIDE if is_wide(site, True) else plan.accumulator(site) for site in PRODUCTS)
     return replace(plan.rounded(wide), accumulators=sums)
@@ -163,7 +191,9 @@ def _one_of(what: str, names: Sequence[str], field: str, kind: type[StrEnum]) ->
 
 
 def _flag(field: str) -> Kind:
-    return Kind(truth_words, lambda plan, text, _: _replaced(plan, field, truth_words(text) == "true"))
+    return Kind(
+        truth_words, lambda plan, text, _: _replaced(plan, field, truth_words(text) == "true")
+    )
 
 
 def _replaced(plan: Plan, field: str, value: Any) -> Plan:
@@ -188,19 +218,37 @@ KINDS: dict[str, Kind] = {
     "fused_without_mask": _flag("fused_without_mask"),
     "registers": _flag("registers"),
     "query_order": _one_of("order of queries", tuple(QueryOrder), "query_order", QueryOrder),
-    "gradients_apart": _one_of("gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart),
+    "gradients_apart": _one_of(
+        "gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart
+    ),
     "scale_roots": _flag("scale_roots"),
     "scaled_keys": _flag("scaled_keys"),
     "dp_from_delta": _flag("dp_from_delta"),
-    "split_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))),
-    "flushed_tiles": Kind(count_words, lambda plan, text, _: _replaced(plan, "flushed_tiles", int(count_words(text)))),
-    "stale_maximum": Kind(power_words, lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text)))),
-    "offset": Kind(count_words, lambda plan, text, _: _replaced(plan, "offset", int(count_words(text)))),
-    "polynomial": Kind(polynomial_words, lambda plan, text, _: _replaced(plan, "polynomial", Polynomial.parse(text))),
-    "softcap": Kind(power_words, lambda plan, text, _: _replaced(plan, "softcap", float(power_words(text)))),
+    "split_tiles": Kind(
+        count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))
+    ),
+    "flushed_tiles": Kind(
+        count_words, lambda plan, text, _: _replaced(plan, "flushed_tiles", int(count_words(text)))
+    ),
+    "stale_maximum": Kind(
+        power_words,
+        lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text))),
+    ),
+    "offset": Kind(
+        count_words, lambda plan, text, _: _replaced(plan, "offset", int(count_words(text)))
+    ),
+    "polynomial": Kind(
+        polynomial_words,
+        lambda plan, text, _: _replaced(plan, "polynomial", Polynomial.parse(text)),
+    ),
+    "softcap": Kind(
+        power_words, lambda plan, text, _: _replaced(plan, "softcap", float(power_words(text)))
+    ),
     "capped_by": _one_of("way of a softcap", tuple(CappedBy), "capped_by", CappedBy),
     "tanh": _one_of("tanh", tuple(Tanh), "tanh", Tanh),
-    "window": Kind(count_words, lambda plan, text, _: _replaced(plan, "window", int(count_words(text)))),
+    "window": Kind(
+        count_words, lambda plan, text, _: _replaced(plan, "window", int(count_words(text)))
+    ),
     "sinks": _one_of("way of sinks", tuple(Sinks), "sinks", Sinks),
     "maximum_gradient": _flag("maximum_gradient"),
     "lse_base2": _flag("lse_base2"),
@@ -208,11 +256,17 @@ KINDS: dict[str, Kind] = {
     "first_tile_apart": _flag("first_tile_apart"),
     "delta_products": _flag("delta_products"),
     "saved_p": _flag("saved_p"),
-    "score_gradient": _one_of("score gradient", tuple(ScoreGradient), "score_gradient", ScoreGradient),
-    "gradient_scale": _one_of("place of the gradient's scale", tuple(ScaleOfGradient), "gradient_scale", ScaleOfGradient),
+    "score_gradient": _one_of(
+        "score gradient", tuple(ScoreGradient), "score_gradient", ScoreGradient
+    ),
+    "gradient_scale": _one_of(
+        "place of the gradient's scale", tuple(ScaleOfGradient), "gradient_scale", ScaleOfGradient
+    ),
     "row_sum": _one_of("row sum", tuple(RowSum), "row_sum", RowSum),
     "reciprocal": _one_of("reciprocal", tuple(Reciprocal), "reciprocal", Reciprocal),
-    "exponent_again": _one_of("exponent of the backward", tuple(BackwardExponent), "exponent_again", BackwardExponent),
+    "exponent_again": _one_of(
+        "exponent of the backward", tuple(BackwardExponent), "exponent_again", BackwardExponent
+    ),
     "ds_from_p": _flag("ds_from_p"),
     "log": _one_of("logarithm", tuple(Logarithm), "log", Logarithm),
     "stabiliser": Kind(stabiliser_words, _stabiliser),

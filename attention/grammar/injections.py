@@ -14,17 +14,36 @@ from dataclasses import fields
 
 from roundscope.attention import places
 from roundscope.attention.grammar.ranges import selection, spelled
-from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo, What
+from roundscope.attention.injection import (
+    AddUlps,
+    Bias,
+    Exact,
+    FlipBit,
+    Injection,
+    Noise,
+    SetTo,
+    What,
+)
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
 from roundscope.emu.formats.format import Format, unknown
 
-WHATS: dict[str, type] = {"exact": Exact, "ulps": AddUlps, "bias": Bias, "set": SetTo, "flip": FlipBit, "noise": Noise}
+WHATS: dict[str, type] = {
+    "exact": Exact,
+    "ulps": AddUlps,
+    "bias": Bias,
+    "set": SetTo,
+    "flip": FlipBit,
+    "noise": Noise,
+}
 WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
 
 
 def injection_of(text: str, seed: int = 0) -> Injection:
-    """The injection in words; seed: of noise. Raises ValueError naming the word and the repair, TypeError for what is no text."""
+    """The injection in words; seed: of noise.
+
+    Raises ValueError naming the word and the repair, TypeError for what is no text.
+    """
     if not isinstance(text, str):
         raise TypeError(f"text={text!r}: write SITE:WHAT[:WHERE]..., as in 'O:ulps=0.5:rows=0:64'")
     site, *rest = re.split(r":(?=[A-Za-z_])", text.strip())
@@ -38,40 +57,69 @@ def injection_of(text: str, seed: int = 0) -> Injection:
 
 
 def check_injection(made: Injection, plan: Plan) -> None:
-    """Raises ValueError for an event that a plan never reaches, a bit or a value that its format does not have."""
+    """Raises ValueError for an event that a plan never reaches, a bit or a value that its format
+    does not have.
+    """
     places.check_injection(made, plan)
     check_held(made, plan)
 
 
 def check_held(made: Injection, plan: Plan) -> None:
-    """Raises ValueError for a finite value that the format of its event does not have; of blocks, the scale decides what they have."""
-    if isinstance(made.what, SetTo) and math.isfinite(made.what.value) and plan.block(made.site) is None:
+    """Raises ValueError for a finite value that the format of its event does not have; of blocks,
+    the scale decides what they have.
+    """
+    if (
+        isinstance(made.what, SetTo)
+        and math.isfinite(made.what.value)
+        and plan.block(made.site) is None
+    ):
         _check_held(float(made.what.value), plan[made.site].format)
 
 
 def injection_words(made: Injection) -> str:
     """An injection as `injection_of` reads it: O:ulps=0.5:rows=0:64:heads=3."""
     key = next(name for name, kind in WHATS.items() if isinstance(made.what, kind))
-    value = "" if isinstance(made.what, Exact) else f"={_short(getattr(made.what, fields(made.what)[0].name))}"
-    where = [f"{name}={spelled(getattr(made, name))}" for name in WHERES if getattr(made, name) is not None]
+    value = (
+        ""
+        if isinstance(made.what, Exact)
+        else f"={_short(getattr(made.what, fields(made.what)[0].name))}"
+    )
+    where = [
+        f"{name}={spelled(getattr(made, name))}"
+        for name in WHERES
+        if getattr(made, name) is not None
+    ]
     return ":".join([str(made.site), key + value, *where])
 
 
 def _what(text: str, seed: int) -> What:
     name, given, value = text.partition("=")
     if name not in WHATS or bool(given) == (name == "exact"):
-        raise ValueError(unknown("change", text, WHATS, "; write exact, ulps=0.5, bias=1e-3, set=1, flip=3 or noise=0.5"))
+        raise ValueError(
+            unknown(
+                "change",
+                text,
+                WHATS,
+                "; write exact, ulps=0.5, bias=1e-3, set=1, flip=3 or noise=0.5",
+            )
+        )
     if name == "exact":
         return Exact()
     if name == "flip":
         return FlipBit(bit=_bit(value))
     x = _number(value)
-    return Noise(ulps=x, seed=seed) if name == "noise" else WHATS[name](**{fields(WHATS[name])[0].name: x})
+    return (
+        Noise(ulps=x, seed=seed)
+        if name == "noise"
+        else WHATS[name](**{fields(WHATS[name])[0].name: x})
+    )
 
 
 def _bit(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"flip={text}: a bit is a whole number from 0; bit 0 is the last fraction bit")
+        raise ValueError(
+            f"flip={text}: a bit is a whole number from 0; bit 0 is the last fraction bit"
+        )
     return int(text)
 
 

@@ -1,4 +1,6 @@
-"""Numbers in words: 3, Python's ranges 0:64 and 0:64:2, the older inclusive 0-63, and lists of these by commas."""
+"""Numbers in words: 3, Python's ranges 0:64 and 0:64:2, the older inclusive 0-63, and lists of
+these by commas.
+"""
 
 import re
 
@@ -9,7 +11,10 @@ _ONE = re.compile(r"[0-9]{1,12}")
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The numbers of 0,2:5 or 0-2,5, in the order of the text. Raises ValueError naming the part and the repair."""
+    """The numbers of 0,2:5 or 0-2,5, in the order of the text.
+
+    Raises ValueError naming the part and the repair.
+    """
     return tuple(i for part in text.split(",") for i in one_range(part.strip()))
 
 
@@ -24,7 +29,10 @@ def is_range(text: str) -> bool:
 
 
 def one_range(text: str) -> range:
-    """The range of 3, 0:64, 0:64:2, :64 or 0-63 (both ends). Raises ValueError naming the text and the repair."""
+    """The range of 3, 0:64, 0:64:2, :64 or 0-63 (both ends).
+
+    Raises ValueError naming the text and the repair.
+    """
     if _ONE.fullmatch(text):
         return range(int(text), int(text) + 1)
     if match := _INCLUSIVE.fullmatch(text):
@@ -38,7 +46,9 @@ def one_range(text: str) -> range:
     elif ":" in text:
         raise ValueError(f"'{text}': write a range as a:b or a:b:step, in whole numbers from 0")
     else:
-        raise ValueError(f"'{text}': no whole number from 0; write one, a range 0:64, or a list 0,5")
+        raise ValueError(
+            f"'{text}': no whole number from 0; write one, a range 0:64, or a list 0,5"
+        )
     if not found:
         raise ValueError(f"'{text}': is empty; {hint}")
     if len(found) > MOST:

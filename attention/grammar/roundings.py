@@ -1,8 +1,9 @@
 """Roundings and sums in words.
 
-rounding     FORMAT[:MODE][:OVERFLOW][:RULE], as bf16:stochastic, e4m3fn:toward-zero:inf, mxfp8_e4m3:rceil
-accumulator  ascending | pairwise | halves | chunkedN | stridedN | octetsN | warpsN | exact, each with
-             :FORMAT[:MODE] of its steps or without (fp32); native; or a tensor core,
+rounding     FORMAT[:MODE][:OVERFLOW][:RULE], as bf16:stochastic, e4m3fn:toward-zero:inf,
+             mxfp8_e4m3:rceil
+accumulator  ascending | pairwise | halves | chunkedN | stridedN | octetsN | warpsN | exact, each
+             with :FORMAT[:MODE] of its steps or without (fp32); native; or a tensor core,
              ARCHITECTURE[-N]:TYPE[:FORMAT], as hopper:bf16; with -N it takes N products at a time
 """
 
@@ -24,10 +25,12 @@ _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tupl
 
 
 def event_of(text: str) -> Event:
-    """The rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE]; small words in any order.
+    """The rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE]; small
+    words in any order.
 
-    Without an overflow word, overflow is the format's own (`Format.saturates`). Raises ValueError for
-    unknown words with the nearest one, for two words of a kind, and for formats without zero or sign.
+    Without an overflow word, overflow is the format's own (`Format.saturates`). Raises ValueError
+    for unknown words with the nearest one, for two words of a kind, and for formats without zero or
+    sign.
     """
     name, words = _parted(text)
     mode, overflow = words.get("mode"), words.get("overflow")
@@ -37,18 +40,25 @@ def event_of(text: str) -> Event:
     assert isinstance(found, Rounding)
     f = found.format
     if "rule" in words:
-        raise ValueError(f"'{text}': {f.name} has no scale, so no rule; in blocks: {' '.join(BLOCK_NAMED)}")
+        raise ValueError(
+            f"'{text}': {f.name} has no scale, so no rule; in blocks: {' '.join(BLOCK_NAMED)}"
+        )
     if not (f.zero and f.signed):
         raise ValueError(f"{f.name} is a scale format without zero or sign; no event fits it")
     return found
 
 
 def event_words(text: str) -> str:
-    """The one spelling of a rounding: its words in the order FORMAT:RULE:MODE:OVERFLOW. Raises as `event_of`."""
+    """The one spelling of a rounding: its words in the order FORMAT:RULE:MODE:OVERFLOW.
+
+    Raises as `event_of`.
+    """
     found = event_of(text)
     name, words = _parted(text)
     name = found.format.name if isinstance(found, Rounding) else name
-    return ":".join([name, *(words[kind] for kind in ("rule", "mode", "overflow") if kind in words)])
+    return ":".join(
+        [name, *(words[kind] for kind in ("rule", "mode", "overflow") if kind in words)]
+    )
 
 
 def without_mode(text: str) -> tuple[str, str | None]:
@@ -86,15 +96,32 @@ def accumulator_of(text: str) -> Accumulator:
             raise ValueError(f"accumulator '{order}': say the type of the factors too: {each}")
         made = Accumulator.tensor_core(arch, *step.split(":", 1))
         return _of_products(made, text, products) if shorter else made
-    chunk = re.fullmatch(r"(chunked|strided|octets|warps)([0-9]+)", "warps4" if order == "warps" else order)
+    chunk = re.fullmatch(
+        r"(chunked|strided|octets|warps)([0-9]+)", "warps4" if order == "warps" else order
+    )
     if chunk is None and order not in ORDERS:
-        known = ("ascending", "pairwise", "halves", "chunked16", "strided32", "octets8", "warps4", "exact", "native", *ARCHITECTURES)
-        raise ValueError(unknown("accumulator", order, known, "with :FORMAT[:MODE], tensor cores with :TYPE"))
+        known = (
+            "ascending",
+            "pairwise",
+            "halves",
+            "chunked16",
+            "strided32",
+            "octets8",
+            "warps4",
+            "exact",
+            "native",
+            *ARCHITECTURES,
+        )
+        raise ValueError(
+            unknown("accumulator", order, known, "with :FORMAT[:MODE], tensor cores with :TYPE")
+        )
     if order == "native" and given:
         raise ValueError("native adds as the device does, in binary32; leave the format out")
     rounded = event_of(step) if given else BINARY32
     if isinstance(rounded, BlockFormat):
-        raise ValueError(f"accumulator '{text}': a step of a sum is one number; {step} is of blocks")
+        raise ValueError(
+            f"accumulator '{text}': a step of a sum is one number; {step} is of blocks"
+        )
     if chunk:
         return Accumulator(order=Order(chunk[1]), chunk=int(chunk[2]), step=rounded)
     return Accumulator(order=Order(order), step=rounded)
@@ -103,18 +130,31 @@ def accumulator_of(text: str) -> Accumulator:
 def _of_products(made: Accumulator, text: str, products: str) -> Accumulator:
     """A tensor core whose instruction takes fewer products at a time."""
     if not re.fullmatch("[0-9]+", products) or not 1 <= int(products) <= made.chunk:
-        raise ValueError(f"accumulator '{text}': this tensor core takes 1 to {made.chunk} products at a time, as -8")
+        raise ValueError(
+            f"accumulator '{text}': this tensor core takes 1 to {made.chunk} products at a time,"
+            " as -8"
+        )
     return replace(made, chunk=int(products))
 
 
 def accumulator_words(made: Accumulator) -> str:
     """An accumulator as `accumulator_of` reads it."""
     if made.alignment is None:
-        chunk = str(made.chunk) if made.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS) else ""
-        return f"{made.order}{chunk}" + ("" if made.order is Order.NATIVE or made.step == BINARY32 else f":{made.step}")
+        chunk = (
+            str(made.chunk)
+            if made.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS)
+            else ""
+        )
+        return f"{made.order}{chunk}" + (
+            "" if made.order is Order.NATIVE or made.step == BINARY32 else f":{made.step}"
+        )
     operand = made.alignment.operand.name
-    found = [(a, f) for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16")]
-    cores = (f"{arch}{shorter}:{operand}{f}" for shorter in ("", f"-{made.chunk}") for arch, f in found)
+    found = [
+        (a, f) for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16")
+    ]
+    cores = (
+        f"{arch}{shorter}:{operand}{f}" for shorter in ("", f"-{made.chunk}") for arch, f in found
+    )
     return next((text for text in cores if _is(text, made)), str(made))
 
 
@@ -126,7 +166,10 @@ def _is(text: str, made: Accumulator) -> bool:
 
 
 def places_of(text: str) -> tuple[Place, ...]:
-    """The events and steps of SITE+SITE.step, each once, in the order of the algorithm. Raises ValueError."""
+    """The events and steps of SITE+SITE.step, each once, in the order of the algorithm.
+
+    Raises ValueError.
+    """
     found = {_place(word) for word in text.split("+")}
     return tuple((site, step) for site in Site for step in (False, True) if (site, step) in found)
 
@@ -142,7 +185,9 @@ def _place(word: str) -> Place:
         raise ValueError(f"'{word}': write SITE for an event, SITE.step for the steps of its sum")
     site = site_named(name)
     if dot and site not in PRODUCTS:
-        raise ValueError(f"{site} is no sum of products and has no steps; those are {' '.join(PRODUCTS)}")
+        raise ValueError(
+            f"{site} is no sum of products and has no steps; those are {' '.join(PRODUCTS)}"
+        )
     return site, bool(dot)
 
 
@@ -164,4 +209,6 @@ def _kind(word: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
     for kind, names in _WORDS.items():
         if plain in list(names):
             return kind, plain
-    raise ValueError(unknown(", ".join(known), word, [name for names in known.values() for name in names]))
+    raise ValueError(
+        unknown(", ".join(known), word, [name for names in known.values() for name in names])
+    )

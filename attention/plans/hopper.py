@@ -1,4 +1,6 @@
-"""How a Hopper GPU adds up: products of matrices on its tensor cores, and delta by threads that read eight numbers at a time."""
+"""How a Hopper GPU adds up: products of matrices on its tensor cores, and delta by threads that
+read eight numbers at a time.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +15,9 @@ EIGHTS = replace(HOPPER, chunk=8)
 
 
 def octets(lanes: int) -> Accumulator:
-    """Return the accumulator of threads that read eight BF16 numbers at a time, as kernels add up delta."""
+    """Return the accumulator of threads that read eight BF16 numbers at a time, as kernels add up
+    delta.
+    """
     return Accumulator(order=Order.OCTETS, chunk=lanes)
 
 

@@ -19,36 +19,84 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 
 
 def qiu_yao_compiled() -> Plan:
-    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast: the compiler keeps the scaled scores,
-    the maximum, EXP and O in FP32, adds the tiles by multiply-adds and writes m and l in BF16; the backward repeats BF16 scores and
-    adds BF16 parts in FP32. Without a mask it fuses X; of two query tiles the first divides by l in FP32, of one tile none does.
+    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast:
+    the compiler keeps the scaled scores, the maximum, EXP and O in FP32, adds the tiles by
+    multiply-adds and writes m and l in BF16; the backward repeats BF16 scores and adds BF16 parts
+    in FP32.
+
+    Without a mask it fuses X; of two query tiles the first divides by l in FP32, of one tile none
+    does.
     """
     wide = (Site.SCALED, Site.X, Site.DM, Site.M, Site.L, Site.O, Site.SCALED_B)
-    plan = _released("qiu-yao-compiled").rounded(dict.fromkeys(wide, BINARY32)).rounded(dict.fromkeys((Site.AL, Site.AO), BINARY64))
+    plan = (
+        _released("qiu-yao-compiled")
+        .rounded(dict.fromkeys(wide, BINARY32))
+        .rounded(dict.fromkeys((Site.AL, Site.AO), BINARY64))
+    )
     plan = plan.rounded(dict.fromkeys((Site.MS, Site.LANES, Site.DQP, Site.DKP, Site.DVP), BF16))
     plan = plan.adding(Site.DELTA, octets(16)).at(Site.INV, BINARY32)
     return replace(
-        plan, gradients_apart=GradientsApart.ALL, reciprocal=Reciprocal.RCP, first_tile_apart=True,
+        plan,
+        gradients_apart=GradientsApart.ALL,
+        reciprocal=Reciprocal.RCP,
+        first_tile_apart=True,
         fused_without_mask=True,
-    )  # fmt: skip
+    )
 
 
 def qiu_yao_eager() -> Plan:
-    """The released code of arXiv 2510.04212 run eagerly under autocast, tile by tile: every result of an operation is BF16."""
-    plan = _released("qiu-yao-eager").rounded(dict.fromkeys((Site.DOO, Site.DQP, Site.DQ, Site.DKP, Site.DK, Site.DVP, Site.DV), BF16))
+    """The released code of arXiv 2510.04212 run eagerly under autocast, tile by tile: every result
+    of an operation is BF16.
+    """
+    plan = _released("qiu-yao-eager").rounded(
+        dict.fromkeys((Site.DOO, Site.DQP, Site.DQ, Site.DKP, Site.DK, Site.DVP, Site.DV), BF16)
+    )
     plan = plan.adding(Site.DELTA, Accumulator(order=Order.PAIRWISE))
     return replace(plan, gradients_apart=GradientsApart.ALL, delta_products=True)
 
 
 def _released(name: str) -> Plan:
-    """Return the plan that both forms of the released code start from: BF16 operations, CUDA's expf, P scaled before dS."""
+    """Return the plan that both forms of the released code start from: BF16 operations, CUDA's
+    expf, P scaled before dS.
+    """
     bf16 = (
-        *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.M, Site.X, Site.P, Site.DM, Site.L, Site.AO, Site.PV, Site.O),
-        *(Site.OUT, Site.S_B, Site.SCALED_B, Site.P_B, Site.DP, Site.DS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
+        *(
+            Site.Q,
+            Site.K,
+            Site.V,
+            Site.DO,
+            Site.S,
+            Site.SCALED,
+            Site.M,
+            Site.X,
+            Site.P,
+            Site.DM,
+            Site.L,
+            Site.AO,
+            Site.PV,
+            Site.O,
+        ),
+        *(
+            Site.OUT,
+            Site.S_B,
+            Site.SCALED_B,
+            Site.P_B,
+            Site.DP,
+            Site.DS,
+            Site.DQ_OUT,
+            Site.DK_OUT,
+            Site.DV_OUT,
+        ),
     )
     plan = on_hopper(fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64))
     plan = plan.adding(Site.ROWSUM, Accumulator(order=Order.STRIDED, chunk=32))
     return replace(
-        plan, name=name, exp=Exponential.CUDA, registers=True, exponent_again=BackwardExponent.NATURAL,
-        gradient_scale=ScaleOfGradient.PROBABILITY, kept_state=True, log=Logarithm.CUDA,
-    )  # fmt: skip
+        plan,
+        name=name,
+        exp=Exponential.CUDA,
+        registers=True,
+        exponent_again=BackwardExponent.NATURAL,
+        gradient_scale=ScaleOfGradient.PROBABILITY,
+        kept_state=True,
+        log=Logarithm.CUDA,
+    )

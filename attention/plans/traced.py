@@ -1,7 +1,9 @@
-"""`TracedPlan`: a plan whose formats, modes and seeds are a table of integers, so that they are data to XLA.
+"""`TracedPlan`: a plan whose formats, modes and seeds are a table of integers, so that they are
+data to XLA.
 
-`structure(plan)` is what is left static: how the kernel is built, the orders of its sums, which roundings are stochastic, whether the steps
-of a sum round to nearest even, otherwise, or at random, and block formats. Plans of one structure share one compilation.
+`structure(plan)` is what is left static: how the kernel is built, the orders of its sums, which
+roundings are stochastic, whether the steps of a sum round to nearest even, otherwise, or at random,
+and block formats. Plans of one structure share one compilation.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,12 @@ from roundscope.emu.rounding.threefry import threefry2x32
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 
-CHECKED = ("name", "roundings", "blocks", "accumulators")  # fields of a plan that `difference` has compared part by part
+CHECKED = (
+    "name",
+    "roundings",
+    "blocks",
+    "accumulators",
+)  # fields of a plan that `difference` has compared part by part
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
 
 
@@ -58,33 +65,44 @@ class TracedPlan:
         """As `Plan.accumulator`."""
         acc = self.like.accumulator(site)
         row = self.table[len(Site) + PRODUCTS.index(site)]
-        return TracedAccumulator(acc.order, rounding_of(row, kind_of(acc.step)), acc.chunk, acc.alignment)
+        return TracedAccumulator(
+            acc.order, rounding_of(row, kind_of(acc.step)), acc.chunk, acc.alignment
+        )
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class HeadPlans:
-    """Plans of heads as data, a pytree: `like` is static, `table` (heads, rows, FIELDS, 2) uint32 may be mapped, indexed, stacked."""
+    """Plans of heads as data, a pytree: `like` is static, `table` (heads, rows, FIELDS, 2) uint32
+    may be mapped, indexed, stacked.
+    """
 
     like: Plan = field(metadata={"static": True})
     table: Any
 
 
 def head_plans(plans: Sequence[Plan]) -> HeadPlans:
-    """A plan per query head, for `attend(..., plan=head_plans(plans))` inside jit and vmap: other plans of the same
-    structure then need no compilation. Raises ValueError for plans of two structures, with what differs.
+    """A plan per query head, for `attend(..., plan=head_plans(plans))` inside jit and vmap: other
+    plans of the same structure then need no compilation.
+
+    Raises ValueError for plans of two structures, with what differs.
     """
     return HeadPlans(common_structure(plans), np.stack([table_of(p) for p in plans]))
 
 
 def common_structure(plans: Sequence[Plan]) -> Plan:
-    """The structure of plans that can share a compilation. Raises ValueError naming the first that cannot."""
+    """The structure of plans that can share a compilation.
+
+    Raises ValueError naming the first that cannot.
+    """
     for p in plans:
         check_factors(p)
     like = [structure(p) for p in plans]
     if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
         told = difference(plans[0], plans[other])
-        raise ValueError(f"plan: entries 0 and {other} differ in more than is data, {told}; call them separately")
+        raise ValueError(
+            f"plan: entries 0 and {other} differ in more than is data, {told}; call them separately"
+        )
     return like[0]
 
 
@@ -101,14 +119,23 @@ def difference(a: Plan, b: Plan) -> str:
             continue
         if replace(_static(one), step=BINARY32) != replace(_static(other), step=BINARY32):
             return f"the sum of {site}: {one} and {other}"
-        return f"the sum of {site}: steps {one.step} and {other.step}; both to nearest even, both otherwise, or both at random"
-    name = next(f.name for f in fields(Plan) if f.name not in CHECKED and getattr(a, f.name) != getattr(b, f.name))
+        return (
+            f"the sum of {site}: steps {one.step} and {other.step}; both to nearest even, both"
+            " otherwise, or both at random"
+        )
+    name = next(
+        f.name
+        for f in fields(Plan)
+        if f.name not in CHECKED and getattr(a, f.name) != getattr(b, f.name)
+    )
     return f"{name}: {getattr(a, name)} and {getattr(b, name)}"
 
 
 def reseeded(plans: HeadPlans, number: Any) -> HeadPlans:
-    """The plans with every seed mixed with a number (uint32, broadcastable to the table's axes before rows): fresh random bits
-    for each step, layer, ... Pure; may be traced. Only seeds change; the same seed and number give the same new seed.
+    """The plans with every seed mixed with a number (uint32, broadcastable to the table's axes
+    before rows): fresh random bits for each step, layer, ...
+
+    Pure; may be traced. Only seeds change; the same seed and number give the same new seed.
     """
     table = jnp.asarray(plans.table)
     seed = table[..., -1, 1]
@@ -125,17 +152,24 @@ def is_stochastic(like: Plan) -> bool:
 
 @lru_cache(4096)
 def table_of(plan: Plan) -> np.ndarray:
-    """The roundings of all events and of the steps of all sums: (len(Site) + len(PRODUCTS), FIELDS, 2), upper and lower words."""
+    """The roundings of all events and of the steps of all sums: (len(Site) + len(PRODUCTS), FIELDS,
+    2), upper and lower words.
+    """
     rows = np.stack([row_of(r) for r in (*plan.roundings, *(a.step for a in plan.accumulators))])
     return np.stack([rows >> 32, rows & 0xFFFF_FFFF], axis=-1).astype(np.uint32)
 
 
 @lru_cache(4096)
 def structure(plan: Plan) -> Plan:
-    """The plan without what is data: a canonical plan, equal for all that share a compilation. Block formats are no data, but for seeds."""
+    """The plan without what is data: a canonical plan, equal for all that share a compilation.
+
+    Block formats are no data, but for seeds.
+    """
     accumulators = tuple(map(_static, plan.accumulators))
     blocks = dict(plan.blocks)
-    events = tuple(blocks[site].element if site in blocks else _canonical_event(plan[site]) for site in Site)
+    events = tuple(
+        blocks[site].element if site in blocks else _canonical_event(plan[site]) for site in Site
+    )
     return replace(plan, name="", roundings=events, accumulators=accumulators)
 
 

@@ -1,7 +1,8 @@
-"""Twins: plans that give a real kernel's own bits, with the tiles and the versions for which that was shown.
+"""Twins: plans that give a real kernel's own bits, with the tiles and the versions for which that
+was shown.
 
-A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels); the share of equal bits is in
-docs/kernels.md. What is not compared is not here.
+A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels); the share
+of equal bits is in docs/kernels.md. What is not compared is not here.
 """
 
 from collections.abc import Callable
@@ -47,75 +48,134 @@ class Twin:
 
 
 def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
-    """Return the plan that the twins of fused kernels start from: tensor cores, ex2, rows in four lanes that begin at alpha l."""
+    """Return the plan that the twins of fused kernels start from: tensor cores, ex2, rows in four
+    lanes that begin at alpha l.
+    """
     plan = fa2_bf16().at(Site.AL, BINARY64)  # one multiply-add with the first column
     plan = on_hopper(plan.adding(Site.DELTA, octets(lanes)), core)
     return replace(
-        plan, name=name, exp=Exponential.EX2, row_sum=RowSum.LANES, log=Logarithm.LG2, registers=True,
+        plan,
+        name=name,
+        exp=Exponential.EX2,
+        row_sum=RowSum.LANES,
+        log=Logarithm.LG2,
+        registers=True,
         gradients_apart=GradientsApart.DQ,
-    )  # fmt: skip
+    )
 
 
 def fa2() -> Plan:
-    """FlashAttention-2 as torch's SDPA runs it: m of the unscaled scores, X = c S - c m with both products rounded."""
+    """FlashAttention-2 as torch's SDPA runs it: m of the unscaled scores, X = c S - c m with both
+    products rounded.
+    """
     plan = replace(_fused("fa2"), log2_e=Log2E.MAXIMUM)
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
 
 
 def fa2_split() -> Plan:
-    """FlashAttention-2 where heads are few and blocks share the keys of one: each tile is a softmax of its own, and all are combined."""
+    """FlashAttention-2 where heads are few and blocks share the keys of one: each tile is a softmax
+    of its own, and all are combined.
+    """
     return replace(fa2(), name="fa2-split", split_tiles=1)
 
 
 def cudnn() -> Plan:
     """cuDNN's fused attention: the scores are scaled by c before the maximum."""
     return replace(
-        _fused("cudnn", lanes=16), log2_e=Log2E.SCALE, row_sum=RowSum.TILE_LANES, reciprocal=Reciprocal.RCP,
-        exponent_again=BackwardExponent.AFTER, gradient_scale=ScaleOfGradient.REGISTER,
-    )  # fmt: skip
+        _fused("cudnn", lanes=16),
+        log2_e=Log2E.SCALE,
+        row_sum=RowSum.TILE_LANES,
+        reciprocal=Reciprocal.RCP,
+        exponent_again=BackwardExponent.AFTER,
+        gradient_scale=ScaleOfGradient.REGISTER,
+    )
 
 
 def efficient() -> Plan:
-    """Memory-efficient attention (CUTLASS) as torch's SDPA runs it: as cuDNN's, on tensor cores that take 8 products at a time."""
+    """Memory-efficient attention (CUTLASS) as torch's SDPA runs it: as cuDNN's, on tensor cores
+    that take 8 products at a time.
+    """
     plan = _fused("sdpa-efficient", EIGHTS, lanes=2).at(Site.AL, BINARY32)
     return replace(
-        plan, log2_e=Log2E.SCORES, row_sum=RowSum.GROUPS, log=Logarithm.CUDA, exponent_again=BackwardExponent.NATURAL,
-        ds_from_p=True, gradient_scale=ScaleOfGradient.REGISTER,
-        gradients_apart=GradientsApart.NONE, query_order=QueryOrder.WRAPPED,
-    )  # fmt: skip
+        plan,
+        log2_e=Log2E.SCORES,
+        row_sum=RowSum.GROUPS,
+        log=Logarithm.CUDA,
+        exponent_again=BackwardExponent.NATURAL,
+        ds_from_p=True,
+        gradient_scale=ScaleOfGradient.REGISTER,
+        gradients_apart=GradientsApart.NONE,
+        query_order=QueryOrder.WRAPPED,
+    )
 
 
 def flex() -> Plan:
-    """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2 e inside X's multiply-add."""
+    """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2
+    e inside X's multiply-add.
+    """
     return replace(
-        _fused("flex").at(Site.TT, BINARY64), log2_e=Log2E.SCORES, fused_exponent=True, row_sum=RowSum.TILES, unfused_if_cut=True,
-        reciprocal=Reciprocal.RCP, key_order=KeyOrder.MASKED_FIRST, gradients_apart=GradientsApart.NONE, lse_base2=True, log=Logarithm.CUDA,
-        query_order=QueryOrder.MASKED_FIRST, capped_by=CappedBy.CHAIN, tanh=Tanh.CUDA,
-    )  # fmt: skip
+        _fused("flex").at(Site.TT, BINARY64),
+        log2_e=Log2E.SCORES,
+        fused_exponent=True,
+        row_sum=RowSum.TILES,
+        unfused_if_cut=True,
+        reciprocal=Reciprocal.RCP,
+        key_order=KeyOrder.MASKED_FIRST,
+        gradients_apart=GradientsApart.NONE,
+        lse_base2=True,
+        log=Logarithm.CUDA,
+        query_order=QueryOrder.MASKED_FIRST,
+        capped_by=CappedBy.CHAIN,
+        tanh=Tanh.CUDA,
+    )
 
 
 def triton_tutorial() -> Plan:
-    """The attention of Triton's tutorial 06, in FP16: its backward multiplies K with scale log2 e and rounds it again, so S_B is not S."""
+    """The attention of Triton's tutorial 06, in FP16: its backward multiplies K with scale log2 e
+    and rounds it again, so S_B is not S.
+    """
     plan = replace(
-        _fused("triton-tutorial", tensor_core("hopper", "fp16"), lanes=16), log2_e=Log2E.SCALE, fused_exponent=True,
-        row_sum=RowSum.TILES, unfused_if_cut=True, reciprocal=Reciprocal.RCP, gradients_apart=GradientsApart.NONE, lse_base2=True,
-        log=Logarithm.CUDA, query_order=QueryOrder.MASKED_FIRST, scaled_keys=True,
-    )  # fmt: skip
+        _fused("triton-tutorial", tensor_core("hopper", "fp16"), lanes=16),
+        log2_e=Log2E.SCALE,
+        fused_exponent=True,
+        row_sum=RowSum.TILES,
+        unfused_if_cut=True,
+        reciprocal=Reciprocal.RCP,
+        gradients_apart=GradientsApart.NONE,
+        lse_base2=True,
+        log=Logarithm.CUDA,
+        query_order=QueryOrder.MASKED_FIRST,
+        scaled_keys=True,
+    )
     halves = (*(site for site in Site if plan[site] == BF16), Site.KC)
     return plan.rounded(dict.fromkeys(halves, FP16))
 
 
 def pallas_mha() -> Plan:
-    """`jax.experimental.pallas.ops.gpu.attention.mha`, which Triton compiles without fusing any multiply-add."""
+    """`jax.experimental.pallas.ops.gpu.attention.mha`, which Triton compiles without fusing any
+    multiply-add.
+    """
     plan = _fused("pallas-mha").rounded(dict.fromkeys((Site.AL, Site.AO), BINARY32))
-    plan = plan.rounded(dict.fromkeys((Site.DOO, Site.DELTA, Site.DSQ), BF16)).adding(Site.ROWSUM, Accumulator(order=Order.PAIRWISE))
+    plan = plan.rounded(dict.fromkeys((Site.DOO, Site.DELTA, Site.DSQ), BF16)).adding(
+        Site.ROWSUM, Accumulator(order=Order.PAIRWISE)
+    )
     return replace(
-        plan, log2_e=Log2E.SCALE, row_sum=RowSum.TILES, reciprocal=Reciprocal.RCP, log=Logarithm.CUDA, lse_base2=True,
-        gradients_apart=GradientsApart.NONE, gradient_scale=ScaleOfGradient.REGISTER, delta_products=True, dp_from_delta=True,
-    )  # fmt: skip
+        plan,
+        log2_e=Log2E.SCALE,
+        row_sum=RowSum.TILES,
+        reciprocal=Reciprocal.RCP,
+        log=Logarithm.CUDA,
+        lse_base2=True,
+        gradients_apart=GradientsApart.NONE,
+        gradient_scale=ScaleOfGradient.REGISTER,
+        delta_products=True,
+        dp_from_delta=True,
+    )
 
 
-RELEASED = "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
+RELEASED = (
+    "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
+)
 TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
 
 
@@ -126,45 +186,66 @@ def _square(size: int) -> Callable[[int], tuple[int, int]]:
 WHOLE = 2**20  # keys of a tile that holds every row whole
 _TWINS = {
     "fa2": Twin(
-        plan=fa2(), tiles=lambda width: (128, 128) if width < 128 else (64, 64), source=f"SDPA's flash back end, {TORCH}"
+        plan=fa2(),
+        tiles=lambda width: (128, 128) if width < 128 else (64, 64),
+        source=f"SDPA's flash back end, {TORCH}",
     ),
     "fa2-split": Twin(
-        plan=fa2_split(), tiles=lambda width: (128, 256) if width < 128 else (64, 128),
+        plan=fa2_split(),
+        tiles=lambda width: (128, 256) if width < 128 else (64, 128),
         source=f"SDPA's flash back end with few heads, {TORCH}",
     ),
-    "cudnn": Twin(plan=cudnn(), tiles=_square(128), source=f"SDPA's cuDNN back end (9.19), {TORCH}"),
+    "cudnn": Twin(
+        plan=cudnn(), tiles=_square(128), source=f"SDPA's cuDNN back end (9.19), {TORCH}"
+    ),
     "sdpa-efficient": Twin(
-        plan=efficient(), tiles=lambda width: (64, 64) if width < 128 else (128, 128),
+        plan=efficient(),
+        tiles=lambda width: (64, 64) if width < 128 else (128, 128),
         source=f"SDPA's memory-efficient back end, {TORCH}",
     ),
     "flex": Twin(
-        plan=flex(), tiles=lambda width: (128, 128 if width == 64 else 64), source=f"flex_attention, compiled, {TORCH}"
+        plan=flex(),
+        tiles=lambda width: (128, 128 if width == 64 else 64),
+        source=f"flex_attention, compiled, {TORCH}",
     ),
     "triton-tutorial": Twin(
-        plan=triton_tutorial(), tiles=lambda width: (128, min(64, width)), source="Triton's tutorial 06, triton 3.6.0, one H200"
+        plan=triton_tutorial(),
+        tiles=lambda width: (128, min(64, width)),
+        source="Triton's tutorial 06, triton 3.6.0, one H200",
     ),
     "eager": Twin(
-        plan=eager(), tiles=lambda width: (512, WHOLE), source=f"eager attention of transformers 5.17.0, {TORCH}"
+        plan=eager(),
+        tiles=lambda width: (512, WHOLE),
+        source=f"eager attention of transformers 5.17.0, {TORCH}",
     ),
     "gpt-oss": Twin(
-        plan=gpt_oss(), tiles=lambda width: (512, WHOLE), source=f"eager attention of gpt-oss in transformers 5.17.0, {TORCH}"
+        plan=gpt_oss(),
+        tiles=lambda width: (512, WHOLE),
+        source=f"eager attention of gpt-oss in transformers 5.17.0, {TORCH}",
     ),
     "qiu-yao-eager": Twin(
-        plan=qiu_yao_eager(), tiles=_square(512), source=f"attention.py of {RELEASED}, run eagerly, {TORCH}"
+        plan=qiu_yao_eager(),
+        tiles=_square(512),
+        source=f"attention.py of {RELEASED}, run eagerly, {TORCH}",
     ),
     "qiu-yao-compiled": Twin(
-        plan=qiu_yao_compiled(), tiles=_square(512), source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}"
+        plan=qiu_yao_compiled(),
+        tiles=_square(512),
+        source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}",
     ),
     "sdpa-math": Twin(
         plan=sdpa_math(), tiles=lambda width: (512, WHOLE), source=f"SDPA's math back end, {TORCH}"
     ),
     "pallas-mha": Twin(
-        plan=pallas_mha(), tiles=_square(128), source="jax.experimental.pallas.ops.gpu.attention.mha, jax 0.11.2, one H200"
+        plan=pallas_mha(),
+        tiles=_square(128),
+        source="jax.experimental.pallas.ops.gpu.attention.mha, jax 0.11.2, one H200",
     ),
     "jax-xla": Twin(
-        plan=jax_xla(), tiles=lambda width: (512, WHOLE),
+        plan=jax_xla(),
+        tiles=lambda width: (512, WHOLE),
         source="jax.nn.dot_product_attention, implementation='xla', jax 0.11.2, one H200",
     ),
-}  # fmt: skip
+}
 TWINS = {name: replace(twin, plan=replace(twin.plan, name=name)) for name, twin in _TWINS.items()}
 """By name; `Plan.preset` knows the names too."""

@@ -1,4 +1,6 @@
-"""Attention whose softmax stands alone, as plans: eager frameworks, XLA, and the math back end of SDPA."""
+"""Attention whose softmax stands alone, as plans: eager frameworks, XLA, and the math back end of
+SDPA.
+"""
 
 from dataclasses import replace
 
@@ -21,60 +23,105 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 
 
 def eager() -> Plan:
-    """Attention that a framework runs operation by operation in BF16, with a softmax in FP32: as transformers' eager attention.
+    """Attention that a framework runs operation by operation in BF16, with a softmax in FP32: as
+    transformers' eager attention.
 
-    The scores leave their product in BF16 and are scaled in BF16; a warp adds each row; P is divided in FP32 and cast; the
-    backward keeps P in FP32, and dS is cast, scaled and cast again.
+    The scores leave their product in BF16 and are scaled in BF16; a warp adds each row; P is
+    divided in FP32 and cast; the backward keeps P in FP32, and dS is cast, scaled and cast again.
     """
     bf16 = (
         *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),
-        *(Site.SS, Site.CAP, Site.TANH, Site.TT, Site.DTANH, Site.DSC, Site.DCT, Site.DCAP, Site.DCQ),
+        *(
+            Site.SS,
+            Site.CAP,
+            Site.TANH,
+            Site.TT,
+            Site.DTANH,
+            Site.DSC,
+            Site.DCT,
+            Site.DCAP,
+            Site.DCQ,
+        ),
         *(Site.P_B, Site.DP, Site.DS, Site.SDS, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT),
     )
     plan = on_hopper(fp32().rounded(dict.fromkeys(bf16, BF16)).at(Site.INV, BINARY64))
     warp = Accumulator(order=Order.STRIDED, chunk=32)
     plan = plan.adding(Site.ROWSUM, warp).adding(Site.DELTA, warp)
     return replace(
-        plan, name="eager", normalise_first=True, delta_from=DeltaFrom.P_DP, exp=Exponential.CUDA, registers=True,
-        saved_p=True, score_gradient=ScoreGradient.SOFTMAX, gradient_scale=ScaleOfGradient.OPERAND,
-        capped_by=CappedBy.CHAIN, tanh=Tanh.CUDA,
-    )  # fmt: skip
+        plan,
+        name="eager",
+        normalise_first=True,
+        delta_from=DeltaFrom.P_DP,
+        exp=Exponential.CUDA,
+        registers=True,
+        saved_p=True,
+        score_gradient=ScoreGradient.SOFTMAX,
+        gradient_scale=ScaleOfGradient.OPERAND,
+        capped_by=CappedBy.CHAIN,
+        tanh=Tanh.CUDA,
+    )
 
 
 def gpt_oss() -> Plan:
-    """transformers' eager attention of gpt-oss: a sink is one more column of BF16 scores, and the softmax leaves in BF16.
+    """transformers' eager attention of gpt-oss: a sink is one more column of BF16 scores, and the
+    softmax leaves in BF16.
 
-    The row maximum is taken away in BF16 before the softmax, and automatic differentiation goes through it, so dS is made to add
-    up to zero. 513 columns of P are not aligned for the tensor core's longer instruction.
+    The row maximum is taken away in BF16 before the softmax, and automatic differentiation goes
+    through it, so dS is made to add up to zero. 513 columns of P are not aligned for the tensor
+    core's longer instruction.
     """
-    bf16 = dict.fromkeys((Site.SINK, Site.X, Site.DM, Site.PDP, Site.PSINK, Site.DSINK, Site.DMAX, Site.DSM), BF16)
+    bf16 = dict.fromkeys(
+        (Site.SINK, Site.X, Site.DM, Site.PDP, Site.PSINK, Site.DSINK, Site.DMAX, Site.DSM), BF16
+    )
     plan = eager().rounded(bf16).adding(Site.PV, EIGHTS).adding(Site.DV, EIGHTS)
     return replace(plan, name="gpt-oss", sinks=Sinks.KEY, ds_from_p=True, maximum_gradient=True)
 
 
 def jax_xla() -> Plan:
-    """`jax.nn.dot_product_attention` as XLA compiles it: scores and their gradients in FP32, P = EXP rcp(l), sums by warps.
+    """`jax.nn.dot_product_attention` as XLA compiles it: scores and their gradients in FP32, P =
+    EXP rcp(l), sums by warps.
 
-    dS is the derivative of a quotient (`ScoreGradient.QUOTIENT`), as automatic differentiation of the softmax gives it.
+    dS is the derivative of a quotient (`ScoreGradient.QUOTIENT`), as automatic differentiation of
+    the softmax gives it.
     """
     fours, eights = (Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8))
     wide = dict.fromkeys((Site.S, Site.SCALED, Site.S_B), BINARY32)
-    plan = eager().rounded(wide).adding(Site.ROWSUM, fours).adding(Site.DELTA, eights).at(Site.INV, BINARY32).at(Site.SDS, BINARY32)
+    plan = (
+        eager()
+        .rounded(wide)
+        .adding(Site.ROWSUM, fours)
+        .adding(Site.DELTA, eights)
+        .at(Site.INV, BINARY32)
+        .at(Site.SDS, BINARY32)
+    )
     return replace(
-        plan, name="jax-xla", reciprocal=Reciprocal.RCP, gradient_scale=ScaleOfGradient.REGISTER, score_gradient=ScoreGradient.QUOTIENT
-    )  # fmt: skip
+        plan,
+        name="jax-xla",
+        reciprocal=Reciprocal.RCP,
+        gradient_scale=ScaleOfGradient.REGISTER,
+        score_gradient=ScoreGradient.QUOTIENT,
+    )
 
 
 def sdpa_math() -> Plan:
-    """SDPA's math back end: q and k take the root of the scale each, and everything is FP32 until results are cast.
+    """SDPA's math back end: q and k take the root of the scale each, and everything is FP32 until
+    results are cast.
 
-    Products are chains of multiply-adds in ascending order, a warp adds up each row, and P is divided and kept in FP32.
+    Products are chains of multiply-adds in ascending order, a warp adds up each row, and P is
+    divided and kept in FP32.
     """
     cast = (Site.Q, Site.K, Site.V, Site.DO, Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
     plan = fp32().rounded(dict.fromkeys(cast, BF16)).at(Site.INV, BINARY64)
     warp = Accumulator(order=Order.STRIDED, chunk=32)
     plan = plan.adding(Site.ROWSUM, warp).adding(Site.DELTA, warp)
     return replace(
-        plan, name="sdpa-math", normalise_first=True, delta_from=DeltaFrom.P_DP, exp=Exponential.CUDA, registers=True,
-        saved_p=True, score_gradient=ScoreGradient.SOFTMAX, scale_roots=True,
-    )  # fmt: skip
+        plan,
+        name="sdpa-math",
+        normalise_first=True,
+        delta_from=DeltaFrom.P_DP,
+        exp=Exponential.CUDA,
+        registers=True,
+        saved_p=True,
+        score_gradient=ScoreGradient.SOFTMAX,
+        scale_roots=True,
+    )

@@ -1,4 +1,6 @@
-"""How scores become exponents of the plan's base, and exponentials: where the scale and log2 e enter, which product is rounded."""
+"""How scores become exponents of the plan's base, and exponentials: where the scale and log2 e
+enter, which product is rounded.
+"""
 
 import math
 
@@ -16,7 +18,12 @@ from roundscope.emu.instructions.polynomial import poly_ex2
 from roundscope.emu.rounding.modes import BINARY32
 
 LOG2_E32 = 1.44269502162933349609375  # binary32(log2 e)
-EXPONENTIALS = {Exponential.CORRECT: exp64, Exponential.CUDA: expf, Exponential.BASE2: exp2_64, Exponential.EX2: ex2}
+EXPONENTIALS = {
+    Exponential.CORRECT: exp64,
+    Exponential.CUDA: expf,
+    Exponential.BASE2: exp2_64,
+    Exponential.EX2: ex2,
+}
 
 
 def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, Array, Array]:
@@ -28,7 +35,11 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
         m = new_maximum(at, m_old, s, scale)
         cm = shifted(at, at(Site.CM, mul(finite(xp, m), scale)))[:, None]
         scaled = at(Site.SCALED, mul(s, scale))
-        x = multiply_add(at, Site.X, s, scale, cm, scaled) if plan.fused_exponent else at(Site.X, scaled - cm)
+        x = (
+            multiply_add(at, Site.X, s, scale, cm, scaled)
+            if plan.fused_exponent
+            else at(Site.X, scaled - cm)
+        )
         return m, x, at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED, Site.LS)
     scaled = masked(at, scaled)
@@ -58,7 +69,11 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     if plan.exponent_again is BackwardExponent.NATURAL:
         scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
         fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
-        return multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None]) if fused else at(Site.X_B, scaled - lse[:, None])
+        return (
+            multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
+            if fused
+            else at(Site.X_B, scaled - lse[:, None])
+        )
     if plan.scaled_keys:
         return at(Site.X_B, masked(at, s) - lse[:, None])
     scale = base2_scale(plan, scale)
@@ -71,8 +86,12 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     return multiply_add(at, Site.X_B, masked(at, factors), factor, lse[:, None], scaled)
 
 
-def _scaled(at: Events, scale: float, s: Array, site: Site, in_base2: Site) -> tuple[Array, float, Array]:
-    """The scores in the units of the exponent, and the two factors of which they are the rounded product."""
+def _scaled(
+    at: Events, scale: float, s: Array, site: Site, in_base2: Site
+) -> tuple[Array, float, Array]:
+    """The scores in the units of the exponent, and the two factors of which they are the rounded
+    product.
+    """
     scaled = at(site, at.ops.multiply(s, scale))
     if at.plan.log2_e is not Log2E.SCORES:
         return scaled, scale, s
@@ -86,8 +105,11 @@ def base2_scale(plan: Plan, scale: float) -> float:
     return scale
 
 
-def multiply_add(at: Events, site: Site, x: Array, factor: float, less: Array, product: Array | None = None) -> Array:
-    """x factor - less with the event as its only rounding: the sum before it is rounded to odd. -inf where x is.
+def multiply_add(
+    at: Events, site: Site, x: Array, factor: float, less: Array, product: Array | None = None
+) -> Array:
+    """x factor - less with the event as its only rounding: the sum before it is rounded to odd.
+    -inf where x is.
 
     product: the rounded one, which a plan with `unfused_if_cut` has in tiles that are cut
     """
@@ -99,7 +121,9 @@ def multiply_add(at: Events, site: Site, x: Array, factor: float, less: Array, p
 
 
 def exponent(ops: Ops, plan: Plan, x: Array) -> Array:
-    """The exponent of the plan's base: x, or x log2 e where exp is 2^x and the scores do not hold log2 e yet."""
+    """The exponent of the plan's base: x, or x log2 e where exp is 2^x and the scores do not hold
+    log2 e yet.
+    """
     if plan.exp in (Exponential.CORRECT, Exponential.CUDA) or plan.log2_e is not Log2E.NONE:
         return x
     return ops.multiply(x, LOG2_E)

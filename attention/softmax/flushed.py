@@ -1,8 +1,10 @@
-"""An O whose accumulator is flushed every n tiles into a sum of its own, as FlashAttention-3 in FP8 does in vLLM.
+"""An O whose accumulator is flushed every n tiles into a sum of its own, as FlashAttention-3 in FP8
+does in vLLM.
 
-FP8 tensor cores of Hopper keep fewer bits than FP32, so a long sum loses what it adds. With two levels A <- beta A + O every n tiles,
-beta the product of the alphas since the last time, and O begins at 0 again (vllm-project/flash-attention, pull requests 104 and 122;
-read at d8d2839, hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp). The compiler is taken to fuse the multiply-add.
+FP8 tensor cores of Hopper keep fewer bits than FP32, so a long sum loses what it adds. With two
+levels A <- beta A + O every n tiles, beta the product of the alphas since the last time, and O
+begins at 0 again (vllm-project/flash-attention, pull requests 104 and 122; read at d8d2839,
+hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp). The compiler is taken to fuse the multiply-add.
 """
 
 from typing import Any
@@ -21,13 +23,17 @@ def empty(xp: Any, rows: int, features: int) -> Kept:
 
 
 def is_due(plan: Plan, kept: Kept) -> Array:
-    """Return whether the accumulator of O is flushed before the next tile, a scalar of bool: after every n tiles, n of the plan."""
+    """Return whether the accumulator of O is flushed before the next tile, a scalar of bool: after
+    every n tiles, n of the plan.
+    """
     tiles = kept[2]
     return (tiles > 0) & (tiles % plan.flushed_tiles == 0)
 
 
 def flushed(at: Events, alpha: Array, ao: Array, kept: Kept) -> tuple[Array, Kept]:
-    """Return alpha O, or 0 where it was flushed, and what is kept, before P V of a tile is added."""
+    """Return alpha O, or 0 where it was flushed, and what is kept, before P V of a tile is
+    added.
+    """
     xp, (a, beta, tiles), due = at.ops.xp, kept, at.tile.is_flushed
     beta = at(Site.BETA, at.ops.multiply(alpha, beta))
     a = at(Site.OA, _together(at, a, beta, ao), kept=a)

@@ -1,4 +1,6 @@
-"""L = m + ln l, the logarithm of a row's sum; and of rows that were split over blocks, whose parts are weighted by it."""
+"""L = m + ln l, the logarithm of a row's sum; and of rows that were split over blocks, whose parts
+are weighted by it.
+"""
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import Log2E, Logarithm
@@ -21,7 +23,11 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     if plan.kept_state:
         m = at(Site.MS, m)
     if plan.lse_base2:
-        log2 = ops.call(log2f, ops.round(l, BINARY32, None)) if plan.log is Logarithm.CUDA else ops.multiply(ops.call(log64, l), LOG2_E)
+        log2 = (
+            ops.call(log2f, ops.round(l, BINARY32, None))
+            if plan.log is Logarithm.CUDA
+            else ops.multiply(ops.call(log64, l), LOG2_E)
+        )
         return m + at(Site.LN, log2)
     if plan.log is Logarithm.LG2:
         log2 = ops.call(lg2, ops.round(l, BINARY32, None))
@@ -41,7 +47,9 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
 
 
 def combined_lse(ops: Ops, lse: Array) -> Array:
-    """ln sum_i exp(L_i) of (splits, rows): M + logf(sum_i expf(L_i - M)), the sum by halves, each step but the last in binary32."""
+    """ln sum_i exp(L_i) of (splits, rows): M + logf(sum_i expf(L_i - M)), the sum by halves, each
+    step but the last in binary32.
+    """
     xp = ops.xp
     highest = finite(xp, xp.max(lse, axis=0))
     terms = weight(ops, lse - highest)

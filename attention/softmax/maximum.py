@@ -1,4 +1,6 @@
-"""The running maximum of a row: as the scores have it, moved by the stabiliser, or stale up to a threshold."""
+"""The running maximum of a row: as the scores have it, moved by the stabiliser, or stale up to a
+threshold.
+"""
 
 import math
 from dataclasses import replace
@@ -13,7 +15,9 @@ from roundscope.emu.formats.spacing import spacing
 
 
 def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array:
-    """max(m, rowmax S); or the old m, where it would grow by no more than the plan's threshold. scale: of m, to powers of two."""
+    """max(m, rowmax S); or the old m, where it would grow by no more than the plan's threshold.
+    scale: of m, to powers of two.
+    """
     xp, m = at.ops.xp, at.ops.xp.maximum(m_old, row_maximum(at.ops, at.plan, s))
     if at.plan.stale_maximum:
         growth = at.ops.multiply(finite(xp, m) - finite(xp, m_old), scale)
@@ -22,9 +26,11 @@ def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array
 
 
 def less_maximum(at: Events, ds: Array, x: Array, of_sink: Array | None) -> Array:
-    """DSM: dS less DMAX, its row sum, at the first key whose exponent is 0, where the gradient of m goes; nowhere if m is a sink.
+    """DSM: dS less DMAX, its row sum, at the first key whose exponent is 0, where the gradient of m
+    goes; nowhere if m is a sink.
 
-    ds, x: (bq, bk), x the exponents with -inf where no key is;  of_sink: (bq,), dS of the sink, part of the sum
+    ds, x: (bq, bk), x the exponents with -inf where no key is;  of_sink: (bq,), dS of the sink,
+                                        part of the sum
     """
     ops, xp = at.ops, at.ops.xp
     columns = ds if of_sink is None else xp.concatenate([ds, of_sink[:, None]], axis=1)
@@ -42,14 +48,20 @@ def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
 
 
 def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array) -> Array:
-    """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither rounds to 1 nor vanishes."""
+    """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither
+    rounds to 1 nor vanishes.
+    """
     xp, p = ops.xp, plan[Site.P].format
     window = p.tie_window if stabiliser.window is None else stabiliser.window
     repeated = xp.sum(finite(xp, r)[:, None] - s <= window, axis=1) > 1
     shift = xp.where(r > 0.0, ops.multiply(r, stabiliser.beta - 1.0), -r)
     # below this P would round back to 1, or m* back to r
-    least = 2.0 * xp.maximum(window, p.tie_window) + spacing(ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format)
-    shift = xp.minimum(xp.maximum(shift, least), -0.5 * math.log(2.0) * xp.maximum(p.emin, -126).astype("float64"))
+    least = 2.0 * xp.maximum(window, p.tie_window) + spacing(
+        ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format
+    )
+    shift = xp.minimum(
+        xp.maximum(shift, least), -0.5 * math.log(2.0) * xp.maximum(p.emin, -126).astype("float64")
+    )
     return xp.where(repeated & (r > -math.inf), r + shift, r)
 
 

@@ -1,4 +1,5 @@
-"""The gradient of P = EXP / l by the rule for quotients, as JAX differentiates its softmax: dS = (dP / l - delta) EXP.
+"""The gradient of P = EXP / l by the rule for quotients, as JAX differentiates its softmax: dS =
+(dP / l - delta) EXP.
 
 delta is the sum of dP / l^2 EXP over the keys, which is rowsum(P dP) / l.
 """
@@ -19,7 +20,9 @@ def quotient_terms(at: Events, e: Array, l: Array, dp: Array) -> Array:
 
 
 def quotient_gradient(at: Events, e: Array, l: Array, dp: Array, delta: Array) -> Array:
-    """(dP / l - delta) EXP (bq, bk), not rounded yet; records the events of delta's terms too, which delta's own pass does not."""
+    """(dP / l - delta) EXP (bq, bk), not rounded yet; records the events of delta's terms too,
+    which delta's own pass does not.
+    """
     mul = at.ops.multiply
     quotient_terms(at, e, l, dp)
     inv = replace(at, recorder=None)(Site.INV, inverse(at, l))  # the forward's event

@@ -1,4 +1,7 @@
-"""How threads add up a row, and its reciprocal. In lanes, column j belongs to lane (j // 2) % 4, as tensor cores hold their results."""
+"""How threads add up a row, and its reciprocal.
+
+In lanes, column j belongs to lane (j // 2) % 4, as tensor cores hold their results.
+"""
 
 from typing import Any
 
@@ -22,19 +25,28 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
         return at(Site.L, al + own)
     if how is RowSum.TILES:
         own, exact = sum_in_lanes(at, e, at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
-        whole = at(Site.ROWSUM, _in_pairs(at, crossed(own)), None if exact is None else exact.sum(axis=1))
+        whole = at(
+            Site.ROWSUM, _in_pairs(at, crossed(own)), None if exact is None else exact.sum(axis=1)
+        )
         return at(Site.L, at.ops.odd_sum(al, whole))
     if how is RowSum.EIGHTS:
         return at(Site.L, *_sum_in_eights(at, al, e))
     l = al
     for lo in range(0, e.shape[1], 32):
-        own, exact = sum_in_lanes(at, e[:, lo : lo + 32], at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
-        l = at(Site.L, l + at(Site.ROWSUM, _in_pairs(at, own), None if exact is None else exact.sum(axis=1)))
+        own, exact = sum_in_lanes(
+            at, e[:, lo : lo + 32], at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM
+        )
+        l = at(
+            Site.L,
+            l + at(Site.ROWSUM, _in_pairs(at, own), None if exact is None else exact.sum(axis=1)),
+        )
     return l
 
 
 def whole_row_sum(at: Events, al: Array, e: Array) -> Array:
-    """alpha l + sum_s e of a whole row, L's own rounding left out; al: of a sink, which may be one of the numbers of the sum."""
+    """alpha l + sum_s e of a whole row, L's own rounding left out; al: of a sink, which may be one
+    of the numbers of the sum.
+    """
     if at.plan.sinks is Sinks.KEY:
         return row_sum(at, at.ops.xp.concatenate([e, al[:, None]], axis=1))
     return al + row_sum(at, e)
@@ -48,24 +60,38 @@ def row_sum(at: Events, e: Array) -> Array:
 
 
 def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array, Array | None]:
-    """start (bq, 4) + the columns of each lane, and the same in binary64 where an injection at the event wants it."""
+    """start (bq, 4) + the columns of each lane, and the same in binary64 where an injection at the
+    event wants it.
+    """
     rows, columns = e.shape
     if missing := -columns % 8:
         e = at.ops.xp.concatenate([e, at.ops.xp.zeros((rows, missing))], axis=1)
         columns += missing
-    lanes = e.reshape(rows, columns // 8, 4, 2).transpose(0, 2, 1, 3).reshape(rows * 4, columns // 4)
-    total, exact = at.sum(Site.ROWSUM, lanes, at.ops.xp.ones((lanes.shape[1], 1)), init=start.reshape(-1, 1), event=event)
+    lanes = (
+        e.reshape(rows, columns // 8, 4, 2).transpose(0, 2, 1, 3).reshape(rows * 4, columns // 4)
+    )
+    total, exact = at.sum(
+        Site.ROWSUM,
+        lanes,
+        at.ops.xp.ones((lanes.shape[1], 1)),
+        init=start.reshape(-1, 1),
+        event=event,
+    )
     return total.reshape(start.shape), None if exact is None else exact.reshape(start.shape)
 
 
 def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None]:
-    """al + rowsum(e) before the last addition rounds, and in binary64 where an injection at L wants it: column j is lane j % 8's."""
+    """al + rowsum(e) before the last addition rounds, and in binary64 where an injection at L wants
+    it: column j is lane j % 8's.
+    """
     xp, (rows, columns) = at.ops.xp, e.shape
     if missing := -columns % 8:
         e = xp.concatenate([e, xp.zeros((rows, missing))], axis=1)
     own = e.reshape(rows, -1, 8).transpose(0, 2, 1).reshape(rows * 8, -1)
     start = xp.where(xp.arange(8) == 0, al[:, None], 0.0)
-    total, exact = at.sum(Site.ROWSUM, own, xp.ones((own.shape[1], 1)), init=start.reshape(-1, 1), event=Site.L)
+    total, exact = at.sum(
+        Site.ROWSUM, own, xp.ones((own.shape[1], 1)), init=start.reshape(-1, 1), event=Site.L
+    )
     lanes = total.reshape(rows, 4, 2)
     for half in (2, 1):  # (0 + 1) + (2 + 3), of pairs
         lanes = at.ops.round(lanes.reshape(rows, half, 2, 2).sum(axis=2), at.plan[Site.LANES], None)

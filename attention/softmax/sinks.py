@@ -1,6 +1,8 @@
-"""A sink: a logit of each head that takes part in every row's softmax and whose value is 0, as in gpt-oss (arXiv 2508.10925).
+"""A sink: a logit of each head that takes part in every row's softmax and whose value is 0, as in
+gpt-oss (arXiv 2508.10925).
 
-It enters as a key that comes first, or is added to the row sum at the end (`attention.plans.choices.Sinks`).
+It enters as a key that comes first, or is added to the row sum at the end
+(`attention.plans.choices.Sinks`).
 """
 
 import math
@@ -14,7 +16,8 @@ from roundscope.emu.functions import exp64
 
 
 def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
-    """SINK (rows,) in the units of m: the sink times log2 e where scores hold that, divided by the scale where m is unscaled.
+    """SINK (rows,) in the units of m: the sink times log2 e where scores hold that, divided by the
+    scale where m is unscaled.
 
     None where the call has no sinks. scale: as the exponents have it
     """
@@ -46,6 +49,8 @@ def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tupl
 
 
 def sink_gradient(at: Events, lse: Array, delta: Array) -> Array:
-    """DSINK (rows,) = -PSINK delta, PSINK = exp(sink - L): what each row adds to the gradient of the sink."""
+    """DSINK (rows,) = -PSINK delta, PSINK = exp(sink - L): what each row adds to the gradient of
+    the sink.
+    """
     share = at(Site.PSINK, at.ops.call(exp64, at.sink - lse))
     return at(Site.DSINK, -at.ops.multiply(share, delta))

@@ -1,7 +1,7 @@
 """Scores that a softcap c bounds, c tanh(scale S / c), as in Gemma 2 (arXiv 2408.00118, section 2).
 
-TANH takes the place of S, and c that of the scale: SS = scale S, then CAP = SS / c, then TANH, each rounded. What the hardware's
-tanh.approx gives, which FlashAttention-4 uses, is not modeled.
+TANH takes the place of S, and c that of the scale: SS = scale S, then CAP = SS / c, then TANH, each
+rounded. What the hardware's tanh.approx gives, which FlashAttention-4 uses, is not modeled.
 """
 
 import numpy as np
@@ -18,8 +18,12 @@ FORWARD = (Site.SS, Site.CAP, Site.TANH)
 BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B)
 
 
-def capped(at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = FORWARD) -> tuple[Array, Array | float]:
-    """The scores and the factor that makes them logits: (S, scale), or (TANH, c) of a plan with a softcap c."""
+def capped(
+    at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = FORWARD
+) -> tuple[Array, Array | float]:
+    """The scores and the factor that makes them logits: (S, scale), or (TANH, c) of a plan with a
+    softcap c.
+    """
     if not at.plan.softcap:
         return s, scale
     cap, ops = _cap(at), at.ops
@@ -36,12 +40,16 @@ def factor(at: Events, scale: float) -> Array | float:
 
 
 def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
-    """The gradient of scale S, (bq, bk), from that of a capped score: DSC, then DCAP = DSC DTANH with DTANH = 1 - TT, TT = tanh^2.
+    """The gradient of scale S, (bq, bk), from that of a capped score: DSC, then DCAP = DSC DTANH
+    with DTANH = 1 - TT, TT = tanh^2.
 
     Of a chain, DCT = c DSC comes before DCAP, and DCQ = DCAP / c behind it.
     """
     ops, cap = at.ops, _cap(at)
-    slope = at(Site.DTANH, ops.odd_sum(ops.hidden(ops.xp.ones_like(tanh)), -at(Site.TT, ops.multiply(tanh, tanh))))
+    slope = at(
+        Site.DTANH,
+        ops.odd_sum(ops.hidden(ops.xp.ones_like(tanh)), -at(Site.TT, ops.multiply(tanh, tanh))),
+    )
     ds = at(Site.DSC, ds)
     if at.plan.capped_by is CappedBy.QUOTIENT:
         return at(Site.DCAP, ops.multiply(ds, slope))
@@ -50,7 +58,9 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
 
 
 def _cap(at: Events) -> Array | float:
-    """c, in binary32 unless SCALED is wider, as the scale is; of arms trained side by side the format is traced."""
+    """c, in binary32 unless SCALED is wider, as the scale is; of arms trained side by side the
+    format is traced.
+    """
     cap, narrow = at.plan.softcap, _narrow(at.plan.softcap)
     if cap == narrow:
         return cap

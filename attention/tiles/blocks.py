@@ -1,4 +1,6 @@
-"""What a block format at a site asks of the tiles: blocks inside a tile must not straddle two of them."""
+"""What a block format at a site asks of the tiles: blocks inside a tile must not straddle two of
+them.
+"""
 
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
@@ -8,8 +10,9 @@ from roundscope.emu.blocks.format import BlockFormat
 def check_blocks(setup: Setup) -> None:
     """Raises ValueError where blocks do not divide a tile.
 
-    P, P_B and dS are rounded tile by tile, V and dO once for the whole head and are summed over tile by tile. Q and K are summed
-    over features, which no tile cuts. A last block that ends with its tensor is shorter, as everywhere (`emu.BlockFormat`).
+    P, P_B and dS are rounded tile by tile, V and dO once for the whole head and are summed over
+    tile by tile. Q and K are summed over features, which no tile cuts. A last block that ends with
+    its tensor is shorter, as everywhere (`emu.BlockFormat`).
     """
     for site, block in setup.plan.blocks:
         if site.axes is Axes.TS:
@@ -25,7 +28,12 @@ def _extents(setup: Setup) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
     return ("block_q", setup.block_q, setup.queries), ("block_k", setup.block_k, setup.keys)
 
 
-def _check(site: Site, block: BlockFormat, size: int, name: str, tile: int, total: int, *, inside: bool) -> None:
+def _check(
+    site: Site, block: BlockFormat, size: int, name: str, tile: int, total: int, *, inside: bool
+) -> None:
     several = not inside and (size >= total or size % tile == 0)  # blocks of several whole tiles
     if tile < total and tile % size and not several:
-        raise ValueError(f"{name}={tile}: {site} in {block} has blocks of {size}, which must divide the tile; give a multiple of {size}")
+        raise ValueError(
+            f"{name}={tile}: {site} in {block} has blocks of {size}, which must divide the tile;"
+            f" give a multiple of {size}"
+        )

@@ -1,7 +1,9 @@
-"""The passes in which the backward meets its tiles, so that every gradient adds up in the order of a plan.
+"""The passes in which the backward meets its tiles, so that every gradient adds up in the order of
+a plan.
 
-A pass walks over the key tiles, and for each over the query tiles, and takes some of them: dQ of a query tile adds up key tiles in the
-order of the outer walk, dK and dV of a key tile query tiles in that of the inner one, and later passes go on from what earlier ones left.
+A pass walks over the key tiles, and for each over the query tiles, and takes some of them: dQ of a
+query tile adds up key tiles in the order of the outer walk, dK and dV of a key tile query tiles in
+that of the inner one, and later passes go on from what earlier ones left.
 """
 
 from collections.abc import Callable
@@ -12,12 +14,16 @@ from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.backends.ops import Array
 
-Cells = Callable[[Any, Any], Any]  # the bounds of a query tile and of a key tile, first and behind the last -> is the tile taken
+Cells = Callable[
+    [Any, Any], Any
+]  # the bounds of a query tile and of a key tile, first and behind the last -> is the tile taken
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One walk over the tiles of the backward. takes: which, None for all; keys_down, queries_down: from the last to the first."""
+    """One walk over the tiles of the backward. takes: which, None for all; keys_down, queries_down:
+    from the last to the first.
+    """
 
     takes: Cells | None = None
     keys_down: bool = False
@@ -25,12 +31,16 @@ class Pass:
 
 
 def is_cut(rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
-    """Whether the diagonal crosses a tile of these bounds: some of its scores are causal and some are not, or it ends on the diagonal."""
+    """Whether the diagonal crosses a tile of these bounds: some of its scores are causal and some
+    are not, or it ends on the diagonal.
+    """
     return (keys[1] - 1 > rows[0]) & (keys[0] < rows[1])
 
 
 def cut_by(is_causal: bool, window: int) -> Cells | None:
-    """Whether the diagonal of a causal call, or an edge of a window, crosses a tile; None where neither is."""
+    """Whether the diagonal of a causal call, or an edge of a window, crosses a tile; None where
+    neither is.
+    """
     if not window:
         return is_cut if is_causal else None
 
@@ -42,7 +52,7 @@ def cut_by(is_causal: bool, window: int) -> Cells | None:
 
 
 def _others(cells: Cells) -> Cells:
-    return lambda rows, keys: cells(rows, keys) == False  # noqa: E712 - of bools and of arrays
+    return lambda rows, keys: cells(rows, keys) == False  # noqa: E712
 
 
 def _is_reached(rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
@@ -62,12 +72,18 @@ def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
             return Pass(cut), Pass(_others(cut))
         case QueryOrder.WRAPPED:
             up_to_the_diagonal = Pass(_is_reached, keys_down=True)
-            return (up_to_the_diagonal,) if is_causal else (up_to_the_diagonal, Pass(_is_beyond, keys_down=True))
+            return (
+                (up_to_the_diagonal,)
+                if is_causal
+                else (up_to_the_diagonal, Pass(_is_beyond, keys_down=True))
+            )
     return (Pass(queries_down=plan.query_order is QueryOrder.DESCENDING),)
 
 
 def merged(xp: Any, taken: Array, new: Any, old: Any) -> Any:
-    """`new` where a pass took a tile, else `old`: dicts, tuples of arrays whose first axes are those of `taken`; None stands for zeros."""
+    """`new` where a pass took a tile, else `old`: dicts, tuples of arrays whose first axes are
+    those of `taken`; None stands for zeros.
+    """
     if old is None or new is None:
         return new if old is None else old
     if isinstance(new, dict):

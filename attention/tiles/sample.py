@@ -1,9 +1,12 @@
-"""Which tiles a trace looks at: all of them, or a sample that every engine finds by the same arithmetic.
+"""Which tiles a trace looks at: all of them, or a sample that every engine finds by the same
+arithmetic.
 
-Of a head's n tiles of queries those numbered (b + every k) mod n, k = 0, 1, ... below n / every; for dK and dV of its tiles of keys. For
-each the same is chosen of all tiles of the other side, whatever a mask hides. b is spread over 0 .. n - 1 by Fibonacci hashing of the
-number of the head, or of the tile (Knuth, The Art of Computer Programming 3, 6.4): no place of the sequence is preferred. A head is a
-query head; for K, V and the gradients as they leave, which query heads share, a key head.
+Of a head's n tiles of queries those numbered (b + every k) mod n, k = 0, 1, ... below n / every;
+for dK and dV of its tiles of keys. For each the same is chosen of all tiles of the other side,
+whatever a mask hides. b is spread over 0 .. n - 1 by Fibonacci hashing of the number of the head,
+or of the tile (Knuth, The Art of Computer Programming 3, 6.4): no place of the sequence is
+preferred. A head is a query head; for K, V and the gradients as they leave, which query heads
+share, a key head.
 """
 
 from typing import Any, NamedTuple
@@ -50,14 +53,24 @@ def place(xp: Any, every: int, tiles: int, number: Any, tile: Any) -> Any:
     return xp.where(beyond % every == 0, beyond // every, -1)
 
 
-def of_tile(xp: Any, every: int, tiles: tuple[int, int], head: Any, i: Any, j: Any) -> tuple[Side, Side]:
-    """Of tile (i, j) of a head with so many tiles of queries and of keys: as one of queries, as one of keys."""
-    return Side(_is_seen(xp, every, tiles, head, i, j)), Side(_is_seen(xp, every, tiles[::-1], head, j, i))
+def of_tile(
+    xp: Any, every: int, tiles: tuple[int, int], head: Any, i: Any, j: Any
+) -> tuple[Side, Side]:
+    """Of tile (i, j) of a head with so many tiles of queries and of keys: as one of queries, as one
+    of keys.
+    """
+    return Side(_is_seen(xp, every, tiles, head, i, j)), Side(
+        _is_seen(xp, every, tiles[::-1], head, j, i)
+    )
 
 
-def of_head(xp: Any, every: int, tiles: tuple[int, int], sizes: tuple[int, int], head: Any) -> tuple[Side, Side]:
+def of_head(
+    xp: Any, every: int, tiles: tuple[int, int], sizes: tuple[int, int], head: Any
+) -> tuple[Side, Side]:
     """Of a head as one tile; sizes: rows of a tile of queries and of keys."""
-    return _of_rows(xp, every, tiles[0], sizes[0], head), _of_rows(xp, every, tiles[1], sizes[1], head)
+    return _of_rows(xp, every, tiles[0], sizes[0], head), _of_rows(
+        xp, every, tiles[1], sizes[1], head
+    )
 
 
 def _is_seen(xp: Any, every: int, tiles: tuple[int, int], head: Any, own: Any, walked: Any) -> Any:

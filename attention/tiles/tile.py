@@ -15,13 +15,15 @@ class Tile:
     head       flat index batch * heads + head;  heads: per batch entry
     i, j       index of the query tile and key tile;  row0, key0: their first query and key
     mask       (queries, keys): the scores that exist
-    rows       (queries,): rows that have had a key by now;  rescaled: rows that had one before this tile
+    rows       (queries,): rows that have had a key by now;  rescaled: rows that had one before this
+               tile
     keys       (keys,): keys that some query of this tile sees
     sample     what a trace looks at, of queries and of keys; None for all
     is_cut     the diagonal crosses the tile, of a causal call
     is_flushed the accumulator of O is flushed before this tile, of plans with `flushed_tiles`
     is_whole   all scores exist
-    is_unrecorded    events may happen where none exists, if they leave what is there as it is: nobody counts them
+    is_unrecorded    events may happen where none exists, if they leave what is there as it is:
+                     nobody counts them
     """
 
     head: Any
@@ -54,7 +56,9 @@ class Tile:
         return None if self.sample is None else self.sample[site.axes is Axes.SH]
 
     def coordinates(self, xp: Any, site: Site, shape: tuple[int, ...]) -> tuple[Array, Array, Any]:
-        """Row in the head and second index of every entry (broadcastable) of an event, and the index of the repeating tile."""
+        """Row in the head and second index of every entry (broadcastable) of an event, and the
+        index of the repeating tile.
+        """
         axes = site.axes
         first = (self.key0 if axes is Axes.SH else self.row0) + xp.arange(shape[0])
         second = xp.arange(shape[1] if len(shape) == 2 else 1)

@@ -1,5 +1,7 @@
-"""What was seen, on its way off JAX's device. Copies are slow: tiles are added up before, of a sample's rows come those that were seen, and
-small arrays come as one.
+"""What was seen, on its way off JAX's device.
+
+Copies are slow: tiles are added up before, of a sample's rows come those that were seen, and small
+arrays come as one.
 """
 
 from collections.abc import Sequence
@@ -30,23 +32,43 @@ def fetched(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> l
         sampled = is_far and setup.every > 1
         seen = [(rows_seen(setup, part) if sampled else part.whole, part.tiles) for part in parts]
         found = gathered(seen) if is_far else jax.device_get(seen)
-    wholes = [all_rows(setup, part, whole) if sampled else whole for part, (whole, _) in zip(parts, found, strict=True)]
-    return [part._replace(whole=whole, tiles=tiles) for part, whole, (_, tiles) in zip(parts, wholes, found, strict=True)]
+    wholes = [
+        all_rows(setup, part, whole) if sampled else whole
+        for part, (whole, _) in zip(parts, found, strict=True)
+    ]
+    return [
+        part._replace(whole=whole, tiles=tiles)
+        for part, whole, (_, tiles) in zip(parts, wholes, found, strict=True)
+    ]
 
 
 def rows_seen(setup: Setup, part: Part) -> dict[str, Any]:
     """What was seen of whole heads, of the sums of rows those of the tiles looked at."""
     whole = summaries(part.whole)
-    taken = _taken(setup.every, part.number, tuple(_tiles(setup, name) for name in whole), [row for *_, row in whole.values()])
-    return part.whole | {name: (*seen, row) for (name, (*seen, _)), row in zip(whole.items(), taken, strict=True)}
+    taken = _taken(
+        setup.every,
+        part.number,
+        tuple(_tiles(setup, name) for name in whole),
+        [row for *_, row in whole.values()],
+    )
+    return part.whole | {
+        name: (*seen, row) for (name, (*seen, _)), row in zip(whole.items(), taken, strict=True)
+    }
 
 
 def all_rows(setup: Setup, part: Part, whole: dict[str, Any]) -> dict[str, Any]:
-    """What `rows_seen` took, in NumPy, of all rows: where nobody looked the sum is 0 (`attention.tiles.sample.Side.spread`)."""
+    """What `rows_seen` took, in NumPy, of all rows: where nobody looked the sum is 0
+    (`attention.tiles.sample.Side.spread`).
+    """
     result = dict(whole)
     for name, (*summary, seen) in summaries(whole).items():
         row = np.zeros(part.whole[name][-1].shape)
-        np.put_along_axis(row, _rows(np, setup.every, part.number, *_tiles(setup, name), row.shape[0]), seen, axis=1)
+        np.put_along_axis(
+            row,
+            _rows(np, setup.every, part.number, *_tiles(setup, name), row.shape[0]),
+            seen,
+            axis=1,
+        )
         result[name] = (*summary, row)
     return result
 
@@ -64,13 +86,21 @@ def gathered(seen: Any) -> Any:
     found = dict(zip(others, large, strict=True))
     for of_type, flat in zip(small.values(), parts, strict=True):
         ends = np.cumsum([leaves[n].size for n in of_type])
-        found |= {n: x.reshape(leaves[n].shape) for n, x in zip(of_type, np.split(flat, ends[:-1]), strict=True)}
+        found |= {
+            n: x.reshape(leaves[n].shape)
+            for n, x in zip(of_type, np.split(flat, ends[:-1]), strict=True)
+        }
     return jax.tree.unflatten(tree, [found[n] for n in range(len(leaves))])
 
 
 def _is_far(seen: Any) -> bool:
     """Whether something is on a device that does not share the host's memory."""
-    return any(d.platform != "cpu" for x in jax.tree.leaves(seen) if isinstance(x, Array) for d in x.devices())
+    return any(
+        d.platform != "cpu"
+        for x in jax.tree.leaves(seen)
+        if isinstance(x, Array)
+        for d in x.devices()
+    )
 
 
 def _added(setup: Setup, part: Part, features: tuple[int, int]) -> Part:
@@ -78,9 +108,16 @@ def _added(setup: Setup, part: Part, features: tuple[int, int]) -> Part:
     tiles = summaries(part.tiles)
     if not any(isinstance(seen[-1], Array) and seen[-1].size >= LARGE for seen in tiles.values()):
         return part
-    own = {name: (_LIKE[site_of(name).axes], features_of(site_of(name), features)) for name in tiles}
-    whole = {name: _tiles_added(setup, *own[name], part.backward, seen) for name, seen in tiles.items()}
-    return part._replace(whole=part.whole | whole, tiles={name: x for name, x in part.tiles.items() if name not in tiles})
+    own = {
+        name: (_LIKE[site_of(name).axes], features_of(site_of(name), features)) for name in tiles
+    }
+    whole = {
+        name: _tiles_added(setup, *own[name], part.backward, seen) for name, seen in tiles.items()
+    }
+    return part._replace(
+        whole=part.whole | whole,
+        tiles={name: x for name, x in part.tiles.items() if name not in tiles},
+    )
 
 
 def _tiles(setup: Setup, name: str) -> tuple[int, int]:
@@ -91,12 +128,16 @@ def _tiles(setup: Setup, name: str) -> tuple[int, int]:
 
 def _rows(xp: Any, every: int, number: int, tiles: int, size: int, heads: int) -> Any:
     """The rows of tiles looked at, (heads, n)."""
-    own = sample.chosen(every, tiles, xp.arange(heads)[:, None] % number, xp.arange(sample.count(every, tiles)))
+    own = sample.chosen(
+        every, tiles, xp.arange(heads)[:, None] % number, xp.arange(sample.count(every, tiles))
+    )
     return (own[:, :, None] * size + xp.arange(size)).reshape(heads, -1)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _taken(every: int, number: int, tiles: tuple[tuple[int, int], ...], rows: list[Array]) -> list[Array]:
+def _taken(
+    every: int, number: int, tiles: tuple[tuple[int, int], ...], rows: list[Array]
+) -> list[Array]:
     """Of sums (heads, rows) those of tiles looked at."""
     own = [_rows(jnp, every, number, *x, row.shape[0]) for x, row in zip(tiles, rows, strict=True)]
     return [jnp.take_along_axis(row, x, axis=1) for x, row in zip(own, rows, strict=True)]

@@ -17,10 +17,13 @@ class Trace:
     """What was seen.
 
     stats   per site (and per "<SITE>.step" asked for): `Stats` of shape (batch, heads)
-    rows    per site: signed error in ulps, summed over each row's events, (batch, heads, queries or keys)
-    ones    per site asked for: results that equal 1, counted per row and repeating tile, (batch, heads, tiles, queries or keys)
-    events  per site asked for: (before, after), float64. One per score: (B, N, T, S). Repeated events keep the other
-            tile index in front: one per row (B, N, tiles, T), per feature (B, N, tiles, T or S, H)
+    rows    per site: signed error in ulps, summed over each row's events, (batch, heads, queries or
+            keys)
+    ones    per site asked for: results that equal 1, counted per row and repeating tile, (batch,
+            heads, tiles, queries or keys)
+    events  per site asked for: (before, after), float64. One per score: (B, N, T, S). Repeated
+            events keep the other tile index in front: one per row (B, N, tiles, T), per feature (B,
+            N, tiles, T or S, H)
     """
 
     stats: dict[str, Stats]
@@ -38,7 +41,10 @@ class Trace:
         place = {str(site): n for n, site in enumerate(Site)}
 
         def ordered(x: dict[str, Any]) -> dict[str, Any]:
-            return {name: x[name] for name in sorted(x, key=lambda name: (place[str(site_of(name))], name))}
+            return {
+                name: x[name]
+                for name in sorted(x, key=lambda name: (place[str(site_of(name))], name))
+            }
 
         return Trace(**{f.name: ordered(getattr(self, f.name)) for f in fields(self)})
 
@@ -49,7 +55,8 @@ class Part(NamedTuple):
     lead      (batch, heads), of query heads or of key heads
     number    heads that are numbered one after another: all, or those of a batch entry
     whole     of whole heads: events that are not repeated, or that an engine has added up
-    tiles     of tiles, (heads, query tile, key tile, ...), in the backward (heads, key tile, query tile, ...)
+    tiles     of tiles, (heads, query tile, key tile, ...), in the backward (heads, key tile, query
+              tile, ...)
     """
 
     lead: tuple[int, ...]
@@ -65,12 +72,17 @@ def site_of(name: str) -> Site:
 
 
 def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> Trace:
-    """From all parts of a call; features: of q and k, and of v. What is on JAX's device is copied once, at the end."""
+    """From all parts of a call; features: of q and k, and of v. What is on JAX's device is copied
+    once, at the end.
+    """
     if "jax" in sys.modules:
         from roundscope.attention.trace.from_device import fetched
 
         parts = fetched(setup, parts, features)
-    found = (_of_whole(setup, p.whole, p.lead) + _of_tiles(setup, p.tiles, p.lead, features, p.backward) for p in parts)
+    found = (
+        _of_whole(setup, p.whole, p.lead) + _of_tiles(setup, p.tiles, p.lead, features, p.backward)
+        for p in parts
+    )
     return sum(found, Trace(stats={}, rows={}, events={})).in_order()
 
 
@@ -80,19 +92,31 @@ def _of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trac
     for name, value in seen.items():
         if name.endswith(".ones"):
             tiles = value.shape[1] if value.ndim == 3 else 1
-            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[..., : _size(setup, name)]
+            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[
+                ..., : _size(setup, name)
+            ]
             continue
         if name.endswith(".events"):
             size = _size(setup, name)
-            events[name.removesuffix(".events")] = tuple(np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value)
+            events[name.removesuffix(".events")] = tuple(
+                np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value
+            )
             continue
         counts, sums, peak, place, row = (np.asarray(v) for v in value)
-        stats[name] = Stats.of(*(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place)))
+        stats[name] = Stats.of(
+            *(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place))
+        )
         rows[name] = row.reshape(*lead, -1)[..., : _size(setup, name)]
     return Trace(stats=stats, rows=rows, events=events, ones=ones)  # type: ignore[arg-type]
 
 
-def _of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], features: tuple[int, int], backward: bool) -> Trace:
+def _of_tiles(
+    setup: Setup,
+    seen: dict[str, Any],
+    lead: tuple[int, ...],
+    features: tuple[int, int],
+    backward: bool,
+) -> Trace:
     events, ones, own = {}, {}, summaries(seen)
     for name in (name for name in seen if name not in own):
         bare, _, kind = name.rpartition(".")
@@ -100,7 +124,10 @@ def _of_tiles(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...], feature
             v = _by_row(site_of(bare), seen[name].swapaxes(1, 2) if backward else seen[name])
             ones[bare] = v.reshape(*lead, *v.shape[1:])[..., : _size(setup, name)]
         else:
-            before, after = (_gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead) for v in seen[name])
+            before, after = (
+                _gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead)
+                for v in seen[name]
+            )
             events[bare] = (before, after)
     of = {name: (site_of(name), features_of(site_of(name), features)) for name in own}
     whole = {name: tiles_added(setup, *of[name], backward, own[name]) for name in own}
@@ -117,11 +144,22 @@ def features_of(site: Site, features: tuple[int, int]) -> int:
     return features[0] if site in (Site.DQ, Site.DK) else features[1]
 
 
-def tiles_added(setup: Setup, site: Site, features: int, backward: bool, seen: Any) -> tuple[Any, ...]:
-    """Summaries of tiles (counts, sums, peak, place, sums of rows) as those of heads. NumPy or JAX."""
+def tiles_added(
+    setup: Setup, site: Site, features: int, backward: bool, seen: Any
+) -> tuple[Any, ...]:
+    """Summaries of tiles (counts, sums, peak, place, sums of rows) as those of heads. NumPy or
+    JAX.
+    """
     counts, sums, peak, place, row = (v.swapaxes(1, 2) for v in seen) if backward else seen
-    place = counts.__array_namespace__().where(counts[..., 0] > 0, place, -1)  # a tile that was left out has no place
-    return counts.sum((1, 2)), sums.sum((1, 2)), *_worst(setup, site, peak, place, features), _by_row(site, row).sum(1)
+    place = counts.__array_namespace__().where(
+        counts[..., 0] > 0, place, -1
+    )  # a tile that was left out has no place
+    return (
+        counts.sum((1, 2)),
+        sums.sum((1, 2)),
+        *_worst(setup, site, peak, place, features),
+        _by_row(site, row).sum(1),
+    )
 
 
 def _size(setup: Setup, name: str) -> int:
@@ -130,26 +168,36 @@ def _size(setup: Setup, name: str) -> int:
 
 
 def _by_row(site: Site, row: Any) -> Any:
-    """(heads, query tile, key tile, rows of a tile) as (heads, repeating tiles, rows of a head in whole tiles)."""
+    """(heads, query tile, key tile, rows of a tile) as (heads, repeating tiles, rows of a head in
+    whole tiles).
+    """
     v = row if site.axes is Axes.SH else row.swapaxes(1, 2)
     return v.reshape(*v.shape[:2], -1)
 
 
 def _worst(setup: Setup, site: Site, peak: Any, place: Any, features: int) -> tuple[Any, Any]:
-    """The largest error of each head and the flat (row, column) index of its event in the whole head."""
+    """The largest error of each head and the flat (row, column) index of its event in the whole
+    head.
+    """
     xp = peak.__array_namespace__()
     heads, _, nk = peak.shape
     tile = xp.where(place < 0, -1.0, peak).reshape(heads, -1).argmax(1)
     i, j = xp.divmod(tile, nk)
     here = xp.arange(heads)
     local = place.reshape(heads, -1)[here, tile]
-    return peak.reshape(heads, -1)[here, tile], xp.where(local < 0, -1, flat_place(setup, site, i, j, local, features))
+    return peak.reshape(heads, -1)[here, tile], xp.where(
+        local < 0, -1, flat_place(setup, site, i, j, local, features)
+    )
 
 
 def flat_place(setup: Setup, site: Site, i: Any, j: Any, local: Any, features: int) -> Any:
     """The flat (row, column) index in a head of an event of tile (i, j), from that in the tile."""
     if site.axes is Axes.TS:
-        return (i * setup.block_q + local // setup.block_k) * setup.keys + j * setup.block_k + local % setup.block_k
+        return (
+            (i * setup.block_q + local // setup.block_k) * setup.keys
+            + j * setup.block_k
+            + local % setup.block_k
+        )
     first = j * setup.block_k if site.axes is Axes.SH else i * setup.block_q
     return first * (1 if site.axes is Axes.T else features) + local
 

@@ -1,4 +1,6 @@
-"""The functions of block formats: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA), the same bits from both."""
+"""The functions of block formats: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA),
+the same bits from both.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +44,10 @@ class Blocked:
 
     @property
     def T(self) -> "Blocked":
-        """The transpose of a matrix: the same numbers, blocked along the other axis. Raises ValueError for no matrix."""
+        """The transpose of a matrix: the same numbers, blocked along the other axis.
+
+        Raises ValueError for no matrix.
+        """
         if len(self.shape) != 2:
             raise ValueError(f"T: of a matrix; this array has shape {self.shape}")
         return replace(self, elements=self.elements.T, scales=self.scales.T, axis=1 - self.axis)
@@ -51,11 +56,17 @@ class Blocked:
 def check_blocked(b: Any) -> None:
     """Raises TypeError for what is no blocked array."""
     if not isinstance(b, Blocked):
-        raise TypeError(f"b: a {type(b).__name__}, must be a Blocked array; to_blocks(x, 'mxfp8_e4m3') makes one")
+        raise TypeError(
+            f"b: a {type(b).__name__}, must be a Blocked array; to_blocks(x, 'mxfp8_e4m3')"
+            " makes one"
+        )
 
 
-def round_blocks(x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndarray | None = None, **changes: Any) -> Array:
-    """Every number of x replaced by what a block format keeps of it, T X P; the result has x's type and shape.
+def round_blocks(
+    x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndarray | None = None, **changes: Any
+) -> Array:
+    """Every number of x replaced by what a block format keeps of it, T X P; the result has x's type
+    and shape.
 
     x        float32 or float64 array, NumPy or JAX, any shape; narrower floats enter as float32
     format   a name ("mxfp8_e4m3", "nvfp4" ...) or a `BlockFormat`
@@ -63,10 +74,11 @@ def round_blocks(x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndar
     out      NumPy only: where the result goes, x itself allowed
     changes  mode, rule, overflow, seed, as of `block_format`
 
-    Exact: each element is V / (T X) rounded once, and T X P rounds once more, to binary32, only in float32 arrays and
-    only where it is no binary32 number (scales other than powers of two, or beyond binary32's range). The stochastic mode
-    draws by a number's index in x, as `round_to` does. Raises ValueError for unknown names, an axis that x lacks, an
-    out of another shape or type.
+    Exact: each element is V / (T X) rounded once, and T X P rounds once more, to binary32, only in
+    float32 arrays and only where it is no binary32 number (scales other than powers of two, or
+    beyond binary32's range). The stochastic mode draws by a number's index in x, as `round_to`
+    does. Raises ValueError for unknown names, an axis that x lacks, an out of another shape or
+    type.
     """
     f, x = block_format(format, **changes), _carrier(x)
     at = layout_of(x.shape, f, axis)
@@ -80,7 +92,9 @@ def round_blocks(x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndar
 
 def _round_jax(x: Array, *, f: BlockFormat, at: Layout) -> Array:
     xp = _library(x)
-    return from_lines(xp, _executor(x).round_blocks(to_lines(xp, x, at), f, _lines_of_bits(x, f, at)), at)
+    return from_lines(
+        xp, _executor(x).round_blocks(to_lines(xp, x, at), f, _lines_of_bits(x, f, at)), at
+    )
 
 
 def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | None) -> np.ndarray:
@@ -91,7 +105,11 @@ def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | No
     direct = at.plain and out is not None and out.flags.c_contiguous
     lines = out.reshape(-1, at.size) if direct and out is not None else None
     with np.errstate(over="ignore"):
-        y = from_lines(np, block_kernels.round_blocks(to_lines(np, x, at), f, _lines_of_bits(x, f, at), lines), at)
+        y = from_lines(
+            np,
+            block_kernels.round_blocks(to_lines(np, x, at), f, _lines_of_bits(x, f, at), lines),
+            at,
+        )
     if out is None:
         return np.ascontiguousarray(y)
     if not direct:
@@ -111,18 +129,23 @@ def to_blocks(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any)
     at = layout_of(x.shape, f, axis)
     if not x.size:
         raise ValueError(f"x: shape {x.shape} has no numbers to scale")
-    elements, scales, tensor = _program(_quantise, x, f=f, at=at) if _is_jax(x) else _quantise(x, f=f, at=at)
+    elements, scales, tensor = (
+        _program(_quantise, x, f=f, at=at) if _is_jax(x) else _quantise(x, f=f, at=at)
+    )
     return Blocked(elements=elements, scales=scales, tensor=tensor, format=f, axis=at.axis)
 
 
 def _quantise(x: Array, *, f: BlockFormat, at: Layout) -> tuple[Array, Array, Array]:
     xp = _library(x)
-    elements, scales, tensor = _executor(x).quantise(to_lines(xp, x, at), f, _lines_of_bits(x, f, at))
+    elements, scales, tensor = _executor(x).quantise(
+        to_lines(xp, x, at), f, _lines_of_bits(x, f, at)
+    )
     return from_lines(xp, elements, at), scales_from_lines(xp, scales, at), tensor
 
 
 def from_blocks(b: Blocked) -> Array:
-    """The numbers T X P that a blocked array stands for, float32; NaN throughout a block whose scale is NaN.
+    """The numbers T X P that a blocked array stands for, float32; NaN throughout a block whose
+    scale is NaN.
 
     Raises TypeError for what is no blocked array.
     """
@@ -133,7 +156,9 @@ def from_blocks(b: Blocked) -> Array:
 
 def _numbers(elements: Array, scales: Array, tensor: Array, *, at: Layout) -> Array:
     xp = _library(elements)
-    lines = _executor(elements).dequantise(to_lines(xp, elements, at), scales_to_lines(scales, at), tensor)
+    lines = _executor(elements).dequantise(
+        to_lines(xp, elements, at), scales_to_lines(scales, at), tensor
+    )
     return from_lines(xp, lines, at)
 
 

@@ -1,7 +1,9 @@
-"""Blocked arrays as they are stored: codes of elements and scales as ml_dtypes arrays, or packed into bytes without gaps.
+"""Blocked arrays as they are stored: codes of elements and scales as ml_dtypes arrays, or packed
+into bytes without gaps.
 
-Element codes are those of emu.formats.codes, but for MXINT8, which is two's complement (OCP MX 1.0, 5.3.4). Packed, a code's
-bits run from low to high, the first code lowest: two FP4 codes in a byte, four FP6 codes in three.
+Element codes are those of emu.formats.codes, but for MXINT8, which is two's complement (OCP MX 1.0,
+5.3.4). Packed, a code's bits run from low to high, the first code lowest: two FP4 codes in a byte,
+four FP6 codes in three.
 """
 
 import math
@@ -18,10 +20,18 @@ from roundscope.emu.formats.codes import decode, encode
 from roundscope.emu.formats.format import Format
 
 DTYPES = {
-    "e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2", "e4m3fnuz": "float8_e4m3fnuz", "e5m2fnuz": "float8_e5m2fnuz",
-    "e3m2fn": "float6_e3m2fn", "e2m3fn": "float6_e2m3fn", "e2m1fn": "float4_e2m1fn", "e8m0fnu": "float8_e8m0fnu",
-    "e4m3": "float8_e4m3", "e3m4": "float8_e3m4", "bf16": "bfloat16",
-}  # fmt: skip
+    "e4m3fn": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "e4m3fnuz": "float8_e4m3fnuz",
+    "e5m2fnuz": "float8_e5m2fnuz",
+    "e3m2fn": "float6_e3m2fn",
+    "e2m3fn": "float6_e2m3fn",
+    "e2m1fn": "float4_e2m1fn",
+    "e8m0fnu": "float8_e8m0fnu",
+    "e4m3": "float8_e4m3",
+    "e3m4": "float8_e3m4",
+    "bf16": "bfloat16",
+}
 NUMPY = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 
 
@@ -29,8 +39,8 @@ NUMPY = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 class Codes:
     """A blocked array stored: NumPy arrays whose bytes are the codes.
 
-    elements  of the array's shape: ml_dtypes (or NumPy) numbers where a dtype of the format exists, int8 for MXINT8, else
-              unsigned integers
+    elements  of the array's shape: ml_dtypes (or NumPy) numbers where a dtype of the format exists,
+              int8 for MXINT8, else unsigned integers
     scales    one for each block, likewise
     tensor    T, float32
     """
@@ -54,28 +64,41 @@ def dtype_of(f: Format) -> np.dtype:
 
 
 def codes_of(b: Blocked) -> Codes:
-    """The stored form; arrays on a device come to the host. `blocked_of` is its inverse, to the bit."""
+    """The stored form; arrays on a device come to the host.
+
+    `blocked_of` is its inverse, to the bit.
+    """
     check_blocked(b)
     f = b.format
     return Codes(
         elements=_encoded(np.asarray(b.elements), f.element.format),
         scales=_encoded(np.asarray(b.scales), f.scale),
-        tensor=np.float32(b.tensor), format=f, axis=b.axis,
-    )  # fmt: skip
+        tensor=np.float32(b.tensor),
+        format=f,
+        axis=b.axis,
+    )
 
 
 def blocked_of(c: Codes) -> Blocked:
-    """The blocked array that codes stand for. An element that is an infinity or a NaN makes its number one (OCP MX 1.0, 5.1)."""
+    """The blocked array that codes stand for.
+
+    An element that is an infinity or a NaN makes its number one (OCP MX 1.0, 5.1).
+    """
     _check_codes(c)
     f = c.format
     elements, scales = _decoded(c.elements, f.element.format), _decoded(c.scales, f.scale)
-    return Blocked(elements=elements, scales=scales, tensor=np.float32(c.tensor), format=f, axis=c.axis)
+    return Blocked(
+        elements=elements, scales=scales, tensor=np.float32(c.tensor), format=f, axis=c.axis
+    )
 
 
 def _check_codes(c: Any) -> None:
     """Raises TypeError for what is no stored form."""
     if not isinstance(c, Codes):
-        raise TypeError(f"c: a {type(c).__name__}, must be Codes; codes_of(to_blocks(x, 'mxfp8_e4m3')) makes them")
+        raise TypeError(
+            f"c: a {type(c).__name__}, must be Codes; codes_of(to_blocks(x, 'mxfp8_e4m3')) makes"
+            " them"
+        )
 
 
 def _encoded(x: np.ndarray, f: Format) -> np.ndarray:
@@ -102,32 +125,56 @@ def _integers(codes: np.ndarray) -> np.ndarray:
 
 
 def pack(c: Codes) -> tuple[np.ndarray, np.ndarray]:
-    """Elements and scales as two byte arrays, flat, in the arrays' own order; the last byte is filled up with zeros."""
+    """Elements and scales as two byte arrays, flat, in the arrays' own order; the last byte is
+    filled up with zeros.
+    """
     _check_codes(c)
     return _packed(c.elements, c.format.element.format.bits), _packed(c.scales, c.format.scale.bits)
 
 
-def unpack(elements: np.ndarray, scales: np.ndarray, tensor: float, format: BlockFormat, shape: tuple[int, ...], axis: int = -1) -> Codes:
-    """The codes of an array of that shape from its bytes. Raises ValueError where their number does not fit."""
+def unpack(
+    elements: np.ndarray,
+    scales: np.ndarray,
+    tensor: float,
+    format: BlockFormat,
+    shape: tuple[int, ...],
+    axis: int = -1,
+) -> Codes:
+    """The codes of an array of that shape from its bytes.
+
+    Raises ValueError where their number does not fit.
+    """
     at = layout_of(shape, format, axis)
     e, s = format.element.format, format.scale
     return Codes(
-        elements=_unpacked("elements", elements, e, shape), scales=_unpacked("scales", scales, s, at.scales),
-        tensor=np.float32(tensor), format=format, axis=at.axis,
-    )  # fmt: skip
+        elements=_unpacked("elements", elements, e, shape),
+        scales=_unpacked("scales", scales, s, at.scales),
+        tensor=np.float32(tensor),
+        format=format,
+        axis=at.axis,
+    )
 
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes of so many bits, one after the other, low bits first."""
-    planes = (_integers(codes).reshape(-1, 1).astype(np.uint32) >> np.arange(bits, dtype=np.uint32)) & 1
+    planes = (
+        _integers(codes).reshape(-1, 1).astype(np.uint32) >> np.arange(bits, dtype=np.uint32)
+    ) & 1
     return np.packbits(planes.astype(np.uint8).reshape(-1), bitorder="little")
 
 
 def _unpacked(name: str, packed: np.ndarray, f: Format, shape: tuple[int, ...]) -> np.ndarray:
     count = math.prod(shape)
     if packed.size != -(-count * f.bits // 8):
-        raise ValueError(f"{name}: {packed.size} bytes, must be {-(-count * f.bits // 8)} for {count} codes of {f.bits} bits")
-    planes = np.unpackbits(packed, count=count * f.bits, bitorder="little").reshape(count, f.bits).astype(np.uint32)
+        raise ValueError(
+            f"{name}: {packed.size} bytes, must be {-(-count * f.bits // 8)} for {count} codes of"
+            f" {f.bits} bits"
+        )
+    planes = (
+        np.unpackbits(packed, count=count * f.bits, bitorder="little")
+        .reshape(count, f.bits)
+        .astype(np.uint32)
+    )
     codes: Any = (planes << np.arange(f.bits, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
     dtype = dtype_of(f)
     return codes.astype(f"u{dtype.itemsize}").view(dtype).reshape(shape)

@@ -2,14 +2,17 @@
 
     C = T_A T_B  sum over blocks j of X(A_j) X(B_j)  sum over i of P_i(A_j) P_i(B_j)
 
-**Scales of few bits** (E8M0, E4M3: element and scale together up to 26 significand bits). X P is a number whose products
-are exact, so the scales go into the operands and the accumulator adds X(A) P(A) X(B) P(B) in its order: one product is
-one step, whatever the blocks are. `Accumulator(order=CHUNKED, chunk=32)` is the sum block by block.
+**Scales of few bits** (E8M0, E4M3: element and scale together up to 26 significand bits). X P is a
+number whose products are exact, so the scales go into the operands and the accumulator adds X(A)
+P(A) X(B) P(B) in its order: one product is one step, whatever the blocks are.
+`Accumulator(order=CHUNKED, chunk=32)` is the sum block by block.
 
-**Scales of binary32** (FP8 with 1 x 128 and 128 x 128 blocks). As DeepSeek-V3 does, arXiv 2412.19437, 3.3.2: the accumulator
-adds P(A) P(B) within a block, from 0; the block's sum times binary32(X(A) X(B)) is added to the total, one step each.
+**Scales of binary32** (FP8 with 1 x 128 and 128 x 128 blocks). As DeepSeek-V3 does, arXiv
+2412.19437, 3.3.2: the accumulator adds P(A) P(B) within a block, from 0; the block's sum times
+binary32(X(A) X(B)) is added to the total, one step each.
 
-T_A T_B, rounded to binary32, multiplies the sum at the end, in one more step; init is added after it.
+T_A T_B, rounded to binary32, multiplies the sum at the end, in one more step; init is added after
+it.
 """
 
 from dataclasses import dataclass, replace
@@ -40,22 +43,30 @@ class _Operand:
     binades: Array | None = None  # what counts as the exponents of a tensor core's factors
 
 
-def dot_blocks(a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps: Steps | None = None) -> Array:
-    """init + a @ b where a, b or both are `Blocked` along the sum: a (T, K) along axis 1, b (K, N) along axis 0; float64.
+def dot_blocks(
+    a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps: Steps | None = None
+) -> Array:
+    """init + a @ b where a, b or both are `Blocked` along the sum: a (T, K) along axis 1, b (K, N)
+    along axis 0; float64.
 
-    As `emu.dot` otherwise. Raises ValueError for shapes that do not match, an operand blocked along its other axis and,
-    where scales stay apart, blocks of two sizes.
+    As `emu.dot` otherwise. Raises ValueError for shapes that do not match, an operand blocked along
+    its other axis and, where scales stay apart, blocks of two sizes.
     """
     a, b = (x if isinstance(x, Blocked) else _carrier(x, name) for name, x in (("a", a), ("b", b)))
     shape = _checked(a, b, init)
     on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
     if on_jax:
-        import roundscope.emu.blocks.xla  # noqa: F401  `Blocked` may be an argument of a program
-    start = np.zeros(shape) if init is None else init if on_jax and _is_jax(init) else np.asarray(init)
+        # so that `Blocked` may be an argument of a program
+        import roundscope.emu.blocks.xla  # noqa: F401
+    start = (
+        np.zeros(shape) if init is None else init if on_jax and _is_jax(init) else np.asarray(init)
+    )
     return _added(_kept, on_jax, steps, a, b, start, accumulator=accumulator)
 
 
-def _kept(a: Any, b: Any, init: Array, *, accumulator: Accumulator, keep: bool) -> tuple[Array, Steps | None]:
+def _kept(
+    a: Any, b: Any, init: Array, *, accumulator: Accumulator, keep: bool
+) -> tuple[Array, Steps | None]:
     """The sum, and each addition's (before, after) where they are kept."""
     steps: Steps | None = [] if keep else None
     return _run(_library(init), a, b, accumulator, init, steps), steps
@@ -67,7 +78,10 @@ def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
         raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
     for name, x, axis in (("a", a, 1), ("b", b, 0)):
         if isinstance(x, Blocked) and x.axis != axis:
-            raise ValueError(f"{name}: blocked along axis {x.axis}, must be along the sum; use to_blocks({name}, format, axis={axis})")
+            raise ValueError(
+                f"{name}: blocked along axis {x.axis}, must be along the sum; use to_blocks({name},"
+                f" format, axis={axis})"
+            )
     if init is not None and tuple(np.shape(init)) != (a.shape[0], b.shape[1]):
         raise ValueError(f"init: shape {np.shape(init)}, must be {(a.shape[0], b.shape[1])}")
     return a.shape[0], b.shape[1]
@@ -99,39 +113,76 @@ def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
         numbers = from_blocks(replace(x, tensor=xp.asarray(one)))
         return _Operand(numbers=_enter(xp.asarray(numbers)), size=f.size, tensor=tensor)
     scales = xp.repeat(_enter(xp.asarray(x.scales)), f.rows, axis=1)[:, : x.shape[1]]
-    return _Operand(numbers=_enter(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor)
-
-
-def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
-    """X P and 2^(e(X) + e(P)): a tensor core adds the exponents of scale and element, neither normalised again."""
-    if x.format.element.format != alignment.operand or not x.format.power_of_two:
-        raise ValueError(f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with power-of-two scales")
-    elements, scales = _enter(xp.asarray(x.elements)), xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
     return _Operand(
-        numbers=elements * scales, binades=binade(_ops(elements), elements, alignment.operand.emin) * scales, size=x.format.size
+        numbers=_enter(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor
     )
 
 
-def _at_once(ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None) -> Array:
+def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
+    """X P and 2^(e(X) + e(P)): a tensor core adds the exponents of scale and element, neither
+    normalised again.
+    """
+    if x.format.element.format != alignment.operand or not x.format.power_of_two:
+        raise ValueError(
+            f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with"
+            " power-of-two scales"
+        )
+    elements = _enter(xp.asarray(x.elements))
+    scales = xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
+    return _Operand(
+        numbers=elements * scales,
+        binades=binade(_ops(elements), elements, alignment.operand.emin) * scales,
+        size=x.format.size,
+    )
+
+
+def _at_once(
+    ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None
+) -> Array:
     if acc.alignment is not None:
-        a, b = ((x.numbers, binade(ops, x.numbers, acc.alignment.operand.emin) if x.binades is None else x.binades) for x in (left, right))
+        a, b = (
+            (
+                x.numbers,
+                (
+                    binade(ops, x.numbers, acc.alignment.operand.emin)
+                    if x.binades is None
+                    else x.binades
+                ),
+            )
+            for x in (left, right)
+        )
         return add_aligned(ops, acc, a, b, init, steps)
-    step = _stepper(ops, acc, init.shape, 0, None) if acc.step.mode is RoundingMode.STOCHASTIC else None
+    step = (
+        _stepper(ops, acc, init.shape, 0, None)
+        if acc.step.mode is RoundingMode.STOCHASTIC
+        else None
+    )
     return accumulate(ops, acc, left.numbers, right.numbers, init, step, steps)
 
 
-def _by_blocks(ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None) -> Array:
+def _by_blocks(
+    ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None
+) -> Array:
     sizes = {x.size for x in (left, right) if x.size}
     if len(sizes) != 1:
-        raise ValueError(f"a, b: blocks of {left.size} and {right.size} along the sum; scales of binary32 need one size")
+        raise ValueError(
+            f"a, b: blocks of {left.size} and {right.size} along the sum; scales of binary32 need"
+            " one size"
+        )
     size, total = sizes.pop(), init
     for j, lo in enumerate(range(0, left.numbers.shape[0], size)):
         part, offset = slice(lo, lo + size), j * (2 * size + 2)
         inner = left.numbers[part], right.numbers[part]
-        inside = _stepper(ops, acc, init.shape, offset, None) if acc.step.mode is RoundingMode.STOCHASTIC else None
+        inside = (
+            _stepper(ops, acc, init.shape, offset, None)
+            if acc.step.mode is RoundingMode.STOCHASTIC
+            else None
+        )
         block = accumulate(ops, acc, *inner, ops.xp.zeros_like(init), inside, steps)
         factor = _product(ops, _row(left, j), _row(right, j))
-        total = _stepper(ops, acc, init.shape, offset + 2 * size, steps)(0, total + ops.multiply(block, factor))
+        total = _stepper(ops, acc, init.shape, offset + 2 * size, steps)(
+            0, total + ops.multiply(block, factor)
+        )
     return total
 
 
@@ -141,20 +192,31 @@ def _row(x: _Operand, j: int) -> Array | None:
 
 
 def _product(ops: Ops, x: Array | None, y: Array | None) -> Array:
-    """x y of binary32 numbers, rounded to binary32: of a column and a row where they are vectors. None stands for 1."""
+    """x y of binary32 numbers, rounded to binary32: of a column and a row where they are vectors.
+
+    None stands for 1.
+    """
     if x is None:
         return y
     column = x[:, None] if x.ndim else x
     return column if y is None else ops.round(column * y, BINARY32, None)
 
 
-def _stepper(ops: Ops, acc: Accumulator, shape: tuple[int, ...], offset: int, steps: Steps | None) -> Step:
-    """The rounding of an addition, its random bits after `offset` others; appends (before, after) to `steps`."""
+def _stepper(
+    ops: Ops, acc: Accumulator, shape: tuple[int, ...], offset: int, steps: Steps | None
+) -> Step:
+    """The rounding of an addition, its random bits after `offset` others; appends (before, after)
+    to `steps`.
+    """
     r, xp = acc.step, ops.xp
     rows, columns = xp.arange(shape[0])[:, None], xp.arange(shape[1])
 
     def step(k: Any, total: Array) -> Array:
-        lots = event_bits(xp, r.seed, 0, rows, columns, offset + k + 1) if r.mode is RoundingMode.STOCHASTIC else None
+        lots = (
+            event_bits(xp, r.seed, 0, rows, columns, offset + k + 1)
+            if r.mode is RoundingMode.STOCHASTIC
+            else None
+        )
         after = ops.round(total, r, lots)
         if steps is not None:
             steps.append((total[None], after[None]))

@@ -1,15 +1,19 @@
-"""Block-scaled formats as data: a `BlockFormat` says how a block of numbers becomes small numbers and one scale.
+"""Block-scaled formats as data: a `BlockFormat` says how a block of numbers becomes small numbers
+and one scale.
 
-A block of k numbers V_i is stored as k elements P_i and a scale X, and stands for the numbers X P_i:
+A block of k numbers V_i is stored as k elements P_i and a scale X, and stands for the numbers X
+P_i:
 
     X = scale of max |V_i| by a rule,    P_i = V_i / X rounded once to the element format.
 
-Sources: OCP Microscaling Formats (MX) 1.0, sections 5 and 6.3 (FLOOR; the MX formats); Mishra et al. arXiv 2506.08027
-(RCEIL); Su et al. arXiv 2506.20752 (BUMP); torchao (CEIL, EVEN); NVIDIA's NVFP4, arXiv 2509.25149.
+Sources: OCP Microscaling Formats (MX) 1.0, sections 5 and 6.3 (FLOOR; the MX formats); Mishra et
+al. arXiv 2506.08027 (RCEIL); Su et al. arXiv 2506.20752 (BUMP); torchao (CEIL, EVEN); NVIDIA's
+NVFP4, arXiv 2509.25149.
 
-**What the specification leaves open, and what is done here.** A block with an infinity or a NaN gets the scale NaN,
-so all its numbers are NaN. A scale beyond the scale format's range is its largest or smallest positive number, never
-infinite and never zero. A block of zeros gets the smallest scale. X P_i beyond binary32 is infinite in float32 arrays.
+**What the specification leaves open, and what is done here.** A block with an infinity or a NaN
+gets the scale NaN, so all its numbers are NaN. A scale beyond the scale format's range is its
+largest or smallest positive number, never infinite and never zero. A block of zeros gets the
+smallest scale. X P_i beyond binary32 is infinite in float32 arrays.
 """
 
 import math
@@ -22,15 +26,18 @@ from roundscope.emu.rounding.modes import E4M3, E5M2, Overflow, Rounding, Roundi
 
 
 class ScaleRule(StrEnum):
-    """The scale of a block whose largest magnitude is a, for elements up to m = max_finite, with exponent emax.
+    """The scale of a block whose largest magnitude is a, for elements up to m = max_finite, with
+    exponent emax.
 
-    The first four, and RCEIL to a scale format of one bit, give powers of two, from the exponent bits of a and one comparison.
+    The first four, and RCEIL to a scale format of one bit, give powers of two, from the exponent
+    bits of a and one comparison.
     """
 
     FLOOR = "floor"  # 2^(floor(log2 a) - emax): OCP MX 1.0, 6.3; a / X may exceed m
     CEIL = "ceil"  # 2^(ceil(log2 a) - emax)
     EVEN = "even"  # 2^(floor(log2 a') - emax), a' = a rounded to the element's precision, ties away
-    BUMP = "bump"  # FLOOR, one higher where a > 1.75 * 2^floor(log2 a): for elements with m = 1.75 * 2^emax
+    # FLOOR, one higher where a > 1.75 * 2^floor(log2 a): for elements with m = 1.75 * 2^emax
+    BUMP = "bump"
     RCEIL = "rceil"  # a / m, rounded up to a number of the scale format
     NEAREST = "nearest"  # a / m, rounded to the nearest number of the scale format, ties to even
 
@@ -42,11 +49,19 @@ def _rule_named(name: str | ScaleRule) -> ScaleRule:
         raise ValueError(unknown("scale rule", name, ScaleRule)) from None
 
 
-INT8 = Format(name="int8", precision=7, emin=0, max_finite=127 / 64, inf=False, nan=False, negative_zero=False)
-"""MXINT8's element, OCP MX 1.0, 5.3.4: k / 64 with |k| <= 127. (Code -128, which is -2, is read and never written.)"""
+INT8 = Format(
+    name="int8", precision=7, emin=0, max_finite=127 / 64, inf=False, nan=False, negative_zero=False
+)
+"""MXINT8's element, OCP MX 1.0, 5.3.4: k / 64 with |k| <= 127.
+
+(Code -128, which is -2, is read and never written.)
+"""
 
 E8M0 = format_named("e8m0fnu")
-WIDEST_ELEMENT, WIDEST_SCALE, WIDEST_SCALE_UNDER_TENSOR = 11, 24, 11  # significand bits: X P_i is then exact in binary64
+# significand bits: X P_i is then exact in binary64
+WIDEST_ELEMENT = 11
+WIDEST_SCALE = 24
+WIDEST_SCALE_UNDER_TENSOR = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +69,15 @@ class BlockFormat:
     """How blocks of numbers are stored.
 
     element  the rounding of V / X: element format, mode, saturation, seed
-    size     numbers of a block along the axis that is blocked; a last, shorter block stands for one padded with zeros
-    rows     lines of a block, along the axis after that (of the last axis: the one before): more than 1 is a tile, 128 x 128
+    size     numbers of a block along the axis that is blocked; a last, shorter block stands for one
+             padded with zeros
+    rows     lines of a block, along the axis after that (of the last axis: the one before): more
+             than 1 is a tile, 128 x 128
     scale    the scale's format: e8m0fnu (MX), e4m3fn (NVFP4), fp32, or any other with NaN
     rule     the scale from the block's largest magnitude
-    tensor   whether one binary32 scale T of the whole array stands above the blocks' scales (NVFP4):
-             T = (largest finite magnitude) / (scale.max_finite * element.max_finite), 1 for an array of zeros
+    tensor   whether one binary32 scale T of the whole array stands above the blocks' scales
+             (NVFP4): T = (largest finite magnitude) / (scale.max_finite * element.max_finite), 1
+             for an array of zeros
 
     Raises ValueError for what cannot be computed exactly or has no meaning.
     """
@@ -73,7 +91,9 @@ class BlockFormat:
 
     def __post_init__(self) -> None:
         if not isinstance(self.element, Rounding):
-            raise TypeError(f"element={self.element!r}: give a Rounding, such as rounding('e4m3fn')")
+            raise TypeError(
+                f"element={self.element!r}: give a Rounding, such as rounding('e4m3fn')"
+            )
         if not isinstance(self.scale, Format):
             raise TypeError(f"scale={self.scale!r}: give a Format, such as format_named('e8m0fnu')")
         object.__setattr__(self, "rule", _rule_named(self.rule))
@@ -81,25 +101,38 @@ class BlockFormat:
             check_whole(name, getattr(self, name), "a block holds at least one number each way")
         f, s = self.element.format, self.scale
         if self.size < 1 or self.rows < 1:
-            raise ValueError(f"size={self.size}, rows={self.rows}: a block holds at least one number each way")
+            raise ValueError(
+                f"size={self.size}, rows={self.rows}: a block holds at least one number each way"
+            )
         if f.precision > WIDEST_ELEMENT or not f.signed or not f.fits_binary32:
-            raise ValueError(f"element={f.name}: an element is a signed format of up to {WIDEST_ELEMENT} bits inside binary32")
+            raise ValueError(
+                f"element={f.name}: an element is a signed format of up to {WIDEST_ELEMENT} bits"
+                " inside binary32"
+            )
         if not s.nan:
             raise ValueError(f"scale={s.name}: a scale has to say NaN; use e8m0fnu, e4m3fn or fp32")
         widest = WIDEST_SCALE_UNDER_TENSOR if self.tensor else WIDEST_SCALE
         if s.precision > widest or s.min_positive < 2.0**-149 or not 1.0 <= s.max_finite < 2.0**128:
-            raise ValueError(f"scale={s.name}: must lie inside binary32 and reach 1, with up to {widest} significand bits")
+            raise ValueError(
+                f"scale={s.name}: must lie inside binary32 and reach 1, with up to {widest}"
+                " significand bits"
+            )
         if self.rule is ScaleRule.BUMP and math.ldexp(f.max_finite, -f.emax) != 1.75:
-            raise ValueError(f"rule=bump: means elements up to 1.75 * 2^e, {f.name} ends at {f.max_finite:g}; use rceil")
+            raise ValueError(
+                f"rule=bump: means elements up to 1.75 * 2^e, {f.name} ends at {f.max_finite:g};"
+                " use rceil"
+            )
         if self.tensor and self.power_of_two:
             raise ValueError(
-                f"rule={self.rule}: a power of two under a tensor scale; use nearest or rceil and tensor=False, or scale e4m3fn"
+                f"rule={self.rule}: a power of two under a tensor scale; use nearest or rceil and"
+                " tensor=False, or scale e4m3fn"
             )
 
     def __str__(self) -> str:
         known = next((name for name, f in BLOCK_NAMED.items() if f == self), None)
         tile = f"{self.rows}x{self.size}" if self.rows > 1 else f"{self.size}"
-        return known or f"{self.element}[{tile}]*{self.scale.name}:{self.rule}{'*fp32' if self.tensor else ''}"
+        tensor = "*fp32" if self.tensor else ""
+        return known or f"{self.element}[{tile}]*{self.scale.name}:{self.rule}{tensor}"
 
     @property
     def power_of_two(self) -> bool:
@@ -114,8 +147,12 @@ class BlockFormat:
 
 
 _NVFP4 = BlockFormat(
-    element=rounding("e2m1fn"), size=16, scale=format_named("e4m3fn"), rule=ScaleRule.NEAREST, tensor=True
-)  # fmt: skip
+    element=rounding("e2m1fn"),
+    size=16,
+    scale=format_named("e4m3fn"),
+    rule=ScaleRule.NEAREST,
+    tensor=True,
+)
 _DEEPSEEK = BlockFormat(element=E4M3, size=128, scale=format_named("fp32"), rule=ScaleRule.NEAREST)
 
 BLOCK_NAMED: dict[str, BlockFormat] = {
@@ -139,7 +176,8 @@ def block_format(
     overflow: str | Overflow | None = None,
     seed: int | None = None,
 ) -> BlockFormat:
-    """A `BlockFormat` by name with changes: block_format("mxfp8_e4m3", "stochastic", rule="rceil", seed=7).
+    """A `BlockFormat` by name with changes: block_format("mxfp8_e4m3", "stochastic", rule="rceil",
+    seed=7).
 
     Raises ValueError for unknown names.
     """

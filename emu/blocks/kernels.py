@@ -1,4 +1,6 @@
-"""The Numba executor of block formats: blocks in, numbers out, one pass over memory, on two threads or more."""
+"""The Numba executor of block formats: blocks in, numbers out, one pass over memory, on two threads
+or more.
+"""
 
 from typing import Any
 
@@ -31,8 +33,12 @@ def _parts(size: int, block: int) -> Any:
     return lambda lo, hi: slice(lo // block * block, hi // block * block if hi < size else size)
 
 
-def round_blocks(x: np.ndarray, f: BlockFormat, random: np.ndarray | None, out: np.ndarray | None = None) -> np.ndarray:
-    """Blocks (n, k) of float32 or float64 numbers, quantised and back; `out`: contiguous, x itself allowed."""
+def round_blocks(
+    x: np.ndarray, f: BlockFormat, random: np.ndarray | None, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Blocks (n, k) of float32 or float64 numbers, quantised and back; `out`: contiguous, x itself
+    allowed.
+    """
     y = np.empty(x.shape, x.dtype) if out is None else out
     x = x.copy() if np.shares_memory(x, y) else x
     lots = NO_BITS if random is None else np.ascontiguousarray(random).reshape(-1)
@@ -42,11 +48,18 @@ def round_blocks(x: np.ndarray, f: BlockFormat, random: np.ndarray | None, out: 
     k, cut = x.shape[1], _parts(x.size, x.shape[1])
     flat, result = np.ascontiguousarray(x).reshape(-1).view(np.int32), y.reshape(-1).view(np.int32)
     shared = (k, powers_of(f), target_of(f.element, C32), element_of(f))
-    over_threads(lambda lo, hi: power32(flat[(p := cut(lo, hi))], result[p], lots[p] if lots.size else lots, *shared), x.size)
+    over_threads(
+        lambda lo, hi: power32(
+            flat[(p := cut(lo, hi))], result[p], lots[p] if lots.size else lots, *shared
+        ),
+        x.size,
+    )
     return y
 
 
-def quantise(x: np.ndarray, f: BlockFormat, random: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.float32]:
+def quantise(
+    x: np.ndarray, f: BlockFormat, random: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.float32]:
     """Blocks (n, k) -> elements P (n, k) float32, scales X (n, 1) float32, T."""
     y = np.empty(x.shape, np.float32)
     lots = NO_BITS if random is None else np.ascontiguousarray(random).reshape(-1)
@@ -57,10 +70,14 @@ def quantise(x: np.ndarray, f: BlockFormat, random: np.ndarray | None) -> tuple[
 def dequantise(p: np.ndarray, scales: np.ndarray, tensor: float) -> np.ndarray:
     """T X P in float32."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return (p.astype(np.float64) * (scales.astype(np.float64) * float(tensor))).astype(np.float32)
+        return (p.astype(np.float64) * (scales.astype(np.float64) * float(tensor))).astype(
+            np.float32
+        )
 
 
-def _run_scaled(x: np.ndarray, y: np.ndarray, lots: np.ndarray, f: BlockFormat, times: bool) -> tuple[np.ndarray, float]:
+def _run_scaled(
+    x: np.ndarray, y: np.ndarray, lots: np.ndarray, f: BlockFormat, times: bool
+) -> tuple[np.ndarray, float]:
     """`scaled` over threads; the scales (n,) in float64 and T."""
     k, power, tensor = x.shape[1], f.power_of_two, tensor_scale(x, f)
     scales, cut = np.empty(x.shape[0]), _parts(x.size, x.shape[1])
@@ -70,7 +87,19 @@ def _run_scaled(x: np.ndarray, y: np.ndarray, lots: np.ndarray, f: BlockFormat, 
     def job(lo: int, hi: int) -> None:
         part = cut(lo, hi)
         blocks = slice(part.start // k, part.stop // k)
-        scaled(flat[part], result[part], scales[blocks], lots[part] if lots.size else lots, k, tensor, times, power, p, q, element_of(f))
+        scaled(
+            flat[part],
+            result[part],
+            scales[blocks],
+            lots[part] if lots.size else lots,
+            k,
+            tensor,
+            times,
+            power,
+            p,
+            q,
+            element_of(f),
+        )
 
     over_threads(job, x.size)
     return scales, tensor

@@ -1,4 +1,6 @@
-"""Between an array and its blocks: (blocks, numbers of a block), the scales in the array's own order of axes."""
+"""Between an array and its blocks: (blocks, numbers of a block), the scales in the array's own
+order of axes.
+"""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +11,10 @@ Array = Any
 
 
 class Layout(NamedTuple):
-    """Where the blocks of an array lie. Lines run along the axis after the blocked one; of the last axis, the one before."""
+    """Where the blocks of an array lie.
+
+    Lines run along the axis after the blocked one; of the last axis, the one before.
+    """
 
     shape: tuple[int, ...]  # of the array
     axis: int  # the blocked one, counted from 0
@@ -39,20 +44,30 @@ class Layout(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether the blocks follow each other in the flat array."""
-        return self.rows == 1 and self.axis == len(self.shape) - 1 and self.shape[-1] % self.size == 0
+        return (
+            self.rows == 1 and self.axis == len(self.shape) - 1 and self.shape[-1] % self.size == 0
+        )
 
 
 def layout_of(shape: tuple[int, ...], f: BlockFormat, axis: int) -> Layout:
-    """The layout of one array. Raises ValueError for an axis that it lacks, or a tile on a vector."""
+    """The layout of one array. Raises ValueError for an axis that it lacks, or a tile on a
+    vector.
+    """
     dimensions, axis = len(shape), axis_of(shape, axis)
     if f.rows > 1 and dimensions < 2:
-        raise ValueError(f"rows={f.rows}: a tile needs an array of two axes or more, this one has shape {shape}")
+        raise ValueError(
+            f"rows={f.rows}: a tile needs an array of two axes or more, this one has shape {shape}"
+        )
     line = -1 if dimensions < 2 else axis + 1 if axis + 1 < dimensions else axis - 1
     return Layout(tuple(shape), axis, line, f.size, f.rows)
 
 
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
-    """The axis counted from 0. Raises TypeError for what is no whole number, ValueError for one that an array of that shape lacks."""
+    """The axis counted from 0.
+
+    Raises TypeError for what is no whole number, ValueError for one that an array of that shape
+    lacks.
+    """
     check_whole("axis", axis, "axes count from 0, or from -1 backwards")
     dimensions = len(shape)
     if not dimensions:
@@ -70,7 +85,10 @@ def to_lines(xp: Any, x: Array, at: Layout) -> Array:
     lines, blocks = at.tiles
     x = x.transpose(at.moved)
     x = x if at.line >= 0 else x[None]
-    short = [(0, 0)] * (x.ndim - 2) + [(0, lines * at.rows - x.shape[-2]), (0, blocks * at.size - x.shape[-1])]
+    short = [(0, 0)] * (x.ndim - 2) + [
+        (0, lines * at.rows - x.shape[-2]),
+        (0, blocks * at.size - x.shape[-1]),
+    ]
     x = xp.pad(x, short) if any(after for _, after in short) else x
     x = x.reshape(*x.shape[:-2], lines, at.rows, blocks, at.size)
     return xp.moveaxis(x, -3, -2).reshape(-1, at.rows * at.size)

@@ -1,9 +1,10 @@
-"""Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits: the fast path of emu.blocks.kernels.
+"""Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits: the fast path
+of emu.blocks.kernels.
 
-X times the element format is a format again, with its exponents moved by that of X, so a block rounds straight to
-it by the rule for binary32. Blocks whose moved format would reach binary32's subnormal numbers, and those with an
-infinity or a NaN, are done by the definition in binary64's bits. The results are equal in every bit
-(tests/emu/blocks/test_block_round.py).
+X times the element format is a format again, with its exponents moved by that of X, so a block
+rounds straight to it by the rule for binary32. Blocks whose moved format would reach binary32's
+subnormal numbers, and those with an infinity or a NaN, are done by the definition in binary64's
+bits. The results are equal in every bit (tests/emu/blocks/test_block_round.py).
 """
 
 import numba
@@ -42,19 +43,32 @@ def _signed32(m, b, t):
 
 @numba.njit
 def _moved(t, e):
-    """The target with every number times 2^e, where its smallest number stays two binades above binary32's subnormals."""
+    """The target with every number times 2^e, where its smallest number stays two binades above
+    binary32's subnormals.
+    """
     step = e << 23
     return Target(
-        t.drop, 24, t.emin + e, t.smallest + step, t.largest + step,
+        t.drop,
+        24,
+        t.emin + e,
+        t.smallest + step,
+        t.largest + step,
         where(t.over_positive < INFINITY32, t.over_positive + step, t.over_positive),
         where(t.over_negative < INFINITY32, t.over_negative + step, t.over_negative),
-        t.infinite, t.nan, t.floor, t.negative_zero, t.unsigned, t.mode,
-    )  # fmt: skip
+        t.infinite,
+        t.nan,
+        t.floor,
+        t.negative_zero,
+        t.unsigned,
+        t.mode,
+    )
 
 
 @numba.njit
 def _exponents32(x, size, p, t, e):
-    """e of every block; returns how many blocks cannot round in binary32's bits: not finite, or down at its subnormals."""
+    """e of every block; returns how many blocks cannot round in binary32's bits: not finite, or
+    down at its subnormals.
+    """
     special = 0
     for n in range(e.size):
         top = _top32(x[n * size : (n + 1) * size])
@@ -71,7 +85,9 @@ def _plain(top, e, t):
 @numba.njit
 def _even_blocks(x, y, size, e, t):
     for n in range(e.size):
-        part, out, moved = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], _moved(t, np.int64(e[n]))
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
             b = to_word(part[i])
             out[i] = _signed32(_even32(b & MAGNITUDE32, b < 0, moved), b, moved)
@@ -80,7 +96,9 @@ def _even_blocks(x, y, size, e, t):
 @numba.njit
 def _any_blocks(x, y, size, e, t):
     for n in range(e.size):
-        part, out, moved = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], _moved(t, np.int64(e[n]))
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
             b = to_word(part[i])
             out[i] = _signed32(_any32(b & MAGNITUDE32, b < 0, moved), b, moved)
@@ -89,7 +107,9 @@ def _any_blocks(x, y, size, e, t):
 @numba.njit
 def _drawn_blocks(x, y, random, size, e, t):
     for n in range(e.size):
-        part, out, lots = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], random[n * size : (n + 1) * size]
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        lots = random[n * size : (n + 1) * size]
         moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
             b = to_word(part[i])
@@ -100,26 +120,43 @@ def _drawn_blocks(x, y, random, size, e, t):
 def _special_blocks(x, y, random, size, e, t, t64):
     """Writes the blocks that are not plain."""
     for n in range(e.size):
-        part, out, lots = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], random[n * size : (n + 1) * size]
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        lots = random[n * size : (n + 1) * size]
         top = _top32(part)
         if top >= INFINITY32:
             out[:] = NAN32
         elif not _plain(top, e[n], t):
             scale = float_of_bits((np.int64(e[n]) + 1023) << 52)
-            round_block(part.view(np.float32), out.view(np.float32), lots, np.int64(e[n]), scale, 1.0, True, True, t64)
+            round_block(
+                part.view(np.float32),
+                out.view(np.float32),
+                lots,
+                np.int64(e[n]),
+                scale,
+                1.0,
+                True,
+                True,
+                t64,
+            )
 
 
 @compiled
 def power32(x, y, random, size, p, t, t64):
-    """Round flat blocks of a float32 array, given as int32, by a power of two rule; t, t64: the elements in both carriers.
+    """Round flat blocks of a float32 array, given as int32, by a power of two rule; t, t64: the
+    elements in both carriers.
 
-    A few blocks at a time, while they are in the cache: their exponents, then all by one loop, then the odd ones again.
+    A few blocks at a time, while they are in the cache: their exponents, then all by one loop, then
+    the odd ones again.
     """
     blocks, some = x.size // size, max(1, AT_ONCE // size)
     exponents = np.zeros(some, np.int32)
     for lo in range(0, blocks, some):
         hi = min(lo + some, blocks)
-        part, out, lots, e = x[lo * size : hi * size], y[lo * size : hi * size], random[lo * size : hi * size], exponents[: hi - lo]
+        part = x[lo * size : hi * size]
+        out = y[lo * size : hi * size]
+        lots = random[lo * size : hi * size]
+        e = exponents[: hi - lo]
         special = _exponents32(part, size, p, t, e)
         if t.mode == STOCHASTIC:
             _drawn_blocks(part, out, lots, size, e, t)

@@ -1,21 +1,28 @@
-"""The rules of a block on integers, in the bits of binary64: the scale's exponent, and a number divided by a scale.
+"""The rules of a block on integers, in the bits of binary64: the scale's exponent, and a number
+divided by a scale.
 
-**Exponent.** A power of two rule is "the exponent of the largest magnitude a, one more where its fraction exceeds a
-limit": adding 2^52 - 1 - limit to the bits of a carries into the exponent exactly there, so one push says the rule:
+**Exponent.** A power of two rule is "the exponent of the largest magnitude a, one more where its
+fraction exceeds a limit": adding 2^52 - 1 - limit to the bits of a carries into the exponent
+exactly there, so one push says the rule:
 
-    FLOOR  limit = 2^52 - 1  (never)       CEIL   limit = 0              EVEN  limit just below 2 - 2^-p
+    FLOOR  limit = 2^52 - 1  (never)       CEIL   limit = 0              EVEN  limit just below 2 -
+           2^-p
     RCEIL  limit = fraction of the element's largest number m            BUMP  limit = 1.75
 
-RCEIL: with a = f 2^e and m = g 2^emax, 1 <= f, g < 2, the quotient a / m = (f / g) 2^(e - emax) exceeds 2^(e - emax)
-if and only if f > g, and never 2^(e - emax + 1). EVEN: f rounds to p bits, ties away, and so to 2, from 2 - 2^-p on.
+RCEIL: with a = f 2^e and m = g 2^emax, 1 <= f, g < 2, the quotient a / m = (f / g) 2^(e - emax)
+exceeds 2^(e - emax) if and only if f > g, and never 2^(e - emax + 1). EVEN: f rounds to p bits,
+ties away, and so to 2, from 2 - 2^-p on.
 
-**Quotient.** V / X rounded to odd (inexact results take an odd last bit): rounded once more to 51 bits or fewer it
-is the rounding of the exact quotient, and its distance from its neighbours is right to 2^-31 for the stochastic mode.
-X has at most 35 significand bits, so its integer s' = s / 2^18 is exact, and long division gives 57 bits in two steps:
+**Quotient.** V / X rounded to odd (inexact results take an odd last bit): rounded once more to 51
+bits or fewer it is the rounding of the exact quotient, and its distance from its neighbours is
+right to 2^-31 for the stochastic mode. X has at most 35 significand bits, so its integer s' = s /
+2^18 is exact, and long division gives 57 bits in two steps:
 
-    v 2^38 / s' = q1 2^28 + q2,   v 2^10 = q1 s' + r1,   r1 2^28 = q2 s' + r2      (v < 2^53,  2^34 <= s' < 2^35)
+    v 2^38 / s' = q1 2^28 + q2,   v 2^10 = q1 s' + r1,   r1 2^28 = q2 s' + r2      (v < 2^53,  2^34
+                                  <= s' < 2^35)
 
-and no step leaves 63 bits. A quotient that leaves binary64's normal range stops at its ends: elements live inside binary32.
+and no step leaves 63 bits. A quotient that leaves binary64's normal range stops at its ends:
+elements live inside binary32.
 """
 
 import math
@@ -53,7 +60,10 @@ class Quotients(NamedTuple):
 def powers_of(f: BlockFormat) -> Powers:
     """The integers of a power of two rule."""
     e = f.element.format
-    exponent = lambda x: math.frexp(x)[1] - 1  # noqa: E731
+
+    def exponent(x):
+        return math.frexp(x)[1] - 1
+
     fraction = {
         ScaleRule.FLOOR: ONE - 1,
         ScaleRule.CEIL: 0,
@@ -70,7 +80,9 @@ def quotients_of(f: BlockFormat) -> Quotients:
     element = f.element.format.max_finite
     return Quotients(
         bits_of(element, C64),
-        target_of(Rounding(format=f.scale, mode=mode, overflow=Overflow.SATURATE), C64)._replace(unsigned=0),
+        target_of(Rounding(format=f.scale, mode=mode, overflow=Overflow.SATURATE), C64)._replace(
+            unsigned=0
+        ),
         bits_of(f.scale.min_positive, C64),
         bits_of(f.scale.max_finite * element, C64),
         target_of(rounding(BINARY32, overflow=Overflow.SATURATE), C64),
@@ -83,17 +95,23 @@ def element_of(f: BlockFormat) -> Target:
 
 
 class BlockRule(NamedTuple):
-    """exponent(a, powers) -> e of X = 2^e; shifted(a, e) -> bits of V / 2^e; quotient(a, x) -> bits of V / X."""
+    """exponent(a, powers) -> e of X = 2^e; shifted(a, e) -> bits of V / 2^e; quotient(a, x) -> bits
+    of V / X.
+    """
 
     exponent: Callable[..., Any]
     shifted: Callable[..., Any]
     quotient: Callable[..., Any]
 
 
-def build_block_rule(where: Callable[..., Any], divide: Callable[..., Any], compiled: Callable[..., Any]) -> BlockRule:
-    """The three functions for one executor: `where` and `compiled` as in emu.rounding.rule, `divide` of non-negative integers.
+def build_block_rule(
+    where: Callable[..., Any], divide: Callable[..., Any], compiled: Callable[..., Any]
+) -> BlockRule:
+    """The three functions for one executor: `where` and `compiled` as in emu.rounding.rule,
+    `divide` of non-negative integers.
 
-    a: bits of a finite magnitude; x: bits of a scale, normal in binary64, of at most 35 significand bits.
+    a: bits of a finite magnitude; x: bits of a scale, normal in binary64, of at most 35 significand
+    bits.
     """
 
     @compiled

@@ -1,4 +1,6 @@
-"""The definition of a block's rounding for NumPy arrays, in the bits of binary64: scale, quotient, element, product."""
+"""The definition of a block's rounding for NumPy arrays, in the bits of binary64: scale, quotient,
+element, product.
+"""
 
 import numba
 import numpy as np
@@ -31,7 +33,9 @@ exponent, _shifted, _quotient = RULE
 
 @numba.njit
 def _largest(x):
-    """The bits of the largest magnitude of a float32 or float64 array, as a float64's; a NaN is largest of all."""
+    """The bits of the largest magnitude of a float32 or float64 array, as a float64's; a NaN is
+    largest of all.
+    """
     top = 0
     for i in range(x.size):
         top = max(top, bits_of_float(np.float64(x[i])) & MAGNITUDE64)
@@ -75,26 +79,33 @@ def round_block(part, out, lots, e, x, tensor, times, power, t):
 def _divided(part, out, x_t, times, t):
     """One block of float32 numbers by the processor's division, in a mode without random bits.
 
-    A boundary m of the elements has at most 12 bits, so m X T is a binary64 number, and V another one: V = m X T, or they
-    are an ulp of V apart, and then V / (X T) is more than half an ulp of m away from m. So the quotient's rounding
-    to 53 bits moves it onto or across no boundary. (A float64 V could be so small that the quotient becomes 0.)
+    A boundary m of the elements has at most 12 bits, so m X T is a binary64 number, and V another
+    one: V = m X T, or they are an ulp of V apart, and then V / (X T) is more than half an ulp of m
+    away from m. So the quotient's rounding to 53 bits moves it onto or across no boundary. (A
+    float64 V could be so small that the quotient becomes 0.)
     """
     factor = x_t if times else 1.0
     for i in range(part.size):
         b = bits_of_float(np.float64(part[i]) / x_t)
         m = _any64(b & MAGNITUDE64, b < 0, t)
-        out[i] = float_of_bits(where((m == 0) & (t.negative_zero == 0), 0, m | (b & ~MAGNITUDE64))) * factor
+        out[i] = (
+            float_of_bits(where((m == 0) & (t.negative_zero == 0), 0, m | (b & ~MAGNITUDE64)))
+            * factor
+        )
 
 
 @compiled
 def scaled(x, y, scales, random, size, tensor, times, power, p, q, t):
-    """Quantise flat blocks: y = P, or T X P where `times`; scales: X, one for each block. random: as x, or empty.
+    """Quantise flat blocks: y = P, or T X P where `times`; scales: X, one for each block. random:
+    as x, or empty.
 
     power  whether the scales are powers of two, by p; otherwise by q
     """
     wide = x.itemsize == 8
     for n in range(scales.size):
-        part, out, lots = x[n * size : (n + 1) * size], y[n * size : (n + 1) * size], random[n * size : (n + 1) * size]
+        part = x[n * size : (n + 1) * size]
+        out = y[n * size : (n + 1) * size]
+        lots = random[n * size : (n + 1) * size]
         top = _largest(part)
         if top >= INFINITY64:
             scales[n], out[:] = np.nan, np.nan if times else 0.0

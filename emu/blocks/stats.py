@@ -1,8 +1,10 @@
-"""`BlockStats`: what a block format did to an array, mergeable; and what its scale rule cost beyond RCEIL's.
+"""`BlockStats`: what a block format did to an array, mergeable; and what its scale rule cost beyond
+RCEIL's.
 
-A number that X cannot reach (|V| > m T X, m the largest element) is **clipped**; it is **saturated** if it would also
-have rounded beyond m to nearest had the elements gone on. Neither says what it cost, since m may have been the nearest element
-anyway. What a rule cost is its error less that of the same format under RCEIL, which clips nothing: **excess**.
+A number that X cannot reach (|V| > m T X, m the largest element) is **clipped**; it is
+**saturated** if it would also have rounded beyond m to nearest had the elements gone on. Neither
+says what it cost, since m may have been the nearest element anyway. What a rule cost is its error
+less that of the same format under RCEIL, which clips nothing: **excess**.
 """
 
 import math
@@ -22,11 +24,13 @@ class BlockStats:
     """Counts and sums over the blocks of arrays; `+` merges two.
 
     numbers, blocks       how many, without padding
-    nan_blocks, zero_blocks   blocks whose scale is NaN; blocks of zeros. Neither enters anything below but `distinct`
+    nan_blocks, zero_blocks   blocks whose scale is NaN; blocks of zeros. Neither enters anything
+                              below but `distinct`
     clipped, saturated    numbers (see above); clipped_blocks: blocks with one
     underflow, subnormal  numbers other than 0 that became 0; whose element is subnormal
     inexact               numbers that changed
-    distinct              sum over blocks of the number of different elements used: near `blocks` where values cluster
+    distinct              sum over blocks of the number of different elements used: near `blocks`
+                          where values cluster
     size, square          sums of |V| and V^2; like all sums, of what stays finite
     error, absolute, squared   sums of Q - V, |Q - V|, (Q - V)^2
     shrink                sum of (Q - V) sign(V): negative where magnitudes shrink
@@ -55,7 +59,9 @@ class BlockStats:
 
     def __add__(self, other: "BlockStats") -> "BlockStats":
         """Of both sets of blocks."""
-        return BlockStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return BlockStats(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
 
     @property
     def relative_shrink(self) -> float:
@@ -83,7 +89,8 @@ class BlockStats:
 
 
 def block_stats(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any) -> BlockStats:
-    """The `BlockStats` of an array (float32 or narrower, NumPy or JAX; on the host) under a block format.
+    """The `BlockStats` of an array (float32 or narrower, NumPy or JAX; on the host) under a block
+    format.
 
     Raises ValueError as `round_blocks` does, and for float64.
     """
@@ -91,7 +98,11 @@ def block_stats(x: Any, format: str | BlockFormat, axis: int = -1, **changes: An
     if x.dtype == np.float64:
         raise ValueError("x: float64; block statistics are of float32 arrays")
     b = to_blocks(x, f, axis)
-    rceil = from_blocks(to_blocks(x, replace(f, rule=ScaleRule.RCEIL), axis)) if f.rule is not ScaleRule.RCEIL else from_blocks(b)
+    rceil = (
+        from_blocks(to_blocks(x, replace(f, rule=ScaleRule.RCEIL), axis))
+        if f.rule is not ScaleRule.RCEIL
+        else from_blocks(b)
+    )
     return _summary(x, b, rceil)
 
 
@@ -104,7 +115,9 @@ def distinct_elements(b: Blocked) -> np.ndarray:
     new = (lines[:, 1:] != lines[:, :-1]) & ~np.isnan(lines[:, 1:])
     per_block = new.sum(axis=1) + 1
     moved = [at.scales[n] for n in at.moved]
-    return np.asarray(per_block.reshape(moved).transpose([at.moved.index(n) for n in range(len(at.shape))]))
+    return np.asarray(
+        per_block.reshape(moved).transpose([at.moved.index(n) for n in range(len(at.shape))])
+    )
 
 
 def _summary(x: np.ndarray, b: Blocked, rceil: np.ndarray) -> BlockStats:
@@ -112,7 +125,10 @@ def _summary(x: np.ndarray, b: Blocked, rceil: np.ndarray) -> BlockStats:
     f, e = b.format, b.format.element.format
     at = layout_of(b.shape, f, b.axis)
     there = to_lines(np, np.ones(b.shape, bool), at)
-    v, p, q, r = (to_lines(np, np.asarray(y), at).astype(np.float64) for y in (x, b.elements, from_blocks(b), rceil))
+    v, p, q, r = (
+        to_lines(np, np.asarray(y), at).astype(np.float64)
+        for y in (x, b.elements, from_blocks(b), rceil)
+    )
     scales = scales_to_lines(np.asarray(b.scales), at).astype(np.float64)
     size = np.abs(v)
     nan, zero = np.isnan(scales[:, 0]), (size == 0).all(axis=1)
@@ -122,13 +138,28 @@ def _summary(x: np.ndarray, b: Blocked, rceil: np.ndarray) -> BlockStats:
     clipped = live & (size > e.max_finite * x_t)
     finite = live & np.isfinite(q) & np.isfinite(r)
     error, theirs = (np.where(finite, y - v, 0.0) for y in (q, r))
-    count = lambda flags: int(np.count_nonzero(flags & live))  # noqa: E731
+
+    def count(flags):
+        return int(np.count_nonzero(flags & live))
+
     return BlockStats(
-        numbers=int(there.sum()), blocks=len(scales), nan_blocks=int(nan.sum()), zero_blocks=int(zero.sum()),
-        clipped=count(clipped), saturated=count(size > (e.max_finite + ulp / 2) * x_t), clipped_blocks=int(clipped.any(axis=1).sum()),
-        underflow=count((p == 0) & (size > 0)), subnormal=count((p != 0) & (np.abs(p) < e.min_normal)), inexact=count(q != v),
-        distinct=int(distinct_elements(b).sum()), size=float(size[finite].sum()), square=float((v[finite] ** 2).sum()),
-        error=float(error.sum()), absolute=float(np.abs(error).sum()), squared=float((error**2).sum()),
-        shrink=float((error * np.copysign(1.0, v)).sum()), excess=float((np.abs(error) - np.abs(theirs)).sum()),
+        numbers=int(there.sum()),
+        blocks=len(scales),
+        nan_blocks=int(nan.sum()),
+        zero_blocks=int(zero.sum()),
+        clipped=count(clipped),
+        saturated=count(size > (e.max_finite + ulp / 2) * x_t),
+        clipped_blocks=int(clipped.any(axis=1).sum()),
+        underflow=count((p == 0) & (size > 0)),
+        subnormal=count((p != 0) & (np.abs(p) < e.min_normal)),
+        inexact=count(q != v),
+        distinct=int(distinct_elements(b).sum()),
+        size=float(size[finite].sum()),
+        square=float((v[finite] ** 2).sum()),
+        error=float(error.sum()),
+        absolute=float(np.abs(error).sum()),
+        squared=float((error**2).sum()),
+        shrink=float((error * np.copysign(1.0, v)).sum()),
+        excess=float((np.abs(error) - np.abs(theirs)).sum()),
         excess_squared=float((error**2 - theirs**2).sum()),
-    )  # fmt: skip
+    )

@@ -1,12 +1,15 @@
-"""A `BlockFormat` as numbers that XLA traces, so that one compiled function serves every format, scale rule, mode and seed.
+"""A `BlockFormat` as numbers that XLA traces, so that one compiled function serves every format,
+scale rule, mode and seed.
 
-`row_of` writes a block format, or a `Rounding` without blocks, as one row of integers; `round_row` rounds by such a row, whose
-entries may be arrays. Static is the size of a block, and whether lots are drawn. The arithmetic is that of `emu.blocks.xla` in
-binary32's bits: scales are powers of two.
+`row_of` writes a block format, or a `Rounding` without blocks, as one row of integers; `round_row`
+rounds by such a row, whose entries may be arrays. Static is the size of a block, and whether lots
+are drawn. The arithmetic is that of `emu.blocks.xla` in binary32's bits: scales are powers of two.
 
-`round_even` does the same for formats that say nothing but nearest even and saturate (`is_even`), by float arithmetic at a fraction of the
-cost. With u the distance of the element's numbers in the binade of V / X, and C = 2^23 u, the sum (V / X + C) lies in [C, 2 C), where
-binary32's own numbers are u apart and as even as the element's: the addition is the rounding, and the subtraction of C is exact.
+`round_even` does the same for formats that say nothing but nearest even and saturate (`is_even`),
+by float arithmetic at a fraction of the cost. With u the distance of the element's numbers in the
+binade of V / X, and C = 2^23 u, the sum (V / X + C) lies in [C, 2 C), where binary32's own numbers
+are u apart and as even as the element's: the addition is the rounding, and the subtraction of C is
+exact.
 """
 
 from functools import lru_cache
@@ -46,14 +49,17 @@ SEED = FIELDS - 1
 def row_of(f: BlockFormat | Rounding) -> np.ndarray:
     """The format as int32 numbers, shape (FIELDS,). Its block size is not in it.
 
-    Raises ValueError for what 32 bits cannot compute: scales that are no powers of two, tiles, formats beyond binary32.
+    Raises ValueError for what 32 bits cannot compute: scales that are no powers of two, tiles,
+    formats beyond binary32.
     """
     if isinstance(f, Rounding):
         return _row(Scales(0, 0, 0, 0, 0), f)
     if not f.power_of_two or f.rows > 1 or not _fits_32(f):
         raise ValueError(f"{f}: only blocks of one line whose scales are powers of two run as data")
     p = powers_of(f)
-    push = LEAST32 - 1 - ((ONE - 1 - p.push) >> 29)  # the fraction that may stay below, cut to 23 bits: no number lies between
+    push = (
+        LEAST32 - 1 - ((ONE - 1 - p.push) >> 29)
+    )  # the fraction that may stay below, cut to 23 bits: no number lies between
     return _row(Scales(1, push, p.emax, p.low, p.high), f.element)
 
 
@@ -63,10 +69,12 @@ def _row(scales: Scales, element: Rounding) -> np.ndarray:
 
 
 def round_row(x: Array, row: Array, size: int, axis: int, *, drawn: bool = False) -> Array:
-    """x (float32) replaced by what the row's format keeps of it: the bits of `emu.round_blocks`, or `round_to` without blocks.
+    """x (float32) replaced by what the row's format keeps of it: the bits of `emu.round_blocks`, or
+    `round_to` without blocks.
 
     size   of a block; x.shape[axis] must be a multiple of it, since nothing is padded here
-    drawn  whether the row may say stochastic: draws by a number's index in x and the row's seed, as `round_blocks` does
+    drawn  whether the row may say stochastic: draws by a number's index in x and the row's seed, as
+           `round_blocks` does
     """
     y, _, _, back, top = _parts(x, row, size, axis, drawn)
     scaled = jnp.where(top < INFINITE32, _times(y, back), NAN32)
@@ -75,15 +83,21 @@ def round_row(x: Array, row: Array, size: int, axis: int, *, drawn: bool = False
 
 
 def is_even(f: BlockFormat | Rounding) -> bool:
-    """Whether `round_even` does it: nearest even, elements that saturate; without blocks, formats with the exponents of binary32."""
+    """Whether `round_even` does it: nearest even, elements that saturate; without blocks, formats
+    with the exponents of binary32.
+    """
     if isinstance(f, Rounding):
-        return f.mode is RoundingMode.TIES_TO_EVEN and f.overflow is Overflow.INF and (f.format.emin, f.format.emax) == (-126, 127)
+        return (
+            f.mode is RoundingMode.TIES_TO_EVEN
+            and f.overflow is Overflow.INF
+            and (f.format.emin, f.format.emax) == (-126, 127)
+        )
     return f.element.mode is RoundingMode.TIES_TO_EVEN and f.element.overflow is Overflow.SATURATE
 
 
 def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
-    """`round_row` for the rows of formats that are `is_even`: the same bits but for subnormal numbers of binary32, which a device may
-    take for zeros on their way in and out.
+    """`round_row` for the rows of formats that are `is_even`: the same bits but for subnormal
+    numbers of binary32, which a device may take for zeros on their way in and out.
     """
     s, t, b, _, axis = _opened(x, row, size, axis)
     a = b & C32.magnitude
@@ -95,7 +109,9 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
     q = _floats(a) * down * rest_down
     c = _floats((jnp.maximum(lax.bitcast_convert_type(q, jnp.int32) >> 23, t.emin) + t.drop) << 23)
     p = (q + c) - c
-    p = jnp.where(p < _floats(t.largest), p, _floats(t.largest))  # also where C is no number: V / X is then far too large
+    p = jnp.where(
+        p < _floats(t.largest), p, _floats(t.largest)
+    )  # also where C is no number: V / X is then far too large
     y = lax.bitcast_convert_type(p * up * rest_up, jnp.int32)
     sign = jnp.where((y == 0) & (t.negative_zero == 0), 0, b & SIGN)
     scaled = jnp.where(top < INFINITE32, y | sign, NAN32)
@@ -103,9 +119,13 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
 
 
 def _plain(b: Array, a: Array, t: Target) -> Array:
-    """Bits rounded to t.drop fewer, to nearest even; a carry goes into the exponent and to infinity by itself."""
+    """Bits rounded to t.drop fewer, to nearest even; a carry goes into the exponent and to infinity
+    by itself.
+    """
     unit = 1 << t.drop
-    return jnp.where(a >= INFINITE32, b, ((a + ((unit - 1 + ((a >> t.drop) & 1)) >> 1)) & -unit) | (b & SIGN))
+    return jnp.where(
+        a >= INFINITE32, b, ((a + ((unit - 1 + ((a >> t.drop) & 1)) >> 1)) & -unit) | (b & SIGN)
+    )
 
 
 def _floats(bits: Any) -> Array:
@@ -118,14 +138,23 @@ def _power(n: Array) -> Array:
 
 
 def ends_row(x: Array, row: Array, size: int, axis: int) -> tuple[Array, Array]:
-    """(clipped, last): the shares of numbers that their scale cannot reach, and of those that became the largest element."""
+    """(clipped, last): the shares of numbers that their scale cannot reach, and of those that
+    became the largest element.
+    """
     y, q, t, _, _ = _parts(x, row, size, axis, False)
-    share = lambda flags: jnp.mean(flags.astype(jnp.float32))  # noqa: E731
+
+    def share(flags):
+        return jnp.mean(flags.astype(jnp.float32))
+
     return share(q > t.largest), share((y & C32.magnitude) == t.largest)
 
 
-def _parts(x: Array, row: Array, size: int, axis: int, drawn: bool) -> tuple[Array, Array, Target, Array, Array]:
-    """Bits of P, of |V| / X, the target, X's exponent in place, bits of the block's largest magnitude; in the shape of blocks."""
+def _parts(
+    x: Array, row: Array, size: int, axis: int, drawn: bool
+) -> tuple[Array, Array, Target, Array, Array]:
+    """Bits of P, of |V| / X, the target, X's exponent in place, bits of the block's largest
+    magnitude; in the shape of blocks.
+    """
     s, t, b, shape, axis = _opened(x, row, size, axis)
     a = b & C32.magnitude
     top = a.max(axis=axis + 1, keepdims=True)
@@ -141,8 +170,12 @@ def _parts(x: Array, row: Array, size: int, axis: int, drawn: bool) -> tuple[Arr
     return y, q, t, step, top
 
 
-def _opened(x: Array, row: Array, size: int, axis: int) -> tuple[Scales, Target, Array, tuple[int, ...], int]:
-    """The row's parts; the bits of x in the shape of blocks, that shape, the axis before a block's own."""
+def _opened(
+    x: Array, row: Array, size: int, axis: int
+) -> tuple[Scales, Target, Array, tuple[int, ...], int]:
+    """The row's parts; the bits of x in the shape of blocks, that shape, the axis before a block's
+    own.
+    """
     axis %= x.ndim
     shape = (*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
     s, t = Scales._make(row[i] for i in range(5)), Target._make(row[5 + i] for i in range(T))

@@ -1,10 +1,12 @@
-"""The XLA executor of block formats: JAX blocks in, JAX arrays out; may be traced, jitted and vmapped.
+"""The XLA executor of block formats: JAX blocks in, JAX arrays out; may be traced, jitted and
+vmapped.
 
-`_wide` is the definition in binary64's bits, as in emu.blocks.kernels. `_power32` serves float32 arrays with powers of
-two as scales in 32-bit integers, which a GPU does at the speed of a copy and the other not: V / X is the bits of V with
-another exponent, the rule of binary32 rounds it, and X P moves the exponent back. What binary32 holds as a subnormal
-number gets its exponent from the conversion of its integer to a float, and gives it back by a shift: no float
-arithmetic touches a subnormal, which XLA on a CPU would flush.
+`_wide` is the definition in binary64's bits, as in emu.blocks.kernels. `_power32` serves float32
+arrays with powers of two as scales in 32-bit integers, which a GPU does at the speed of a copy and
+the other not: V / X is the bits of V with another exponent, the rule of binary32 rounds it, and X P
+moves the exponent back. What binary32 holds as a subnormal number gets its exponent from the
+conversion of its integer to a float, and gives it back by a shift: no float arithmetic touches a
+subnormal, which XLA on a CPU would flush.
 """
 
 from typing import Any
@@ -61,7 +63,9 @@ def round_blocks(x: Array, f: BlockFormat, random: Array | None) -> Array:
 
 
 def _fits_32(f: BlockFormat) -> bool:
-    """Whether every X P is a multiple of 2^-149, and whatever is below 2^-126 times X too small for a lot to notice."""
+    """Whether every X P is a multiple of 2^-149, and whatever is below 2^-126 times X too small for
+    a lot to notice.
+    """
     smallest = f.element.format.min_positive
     return smallest * f.scale.min_positive >= 2.0**-149 and smallest >= 2.0**-90
 
@@ -109,19 +113,27 @@ def _power32(x: Array, f: BlockFormat, random: Array | None) -> Array:
     exponent = RULE.exponent(_bits(widen(lax.bitcast_convert_type(top, jnp.float32))), powers_of(f))
     step = exponent.astype(jnp.int32) << 23
     q = jnp.where(a == 0, 0, jnp.clip(_normal(a) - step, LEAST32, INFINITE32 - 1))
-    y = round_array(lax.bitcast_convert_type(q | (b & ~jnp.int32(C32.magnitude)), jnp.float32), f.element, random)
+    y = round_array(
+        lax.bitcast_convert_type(q | (b & ~jnp.int32(C32.magnitude)), jnp.float32),
+        f.element,
+        random,
+    )
     back = _times(lax.bitcast_convert_type(y, jnp.int32), step)
     return lax.bitcast_convert_type(jnp.where(top < INFINITE32, back, NAN32), jnp.float32)
 
 
 def _normal(a: Array) -> Array:
-    """The bits of a magnitude as if binary32 had normal numbers below its smallest: the exponent field may be negative."""
+    """The bits of a magnitude as if binary32 had normal numbers below its smallest: the exponent
+    field may be negative.
+    """
     converted = lax.bitcast_convert_type(a.astype(jnp.float32), jnp.int32) - (149 << 23)
     return jnp.where(a < LEAST32, converted, a)
 
 
 def _times(b: Array, step: Array) -> Array:
-    """The bits of a rounded number times 2^(step >> 23): exact where subnormal, infinite where too large."""
+    """The bits of a rounded number times 2^(step >> 23): exact where subnormal, infinite where too
+    large.
+    """
     m = b & C32.magnitude
     moved = m + step
     units = ((m & (LEAST32 - 1)) | LEAST32) >> jnp.clip(1 - (moved >> 23), 0, 31)

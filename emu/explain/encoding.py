@@ -1,7 +1,8 @@
 """The bits of a number in its format: sign, exponent field, fraction.
 
-Codes of a format grow with the magnitude, so a code is the number's place in the order of magnitudes,
-with the sign on top. Infinity follows the largest finite number; NaN is the format's own (canonical) code.
+Codes of a format grow with the magnitude, so a code is the number's place in the order of
+magnitudes, with the sign on top. Infinity follows the largest finite number; NaN is the format's
+own (canonical) code.
 """
 
 import math
@@ -10,7 +11,8 @@ from roundscope.emu.formats.format import Format
 
 
 def code_of(x: float, f: Format) -> int | None:
-    """The code of a number of the format; None if the format does not have it (a NaN, an infinity, a sign).
+    """The code of a number of the format; None if the format does not have it (a NaN, an infinity,
+    a sign).
 
     Raises ValueError if x is a number between two numbers of the format.
     """
@@ -34,12 +36,18 @@ def _place(magnitude: float, f: Format) -> int:
 
 
 def _nan_code(f: Format) -> int | None:
-    """inf: quiet NaN, the fraction's top bit set; fnuz: the code of -0; else every bit set but the sign."""
+    """inf: quiet NaN, the fraction's top bit set; fnuz: the code of -0; else every bit set but the
+    sign.
+    """
     if not f.nan:
         return None
     if f.inf:
         return (_place(f.max_finite, f) + 1) | (1 << (f.precision - 2))
-    return 1 << (f.bits - 1) if f.signed and not f.negative_zero else (1 << (f.bits - int(f.signed))) - 1
+    return (
+        1 << (f.bits - 1)
+        if f.signed and not f.negative_zero
+        else (1 << (f.bits - int(f.signed))) - 1
+    )
 
 
 def fields_of(code: int, f: Format) -> tuple[str, str, str]:

@@ -23,7 +23,9 @@ def parse(value: float | str) -> tuple[float, bool]:
     except OverflowError:
         x, exact = math.inf, False
     if math.isinf(x) and not exact:
-        raise ValueError(f"VALUE {value!r}: beyond binary64; write inf, or a magnitude up to 1.797e308")
+        raise ValueError(
+            f"VALUE {value!r}: beyond binary64; write inf, or a magnitude up to 1.797e308"
+        )
     return x, exact
 
 
@@ -34,7 +36,9 @@ def _read(text: str) -> tuple[float, bool]:
     if "0x" in text:
         return float.fromhex(text), _hex_fits(text)
     x = float(text)
-    return x, text.lstrip("+-") in ("inf", "infinity", "nan") or (math.isfinite(x) and _decimal_fits(text, x))
+    return x, text.lstrip("+-") in ("inf", "infinity", "nan") or (
+        math.isfinite(x) and _decimal_fits(text, x)
+    )
 
 
 def _decimal_fits(text: str, x: float) -> bool:

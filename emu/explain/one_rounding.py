@@ -2,8 +2,8 @@
 
     |x| = (kept + rest) * 2^(exponent - p + 1),   kept an integer below 2^p,   0 <= rest < 1
 
-`rest` is what gets discarded: its first bit is the round bit, the others are the sticky bits.
-The result is the rule's own (emu.backends.numba.rounding) and is checked against the one derived here.
+`rest` is what gets discarded: its first bit is the round bit, the others are the sticky bits. The
+result is the rule's own (emu.backends.numba.rounding) and is checked against the one derived here.
 """
 
 import math
@@ -25,19 +25,22 @@ class Explanation:
 
     text, value      the number as written, and the binary64 number that is rounded
     exact_input      whether binary64 holds the text exactly
-    exponent         of the grid: that of |value|, or emin below 2^emin; None unless finite and not 0
+    exponent         of the grid: that of |value|, or emin below 2^emin; None unless finite and not
+                     0
     kept             p bits, the leading one first
     round_bit        first discarded bit
     sticky           the other discarded bits, up to the last 1; '' if none is 1
     tie, up          whether |value| is halfway; whether one is added to the kept part
     why              the decision in words
-    place            how many magnitudes of the format lie below the kept part: its code without the sign
+    place            how many magnitudes of the format lie below the kept part: its code without the
+                     sign
     flips            bits of the code that the added one changes (the carry's ripple)
     grows            whether the carry runs out of the kept bits into the exponent
     overflows        whether the rounded magnitude lies beyond the largest number
-    result           as the rule has it; `code` and `fields` (sign, exponent, fraction) are its bits in the
-                     format, None for a NaN or a sign that the format does not have
-    error, ulps      result - value, and the same in spacings of the format at |value|, where they are finite
+    result           as the rule has it; `code` and `fields` (sign, exponent, fraction) are its bits
+                     in the format, None for a NaN or a sign that the format does not have
+    error, ulps      result - value, and the same in spacings of the format at |value|, where they
+                     are finite
     """
 
     text: str
@@ -65,8 +68,8 @@ class Explanation:
 def explain(value: float | str, rounding: Rounding | str) -> Explanation:
     """One rounding, drawn apart. `value`: a number, or text that `emu.explain.numbers.parse` reads.
 
-    The stochastic mode draws the first random number of its seed.
-    Raises ValueError for what is no number, ArithmeticError if the rule disagrees with exact arithmetic.
+    The stochastic mode draws the first random number of its seed. Raises ValueError for what is no
+    number, ArithmeticError if the rule disagrees with exact arithmetic.
     """
     r = rounding_named(rounding)
     x, exact = parse(value)
@@ -74,10 +77,15 @@ def explain(value: float | str, rounding: Rounding | str) -> Explanation:
     parts = _finite(x, r) if ordinary else _special(x, r)
     result = rule_result(x, r)
     if not _same(result, parts["result"]):
-        raise ArithmeticError(f"rounding {x!r} to {r}: the rule gives {result!r}, exact arithmetic {parts['result']!r}")
+        raise ArithmeticError(
+            f"rounding {x!r} to {r}: the rule gives {result!r}, exact arithmetic"
+            f" {parts['result']!r}"
+        )
     code = code_of(result, r.format)
     bits = None if code is None else fields_of(code, r.format)
-    return Explanation(text=str(value), value=x, exact_input=exact, rounding=r, code=code, fields=bits, **parts)
+    return Explanation(
+        text=str(value), value=x, exact_input=exact, rounding=r, code=code, fields=bits, **parts
+    )
 
 
 def split(magnitude: Fraction, f: Format) -> tuple[int, int, Fraction]:
@@ -105,14 +113,27 @@ def _finite(x: float, r: Rounding) -> dict[str, Any]:
     else:
         result = _signed(float(magnitude), x < 0, f)
     discarded, finite = _bits(rest), math.isfinite(result)
-    place = (exponent - f.emin) * (1 << (f.precision - 1)) + kept - (0 if f.zero else 1 << (f.precision - 1))
+    place = (
+        (exponent - f.emin) * (1 << (f.precision - 1))
+        + kept
+        - (0 if f.zero else 1 << (f.precision - 1))
+    )
     return dict(
-        exponent=exponent, kept=f"{kept:0{f.precision}b}", round_bit=discarded[:1], sticky=discarded[1:],
-        tie=rest == HALF, up=up, why=why, place=place, flips=(place ^ (place + 1)).bit_count() if up else 0,
-        grows=up and kept + 1 == 1 << f.precision, overflows=overflows, result=result,
+        exponent=exponent,
+        kept=f"{kept:0{f.precision}b}",
+        round_bit=discarded[:1],
+        sticky=discarded[1:],
+        tie=rest == HALF,
+        up=up,
+        why=why,
+        place=place,
+        flips=(place ^ (place + 1)).bit_count() if up else 0,
+        grows=up and kept + 1 == 1 << f.precision,
+        overflows=overflows,
+        result=result,
         error=float(Fraction(result) - exact) if finite else result - x,
         ulps=float((Fraction(result) - exact) / unit) if finite else None,
-    )  # fmt: skip
+    )
 
 
 def _special(x: float, r: Rounding) -> dict[str, Any]:
@@ -120,7 +141,11 @@ def _special(x: float, r: Rounding) -> dict[str, Any]:
     f = r.format
     if math.isnan(x):
         keeps = f.nan or r.nan is NanPolicy.KEEP
-        why = "NaN stays NaN" if f.nan else f"{f.name} has no NaN: nan={r.nan} {'keeps it' if keeps else 'makes it 0'}"
+        why = (
+            "NaN stays NaN"
+            if f.nan
+            else f"{f.name} has no NaN: nan={r.nan} {'keeps it' if keeps else 'makes it 0'}"
+        )
         result = math.nan if keeps else 0.0
     elif not f.signed and x <= 0:
         result, why = math.nan, f"{f.name} has neither zero nor negative numbers: NaN"
@@ -141,7 +166,9 @@ def rule_result(x: float, r: Rounding) -> float:
 
     from roundscope.emu.backends.numba.rounding import round_array
 
-    random = np.array([first_random(r.seed)], np.int32) if r.mode is RoundingMode.STOCHASTIC else None
+    random = (
+        np.array([first_random(r.seed)], np.int32) if r.mode is RoundingMode.STOCHASTIC else None
+    )
     return float(round_array(np.array([x]), r, random)[0])
 
 
@@ -155,4 +182,6 @@ def _signed(magnitude: float, negative: bool, f: Format) -> float:
 
 
 def _same(a: float, b: float) -> bool:
-    return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    return (math.isnan(a) and math.isnan(b)) or (
+        a == b and math.copysign(1, a) == math.copysign(1, b)
+    )

@@ -23,15 +23,27 @@ def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool
         case RoundingMode.TOWARD_POSITIVE | RoundingMode.TOWARD_NEGATIVE:
             outward = negative == (r.mode is RoundingMode.TOWARD_NEGATIVE)
             sign = "negative" if negative else "positive"
-            return outward, f"{r.mode} and {sign}: any discarded 1 {'adds one' if outward else 'is dropped'}"
+            return (
+                outward,
+                f"{r.mode} and {sign}: any discarded 1 {'adds one' if outward else 'is dropped'}",
+            )
         case RoundingMode.STOCHASTIC:
             draw = first_random(r.seed)
             chance, drawn = math.floor(rest * 2**31), f"{draw / 2**31:.6f}"
             sign = ">" if chance > draw else "<="
-            return chance > draw, f"discarded part {chance / 2**31:.6f} of an ulp {sign} drawn {drawn} (seed {r.seed})"
+            return (
+                chance > draw,
+                (
+                    f"discarded part {chance / 2**31:.6f} of an ulp {sign} drawn {drawn} (seed"
+                    f" {r.seed})"
+                ),
+            )
     if rest != HALF:
         bits = f"round bit {int(rest > HALF)}" + (", a sticky bit is 1" if rest > HALF else "")
-        return rest > HALF, f"{bits}: {'above' if rest > HALF else 'below'} half an ulp, to the nearest"
+        return (
+            rest > HALF,
+            f"{bits}: {'above' if rest > HALF else 'below'} half an ulp, to the nearest",
+        )
     if r.mode is RoundingMode.TIES_TO_AWAY:
         return True, "round bit 1, no sticky bit: a tie, away from zero"
     return odd, f"round bit 1, no sticky bit: a tie, to even, and the kept part is {_parity(odd)}"
@@ -44,7 +56,8 @@ def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
     largest, sign = r.format.max_finite, -1.0 if negative else 1.0
     if r.mode in inward:
         return sign * largest, f"beyond the largest number, {largest:g}: {r.mode} stops there"
-    became = {Overflow.INF: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: largest}[r.overflow]  # type: ignore[index]
+    beyond = {Overflow.INF: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: largest}
+    became = beyond[r.overflow]  # type: ignore[index]
     return sign * became, f"beyond the largest number, {largest:g}: overflow={r.overflow}"
 
 

@@ -1,7 +1,8 @@
 """Between the numbers of a format and their codes, on integers, for any array library.
 
-A code is sign | exponent | fraction; as an integer it counts the magnitudes from zero upward, so the code of
-a magnitude is its rank among the format's numbers. (emu.explain.encoding says the same of one number in exact arithmetic.)
+A code is sign | exponent | fraction; as an integer it counts the magnitudes from zero upward, so
+the code of a magnitude is its rank among the format's numbers. (emu.explain.encoding says the same
+of one number in exact arithmetic.)
 """
 
 import math
@@ -13,7 +14,9 @@ INFINITY = 0x7FF0_0000_0000_0000
 
 
 def encode(ops: Ops, x: Array, f: Format) -> Array:
-    """The codes (int64) of float64 numbers that the format holds; NaN takes the format's quiet one."""
+    """The codes (int64) of float64 numbers that the format holds; NaN takes the format's quiet
+    one.
+    """
     xp, p = ops.xp, f.precision
     b = ops.bits(x)
     a = b & 0x7FFF_FFFF_FFFF_FFFF
@@ -27,7 +30,9 @@ def encode(ops: Ops, x: Array, f: Format) -> Array:
 
 
 def decode(ops: Ops, code: Array, f: Format) -> Array:
-    """The float64 numbers of codes (int64); above the largest finite number stands infinity, then NaN."""
+    """The float64 numbers of codes (int64); above the largest finite number stands infinity, then
+    NaN.
+    """
     xp, p = ops.xp, f.precision
     sign = 1 << (f.bits - 1) if f.signed else 0
     rank = code & ((1 << (f.bits - int(f.signed))) - 1)
@@ -37,7 +42,9 @@ def decode(ops: Ops, code: Array, f: Format) -> Array:
     special = xp.where(rank == _top(f) + 1, math.inf if f.inf else math.nan, math.nan)
     x = xp.where(rank > _top(f), special, x)
     x = xp.where(code & sign != 0, -x, x)
-    return x if f.negative_zero or not f.signed else xp.where(code == sign, math.nan, x)  # fnuz: NaN is the code of -0
+    return (
+        x if f.negative_zero or not f.signed else xp.where(code == sign, math.nan, x)
+    )  # fnuz: NaN is the code of -0
 
 
 def _offset(f: Format) -> int:
@@ -46,7 +53,10 @@ def _offset(f: Format) -> int:
 
 
 def _lowest(f: Format) -> int:
-    """Bits of 2^emin: below it the exponent field is 0. At binary64's own emin the carrier does the same, so 0."""
+    """Bits of 2^emin: below it the exponent field is 0.
+
+    At binary64's own emin the carrier does the same, so 0.
+    """
     return (f.emin + 1023) << 52 if f.emin > -1022 else 0
 
 
@@ -57,5 +67,7 @@ def _top(f: Format) -> int:
 
 
 def _nan(f: Format) -> int:
-    """The code of NaN: with infinities, the first fraction bit set; else the one after the largest number."""
+    """The code of NaN: with infinities, the first fraction bit set; else the one after the largest
+    number.
+    """
     return (_top(f) + 1) | (1 << (f.precision - 2) if f.inf else 0)

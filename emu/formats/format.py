@@ -3,7 +3,8 @@
 A finite positive number of a format is  k * 2^(e - p + 1)  with  e >= emin  and  0 <= k < 2^p:
 precision `p` counts the leading bit, and below 2^emin the spacing stays that of emin (subnormals).
 Sources: IEEE 754-2019 (bf16's layout is the top half of binary32), OCP OFP8 1.0 (e4m3fn, e5m2),
-Noune et al. arXiv 2206.02915 (fnuz), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn, e8m0fnu).
+Noune et al. arXiv 2206.02915 (fnuz), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn,
+e8m0fnu).
 """
 
 import difflib
@@ -24,11 +25,13 @@ class Format:
     signed         whether it has negative numbers
     zero           whether it has a zero (e8m0fnu has none)
     negative_zero  whether it tells -0 from +0 (the fnuz formats do not)
-    saturates      what overflow means where nobody says otherwise, in every function, plan and command: True, the
-                   largest finite number, as NVIDIA's conversions and attention kernels have it (e4m3fn and e5m2, for
-                   which OCP OFP8 1.0 leaves the choice); False, infinity as in IEEE 754 (16 bits and wider, every
-                   e<x>m<y>), or NaN in a format without infinity (the fnuz formats, e8m0fnu). A format that has
-                   neither (FP6, FP4) saturates whatever stands here. `Rounding.overflow` says it of one rounding.
+    saturates      what overflow means where nobody says otherwise, in every function, plan and
+                   command: True, the largest finite number, as NVIDIA's conversions and attention
+                   kernels have it (e4m3fn and e5m2, for which OCP OFP8 1.0 leaves the choice);
+                   False, infinity as in IEEE 754 (16 bits and wider, every e<x>m<y>), or NaN in a
+                   format without infinity (the fnuz formats, e8m0fnu). A format that has neither
+                   (FP6, FP4) saturates whatever stands here. `Rounding.overflow` says it of one
+                   rounding.
     """
 
     name: str
@@ -46,12 +49,19 @@ class Format:
         if not 1 <= self.precision <= 53:
             raise ValueError(f"precision={self.precision}: a format has 1 to 53 significand bits")
         if not (math.isfinite(self.max_finite) and self.max_finite > 0):
-            raise ValueError(f"max_finite={self.max_finite}: give the largest finite number, above 0")
+            raise ValueError(
+                f"max_finite={self.max_finite}: give the largest finite number, above 0"
+            )
         if self.emin - self.precision + 1 < -1074:
-            raise ValueError(f"emin={self.emin}: with precision {self.precision} binary64 lacks the smallest number, 2^(emin - p + 1)")
+            raise ValueError(
+                f"emin={self.emin}: with precision {self.precision} binary64 lacks the smallest"
+                " number, 2^(emin - p + 1)"
+            )
 
     def __hash__(self) -> int:
-        return hash(self.name)  # plans are keys of caches and hold 44 formats: a name tells them apart well enough
+        return hash(
+            self.name
+        )  # plans are keys of caches and hold 44 formats: a name tells them apart well enough
 
     @property
     def emax(self) -> int:
@@ -84,7 +94,9 @@ class Format:
         per_binade = 1 << (self.precision - 1)
         fraction = round(math.ldexp(self.max_finite, self.precision - 1 - self.emax)) - per_binade
         largest = (self.emax - self.emin + int(self.zero)) * per_binade + fraction
-        shared_nan = self.nan and (self.negative_zero or not self.signed)  # fnuz: NaN is the code of -0
+        shared_nan = self.nan and (
+            self.negative_zero or not self.signed
+        )  # fnuz: NaN is the code of -0
         return largest + int(self.inf) + int(shared_nan)
 
     @property
@@ -94,7 +106,11 @@ class Format:
 
     def holds(self, other: "Format") -> bool:
         """Whether every finite number of the other format is a number of this one."""
-        return self.precision >= other.precision and self.min_positive <= other.min_positive and self.max_finite >= other.max_finite
+        return (
+            self.precision >= other.precision
+            and self.min_positive <= other.min_positive
+            and self.max_finite >= other.max_finite
+        )
 
     @property
     def fits_binary32(self) -> bool:
@@ -108,24 +124,84 @@ _MAX32 = float.fromhex("0x1.fffffep127")
 NAMED: dict[str, Format] = {
     f.name: f
     for f in (
-        Format(name="fp64", precision=53, emin=-1022, max_finite=float.fromhex("0x1.fffffffffffffp1023"), inf=True, nan=True),
+        Format(
+            name="fp64",
+            precision=53,
+            emin=-1022,
+            max_finite=float.fromhex("0x1.fffffffffffffp1023"),
+            inf=True,
+            nan=True,
+        ),
         Format(name="fp32", precision=24, emin=-126, max_finite=_MAX32, inf=True, nan=True),
-        Format(name="tf32", precision=11, emin=-126, max_finite=float.fromhex("0x1.ffcp127"), inf=True, nan=True),
-        Format(name="bf16", precision=8, emin=-126, max_finite=float.fromhex("0x1.fep127"), inf=True, nan=True),
+        Format(
+            name="tf32",
+            precision=11,
+            emin=-126,
+            max_finite=float.fromhex("0x1.ffcp127"),
+            inf=True,
+            nan=True,
+        ),
+        Format(
+            name="bf16",
+            precision=8,
+            emin=-126,
+            max_finite=float.fromhex("0x1.fep127"),
+            inf=True,
+            nan=True,
+        ),
         Format(name="fp16", precision=11, emin=-14, max_finite=65504.0, inf=True, nan=True),
-        Format(name="e5m2", precision=3, emin=-14, max_finite=57344.0, inf=True, nan=True, saturates=True),
-        Format(name="e4m3fn", precision=4, emin=-6, max_finite=448.0, inf=False, nan=True, saturates=True),
-        Format(name="e5m2fnuz", precision=3, emin=-15, max_finite=57344.0, inf=False, nan=True, negative_zero=False),
-        Format(name="e4m3fnuz", precision=4, emin=-7, max_finite=240.0, inf=False, nan=True, negative_zero=False),
+        Format(
+            name="e5m2",
+            precision=3,
+            emin=-14,
+            max_finite=57344.0,
+            inf=True,
+            nan=True,
+            saturates=True,
+        ),
+        Format(
+            name="e4m3fn",
+            precision=4,
+            emin=-6,
+            max_finite=448.0,
+            inf=False,
+            nan=True,
+            saturates=True,
+        ),
+        Format(
+            name="e5m2fnuz",
+            precision=3,
+            emin=-15,
+            max_finite=57344.0,
+            inf=False,
+            nan=True,
+            negative_zero=False,
+        ),
+        Format(
+            name="e4m3fnuz",
+            precision=4,
+            emin=-7,
+            max_finite=240.0,
+            inf=False,
+            nan=True,
+            negative_zero=False,
+        ),
         Format(name="e3m2fn", precision=3, emin=-2, max_finite=28.0, inf=False, nan=False),
         Format(name="e2m3fn", precision=4, emin=0, max_finite=7.5, inf=False, nan=False),
         Format(name="e2m1fn", precision=2, emin=0, max_finite=6.0, inf=False, nan=False),
         Format(
-            name="e8m0fnu", precision=1, emin=-127, max_finite=math.ldexp(1.0, 127),
-            inf=False, nan=True, signed=False, zero=False, negative_zero=False,
+            name="e8m0fnu",
+            precision=1,
+            emin=-127,
+            max_finite=math.ldexp(1.0, 127),
+            inf=False,
+            nan=True,
+            signed=False,
+            zero=False,
+            negative_zero=False,
         ),
     )
-}  # fmt: skip
+}
 
 _IEEE_LIKE = re.compile(r"e(\d+)m(\d+)")
 
@@ -136,11 +212,21 @@ def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
     Raises ValueError outside 2 <= x <= 11, 1 <= y <= 52.
     """
     if not (2 <= exponent_bits <= 11 and 1 <= fraction_bits <= 52):
-        raise ValueError(f"e{exponent_bits}m{fraction_bits}: exponent bits run from 2 to 11, fraction bits from 1 to 52")
+        raise ValueError(
+            f"e{exponent_bits}m{fraction_bits}: exponent bits run from 2 to 11, fraction bits from"
+            " 1 to 52"
+        )
     bias = (1 << (exponent_bits - 1)) - 1
     largest = (2.0 - math.ldexp(1.0, -fraction_bits)) * math.ldexp(1.0, bias)
     name = f"e{exponent_bits}m{fraction_bits}"
-    return Format(name=name, precision=fraction_bits + 1, emin=1 - bias, max_finite=largest, inf=True, nan=True)
+    return Format(
+        name=name,
+        precision=fraction_bits + 1,
+        emin=1 - bias,
+        max_finite=largest,
+        inf=True,
+        nan=True,
+    )
 
 
 @functools.cache
@@ -161,4 +247,7 @@ def unknown(what: str, name: str, known: object, repair: str = "") -> str:
     names = [str(k) for k in known]  # type: ignore[attr-defined]
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
-    return f"unknown {what} '{name}'{hint or '.'} Known: {' '.join(names)}{' ' + repair if repair else ''}"
+    return (
+        f"unknown {what} '{name}'{hint or '.'} Known:"
+        f" {' '.join(names)}{' ' + repair if repair else ''}"
+    )

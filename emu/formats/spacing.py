@@ -12,5 +12,7 @@ def biased_exponent(ops: Ops, x: Array, emin: Any) -> Array:
 
 
 def spacing(ops: Ops, x: Array, f: Format) -> Array:
-    """Distance of neighbours of the format in the binade of x (float64): 2^(max(e, emin) - p + 1)."""
+    """Distance of neighbours of the format in the binade of x (float64): 2^(max(e, emin) - p +
+    1).
+    """
     return ops.from_bits((biased_exponent(ops, x, f.emin) - (f.precision - 1)) << 52)

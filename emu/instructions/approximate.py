@@ -1,15 +1,17 @@
-"""`ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32` of a Hopper GPU, and CUDA's expf, bit for bit.
+"""`ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32` of a Hopper GPU, and CUDA's
+expf, bit for bit.
 
-Each instruction is a quadratic interpolation in integers: the leading 6 or 7 fraction bits of the argument choose three
-coefficients, the t that is left gives
+Each instruction is a quadratic interpolation in integers: the leading 6 or 7 fraction bits of the
+argument choose three coefficients, the t that is left gives
 
     c0 2^s + c1 t + c2 square(t) + bias, shifted right,
 
-where square(t) is a product that leaves out the low bits of its partial products, and bias is not quite one half.
-The form is that of the special function unit of NVIDIA's first unified GPUs, as the envytools project
-(nvhw/sfu.c) found it; that the coefficients are these, that x is cut to a multiple of 2^-23 and negative
-fractions are complemented bit by bit, follows from results on an H200, which all 2^32 arguments of each were compared
-with (`python -m tests.checks.gpu_instructions`).
+where square(t) is a product that leaves out the low bits of its partial products, and bias is not
+quite one half. The form is that of the special function unit of NVIDIA's first unified GPUs, as the
+envytools project (nvhw/sfu.c) found it; that the coefficients are these, that x is cut to a
+multiple of 2^-23 and negative fractions are complemented bit by bit, follows from results on an
+H200, which all 2^32 arguments of each were compared with (`python -m
+tests.checks.gpu_instructions`).
 """
 
 import math
@@ -44,10 +46,11 @@ def ex2(ops: Ops, x: Array) -> Array:
 
 
 def expf(ops: Ops, x: Array) -> Array:
-    """e^x as CUDA's library computes expf, of a float64 array of binary32 numbers: within 2 ulps of binary32.
+    """e^x as CUDA's library computes expf, of a float64 array of binary32 numbers: within 2 ulps of
+    binary32.
 
-    n = round(x log2 e) by a saturated multiply-add, r = x log2 e - n by two; 2^r by `ex2`, times 2^n. Found as the
-    one form that gives the softmax of PyTorch and XLA, bit for bit.
+    n = round(x log2 e) by a saturated multiply-add, r = x log2 e - n by two; 2^r by `ex2`, times
+    2^n. Found as the one form that gives the softmax of PyTorch and XLA, bit for bit.
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, -200.0), 200.0)
@@ -55,14 +58,18 @@ def expf(ops: Ops, x: Array) -> Array:
     n = xp.floor(xp.fmin(xp.fmax(t, 0.0), 1.0) * 252.0) - 126.0
     r = fma(ops, z, float.fromhex("0x1.715476p+0"), -n)
     r = fma(ops, z, float.fromhex("0x1.4ae0c0p-26"), r)
-    y = ops.round(ops.multiply(ex2(ops, r), ops.from_bits((n.astype(np.int64) + 1023) << 52)), BINARY32, None)
+    y = ops.round(
+        ops.multiply(ex2(ops, r), ops.from_bits((n.astype(np.int64) + 1023) << 52)), BINARY32, None
+    )
     return xp.where(xp.isnan(x), math.nan, y)
 
 
 def fma(ops: Ops, x: Array, y: Any, z: Any) -> Array:
     """x y + z, rounded once to binary32."""
     xp = ops.xp
-    return ops.round(ops.odd_sum(*xp.broadcast_arrays(ops.multiply(x, y), xp.asarray(z))), BINARY32, None)
+    return ops.round(
+        ops.odd_sum(*xp.broadcast_arrays(ops.multiply(x, y), xp.asarray(z))), BINARY32, None
+    )
 
 
 def lg2(ops: Ops, x: Array) -> Array:
@@ -84,7 +91,10 @@ def lg2(ops: Ops, x: Array) -> Array:
 
 
 def rcp(ops: Ops, x: Array) -> Array:
-    """1 / x as the instruction gives it, of a float64 array of binary32 numbers; within 1 ulp. Infinite below 2^-126."""
+    """1 / x as the instruction gives it, of a float64 array of binary32 numbers; within 1 ulp.
+
+    Infinite below 2^-126.
+    """
     xp = ops.xp
     b = ops.bits(x)
     exponent = ((b >> 52) & 0x7FF) - 1023
@@ -98,9 +108,14 @@ def rcp(ops: Ops, x: Array) -> Array:
 
 
 def interpolated(
-    xp: Any, table: tuple[Any, ...], interval: Array, t: Array, shift: int, bias: int,
+    xp: Any,
+    table: tuple[Any, ...],
+    interval: Array,
+    t: Array,
+    shift: int,
+    bias: int,
     squared: Array | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """c0 2^shift + c1 t + c2 square(t) + bias, by the coefficients of the interval."""
     c0, c1, c2 = (xp.asarray(column)[interval] for column in _columns(table))
     return (c0 << shift) + c1 * t + c2 * (square(t) if squared is None else squared) + bias
@@ -112,7 +127,9 @@ def _columns(table: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
 
 
 def square(t: Array) -> Array:
-    """About t^2 2^-19 of 17-bit integers: each bit's partial product is cut at 2^18 before they are added."""
+    """About t^2 2^-19 of 17-bit integers: each bit's partial product is cut at 2^18 before they are
+    added.
+    """
     total = 0
     for bit in range(1, 17):
         total = total + (((t >> bit) & 1) * (t >> (18 - bit)))

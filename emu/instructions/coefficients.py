@@ -1,4 +1,6 @@
-"""Coefficients of the interpolations: (c0, c1, c2) of each interval, found from the results of all significands on an H200."""
+"""Coefficients of the interpolations: (c0, c1, c2) of each interval, found from the results of all
+significands on an H200.
+"""
 
 EX2 = (
     (33554432, 22713, 494), (33919815, 22960, 501), (34289179, 23210, 506), (34662562, 23463, 511),

@@ -1,7 +1,8 @@
 """logf and log2f of CUDA's library, bit for bit: polynomials in multiply-adds of binary32.
 
-x = 2^k (1 + f); the constants and the order of the steps are those of the PTX that nvcc 13.0 emits for the two functions. logf gives
-every L of memory-efficient attention that was recorded on an H200, and with log2f the gradients of flex attention are equal to the bit.
+x = 2^k (1 + f); the constants and the order of the steps are those of the PTX that nvcc 13.0 emits
+for the two functions. logf gives every L of memory-efficient attention that was recorded on an
+H200, and with log2f the gradients of flex attention are equal to the bit.
 """
 
 import math
@@ -15,25 +16,45 @@ from roundscope.emu.rounding.modes import BINARY32
 
 LN_2 = float.fromhex("0x1.62e430p-1")  # binary32(ln 2)
 LOG2_E = float.fromhex("0x1.715476p+0")  # binary32(log2 e)
-TWO_THIRDS, ROOT_HALF = 0x3F2AAAAB, 0x3F3504F3  # the bits of the binary32 numbers at which 1 + f begins
+# the bits of the binary32 numbers at which 1 + f begins
+TWO_THIRDS = 0x3F2AAAAB
+ROOT_HALF = 0x3F3504F3
 REBIASED = (1023 - 127) << 23  # from exponents of binary32 to those of binary64
 
 NATURAL = tuple(
-    float.fromhex(word) for word in (
-        "-0x1.0aa04ep-3", "0x1.2073ecp-3", "-0x1.f19b98p-4", "0x1.1e52aap-3", "-0x1.55b172p-3", "0x1.99da16p-3",
-        "-0x1.fffe44p-3", "0x1.5554f0p-2", "-0x1p-1",
+    float.fromhex(word)
+    for word in (
+        "-0x1.0aa04ep-3",
+        "0x1.2073ecp-3",
+        "-0x1.f19b98p-4",
+        "0x1.1e52aap-3",
+        "-0x1.55b172p-3",
+        "0x1.99da16p-3",
+        "-0x1.fffe44p-3",
+        "0x1.5554f0p-2",
+        "-0x1p-1",
     )
-)  # fmt: skip
+)
 BINARY = tuple(
-    float.fromhex(word) for word in (
-        "0x1.8d64fep-4", "-0x1.58fe60p-3", "0x1.5f9e54p-3", "-0x1.6e9c86p-3", "0x1.a417e8p-3", "-0x1.ec7916p-3",
-        "0x1.277f32p-2", "-0x1.715492p-2", "0x1.ec7094p-2", "-0x1.715476p-1",
+    float.fromhex(word)
+    for word in (
+        "0x1.8d64fep-4",
+        "-0x1.58fe60p-3",
+        "0x1.5f9e54p-3",
+        "-0x1.6e9c86p-3",
+        "0x1.a417e8p-3",
+        "-0x1.ec7916p-3",
+        "0x1.277f32p-2",
+        "-0x1.715492p-2",
+        "0x1.ec7094p-2",
+        "-0x1.715476p-1",
     )
-)  # fmt: skip
+)
 
 
 def logf(ops: Ops, x: Array) -> Array:
-    """ln x as CUDA's logf gives it, of a float64 array of binary32 numbers: within 1 ulp of binary32; -inf at 0, NaN below.
+    """ln x as CUDA's logf gives it, of a float64 array of binary32 numbers: within 1 ulp of
+    binary32; -inf at 0, NaN below.
 
     k ln 2 + (f + f^2 p(f)), with 1 + f in [2/3, 4/3) and p of degree 8.
     """
@@ -43,7 +64,8 @@ def logf(ops: Ops, x: Array) -> Array:
 
 
 def log2f(ops: Ops, x: Array) -> Array:
-    """log2 x as CUDA's log2f gives it, of a float64 array of binary32 numbers: within 1 ulp of binary32; -inf at 0, NaN below.
+    """log2 x as CUDA's log2f gives it, of a float64 array of binary32 numbers: within 1 ulp of
+    binary32; -inf at 0, NaN below.
 
     k + (f log2 e + f^2 p(f)), with 1 + f in [sqrt(1/2), sqrt 2) and p of degree 9.
     """
@@ -59,7 +81,10 @@ def _parts(ops: Ops, x: Array, begin: int) -> tuple[Array, Array]:
     is_small = x < LEAST
     word = (ops.bits(ops.xp.where(is_small, x * 2.0**23, x)) >> 29) - REBIASED
     k = (word - begin) >> 23
-    return k.astype(np.float64) - ops.xp.where(is_small, 23.0, 0.0), ops.from_bits((word - (k << 23) + REBIASED) << 29) - 1.0
+    return (
+        k.astype(np.float64) - ops.xp.where(is_small, 23.0, 0.0),
+        ops.from_bits((word - (k << 23) + REBIASED) << 29) - 1.0,
+    )
 
 
 def _polynomial(ops: Ops, coefficients: tuple[float, ...], x: Array) -> Array:

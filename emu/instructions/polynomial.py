@@ -1,8 +1,9 @@
 """2^x by multiply-adds instead of ex2, bit for bit: what FlashAttention-4 does in some columns.
 
-flash_attn/cute/utils.py of Dao-AILab/flash-attention at 0251105 (`ex2_emulation`, `POLY_EX2` of degree 3): x is split into a whole
-number and a fraction by an addition that rounds down, a polynomial in binary32 gives 2^fraction, and the whole number is added to
-the exponent's bits as an integer.
+flash_attn/cute/utils.py of Dao-AILab/flash-attention at 0251105 (`ex2_emulation`, `POLY_EX2` of
+degree 3): x is split into a whole number and a fraction by an addition that rounds down, a
+polynomial in binary32 gives 2^fraction, and the whole number is added to the exponent's bits as an
+integer.
 """
 
 import math
@@ -13,15 +14,22 @@ from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.approximate import fma
 from roundscope.emu.rounding.modes import BINARY32
 
-DEGREE_3 = (0.077119089663028717041015625, 0.227564394474029541015625, 0.695146143436431884765625, 1.0)
+DEGREE_3 = (
+    0.077119089663028717041015625,
+    0.227564394474029541015625,
+    0.695146143436431884765625,
+    1.0,
+)
 LOWEST, HIGHEST = -127.0, 128.0
 
 
 def poly_ex2(ops: Ops, x: Array) -> Array:
-    """2^x of a float64 array of binary32 numbers, to a relative error of 2^-13.4 for -126 <= x < 128.
+    """2^x of a float64 array of binary32 numbers, to a relative error of 2^-13.4 for -126 <= x <
+    128.
 
-    Arguments below -127 are -127, whose result is 0; between -127 and -126 the fraction stands as a subnormal number, of which
-    this one has 2^-126 (p - 1). From 128 on the kernel assumes that there is none; here the result is infinite.
+    Arguments below -127 are -127, whose result is 0; between -127 and -126 the fraction stands as a
+    subnormal number, of which this one has 2^-126 (p - 1). From 128 on the kernel assumes that
+    there is none; here the result is infinite.
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, LOWEST), HIGHEST)  # a number for NaN too

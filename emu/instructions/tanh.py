@@ -1,7 +1,8 @@
 """tanhf of CUDA's library, bit for bit: a polynomial near 0, `ex2` and `rcp` beyond.
 
-The constants and the order of the steps are those of the PTX that Triton 3.6.0 emits for `libdevice.tanh`. The outputs of flex
-attention and of Gemma 2's eager attention with a softcap, recorded on an H200, are equal to the bit with it.
+The constants and the order of the steps are those of the PTX that Triton 3.6.0 emits for
+`libdevice.tanh`. The outputs of flex attention and of Gemma 2's eager attention with a softcap,
+recorded on an H200, are equal to the bit with it.
 """
 
 import math
@@ -10,13 +11,19 @@ from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.approximate import ex2, fma, rcp
 from roundscope.emu.rounding.modes import BINARY32
 
-NEAR, ONE_FROM = float.fromhex("0x1.333334p-1"), float.fromhex("0x1.205968p+3")  # binary32(0.6), and where tanh is 1
+# binary32(0.6), and where tanh is 1
+NEAR = float.fromhex("0x1.333334p-1")
+ONE_FROM = float.fromhex("0x1.205968p+3")
 TWO_LOG2_E = float.fromhex("0x1.715476p+1")
-TERMS = tuple(float.fromhex(word) for word in ("0x1.01e104p-6", "-0x1.ac795cp-5", "0x1.10b282p-3", "-0x1.5553dap-2", "0x0p+0"))
+TERMS = tuple(
+    float.fromhex(word)
+    for word in ("0x1.01e104p-6", "-0x1.ac795cp-5", "0x1.10b282p-3", "-0x1.5553dap-2", "0x0p+0")
+)
 
 
 def tanhf(ops: Ops, x: Array) -> Array:
-    """tanh x as CUDA's tanhf gives it, of a float64 array of binary32 numbers: within 2 ulps of binary32; equal on all 2^32 on an H200.
+    """tanh x as CUDA's tanhf gives it, of a float64 array of binary32 numbers: within 2 ulps of
+    binary32; equal on all 2^32 on an H200.
 
     Below 0.6, x + x^3 p(x^2) with p of degree 3; beyond, 1 - 2 / (1 + 2^(2 log2 e |x|)).
     """
@@ -31,4 +38,6 @@ def tanhf(ops: Ops, x: Array) -> Array:
     far = fma(ops, rcp(ops, ops.round(power + 1.0, BINARY32, None)), -2.0, 1.0)
     far = xp.where(size >= ONE_FROM, 1.0, far)
     y = xp.where(size < NEAR, fma(ops, p, small, small), xp.where(x < 0.0, -far, far))
-    return xp.where(xp.isnan(x), math.nan, xp.where(x == 0.0, x, y))  # -0 of -0: a polynomial's sum gives +0
+    return xp.where(
+        xp.isnan(x), math.nan, xp.where(x == 0.0, x, y)
+    )  # -0 of -0: a polynomial's sum gives +0

@@ -1,8 +1,9 @@
 """The independent judge: one number rounded from the definition, in exact rational arithmetic.
 
-It shares the records `Format` and `Rounding` with the rule of emu.rounding.rule and no line of its method: the two
-numbers of the format around x are written down as fractions, and the mode chooses one by its sentence in
-IEEE 754-2019, 4.3. Slow (tens of microseconds a number) and meant to be read; tests ask it, nobody else.
+It shares the records `Format` and `Rounding` with the rule of emu.rounding.rule and no line of its
+method: the two numbers of the format around x are written down as fractions, and the mode chooses
+one by its sentence in IEEE 754-2019, 4.3. Slow (tens of microseconds a number) and meant to be
+read; tests ask it, nobody else.
 """
 
 import math
@@ -29,8 +30,8 @@ def spacing(x: Fraction, format: Format) -> Fraction:
 def neighbours(x: float | Fraction, format: Format) -> tuple[Fraction, Fraction]:
     """The numbers just below and just above a finite x; both are x where the format holds x.
 
-    The exponent is unbounded above, as IEEE 754-2019, 7.4 asks of a rounding before it looks for overflow:
-    a neighbour may exceed `max_finite`. Zero counts as a number of every format.
+    The exponent is unbounded above, as IEEE 754-2019, 7.4 asks of a rounding before it looks for
+    overflow: a neighbour may exceed `max_finite`. Zero counts as a number of every format.
     """
     exact = Fraction(x)
     unit = spacing(exact, format)
@@ -68,12 +69,14 @@ def _magnitude(x: Fraction, r: Rounding, random: int) -> Fraction:
     return outer if _goes_out(r.mode, position, odd, x > 0, random) else inner
 
 
-def _goes_out(mode: RoundingMode, position: Fraction, odd: bool, positive: bool, random: int) -> bool:
+def _goes_out(
+    mode: RoundingMode, position: Fraction, odd: bool, positive: bool, random: int
+) -> bool:
     """Whether a number strictly between its neighbours takes the one farther from zero.
 
     position  (|x| - inner) / (outer - inner), in (0, 1)
-    odd       whether the inner neighbour is an odd multiple of the spacing; with one significand bit it
-              always is, and a tie goes to the larger magnitude (IEEE 754-2019, 4.3.1)
+    odd       whether the inner neighbour is an odd multiple of the spacing; with one significand
+              bit it always is, and a tie goes to the larger magnitude (IEEE 754-2019, 4.3.1)
     """
     match mode:
         case RoundingMode.TIES_TO_EVEN:
@@ -95,14 +98,22 @@ def _goes_out(mode: RoundingMode, position: Fraction, odd: bool, positive: bool,
 
 
 def _stops(mode: RoundingMode, x: float) -> bool:
-    """Whether the mode points back from beyond the largest finite number (IEEE 754-2019, 7.4 b to d)."""
+    """Whether the mode points back from beyond the largest finite number (IEEE 754-2019, 7.4 b to
+    d).
+    """
     inward = RoundingMode.TOWARD_NEGATIVE if x > 0 else RoundingMode.TOWARD_POSITIVE
     return mode in (RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD, inward)
 
 
 def _overflowed(r: Rounding) -> float:
     """The magnitude of an overflow, and of an infinity."""
-    return math.inf if r.overflow is Overflow.INF else math.nan if r.overflow is Overflow.NAN else r.format.max_finite
+    return (
+        math.inf
+        if r.overflow is Overflow.INF
+        else math.nan
+        if r.overflow is Overflow.NAN
+        else r.format.max_finite
+    )
 
 
 def _signed(magnitude: float, x: float, f: Format) -> float:

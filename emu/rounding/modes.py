@@ -1,4 +1,6 @@
-"""What happens at one rounding event: format, direction, overflow and NaN, gathered in `Rounding`."""
+"""What happens at one rounding event: format, direction, overflow and NaN, gathered in
+`Rounding`.
+"""
 
 import sys
 from dataclasses import dataclass, replace
@@ -10,7 +12,9 @@ from roundscope.emu.numbers import check_seed
 
 
 class RoundingMode(StrEnum):
-    """Which neighbour a number between two neighbours goes to (IEEE 754-2019, 4.3, and three more)."""
+    """Which neighbour a number between two neighbours goes to (IEEE 754-2019, 4.3, and three
+    more).
+    """
 
     TIES_TO_EVEN = "ties-to-even"
     TIES_TO_AWAY = "ties-to-away"
@@ -48,13 +52,13 @@ class Rounding:
 
     format    the target
     mode      direction
-    overflow  INF, NAN or SATURATE; by default the format's own (`Format.saturates`). SATURATE takes infinities to the
-              largest finite number too
+    overflow  INF, NAN or SATURATE; by default the format's own (`Format.saturates`). SATURATE takes
+              infinities to the largest finite number too
     nan       what NaN becomes where the format has none
     seed      of the stochastic mode's counter-based bits (`emu.rounding.random`: which seeds share)
 
-    Its text says overflow where it is not what IEEE 754 would have ("e4m3fn:saturate", "fp16:saturate"), or not the
-    format's own ("e4m3fn:nan", "e5m2:inf").
+    Its text says overflow where it is not what IEEE 754 would have ("e4m3fn:saturate",
+    "fp16:saturate"), or not the format's own ("e4m3fn:nan", "e5m2:inf").
 
     Raises ValueError if the format cannot hold what a policy asks for.
     """
@@ -68,13 +72,17 @@ class Rounding:
     def __post_init__(self) -> None:
         f = self.format
         if not isinstance(f, Format):
-            raise TypeError(f"format={f!r}: give a Format; rounding({f!r}) makes a Rounding of a name")
+            raise TypeError(
+                f"format={f!r}: give a Format; rounding({f!r}) makes a Rounding of a name"
+            )
         object.__setattr__(self, "mode", mode_named(self.mode))
         object.__setattr__(self, "nan", _member(NanPolicy, "nan policy", self.nan))
         if self.overflow is not None:
             object.__setattr__(self, "overflow", _member(Overflow, "overflow", self.overflow))
         if self.overflow is None:
-            object.__setattr__(self, "overflow", Overflow.SATURATE if f.saturates else _unsaturated(f))
+            object.__setattr__(
+                self, "overflow", Overflow.SATURATE if f.saturates else _unsaturated(f)
+            )
         if self.overflow is Overflow.INF and not f.inf:
             raise ValueError(f"overflow=inf: {f.name} has no infinity; use overflow='saturate'")
         if self.overflow is Overflow.NAN and not f.nan:
@@ -104,7 +112,9 @@ def _unsaturated(f: Format) -> Overflow:
 
 
 def without_saturation(r: Rounding) -> Rounding:
-    """The rounding with overflow to infinity, or to NaN in a format without infinity: what ml_dtypes' conversions do."""
+    """The rounding with overflow to infinity, or to NaN in a format without infinity: what
+    ml_dtypes' conversions do.
+    """
     return replace(r, overflow=_unsaturated(r.format))
 
 
@@ -128,7 +138,8 @@ def rounding(
 ) -> Rounding:
     """A `Rounding` from names: rounding("bf16", "stochastic", seed=7).
 
-    Given a `Rounding`, returns it with what else is given replaced. Raises ValueError for unknown names.
+    Given a `Rounding`, returns it with what else is given replaced. Raises ValueError for unknown
+    names.
     """
     base = _plain(format)
     changes: dict[str, object] = {}

@@ -1,10 +1,12 @@
 """Rounding to nearest even by two float additions, for the inner loop of a sum under XLA.
 
-Adding c = 1.5 * 2^(e + 53 - p), e the exponent of x (at least emin), puts the last bit that the target keeps on
-the last bit of binary64: the addition rounds x to nearest even there, the subtraction is exact. Five times as
-fast as the rule on a CPU, equal to it in every bit (tests/emu/rounding/test_nearest.py). c depends on x, so no compiler
-folds (x + c) - c. Where |x| is 2^(971 + p) or more, c would lie beyond binary64: its bits are those of
-NaN for one binade, and of tiny numbers above. So y is NaN, or x itself; the test against the largest number takes both for overflows.
+Adding c = 1.5 * 2^(e + 53 - p), e the exponent of x (at least emin), puts the last bit that the
+target keeps on the last bit of binary64: the addition rounds x to nearest even there, the
+subtraction is exact. Five times as fast as the rule on a CPU, equal to it in every bit
+(tests/emu/rounding/test_nearest.py). c depends on x, so no compiler folds (x + c) - c. Where |x| is
+2^(971 + p) or more, c would lie beyond binary64: its bits are those of NaN for one binade, and of
+tiny numbers above. So y is NaN, or x itself; the test against the largest number takes both for
+overflows.
 """
 
 from typing import Any
@@ -21,13 +23,17 @@ SIGN = -(2**63)
 
 
 def takes_nearest_even(r: Rounding) -> bool:
-    """Whether `nearest_even` covers this rounding: ties to even, a format with both zeros inside binary32."""
+    """Whether `nearest_even` covers this rounding: ties to even, a format with both zeros inside
+    binary32.
+    """
     f = r.format
     return r.mode is RoundingMode.TIES_TO_EVEN and f.fits_binary32 and f.negative_zero and f.signed
 
 
 def nearest_even(x: Array, t: Target) -> Array:
-    """A float64 array rounded once to a target in binary64's bits; NaN stays NaN. Needs 64-bit types enabled.
+    """A float64 array rounded once to a target in binary64's bits; NaN stays NaN.
+
+    Needs 64-bit types enabled.
 
     Where the target is an array, it may be binary64 itself (nothing dropped): x then stays.
     """
@@ -38,8 +44,14 @@ def nearest_even(x: Array, t: Target) -> Array:
     y = (x + c) - c
     # (x + c) - c loses the sign of a zero
     y = _float(lax.bitcast_convert_type(y, jnp.int64) | (b & SIGN))
-    y = jnp.where(jnp.abs(y) <= _float(_word(t.largest)), y, jnp.copysign(_float(_word(t.over_positive)), x))
-    y = jnp.where(exponent == EXPONENT, jnp.where(jnp.isnan(x), x, jnp.copysign(_float(_word(t.infinite)), x)), y)
+    y = jnp.where(
+        jnp.abs(y) <= _float(_word(t.largest)), y, jnp.copysign(_float(_word(t.over_positive)), x)
+    )
+    y = jnp.where(
+        exponent == EXPONENT,
+        jnp.where(jnp.isnan(x), x, jnp.copysign(_float(_word(t.infinite)), x)),
+        y,
+    )
     return y if isinstance(t.drop, int) else jnp.where(t.drop == 0, x, y)
 
 
@@ -48,4 +60,8 @@ def _word(n: Any) -> Any:
 
 
 def _float(bits: Any) -> Any:
-    return bits.view(np.float64) if isinstance(bits, np.int64) else lax.bitcast_convert_type(bits, jnp.float64)
+    return (
+        bits.view(np.float64)
+        if isinstance(bits, np.int64)
+        else lax.bitcast_convert_type(bits, jnp.float64)
+    )

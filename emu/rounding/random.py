@@ -14,11 +14,16 @@ STEP = 0x9E3779B9  # an odd constant: one key for each addition inside a sum
 
 
 def event_bits(xp: Any, seed: int, stream: Any, rows: Any, columns: Any, step: Any = 0) -> Any:
-    """Uniform integers in [0, 2^31), int32, of the broadcast shape of rows and columns (integer arrays).
+    """Uniform integers in [0, 2^31), int32, of the broadcast shape of rows and columns (integer
+    arrays).
 
-    stream  which event and which head (0-d or of shape (1,)); step: which addition inside it, counted from 1
+    stream  which event and which head (0-d or of shape (1,)); step: which addition inside it,
+            counted from 1
     """
-    word = lambda x: xp.asarray(x).astype("uint32")  # noqa: E731
+
+    def word(x):
+        return xp.asarray(x).astype("uint32")
+
     key = word(seed) ^ (word(step) * word(STEP))
     rows, columns = xp.broadcast_arrays(word(rows), word(columns))
     return random31((key, word(stream)), (rows, columns)).astype("int32")

@@ -1,7 +1,7 @@
 """The one rule: how a magnitude rounds, on non-negative integers.
 
-A carrier (binary32 or binary64) has M fraction bits. The bits of |x|, read as an integer `a`, grow with
-|x|, and adding one to the kept part carries from fraction into exponent by itself:
+A carrier (binary32 or binary64) has M fraction bits. The bits of |x|, read as an integer `a`, grow
+with |x|, and adding one to the kept part carries from fraction into exponent by itself:
 
     a = eeeeeeee kkkkkkk r ssssssssssssss      k kept   r round bit   s sticky bits
         exponent fraction \\__ d dropped __/     rem = the d dropped bits,  unit = 2^d
@@ -14,29 +14,32 @@ which goes up to the next number if and only if rem + push >= unit. The mode dec
 
     ties to even      (unit - 1 + lsb) >> 1   half - 1 + lsb: a tie carries if the kept part is odd
     ties to away      unit >> 1               half: a tie carries
-    directed, to odd  unit - 1                any rem > 0 carries, where the mode, the sign or an even lsb says so
-                      0                       else nothing does
-    stochastic        unit - 1 or 0           by lot: rem / unit > R, R uniform on multiples of 2^-31 in [0, 1)
+    directed, to odd  unit - 1                any rem > 0 carries, where the mode, the sign or an
+                      even lsb says so 0                       else nothing does
+    stochastic        unit - 1 or 0           by lot: rem / unit > R, R uniform on multiples of
+                      2^-31 in [0, 1)
 
 `unit - 1 + lsb` halved, rather than half - 1 + lsb, is 0 where nothing is dropped (unit = 1).
 
-**Below the target's 2^emin** more bits are dropped, up to d = M, which keeps the leading bit alone: that is
-the binade of `smallest`, the smallest positive number. All of "tiny", a < smallest, becomes 0 or smallest,
-and the same push decides. With d stopped at M + 1 and half = the bits of smallest / 2 = smallest - 2^M:
+**Below the target's 2^emin** more bits are dropped, up to d = M, which keeps the leading bit alone:
+that is the binade of `smallest`, the smallest positive number. All of "tiny", a < smallest, becomes
+0 or smallest, and the same push decides. With d stopped at M + 1 and half = the bits of smallest /
+2 = smallest - 2^M:
 
     to even    push = 2^M - 1       a + push >= smallest  iff  a > half      the tie goes to 0
     to away    push = 2^M           a + push >= smallest  iff  a >= half
-    outward    push = smallest - a  for a > 0;  for a = 0 the unit - 1 = 2^(M+1) - 1 < smallest above
+    outward    push = smallest - a  for a > 0;  for a = 0 the unit - 1 = 2^(M+1) - 1 < smallest
+               above
 
-so the cut becomes 0 where a + push < smallest. Otherwise a + push < smallest + 2^M, and a cut at 2^M (one
-binade, where unit would span two) leaves smallest. The lsb stands where `a` may have exponent bits, so it is
-taken from the significand 1.f instead: 1 at d = M, 0 at M + 1.
+so the cut becomes 0 where a + push < smallest. Otherwise a + push < smallest + 2^M, and a cut at
+2^M (one binade, where unit would span two) leaves smallest. The lsb stands where `a` may have
+exponent bits, so it is taken from the significand 1.f instead: 1 at d = M, 0 at M + 1.
 
 If smallest is no larger than the carrier's own least normal number (bf16 in binary32), then d <= M
 throughout, and "0 if below smallest" is what the cut does anyway.
 
-Only + - & | >> << comparisons and `where` are used, so that Numba compiles the very function that XLA
-traces; every parameter of the target is data.
+Only + - & | >> << comparisons and `where` are used, so that Numba compiles the very function that
+XLA traces; every parameter of the target is data.
 """
 
 from collections.abc import Callable
@@ -69,7 +72,8 @@ class Target(NamedTuple):
     """A `Rounding` as integers in the bits of one carrier."""
 
     drop: int  # dropped bits of a normal number, M + 1 - p
-    deepest: int  # most dropped bits that are told apart: d of the carrier's lowest binade, at most M + 1
+    # most dropped bits that are told apart: d of the carrier's lowest binade, at most M + 1
+    deepest: int
     emin: int  # biased exponent of the target's smallest normal number
     smallest: int  # bits of the smallest positive number
     largest: int  # bits of the largest finite number
@@ -96,7 +100,8 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
     if carrier is C32 and not f.fits_binary32:
         raise ValueError(f"format {f.name} does not fit a float32 array; pass float64")
     largest = bits_of(f.max_finite, carrier)
-    over = {Overflow.INF: carrier.infinity, Overflow.NAN: carrier.nan, Overflow.SATURATE: largest}[r.overflow]  # type: ignore[index]
+    beyond = {Overflow.INF: carrier.infinity, Overflow.NAN: carrier.nan, Overflow.SATURATE: largest}
+    over = beyond[r.overflow]  # type: ignore[index]
     # IEEE 754-2019, 7.4: a direction that points inward stops at the largest finite number
     inward = {
         RoundingMode.TOWARD_ZERO: (True, True),
@@ -125,7 +130,9 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
 
 
 class Rule(NamedTuple):
-    """The rule over one carrier, three times: the mode everyone uses, the mode as data, random bits."""
+    """The rule over one carrier, three times: the mode everyone uses, the mode as data, random
+    bits.
+    """
 
     nearest_even: Callable[..., Any]
     any_mode: Callable[..., Any]
@@ -138,9 +145,10 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
     where     elementwise choice (Numba: a scalar function; XLA: lax.select)
     compiled  applied to every function of the rule (Numba: njit; XLA: identity)
 
-    Each function of the result maps (a, negative, target[, random]) to the bits of the rounded magnitude;
-    a: bits of |x|; negative: whether x < 0 or -0; random: an integer in [0, 2^31). `nearest_even` is
-    `any_mode` at mode EVEN, at twice the speed; `any_mode` covers all but the stochastic mode.
+    Each function of the result maps (a, negative, target[, random]) to the bits of the rounded
+    magnitude; a: bits of |x|; negative: whether x < 0 or -0; random: an integer in [0, 2^31).
+    `nearest_even` is `any_mode` at mode EVEN, at twice the speed; `any_mode` covers all but the
+    stochastic mode.
     """
     M = carrier.fraction
     INFINITY, NAN = carrier.infinity, carrier.nan
@@ -203,7 +211,9 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
         d = clip(t.drop + t.emin - (a >> M), t.drop, t.drop + t.emin - 1)
         # the dropped part as a fraction of 2^31: what lies below 2^-31 of a unit never goes up
         part = where(a < t.smallest, significand, a & (unit - 1))
-        up = (part << clip(RANDOM_BITS - d, 0, RANDOM_BITS)) >> clip(d - RANDOM_BITS, 0, M + 1) > random
+        up = (part << clip(RANDOM_BITS - d, 0, RANDOM_BITS)) >> clip(
+            d - RANDOM_BITS, 0, M + 1
+        ) > random
         push = where(up, outward(a, unit, t), 0)
         return finish(cut(a, push, unit, t.over_positive, t), a, negative, t)
 

@@ -1,4 +1,6 @@
-"""What roundings did, counted: `Stats`, a summary that merges, and the classes of events that it counts.
+"""What roundings did, counted: `Stats`, a summary that merges, and the classes of events that it
+counts.
 
-The compiled loops that fill a summary are in `emu.backends`; statistics of blocks are in `emu.blocks.stats`.
+The compiled loops that fill a summary are in `emu.backends`; statistics of blocks are in
+`emu.blocks.stats`.
 """

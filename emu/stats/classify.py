@@ -1,4 +1,5 @@
-"""What a rounding did to one number, judged from outside: from the number before and after, and the format.
+"""What a rounding did to one number, judged from outside: from the number before and after, and the
+format.
 
 Written once; Numba compiles it for scalars, XLA traces it on arrays. Binary64 throughout: `after -
 before` is exact where the two are within a factor of two of each other or one of them is zero
@@ -12,8 +13,18 @@ from typing import Any, NamedTuple
 from roundscope.emu.formats.format import Format
 
 COUNTS = (
-    "n", "inexact", "ties", "ties_away", "away", "toward", "carries", "overflow", "underflow", "subnormal", "nan",
-)  # fmt: skip
+    "n",
+    "inexact",
+    "ties",
+    "ties_away",
+    "away",
+    "toward",
+    "carries",
+    "overflow",
+    "underflow",
+    "subnormal",
+    "nan",
+)
 SUMS = ("error", "abs_error", "sq_error", "ulps", "abs_ulps", "sq_ulps")
 INFINITY = 0x7FF0_0000_0000_0000
 
@@ -37,11 +48,14 @@ def judged(f: Any) -> Judged:
     return Judged(f.precision, f.emin + 1023, *bits)
 
 
-def build_classify(where: Callable[..., Any], from_bits: Callable[..., Any], compiled: Callable[..., Any]) -> Any:
+def build_classify(
+    where: Callable[..., Any], from_bits: Callable[..., Any], compiled: Callable[..., Any]
+) -> Any:
     """classify(before, after, a, b, format): a, b are the bits of |before|, |after|.
 
-    Returns the flags in the order of COUNTS without `n`, then the error in value and in ulps of the format,
-    both 0 where the result or the argument is not finite. An ulp is the distance of neighbours in the binade of `before`.
+    Returns the flags in the order of COUNTS without `n`, then the error in value and in ulps of the
+    format, both 0 where the result or the argument is not finite. An ulp is the distance of
+    neighbours in the binade of `before`.
     """
 
     @compiled
@@ -50,7 +64,9 @@ def build_classify(where: Callable[..., Any], from_bits: Callable[..., Any], com
         e = where(a >> 52 > f.emin, a >> 52, f.emin)
         per_ulp = from_bits((2046 - e + f.precision - 1) << 52)  # 1 / ulp, a power of two
         error = where(finite, after - before, 0.0)
-        ulps = where(error != 0.0, error * per_ulp, 0.0)  # 1 / ulp is no number where the argument is none
+        ulps = where(
+            error != 0.0, error * per_ulp, 0.0
+        )  # 1 / ulp is no number where the argument is none
         size = where(ulps < 0.0, -ulps, ulps)
         away, toward = finite & (b > a), finite & (b < a)
         tie = (size == 0.5) & (after - error == before)

@@ -1,7 +1,7 @@
 """`Stats`: a mergeable summary of rounding events, any number of them at once.
 
-Every field is an array of one leading shape (a trace keeps one entry per batch and head; a single summary is
-0-d). Counts merge exactly and in any order; sums are binary64 sums of exact errors.
+Every field is an array of one leading shape (a trace keeps one entry per batch and head; a single
+summary is 0-d). Counts merge exactly and in any order; sums are binary64 sums of exact errors.
 """
 
 import math
@@ -17,8 +17,8 @@ from roundscope.emu.stats.classify import COUNTS, SUMS
 class Stats:
     """What a set of rounding events did.
 
-    counts  n; inexact; ties (exactly half way), ties_away; away from / toward zero; carries (into the next binade);
-            overflow; underflow (to zero); subnormal results; nan results
+    counts  n; inexact; ties (exactly half way), ties_away; away from / toward zero; carries (into
+               the next binade); overflow; underflow (to zero); subnormal results; nan results
     overflow   finite numbers beyond the largest finite one that became infinite or NaN, or a number
                more than half an ulp away. To nearest that is what IEEE 754-2019, 7.4 calls an
                overflow, but for a tie that saturates: 61440 in e5m2 is not counted. In other modes
@@ -28,7 +28,8 @@ class Stats:
     error, abs_error, sq_error   sums of the signed, absolute and squared error, after - before:
                exact to nearest but for saturation (`emu.stats.classify`)
     ulps, abs_ulps, sq_ulps      the same in ulps of the target format
-    peak, place                  the largest |error| in ulps and the flat index of its event; -1 without events
+    peak, place                  the largest |error| in ulps and the flat index of its event; -1
+                                 without events
     """
 
     n: Any
@@ -94,7 +95,9 @@ class Stats:
 
     @property
     def coherence(self) -> Any:
-        """|sum of errors| / sqrt(sum of squares): about 1 or less if every sign were a coin flip."""
+        """|sum of errors| / sqrt(sum of squares): about 1 or less if every sign were a coin
+        flip.
+        """
         root = np.sqrt(self.sq_ulps)
         return np.abs(self.ulps) / np.where(root > 0.0, root, math.inf)
 

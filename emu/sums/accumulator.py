@@ -27,17 +27,29 @@ class Order(StrEnum):
 
     ASCENDING = "ascending"  # ((init + x0) + x1) + x2 ...
     PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
-    HALVES = "halves"  # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU or SIMD unit add
-    STRIDED = "strided"  # `chunk` lanes: lane n adds x_n, x_(n + chunk), ...; then the lanes as HALVES: a warp of a GPU
-    OCTETS = "octets"  # up to `chunk` lanes: lane n adds x_8n to x_(8n + 7), then those 8 lanes further on; the lanes as HALVES
-    WARPS = "warps"  # `chunk` neighbours two by two, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's reductions on a GPU
+    # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU
+    # or SIMD unit add
+    HALVES = "halves"
+    # `chunk` lanes: lane n adds x_n, x_(n + chunk), ...; then the lanes as HALVES: a warp of a GPU
+    STRIDED = "strided"
+    # up to `chunk` lanes: lane n adds x_8n to x_(8n + 7), then those 8 lanes further on; the lanes
+    # as HALVES
+    OCTETS = "octets"
+    # `chunk` neighbours two by two, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's
+    # reductions on a GPU
+    WARPS = "warps"
     CHUNKED = "chunked"  # each chunk ascending from 0: its first product rounds; the sums from init
     EXACT = "exact"  # init + the exact sum, one rounding at the end; +0 where all terms are zeros
     ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.sums.aligned
     NATIVE = "native"  # whatever the device does, in float32: fast, not reproducible
 
 
-OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.WARPS)  # many additions at once, which have no random bits of their own
+OF_THREADS = (
+    Order.ALIGNED,
+    Order.STRIDED,
+    Order.OCTETS,
+    Order.WARPS,
+)  # many additions at once, which have no random bits of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +58,12 @@ class Accumulator:
 
     order      which products meet first
     step       the rounding after each addition (of EXACT: the one rounding)
-    chunk      products per chunk of CHUNKED and ALIGNED, lanes of STRIDED and OCTETS, numbers of a thread of WARPS
+    chunk      products per chunk of CHUNKED and ALIGNED, lanes of STRIDED and OCTETS, numbers of a
+               thread of WARPS
     alignment  what ALIGNED keeps, None for the others; `Accumulator.tensor_core` fills it in
 
-    Raises ValueError for a chunk below 1, ALIGNED without an alignment or with a stochastic step, an alignment elsewhere.
+    Raises ValueError for a chunk below 1, ALIGNED without an alignment or with a stochastic step,
+    an alignment elsewhere.
     """
 
     order: Order = Order.ASCENDING
@@ -65,17 +79,31 @@ class Accumulator:
         if self.chunk < 1:
             raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
         if self.order is Order.WARPS and self.chunk & (self.chunk - 1):
-            raise ValueError(f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbours, such as 4 or 8")
+            raise ValueError(
+                f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbours, such as"
+                " 4 or 8"
+            )
         if self.order is Order.EXACT and self.step.format.precision > 29:
-            raise ValueError(f"step={self.step}: the exact sum rounds to 29 bits or fewer; use fp32 or narrower")
+            raise ValueError(
+                f"step={self.step}: the exact sum rounds to 29 bits or fewer; use fp32 or narrower"
+            )
         if (self.alignment is None) is (self.order is Order.ALIGNED):
-            raise ValueError(f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use Accumulator.tensor_core")
+            raise ValueError(
+                f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use"
+                " Accumulator.tensor_core"
+            )
         if self.order in OF_THREADS and self.step.mode is RoundingMode.STOCHASTIC:
-            raise ValueError(f"step={self.step}: an {self.order} sum has no random bits; use a mode that draws none")
+            raise ValueError(
+                f"step={self.step}: an {self.order} sum has no random bits; use a mode that draws"
+                " none"
+            )
 
     @staticmethod
     def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> "Accumulator":
-        """A tensor core's, by architecture and type of the factors: see `tensor_cores`. Raises ValueError for what does not exist."""
+        """A tensor core's, by architecture and type of the factors: see `tensor_cores`.
+
+        Raises ValueError for what does not exist.
+        """
         from roundscope.emu.sums.tensor_cores import tensor_core
 
         return tensor_core(arch, operand, sum_format)
@@ -83,8 +111,15 @@ class Accumulator:
     def __str__(self) -> str:
         if self.alignment is not None:
             kept = self.alignment
-            return f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}), {self.step}"
-        chunk = f"[{self.chunk}]" if self.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS) else ""
+            return (
+                f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}),"
+                f" {self.step}"
+            )
+        chunk = (
+            f"[{self.chunk}]"
+            if self.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS)
+            else ""
+        )
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
 
 
@@ -99,18 +134,29 @@ def _order_named(name: Any) -> Order:
 def check_accumulator(accumulator: Any) -> None:
     """Raises TypeError for what is no accumulator."""
     if not isinstance(accumulator, Accumulator):
-        raise TypeError(f"accumulator={accumulator!r}: give an Accumulator, such as Accumulator(order='pairwise')")
+        raise TypeError(
+            f"accumulator={accumulator!r}: give an Accumulator, such as"
+            " Accumulator(order='pairwise')"
+        )
 
 
 Step = Callable[[Any, Array], Array]  # (index of the addition, the sum rounded to odd) -> rounded
 Add = Callable[[Array, Array], Array]
-Steps = list[tuple[Array, Array]]  # (before, after) of each addition, leading axis k where they were scanned
+Steps = list[
+    tuple[Array, Array]
+]  # (before, after) of each addition, leading axis k where they were scanned
 
 
 def accumulate(
-    ops: Ops, acc: Accumulator, a: Array, b: Array, init: Array, step: Step | None = None, steps: Steps | None = None,
+    ops: Ops,
+    acc: Accumulator,
+    a: Array,
+    b: Array,
+    init: Array,
+    step: Step | None = None,
+    steps: Steps | None = None,
     product_bits: int = ANY_PRODUCT,
-) -> Array:  # fmt: skip
+) -> Array:
     """init + sum over k of a[k, :, None] b[k, None, :], by the accumulator.
 
     a: (K, T); b: (K, N); init: (T, N); result (T, N). `step` replaces the rounding of each addition
@@ -125,7 +171,9 @@ def accumulate(
         return ops.ascending(a, b, init, acc.step, product_bits)
     if acc.alignment is not None:
         emin = acc.alignment.operand.emin
-        return add_aligned(ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps)
+        return add_aligned(
+            ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps
+        )
     at_once = step is None
     step = _kept(step or _plain(ops, acc.step), steps)
     add = partial(sum_to_round, ops, acc.step.format.precision)
@@ -145,9 +193,12 @@ def accumulate(
     return _chunked(ops, acc, add, step, a, b, init, steps)
 
 
-def add_aligned(ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array, steps: Steps | None = None) -> Array:
-    """`accumulate` for ALIGNED, with the exponents of the factors said. `steps`: each chunk's sum in binary64, with nothing cut, and
-    what became of it.
+def add_aligned(
+    ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array, steps: Steps | None = None
+) -> Array:
+    """`accumulate` for ALIGNED, with the exponents of the factors said.
+
+    `steps`: each chunk's sum in binary64, with nothing cut, and what became of it.
     """
     if not a[0].shape[0]:
         return init
@@ -156,19 +207,27 @@ def add_aligned(ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array,
     totals: list[Array] = []
     total = aligned(ops, a, b, init, acc, totals)
     pieces = (in_chunks(ops, a[0], acc.chunk), in_chunks(ops, b[0], acc.chunk), totals[0])
-    _, whole = ops.scan(lambda _, k, x: (None, ops.ascending(x[0], x[1], x[2], BINARY64, EXACT_PRODUCT)), None, pieces)
+    _, whole = ops.scan(
+        lambda _, k, x: (None, ops.ascending(x[0], x[1], x[2], BINARY64, EXACT_PRODUCT)),
+        None,
+        pieces,
+    )
     steps.append((whole, totals[1]))
     return total
 
 
 def _plain(ops: Ops, r: Rounding) -> Step:
     if r.mode is RoundingMode.STOCHASTIC:
-        raise ValueError("step=stochastic: each addition needs random bits of its own; use emu.dot or a plan")
+        raise ValueError(
+            "step=stochastic: each addition needs random bits of its own; use emu.dot or a plan"
+        )
     return lambda k, total: ops.round(total, r, None)
 
 
 def _kept(step: Step, steps: Steps | None) -> Step:
-    """The step, with (before, after) appended to `steps` where it is not inside a scan: one addition, or several along the first axes."""
+    """The step, with (before, after) appended to `steps` where it is not inside a scan: one
+    addition, or several along the first axes.
+    """
     if steps is None:
         return step
 
@@ -182,7 +241,9 @@ def _kept(step: Step, steps: Steps | None) -> Step:
     return keeping
 
 
-def _ascending(ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array, first: int, steps: Steps | None) -> Array:
+def _ascending(
+    ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array, first: int, steps: Steps | None
+) -> Array:
     plain = getattr(step, "plain", step)
 
     def body(total: Array, k: Any, x: tuple[Array, Array]) -> tuple[Array, Any]:
@@ -196,22 +257,34 @@ def _ascending(ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array, 
     return total
 
 
-def _tree(ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init: Array, at_once: bool) -> Array:
-    """Two by two; at_once: additions of one level in one call, where their rounding needs no index."""
+def _tree(
+    ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init: Array, at_once: bool
+) -> Array:
+    """Two by two; at_once: additions of one level in one call, where their rounding needs no
+    index.
+    """
     if not a.shape[0]:
         return init
     values, k = ops.multiply(a[:, :, None], b[:, None, :]), 0
     while (pairs := values.shape[0] // 2) > 0:
         halves = order is Order.HALVES
-        left, right = (values[:pairs], values[pairs : 2 * pairs]) if halves else (values[: 2 * pairs : 2], values[1 : 2 * pairs : 2])
+        left, right = (
+            (values[:pairs], values[pairs : 2 * pairs])
+            if halves
+            else (values[: 2 * pairs : 2], values[1 : 2 * pairs : 2])
+        )
         sums = add(left, right)
-        sums = step(k, sums) if at_once else ops.xp.stack([step(k + n, sums[n]) for n in range(pairs)])
+        sums = (
+            step(k, sums) if at_once else ops.xp.stack([step(k + n, sums[n]) for n in range(pairs)])
+        )
         values = ops.xp.concatenate([sums, values[2 * pairs :]])
         k += pairs
     return step(k, add(init, values[0]))
 
 
-def _strided(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
+def _strided(
+    ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
+) -> Array:
     """Each lane from its first product on, which rounds; then the lanes by halves, and init."""
     if not a.shape[0]:
         return init
@@ -225,7 +298,9 @@ def _strided(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Arra
     return step(0, add(init, _by_halves(xp, add, step, total)))
 
 
-def _octets(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
+def _octets(
+    ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
+) -> Array:
     """Lanes that read 16 bytes of BF16 at a time; sums of other lengths are padded with 0."""
     if not a.shape[0]:
         return init
@@ -242,7 +317,9 @@ def _octets(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array
 def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:
     """Along the first axis, x_0 + x_(n/2), ..., until one is left."""
     while (half := values.shape[0] // 2) > 0:
-        values = xp.concatenate([step(0, add(values[:half], values[half : 2 * half])), values[2 * half :]])
+        values = xp.concatenate(
+            [step(0, add(values[:half], values[half : 2 * half])), values[2 * half :]]
+        )
     return values[0]
 
 
@@ -252,8 +329,12 @@ def _padded(xp: Any, values: Array, unit: int) -> Array:
     return xp.concatenate([values, xp.zeros((missing, *values.shape[1:]))]) if missing else values
 
 
-def _warps(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array) -> Array:
-    """Threads add neighbours two by two; then lanes by halves, then warps; sums of other lengths are padded with 0."""
+def _warps(
+    ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
+) -> Array:
+    """Threads add neighbours two by two; then lanes by halves, then warps; sums of other lengths
+    are padded with 0.
+    """
     if not a.shape[0]:
         return init
     xp = ops.xp
@@ -265,7 +346,16 @@ def _warps(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array,
     return step(1, add(init, _by_halves(xp, add, step, warps)))
 
 
-def _chunked(ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array, steps: Steps | None) -> Array:
+def _chunked(
+    ops: Ops,
+    acc: Accumulator,
+    add: Add,
+    step: Step,
+    a: Array,
+    b: Array,
+    init: Array,
+    steps: Steps | None,
+) -> Array:
     zero, total = ops.hidden(ops.xp.zeros_like(init)), init
     for n, lo in enumerate(range(0, a.shape[0], acc.chunk)):
         chunk = slice(lo, lo + acc.chunk)

@@ -1,15 +1,17 @@
 """Sums of products as tensor cores add them: cut to a common exponent, added exactly, cut again.
 
-A chunk of products and the running sum c meet at once (arXiv 2511.10909, algorithm T-FDPA). With e(x) the exponent of a
-factor, that of its format's smallest normal number where x is smaller, and F the fractional bits that are kept:
+A chunk of products and the running sum c meet at once (arXiv 2511.10909, algorithm T-FDPA). With
+e(x) the exponent of a factor, that of its format's smallest normal number where x is smaller, and F
+the fractional bits that are kept:
 
     E = max over k of e(a_k) + e(b_k), e(c);   a term that is 0 counts as the exponent `zero`
     u = 2^(E - F)
     c = step(u (trunc(c / u) + sum over k of trunc(a_k b_k / u)))
 
-A product's own exponent may be e(a_k) + e(b_k) + 1: it is not normalised before the cut. Everything but the last step is exact
-in binary64 (integers below 2^(F + 8) times a power of two), so the order of the inner sum is of no consequence. A result beyond
-the largest finite number is infinite, whatever the direction of the step; a sum of zeros is +0; NaN has no sign or payload here.
+A product's own exponent may be e(a_k) + e(b_k) + 1: it is not normalised before the cut. Everything
+but the last step is exact in binary64 (integers below 2^(F + 8) times a power of two), so the order
+of the inner sum is of no consequence. A result beyond the largest finite number is infinite,
+whatever the direction of the step; a sum of zeros is +0; NaN has no sign or payload here.
 """
 
 from dataclasses import dataclass
@@ -45,8 +47,12 @@ def binade(ops: Ops, x: Array, emin: Any) -> Array:
     return ops.xp.where(x == 0.0, 0.0, ops.from_bits(biased_exponent(ops, x, emin) << 52))
 
 
-def aligned(ops: Ops, a: Factors, b: Factors, init: Array, acc: Any, totals: list[Array] | None = None) -> Array:
-    """init + the sum over k of a[k, :, None] b[k, None, :] by an `Accumulator`; `totals` receives (before, after) each chunk, stacked."""
+def aligned(
+    ops: Ops, a: Factors, b: Factors, init: Array, acc: Any, totals: list[Array] | None = None
+) -> Array:
+    """init + the sum over k of a[k, :, None] b[k, None, :] by an `Accumulator`; `totals` receives
+    (before, after) each chunk, stacked.
+    """
 
     def body(total: Array, k: Any, x: tuple[Array, ...]) -> tuple[Array, Any]:
         after = _chunk_added(ops, acc, total, *x)
@@ -65,22 +71,32 @@ def in_chunks(ops: Ops, x: Array, chunk: int) -> Array:
     return x.reshape(x.shape[0] // chunk, chunk, x.shape[1])
 
 
-def _chunk_added(ops: Ops, acc: Any, total: Array, a: Array, w_a: Array, b: Array, w_b: Array) -> Array:
-    """total (T, N) + the sum over a chunk of a_k b_k; a and its binades w_a: (chunk, T), b and w_b: (chunk, N)."""
+def _chunk_added(
+    ops: Ops, acc: Any, total: Array, a: Array, w_a: Array, b: Array, w_b: Array
+) -> Array:
+    """total (T, N) + the sum over a chunk of a_k b_k; a and its binades w_a: (chunk, T), b and w_b:
+    (chunk, N).
+    """
     xp, kept, f = ops.xp, acc.alignment, acc.step.format
-    products, weights = (x[:, :, None] * y[:, None, :] for x, y in ((a, b), (w_a, w_b)))  # exact: the factors have few bits
+    products, weights = (
+        x[:, :, None] * y[:, None, :] for x, y in ((a, b), (w_a, w_b))
+    )  # exact: the factors have few bits
     top = xp.maximum(weights.max(axis=0), binade(ops, total, f.emin))
     some_zero = (weights == 0.0).any(axis=0) | (total == 0.0)
     top = xp.where(some_zero, xp.maximum(top, 2.0**kept.zero), top)
     per_unit = 2.0**kept.bits / top
-    before = (xp.trunc(products * per_unit).sum(axis=0) + xp.trunc(total * per_unit)) * (top * 2.0**-kept.bits)
+    before = (xp.trunc(products * per_unit).sum(axis=0) + xp.trunc(total * per_unit)) * (
+        top * 2.0**-kept.bits
+    )
     after = _finished(ops, before, ops.round(before, acc.step, None), f)
     plain = products.sum(axis=0) + total  # infinite or NaN where a term is
     return xp.where(xp.isfinite(plain), after, plain)
 
 
 def _finished(ops: Ops, before: Array, after: Array, f: Format) -> Array:
-    """A rounded sum: infinite where it was beyond the format's binades before, and +0 for either zero."""
+    """A rounded sum: infinite where it was beyond the format's binades before, and +0 for either
+    zero.
+    """
     xp = ops.xp
     beyond = (ops.bits(before) & MAGNITUDE) >> 52 > judged(f).largest >> 52
     return xp.where(beyond, xp.copysign(xp.inf, before), xp.where(after == 0.0, 0.0, after))

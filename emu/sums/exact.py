@@ -26,7 +26,8 @@ LARGEST = 0x7FEF_FFFF_FFFF_FFFF  # bits of binary64's largest number
 
 
 def exact_sum(ops: Ops, a: Array, b: Array, init: Array, at: Words = OF_BINARY64) -> Array:
-    """init + sum over k of a[k, :, None] b[k, None, :] as a binary64 number rounded to odd at 31 bits or more.
+    """init + sum over k of a[k, :, None] b[k, None, :] as a binary64 number rounded to odd at 31
+    bits or more.
 
     Rounding to odd keeps a sticky bit in the last place, so one more rounding to 29 bits or fewer
     is the rounding of the exact sum (Boldo and Melquiond 2008). A sum of zeros is +0, one beyond
@@ -74,7 +75,9 @@ def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
     xp = ops.xp
     negative = _carried(words, at.size)[-1] < 0
     limbs = _carried(xp.where(negative, -words, words), at.size)
-    head = xp.zeros_like(limbs[0])  # the leading words, as an integer below 2^62 whose last bit is sticky
+    head = xp.zeros_like(
+        limbs[0]
+    )  # the leading words, as an integer below 2^62 whose last bit is sticky
     exponent = xp.zeros_like(head)  # of that bit
     for w in range(at.size - 1, -1, -1):
         room = head < 2**30
@@ -90,7 +93,9 @@ def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
 
 
 def _scaled(ops: Ops, n: Array, exponent: Array) -> Array:
-    """n 2^exponent, 0 <= n < 2^53, at most binary64's largest number. By integers: subnormals too."""
+    """n 2^exponent, 0 <= n < 2^53, at most binary64's largest number. By integers: subnormals
+    too.
+    """
     xp = ops.xp
     b = ops.bits(n.astype(np.float64)) + (exponent << 52)
     significand = (b & (2**52 - 1)) | 2**52

@@ -1,11 +1,14 @@
-"""The tensor cores of NVIDIA's architectures as accumulators, from arXiv 2511.10909 (MMA-Sim; its numbers in version 2.1.1).
+"""The tensor cores of NVIDIA's architectures as accumulators, from arXiv 2511.10909 (MMA-Sim; its
+numbers in version 2.1.1).
 
     chunk   factors of one sum: 8 bytes on Volta, 16 from Turing to Ada, 32 since Hopper
-    F       fractional bits kept when they meet: 23 on Volta, 24 from Turing to Ada, 25 since Hopper; 13 for FP8 on Ada and Hopper
-    step    toward zero to binary32, to 13 fractional bits of it where F is 13; to nearest even where the sum is kept in FP16
+    F       fractional bits kept when they meet: 23 on Volta, 24 from Turing to Ada, 25 since
+            Hopper; 13 for FP8 on Ada and Hopper
+    step    toward zero to binary32, to 13 fractional bits of it where F is 13; to nearest even
+            where the sum is kept in FP16
 
-Instructions: mma.sync up to Ada and on consumer Blackwell, wgmma on Hopper, tcgen05.mma on Blackwell. mma.sync of FP8 on Hopper is
-another path, which is not modelled.
+Instructions: mma.sync up to Ada and on consumer Blackwell, wgmma on Hopper, tcgen05.mma on
+Blackwell. mma.sync of FP8 on Hopper is another path, which is not modelled.
 """
 
 from typing import NamedTuple
@@ -15,7 +18,16 @@ from roundscope.emu.rounding.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 
-BITS = {"fp16": 16, "bf16": 16, "tf32": 32, "e4m3fn": 8, "e5m2": 8, "e3m2fn": 8, "e2m3fn": 8, "e2m1fn": 8}  # of a factor where it is read
+BITS = {
+    "fp16": 16,
+    "bf16": 16,
+    "tf32": 32,
+    "e4m3fn": 8,
+    "e5m2": 8,
+    "e3m2fn": 8,
+    "e2m3fn": 8,
+    "e2m1fn": 8,
+}  # of a factor where it is read
 
 
 class _Arch(NamedTuple):
@@ -48,19 +60,30 @@ def architecture(name: str) -> _Arch:
 def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> Accumulator:
     """The accumulator of one architecture for factors of one type: "hopper", "bf16".
 
-    operand     fp16, bf16, tf32, e4m3fn, e5m2, and on Blackwell e3m2fn, e2m3fn, e2m1fn, of both factors; numbers must be of that
-                format. Blackwell's FP8 and FP6 factors may also be in blocks of 32 with E8M0 scales (`to_blocks`)
+    operand     fp16, bf16, tf32, e4m3fn, e5m2, and on Blackwell e3m2fn, e2m3fn, e2m1fn, of both
+                factors; numbers must be of that format. Blackwell's FP8 and FP6 factors may also be
+                in blocks of 32 with E8M0 scales (`to_blocks`)
     sum_format  fp32, or fp16 where the architecture has it: fp16 and FP8 factors
 
     Raises ValueError for an unknown architecture, or a type that it does not have.
     """
     own, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
     if operand not in own.operands:
-        raise ValueError(f"operand={operand}: the tensor core of {arch} takes {' '.join(own.operands)}")
+        raise ValueError(
+            f"operand={operand}: the tensor core of {arch} takes {' '.join(own.operands)}"
+        )
     if sum_format not in sums:
-        raise ValueError(f"sum_format={sum_format}: sums of {operand} are kept in {' or '.join(sums)}")
+        raise ValueError(
+            f"sum_format={sum_format}: sums of {operand} are kept in {' or '.join(sums)}"
+        )
     in_fp16 = sum_format == "fp16"
     bits = own.bits_fp8 if own.bits_fp8 and BITS[operand] == 8 else own.bits
-    step = rounding("fp16") if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
-    kept = Alignment(bits=bits, zero=own.zero_fp16 if in_fp16 else own.zero, operand=format_named(operand))
-    return Accumulator(order=Order.ALIGNED, step=step, chunk=own.chunk * 8 // BITS[operand], alignment=kept)
+    step = (
+        rounding("fp16") if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
+    )
+    kept = Alignment(
+        bits=bits, zero=own.zero_fp16 if in_fp16 else own.zero, operand=format_named(operand)
+    )
+    return Accumulator(
+        order=Order.ALIGNED, step=step, chunk=own.chunk * 8 // BITS[operand], alignment=kept
+    )

@@ -1,7 +1,9 @@
-"""`roundscope bench attention`: emulated attention against attention that emulates nothing, on the device that JAX has.
+"""`roundscope bench attention`: emulated attention against attention that emulates nothing, on the
+device that JAX has.
 
-One run measures all: each round times everyone once, in turn, and a ratio is the median over the rounds of ratios within one. A GPU's
-calls are queued, some at a time, so that what is timed is the device.
+One run measures all: each round times everyone once, in turn, and a ratio is the median over the
+rounds of ratios within one. A GPU's calls are queued, some at a time, so that what is timed is the
+device.
 """
 
 import time
@@ -20,9 +22,11 @@ QUEUED = 0.05  # seconds of calls in a row
 MOST = 20  # calls in a row
 
 LEGEND = """
-both: forward with backward. TFLOP/s: 4 B N T T H operations of the forward (half of them where causal) per second. times: our time over
-that of {first}. fused: engine pallas, tile sizes behind its name; @hopper: sums by the tensor core, else pinned in ascending order. xla:
-the engine that runs everywhere. native sums round the same events, but add in the device's own order (not reproducible).
+both: forward with backward. TFLOP/s: 4 B N T T H operations of the forward (half of them where
+causal) per second. times: our time over that of {first}. fused: engine pallas, tile sizes behind
+its name; @hopper: sums by the tensor core, else pinned in ascending order. xla: the engine that
+runs everywhere. native sums round the same events, but add in the device's own order (not
+reproducible).
 """
 
 
@@ -39,10 +43,20 @@ class Size:
     @property
     def operations(self) -> float:
         """Of the forward's products: Q K^T and P V."""
-        return 4.0 * self.batch * self.heads * self.tokens**2 * self.features / (2 if self.is_causal else 1)
+        return (
+            4.0
+            * self.batch
+            * self.heads
+            * self.tokens**2
+            * self.features
+            / (2 if self.is_causal else 1)
+        )
 
     def __str__(self) -> str:
-        return f"{self.batch} {self.heads} {self.tokens} {self.features}{' causal' if self.is_causal else ''}"
+        return (
+            f"{self.batch} {self.heads} {self.tokens}"
+            f" {self.features}{' causal' if self.is_causal else ''}"
+        )
 
 
 class Contestant(NamedTuple):
@@ -70,17 +84,30 @@ class Row:
 
 
 SIZES = {
-    "cpu": (Size(batch=1, heads=12, tokens=512, features=32), Size(batch=1, heads=4, tokens=1024, features=64)),
-    "gpu": tuple(Size(batch=4, heads=12, tokens=4096, features=h, is_causal=causal) for h in (64, 128) for causal in (False, True)),
+    "cpu": (
+        Size(batch=1, heads=12, tokens=512, features=32),
+        Size(batch=1, heads=4, tokens=1024, features=64),
+    ),
+    "gpu": tuple(
+        Size(batch=4, heads=12, tokens=4096, features=h, is_causal=causal)
+        for h in (64, 128)
+        for causal in (False, True)
+    ),
 }
 
 
-def bench_attention(progress: Callable[[str], None], repeat: int = 5, sizes: tuple[Size, ...] | None = None) -> list[Row]:
+def bench_attention(
+    progress: Callable[[str], None], repeat: int = 5, sizes: tuple[Size, ...] | None = None
+) -> list[Row]:
     """Every row, size by size, what they are measured against first."""
     import jax
 
     platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    return [row for size in sizes or SIZES[platform] for row in _rows(size, _field(size, platform, progress), progress, repeat)]
+    return [
+        row
+        for size in sizes or SIZES[platform]
+        for row in _rows(size, _field(size, platform, progress), progress, repeat)
+    ]
 
 
 def _field(size: Size, platform: str, progress: Callable[[str], None]) -> list[Contestant]:
@@ -98,10 +125,22 @@ def _on_cpu(size: Size) -> list[Contestant]:
 
     fa2 = Plan.preset("fa2-bf16")
     native = replace(fa2, accumulators=(Accumulator(order=Order.NATIVE),) * len(PRODUCTS))
-    plans = {"fa2-bf16, native sums": native, "fa2-bf16": fa2} | {name: Plan.preset(name) for name in ("qiu-yao", "all:bf16")}
+    plans = {"fa2-bf16, native sums": native, "fa2-bf16": fa2} | {
+        name: Plan.preset(name) for name in ("qiu-yao", "all:bf16")
+    }
     arrays = inputs(size, "float32")
-    found = [of_jax("jax.nn, FP32", partial(jax.nn.dot_product_attention, is_causal=size.is_causal), arrays, is_ours=False)]
-    return found + [of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays, is_ours=True) for name, plan in plans.items()]
+    found = [
+        of_jax(
+            "jax.nn, FP32",
+            partial(jax.nn.dot_product_attention, is_causal=size.is_causal),
+            arrays,
+            is_ours=False,
+        )
+    ]
+    return found + [
+        of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays, is_ours=True)
+        for name, plan in plans.items()
+    ]
 
 
 def inputs(size: Size, dtype: str) -> list[Any]:
@@ -110,40 +149,64 @@ def inputs(size: Size, dtype: str) -> list[Any]:
     import jax.numpy as jnp
 
     shape = (size.batch, size.tokens, size.heads, size.features)
-    return [jax.random.normal(key, shape).astype(jnp.bfloat16).astype(dtype) for key in jax.random.split(jax.random.key(0), 3)]
+    return [
+        jax.random.normal(key, shape).astype(jnp.bfloat16).astype(dtype)
+        for key in jax.random.split(jax.random.key(0), 3)
+    ]
 
 
 def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Callable[..., Any]:
     """Attention by a plan, as a function of q, k, v."""
     from roundscope.attention import attend
 
-    return partial(attend, plan=plan, block_q=tile[0], block_k=tile[1], is_causal=size.is_causal, engine=engine)
+    return partial(
+        attend, plan=plan, block_q=tile[0], block_k=tile[1], is_causal=size.is_causal, engine=engine
+    )
 
 
-def of_jax(name: str, attention: Callable[..., Any], arrays: list[Any], *, is_ours: bool) -> Contestant:
+def of_jax(
+    name: str, attention: Callable[..., Any], arrays: list[Any], *, is_ours: bool
+) -> Contestant:
     """Forward, and the gradients of its sum, both compiled."""
     import jax
     import jax.numpy as jnp
 
     gradients = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
     forward, both = (jax.jit(f).lower(*arrays).compile() for f in (attention, gradients))
-    return Contestant(name, partial(forward, *arrays), partial(both, *arrays), jax.block_until_ready, is_ours)
+    return Contestant(
+        name, partial(forward, *arrays), partial(both, *arrays), jax.block_until_ready, is_ours
+    )
 
 
-def _rows(size: Size, field: list[Contestant], progress: Callable[[str], None], repeat: int) -> list[Row]:
+def _rows(
+    size: Size, field: list[Contestant], progress: Callable[[str], None], repeat: int
+) -> list[Row]:
     progress(str(size))
-    runs = {(c.name, call): _several(getattr(c, call), c.wait) for c in field for call in ("forward", "both")}
-    times = race(runs, repeat, lambda share: None)  # type: ignore[arg-type]
+    runs = {
+        (c.name, call): _several(getattr(c, call), c.wait)
+        for c in field
+        for call in ("forward", "both")
+    }
+    times: dict[Any, Any] = race(runs, repeat, lambda share: None)  # type: ignore[arg-type]
     rows, first = [], field[0].name
     for name, is_ours in ((c.name, c.is_ours) for c in field):
-        ratios = {call: float(np.median(times[name, call] / times[first, call])) for call in ("forward", "both")}  # type: ignore[index]
-        forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))  # type: ignore[index]
+        ratios = {
+            call: float(np.median(times[name, call] / times[first, call]))
+            for call in ("forward", "both")
+        }
+        forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))
         rows.append(
             Row(
-                size=str(size), what=name, is_ours=is_ours, forward=forward, both=both, tflops=size.operations / forward * 1e-12,
-                times=ratios["forward"], times_both=ratios["both"],
+                size=str(size),
+                what=name,
+                is_ours=is_ours,
+                forward=forward,
+                both=both,
+                tflops=size.operations / forward * 1e-12,
+                times=ratios["forward"],
+                times_both=ratios["both"],
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -162,7 +225,15 @@ def run(as_json: bool, out: Path | None = None) -> None:
 
     with console(stderr=True).status("attention") as status:
         rows = bench_attention(lambda text: status.update(text))
-    deliver("attention", rows, None, as_json, out, show_table=lambda: _print(rows), drawing=lambda: _drawing(rows))
+    deliver(
+        "attention",
+        rows,
+        None,
+        as_json,
+        out,
+        show_table=lambda: _print(rows),
+        drawing=lambda: _drawing(rows),
+    )
 
 
 def _drawing(rows: list[Row]) -> Drawing:
@@ -174,8 +245,14 @@ def _title(rows: list[Row]) -> str:
     """What the picture shows, as a sentence."""
     from roundscope.experiments.bench.picture import span
 
-    best = [min(r.times for r in rows if r.is_ours and r.size == size) for size in dict.fromkeys(r.size for r in rows)]
-    return f"Attention with every rounding emulated takes {span(best)} times as long as {rows[0].what}, which rounds as it likes"
+    best = [
+        min(r.times for r in rows if r.is_ours and r.size == size)
+        for size in dict.fromkeys(r.size for r in rows)
+    ]
+    return (
+        f"Attention with every rounding emulated takes {span(best)} times as long as"
+        f" {rows[0].what}, which rounds as it likes"
+    )
 
 
 def _print(rows: list[Row]) -> None:
@@ -192,7 +269,9 @@ def _print(rows: list[Row]) -> None:
         table.add_row(size, style="bold")
         for row in (r for r in rows if r.size == size):
             numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
-            table.add_row(f"  {row.what}", *(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers))
+            table.add_row(
+                f"  {row.what}", *(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers)
+            )
     out = console()
     out.print(table)
     out.print(" ".join(LEGEND.format(first=rows[0].what).split()), style="dim")

@@ -1,5 +1,5 @@
-"""Who races on a GPU, all from BF16 arrays: fused kernels and the XLA engine of ours; PyTorch's and cuDNN's attention in BF16, which
-round as they like.
+"""Who races on a GPU, all from BF16 arrays: fused kernels and the XLA engine of ours; PyTorch's and
+cuDNN's attention in BF16, which round as they like.
 """
 
 from collections.abc import Callable
@@ -9,16 +9,25 @@ from typing import Any
 
 from roundscope.experiments.bench.attention import Contestant, Size, emulated, inputs, of_jax
 
-TILES = {64: ((128, 128), (64, 64)), 128: ((128, 64), (128, 128), (64, 64))}  # by features: each was the fastest of some plan
+TILES = {
+    64: ((128, 128), (64, 64)),
+    128: ((128, 64), (128, 128), (64, 64)),
+}  # by features: each was the fastest of some plan
 SLOW_TILE = (64, 64)
 
 
 def contestants(size: Size) -> list[Contestant]:
-    """Rivals first. PyTorch joins if it is installed and sees the GPU; what runs for seconds races at one size alone."""
+    """Rivals first. PyTorch joins if it is installed and sees the GPU; what runs for seconds races
+    at one size alone.
+    """
     import jax
 
     arrays = inputs(size, "bfloat16")
-    fused = {f"{name}, fused {q} x {k}": emulated(name, size, "pallas", (q, k)) for name in OURS for q, k in TILES[size.features]}
+    fused = {
+        f"{name}, fused {q} x {k}": emulated(name, size, "pallas", (q, k))
+        for name in OURS
+        for q, k in TILES[size.features]
+    }
     slow = {
         "fa2-bf16, fused 64 x 64": emulated("fa2-bf16", size, "pallas", SLOW_TILE),
         "qiu-yao, fused 64 x 64": emulated("qiu-yao", size, "pallas", SLOW_TILE),
@@ -26,13 +35,17 @@ def contestants(size: Size) -> list[Contestant]:
     }
     is_first = size.features == 64 and not size.is_causal
     rivals: dict[str, Callable[..., Any]] = {
-        "jax.nn, BF16, cuDNN": partial(jax.nn.dot_product_attention, is_causal=size.is_causal, implementation="cudnn"),
+        "jax.nn, BF16, cuDNN": partial(
+            jax.nn.dot_product_attention, is_causal=size.is_causal, implementation="cudnn"
+        ),
         "jax.nn, FP32, XLA": partial(_wide, size.is_causal),
     }
     ours = fused | (slow if is_first else {})
     with ThreadPoolExecutor(8) as pool:
         makers = (rivals | ours).items()
-        found = list(pool.map(lambda item: of_jax(item[0], item[1], arrays, is_ours=item[0] in ours), makers))
+        found = list(
+            pool.map(lambda item: of_jax(item[0], item[1], arrays, is_ours=item[0] in ours), makers)
+        )
     return [*_torch(size), *found]
 
 
@@ -43,7 +56,9 @@ def _wide(is_causal: bool, q: Any, k: Any, v: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    return jax.nn.dot_product_attention(*(x.astype(jnp.float32) for x in (q, k, v)), is_causal=is_causal)
+    return jax.nn.dot_product_attention(
+        *(x.astype(jnp.float32) for x in (q, k, v)), is_causal=is_causal
+    )
 
 
 def _torch(size: Size) -> list[Contestant]:
@@ -56,8 +71,14 @@ def _torch(size: Size) -> list[Contestant]:
     if not torch.cuda.is_available():
         return []
     shape = (size.batch, size.heads, size.tokens, size.features)
-    x = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-    backends = {"torch SDPA, BF16, cuDNN": SDPBackend.CUDNN_ATTENTION, "torch SDPA, BF16, FlashAttention-2": SDPBackend.FLASH_ATTENTION}
+    x = [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    backends = {
+        "torch SDPA, BF16, cuDNN": SDPBackend.CUDNN_ATTENTION,
+        "torch SDPA, BF16, FlashAttention-2": SDPBackend.FLASH_ATTENTION,
+    }
     return [_of_torch(name, backend, x, size.is_causal) for name, backend in backends.items()]
 
 

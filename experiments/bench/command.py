@@ -12,14 +12,17 @@ from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console
 
 LEGEND = (
-    "GB/s: bytes read and written.  of copy: speed / speed of a copy on as many threads.\n"
-    "ours: our speed / this one's, into a new array for the libraries, which return one.\n"
-    "differ: results that are not ours in every bit (two NaN count as equal), among the values it ran on."
+    "GB/s: bytes read and written.  of copy: speed / speed of a copy on as many threads.\nours: our"
+    " speed / this one's, into a new array for the libraries, which return one.\ndiffer: results"
+    " that are not ours in every bit (two NaN count as equal), among the values it ran on."
 )
 
 
 def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
-    """One benchmark by name; out: a folder for its numbers and its picture. Raises UsageError for what it cannot do, before it measures."""
+    """One benchmark by name; out: a folder for its numbers and its picture.
+
+    Raises UsageError for what it cannot do, before it measures.
+    """
     from roundscope.experiments.bench import attention as bench_attention
     from roundscope.experiments.bench import dot as bench_dot
     from roundscope.experiments.bench import mx as bench_mx
@@ -27,13 +30,20 @@ def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
     from roundscope.experiments.bench import sweep as bench_sweep
 
     drawn: dict[str, Callable[[bool, Path | None], None]] = {
-        "round": run_round, "mx": bench_mx.run, "dot": bench_dot.run, "attention": bench_attention.run,
-    }  # fmt: skip
+        "round": run_round,
+        "mx": bench_mx.run,
+        "dot": bench_dot.run,
+        "attention": bench_attention.run,
+    }
     told: dict[str, Callable[[bool], None]] = {"sweep": bench_sweep.run, "step": bench_step.run}
     if what not in (*drawn, *told):
         raise UsageError(unknown("benchmark", what, (*drawn, *told)))
     if out is not None and what in told:
-        raise bad("--out", str(out), f"bench {what} has no picture; use --json, or bench {', '.join(drawn)}")
+        raise bad(
+            "--out",
+            str(out),
+            f"bench {what} has no picture; use --json, or bench {', '.join(drawn)}",
+        )
     if out is not None and out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
     if what in told:
@@ -51,23 +61,36 @@ def run_round(as_json: bool = False, out: Path | None = None, size: int = 1 << 2
 
 def deliver_rows(what: str, doing: str, rows: list[Row], as_json: bool, out: Path | None) -> None:
     """Rows of a benchmark of roundings."""
-    axis = f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the same GPU"
+    axis = (
+        f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the"
+        " same GPU"
+    )
     deliver(
-        what, rows, THREADS, as_json, out,
-        show_table=lambda: _print(rows), drawing=lambda: Drawing(_bars(rows), answer(doing, rows), axis),
-    )  # fmt: skip
+        what,
+        rows,
+        THREADS,
+        as_json,
+        out,
+        show_table=lambda: _print(rows),
+        drawing=lambda: Drawing(_bars(rows), answer(doing, rows), axis),
+    )
 
 
 def answer(doing: str, rows: list[Row]) -> str:
-    """How fast ours is against the fastest library of each format, both into a new array, and in place against a copy."""
+    """How fast ours is against the fastest library of each format, both into a new array, and in
+    place against a copy.
+    """
     from roundscope.experiments.bench.picture import span
 
     rivals = [r for r in rows if r.ours is not None and not _is_ours(r) and r.name != "copy"]
-    best = [min(float(r.ours or 0.0) for r in rivals if r.format == name) for name in dict.fromkeys(r.format for r in rivals)]
+    best = [
+        min(float(r.ours or 0.0) for r in rivals if r.format == name)
+        for name in dict.fromkeys(r.format for r in rivals)
+    ]
     in_place = [float(r.of_copy or 0.0) for r in rows if r.name == "ours"]
     return (
-        f"{doing} into a new array is {span(best)} times as fast as the fastest library that has the format; "
-        f"in place it runs at {span(in_place)} of a copy's speed"
+        f"{doing} into a new array is {span(best)} times as fast as the fastest library that has"
+        f" the format; in place it runs at {span(in_place)} of a copy's speed"
     )
 
 
@@ -77,7 +100,11 @@ def _is_ours(row: Row) -> bool:
 
 def _bars(rows: list[Row]) -> list[tuple[str, str, float, bool]]:
     """All that ran but the copy, which is 1."""
-    return [(r.format, r.name, r.of_copy, _is_ours(r)) for r in rows if r.of_copy is not None and not r.name.startswith("copy")]
+    return [
+        (r.format, r.name, r.of_copy, _is_ours(r))
+        for r in rows
+        if r.of_copy is not None and not r.name.startswith("copy")
+    ]
 
 
 def _measure(size: int) -> list[Row]:
@@ -97,7 +124,9 @@ def _print(rows: list[Row]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("format", "", "GB/s", "of copy", "ours", "differ", "of values", ""):
-        table.add_column(heading, justify="left" if heading in ("format", "") else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if heading in ("format", "") else "right", no_wrap=True
+        )
     for previous, row in zip([None, *rows], rows, strict=False):
         if previous and previous.format != row.format:
             table.add_section()

@@ -1,4 +1,7 @@
-"""What a benchmark found, as a user asked for it: a table or JSON, and into a folder. With JSON nothing else goes to stdout."""
+"""What a benchmark found, as a user asked for it: a table or JSON, and into a folder.
+
+With JSON nothing else goes to stdout.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +22,18 @@ class Drawing(NamedTuple):
 
 
 def deliver(
-    what: str, rows: Sequence[Any], threads: int | None, as_json: bool, out: Path | None,
-    *, show_table: Callable[[], None], drawing: Callable[[], Drawing],
-) -> None:  # fmt: skip
-    """The rows, records that become JSON, with the machine they were measured on; threads: of ours, None where its library chooses."""
+    what: str,
+    rows: Sequence[Any],
+    threads: int | None,
+    as_json: bool,
+    out: Path | None,
+    *,
+    show_table: Callable[[], None],
+    drawing: Callable[[], Drawing],
+) -> None:
+    """The rows, records that become JSON, with the machine they were measured on; threads: of ours,
+    None where its library chooses.
+    """
     ran_on = machine(threads)
     found = {"machine": ran_on, "rows": rows}
     if as_json:

@@ -22,11 +22,15 @@ DIFFERENCES_ON = 1 << 22  # values that are checked against the Numba executor
 
 
 def bench_device(
-    size: int = 1 << 28, repeat: int = 20, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
+    size: int = 1 << 28,
+    repeat: int = 20,
+    formats: Iterable[str] = FORMATS,
+    progress: Progress = lambda share: None,
 ) -> list[Row]:
     """Rows for the copy and ours per format, on the first GPU that JAX has; none if it has none.
 
-    The copy is bits XOR a zero that XLA learns at run time: an elementwise pass that it cannot remove.
+    The copy is bits XOR a zero that XLA learns at run time: an elementwise pass that it cannot
+    remove.
     """
     import jax
     import jax.numpy as jnp
@@ -40,12 +44,18 @@ def bench_device(
     head = sample(min(size, DIFFERENCES_ON))
     x = jnp.resize(jax.device_put(head, device), (size,))
     zero = jax.device_put(np.int32(0), device)
-    flip = jax.jit(lambda x, z: jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int32) ^ z, jnp.float32))
+    flip = jax.jit(
+        lambda x, z: jax.lax.bitcast_convert_type(
+            jax.lax.bitcast_convert_type(x, jnp.int32) ^ z, jnp.float32
+        )
+    )
     field: dict[str, Any] = {"copy": (lambda: finish(flip(x, zero)), size)}
     checks = {}
     for name in formats:
         f = ours_on_xla(name)
-        checks[name] = differing(np.asarray(f(np.asarray(x[: head.size]))), kernels.round_array(head, rounding(name)))
+        checks[name] = differing(
+            np.asarray(f(np.asarray(x[: head.size]))), kernels.round_array(head, rounding(name))
+        )
         field[name] = (partial(_finished, f, x), size)
     times = race(field, repeat, progress)
     return [

@@ -1,6 +1,8 @@
-"""The speed of sums of products on the CPU, accumulator by accumulator, beside a float32 matrix product and beside MMA-Sim.
+"""The speed of sums of products on the CPU, accumulator by accumulator, beside a float32 matrix
+product and beside MMA-Sim.
 
-One run measures all in turn, as `bench round` does; a ratio is the median over rounds of ratios within a round.
+One run measures all in turn, as `bench round` does; a ratio is the median over rounds of ratios
+within a round.
 """
 
 from collections.abc import Callable
@@ -25,14 +27,17 @@ CORES = ("bf16", "fp16", "tf32", "e4m3fn")
 MATMUL = "float32 matmul"
 RIVAL = "MMA-Sim"
 LEGEND = (
-    "M/s: million multiply-adds per second.  of matmul: speed / speed of NumPy's float32 product, which emulates nothing.\n"
-    "ours: our speed / MMA-Sim's.  differ: its sums that are not ours in every bit."
+    "M/s: million multiply-adds per second.  of matmul: speed / speed of NumPy's float32 product,"
+    " which emulates nothing.\nours: our speed / MMA-Sim's.  differ: its sums that are not ours in"
+    " every bit."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One contestant: factors' format, name, 10^6 multiply-adds per second, and ratios of speeds."""
+    """One contestant: factors' format, name, 10^6 multiply-adds per second, and ratios of
+    speeds.
+    """
 
     operand: str
     name: str
@@ -48,33 +53,65 @@ def run(as_json: bool = False, out: Path | None = None) -> None:
     """Print how fast each accumulator adds; out: a folder for the numbers and their picture."""
     with bar("sums", REPEAT + 1) as done:
         rows = bench_dot(progress=done)
-    deliver("dot", rows, THREADS, as_json, out, show_table=lambda: _print(rows), drawing=lambda: _drawing(rows))
+    deliver(
+        "dot",
+        rows,
+        THREADS,
+        as_json,
+        out,
+        show_table=lambda: _print(rows),
+        drawing=lambda: _drawing(rows),
+    )
 
 
 def _drawing(rows: list[Row]) -> Drawing:
-    bars = [(r.operand, r.name, r.of_matmul, r.name != RIVAL) for r in rows if r.of_matmul is not None and r.name != MATMUL]
-    return Drawing(bars, answer(rows), "of matmul: speed / speed of NumPy's float32 product (dashed), which emulates nothing")
+    bars = [
+        (r.operand, r.name, r.of_matmul, r.name != RIVAL)
+        for r in rows
+        if r.of_matmul is not None and r.name != MATMUL
+    ]
+    return Drawing(
+        bars,
+        answer(rows),
+        "of matmul: speed / speed of NumPy's float32 product (dashed), which emulates nothing",
+    )
 
 
 def answer(rows: list[Row]) -> str:
-    """How fast the sums of a tensor core are against a product that emulates nothing, and against MMA-Sim."""
+    """How fast the sums of a tensor core are against a product that emulates nothing, and against
+    MMA-Sim.
+    """
     from roundscope.experiments.bench.picture import number, span
 
     cores = span([r.of_matmul for r in rows if r.name == "Hopper" and r.of_matmul is not None])
     ratio = next((r.ours for r in rows if r.ours is not None), None)
-    theirs = f"{RIVAL}, the rival, is not installed" if ratio is None else f"{number(ratio)} times as fast as {RIVAL}"
-    return f"Sums as Hopper's tensor cores add them run at {cores} of the speed of a float32 product; {theirs}"
+    theirs = (
+        f"{RIVAL}, the rival, is not installed"
+        if ratio is None
+        else f"{number(ratio)} times as fast as {RIVAL}"
+    )
+    return (
+        f"Sums as Hopper's tensor cores add them run at {cores} of the speed of a float32 product;"
+        f" {theirs}"
+    )
 
 
 def matrices(operand: str, rows: int, k: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Normal numbers of a format, as float32."""
     rng = np.random.default_rng(512)
-    a, b = (round_to(rng.standard_normal(shape, dtype=np.float32), operand) for shape in ((rows, k), (k, columns)))
+    a, b = (
+        round_to(rng.standard_normal(shape, dtype=np.float32), operand)
+        for shape in ((rows, k), (k, columns))
+    )
     return a, b
 
 
-def bench_dot(size: int = SIZE, repeat: int = REPEAT, progress: Callable[[int], None] = lambda done: None) -> list[Row]:
-    """Rows of matmul, ours and MMA-Sim. size: of square matrices; slow accumulators get smaller ones."""
+def bench_dot(
+    size: int = SIZE, repeat: int = REPEAT, progress: Callable[[int], None] = lambda done: None
+) -> list[Row]:
+    """Rows of matmul, ours and MMA-Sim. size: of square matrices; slow accumulators get smaller
+    ones.
+    """
     field, rows = _ours(size)
     theirs, found = _mma_sim(size)
     rounds = count(1)
@@ -104,7 +141,9 @@ def _ours(size: int) -> tuple[dict[str, Any], list[Row]]:
         "exact": (Accumulator(order=Order.EXACT), size // 8),
     }
     plans = [("bf16", name, accumulator, n) for name, (accumulator, n) in steps.items()]
-    plans += [(operand, "Hopper", Accumulator.tensor_core("hopper", operand), size) for operand in CORES]
+    plans += [
+        (operand, "Hopper", Accumulator.tensor_core("hopper", operand), size) for operand in CORES
+    ]
     whole = matrices("fp32", size, size, size)
     field: dict[str, Any] = {_key("fp32", MATMUL): (partial(np.matmul, *whole), size**3)}
     rows = [Row(operand="fp32", name=MATMUL, values=size * size)]
@@ -138,10 +177,22 @@ def _print(rows: list[Row]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("factors", "", "M/s", "of matmul", "ours", "differ", "of sums", ""):
-        table.add_column(heading, justify="left" if heading in ("factors", "") else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if heading in ("factors", "") else "right", no_wrap=True
+        )
     for row in rows:
-        shown = (f"{x:.3g}{unit}" if x is not None else "-" for x, unit in ((row.rate, ""), (row.of_matmul, ""), (row.ours, "x")))
-        table.add_row(row.operand, row.name, *shown, "-" if row.differing is None else str(row.differing), f"{row.values or '-'}", row.note)
+        shown = (
+            f"{x:.3g}{unit}" if x is not None else "-"
+            for x, unit in ((row.rate, ""), (row.of_matmul, ""), (row.ours, "x"))
+        )
+        table.add_row(
+            row.operand,
+            row.name,
+            *shown,
+            "-" if row.differing is None else str(row.differing),
+            f"{row.values or '-'}",
+            row.note,
+        )
     out = console()
     out.print(table)
     out.print(LEGEND, style="dim")

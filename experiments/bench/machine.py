@@ -1,4 +1,6 @@
-"""What a benchmark ran on: a ratio is only as good as the machine and the versions that stand beside it."""
+"""What a benchmark ran on: a ratio is only as good as the machine and the versions that stand
+beside it.
+"""
 
 import platform
 from importlib import metadata
@@ -8,18 +10,26 @@ RIVALS = ("gfloat", "pychop", "torch", "qtorch", "torchao", "mmasim")
 
 
 def machine(threads: int | None) -> dict[str, Any]:
-    """Machine and versions as plain data, `versions` of rivals only where installed; threads: of ours, None where its library chooses."""
+    """Machine and versions as plain data, `versions` of rivals only where installed; threads: of
+    ours, None where its library chooses.
+    """
     from roundscope.experiments.results.machine import device
     from roundscope.experiments.sweep.running.executors import cores
 
     return {
-        "platform": platform.platform(), "processor": device("numpy").removeprefix("cpu "), "cores": cores(), "threads": threads,
-        "gpu": _gpu(), "versions": versions(),
-    }  # fmt: skip
+        "platform": platform.platform(),
+        "processor": device("numpy").removeprefix("cpu "),
+        "cores": cores(),
+        "threads": threads,
+        "gpu": _gpu(),
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:
-    """Those of `roundscope doctor`, and of every rival that is installed; nothing is imported, which costs seconds with some."""
+    """Those of `roundscope doctor`, and of every rival that is installed; nothing is imported,
+    which costs seconds with some.
+    """
     from roundscope.experiments.look import doctor
 
     found = doctor.versions()
@@ -38,7 +48,9 @@ def show(found: dict[str, Any]) -> None:
     threads = "" if found["threads"] is None else f", {found['threads']} threads"
     gpu = f"; {found['gpu']}" if found["gpu"] else ""
     told = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    text = f"{found['processor']}, {found['cores']} cores{threads}{gpu}; {found['platform']}; {told}"
+    text = (
+        f"{found['processor']}, {found['cores']} cores{threads}{gpu}; {found['platform']}; {told}"
+    )
     console().print(text, style="dim", markup=False)
 
 

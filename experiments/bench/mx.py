@@ -1,6 +1,8 @@
-"""The speed of quantising blocks and back (float32 -> MX -> float32), beside a copy and beside other libraries.
+"""The speed of quantising blocks and back (float32 -> MX -> float32), beside a copy and beside
+other libraries.
 
-Measured as in bench_round: everyone once in each round, in turn, and medians over the rounds of ratios within one.
+Measured as in bench_round: everyone once in each round, in turn, and medians over the rounds of
+ratios within one.
 """
 
 from collections.abc import Iterable
@@ -26,14 +28,16 @@ from roundscope.experiments.bench.round import (
     parallel_copy,
     race,
     sample,
-)  # fmt: skip
+)
 
 FORMATS = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp4", "mxint8", "nvfp4", "fp8_1x128")
 CHECKED = 1 << 22  # numbers of the GPU's that are compared with the processor's
 
 
 def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> None:
-    """Print how fast block formats are. Raises ValueError for a size that is no multiple of 65,536."""
+    """Print how fast block formats are. Raises ValueError for a size that is no multiple of
+    65,536.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from roundscope.experiments.bench.command import deliver_rows
@@ -49,7 +53,11 @@ def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> 
 
 
 def bench_mx(
-    size: int = 1 << 26, threads: int = THREADS, repeat: int = 7, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
+    size: int = 1 << 26,
+    threads: int = THREADS,
+    repeat: int = 7,
+    formats: Iterable[str] = FORMATS,
+    progress: Progress = lambda share: None,
 ) -> list[Row]:
     """Rows for the copy, ours and every rival, format by format; arguments as of `bench_round`."""
     from roundscope.emu import round_blocks
@@ -69,7 +77,9 @@ def bench_mx(
             }
             found = [Row(format=name, name=who) for who in field]
             found += [row for rival in RIVALS if (row := _enter(field, rival, name, x, y))]
-            rows += _rows(found, race(field, repeat, lambda share: progress(share / len(names))), field)
+            rows += _rows(
+                found, race(field, repeat, lambda share: progress(share / len(names))), field
+            )
     return rows
 
 
@@ -95,8 +105,13 @@ def _differing(theirs: np.ndarray, x: np.ndarray, y: np.ndarray, name: str) -> i
     return differing(theirs, round_blocks(x, name) if BLOCK_NAMED[name].tensor else y)
 
 
-def bench_device(size: int = 1 << 28, repeat: int = 20, progress: Progress = lambda share: None) -> list[Row]:
-    """Rows for the copy and ours per format, on the first GPU that JAX has; none if it has none. The copy: bench_device.py."""
+def bench_device(
+    size: int = 1 << 28, repeat: int = 20, progress: Progress = lambda share: None
+) -> list[Row]:
+    """Rows for the copy and ours per format, on the first GPU that JAX has; none if it has none.
+
+    The copy: bench_device.py.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -109,24 +124,39 @@ def bench_device(size: int = 1 << 28, repeat: int = 20, progress: Progress = lam
     head = sample(min(size, CHECKED))
     head[~np.isfinite(head)] = 1.0
     x, zero = jnp.resize(jax.device_put(head, device), (size,)), jax.device_put(np.int32(0), device)
-    flip = jax.jit(lambda x, z: jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int32) ^ z, jnp.float32))
+    flip = jax.jit(
+        lambda x, z: jax.lax.bitcast_convert_type(
+            jax.lax.bitcast_convert_type(x, jnp.int32) ^ z, jnp.float32
+        )
+    )
     field: dict[str, Any] = {"copy": (lambda: finish(flip(x, zero)), size)}
     wrong = {}
     for name in FORMATS:
         function = ours_on_xla(name)
-        wrong[name] = differing(np.asarray(function(np.asarray(x[: head.size]))), round_blocks(head, name))
+        wrong[name] = differing(
+            np.asarray(function(np.asarray(x[: head.size]))), round_blocks(head, name)
+        )
         field[name] = (partial(_finished, function, x), size)
     times = race(field, repeat, progress)
-    return [_device_row(name, t, times["copy"], size, wrong.get(name), device.device_kind) for name, t in times.items()]
+    return [
+        _device_row(name, t, times["copy"], size, wrong.get(name), device.device_kind)
+        for name, t in times.items()
+    ]
 
 
 def _finished(function: Any, x: Any) -> Any:
     return finish(function(x))
 
 
-def _device_row(name: str, t: np.ndarray, copy: np.ndarray, size: int, wrong: int | None, kind: str) -> Row:
+def _device_row(
+    name: str, t: np.ndarray, copy: np.ndarray, size: int, wrong: int | None, kind: str
+) -> Row:
     who = "copy" if name == "copy" else "ours, XLA"
     return Row(
-        format="" if name == "copy" else name, name=f"{who} on {kind}", gbps=float(8e-9 / np.median(t)),
-        of_copy=float(np.median(copy / t)), values=size, differing=wrong,
-    )  # fmt: skip
+        format="" if name == "copy" else name,
+        name=f"{who} on {kind}",
+        gbps=float(8e-9 / np.median(t)),
+        of_copy=float(np.median(copy / t)),
+        values=size,
+        differing=wrong,
+    )

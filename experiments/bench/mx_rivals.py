@@ -1,7 +1,8 @@
-"""What a user would quantise blocks with instead: float32 -> block format -> float32, blocks along the last axis.
+"""What a user would quantise blocks with instead: float32 -> block format -> float32, blocks along
+the last axis.
 
-As in bench_rivals: a maker returns None where the library has no such format, and raises ImportError where it is not
-installed. Each takes flat float32 arrays and returns as many numbers.
+As in bench_rivals: a maker returns None where the library has no such format, and raises
+ImportError where it is not installed. Each takes flat float32 arrays and returns as many numbers.
 """
 
 import numpy as np
@@ -10,7 +11,9 @@ from roundscope.experiments.bench.rivals import ML_DTYPES, Rival, Round, on_cpu,
 
 
 def ml_dtypes_and_numpy(name: str) -> Round | None:
-    """The format written with NumPy: frexp for the shared exponent, ldexp to scale, an ml_dtypes cast for the elements."""
+    """The format written with NumPy: frexp for the shared exponent, ldexp to scale, an ml_dtypes
+    cast for the elements.
+    """
     import ml_dtypes
 
     from roundscope.emu import BLOCK_NAMED
@@ -19,14 +22,18 @@ def ml_dtypes_and_numpy(name: str) -> Round | None:
     element = f.element.format
     if not f.power_of_two or element.name not in ML_DTYPES:
         return None
-    dtype, k, largest = getattr(ml_dtypes, ML_DTYPES[element.name]), f.size, np.float32(element.max_finite)
+    dtype = getattr(ml_dtypes, ML_DTYPES[element.name])
+    k = f.size
+    largest = np.float32(element.max_finite)
 
     def there_and_back(x: np.ndarray) -> np.ndarray:
         blocks = x.reshape(-1, k)
         top = np.abs(blocks).max(axis=1, keepdims=True)
         shared = np.clip(np.frexp(top)[1] - 1 - element.emax, -127, 127)
         elements = np.clip(np.ldexp(blocks, -shared), -largest, largest).astype(dtype)
-        return np.where(np.isfinite(top), np.ldexp(elements.astype(np.float32), shared), np.float32(np.nan)).reshape(-1)
+        return np.where(
+            np.isfinite(top), np.ldexp(elements.astype(np.float32), shared), np.float32(np.nan)
+        ).reshape(-1)
 
     return there_and_back
 
@@ -46,13 +53,21 @@ def microxcaling(name: str) -> Round | None:
     from mx.mx_ops import _quantize_mx
 
     known = {
-        "mxfp8_e4m3": "fp8_e4m3", "mxfp8_e5m2": "fp8_e5m2", "mxfp6_e3m2": "fp6_e3m2", "mxfp6_e2m3": "fp6_e2m3",
-        "mxfp4": "fp4_e2m1", "mxint8": "int8",
-    }  # fmt: skip
+        "mxfp8_e4m3": "fp8_e4m3",
+        "mxfp8_e5m2": "fp8_e5m2",
+        "mxfp6_e3m2": "fp6_e3m2",
+        "mxfp6_e2m3": "fp6_e2m3",
+        "mxfp4": "fp4_e2m1",
+        "mxint8": "int8",
+    }
     if name not in known:
         return None
     form = ElemFormat.from_str(known[name])
-    return lambda x: _quantize_mx(x.reshape(-1, 32), 8, form, axes=[-1], block_size=32, round="even").reshape(-1).numpy()
+    return lambda x: (
+        _quantize_mx(x.reshape(-1, 32), 8, form, axes=[-1], block_size=32, round="even")
+        .reshape(-1)
+        .numpy()
+    )
 
 
 def torchao(name: str) -> Round | None:
@@ -64,7 +79,9 @@ def torchao(name: str) -> Round | None:
     if name not in known:
         return None
     dtype = known[name]
-    return lambda x: MXTensor.to_mx(x.reshape(-1, 32), dtype, 32).dequantize(torch.float32).reshape(-1).numpy()
+    return lambda x: (
+        MXTensor.to_mx(x.reshape(-1, 32), dtype, 32).dequantize(torch.float32).reshape(-1).numpy()
+    )
 
 
 RIVALS = (

@@ -1,4 +1,7 @@
-"""A benchmark's picture: who is how fast, as horizontal bars in groups. And the files of `--out`, of which it is one."""
+"""A benchmark's picture: who is how fast, as horizontal bars in groups.
+
+And the files of `--out`, of which it is one.
+"""
 
 import json
 import textwrap
@@ -18,12 +21,24 @@ from roundscope.experiments.trace.plots import INK, QUIET
 
 OURS, OTHERS = COLOURS[0], (*COLOURS[1:5], *COLOURS[7:], COLOURS[5])
 WIDTH = 8.2  # inches: 1200 pixels in a PNG
-SPREAD = 30  # the longest bar over the shortest: beyond, an axis of equal steps shows nothing of the short ones
+# the longest bar over the shortest: beyond, an axis of equal steps shows nothing of the short ones
+SPREAD = 30
 LINE = 0.21  # inches
 
 
-def write(out: Path, what: str, found: dict[str, Any], bars: Sequence[Bar], title: str, axis: str, *, as_json: bool) -> None:
-    """bench-WHAT.json with what was found, and bench-WHAT.png, in a folder, made if it is not there; says so unless JSON is printed."""
+def write(
+    out: Path,
+    what: str,
+    found: dict[str, Any],
+    bars: Sequence[Bar],
+    title: str,
+    axis: str,
+    *,
+    as_json: bool,
+) -> None:
+    """bench-WHAT.json with what was found, and bench-WHAT.png, in a folder, made if it is not
+    there; says so unless JSON is printed.
+    """
     out.mkdir(parents=True, exist_ok=True)
     data, drawn = out / f"bench-{what}.json", out / f"bench-{what}.png"
     data.write_text(json.dumps(plain(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -38,11 +53,22 @@ def draw(path: Path, bars: Sequence[Bar], title: str, axis: str) -> None:
 
 
 def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:
-    """Groups in the order of their first bars, the fastest of each on top; ours in one colour, each rival in one of its own."""
-    groups = {group: sorted((b for b in bars if b[0] == group), key=lambda b: -b[2]) for group in dict.fromkeys(b[0] for b in bars)}
+    """Groups in the order of their first bars, the fastest of each on top; ours in one colour, each
+    rival in one of its own.
+    """
+    groups = {
+        group: sorted((b for b in bars if b[0] == group), key=lambda b: -b[2])
+        for group in dict.fromkeys(b[0] for b in bars)
+    }
     colours = _colours(bars)
-    figure = Figure(figsize=(WIDTH, 1.5 + LINE * (len(bars) + 1.4 * len(groups))), layout="constrained", facecolor="white")
-    figure.suptitle(textwrap.fill(title, 80), x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=INK)
+    figure = Figure(
+        figsize=(WIDTH, 1.5 + LINE * (len(bars) + 1.4 * len(groups))),
+        layout="constrained",
+        facecolor="white",
+    )
+    figure.suptitle(
+        textwrap.fill(title, 80), x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=INK
+    )
     ax = figure.subplots()
     y, labels = 0.0, []
     for group, members in groups.items():
@@ -52,9 +78,15 @@ def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:
             labels.append((y, name, False))
             ax.barh(y, value, height=0.78, color=OURS if is_ours else colours[name])
             ax.annotate(
-                number(value), (value, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK,
+                number(value),
+                (value, y),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8.5,
+                color=INK,
                 bbox={"facecolor": "white", "linewidth": 0, "pad": 0.6},
-            )  # fmt: skip
+            )
         y += 1.4
     _down(ax, labels)
     _across(ax, [b[2] for b in bars], axis)
@@ -90,7 +122,9 @@ def _down(ax: Axes, labels: Sequence[tuple[float, str, bool]]) -> None:
 
 
 def _across(ax: Axes, values: Sequence[float], axis: str) -> None:
-    """From 0, or logarithmic where the spread needs it; a line at 1, where whatever is compared with stands."""
+    """From 0, or logarithmic where the spread needs it; a line at 1, where whatever is compared
+    with stands.
+    """
     low, high = min((1.0, *values)), max((1.0, *values))
     if high / low > SPREAD:
         ax.set_xscale("log")

@@ -1,7 +1,9 @@
-"""What a user would round an array with instead: each a function of a float32 array, made for one format.
+"""What a user would round an array with instead: each a function of a float32 array, made for one
+format.
 
-A maker returns None where the library has no such format, and raises ImportError where it is not installed. PyTorch, a large
-download, and QPyTorch, which needs it and a C++ compiler, are in no extra: they join where they are installed.
+A maker returns None where the library has no such format, and raises ImportError where it is not
+installed. PyTorch, a large download, and QPyTorch, which needs it and a C++ compiler, are in no
+extra: they join where they are installed.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,9 @@ Round = Callable[[np.ndarray], Any]
 
 
 class Rival(NamedTuple):
-    """name; make(format name); enter: what turns the input into the library's array, outside the clock."""
+    """name; make(format name); enter: what turns the input into the library's array, outside the
+    clock.
+    """
 
     name: str
     make: Callable[[str], Round | None]
@@ -23,13 +27,22 @@ class Rival(NamedTuple):
 
 
 ML_DTYPES = {
-    "bf16": "bfloat16", "e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2", "e3m2fn": "float6_e3m2fn",
-    "e2m3fn": "float6_e2m3fn", "e2m1fn": "float4_e2m1fn",
-}  # fmt: skip
+    "bf16": "bfloat16",
+    "e4m3fn": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "e3m2fn": "float6_e3m2fn",
+    "e2m3fn": "float6_e2m3fn",
+    "e2m1fn": "float4_e2m1fn",
+}
 GFLOAT = {
-    "bf16": "bfloat16", "fp16": "binary16", "e4m3fn": "ocp_e4m3", "e5m2": "ocp_e5m2", "e3m2fn": "ocp_e3m2",
-    "e2m3fn": "ocp_e2m3", "e2m1fn": "ocp_e2m1",
-}  # fmt: skip
+    "bf16": "bfloat16",
+    "fp16": "binary16",
+    "e4m3fn": "ocp_e4m3",
+    "e5m2": "ocp_e5m2",
+    "e3m2fn": "ocp_e3m2",
+    "e2m3fn": "ocp_e2m3",
+    "e2m1fn": "ocp_e2m1",
+}
 TORCH = {"bf16": "bfloat16", "fp16": "float16", "e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 IEEE_LIKE = {"bf16": (8, 7), "fp16": (5, 10), "e5m2": (5, 2)}  # exponent and fraction bits
 
@@ -77,7 +90,9 @@ def torch_there_and_back(name: str) -> Round | None:
 
 
 def qtorch_quantize(name: str) -> Round | None:
-    """qtorch.quant.float_quantize to nearest, which knows formats with IEEE 754's exponents only."""
+    """qtorch.quant.float_quantize to nearest, which knows formats with IEEE 754's exponents
+    only.
+    """
     quantize = _float_quantize()
     if quantize is None:
         raise ImportError("qtorch cannot be imported")
@@ -89,7 +104,10 @@ def qtorch_quantize(name: str) -> Round | None:
 
 @cache
 def _float_quantize() -> Any:
-    """QPyTorch's function, or None. Importing compiles it, which takes half a minute and fails in many ways: once is enough."""
+    """QPyTorch's function, or None.
+
+    Importing compiles it, which takes half a minute and fails in many ways: once is enough.
+    """
     try:
         from qtorch.quant import float_quantize
     except (ImportError, OSError, RuntimeError):

@@ -1,7 +1,9 @@
-"""The speed of rounding a float32 array to a format and back, beside a copy and beside other libraries.
+"""The speed of rounding a float32 array to a format and back, beside a copy and beside other
+libraries.
 
-One run measures all: each round times the copy, ours and every rival once, in turn, and a ratio is the
-median over the rounds of ratios within a round. So a machine whose speed drifts drifts for all of them.
+One run measures all: each round times the copy, ours and every rival once, in turn, and a ratio is
+the median over the rounds of ratios within a round. So a machine whose speed drifts drifts for all
+of them.
 """
 
 import time
@@ -48,7 +50,9 @@ class Row:
 
 
 def sample(size: int) -> np.ndarray:
-    """Normal numbers times 2^-24 to 2^17, and random bits in every 64th place: each range of a format is met."""
+    """Normal numbers times 2^-24 to 2^17, and random bits in every 64th place: each range of a
+    format is met.
+    """
     rng = np.random.default_rng(20)
     x = rng.standard_normal(size, dtype=np.float32)
     x *= np.exp2(rng.integers(-24, 18, size, dtype=np.int8), dtype=np.float32)
@@ -58,11 +62,17 @@ def sample(size: int) -> np.ndarray:
 
 def differing(a: np.ndarray, b: np.ndarray) -> int:
     """How many float32 values differ in bits, NaN aside."""
-    return int(np.count_nonzero((a.view(np.int32) != b.view(np.int32)) & ~(np.isnan(a) & np.isnan(b))))
+    return int(
+        np.count_nonzero((a.view(np.int32) != b.view(np.int32)) & ~(np.isnan(a) & np.isnan(b)))
+    )
 
 
 def bench_round(
-    size: int = 1 << 26, threads: int = THREADS, repeat: int = 9, formats: Iterable[str] = FORMATS, progress: Progress = lambda share: None
+    size: int = 1 << 26,
+    threads: int = THREADS,
+    repeat: int = 9,
+    formats: Iterable[str] = FORMATS,
+    progress: Progress = lambda share: None,
 ) -> list[Row]:
     """Rows for the copy, ours and every rival, format by format.
 
@@ -85,13 +95,23 @@ def bench_round(
                 NEW: (partial(round_array, x, r), size),
             }
             field, found = _enter(field, name, x, y)
-            rows += _rows(found, race(field, repeat, lambda share: progress(share / len(names))), field)
+            rows += _rows(
+                found, race(field, repeat, lambda share: progress(share / len(names))), field
+            )
     return rows
 
 
-def _enter(field: dict[str, Any], name: str, x: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], list[Row]]:
-    """The field with all rivals that can run, and a row for everyone, with their differences from y."""
-    found = [Row(format=name, name="copy"), Row(format=name, name="ours"), Row(format=name, name=NEW)]
+def _enter(
+    field: dict[str, Any], name: str, x: np.ndarray, y: np.ndarray
+) -> tuple[dict[str, Any], list[Row]]:
+    """The field with all rivals that can run, and a row for everyone, with their differences from
+    y.
+    """
+    found = [
+        Row(format=name, name="copy"),
+        Row(format=name, name="ours"),
+        Row(format=name, name=NEW),
+    ]
     for rival in RIVALS:
         row = Row(format=name, name=rival.name)
         try:
@@ -114,13 +134,19 @@ def _slice(rival: Rival, function: Any, x: np.ndarray) -> tuple[Callable[[], Any
     small = rival.enter(x[:PROBE])
     finish(function(small))
     seconds = _clock(lambda: finish(function(small)))
-    n = x.size if seconds * x.size / PROBE < SECONDS else max(PROBE, int(PROBE * SECONDS / seconds) // PROBE * PROBE)
+    n = (
+        x.size
+        if seconds * x.size / PROBE < SECONDS
+        else max(PROBE, int(PROBE * SECONDS / seconds) // PROBE * PROBE)
+    )
     n = min(n, x.size)
     entered = rival.enter(x[:n])
     return lambda: finish(function(entered)), n
 
 
-def race(field: dict[str, tuple[Callable[[], Any], int]], repeat: int, progress: Progress) -> dict[str, np.ndarray]:
+def race(
+    field: dict[str, tuple[Callable[[], Any], int]], repeat: int, progress: Progress
+) -> dict[str, np.ndarray]:
     """Seconds per value: name -> one per round, the first round dropped as warm-up."""
     times: dict[str, list[float]] = {name: [] for name in field}
     for _ in range(repeat + 1):
@@ -132,15 +158,21 @@ def race(field: dict[str, tuple[Callable[[], Any], int]], repeat: int, progress:
 
 def _rows(found: list[Row], times: dict[str, np.ndarray], field: dict[str, Any]) -> list[Row]:
     return [
-        replace(
-            row,
-            gbps=float(8e-9 / np.median(t)),
-            of_copy=float(np.median(times["copy"] / t)),
-            ours=float(np.median(t / times["ours" if row.name == "copy" else NEW])) if row.name not in OURS else None,
-            values=field[row.name][1],
+        (
+            replace(
+                row,
+                gbps=float(8e-9 / np.median(t)),
+                of_copy=float(np.median(times["copy"] / t)),
+                ours=(
+                    float(np.median(t / times["ours" if row.name == "copy" else NEW]))
+                    if row.name not in OURS
+                    else None
+                ),
+                values=field[row.name][1],
+            )
+            if (t := times.get(row.name)) is not None
+            else row
         )
-        if (t := times.get(row.name)) is not None
-        else row
         for row in found
     ]
 

@@ -1,4 +1,6 @@
-"""`roundscope bench step`: the training step with emulated attention beside the same step with plain JAX attention, and its bits."""
+"""`roundscope bench step`: the training step with emulated attention beside the same step with
+plain JAX attention, and its bits.
+"""
 
 import statistics
 import time
@@ -9,10 +11,11 @@ from typing import Any
 STEPS, LOOKS, LONG = 20, 3, 1024
 
 LEGEND = """
-step: mean of 20 steps, the second time.  watched: with the monitors of every 10 steps, the log's writing left out.  times JAX: over
-the step with jax.nn.dot_product_attention, not watched.  compiling: the first step.  native sums are added in the device's order,
-ascending ones key by key, those of fused kernels as the tensor core does.  same bits: two runs of 20 steps from the same weights end in
-equal states, every bit of weights and optimiser.
+step: mean of 20 steps, the second time.  watched: with the monitors of every 10 steps, the log's
+writing left out.  times JAX: over the step with jax.nn.dot_product_attention, not watched.
+compiling: the first step.  native sums are added in the device's order, ascending ones key by
+key, those of fused kernels as the tensor core does.  same bits: two runs of 20 steps from the
+same weights end in equal states, every bit of weights and optimiser.
 """
 
 
@@ -34,7 +37,9 @@ def bench_step(progress: Callable[[str], None]) -> list[Row]:
     """Every row, plain JAX first for each size."""
     import jax
 
-    return [row for size in _sizes(jax.default_backend() == "cpu") for row in _rows(*size, progress)]
+    return [
+        row for size in _sizes(jax.default_backend() == "cpu") for row in _rows(*size, progress)
+    ]
 
 
 def run(as_json: bool) -> None:
@@ -66,7 +71,9 @@ def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
 
 
 def _is_one_hopper() -> bool:
-    """Whether the fused kernels' tensor cores are there, and other rows do not spread over more GPUs than they."""
+    """Whether the fused kernels' tensor cores are there, and other rows do not spread over more
+    GPUs than they.
+    """
     import jax
 
     return len(jax.devices()) == 1 and getattr(jax.devices()[0], "compute_capability", "") == "9.0"
@@ -74,15 +81,26 @@ def _is_one_hopper() -> bool:
 
 def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
     c, rows = config, list[Row]()
-    size = f"{c.layers} layers, width {c.width}, context {c.context}, batch {c.batch}, {arms} arm{'s' if arms > 1 else ''}"
+    size = (
+        f"{c.layers} layers, width {c.width}, context {c.context}, batch {c.batch}, {arms}"
+        f" arm{'s' if arms > 1 else ''}"
+    )
     for what, changes in _contenders(arms, c.context):
         progress(f"{what}, {size}")
         compiling, step, watching, same = _measured(replace(config, **changes), arms)
         plain, monitored = (rows[0].step if rows else step), step + watching
         rows.append(
-            Row(size=size, what=what, compiling=compiling, step=step, monitored=monitored, against_jax=step / plain,
-                monitored_against_jax=monitored / plain, same_bits=same)
-        )  # fmt: skip
+            Row(
+                size=size,
+                what=what,
+                compiling=compiling,
+                step=step,
+                monitored=monitored,
+                against_jax=step / plain,
+                monitored_against_jax=monitored / plain,
+                same_bits=same,
+            )
+        )
     return rows
 
 
@@ -90,14 +108,19 @@ def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, str]]]:
     """Fused kernels where attention is long enough to matter."""
     plain, own = ("jax.nn", {"plan": "jax"}), {"sums": "preset"}
     if context >= LONG:
-        fused = [(f"{p}, fused", {"plan": p, "engine": "pallas"} | own) for p in ("fa2-bf16@hopper", "qiu-yao@hopper")]
+        fused = [
+            (f"{p}, fused", {"plan": p, "engine": "pallas"} | own)
+            for p in ("fa2-bf16@hopper", "qiu-yao@hopper")
+        ]
         return [plain, ("jax.nn, BF16 by cuDNN", {"plan": "jax", "engine": "cudnn"}), *fused]
     native = [plain, *((f"{p}, native sums", {"plan": p}) for p in ("fp32", "fa2-bf16", "qiu-yao"))]
     return native if arms > 1 else [*native, ("qiu-yao, ascending sums", {"plan": "qiu-yao"} | own)]
 
 
 def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
-    """Seconds of compiling, of a step and of watching per step; whether a second run has the bits of the first."""
+    """Seconds of compiling, of a step and of watching per step; whether a second run has the bits
+    of the first.
+    """
     import jax
     import numpy as np
 
@@ -106,7 +129,9 @@ def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
         group, batch = _group(config, arms)
         times.append([_timed(group, batch, 0, 1), _timed(group, batch, 1, STEPS)])
         states.append(jax.device_get(jax.tree.leaves(group.state)))
-    same = all(np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(*states, strict=True))
+    same = all(
+        np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(*states, strict=True)
+    )
     return times[0][0], (times[1][0] + times[1][1]) / STEPS, _watching(config, group, batch), same
 
 
@@ -116,7 +141,9 @@ def _group(config: Any, arms: int) -> tuple[Any, Callable[[int], Any]]:
     from roundscope.experiments.train.loop import batches_of
     from roundscope.experiments.train.settings import Arm, Settings
 
-    settings = Settings(config=config, arms=tuple(Arm(name=str(i), lr=config.lr) for i in range(arms)))
+    settings = Settings(
+        config=config, arms=tuple(Arm(name=str(i), lr=config.lr) for i in range(arms))
+    )
     batches = batches_of(settings)
     group = Group(settings, list(range(arms)), step.start(config, arms))
     return group, lambda number: {seed: b.batch(number) for seed, b in batches.items()}
@@ -142,7 +169,9 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
     looks, sites = [], []
     for turn in range(LOOKS + 1):
         began = time.perf_counter()
-        _, seen = monitor.look(config, group.state.params, tokens, tables, STEPS, fused=group.fused(STEPS))
+        _, seen = monitor.look(
+            config, group.state.params, tokens, tables, STEPS, fused=group.fused(STEPS)
+        )
         looks.append(time.perf_counter() - began)
         if seen is not None:
             began = time.perf_counter()
@@ -160,13 +189,28 @@ def _print(rows: list[Row]) -> None:
 
     out = console()
     for size in dict.fromkeys(row.size for row in rows):
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=size, title_justify="left")
-        for heading in ("", "compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits"):
+        table = Table(
+            box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=size, title_justify="left"
+        )
+        for heading in (
+            "",
+            "compiling s",
+            "step ms",
+            "times JAX",
+            "watched ms",
+            "times JAX",
+            "same bits",
+        ):
             table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
         for r in (row for row in rows if row.size == size):
             table.add_row(
-                r.what, f"{r.compiling:.1f}", f"{r.step * 1e3:.2f}", f"{r.against_jax:.2f}", f"{r.monitored * 1e3:.2f}",
-                f"{r.monitored_against_jax:.2f}", "yes" if r.same_bits else "NO",
-            )  # fmt: skip
+                r.what,
+                f"{r.compiling:.1f}",
+                f"{r.step * 1e3:.2f}",
+                f"{r.against_jax:.2f}",
+                f"{r.monitored * 1e3:.2f}",
+                f"{r.monitored_against_jax:.2f}",
+                "yes" if r.same_bits else "NO",
+            )
         out.print(table)
     out.print(" ".join(LEGEND.split()), style="dim")

@@ -1,4 +1,6 @@
-"""`roundscope bench sweep`: cells per second of a sweep over formats and seeds, against compiling every condition anew."""
+"""`roundscope bench sweep`: cells per second of a sweep over formats and seeds, against compiling
+every condition anew.
+"""
 
 import tempfile
 import time
@@ -10,9 +12,10 @@ from pathlib import Path
 from roundscope.experiments.sweep.conditions.cell import Cell, Value
 
 LEGEND = """
-A cell: N = 4, T = S = 256, H = 64, tile 64, forward, with its golden and unfused results and the statistics of every event.
-one compilation per cell: engine xla with the plan as a constant, the same attention alone, what one writes without Roundscope.
-start: until the first cell is there (workers, compilation), not counted in cells per second.
+A cell: N = 4, T = S = 256, H = 64, tile 64, forward, with its golden and unfused results and the
+statistics of every event. one compilation per cell: engine xla with the plan as a constant, the
+same attention alone, what one writes without Roundscope. start: until the first cell is there
+(workers, compilation), not counted in cells per second.
 """
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "fp32")
 PRESETS = ("qiu-yao", "all:bf16", "fp32")
@@ -20,7 +23,9 @@ PRESETS = ("qiu-yao", "all:bf16", "fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One way to run cells: how many, seconds to start and to run them; ratios of cells per second."""
+    """One way to run cells: how many, seconds to start and to run them; ratios of cells per
+    second.
+    """
 
     what: str
     cells: int
@@ -60,8 +65,10 @@ def _cells(count: int, engine: str, first_seed: int = 0) -> list[Cell]:
     points: Iterator[dict[str, Value]] = (
         {"preset": preset, "format.O": f, "format.AO": g, "seed": seed, "engine": engine}
         for seed in range(first_seed, first_seed + count)
-        for preset in PRESETS for f in FORMATS for g in FORMATS
-    )  # fmt: skip
+        for preset in PRESETS
+        for f in FORMATS
+        for g in FORMATS
+    )
     return [cell_of(point) for point in islice(points, count)]
 
 
@@ -74,10 +81,24 @@ def _compiling(count: int = 3) -> Row:
     began, start = time.perf_counter(), 0.0
     for n, cell in enumerate(cells):
         x = draw(cell)
-        examine(x.q, x.k, x.v, plan=cell.plan, block_q=64, block_k=64, engine="xla", record=Record(ones=(Site.P, Site.ALPHA)))
+        examine(
+            x.q,
+            x.k,
+            x.v,
+            plan=cell.plan,
+            block_q=64,
+            block_k=64,
+            engine="xla",
+            record=Record(ones=(Site.P, Site.ALPHA)),
+        )
         if n == 0:  # JAX's own start
             start, began = time.perf_counter() - began, time.perf_counter()
-    return Row(what="one compilation per cell", cells=count, start=start, seconds=time.perf_counter() - began)
+    return Row(
+        what="one compilation per cell",
+        cells=count,
+        start=start,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _pool(jobs: int) -> Row:
@@ -89,9 +110,21 @@ def _pool(jobs: int) -> Row:
     cells = _cells(75 * jobs, "numpy")
     with tempfile.TemporaryDirectory() as folder, writing(Path(folder) / "bench.sqlite") as store:
         began = time.perf_counter()
-        run(cells, store, jobs=jobs, progress=lambda done, failed, total: arrived.append((time.perf_counter(), done + failed)))
+        run(
+            cells,
+            store,
+            jobs=jobs,
+            progress=lambda done, failed, total: arrived.append(
+                (time.perf_counter(), done + failed)
+            ),
+        )
     first, last = next(a for a in arrived if a[1]), arrived[-1]
-    return Row(what=f"numpy, {jobs} workers", cells=last[1] - first[1], start=first[0] - began, seconds=last[0] - first[0])
+    return Row(
+        what=f"numpy, {jobs} workers",
+        cells=last[1] - first[1],
+        start=first[0] - began,
+        seconds=last[0] - first[0],
+    )
 
 
 def _in_batches() -> Row:
@@ -107,7 +140,9 @@ def _in_batches() -> Row:
     for lo in range(0, len(cells), size):
         measure(cells[lo : lo + size])
     seconds = time.perf_counter() - middle
-    return Row(what=f"xla, {device('xla')}", cells=len(cells), start=middle - began, seconds=seconds)
+    return Row(
+        what=f"xla, {device('xla')}", cells=len(cells), start=middle - began, seconds=seconds
+    )
 
 
 def run(as_json: bool) -> None:
@@ -132,7 +167,12 @@ def _show(rows: Sequence[Row]) -> None:
     for heading in ("", "cells", "start s", "cells / s", "times rival", "times 2 workers"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for row in rows:
-        numbers = f"{row.start:.1f}", f"{row.rate:.3g}", f"{row.against_rival:.3g}", f"{row.against_two:.3g}"
+        numbers = (
+            f"{row.start:.1f}",
+            f"{row.rate:.3g}",
+            f"{row.against_rival:.3g}",
+            f"{row.against_two:.3g}",
+        )
         table.add_row(row.what, str(row.cells), *numbers)
     out = console()
     out.print(table)

@@ -1,4 +1,6 @@
-"""Verbs that look at numbers, studies and this machine: formats, explain, sites, studies, accumulators, bench, doctor."""
+"""Verbs that look at numbers, studies and this machine: formats, explain, sites, studies,
+accumulators, bench, doctor.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +11,9 @@ from roundscope.experiments.cli.options import Json
 
 
 def formats(
-    names: Annotated[list[str] | None, typer.Argument(help="Any, e<x>m<y> too; all if left out.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Any, e<x>m<y> too; all if left out.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Table of number formats: range, epsilon, tie window."""
@@ -20,11 +24,17 @@ def formats(
 
 def explain(
     value: Annotated[str, typer.Argument(help="-4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")],
-    to: Annotated[str, typer.Option("--to", help="Target format, such as bf16 or e4m3fn.", metavar="FORMAT")],
+    to: Annotated[
+        str, typer.Option("--to", help="Target format, such as bf16 or e4m3fn.", metavar="FORMAT")
+    ],
     mode: Annotated[str, typer.Option(help="Rounding mode, such as toward-zero.")] = "ties-to-even",
-    overflow: Annotated[str | None, typer.Option(help="inf, nan or saturate; the format's own if left out.")] = None,
+    overflow: Annotated[
+        str | None, typer.Option(help="inf, nan or saturate; the format's own if left out.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the stochastic mode.")] = 0,
-    plus: Annotated[str | None, typer.Option(help="Round VALUE + this, and draw the addition.", metavar="B")] = None,
+    plus: Annotated[
+        str | None, typer.Option(help="Round VALUE + this, and draw the addition.", metavar="B")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Draw one rounding in bits: what is kept and why."""
@@ -34,7 +44,12 @@ def explain(
 
 
 def sites(
-    plan: Annotated[str | None, typer.Option(metavar="NAME", help="Only the events of this plan, and how each of them rounds.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Only the events of this plan, and how each of them rounds."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List every rounding event with its formula; with --plan, how a plan rounds it."""
@@ -51,8 +66,15 @@ def studies(json: Json = False) -> None:
 
 
 def accumulators(
-    out: Annotated[Path, typer.Option(help="Folder for report.html and accumulators.json.")] = Path("accumulators"),
-    order: Annotated[bool, typer.Option("--order", help="Find the order in which this machine's own products add instead.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and accumulators.json.")] = Path(
+        "accumulators"
+    ),
+    order: Annotated[
+        bool,
+        typer.Option(
+            "--order", help="Find the order in which this machine's own products add instead."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Measure how the sums of tensor cores are biased, against K."""
@@ -68,28 +90,52 @@ def accumulators(
 
 
 def kernels(
-    out: Annotated[Path, typer.Option(help="Folder for report.html, kernels.json and measured.json.")] = Path("kernels"),
-    only: Annotated[str | None, typer.Option(metavar="NAME,...", help="These kernels, or module:function; all if left out.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html, kernels.json and measured.json.")
+    ] = Path("kernels"),
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="These kernels, or module:function; all if left out."
+        ),
+    ] = None,
     released: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A checkout of the released code of arXiv 2510.04212, to be measured too.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A checkout of the released code of arXiv 2510.04212, to be measured too.",
+        ),
     ] = None,
     tutorial: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Triton's tutorial 06, 06-fused-attention.py, to be measured too.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Triton's tutorial 06, 06-fused-attention.py, to be measured too."
+        ),
     ] = None,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw what the folder holds; no kernel runs.")] = False,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw what the folder holds; no kernel runs.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Measure which real attention kernels are biased, on named inputs."""
     from roundscope.experiments.studies.kernels import study
 
-    if code := study.run(out=out, as_json=json, draw=draw, released=released, tutorial=tutorial, only=only):
+    if code := study.run(
+        out=out, as_json=json, draw=draw, released=released, tutorial=tutorial, only=only
+    ):
         raise typer.Exit(code)
 
 
 def bench(
-    what: Annotated[str, typer.Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")],
+    what: Annotated[
+        str, typer.Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for bench-WHAT.json and a picture, bench-WHAT.png; not of sweep and step.", metavar="DIR")
+        Path | None,
+        typer.Option(
+            help="Folder for bench-WHAT.json and a picture, bench-WHAT.png; not of sweep and step.",
+            metavar="DIR",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -35,7 +35,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """A microscope for low-precision arithmetic in attention."""
 
@@ -66,7 +68,11 @@ def main(args: list[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else args
     try:
         app(args=words or ["--help"], prog_name="roundscope")
-    except (ArithmeticError, StorageError, ExecutorError) as error:  # a check of ours failed, or what we write to or compute on
+    except (
+        ArithmeticError,
+        StorageError,
+        ExecutorError,
+    ) as error:  # a check of ours failed, or what we write to or compute on
         _fail(error, 1)
     except (ValueError, OSError) as error:
         _fail(error, 2)

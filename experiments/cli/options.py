@@ -9,7 +9,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 class WordsCommand(TyperCommand):
-    """A command whose help has lists in braces, filled from the tables that they name when the help is asked for."""
+    """A command whose help has lists in braces, filled from the tables that they name when the help
+    is asked for.
+    """
 
     def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def]
         """As the parent, with the lists written out."""
@@ -23,7 +25,10 @@ class WordsCommand(TyperCommand):
 
 
 def _lists() -> dict[str, str]:
-    """By name, what a help may list. Imports attention, so that only a command's own help pays for it."""
+    """By name, what a help may list.
+
+    Imports attention, so that only a command's own help pays for it.
+    """
     from roundscope.attention.grammar.changes import STAGES
     from roundscope.attention.grammar.edits import KINDS
     from roundscope.attention.grammar.injections import WHERES
@@ -35,17 +40,21 @@ def _lists() -> dict[str, str]:
     from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE
 
     return {
-        "presets": ", ".join((*PRESETS, *TWINS)), "architectures": ", ".join(ARCHITECTURES),
+        "presets": ", ".join((*PRESETS, *TWINS)),
+        "architectures": ", ".join(ARCHITECTURES),
         "wheres": ", ".join(f"{name}=" for name in WHERES),
-        "delta_from": "|".join(DeltaFrom), "stages": ", ".join(STAGES), "per_site": ", ".join(PER_SITE),
+        "delta_from": "|".join(DeltaFrom),
+        "stages": ", ".join(STAGES),
+        "per_site": ", ".join(PER_SITE),
         "of_plans": ", ".join(f"{name}=" for name, kind in KINDS.items() if not kind.per_site),
         "kernels": ", ".join(ADAPTERS),
         "axes": ", ".join(["tile", *DEFAULTS, *OPTIONAL]),
-    }  # fmt: skip
+    }
 
 
 class NumberCommand(TyperCommand):
-    """A command whose argument may be a negative number, before or behind its options, with or without '--'.
+    """A command whose argument may be a negative number, before or behind its options, with or
+    without '--'.
 
     It has long options only, so a word with a single dash is the number: it goes last, behind '--'.
     """
@@ -54,13 +63,19 @@ class NumberCommand(TyperCommand):
         """As the parent, with the numbers out of the options' way."""
         words = [a for a in args if a != "--"]
         taking = {name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts}
-        numbers = [i for i, a in enumerate(words) if _single_dash(a) and not (i and words[i - 1] in taking)]
+        numbers = [
+            i for i, a in enumerate(words) if _single_dash(a) and not (i and words[i - 1] in taking)
+        ]
         rest = [a for i, a in enumerate(words) if i not in numbers]
-        return super().parse_args(ctx, [*rest, "--", *(words[i] for i in numbers)] if numbers else rest)
+        return super().parse_args(
+            ctx, [*rest, "--", *(words[i] for i in numbers)] if numbers else rest
+        )
 
 
 class TrainCommand(WordsCommand):
-    """A command whose --at takes two words, STEP and CHANGE: here one, STEP:CHANGE, since typer knows no repeated option of two."""
+    """A command whose --at takes two words, STEP and CHANGE: here one, STEP:CHANGE, since typer
+    knows no repeated option of two.
+    """
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
         """As the parent, with the two words joined."""

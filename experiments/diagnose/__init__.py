@@ -1,1 +1,3 @@
-"""`roundscope diagnose`: tensors or a training run in; which rounding events did it, the evidence, and a repair out."""
+"""`roundscope diagnose`: tensors or a training run in; which rounding events did it, the evidence,
+and a repair out.
+"""

@@ -26,17 +26,37 @@ SELDOM = 30.0  # seconds between two lines where there is no terminal
 
 
 def run(
-    source: Path | None, *, sample: bool, layer: str | None, plan: str | None, causal: bool, arm: str | None, first: int | None,
-    until: int | None, out: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    source: Path | None,
+    *,
+    sample: bool,
+    layer: str | None,
+    plan: str | None,
+    causal: bool,
+    arm: str | None,
+    first: int | None,
+    until: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Diagnose a file's layers, or an arm of a run. Raises UsageError for bad usage."""
     if (source is None) == (not sample):
-        raise UsageError(f"RUN_OR_TENSORS {'and --sample are both given: choose one' if sample else 'is missing: give one, or --sample'}")
+        wrong = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"RUN_OR_TENSORS {wrong or 'is missing: give one, or --sample'}")
     path = sample_path() if source is None else source
     is_run = path.is_dir()
-    for name, value in zip((*OF_TENSORS, *OF_RUNS), (layer, plan, causal or None, arm, first, until), strict=True):
+    for name, value in zip(
+        (*OF_TENSORS, *OF_RUNS), (layer, plan, causal or None, arm, first, until), strict=True
+    ):
         if value is not None and (name in OF_TENSORS) == is_run:
-            raise bad(name, value, "is for tensors: a run has its own plan" if is_run else "is for a run's folder; leave it out")
+            raise bad(
+                name,
+                value,
+                (
+                    "is for tensors: a run has its own plan"
+                    if is_run
+                    else "is for a run's folder; leave it out"
+                ),
+            )
     folder = out if out is not None else Path(_named(path, plan, arm))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
@@ -44,7 +64,10 @@ def run(
 
     start = time.perf_counter()
     try:
-        with _progress(1 if is_run else 3) as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        with (
+            _progress(1 if is_run else 3) as progress,
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),
+        ):
             if is_run and rows.file_of(path) is not None:
                 said = _of_student(path, arm, first, until, folder, progress)
             else:
@@ -56,7 +79,11 @@ def run(
                 said = data.report(found, time.perf_counter() - start)
             document = page.written(said, folder)
     except KeyboardInterrupt:
-        what = "replays that were done are kept, and the same command goes on" if is_run else "nothing is kept"
+        what = (
+            "replays that were done are kept, and the same command goes on"
+            if is_run
+            else "nothing is kept"
+        )
         console(stderr=True).print(f"interrupted; {what}")
         raise SystemExit(INTERRUPTED) from None
     if as_json:
@@ -65,7 +92,14 @@ def run(
         page.shown(said, folder)
 
 
-def _of_student(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, progress: Progress) -> Any:
+def _of_student(
+    path: Path,
+    arm: str | None,
+    first: int | None,
+    until: int | None,
+    folder: Path,
+    progress: Progress,
+) -> Any:
     """The report of a `roundscope proxy`'s folder."""
     from roundscope.experiments.diagnose.student import page, run
 
@@ -76,16 +110,31 @@ def _of_student(path: Path, arm: str | None, first: int | None, until: int | Non
 
 def _named(path: Path, plan: str | None, arm: str | None) -> str:
     """Of the folder: what was diagnosed."""
-    parts = [f"diagnose-{path.resolve().name if path.is_dir() else path.stem}", *([] if arm is None else [arm])]
-    return "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", x) for x in (*parts, *([] if path.is_dir() else [plan or PLAN])))
+    parts = [
+        f"diagnose-{path.resolve().name if path.is_dir() else path.stem}",
+        *([] if arm is None else [arm]),
+    ]
+    return "-".join(
+        re.sub(r"[^A-Za-z0-9_.=-]+", "-", x)
+        for x in (*parts, *([] if path.is_dir() else [plan or PLAN]))
+    )
 
 
-def _of_file(path: Path, layer: str | None, plan: str, causal: bool, progress: Progress) -> Findings:
+def _of_file(
+    path: Path, layer: str | None, plan: str, causal: bool, progress: Progress
+) -> Findings:
     asked = _request(plan, causal)
     return diagnose(read_layers(path, layer=layer), asked, path.name, progress)
 
 
-def _of_run(path: Path, arm: str | None, first: int | None, until: int | None, folder: Path, progress: Progress) -> Findings:
+def _of_run(
+    path: Path,
+    arm: str | None,
+    first: int | None,
+    until: int | None,
+    folder: Path,
+    progress: Progress,
+) -> Findings:
     from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
     return diagnose_run(path, name=arm, first=first, until=until, out=folder, progress=progress)
@@ -93,14 +142,25 @@ def _of_run(path: Path, arm: str | None, first: int | None, until: int | None, f
 
 def _request(plan: str, causal: bool) -> Request:
     return request(
-        plan=plan, against="exact", sets=[], inject=[], record=[], engine="numpy", seed=0, block_q=128, block_k=128, scale=None,
+        plan=plan,
+        against="exact",
+        sets=[],
+        inject=[],
+        record=[],
+        engine="numpy",
+        seed=0,
+        block_q=128,
+        block_k=128,
+        scale=None,
         causal=causal,
-    )  # fmt: skip
+    )
 
 
 @contextmanager
 def _progress(first: int) -> Iterator[Progress]:
-    """Step, what runs and what is left, on a terminal's stderr, gone when done; elsewhere, of a run, a line now and then."""
+    """Step, what runs and what is left, on a terminal's stderr, gone when done; elsewhere, of a
+    run, a line now and then.
+    """
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield _now_and_then() if first == 1 else lambda step, text: None
@@ -108,9 +168,19 @@ def _progress(first: int) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    with Bar(BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True) as bar:
+    with Bar(
+        BarColumn(20),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=screen,
+        transient=True,
+    ) as bar:
         task = bar.add_task("reading", total=LAST - first + 1)
-        yield lambda step, text: bar.update(task, completed=step - first, description=f"step {step}: {text}" if step < LAST else text)
+        yield lambda step, text: bar.update(
+            task,
+            completed=step - first,
+            description=f"step {step}: {text}" if step < LAST else text,
+        )
 
 
 def _now_and_then() -> Progress:

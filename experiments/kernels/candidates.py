@@ -1,7 +1,10 @@
-"""The plans among which `identify` looks: whole structures first, then changes of one event or choice."""
+"""The plans among which `identify` looks: whole structures first, then changes of one event or
+choice.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -27,14 +30,31 @@ from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, E4M3, FP16, 
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 
-PRESETS = ("fa2-bf16@hopper", "qiu-yao@hopper", "baseline-bf16@hopper", "fp32", "fa2-bf16", "qiu-yao", "baseline-bf16")
+PRESETS = (
+    "fa2-bf16@hopper",
+    "qiu-yao@hopper",
+    "baseline-bf16@hopper",
+    "fp32",
+    "fa2-bf16",
+    "qiu-yao",
+    "baseline-bf16",
+)
 KEY_TILES = (16, 32, 64, 128, 256, 512)
-SUMS = {"tensor core": HOPPER, "tensor core, 8 at a time": EIGHTS, "fp32 ascending": Accumulator(), "exact": Accumulator(order=Order.EXACT)}
+SUMS = {
+    "tensor core": HOPPER,
+    "tensor core, 8 at a time": EIGHTS,
+    "fp32 ascending": Accumulator(),
+    "exact": Accumulator(order=Order.EXACT),
+}
 ROW_SUMS = {
-    "ascending": Accumulator(), "halves": Accumulator(order=Order.HALVES), "pairwise": Accumulator(order=Order.PAIRWISE),
-    "warps": Accumulator(order=Order.WARPS), "octets2": Accumulator(order=Order.OCTETS, chunk=2),
-    "octets8": Accumulator(order=Order.OCTETS, chunk=8), "strided32": Accumulator(order=Order.STRIDED, chunk=32),
-}  # fmt: skip
+    "ascending": Accumulator(),
+    "halves": Accumulator(order=Order.HALVES),
+    "pairwise": Accumulator(order=Order.PAIRWISE),
+    "warps": Accumulator(order=Order.WARPS),
+    "octets2": Accumulator(order=Order.OCTETS, chunk=2),
+    "octets8": Accumulator(order=Order.OCTETS, chunk=8),
+    "strided32": Accumulator(order=Order.STRIDED, chunk=32),
+}
 FORMATS = {"bf16": BF16, "fp16": FP16, "fp32": BINARY32, "fp64": BINARY64}
 FORWARD = tuple(s for s in Site if s.stage == "forward" and s not in (Site.LSE, Site.LN))
 BACKWARD = tuple(s for s in Site if s.stage == "backward")
@@ -73,15 +93,23 @@ def narrowest(*arrays: np.ndarray) -> Rounding:
     for name in ("bfloat16", "float16"):
         kind = np.dtype(getattr(ml_dtypes, name, name))
         with np.errstate(over="ignore"):
-            if all(np.array_equal(x.astype(kind).astype(np.float32), x, equal_nan=True) for x in arrays):
+            if all(
+                np.array_equal(x.astype(kind).astype(np.float32), x, equal_nan=True) for x in arrays
+            ):
                 return BF16 if name == "bfloat16" else FP16
     return BINARY32
 
 
 def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
-    """The candidate whose results leave in the formats of these, by name; unfused, P V too where that is wider."""
+    """The candidate whose results leave in the formats of these, by name; unfused, P V too where
+    that is wider.
+    """
     events: dict[Site, Rounding] = {RESULTS[name]: narrowest(x) for name, x in results.items()}
-    if Site.OUT in events and best.plan.normalise_first and not best.plan[Site.PV].format.holds(events[Site.OUT].format):
+    if (
+        Site.OUT in events
+        and best.plan.normalise_first
+        and not best.plan[Site.PV].format.holds(events[Site.OUT].format)
+    ):
         events[Site.PV] = events[Site.OUT]
     return replace(best, plan=best.plan.rounded(events))
 
@@ -104,7 +132,9 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
         for size in (*(n for n in KEY_TILES if n < keys), keys):
             plan = replace(best.plan, key_order=order)
             rows = size if plan.first_tile_apart else best.block_q  # square tiles
-            yield replace(best, plan=plan, block_q=rows, block_k=size, change=f"key tiles of {size}, {order}")
+            yield replace(
+                best, plan=plan, block_q=rows, block_k=size, change=f"key tiles of {size}, {order}"
+            )
 
 
 def forward_changes(best: Candidate) -> Iterator[Candidate]:
@@ -161,7 +191,9 @@ def _rounded(plan: Plan, site: Site, r: Rounding) -> Plan:
 
 
 def _readable(plan: Plan) -> Plan:
-    """The plan with products whose factors no tensor core of theirs can read on one of TF32, where that can."""
+    """The plan with products whose factors no tensor core of theirs can read on one of TF32, where
+    that can.
+    """
     for site, factors in FACTORS.items():
         kept = plan.accumulator(site).alignment
         if kept is not None and not all(kept.operand.holds(plan[f].format) for f in factors):
@@ -169,10 +201,11 @@ def _readable(plan: Plan) -> Plan:
     return plan
 
 
-def _fields(best: Candidate, name: str, values: tuple[object, ...]) -> Iterator[Candidate]:
+def _fields(best: Candidate, name: str, values: tuple[Any, ...]) -> Iterator[Candidate]:
     for value in values:
         try:
-            yield _changed(best, f"{name}={str(value).lower()}", replace(best.plan, **{name: value}))  # type: ignore[arg-type]
+            plan = replace(best.plan, **{name: value})
+            yield _changed(best, f"{name}={str(value).lower()}", plan)
         except ValueError:
             continue  # the plan has no such form
 

@@ -1,4 +1,6 @@
-"""`roundscope identify`: a kernel, or numbers that one returned, in; the arithmetic that gave them, and identify.json, out."""
+"""`roundscope identify`: a kernel, or numbers that one returned, in; the arithmetic that gave them,
+and identify.json, out.
+"""
 
 import json as json_text
 import re
@@ -48,7 +50,9 @@ def run(source: str, options: Options, *, budget: float, out: Path | None, as_js
     folder = out if out is not None else free_folder(f"identify-{_word(call)}", digest, RECORD)
     data = plain(shown.document(call, found) | {"request": digest})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECORD).write_text(json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / RECORD).write_text(
+        json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     if as_json:
         print_json(data)
     else:
@@ -63,7 +67,9 @@ def _word(call: Call) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Told]:
-    """A line on a terminal's stderr that says what runs, gone when done; elsewhere a line now and then."""
+    """A line on a terminal's stderr that says what runs, gone when done; elsewhere a line now and
+    then.
+    """
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield _now_and_then()
@@ -71,7 +77,13 @@ def _progress() -> Iterator[Told]:
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Bar(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True) as bar:
+    with Bar(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=screen,
+        transient=True,
+    ) as bar:
         task = bar.add_task("reading")
         yield lambda text: bar.update(task, description=text)
 

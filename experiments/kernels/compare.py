@@ -1,4 +1,6 @@
-"""How near two outputs are: the share of equal bits, and the distance of the others in units of the last place."""
+"""How near two outputs are: the share of equal bits, and the distance of the others in units of the
+last place.
+"""
 
 from dataclasses import dataclass
 
@@ -36,7 +38,9 @@ def nearness(got: np.ndarray, want: np.ndarray) -> Nearness:
 
 
 def ulps(x: np.ndarray, least: float = 0.0) -> np.ndarray:
-    """Return the units of the last place of x in BF16, in which kernels return their results; of numbers below `least`, that of `least`."""
+    """Return the units of the last place of x in BF16, in which kernels return their results; of
+    numbers below `least`, that of `least`.
+    """
     size = np.abs(np.where(np.isfinite(x), x, 0.0)).astype(np.float64)
     return np.exp2(np.floor(np.log2(np.maximum(size, max(least, 2.0**-126))))) * 2.0**-7
 
@@ -49,7 +53,9 @@ def relative_rms(x: np.ndarray, exact: np.ndarray) -> float:
 
 
 def where_rows_differ(got: np.ndarray, want: np.ndarray, tile: int) -> list[tuple[int, float]]:
-    """(first row, share of equal numbers) of each tile of rows that is not equal throughout; arrays (B, T, N, H)."""
+    """(first row, share of equal numbers) of each tile of rows that is not equal throughout; arrays
+    (B, T, N, H).
+    """
     same = (got == want).mean(axis=(0, 2, 3))
     parts = [(lo, float(same[lo : lo + tile].mean())) for lo in range(0, same.size, tile)]
     return [part for part in parts if part[1] < 1.0]

@@ -8,6 +8,23 @@ from roundscope.attention import examine
 from roundscope.experiments.kernels.candidates import Candidate
 
 
-def emulated(c: Candidate, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray | None = None, **options: Any) -> Any:
+def emulated(
+    c: Candidate,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    do: np.ndarray | None = None,
+    **options: Any,
+) -> Any:
     """What `examine` returns of a candidate. Raises ValueError for a plan that cannot run."""
-    return examine(q, k, v, do, plan=c.plan, block_q=c.block_q, block_k=c.block_k, engine="numpy", **{"record": None, **options})
+    return examine(
+        q,
+        k,
+        v,
+        do,
+        plan=c.plan,
+        block_q=c.block_q,
+        block_k=c.block_k,
+        engine="numpy",
+        **{"record": None, **options},
+    )

@@ -1,4 +1,6 @@
-"""Which arithmetic gave these numbers: the search, what its result means, and how far that holds."""
+"""Which arithmetic gave these numbers: the search, what its result means, and how far that
+holds.
+"""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -12,7 +14,13 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.rounding.modes import BF16
 from roundscope.experiments.kernels import search
 from roundscope.experiments.kernels.candidates import PRESETS, Candidate
-from roundscope.experiments.kernels.compare import Nearness, nearness, relative_rms, ulps, where_rows_differ
+from roundscope.experiments.kernels.compare import (
+    Nearness,
+    nearness,
+    relative_rms,
+    ulps,
+    where_rows_differ,
+)
 from roundscope.experiments.kernels.emulated import emulated
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.kernels.search import Found, Told
@@ -26,7 +34,9 @@ ROWS = 64  # of the tiles of rows that are told
 
 
 class Kind(StrEnum):
-    """The verdict of a search: how near the nearest plan came, and whether rounding can explain the rest."""
+    """The verdict of a search: how near the nearest plan came, and whether rounding can explain the
+    rest.
+    """
 
     SAME = "same"
     NEAR = "near"
@@ -50,9 +60,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Relative root mean squares: of the kernel and of the nearest plan from the exact result, and of the one from the other.
+    """Relative root mean squares: of the kernel and of the nearest plan from the exact result, and
+    of the one from the other.
 
-    cast     of the exact result cast to BF16: no plan is taken to be nearer to the exact result than this
+    cast     of the exact result cast to BF16: no plan is taken to be nearer to the exact result
+             than this
     strange  numbers of the kernel that are not finite where the plan's are
     """
 
@@ -64,7 +76,9 @@ class Errors:
 
     @property
     def ratio(self) -> float:
-        """How many times farther the kernel is from the plan than the plan is from the exact result."""
+        """How many times farther the kernel is from the plan than the plan is from the exact
+        result.
+        """
         return self.between / max(self.plan, self.cast, 1e-300)
 
 
@@ -105,25 +119,29 @@ class Identified:
 def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) -> Identified:
     """The plan that is nearest to the outputs of one key head.
 
-    Args:
-        x: the inputs, of one key head and the query heads that share it.
-        outputs: what the kernel returned.
-        tell: told what runs.
-        budget: seconds for the search of either direction; the backward's begins only where the forward is known.
+    Args: x: the inputs, of one key head and the query heads that share it. outputs: what the kernel
+        returned. tell: told what runs. budget: seconds for the search of either direction; the
+        backward's begins only where the forward is known.
     """
     start = time.perf_counter()
     found = search.forward(x, outputs.out, tell, budget)
     has_gradients = any(n in ("dq", "dk", "dv") for n, _ in outputs.named())
     best, back, notes = found.best, None, []
     if found.stopped:
-        notes.append(f"the search of the forward stopped after {budget:.0f} s, its budget; a longer one may find more")
+        notes.append(
+            f"the search of the forward stopped after {budget:.0f} s, its budget; a longer one may"
+            " find more"
+        )
     out = _results(x, best, with_do=False).out
     kind = _kind(float((out == outputs.out).mean()))
     if has_gradients and kind in (Kind.SAME, Kind.NEAR):
         back = search.backward(x, outputs, found, tell, budget)
         best = back.best
         if back.stopped:
-            notes.append(f"the search of the backward stopped after {budget:.0f} s, its budget; a longer one may find more")
+            notes.append(
+                f"the search of the backward stopped after {budget:.0f} s, its budget; a longer one"
+                " may find more"
+            )
     elif has_gradients:
         notes.append("the gradients were not looked for, since the forward was not found")
     tell("comparing")
@@ -136,15 +154,35 @@ def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) ->
     gradients = [p.near.equal for n, p in parts.items() if n != "out"]
     is_whole = back is not None and min(gradients) >= NEAR
     base, of_forward = _nearest_name(best.plan if is_whole else found.best.plan)
-    words = differences(replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base))
+    words = differences(
+        replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base)
+    )
     tried = found.tried + (back.tried if back else 0)
     ties = [_nearest_name(c.plan) for c in (back or found).ties] if kind is Kind.SAME else []
     told = [named(*each) for each in ties]
-    verdict = _verdict(kind, named(base, words if is_whole else of_forward), told, parts, errors, tried, is_known=back is not None)
+    verdict = _verdict(
+        kind,
+        named(base, words if is_whole else of_forward),
+        told,
+        parts,
+        errors,
+        tried,
+        is_known=back is not None,
+    )
     return Identified(
-        kind=kind, verdict=verdict, base=base, words=words, best=best, forward=found, backward=back, ties=told, parts=parts, errors=errors,
-        seconds=time.perf_counter() - start, notes=notes,
-    )  # fmt: skip
+        kind=kind,
+        verdict=verdict,
+        base=base,
+        words=words,
+        best=best,
+        forward=found,
+        backward=back,
+        ties=told,
+        parts=parts,
+        errors=errors,
+        seconds=time.perf_counter() - start,
+        notes=notes,
+    )
 
 
 def named(base: str, words: list[str]) -> str:
@@ -156,27 +194,44 @@ def _kind(equal: float) -> Kind:
     return Kind.SAME if equal >= SAME else Kind.NEAR if equal >= NEAR else Kind.NOT_FOUND
 
 
-def _verdict(kind: Kind, plan: str, ties: list[str], parts: dict[str, Part], errors: Errors, tried: int, is_known: bool) -> str:
+def _verdict(
+    kind: Kind,
+    plan: str,
+    ties: list[str],
+    parts: dict[str, Part],
+    errors: Errors,
+    tried: int,
+    is_known: bool,
+) -> str:
     equal = f"{parts['out'].near.equal:.6f} of out's bits"
     if kind is Kind.SAME:
         said = f"These are the numbers of {plan}: {equal} are equal."
         if ties:
-            said += f" {listed(ties)} {'give' if len(ties) > 1 else 'gives'} them too: these tensors do not tell them apart."
+            said += (
+                f" {listed(ties)} {'give' if len(ties) > 1 else 'gives'} them too: these tensors do"
+                " not tell them apart."
+            )
     elif kind is Kind.NEAR:
         said = f"Near {plan}: some event is missing. {equal} are equal."
     elif kind is Kind.NOT_FOUND:
         return f"Not found among {tried} plans: the nearest, {plan}, gives {equal}."
     elif errors.strange:
-        return f"No rounding explains this: {errors.strange} numbers of out are not finite where those of the nearest plan are."
+        return (
+            f"No rounding explains this: {errors.strange} numbers of out are not finite where those"
+            " of the nearest plan are."
+        )
     else:
         return (
-            f"No rounding explains this: it is {errors.ratio:.3g} times farther from the nearest plan than that plan is from the "
-            f"exact result."
+            f"No rounding explains this: it is {errors.ratio:.3g} times farther from the nearest"
+            " plan than that plan is from the exact result."
         )
     gradients = {n: p.near.equal for n, p in parts.items() if n != "out"}
     if is_known and gradients and min(gradients.values()) < SAME:
         shares = ", ".join(f"{share:.4f} of {n}" for n, share in gradients.items())
-        said += f" Its gradients are {'near' if min(gradients.values()) >= NEAR else 'not found'}: {shares} are equal."
+        said += (
+            f" Its gradients are {'near' if min(gradients.values()) >= NEAR else 'not found'}:"
+            f" {shares} are equal."
+        )
     return said
 
 
@@ -192,7 +247,11 @@ def _part(got: np.ndarray, want: np.ndarray) -> Part:
     ulp = ulps(want[apart])
     with np.errstate(invalid="ignore"):
         one = np.abs(got[apart].astype(np.float64) - want[apart]) <= ulp
-    return Part(near=near, one=float(one.mean()) if one.size else 1.0, rows=where_rows_differ(got, want, ROWS))
+    return Part(
+        near=near,
+        one=float(one.mean()) if one.size else 1.0,
+        rows=where_rows_differ(got, want, ROWS),
+    )
 
 
 def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
@@ -203,11 +262,16 @@ def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
     fine = np.isfinite(out) & np.isfinite(got) & np.isfinite(exact)
     out, got, exact = out[fine], got[fine], exact[fine]
     if not out.size:
-        return Errors(kernel=np.nan, plan=np.nan, between=np.nan, cast=np.nan, strange=int(strange.sum()))
+        return Errors(
+            kernel=np.nan, plan=np.nan, between=np.nan, cast=np.nan, strange=int(strange.sum())
+        )
     return Errors(
-        kernel=relative_rms(out, exact), plan=relative_rms(got, exact), between=relative_rms(out, got),
-        cast=relative_rms(_bf16(exact), exact), strange=int(strange.sum()),
-    )  # fmt: skip
+        kernel=relative_rms(out, exact),
+        plan=relative_rms(got, exact),
+        between=relative_rms(out, got),
+        cast=relative_rms(_bf16(exact), exact),
+        strange=int(strange.sum()),
+    )
 
 
 def _bf16(x: np.ndarray) -> np.ndarray:
@@ -218,7 +282,9 @@ def _bf16(x: np.ndarray) -> np.ndarray:
 
 def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
     """(the twin or preset with the fewest changes, those changes)."""
-    bases = {name: twin.plan for name, twin in TWINS.items()} | {name: Plan.preset(name) for name in PRESETS}
+    bases = {name: twin.plan for name, twin in TWINS.items()} | {
+        name: Plan.preset(name) for name in PRESETS
+    }
     told = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
     name = min(told, key=lambda n: len(told[n]))
     return name, told[name]

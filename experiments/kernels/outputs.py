@@ -33,7 +33,10 @@ class Inputs:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `roundscope.attend` beside the tensors."""
-        return {name: getattr(self, name) for name in ("scale", "is_causal", "window", "softcap", "sinks")}
+        return {
+            name: getattr(self, name)
+            for name in ("scale", "is_causal", "window", "softcap", "sinks")
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,8 @@ class Outputs:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """Write arrays to a safetensors file: those of BF16 numbers as BF16, those of FP16 numbers as FP16, others as FP32.
+    """Write arrays to a safetensors file: those of BF16 numbers as BF16, those of FP16 numbers as
+    FP16, others as FP32.
 
     Args:
         path: the file.

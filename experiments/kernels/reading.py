@@ -1,4 +1,6 @@
-"""What is identified: a kernel that is called here on the shipped tensors, or a file of what one was given and returned."""
+"""What is identified: a kernel that is called here on the shipped tensors, or a file of what one
+was given and returned.
+"""
 
 import re
 from dataclasses import dataclass, replace
@@ -54,23 +56,37 @@ def read(source: str, options: Options) -> Call:
     if options.scale is not None and not (np.isfinite(options.scale) and options.scale):
         raise bad("--scale", options.scale, "give a finite number other than 0, such as 0.125")
     if options.window is not None and options.window < 1:
-        raise bad("--window", options.window, "give how many keys a query sees, 1 or more; leave it out for all")
+        raise bad(
+            "--window",
+            options.window,
+            "give how many keys a query sees, 1 or more; leave it out for all",
+        )
     if options.softcap is not None and not (np.isfinite(options.softcap) and options.softcap > 0):
-        raise bad("--softcap", options.softcap, "give a finite number above 0, such as 50; leave it out for none")
+        raise bad(
+            "--softcap",
+            options.softcap,
+            "give a finite number above 0, such as 50; leave it out for none",
+        )
     path = Path(source)
     if path.is_file():
         return _of_file(path, options)
     if source in ADAPTERS or plain_name(source) in OF_FILES or re.fullmatch(r"[\w.]+:\w+", source):
         return _of_kernel(source, options)
     if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
-        raise bad("FILE", source, "no such file; give a safetensors or npz file, or the name of a kernel")
-    raise UsageError(unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file"))
+        raise bad(
+            "FILE", source, "no such file; give a safetensors or npz file, or the name of a kernel"
+        )
+    raise UsageError(
+        unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file")
+    )
 
 
 def _of_kernel(name: str, options: Options) -> Call:
     for option, value in (("--layout", options.layout), ("--layer", options.layer)):
         if value is not None:
-            raise bad(option, value, f"is for a file; a kernel runs on {SAMPLE} of the shipped tensors")
+            raise bad(
+                option, value, f"is for a file; a kernel runs on {SAMPLE} of the shipped tensors"
+            )
     [layer] = read_layers(sample_path(), layer=SAMPLE)
     assert layer.do is not None
     x = _inputs(layer, options, bool(options.is_causal))
@@ -78,12 +94,18 @@ def _of_kernel(name: str, options: Options) -> Call:
         outputs = kernel(name)(x)
     except ImportError as error:
         missing = (error.name or one_line(error)).partition(".")[0]
-        repair = f"needs {missing}, which is not installed here; install it, or give a file that the kernel's outputs were saved to"
+        repair = (
+            f"needs {missing}, which is not installed here; install it, or give a file that the"
+            " kernel's outputs were saved to"
+        )
         raise bad("KERNEL", name, repair) from None
     except ValueError as error:
         raise bad("KERNEL", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
     except RuntimeError as error:
-        repair = f"does not run here ({one_line(error)[:200]}); run it on its machine and give a file of what it returned"
+        repair = (
+            f"does not run here ({one_line(error)[:200]}); run it on its machine and give a file of"
+            " what it returned"
+        )
         raise bad("KERNEL", name, repair) from None
     return _one_head(plain_name(name), f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
 
@@ -98,22 +120,47 @@ def _of_file(path: Path, options: Options) -> Call:
     with open_tensors(path) as file:
         layout = (options.layout or file.metadata["layout"]).upper()
         is_causal = options.is_causal if options.is_causal is not None else _is_causal(file)
-        given = {n: _btnh(file[prefix + n], layout) for n in ("out", *GRADIENTS) if prefix + n in file.names}
-        sinks = np.asarray(file[prefix + "sinks"], np.float32) if prefix + "sinks" in file.names else None
+        given = {
+            n: _btnh(file[prefix + n], layout)
+            for n in ("out", *GRADIENTS)
+            if prefix + n in file.names
+        }
+        sinks = (
+            np.asarray(file[prefix + "sinks"], np.float32)
+            if prefix + "sinks" in file.names
+            else None
+        )
         names = ", ".join(sorted(file.names)[:12])
     if "out" not in given:
-        raise bad("FILE", str(path), f"no {prefix}out, what the kernel returned; it has {names}; add it")
+        raise bad(
+            "FILE", str(path), f"no {prefix}out, what the kernel returned; it has {names}; add it"
+        )
     if layer.do is None and (extra := [n for n in GRADIENTS if n in given]):
-        raise bad("FILE", str(path), f"has {', '.join(extra)}, but no {prefix}do, the gradient of the output; add it, or leave them out")
+        raise bad(
+            "FILE",
+            str(path),
+            f"has {', '.join(extra)}, but no {prefix}do, the gradient of the output; add it, or"
+            " leave them out",
+        )
     shapes = {
-        "out": (*layer.q.shape[:3], layer.v.shape[3]), "dq": layer.q.shape, "dk": layer.k.shape, "dv": layer.v.shape,
-    }  # fmt: skip
+        "out": (*layer.q.shape[:3], layer.v.shape[3]),
+        "dq": layer.q.shape,
+        "dk": layer.k.shape,
+        "dv": layer.v.shape,
+    }
     for name, array in given.items():
         if array.shape != shapes[name]:
-            repair = f"must be {shapes[name]}, (batch, tokens, heads, features), by q, k and v; is the layout {layout}?"
+            repair = (
+                f"must be {shapes[name]}, (batch, tokens, heads, features), by q, k and v; is the"
+                f" layout {layout}?"
+            )
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
     if sinks is not None and sinks.shape != (layer.q.shape[2],):
-        raise bad(f"tensor {prefix}sinks", sinks.shape, f"must be {(layer.q.shape[2],)}, a logit for each query head")
+        raise bad(
+            f"tensor {prefix}sinks",
+            sinks.shape,
+            f"must be {(layer.q.shape[2],)}, a logit for each query head",
+        )
     x = replace(_inputs(layer, options, is_causal), sinks=sinks)
     return _one_head(path.stem, path.name, x, Outputs(**given), options.head)
 
@@ -133,9 +180,24 @@ def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
 
 
 def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
-    scale = next((s for s in (options.scale, layer.scale) if s is not None), layer.q.shape[-1] ** -0.5)
-    do = layer.do if layer.do is not None else np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
-    return Inputs(q=layer.q, k=layer.k, v=layer.v, do=do, scale=scale, is_causal=is_causal, window=options.window, softcap=options.softcap)
+    scale = next(
+        (s for s in (options.scale, layer.scale) if s is not None), layer.q.shape[-1] ** -0.5
+    )
+    do = (
+        layer.do
+        if layer.do is not None
+        else np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
+    )
+    return Inputs(
+        q=layer.q,
+        k=layer.k,
+        v=layer.v,
+        do=do,
+        scale=scale,
+        is_causal=is_causal,
+        window=options.window,
+        softcap=options.softcap,
+    )
 
 
 def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> Call:
@@ -144,14 +206,35 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
         raise bad("--head", head, f"there are {heads} key heads, numbered from 0 to {heads - 1}")
     group = x.q.shape[2] // heads
     of = {1: slice(head, head + 1), 0: slice(head * group, (head + 1) * group)}
-    cut = lambda n, a: np.ascontiguousarray(a[:1, :, of[n in ("k", "v", "dk", "dv")]])  # noqa: E731
+
+    def cut(n, a):
+        return np.ascontiguousarray(a[:1, :, of[n in ("k", "v", "dk", "dv")]])
+
     inputs = replace(
-        x, q=cut("q", x.q), k=cut("k", x.k), v=cut("v", x.v), do=cut("do", x.do), sinks=None if x.sinks is None else x.sinks[of[False]]
+        x,
+        q=cut("q", x.q),
+        k=cut("k", x.k),
+        v=cut("v", x.v),
+        do=cut("do", x.do),
+        sinks=None if x.sinks is None else x.sinks[of[False]],
     )
     kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
-    which = f"head {head} of {heads}" if group == 1 else f"key head {head} of {heads}, with the {group} query heads that share it"
+    which = (
+        f"head {head} of {heads}"
+        if group == 1
+        else f"key head {head} of {heads}, with the {group} query heads that share it"
+    )
     shape = f"{x.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"
     mask = "causal" if x.is_causal else "full"
     served = {"window": x.window, "softcap": x.softcap, "sinks": x.sinks}
-    mask += "".join(f", {name}{'' if name == 'sinks' else f' {own:g}'}" for name, own in served.items() if own is not None)
-    return Call(name=name, about=f"{about}, {which}: {shape}, {mask}, scale {x.scale:.6g}", x=inputs, outputs=kept)
+    mask += "".join(
+        f", {name}{'' if name == 'sinks' else f' {own:g}'}"
+        for name, own in served.items()
+        if own is not None
+    )
+    return Call(
+        name=name,
+        about=f"{about}, {which}: {shape}, {mask}, scale {x.scale:.6g}",
+        x=inputs,
+        outputs=kept,
+    )

@@ -1,6 +1,8 @@
-"""Which plan gives a kernel's outputs: structures, then tiles, then one change at a time for as long as one helps.
+"""Which plan gives a kernel's outputs: structures, then tiles, then one change at a time for as
+long as one helps.
 
-The forward is looked for on the last rows, which see all keys; then the backward on all rows, with the forward's plan kept.
+The forward is looked for on the last rows, which see all keys; then the backward on all rows, with
+the forward's plan kept.
 """
 
 import time
@@ -30,9 +32,18 @@ ATOMIC = 0.9998  # of equal bits: what is left of a dQ that atomics add may be t
 QUERY_TILES = (64, 128)  # of a backward
 OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
 OF_BACKWARD = (
-    "delta_from", "delta_products", "query_order", "gradients_apart", "score_gradient", "gradient_scale", "exponent_again", "ds_from_p",
-    "log", "lse_base2", "dp_from_delta",
-)  # fmt: skip
+    "delta_from",
+    "delta_products",
+    "query_order",
+    "gradients_apart",
+    "score_gradient",
+    "gradient_scale",
+    "exponent_again",
+    "ds_from_p",
+    "log",
+    "lse_base2",
+    "dp_from_delta",
+)
 """The fields of a plan on which no output depends, but gradients do."""
 Told = Callable[[str], None]
 
@@ -82,10 +93,14 @@ def forward(x: Inputs, out: np.ndarray, tell: Told, budget: float | None = None)
     ranked = _ranked(judge, structures(x, {"out": out}))
     best, near = ranked[0]
     tell(f"structures: {best.plan.name} is nearest, {near}")
-    result = Found(best=best, near=near, tried=len(ranked), structures=[(c.plan.name, n) for c, n in ranked])
+    result = Found(
+        best=best, near=near, tried=len(ranked), structures=[(c.plan.name, n) for c, n in ranked]
+    )
     result.ties = _ties(ranked)
     if near.equal < 1.0:
-        tiled = _ranked(judge, (c for form, _ in ranked[:FORMS] for c in candidates.tilings(form, x.k.shape[1])))
+        tiled = _ranked(
+            judge, (c for form, _ in ranked[:FORMS] for c in candidates.tilings(form, x.k.shape[1]))
+        )
         result.tried += len(tiled)
         if tiled and tiled[0][1] > near:
             result.best, result.near = tiled[0]
@@ -102,14 +117,29 @@ def _ties(ranked: Ranked) -> list[Candidate]:
     return [c for c, n in ranked[1:] if n.equal == 1.0]
 
 
-def _widely(x: Inputs, out: np.ndarray, nearest: Found, forms: list[Candidate], tell: Told, end: float | None) -> Found:
-    """Changes of one event of every structure, since the nearest one may be another; then of the best few, again and again."""
+def _widely(
+    x: Inputs,
+    out: np.ndarray,
+    nearest: Found,
+    forms: list[Candidate],
+    tell: Told,
+    end: float | None,
+) -> Found:
+    """Changes of one event of every structure, since the nearest one may be another; then of the
+    best few, again and again.
+    """
     judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
     tell("changes of every structure")
     screened: Ranked = []
-    hits: set[str] = set()  # changes that give every bit: of the other structures only these are tried, for ties
+    hits: set[str] = (
+        set()
+    )  # changes that give every bit: of the other structures only these are tried, for ties
     for form in (nearest.best, *forms):
-        screened += _ranked(quick, (c for c in candidates.forward_changes(form) if not hits or c.change in hits), end)
+        screened += _ranked(
+            quick,
+            (c for c in candidates.forward_changes(form) if not hits or c.change in hits),
+            end,
+        )
         hits = {c.change for c, n in screened if n.equal == 1.0}
     screened.sort(key=lambda pair: pair[1], reverse=True)
     ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]))
@@ -119,7 +149,9 @@ def _widely(x: Inputs, out: np.ndarray, nearest: Found, forms: list[Candidate], 
         name = c.plan.name.rstrip("*")
         if name not in starts and _helps(n, nearest.near):
             own = nearest.changes if name == nearest.best.plan.name else []
-            starts[name] = replace(nearest, best=c, near=n, changes=[*own, (f"{name}: {c.change}", n)])
+            starts[name] = replace(
+                nearest, best=c, near=n, changes=[*own, (f"{name}: {c.change}", n)]
+            )
     if ranked and ranked[0][1].equal == 1.0:
         found = next(iter(starts.values()))
         found.ties = _ties(ranked)
@@ -134,8 +166,11 @@ def _widely(x: Inputs, out: np.ndarray, nearest: Found, forms: list[Candidate], 
     return best
 
 
-def backward(x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: float | None = None) -> Found:
-    """The plan whose gradients are nearest, by changes of the forward's; and by those of the twins, whose backward may be it.
+def backward(
+    x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: float | None = None
+) -> Found:
+    """The plan whose gradients are nearest, by changes of the forward's; and by those of the twins,
+    whose backward may be it.
 
     budget   seconds after which no further plan is tried; None for as long as it takes
     """
@@ -146,7 +181,12 @@ def backward(x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: floa
     ranked = _ranked(judge, (own, *tied), end)
     ties = _ties(ranked)
     if ranked and ranked[0][1].equal < 1.0:
-        more = _ranked(judge, (b for c in (own, *tied) for b in _backwards(x, c, wanted)), end, is_one_enough=True)
+        more = _ranked(
+            judge,
+            (b for c in (own, *tied) for b in _backwards(x, c, wanted)),
+            end,
+            is_one_enough=True,
+        )
         ranked = sorted((*ranked, *more), key=lambda pair: pair[1], reverse=True)
     result = Found(best=own, near=Nearness(0.0, 0.0))
     if ranked:
@@ -158,7 +198,9 @@ def backward(x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: floa
 
 
 def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iterator[Candidate]:
-    """The plan with the backwards of the structures, each on its own query tiles; then all, its own too, on others."""
+    """The plan with the backwards of the structures, each on its own query tiles; then all, its own
+    too, on others.
+    """
     begun = []
     for c in structures(x, wanted):
         try:
@@ -172,7 +214,9 @@ def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iter
 
 
 def _with_backward(plan: Plan, other: Plan) -> Plan:
-    """The plan with another's backward, and with what the other keeps for it of a row: the logarithm of its sum, its maximum."""
+    """The plan with another's backward, and with what the other keeps for it of a row: the
+    logarithm of its sum, its maximum.
+    """
     sites = (*candidates.BACKWARD, *OF_ROWS)
     changed = plan.rounded({site: other.event(site) for site in sites})
     for site in PRODUCTS:
@@ -182,7 +226,11 @@ def _with_backward(plan: Plan, other: Plan) -> Plan:
 
 
 def _improved(
-    found: Found, judge: Judge, changes: Callable[[Candidate], Iterable[Candidate]], tell: Told, end: float | None = None
+    found: Found,
+    judge: Judge,
+    changes: Callable[[Candidate], Iterable[Candidate]],
+    tell: Told,
+    end: float | None = None,
 ) -> Found:
     """With the change that helps most made, again and again."""
     for _ in range(CHANGES):
@@ -191,7 +239,12 @@ def _improved(
         if _is_late(end):
             found.stopped = True
             return found
-        ranked = _ranked(judge, (c for c in changes(found.best) if c.plan != found.best.plan), end, is_one_enough=True)
+        ranked = _ranked(
+            judge,
+            (c for c in changes(found.best) if c.plan != found.best.plan),
+            end,
+            is_one_enough=True,
+        )
         found.tried += len(ranked)
         found.others = [(c.change, n) for c, n in ranked]
         found.stopped = _is_late(end)
@@ -213,9 +266,15 @@ def _is_late(end: float | None) -> bool:
     return end is not None and time.monotonic() > end
 
 
-def _ranked(judge: Judge, made: Iterable[Candidate], end: float | None = None, *, is_one_enough: bool = False) -> Ranked:
-    """Candidates with their nearness, nearest first, plans that cannot run left out; each plan once, and none once the time is up,
-    or, if one is enough, behind one that gives every bit.
+def _ranked(
+    judge: Judge,
+    made: Iterable[Candidate],
+    end: float | None = None,
+    *,
+    is_one_enough: bool = False,
+) -> Ranked:
+    """Candidates with their nearness, nearest first, plans that cannot run left out; each plan
+    once, and none once the time is up, or, if one is enough, behind one that gives every bit.
     """
     seen: dict[tuple[Plan, int, int], tuple[Candidate, Nearness]] = {}
     for candidate in made:
@@ -239,12 +298,21 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1]}
 
     def judge(c: Candidate) -> Nearness | None:
-        of_tiles = c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut  # arithmetic of query tiles, and of no mask
+        of_tiles = (
+            c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut
+        )  # arithmetic of query tiles, and of no mask
         try:
             if x.window or (x.is_causal and of_tiles):
                 got = emulated(c, whole, k, v, **one_head).out[:, rows]
             else:
-                got = emulated(replace(c, block_q=ROWS), last, k, v, mask=mask, **one_head | {"is_causal": False}).out
+                got = emulated(
+                    replace(c, block_q=ROWS),
+                    last,
+                    k,
+                    v,
+                    mask=mask,
+                    **one_head | {"is_causal": False},
+                ).out
         except ValueError:
             return None  # a plan that cannot run: a tensor core that does not read its factors
         return nearness(got, want)
@@ -253,7 +321,9 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
 
 
 def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
-    """Return a judge of candidates by their gradients, for the first key head and the query heads that share it."""
+    """Return a judge of candidates by their gradients, for the first key head and the query heads
+    that share it.
+    """
     group = x.q.shape[2] // x.k.shape[2]
     q, do = (np.ascontiguousarray(a[:1, :, :group]) for a in (x.q, x.do))
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
@@ -262,10 +332,19 @@ def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
 
     def judge(c: Candidate) -> Nearness | None:
         try:
-            got = emulated(c, q, k, v, do, **x.options | {"sinks": None if x.sinks is None else x.sinks[:group]})
+            got = emulated(
+                c,
+                q,
+                k,
+                v,
+                do,
+                **x.options | {"sinks": None if x.sinks is None else x.sinks[:group]},
+            )
         except ValueError:
             return None
         each = [nearness(getattr(got, n), a) for n, a in wanted.items()]
-        return Nearness(float(np.mean([n.equal for n in each])), float(np.mean([n.distance for n in each])))
+        return Nearness(
+            float(np.mean([n.equal for n in each])), float(np.mean([n.distance for n in each]))
+        )
 
     return judge

@@ -14,13 +14,20 @@ SCHEMA = "roundscope-identify-1"
 FEW = 5  # further changes that are shown
 STRUCTURES = 8
 TILES = 6
-COLOURS = {Kind.SAME: "bold green", Kind.NEAR: "bold yellow", Kind.NO_ROUNDING: "bold red", Kind.NOT_FOUND: "bold red"}
+COLOURS = {
+    Kind.SAME: "bold green",
+    Kind.NEAR: "bold yellow",
+    Kind.NO_ROUNDING: "bold red",
+    Kind.NOT_FOUND: "bold red",
+}
 Steps = list[tuple[str, Nearness]]
 
 
 def digest(source: str, call: Call) -> str:
     """Of everything that decides an answer, but the version of the program."""
-    arrays = [of_array(getattr(call.x, n)) for n in ("q", "k", "v", "do")] + [f"{n}{of_array(a)}" for n, a in call.outputs.named()]
+    arrays = [of_array(getattr(call.x, n)) for n in ("q", "k", "v", "do")] + [
+        f"{n}{of_array(a)}" for n, a in call.outputs.named()
+    ]
     return hashlib.sha256(repr((source, call.about, arrays)).encode()).hexdigest()[:16]
 
 
@@ -28,38 +35,69 @@ def document(call: Call, found: Identified) -> dict[str, Any]:
     """The whole of identify.json, as data."""
     best = found.best
     return {
-        "schema": SCHEMA, "command": command_line(), "versions": versions("numpy"), "name": call.name, "about": call.about,
-        "verdict": found.kind, "sentence": found.verdict, "plan": found.plan, "base": found.base, "words": found.words, "ties": found.ties,
-        "arithmetic": best.plan.describe(), "block_q": best.block_q, "block_k": best.block_k, "key_order": best.plan.key_order,
-        "query_order": best.plan.query_order, "equal": {n: p.near.equal for n, p in found.parts.items()},
-        "parts": {n: _part(p) for n, p in found.parts.items()}, "errors": _errors(found), "forward": _search(found.forward),
-        "backward": None if found.backward is None else _search(found.backward), "notes": found.notes,
+        "schema": SCHEMA,
+        "command": command_line(),
+        "versions": versions("numpy"),
+        "name": call.name,
+        "about": call.about,
+        "verdict": found.kind,
+        "sentence": found.verdict,
+        "plan": found.plan,
+        "base": found.base,
+        "words": found.words,
+        "ties": found.ties,
+        "arithmetic": best.plan.describe(),
+        "block_q": best.block_q,
+        "block_k": best.block_k,
+        "key_order": best.plan.key_order,
+        "query_order": best.plan.query_order,
+        "equal": {n: p.near.equal for n, p in found.parts.items()},
+        "parts": {n: _part(p) for n, p in found.parts.items()},
+        "errors": _errors(found),
+        "forward": _search(found.forward),
+        "backward": None if found.backward is None else _search(found.backward),
+        "notes": found.notes,
         "seconds": round(found.seconds, 1),
-    }  # fmt: skip
+    }
 
 
 def _part(p: Part) -> dict[str, Any]:
     rows = [{"first": first, "rows": ROWS, "equal": share} for first, share in p.rows]
-    return {"equal": p.near.equal, "mean_ulps_where_not": -p.near.distance, "at_most_one_ulp_where_not": p.one, "rows": rows}
+    return {
+        "equal": p.near.equal,
+        "mean_ulps_where_not": -p.near.distance,
+        "at_most_one_ulp_where_not": p.one,
+        "rows": rows,
+    }
 
 
 def _errors(found: Identified) -> dict[str, Any]:
     e = found.errors
     return {
-        "kernel_from_exact": e.kernel, "plan_from_exact": e.plan, "kernel_from_plan": e.between, "bf16_cast_of_exact": e.cast,
-        "ratio": e.ratio, "not_finite": e.strange,
-    }  # fmt: skip
+        "kernel_from_exact": e.kernel,
+        "plan_from_exact": e.plan,
+        "kernel_from_plan": e.between,
+        "bf16_cast_of_exact": e.cast,
+        "ratio": e.ratio,
+        "not_finite": e.strange,
+    }
 
 
 def _search(f: Found) -> dict[str, Any]:
     return {
-        "tried": f.tried, "stopped": f.stopped, "structures": _steps(f.structures), "changes": _steps(f.changes),
+        "tried": f.tried,
+        "stopped": f.stopped,
+        "structures": _steps(f.structures),
+        "changes": _steps(f.changes),
         "others": _steps(f.others),
-    }  # fmt: skip
+    }
 
 
 def _steps(steps: Steps) -> list[dict[str, Any]]:
-    return [{"what": what, "equal": near.equal, "mean_ulps_where_not": -near.distance} for what, near in steps]
+    return [
+        {"what": what, "equal": near.equal, "mean_ulps_where_not": -near.distance}
+        for what, near in steps
+    ]
 
 
 def show(call: Call, found: Identified, screen: Any) -> None:
@@ -68,13 +106,24 @@ def show(call: Call, found: Identified, screen: Any) -> None:
 
     best, plan = found.best, found.best.plan
     screen.print(Text(found.verdict, style=COLOURS[found.kind]))
-    tiles = "whole rows" if best.block_k >= call.x.k.shape[1] else f"tiles of {best.block_k}, {plan.key_order}"
+    tiles = (
+        "whole rows"
+        if best.block_k >= call.x.k.shape[1]
+        else f"tiles of {best.block_k}, {plan.key_order}"
+    )
     lines = [
         f"{call.name}: {call.about}",
         f"nearest plan: {found.base}" + "".join(f"\n  --set {word}" for word in found.words),
-        f"keys: {tiles}" + (f"; queries of the backward: tiles of {best.block_q}, {plan.query_order}" if found.backward else ""),
-        f"errors, relative to the exact result: the kernel {found.errors.kernel:.3g}, the plan {found.errors.plan:.3g}; the kernel "
-        f"from the plan {found.errors.between:.3g}",
+        f"keys: {tiles}"
+        + (
+            f"; queries of the backward: tiles of {best.block_q}, {plan.query_order}"
+            if found.backward
+            else ""
+        ),
+        (
+            f"errors, relative to the exact result: the kernel {found.errors.kernel:.3g}, the plan"
+            f" {found.errors.plan:.3g}; the kernel from the plan {found.errors.between:.3g}"
+        ),
         *found.notes,
     ]
     for line in lines:
@@ -85,7 +134,12 @@ def show(call: Call, found: Identified, screen: Any) -> None:
 
 def _tables(found: Identified, screen: Any) -> None:
     forward, back = found.forward, found.backward
-    screen.print(_steps_table("what it is not: structures on the last rows, nearest first", forward.structures[:STRUCTURES]))
+    screen.print(
+        _steps_table(
+            "what it is not: structures on the last rows, nearest first",
+            forward.structures[:STRUCTURES],
+        )
+    )
     for name, f in (("", forward), (" of the backward", back)):
         if f is not None and f.changes:
             screen.print(_steps_table(f"changes found on the way{name}", f.changes))
@@ -95,7 +149,13 @@ def _tables(found: Identified, screen: Any) -> None:
 
 def _parts(found: Identified) -> Any:
     t = _table("")
-    for name in ("result", "equal bits", "where not: mean ulps", "at most one ulp", f"rows that differ, by {ROWS}"):
+    for name in (
+        "result",
+        "equal bits",
+        "where not: mean ulps",
+        "at most one ulp",
+        f"rows that differ, by {ROWS}",
+    ):
         t.add_column(name, justify="left" if name == "result" or "rows" in name else "right")
     for name, p in found.parts.items():
         t.add_row(name, f"{p.near.equal:.6f}", *(("", "", "") if p.near.equal == 1.0 else _rest(p)))
@@ -105,7 +165,11 @@ def _parts(found: Identified) -> Any:
 def _rest(p: Part) -> tuple[str, str, str]:
     least = sorted(p.rows, key=lambda row: row[1])[:TILES]
     more = f" and {len(p.rows) - TILES} more" if len(p.rows) > TILES else ""
-    return f"{-p.near.distance:.3g}", f"{100 * p.one:.1f}%", ", ".join(f"{lo}: {share:.4f}" for lo, share in sorted(least)) + more
+    return (
+        f"{-p.near.distance:.3g}",
+        f"{100 * p.one:.1f}%",
+        ", ".join(f"{lo}: {share:.4f}" for lo, share in sorted(least)) + more,
+    )
 
 
 def _steps_table(title: str, steps: Steps) -> Any:
@@ -121,4 +185,11 @@ def _steps_table(title: str, steps: Steps) -> Any:
 def _table(title: str) -> Any:
     from rich.table import Table
 
-    return Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold")
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )

@@ -30,7 +30,13 @@ def examine() -> dict[str, Any]:
     traps = [_probe(p) for p in probes.PROBES]
     checks = [self_check.check(name) for name in self_check.JUDGES]
     passed = all(c.passed for c in checks)
-    return {"versions": versions(), "devices": devices(), "traps": traps, "self_check": checks, "passed": passed}
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "traps": traps,
+        "self_check": checks,
+        "passed": passed,
+    }
 
 
 def versions() -> dict[str, str]:
@@ -94,7 +100,9 @@ def _traps(traps: list[dict[str, Any]]) -> Any:
     words = {True: "yes", False: "no", None: "?"}
     for t in traps:
         style = None if t["immune"] else "bold red"
-        table.add_row(t["name"], t["seen"], words[t["present"]], words[t["immune"]], t["how"], style=style)
+        table.add_row(
+            t["name"], t["seen"], words[t["present"]], words[t["immune"]], t["how"], style=style
+        )
     return table
 
 

@@ -8,8 +8,19 @@ from roundscope.emu.rounding.modes import rounding
 from roundscope.experiments.report.terminal import plain, print_json
 
 
-def run(value: str, to: str, *, mode: str, overflow: str | None, seed: int, plus: str | None, as_json: bool) -> None:
-    """Explain VALUE, or VALUE + plus, rounded to a format. Raises ValueError for what is misspelt."""
+def run(
+    value: str,
+    to: str,
+    *,
+    mode: str,
+    overflow: str | None,
+    seed: int,
+    plus: str | None,
+    as_json: bool,
+) -> None:
+    """Explain VALUE, or VALUE + plus, rounded to a format. Raises ValueError for what is
+    misspelt.
+    """
     r = rounding(to, mode, overflow=overflow, seed=seed)
     addition = add(value, plus, r.format) if plus is not None else None
     e = explain(addition.total if addition else value, r)
@@ -25,6 +36,11 @@ def document(e: Explanation, addition: Addition | None = None) -> dict[str, Any]
     """The explanation as plain data, the rounding by its names."""
     r = e.rounding
     result: dict[str, Any] = plain(e)
-    result["rounding"] = {"format": r.format.name, "mode": r.mode.value, "overflow": r.overflow, "seed": r.seed}
+    result["rounding"] = {
+        "format": r.format.name,
+        "mode": r.mode.value,
+        "overflow": r.overflow,
+        "seed": r.seed,
+    }
     result["code"] = None if e.code is None else f"0x{e.code:0{(r.format.bits + 3) // 4}x}"
     return result | ({"addition": plain(addition)} if addition else {})

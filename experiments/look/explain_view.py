@@ -1,4 +1,6 @@
-"""One rounding, or one sum, drawn in bits for a terminal of 100 columns; it reads without colour too."""
+"""One rounding, or one sum, drawn in bits for a terminal of 100 columns; it reads without colour
+too.
+"""
 
 import math
 
@@ -11,9 +13,13 @@ from roundscope.experiments.report.terminal import WIDTH, console
 LABEL = 11  # columns left of the drawing
 TAIL = 24  # bits of an addition behind the bar
 STYLE = {
-    "sign": "magenta", "exponent": "yellow", "kept": "bold cyan", "round": "bold red", "sticky": "red",
+    "sign": "magenta",
+    "exponent": "yellow",
+    "kept": "bold cyan",
+    "round": "bold red",
+    "sticky": "red",
     "carry": "bold green",
-}  # fmt: skip
+}
 WIDE = 40  # precision above which the columns move together
 
 
@@ -47,16 +53,26 @@ def _lines(e: Explanation) -> list[Text]:
 
 
 def _bits(e: Explanation) -> list[Text]:
-    """The value cut where the rounding cuts it, each part named above and marked below; then what is added."""
+    """The value cut where the rounding cuts it, each part named above and marked below; then what
+    is added.
+    """
     sign, exponent, widths = _sign(e), _field(e, e.place), _widths(e)
     room = max(1, WIDTH - LABEL - sum(widths) - 4 * _gap(widths) - len("... 9999 more"))
     sticky, more = e.sticky[:room] or "0", max(0, len(e.sticky) - room)
     heads = [(h, "dim") for h in ("sign", "exponent", "kept", "round", "sticky")]
     kept = f"{e.kept[:1]}.{e.kept[1:]}"
-    cells = [(sign, "sign"), (exponent, "exponent"), (kept, "kept"), (e.round_bit, "round"), (sticky, "sticky")]
+    cells = [
+        (sign, "sign"),
+        (exponent, "exponent"),
+        (kept, "kept"),
+        (e.round_bit, "round"),
+        (sticky, "sticky"),
+    ]
     lines = [_columns("", heads, widths), _columns("exact", cells, widths)]
     lines[-1].append(f"... {more} more" if more else "", style="dim")
-    below = "above half" if "1" in e.sticky and e.round_bit == "1" else f"sticky {int('1' in e.sticky)}"
+    below = (
+        "above half" if "1" in e.sticky and e.round_bit == "1" else f"sticky {int('1' in e.sticky)}"
+    )
     last = len(kept) - (len(kept) == 2)
     marks = ["", f"2^{e.exponent}", f"{'^':>{last}}", "^", "^" * len(sticky)]
     names = ["", "", f"{'last':>{last}}", "half", below if _gap(widths) == 3 else ""]
@@ -73,7 +89,12 @@ def _carry(e: Explanation, kept: str, widths: list[int]) -> list[Text]:
     place, fraction = e.place + 1, len(e.kept) - 1  # type: ignore[operator]
     leading = "0" if e.kept[0] == "0" and not _becomes_normal(e) else "1"
     after = f"{leading}.{place & ((1 << fraction) - 1):0{fraction}b}" if fraction else "1."
-    cells = [(_sign(e), "sign"), (_field(e, place), "exponent"), (after, "kept"), ("carry +1", "carry")]
+    cells = [
+        (_sign(e), "sign"),
+        (_field(e, place), "exponent"),
+        (after, "kept"),
+        ("carry +1", "carry"),
+    ]
     bits = f"{e.flips} bit{'s' * (e.flips > 1)} of the code flip{'s' * (e.flips == 1)}"
     grown = ", the binade grows" if e.grows else ", it becomes normal" if _becomes_normal(e) else ""
     marks = ("", _flipped(before, _field(e, place)), _flipped(kept, after), bits + grown)
@@ -82,7 +103,11 @@ def _carry(e: Explanation, kept: str, widths: list[int]) -> list[Text]:
 
 def _columns(label: str, cells: list[tuple[str, str]], widths: list[int]) -> Text:
     gap = (" " * _gap(widths), "")
-    parts = [part for (text, style), w in zip(cells, widths, strict=False) for part in ((f"{text:<{w}}", style), gap)]
+    parts = [
+        part
+        for (text, style), w in zip(cells, widths, strict=False)
+        for part in ((f"{text:<{w}}", style), gap)
+    ]
     return _row(label, *parts[:-1])
 
 
@@ -95,7 +120,9 @@ def _widths(e: Explanation) -> list[int]:
 
 
 def _field(e: Explanation, place: int | None) -> str:
-    """The exponent field of a magnitude's place; its power of two where the format has no such field."""
+    """The exponent field of a magnitude's place; its power of two where the format has no such
+    field.
+    """
     f, fraction = e.rounding.format, e.rounding.format.precision - 1
     width, field = f.bits - int(f.signed) - fraction, (place or 0) >> fraction
     return f"{field:0{width}b}" if 0 <= field < 1 << width else "none"
@@ -123,7 +150,14 @@ def _result(e: Explanation) -> list[Text]:
         wide = e.rounding.format.precision > WIDE
         bits = [x for p in parts for x in (p, ("|" if wide else " | ", "dim"))][:-1]
         names = " | ".join(name.replace("kept", "fraction") for _, name in parts)
-        lines.append(_row("code", (f"0x{e.code:0{digits}x}   ", ""), *bits, ("" if wide else f"   {names}", "dim")))
+        lines.append(
+            _row(
+                "code",
+                (f"0x{e.code:0{digits}x}   ", ""),
+                *bits,
+                ("" if wide else f"   {names}", "dim"),
+            )
+        )
     ulps = "" if e.ulps is None else f"   = {e.ulps:+.6g} ulp of {_ulp(e)!r}"
     return [*lines, _row("error", (repr(e.error), "bold"), (f"{ulps}   (result - value)", ""))]
 
@@ -136,12 +170,30 @@ def _addition(a: Addition, e: Explanation) -> list[Text]:
     """Both operands and the sum, the point and the end of the kept bits in one column."""
     f, wide = e.rounding.format, max(len(before) for before, _ in a.rows)
     keep = f.precision - 1
-    lines = [_row("", (f"in units of 2^{a.exponent}; {f.name} keeps {keep} bits behind the point, up to the bar", "dim"))]
-    for label, (before, after), value in zip(("a", "+ b", "= sum"), a.rows, (a.a, a.b, a.total), strict=True):
+    lines = [
+        _row(
+            "",
+            (
+                (
+                    f"in units of 2^{a.exponent}; {f.name} keeps {keep} bits behind the point, up"
+                    " to the bar"
+                ),
+                "dim",
+            ),
+        )
+    ]
+    for label, (before, after), value in zip(
+        ("a", "+ b", "= sum"), a.rows, (a.a, a.b, a.total), strict=True
+    ):
         tail = after[keep:]
         tail = tail[:TAIL] + "..." if len(tail) > TAIL + 3 else tail
         number = (f" {before:>{wide}}.{after[:keep]:<{keep}}", "kept")
-        pieces = [("-" if value < 0 else " ", "sign"), number, (" | ", "dim"), (f"{tail:<{TAIL + 3}}", "sticky")]
+        pieces = [
+            ("-" if value < 0 else " ", "sign"),
+            number,
+            (" | ", "dim"),
+            (f"{tail:<{TAIL + 3}}", "sticky"),
+        ]
         lines.append(_row(label, *pieces, (f"  {value!r}", "")))
     note = [] if a.exact else [_row("", ("the sum becomes a binary64 number first", "dim"))]
     return [*lines, _row("", (_moved(a), "carry")), *note, _row()]
@@ -149,7 +201,10 @@ def _addition(a: Addition, e: Explanation) -> list[Text]:
 
 def _moved(a: Addition) -> str:
     if a.shift > 0:
-        return f"carry out into binade 2^{a.exponent + 1}: to make room, the last kept bit is pushed over the bar"
+        return (
+            f"carry out into binade 2^{a.exponent + 1}: to make room, the last kept bit is pushed"
+            " over the bar"
+        )
     if a.shift < 0:
         return f"cancellation: the sum moves {-a.shift} place{'s' * (a.shift < -1)} left"
     return f"the sum stays in binade 2^{a.exponent}"

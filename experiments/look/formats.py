@@ -6,20 +6,33 @@ from typing import Any
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.experiments.report.terminal import console, print_json
 
-LEGEND = "p: precision.  epsilon: from 1 to the next number.  tie window: exp(-g) rounds to 1 up to this g."
+LEGEND = (
+    "p: precision.  epsilon: from 1 to the next number.  tie window: exp(-g) rounds to 1 up to"
+    " this g."
+)
 
 
 def row(f: Format) -> dict[str, Any]:
     """What the table says of one format; min_subnormal is None where there are none."""
     return {
-        "name": f.name, "bits": f.bits, "precision": f.precision, "emin": f.emin, "max": f.max_finite,
-        "min_normal": f.min_normal, "min_subnormal": f.min_positive if f.zero and f.precision > 1 else None,
-        "epsilon": f.epsilon, "inf": f.inf, "nan": f.nan, "tie_window": f.tie_window,
-    }  # fmt: skip
+        "name": f.name,
+        "bits": f.bits,
+        "precision": f.precision,
+        "emin": f.emin,
+        "max": f.max_finite,
+        "min_normal": f.min_normal,
+        "min_subnormal": f.min_positive if f.zero and f.precision > 1 else None,
+        "epsilon": f.epsilon,
+        "inf": f.inf,
+        "nan": f.nan,
+        "tie_window": f.tie_window,
+    }
 
 
 def show(names: Iterable[str] = (), as_json: bool = False) -> None:
-    """Print the formats of these names, or all named ones. Raises ValueError for an unknown name."""
+    """Print the formats of these names, or all named ones. Raises ValueError for an unknown
+    name.
+    """
     rows = [row(format_named(name)) for name in names or NAMED]
     if as_json:
         print_json(rows)
@@ -47,4 +60,8 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, (bool, str)):
         return value if isinstance(value, str) else "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) and (value != int(value) or value > 1e6) else f"{value:g}"
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float) and (value != int(value) or value > 1e6)
+        else f"{value:g}"
+    )

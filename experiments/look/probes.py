@@ -1,6 +1,7 @@
 """The traps of XLA's arithmetic, each probed by a few numbers.
 
-A probe compares what the obvious code gives on JAX's device with NumPy, and Roundscope's own way with the same.
+A probe compares what the obvious code gives on JAX's device with NumPy, and Roundscope's own way
+with the same.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,9 @@ def astype_round_trip() -> Probe:
     def shifted(x: Any) -> Any:
         return x - x.max(-1, keepdims=True)
 
-    lost = _differs(jax.jit(lambda x: shifted(x).astype(jnp.bfloat16).astype(jnp.float32))(x), expected)
+    lost = _differs(
+        jax.jit(lambda x: shifted(x).astype(jnp.bfloat16).astype(jnp.float32))(x), expected
+    )
     ours = _differs(jax.jit(lambda x: xla.round_array(shifted(x), BF16))(x), expected)
     return Probe(
         name="astype round trip removed",
@@ -72,7 +75,9 @@ def fma_contraction() -> Probe:
     x, y, z = (_sample(i) for i in range(3))
     fused = _differs(jax.jit(lambda x, y, z: x * y + z)(x, y, z), x * y + z)
     wide = [a.astype(np.float64) * (1 + 2.0**-40) for a in (x, y, z)]
-    ours = _differs(_wide(lambda ops, x, y, z: ops.multiply(x, y) + z, *wide), wide[0] * wide[1] + wide[2])
+    ours = _differs(
+        _wide(lambda ops, x, y, z: ops.multiply(x, y) + z, *wide), wide[0] * wide[1] + wide[2]
+    )
     return Probe(
         name="x*y + z fused (FMA)",
         seen=f"{fused:.1%} of results differ",
@@ -86,7 +91,9 @@ def constant_folding() -> Probe:
     """(x + C) - C, which rounds to an integer unless it is folded to x."""
     x, c = _sample(3) * 100, np.float32(1.5 * 2**23)
     folded = _differs(jax.jit(lambda x: (x + c) - c)(x), (x + c) - c)
-    floor = _differs(_wide(lambda ops, x: ops.xp.floor(x + 0.5), x), np.floor(x.astype(np.float64) + 0.5))
+    floor = _differs(
+        _wide(lambda ops, x: ops.xp.floor(x + 0.5), x), np.floor(x.astype(np.float64) + 0.5)
+    )
     return Probe(
         name="(x + C) - C folded",
         seen=f"{folded:.1%} of results differ",
@@ -117,7 +124,9 @@ def reciprocal_division() -> Probe:
     differ = _differs(jax.jit(lambda o, t: o / t[:, None])(o, total), o / total[:, None])
 
     def ours(ops: Ops, o: Any, total: Any) -> Any:
-        return ops.round(ops.multiply(o, ops.round(1.0 / total, BINARY32, None)[:, None]), BINARY32, None)
+        return ops.round(
+            ops.multiply(o, ops.round(1.0 / total, BINARY32, None)[:, None]), BINARY32, None
+        )
 
     expected = (o * (np.float32(1) / total)[:, None]).astype(np.float64)
     return Probe(
@@ -160,10 +169,22 @@ def exp_accuracy() -> Probe:
 
 
 def _ulps(got: Any, exact: np.ndarray) -> float:
-    return float(np.max(np.abs(np.asarray(got) - exact) / np.spacing(exact.astype(np.float32), dtype=np.float32)))
+    return float(
+        np.max(
+            np.abs(np.asarray(got) - exact) / np.spacing(exact.astype(np.float32), dtype=np.float32)
+        )
+    )
 
 
 PROBES: tuple[Callable[[], Probe], ...] = (
-    astype_round_trip, fma_contraction, constant_folding, subnormal_flush, reciprocal_division, reduce_precision,
-    exp_accuracy, double_rounding, nan_lost, safetensors_bf16,
-)  # fmt: skip
+    astype_round_trip,
+    fma_contraction,
+    constant_folding,
+    subnormal_flush,
+    reciprocal_division,
+    reduce_precision,
+    exp_accuracy,
+    double_rounding,
+    nan_lost,
+    safetensors_bf16,
+)

@@ -13,7 +13,9 @@ from roundscope.emu.rounding.modes import BF16, rounding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One trap: what was seen, whether it bites here, whether Roundscope is immune (measured), and how."""
+    """One trap: what was seen, whether it bites here, whether Roundscope is immune (measured), and
+    how.
+    """
 
     name: str
     seen: str
@@ -57,7 +59,12 @@ def safetensors_bf16() -> Probe:
     """BF16 from safetensors to NumPy in a process that has not imported ml_dtypes."""
     from roundscope.experiments.tensors.layers import read_layers, sample_path
 
-    bare = subprocess.run([sys.executable, "-c", _LOAD, str(sample_path())], capture_output=True, text=True, timeout=60)
+    bare = subprocess.run(
+        [sys.executable, "-c", _LOAD, str(sample_path())],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     fails = bare.returncode != 0
     seen = bare.stderr.strip().splitlines()[-1] if fails else "works"
     return Probe(

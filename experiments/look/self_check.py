@@ -1,4 +1,6 @@
-"""Our rule on both executors against ml_dtypes (NumPy for float16), on random bit patterns and boundaries."""
+"""Our rule on both executors against ml_dtypes (NumPy for float16), on random bit patterns and
+boundaries.
+"""
 
 from dataclasses import dataclass
 
@@ -26,7 +28,9 @@ JUDGES: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Numbers of one format that each executor rounds otherwise than the judge, out of `numbers`."""
+    """Numbers of one format that each executor rounds otherwise than the judge, out of
+    `numbers`.
+    """
 
     format: str
     numbers: int
@@ -40,7 +44,9 @@ class Check:
 
 
 def sample(f: Format, size: int = 1 << 15) -> np.ndarray:
-    """float32 numbers: random bit patterns, and random halves of the format's spacing around its range."""
+    """float32 numbers: random bit patterns, and random halves of the format's spacing around its
+    range.
+    """
     g = np.random.default_rng(20251004)
     patterns = g.integers(0, 2**32, size, dtype=np.uint32).view(np.float32)
     exponents = g.integers(max(f.emin - f.precision - 1, -148), min(f.emax + 1, 127) + 1, size)
@@ -60,7 +66,12 @@ def check(name: str) -> Check:
         expected = x.astype(JUDGES[name]).astype(np.float32)
     numba = kernels.round_array(x, r)
     traced = np.asarray(jax.jit(lambda x: xla.round_array(x, r))(x))
-    return Check(format=name, numbers=x.size, numba_wrong=_wrong(numba, expected), xla_wrong=_wrong(traced, expected))
+    return Check(
+        format=name,
+        numbers=x.size,
+        numba_wrong=_wrong(numba, expected),
+        xla_wrong=_wrong(traced, expected),
+    )
 
 
 def _wrong(got: np.ndarray, expected: np.ndarray) -> int:

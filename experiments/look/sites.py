@@ -1,4 +1,6 @@
-"""The table of sites: every rounding event, its formula and where it stands; of a plan those that it has, and how it rounds them."""
+"""The table of sites: every rounding event, its formula and where it stands; of a plan those that
+it has, and how it rounds them.
+"""
 
 from typing import Any
 
@@ -7,14 +9,17 @@ from roundscope.experiments.report.terminal import console, print_json
 
 
 def rows(plan: str | None = None) -> list[dict[str, Any]]:
-    """One record per site, in the order of the algorithm; of a plan, those that it reaches, with their rounding and their sum.
+    """One record per site, in the order of the algorithm; of a plan, those that it reaches, with
+    their rounding and their sum.
 
     Raises:
         UsageError: there is no plan of that name.
     """
     from roundscope.attention.sites import Site
 
-    about = [{"name": s.value, "stage": s.stage, "axes": s.axes, "formula": s.formula} for s in Site]
+    about = [
+        {"name": s.value, "stage": s.stage, "axes": s.axes, "formula": s.formula} for s in Site
+    ]
     return about if plan is None else _of_plan(plan, about)
 
 
@@ -47,7 +52,9 @@ def show(as_json: bool = False, plan: str | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    columns = ("stage", "axes", "formula") if plan is None else ("stage", "formula", "rounding", "sum")
+    columns = (
+        ("stage", "axes", "formula") if plan is None else ("stage", "formula", "rounding", "sum")
+    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("site", style="bold", no_wrap=True)
     for name in columns:

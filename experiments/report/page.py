@@ -7,17 +7,24 @@ from roundscope.experiments.trace import plots
 
 LONG = 36  # letters of a cell that may take several lines
 CSS = """
-body{margin:0 auto;max-width:960px;padding:24px 20px 60px;font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
-h1{font-size:24px;margin:0 0 4px}h2{font-size:20px;margin:44px 0 6px;border-top:2px solid #1f2933;padding-top:10px}
-h3{font-size:16px;margin:28px 0 4px}p.lead{font-size:18px}p.sub,figcaption,.note{color:#52606d;font-size:14px}
+body{margin:0 auto;max-width:960px;padding:24px 20px 60px;
+font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
+h1{font-size:24px;margin:0 0 4px}
+h2{font-size:20px;margin:44px 0 6px;border-top:2px solid #1f2933;padding-top:10px}
+h3{font-size:16px;margin:28px 0 4px}p.lead{font-size:18px}
+p.sub,figcaption,.note{color:#52606d;font-size:14px}
 figure{margin:8px 0 26px}figure img{width:100%;height:auto}figcaption{margin-top:2px}
-.wide{overflow-x:auto}table{border-collapse:collapse;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;margin:8px 0}
-th{text-align:right;border-bottom:1px solid #1f2933;padding:2px 7px;font-weight:600;vertical-align:bottom}
-td{text-align:right;padding:1px 7px;white-space:nowrap}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;margin:8px 0}
+th{text-align:right;border-bottom:1px solid #1f2933;padding:2px 7px;font-weight:600;
+vertical-align:bottom}
+td{text-align:right;padding:1px 7px;white-space:nowrap}
+th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
 td.text{white-space:normal;min-width:16em;text-align:left}
 @media print{.wide{overflow:visible}td{white-space:normal}}
 tr.lean td{color:#b2182b;font-weight:700}tr:nth-child(even) td{background:#f5f7fa}
-pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f7fa;padding:10px}
+pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;
+overflow-wrap:anywhere;background:#f5f7fa;padding:10px}
 """
 
 
@@ -29,13 +36,23 @@ def document(title: str, body: str) -> str:
 
 def figure(title: str, picture: Any, caption: str) -> str:
     """A question, its picture (a matplotlib Figure, or None) and the caption that answers it."""
-    image = "" if picture is None else f'<img alt="{escape(title)}" src="{plots.data_uri(picture)}">'
-    return f"<h3>{escape(title)}</h3><figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+    image = (
+        "" if picture is None else f'<img alt="{escape(title)}" src="{plots.data_uri(picture)}">'
+    )
+    caption = f"<figcaption>{escape(caption)}</figcaption>"
+    return f"<h3>{escape(title)}</h3><figure>{image}{caption}</figure>"
 
 
 def grid(heads: list[str], rows: list[list[str]], marked: list[bool] | None = None) -> str:
-    """A table; heads may break lines, rows of text, `marked` rows in red. Long cells break too, so that no column is cut off."""
+    """A table; heads may break lines, rows of text, `marked` rows in red.
+
+    Long cells break too, so that no column is cut off.
+    """
     head = "".join(f"<th>{escape(h).replace(chr(10), '<br>')}" for h in heads)
-    cells = ("".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row) for row in rows)
-    lines = (f"<tr{' class=lean' if marked and marked[i] else ''}>{row}" for i, row in enumerate(cells))
+    cells = (
+        "".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row) for row in rows
+    )
+    lines = (
+        f"<tr{' class=lean' if marked and marked[i] else ''}>{row}" for i, row in enumerate(cells)
+    )
     return f"<div class=wide><table><tr>{head}{''.join(lines)}</table></div>"

@@ -47,7 +47,9 @@ def left(steps: int, rate: float) -> str:
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left"
 
 
-def every(seconds: float, say: Callable[[str], None], clock: Callable[[], float]) -> Callable[[Callable[[], str]], None]:
+def every(
+    seconds: float, say: Callable[[str], None], clock: Callable[[], float]
+) -> Callable[[Callable[[], str]], None]:
     """What to call with a text in the making: it is said if that long ago nothing was."""
     told = clock()
 
@@ -61,12 +63,17 @@ def every(seconds: float, say: Callable[[str], None], clock: Callable[[], float]
 
 
 @contextmanager
-def bar(text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter) -> Iterator[Callable[[int], None]]:
+def bar(
+    text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Callable[[int], None]]:
     """Yields what to call with the number of steps done. rest: steps that the command does after
     these `total`, for the time left.
     """
     screen, pace = console(stderr=True), Pace(clock)
-    remaining = lambda done: left(total - done + rest, pace.rate)  # noqa: E731
+
+    def remaining(done):
+        return left(total - done + rest, pace.rate)
+
     if not screen.is_terminal:
         tell = every(SECONDS, lambda line: screen.print(line, markup=False, soft_wrap=True), clock)
 

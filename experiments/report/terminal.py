@@ -25,7 +25,9 @@ def console(stderr: bool = False) -> "Console":
 
 
 def print_json(data: Any) -> None:
-    """One JSON document to stdout; numbers that JSON has not are written "inf", "-inf" and "nan"."""
+    """One JSON document to stdout; numbers that JSON has not are written "inf", "-inf" and
+    "nan".
+    """
     json.dump(plain(data), sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 

@@ -12,5 +12,8 @@ def listed(names: Sequence[str]) -> str:
 def launched(run: Mapping[str, Any]) -> str:
     """How many launches a page is of, and how many of them the last command ran."""
     if "there" in run:
-        return f"{run['there']} of {run['launches']}; the last command was interrupted after {run['seconds']} s"
+        return (
+            f"{run['there']} of {run['launches']}; the last command was interrupted after"
+            f" {run['seconds']} s"
+        )
     return f"{run['launches']}, {run['ran']} of them run by the last command in {run['seconds']} s"

@@ -1,4 +1,6 @@
-"""A command's SQLite file of results: opened or made, held against other processes, and told from another program's by its id."""
+"""A command's SQLite file of results: opened or made, held against other processes, and told from
+another program's by its id.
+"""
 
 import math
 import sqlite3
@@ -13,9 +15,11 @@ from roundscope.experiments.sweep.storage.schema import explained
 
 
 @contextmanager
-def results_file(folder: Path, name: str, application: int, made: Sequence[str]) -> Iterator[tuple[sqlite3.Connection, Path]]:
-    """A connection to the file of a folder, new or old, and its path. application: SQLite's application_id, whose file it is; made: its
-    CREATE texts.
+def results_file(
+    folder: Path, name: str, application: int, made: Sequence[str]
+) -> Iterator[tuple[sqlite3.Connection, Path]]:
+    """A connection to the file of a folder, new or old, and its path. application: SQLite's
+    application_id, whose file it is; made: its CREATE texts.
 
     Raises UsageError for a file of another program, StorageError for one that cannot be used now.
     """
@@ -24,7 +28,9 @@ def results_file(folder: Path, name: str, application: int, made: Sequence[str])
         [(found,)] = connection.execute("PRAGMA application_id")
         [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
         if found != application and (found or tables):
-            raise bad("--out", str(folder), f"its {name} is of another program; choose another folder")
+            raise bad(
+                "--out", str(folder), f"its {name} is of another program; choose another folder"
+            )
         for text in made:
             connection.execute(text)
         connection.execute(f"PRAGMA application_id = {application}")

@@ -13,11 +13,14 @@ _held: set[Path] = set()  # by this process: the system's locks are between proc
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds PATH.lock, which says the holder's process number. Raises StorageError if another sweep holds it.
+    """Holds PATH.lock, which says the holder's process number.
 
-    A POSIX record lock on a file of its own: the kernel drops it when the process ends, by kill -9 too, and a forked
-    child does not keep it, as it would keep a flock. A file of its own, since SQLite's locks on the results are of the
-    same kind, and one process's closing of a file drops all of its locks on it.
+    Raises StorageError if another sweep holds it.
+
+    A POSIX record lock on a file of its own: the kernel drops it when the process ends, by kill -9
+    too, and a forked child does not keep it, as it would keep a flock. A file of its own, since
+    SQLite's locks on the results are of the same kind, and one process's closing of a file drops
+    all of its locks on it.
     """
     file = path.with_name(path.name + ".lock")
     if file in _held:
@@ -38,15 +41,21 @@ def _take(file: Path, path: Path) -> int:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             if _is_locked(descriptor, file, path):
                 return descriptor
-            os.close(descriptor)  # its holder ended and removed it between our opening and our locking
+            os.close(
+                descriptor
+            )  # its holder ended and removed it between our opening and our locking
         except StorageError:
             raise
         except OSError as error:
-            raise StorageError(f"{file}: {error.strerror}; it must be writable: make it so or choose another --out") from None
+            raise StorageError(
+                f"{file}: {error.strerror}; it must be writable: make it so or choose another --out"
+            ) from None
 
 
 def _is_locked(descriptor: int, file: Path, path: Path) -> bool:
-    """Locks the file and writes our number into it; False if the name leads to another file by now."""
+    """Locks the file and writes our number into it; False if the name leads to another file by
+    now.
+    """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -69,4 +78,6 @@ def _still(file: Path, descriptor: int) -> bool:
 
 
 def _busy(path: Path, pid: str) -> StorageError:
-    return StorageError(f"another sweep (pid {pid}) is writing {path}; wait for it or choose another --out")
+    return StorageError(
+        f"another sweep (pid {pid}) is writing {path}; wait for it or choose another --out"
+    )

@@ -32,7 +32,10 @@ def versions(engine: str) -> dict[str, str]:
 
 @functools.cache
 def has_gpu() -> bool:
-    """Whether a GPU's driver is there. A guess that moves speed alone: JAX is not asked, since it would take the GPU's memory."""
+    """Whether a GPU's driver is there.
+
+    A guess that moves speed alone: JAX is not asked, since it would take the GPU's memory.
+    """
     return any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/kfd"))
 
 
@@ -42,5 +45,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    )
     return model or platform.processor() or platform.machine()

@@ -14,7 +14,8 @@ class Entry:
     """A study.
 
     command  after `roundscope`
-    paper    "arXiv NUMBER, TITLE" of the claims, or "REPOSITORY #NUMBER, TITLE"; empty for a question of our own
+    paper    "arXiv NUMBER, TITLE" of the claims, or "REPOSITORY #NUMBER, TITLE"; empty for a
+             question of our own
     quick    measured seconds of --quick on 2 cores, None: not measured
     full     the same in full on an H200
     seeds    of --quick and in full
@@ -32,7 +33,9 @@ class Entry:
 
     @property
     def number(self) -> str:
-        """That of the paper, such as "arXiv 2405.02803" or "flash-attention #2694"; empty without one."""
+        """That of the paper, such as "arXiv 2405.02803" or "flash-attention #2694"; empty without
+        one.
+        """
         return self.paper.partition(",")[0]
 
 
@@ -67,7 +70,10 @@ SU = Entry(
     name="su",
     command="reproduce su",
     question="Does block scaling make training diverge, and what averts it?",
-    paper="arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in Microscaling Formats",
+    paper=(
+        "arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in"
+        " Microscaling Formats"
+    ),
     quick=610,
     full=523,
     seeds=(6, 12),
@@ -86,7 +92,10 @@ MXFP8 = Entry(
 FA4 = Entry(
     name="fa4",
     command="reproduce fa4",
-    question="How far off is FlashAttention-4 in FP8 where its P clips, and how much too short is its output?",
+    question=(
+        "How far off is FlashAttention-4 in FP8 where its P clips, and how much too short is its"
+        " output?"
+    ),
     paper="flash-attention #2694, Fix fp8 P saturation in sm100 forward",
     quick=12,
     seeds=(2, 8),
@@ -95,7 +104,10 @@ FA4 = Entry(
 TWO_LEVEL = Entry(
     name="two-level",
     command="reproduce two-level",
-    question="How much too short does FP8 attention on Hopper get over long rows, and does flushing its accumulator cure it?",
+    question=(
+        "How much too short does FP8 attention on Hopper get over long rows, and does flushing its"
+        " accumulator cure it?"
+    ),
     paper="vllm-project/flash-attention #104, two-level accumulation",
     quick=12,
     seeds=(2, 8),
@@ -127,7 +139,10 @@ SCALING = Entry(
 CONDITIONS = Entry(
     name="conditions",
     command="dose --study conditions",
-    question="Does BF16 attention diverge where ties are common, and with how few bits does it where they are not?",
+    question=(
+        "Does BF16 attention diverge where ties are common, and with how few bits does it where"
+        " they are not?"
+    ),
     full=293,
     seeds=(3, 5),
     note="293 s are of --seeds 0-2 steps=1000",
@@ -166,7 +181,10 @@ KERNELS = Entry(
     question="Which real attention kernels are biased, and on which inputs?",
     full=109,
     seeds=(1, 1),
-    note="heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of installed libraries run",
+    note=(
+        "heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of"
+        " installed libraries run"
+    ),
 )
 
 PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL)  # of `roundscope reproduce`

@@ -3,7 +3,17 @@
 from importlib import import_module
 from pathlib import Path
 
-from roundscope.experiments.studies.catalogue import FA4, GOLDEN, MXFP8, PAPERS, QIU_YAO, RELEASED, SU, TWO_LEVEL, named
+from roundscope.experiments.studies.catalogue import (
+    FA4,
+    GOLDEN,
+    MXFP8,
+    PAPERS,
+    QIU_YAO,
+    RELEASED,
+    SU,
+    TWO_LEVEL,
+    named,
+)
 
 
 def run(

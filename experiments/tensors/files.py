@@ -1,4 +1,6 @@
-"""Named arrays of a safetensors or npz file, read one at a time: what a file has, not what it means."""
+"""Named arrays of a safetensors or npz file, read one at a time: what a file has, not what it
+means.
+"""
 
 import zipfile
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ class TensorFile:
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """The file at `path`, whatever its suffix. Raises UsageError if there is none or it is damaged."""
+    """The file at `path`, whatever its suffix. Raises UsageError if there is none or it is
+    damaged.
+    """
     path = Path(path)
     if not path.is_file():
         raise bad("FILE", str(path), "no such file; give a safetensors or npz file")
@@ -41,8 +45,12 @@ def _safetensors(path: Path) -> Iterator[TensorFile]:
         handle = safe_open(str(path), framework="numpy")
     except (SafetensorError, ValueError) as error:
         if "incomplete" in str(error).lower() or "buffer" in str(error).lower():
-            raise bad("FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again") from None
-        raise bad("FILE", str(path), f"neither safetensors nor npz, or cut short ({one_line(error)})") from None
+            raise bad(
+                "FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again"
+            ) from None
+        raise bad(
+            "FILE", str(path), f"neither safetensors nor npz, or cut short ({one_line(error)})"
+        ) from None
     with handle as file:
         yield TensorFile(list(file.keys()), dict(file.metadata() or {}), file.get_tensor)
 
@@ -55,7 +63,9 @@ def _npz(path: Path) -> Iterator[TensorFile]:
             arrays = [n for n in file.files if n not in text]
             yield TensorFile(arrays, {n: str(file[n]) for n in text}, file.__getitem__)
     except (zipfile.BadZipFile, EOFError) as error:
-        raise bad("FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again") from None
+        raise bad(
+            "FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again"
+        ) from None
 
 
 def _float32(name: str, array: np.ndarray) -> np.ndarray:

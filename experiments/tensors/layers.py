@@ -37,10 +37,18 @@ class Layer:
 
 def sample_path() -> Path:
     """The file of real tensors that comes with Roundscope (experiments/data/README.md)."""
-    return Path(str(resources.files("roundscope.experiments") / "data" / "minilm_attention.safetensors"))
+    return Path(
+        str(resources.files("roundscope.experiments") / "data" / "minilm_attention.safetensors")
+    )
 
 
-def read_layers(path: str | Path, layout: str | None = None, layer: str | None = None, *, allow_nan: bool = False) -> list[Layer]:
+def read_layers(
+    path: str | Path,
+    layout: str | None = None,
+    layer: str | None = None,
+    *,
+    allow_nan: bool = False,
+) -> list[Layer]:
     """The layers of a safetensors or npz file, in natural order of their names.
 
     path       tensors named q, k, v, do, or <layer>.q and so on; others are left alone
@@ -63,7 +71,12 @@ def read_layers(path: str | Path, layout: str | None = None, layer: str | None =
 def _layout(given: str | None, file: TensorFile) -> str:
     layout = given if given is not None else file.metadata.get("layout")
     if layout is None:
-        raise bad("layout", None, "the file's metadata has none; give --layout BNTH (batch, heads, tokens, features) or --layout BTNH")
+        raise bad(
+            "layout",
+            None,
+            "the file's metadata has none; give --layout BNTH (batch, heads, tokens, features) or"
+            " --layout BTNH",
+        )
     if layout.upper() not in LAYOUTS:
         raise bad("layout", layout, "use BNTH (heads, tokens) or BTNH (tokens, heads)")
     return layout.upper()
@@ -87,15 +100,25 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
         prefix, _, role = name.rpartition(".")
         if role in ROLES:
             found.setdefault(prefix, set()).add(role)
-    has = ", ".join(sorted(file.names)[:8]) + (f" and {len(file.names) - 8} more" if len(file.names) > 8 else "")
+    has = ", ".join(sorted(file.names)[:8]) + (
+        f" and {len(file.names) - 8} more" if len(file.names) > 8 else ""
+    )
     for prefix, roles in found.items() or [("", set())]:
         if missing := [r for r in ("q", "k", "v") if r not in roles]:
             what = ", ".join(f"{prefix}.{r}" if prefix else r for r in missing)
-            raise bad("FILE", path, f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...")
-    return sorted(found, key=lambda p: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", p)])
+            raise bad(
+                "FILE",
+                path,
+                f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...",
+            )
+    return sorted(
+        found, key=lambda p: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", p)]
+    )
 
 
-def _layer(file: TensorFile, name: str, prefix: str, layout: str, scale: float | None, allow_nan: bool) -> Layer:
+def _layer(
+    file: TensorFile, name: str, prefix: str, layout: str, scale: float | None, allow_nan: bool
+) -> Layer:
     arrays = {}
     for role in ROLES:
         full = f"{prefix}.{role}" if prefix else role
@@ -105,7 +128,9 @@ def _layer(file: TensorFile, name: str, prefix: str, layout: str, scale: float |
     counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
-        raise bad("layer", name, f"NaN or infinity: {where}; repair the tensors or allow NaN to go on")
+        raise bad(
+            "layer", name, f"NaN or infinity: {where}; repair the tensors or allow NaN to go on"
+        )
     return Layer(name=name, **arrays, nan_count=sum(counts.values()), scale=scale)
 
 
@@ -121,11 +146,27 @@ def _check_shapes(name: str, arrays: dict[str, np.ndarray], layout: str) -> None
     shown = {role: tuple(a.shape[i] for i in own) for role, a in arrays.items()}
     (b, t, n, h), (kb, s, g, kh), (vb, vs, vg, hv) = (arrays[r].shape for r in ("q", "k", "v"))
     if (kb, s, g) != (vb, vs, vg):
-        raise bad(f"layer {name!r}: k, v", (shown["k"], shown["v"]), f"batch, keys and heads differ (layout {layout})")
+        raise bad(
+            f"layer {name!r}: k, v",
+            (shown["k"], shown["v"]),
+            f"batch, keys and heads differ (layout {layout})",
+        )
     if (b, h) != (kb, kh):
-        raise bad(f"layer {name!r}: q, k", (shown["q"], shown["k"]), f"batch or head dim differ (layout {layout})")
+        raise bad(
+            f"layer {name!r}: q, k",
+            (shown["q"], shown["k"]),
+            f"batch or head dim differ (layout {layout})",
+        )
     if n % g:
-        raise bad(f"layer {name!r}: query heads", n, f"no multiple of the {g} key heads (layout {layout}); wrong layout?")
+        raise bad(
+            f"layer {name!r}: query heads",
+            n,
+            f"no multiple of the {g} key heads (layout {layout}); wrong layout?",
+        )
     if "do" in arrays and arrays["do"].shape != (b, t, n, hv):
         wanted = tuple((b, t, n, hv)[i] for i in own)
-        raise bad(f"layer {name!r}: do", shown["do"], f"must have the output's shape {wanted} (layout {layout})")
+        raise bad(
+            f"layer {name!r}: do",
+            shown["do"],
+            f"must have the output's shape {wanted} (layout {layout})",
+        )

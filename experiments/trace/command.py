@@ -20,18 +20,31 @@ from roundscope.experiments.trace.summary import Summary, summarise
 
 
 def run(
-    file: Path | None, *, sample: bool = False, layer: str | None = None, layout: str | None = None, allow_nan: bool = False,
-    out: Path | None = None, as_json: bool = False, **options: Any,
-) -> None:  # fmt: skip
-    """Trace a file's layers; options are those of `trace_options.request`. Raises UsageError for bad usage."""
+    file: Path | None,
+    *,
+    sample: bool = False,
+    layer: str | None = None,
+    layout: str | None = None,
+    allow_nan: bool = False,
+    out: Path | None = None,
+    as_json: bool = False,
+    **options: Any,
+) -> None:
+    """Trace a file's layers; options are those of `trace_options.request`.
+
+    Raises UsageError for bad usage.
+    """
     if (file is None) == (not sample):
-        raise UsageError(f"FILE {'and --sample are both given: choose one' if sample else 'is missing: give one, or --sample'}")
+        wrong = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"FILE {wrong or 'is missing: give one, or --sample'}")
     asked = request(**options)
     path = sample_path() if file is None else file
     try:
         layers = read_layers(path, layout, layer, allow_nan=allow_nan)
     except UsageError as error:
-        raise UsageError(str(error).replace("allow NaN to go on", "give --allow-nan to go on")) from None
+        raise UsageError(
+            str(error).replace("allow NaN to go on", "give --allow-nan to go on")
+        ) from None
     for each in layers:
         _check(asked, each)
     digest = request_digest(asked, path, layer, layout)
@@ -51,7 +64,15 @@ def run(
 def _check(asked: Request, layer: Layer) -> None:
     (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
     sizes = Sizes(
-        batch=b, queries=t, keys=s, heads=n, key_heads=g, features=h, value_features=hv, block_q=asked.block_q, block_k=asked.block_k
+        batch=b,
+        queries=t,
+        keys=s,
+        heads=n,
+        key_heads=g,
+        features=h,
+        value_features=hv,
+        block_q=asked.block_q,
+        block_k=asked.block_k,
     )
     check_places(asked, sizes, layer.do is not None)
     check_engine(layer, asked)
@@ -63,13 +84,25 @@ def _traced(layer: Layer, asked: Request, progress: Progress) -> Summary:
     return summarise(seen)
 
 
-def _written(summaries: list[Summary], asked: Request, path: Path, folder: Path, digest: str, progress: Progress) -> dict[str, Any]:
+def _written(
+    summaries: list[Summary],
+    asked: Request,
+    path: Path,
+    folder: Path,
+    digest: str,
+    progress: Progress,
+) -> dict[str, Any]:
     """report.html, trace.json and, if asked for, records.npz; returns the data of trace.json."""
     from roundscope.experiments.trace import data as trace_json
     from roundscope.experiments.trace import report
 
-    data = plain(trace_json.document(summaries, asked, path.name, trace_json.command_line()) | {"request": digest})
-    (folder / "trace.json").write_text(json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    data = plain(
+        trace_json.document(summaries, asked, path.name, trace_json.command_line())
+        | {"request": digest}
+    )
+    (folder / "trace.json").write_text(
+        json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     (folder / "report.html").write_text(report.html(summaries, data, progress), encoding="utf-8")
     if records := _records(summaries, asked):
         np.savez_compressed(folder / "records.npz", **records)  # type: ignore[arg-type]
@@ -81,9 +114,14 @@ def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:
     kept: dict[str, np.ndarray] = {}
     for s in summaries:
         trace, name = s.seen.trace, s.seen.layer.name
-        kept |= {f"{name}.{site}.rows": rows for site, rows in trace.rows.items()} if asked.rows else {}
+        kept |= (
+            {f"{name}.{site}.rows": rows for site, rows in trace.rows.items()} if asked.rows else {}
+        )
         for site, (before, after) in trace.events.items():
-            kept |= {f"{name}.{site}.before": np.asarray(before), f"{name}.{site}.after": np.asarray(after)}
+            kept |= {
+                f"{name}.{site}.before": np.asarray(before),
+                f"{name}.{site}.after": np.asarray(after),
+            }
     return kept
 
 
@@ -99,7 +137,9 @@ def _shown(summaries: list[Summary], folder: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A line on stderr that says what runs and for how long; gone when done, and nothing where stderr is no terminal."""
+    """A line on stderr that says what runs and for how long; gone when done, and nothing where
+    stderr is no terminal.
+    """
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None
@@ -107,6 +147,12 @@ def _progress() -> Iterator[Progress]:
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Bar(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True) as bar:
+    with Bar(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=screen,
+        transient=True,
+    ) as bar:
         task = bar.add_task("reading")
         yield lambda text: bar.update(task, description=text)

@@ -1,4 +1,6 @@
-"""trace.json: every number of a trace, what it was made from, and digests of what went in and came out."""
+"""trace.json: every number of a trace, what it was made from, and digests of what went in and came
+out.
+"""
 
 import hashlib
 import platform
@@ -20,19 +22,33 @@ from roundscope.experiments.trace.words import sentence
 SCHEMA = "roundscope-trace-1"
 
 
-def document(summaries: list[Summary], request: Request, file: str, command: list[str]) -> dict[str, Any]:
+def document(
+    summaries: list[Summary], request: Request, file: str, command: list[str]
+) -> dict[str, Any]:
     """The whole of trace.json, as plain data."""
     return {
-        "schema": SCHEMA, "command": command, "file": file, "engine": request.engine, "seed": request.seed,
-        "plan": request.plan.describe(), "against": request.against.describe(), "causal": request.causal,
-        "block_q": request.block_q, "block_k": request.block_k, "inject": [_plain(i) for i in request.inject],
-        "versions": versions(request.engine), "platform": platform.platform(), "layers": [layer(s) for s in summaries],
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "command": command,
+        "file": file,
+        "engine": request.engine,
+        "seed": request.seed,
+        "plan": request.plan.describe(),
+        "against": request.against.describe(),
+        "causal": request.causal,
+        "block_q": request.block_q,
+        "block_k": request.block_k,
+        "inject": [_plain(i) for i in request.inject],
+        "versions": versions(request.engine),
+        "platform": platform.platform(),
+        "layers": [layer(s) for s in summaries],
+    }
 
 
 def versions(engine: str) -> dict[str, str]:
     """Of Python and of every package that took part."""
-    names = ("roundscope", "numpy", "numba", "ml_dtypes", "safetensors", "matplotlib") + (() if engine == "numpy" else ("jax", "jaxlib"))
+    names = ("roundscope", "numpy", "numba", "ml_dtypes", "safetensors", "matplotlib") + (
+        () if engine == "numpy" else ("jax", "jaxlib")
+    )
     return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 
@@ -49,20 +65,32 @@ def layer(s: Summary) -> dict[str, Any]:
     names, means, z = head_table(s)
     some, rows = share_of_rows(s)
     return {
-        "name": seen.layer.name, "sentence": sentence(s), "shape": shape(seen), "scale": seen.scale,
+        "name": seen.layer.name,
+        "sentence": sentence(s),
+        "shape": shape(seen),
+        "scale": seen.scale,
         "tile": blocks(seen.layer, seen.request),
-        "not_finite": seen.layer.nan_count, "digests": digests(seen), "threshold": s.limit,
+        "not_finite": seen.layer.nan_count,
+        "digests": digests(seen),
+        "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
-        "away_from_zero": {k: _plain(v) | {"leans": abs(v.z) > s.away_limit} for k, v in s.away.items()},
-        "against": s.compared, "delta": None if s.drift is None else _drift(s),
+        "away_from_zero": {
+            k: _plain(v) | {"leans": abs(v.z) > s.away_limit} for k, v in s.away.items()
+        },
+        "against": s.compared,
+        "delta": None if s.drift is None else _drift(s),
         "several_ones": {
-            "rows": some, "of": rows, "by_head": None if s.several is None else s.several.sum(2).tolist(),
+            "rows": some,
+            "of": rows,
+            "by_head": None if s.several is None else s.several.sum(2).tolist(),
             "errors": [_plain(x) | {"share_away_from_zero": x.share} for x in s.shares],
         },
         "running_error": None if s.running is None else _running(s.running),
         "heads": {"events": names, "mean_ulps": means.tolist(), "z": z.tolist()},
-        "histograms": {k: {"counts": f.histogram.tolist(), "beyond": f.beyond} for k, f in seen.focus.items()},
-    }  # fmt: skip
+        "histograms": {
+            k: {"counts": f.histogram.tolist(), "beyond": f.beyond} for k, f in seen.focus.items()
+        },
+    }
 
 
 def shape(seen: Observed) -> dict[str, int]:
@@ -75,11 +103,24 @@ def event(e: Event, s: Summary) -> dict[str, Any]:
     """One event: counts and sums over all heads, and its lean."""
     stats = s.seen.trace.stats[e.name]
     return {
-        "name": e.name, "format": e.format.name, **e.counts, "mean_ulps": e.lean.mean, "standard_error": e.lean.se, "z": e.lean.z,
-        "z_by_rows": e.by_rows.z, "distinct_arguments": e.distinct, "leans": e.leans, "null_deviation": e.lean.null,
-        "mean_abs_ulps": e.mean_abs, "worst_head": {"batch": e.worst[0], "head": e.worst[1], "mean_ulps": e.worst_mean},
-        "by_head": {"n": stats.n.tolist(), "inexact": stats.inexact.tolist(), "mean_ulps": stats.mean_ulps.tolist()},
-    }  # fmt: skip
+        "name": e.name,
+        "format": e.format.name,
+        **e.counts,
+        "mean_ulps": e.lean.mean,
+        "standard_error": e.lean.se,
+        "z": e.lean.z,
+        "z_by_rows": e.by_rows.z,
+        "distinct_arguments": e.distinct,
+        "leans": e.leans,
+        "null_deviation": e.lean.null,
+        "mean_abs_ulps": e.mean_abs,
+        "worst_head": {"batch": e.worst[0], "head": e.worst[1], "mean_ulps": e.worst_mean},
+        "by_head": {
+            "n": stats.n.tolist(),
+            "inexact": stats.inexact.tolist(),
+            "mean_ulps": stats.mean_ulps.tolist(),
+        },
+    }
 
 
 def digests(seen: Observed) -> dict[str, dict[str, str]]:
@@ -102,18 +143,28 @@ def digest(array: Any) -> str:
 def _drift(s: Summary) -> dict[str, Any]:
     d: Any = s.drift
     return {
-        "z_by_head": d.z.tolist(), "threshold": d.limit, "worst_head": {"batch": d.worst[0], "head": d.worst[1]}, "leans": d.leans,
-        "overall": _plain(d.overall), "largest_gap_to_rowsum_do_error_of_out": d.identity,
+        "z_by_head": d.z.tolist(),
+        "threshold": d.limit,
+        "worst_head": {"batch": d.worst[0], "head": d.worst[1]},
+        "leans": d.leans,
+        "overall": _plain(d.overall),
+        "largest_gap_to_rowsum_do_error_of_out": d.identity,
         "worst_head_error": d.error[d.worst[0], :, d.worst[1]].tolist(),
-    }  # fmt: skip
+    }
 
 
 def _running(run: Running) -> dict[str, Any]:
     names = ("batch", "head", "row", "feature")
     return {
-        **dict(zip(names, run.where, strict=True)), "site": run.site, "keys_with_p_one": tied(run).tolist(), "ulp": run.ulp,
-        "p": run.p.tolist(), "v": run.v.tolist(), "sum": run.total.tolist(), "error": run.error.tolist(),
-    }  # fmt: skip
+        **dict(zip(names, run.where, strict=True)),
+        "site": run.site,
+        "keys_with_p_one": tied(run).tolist(),
+        "ulp": run.ulp,
+        "p": run.p.tolist(),
+        "v": run.v.tolist(),
+        "sum": run.total.tolist(),
+        "error": run.error.tolist(),
+    }
 
 
 def _plain(record: Any) -> dict[str, Any]:

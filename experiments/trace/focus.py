@@ -1,6 +1,8 @@
-"""What the trace keeps of single events, reduced as they come: errors by row and tile, histogram, distinct arguments.
+"""What the trace keeps of single events, reduced as they come: errors by row and tile, histogram,
+distinct arguments.
 
-Everything here is exact in binary64 up to the order of its sums: `after - before` has no rounding (emu.stats.classify).
+Everything here is exact in binary64 up to the order of its sums: `after - before` has no rounding
+(emu.stats.classify).
 """
 
 from dataclasses import dataclass
@@ -31,16 +33,24 @@ class Focus:
 
     def __add__(self, other: "Focus") -> "Focus":
         """The events of other heads, behind these."""
-        join = lambda a, b: np.concatenate([a, b], axis=1)  # noqa: E731
+
+        def join(a, b):
+            return np.concatenate([a, b], axis=1)
+
         value = None if self.value is None or other.value is None else join(self.value, other.value)
         return Focus(
-            signed=join(self.signed, other.signed), away=join(self.away, other.away), value=value,
-            histogram=self.histogram + other.histogram, beyond=self.beyond + other.beyond,
-        )  # fmt: skip
+            signed=join(self.signed, other.signed),
+            away=join(self.away, other.away),
+            value=value,
+            histogram=self.histogram + other.histogram,
+            beyond=self.beyond + other.beyond,
+        )
 
 
 def ulps_of(before: np.ndarray, after: np.ndarray, f: Format) -> np.ndarray:
-    """(after - before) in ulps of the format in the binade of `before`; 0 where either is not finite."""
+    """(after - before) in ulps of the format in the binade of `before`; 0 where either is not
+    finite.
+    """
     exponent = np.maximum(np.frexp(before)[1] - 1, f.emin)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.ldexp(after - before, f.precision - 1 - exponent)
@@ -48,17 +58,26 @@ def ulps_of(before: np.ndarray, after: np.ndarray, f: Format) -> np.ndarray:
 
 
 def focus(before: np.ndarray, after: np.ndarray, f: Format, *, per_feature: bool) -> Focus:
-    """From every (before, after) of a site: (B, N, T, S), or (B, N, [tiles,] T, H) with per_feature."""
+    """From every (before, after) of a site: (B, N, T, S), or (B, N, [tiles,] T, H) with
+    per_feature.
+    """
     if before.ndim == 4:
         before, after = before[:, :, None], after[:, :, None]
     ulps = ulps_of(before, after, f)
     counts, beyond = _histogram(ulps)
     with np.errstate(invalid="ignore"):
-        error = np.where(np.isfinite(after - before), after - before, 0.0).sum(2) if per_feature else None
+        error = (
+            np.where(np.isfinite(after - before), after - before, 0.0).sum(2)
+            if per_feature
+            else None
+        )
     return Focus(
-        signed=ulps.sum(-1), away=(ulps * np.copysign(1.0, before)).sum(-1),
-        histogram=counts, beyond=beyond, value=error,
-    )  # fmt: skip
+        signed=ulps.sum(-1),
+        away=(ulps * np.copysign(1.0, before)).sum(-1),
+        histogram=counts,
+        beyond=beyond,
+        value=error,
+    )
 
 
 def _histogram(ulps: np.ndarray) -> tuple[np.ndarray, int]:
@@ -69,16 +88,22 @@ def _histogram(ulps: np.ndarray) -> tuple[np.ndarray, int]:
     return counts, int(inexact.size - inside.sum())
 
 
-Distinct = tuple[np.ndarray, np.ndarray]  # signed significands (by_error: errors), ascending, and the sum of signed ulps of each
+Distinct = tuple[
+    np.ndarray, np.ndarray
+]  # signed significands (by_error: errors), ascending, and the sum of signed ulps of each
 
 
-def by_argument(before: np.ndarray, after: np.ndarray, f: Format, *, by_error: bool = False) -> Distinct:
-    """The distinct arguments of a site's inexact events, and the signed ulps summed over each one's events.
+def by_argument(
+    before: np.ndarray, after: np.ndarray, f: Format, *, by_error: bool = False
+) -> Distinct:
+    """The distinct arguments of a site's inexact events, and the signed ulps summed over each one's
+    events.
 
-    Arguments a power of two apart round alike, so they count as one: what is distinct is the signed significand.
-    by_error: what is distinct is the exact signed error in ulps. It is meant for LSE = m + ln l alone: a coarse m is a
-    multiple of the result's ulp, so ln l and the binade decide the error while the significand of the sum hides that.
-    Sums such as O = AO + PV have few errors by nature; this key would make one coin of all their ties and hide real bias.
+    Arguments a power of two apart round alike, so they count as one: what is distinct is the signed
+    significand. by_error: what is distinct is the exact signed error in ulps. It is meant for LSE =
+    m + ln l alone: a coarse m is a multiple of the result's ulp, so ln l and the binade decide the
+    error while the significand of the sum hides that. Sums such as O = AO + PV have few errors by
+    nature; this key would make one coin of all their ties and hide real bias.
     """
     chosen = before != after
     before, after = before[chosen], after[chosen]
@@ -109,7 +134,11 @@ def ones_of(p: np.ndarray, block_k: int) -> np.ndarray:
 
 
 def existing(queries: int, keys: int, block_q: int, block_k: int, causal: bool) -> Any:
-    """(tiles, T): whether a row has an event of its own in a key tile; causal tiles above the diagonal are skipped."""
+    """(tiles, T): whether a row has an event of its own in a key tile; causal tiles above the
+    diagonal are skipped.
+    """
     last = np.minimum((np.arange(queries) // block_q + 1) * block_q, queries) - 1
     first = np.arange(0, keys, block_k)
-    return (first[:, None] <= last[None, :]) if causal else np.ones((first.size, queries), dtype=bool)
+    return (
+        (first[:, None] <= last[None, :]) if causal else np.ones((first.size, queries), dtype=bool)
+    )

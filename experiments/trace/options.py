@@ -1,4 +1,6 @@
-"""What `roundscope trace` was asked for: `Request`. The words of --set and --inject are `attention.grammar`'s (docs/grammar.md).
+"""What `roundscope trace` was asked for: `Request`.
+
+The words of --set and --inject are `attention.grammar`'s (docs/grammar.md).
 
 --record  rows | events:SITE,SITE | steps:SITE,SITE
 """
@@ -36,17 +38,32 @@ class Request:
 
     @property
     def depends_on_head_number(self) -> bool:
-        """Whether random bits or injections tell heads apart, so that a call must not be split by heads."""
+        """Whether random bits or injections tell heads apart, so that a call must not be split by
+        heads.
+        """
         steps = [a.step for a in self.plan.accumulators]
         stochastic = any(r.mode == "stochastic" for r in (*self.plan.roundings, *steps))
         return stochastic or bool(self.inject)
 
 
 def request(
-    *, plan: str, against: str, sets: list[str], inject: list[str], record: list[str], engine: str, seed: int,
-    block_q: int, block_k: int, scale: float | None, causal: bool,
-) -> Request:  # fmt: skip
-    """The request in the words of the command line. Raises UsageError naming argument, value and repair."""
+    *,
+    plan: str,
+    against: str,
+    sets: list[str],
+    inject: list[str],
+    record: list[str],
+    engine: str,
+    seed: int,
+    block_q: int,
+    block_k: int,
+    scale: float | None,
+    causal: bool,
+) -> Request:
+    """The request in the words of the command line.
+
+    Raises UsageError naming argument, value and repair.
+    """
     for name, size in (("--block-q", block_q), ("--block-k", block_k)):
         if size < 1:
             raise bad(name, size, "a tile has at least one row; 128 is usual")
@@ -67,9 +84,18 @@ def request(
     if engine == "pallas" and kept.steps:
         raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
     return Request(
-        plan=chosen, against=_preset("--against", against), block_q=block_q, block_k=block_k, causal=causal, scale=scale,
-        inject=tuple(injection(text, chosen, seed) for text in inject), record=kept, rows=rows, engine=engine, seed=seed,
-    )  # fmt: skip
+        plan=chosen,
+        against=_preset("--against", against),
+        block_q=block_q,
+        block_k=block_k,
+        causal=causal,
+        scale=scale,
+        inject=tuple(injection(text, chosen, seed) for text in inject),
+        record=kept,
+        rows=rows,
+        engine=engine,
+        seed=seed,
+    )
 
 
 def _preset(argument: str, name: str) -> Plan:
@@ -88,7 +114,9 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
-    """One --inject; the plan has its event, and its format the bit or the value. Raises UsageError."""
+    """One --inject; the plan has its event, and its format the bit or the value. Raises
+    UsageError.
+    """
     try:
         made = injection_of(text, seed)
         check_injection(made, plan)
@@ -116,14 +144,20 @@ def recording(texts: list[str]) -> tuple[Record, bool]:
 
 
 def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the layer") -> None:
-    """Raises UsageError for an injection at entries, or events, that a layer does not have, and for a record of such events alone."""
+    """Raises UsageError for an injection at entries, or events, that a layer does not have, and for
+    a record of such events alone.
+    """
     for made in req.inject:
         try:
             check_place(made, sizes, owner)
         except ValueError as error:
             raise UsageError(f"--inject {error}") from None
         if not has_do and made.site in BACKWARD:
-            raise bad("--inject", str(made.site), "the file has no do, so there is no backward; add do or choose a forward site")
+            raise bad(
+                "--inject",
+                str(made.site),
+                "the file has no do, so there is no backward; add do or choose a forward site",
+            )
     if not has_do:
         try:
             check_forward_record(req.record)

@@ -1,4 +1,7 @@
-"""The report's pictures, as matplotlib Figures, and a figure as PNG. No pyplot, no global state but fonts."""
+"""The report's pictures, as matplotlib Figures, and a figure as PNG.
+
+No pyplot, no global state but fonts.
+"""
 
 import base64
 import io
@@ -22,7 +25,14 @@ WIDTH = 9.6
 def png(figure: Figure, dpi: int = 144) -> bytes:
     """The figure as PNG, cropped."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.08, metadata={"Software": None})
+    figure.savefig(
+        out,
+        format="png",
+        dpi=dpi,
+        bbox_inches="tight",
+        pad_inches=0.08,
+        metadata={"Software": None},
+    )
     return out.getvalue()
 
 
@@ -49,14 +59,23 @@ def bias(summary: Summary) -> Figure:
     y, means = np.arange(len(events)), np.array([e.lean.mean for e in events])
     band = summary.limit * np.array([e.lean.null for e in events])
     colours = [(UP if e.lean.mean > 0 else DOWN) if e.leans else QUIET for e in events]
-    ax.barh(y, 2 * band, left=-band, height=0.86, color=BAND, label=f"null band, |z| < {summary.limit:.1f}")
+    ax.barh(
+        y,
+        2 * band,
+        left=-band,
+        height=0.86,
+        color=BAND,
+        label=f"null band, |z| < {summary.limit:.1f}",
+    )
     ax.barh(y, means, height=0.4, color=colours)
     _signed_log(ax.set_xscale, np.concatenate([means, band]))
     ax.axvline(0.0, color=INK, lw=0.8)
     names = [f"{e.name}  {e.format.name}" for e in events]
     ax.set_yticks(y, names, fontfamily="monospace", fontsize=8)
     ax.set_ylim(-0.6, len(events) - 0.4)
-    ax.set_xlabel("mean signed error in ulps of the event's format (linear near 0, logarithmic beyond)")
+    ax.set_xlabel(
+        "mean signed error in ulps of the event's format (linear near 0, logarithmic beyond)"
+    )
     ax.legend(loc="lower right", fontsize=8, frameon=False)
     return figure
 
@@ -76,14 +95,24 @@ def along_keys(run: Running) -> Figure:
         for key in ones:
             ax.axvline(key, color=UP, lw=1.0, alpha=0.45)
     top.vlines(keys, 0.0, run.p, color=DOWN, lw=0.8)
-    top.plot(ones, run.p[ones], "o", color=UP, ms=4, label=f"P = 1 at {ones.size} of {run.p.size} keys")
+    top.plot(
+        ones, run.p[ones], "o", color=UP, ms=4, label=f"P = 1 at {ones.size} of {run.p.size} keys"
+    )
     top.set_ylabel(f"P[{t}, :]")
-    top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, fontsize=8, frameon=False)
+    top.legend(
+        loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, fontsize=8, frameon=False
+    )
     middle.vlines(keys, 0.0, run.v, color=QUIET, lw=0.8)
     middle.axhline(0.0, color=INK, lw=0.6)
     middle.set_ylabel(f"V[:, {i}]")
     bottom.plot(keys, run.error, drawstyle="steps-post", color=INK, lw=0.9)
-    bottom.fill_between(keys, *_half_ulp(run), color=BAND, step="post", label=f"half an ulp of the sum, in {run.site}'s format")
+    bottom.fill_between(
+        keys,
+        *_half_ulp(run),
+        color=BAND,
+        step="post",
+        label=f"half an ulp of the sum, in {run.site}'s format",
+    )
     bottom.axhline(0.0, color=INK, lw=0.6)
     bottom.set_ylabel("Err(t), in value")
     bottom.set_xlabel(f"key t   (batch {b}, head {n}, query {t}, feature {i})")
@@ -98,7 +127,9 @@ def _half_ulp(run: Running) -> tuple[np.ndarray, np.ndarray]:
 
 
 def along_tokens(drift: DeltaDrift) -> Figure:
-    """Error of delta by token of the worst head, and its running sum in the band of random signs."""
+    """Error of delta by token of the worst head, and its running sum in the band of random
+    signs.
+    """
     error = drift.error[drift.worst[0], :, drift.worst[1]]
     figure, (top, bottom) = _figure(4.6, 2, sharex=True, height_ratios=[1, 1.5])
     tokens, total = np.arange(error.size), np.cumsum(error)
@@ -107,7 +138,14 @@ def along_tokens(drift: DeltaDrift) -> Figure:
     top.set_ylabel("error of delta")
     band = np.sqrt(np.cumsum(error**2))
     bottom.fill_between(tokens, -1.96 * band, 1.96 * band, color=BAND, label="random signs, 95 %")
-    bottom.plot(tokens, drift.limit * band, ":", color=QUIET, lw=1.0, label=f"threshold, |z| = {drift.limit:.1f}")
+    bottom.plot(
+        tokens,
+        drift.limit * band,
+        ":",
+        color=QUIET,
+        lw=1.0,
+        label=f"threshold, |z| = {drift.limit:.1f}",
+    )
     bottom.plot(tokens, -drift.limit * band, ":", color=QUIET, lw=1.0)
     bottom.plot(tokens, total, color=INK, lw=1.3, label="running sum")
     bottom.axhline(0.0, color=INK, lw=0.6)
@@ -118,12 +156,21 @@ def along_tokens(drift: DeltaDrift) -> Figure:
 
 
 def heat_map(summary: Summary) -> tuple[Figure, int, float]:
-    """Mean signed error by event and head, coloured by z; the number of cells beyond the null, and its threshold."""
+    """Mean signed error by event and head, coloured by z; the number of cells beyond the null, and
+    its threshold.
+    """
     names, means, z = head_table(summary)
     limit = threshold(means.size)
     figure, ax = _figure(1.2 + 0.21 * max(len(names), 1))
     if means.size:
-        image = ax.imshow(z, cmap="RdBu_r", vmin=-2 * limit, vmax=2 * limit, aspect="auto", interpolation="nearest")
+        image = ax.imshow(
+            z,
+            cmap="RdBu_r",
+            vmin=-2 * limit,
+            vmax=2 * limit,
+            aspect="auto",
+            interpolation="nearest",
+        )
         bar = figure.colorbar(image, ax=ax, pad=0.01, extend="both")
         bar.ax.tick_params(labelsize=8)
         bar.set_label("z", fontsize=8)
@@ -132,9 +179,19 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
     if means.size and means.shape[1] <= 16:
         for (i, j), mean in np.ndenumerate(means):
             text = f"{1000 * mean:+.1f}" if abs(mean) < 0.1 else f"{1000 * mean:+.0f}"
-            ax.text(j, i, text, ha="center", va="center", fontsize=6.5, color="white" if abs(z[i, j]) > 1.3 * limit else INK)
+            ax.text(
+                j,
+                i,
+                text,
+                ha="center",
+                va="center",
+                fontsize=6.5,
+                color="white" if abs(z[i, j]) > 1.3 * limit else INK,
+            )
     batch, _, heads, _ = summary.seen.layer.q.shape
-    labels = [str(k % heads) if batch == 1 else f"{k // heads}/{k % heads}" for k in range(batch * heads)]
+    labels = [
+        str(k % heads) if batch == 1 else f"{k // heads}/{k % heads}" for k in range(batch * heads)
+    ]
     step = max(1, len(labels) // 32)
     ax.set_xticks(range(0, len(labels), step), labels[::step])
     ax.set_yticks(range(len(names)), names, fontfamily="monospace", fontsize=8)
@@ -148,7 +205,13 @@ def histogram(focus: dict[str, Focus]) -> Figure:
     for ax, (name, f) in zip(axes[0], focus.items(), strict=True):
         total = max(int(f.histogram.sum()) + f.beyond, 1)
         inside = np.flatnonzero(f.histogram)
-        ax.bar(CENTRES, f.histogram / total, width=1 / 40, color=np.where(CENTRES > 0, UP, DOWN), alpha=0.85)
+        ax.bar(
+            CENTRES,
+            f.histogram / total,
+            width=1 / 40,
+            color=np.where(CENTRES > 0, UP, DOWN),
+            alpha=0.85,
+        )
         reach = max(0.55, float(np.abs(CENTRES[inside]).max(initial=0.0)) + 0.05)
         ax.set_xlim(-reach, reach)
         ax.axvline(0.0, color=INK, lw=0.6)
@@ -160,7 +223,9 @@ def histogram(focus: dict[str, Focus]) -> Figure:
 
 
 def several_ones(summary: Summary) -> Figure:
-    """Rows with several P = 1 by head, and the mean error away from zero in them and in the others."""
+    """Rows with several P = 1 by head, and the mean error away from zero in them and in the
+    others.
+    """
     figure, (left, right) = _figure(2.9, 1, 2, width_ratios=[1.5, 1])
     several: Any = summary.several
     counts = several.sum(2).reshape(-1)
@@ -170,9 +235,20 @@ def several_ones(summary: Summary) -> Figure:
     for k, s in enumerate(summary.shares):
         for d, (x, colour) in enumerate(zip(s.away, (UP, QUIET), strict=True)):
             label = ("rows with several P = 1", "other rows")[d] if k == 0 else None
-            right.errorbar(k + 0.24 * d - 0.12, x.mean, x.se, fmt="o", color=colour, capsize=3, ms=5, label=label)
+            right.errorbar(
+                k + 0.24 * d - 0.12,
+                x.mean,
+                x.se,
+                fmt="o",
+                color=colour,
+                capsize=3,
+                ms=5,
+                label=label,
+            )
     right.axhline(0.0, color=INK, lw=0.6)
-    right.set_xticks(range(len(summary.shares)), [s.site for s in summary.shares], fontfamily="monospace")
+    right.set_xticks(
+        range(len(summary.shares)), [s.site for s in summary.shares], fontfamily="monospace"
+    )
     right.set_xlim(-0.6, max(len(summary.shares), 1) - 0.4)
     right.set_ylabel("mean error away from zero, ulps")
     right.margins(y=0.35)

@@ -1,4 +1,6 @@
-"""Runs a layer under a plan and under the one it is compared with, a few heads at a time, keeping what a report needs."""
+"""Runs a layer under a plan and under the one it is compared with, a few heads at a time, keeping
+what a report needs.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -29,7 +31,9 @@ from roundscope.experiments.trace.options import Request
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
 OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since their arguments are often few
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
-CHUNK_BYTES, HEAD_BYTES = 128 << 20, 2 << 30  # events held at once; events of one head beyond which P is not kept
+# events held at once; events of one head beyond which P is not kept
+CHUNK_BYTES = 128 << 20
+HEAD_BYTES = 2 << 30
 Progress = Callable[[str], None]
 
 
@@ -37,12 +41,14 @@ Progress = Callable[[str], None]
 class Observed:
     """One layer, seen.
 
-    results, reference   out, lse, delta, dq, dk, dv under the plan and under the plan compared with (None: no do)
+    results, reference   out, lse, delta, dq, dk, dv under the plan and under the plan compared with
+                         (None: no do)
     trace     stats and rows of every site; events of the sites asked for
     focus     P, PV, O and OUT, where they occur
     ones      (B, N, tiles, T): P equal to 1, per row and key tile; None if P was too large to keep
     exists    (tiles, T): rows that have an event in a key tile
-    held      (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into memory at once
+    held      (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into
+              memory at once
     """
 
     layer: Layer
@@ -70,14 +76,22 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
     reference = _reference(layer, request, scale)
     keys, queries = layer.k.shape[1], layer.q.shape[1]
     block_q, block_k = blocks(layer, request)
-    join = lambda names: {n: _join([getattr(p[0], n) for p in parts], 2) for n in names}  # noqa: E731
+
+    def join(names):
+        return {n: _join([getattr(p[0], n) for p in parts], 2) for n in names}
+
     return Observed(
-        layer=layer, request=request, scale=scale, results=join(RESULTS),
+        layer=layer,
+        request=request,
+        scale=scale,
+        results=join(RESULTS),
         reference={name: getattr(reference, name) for name in RESULTS},
-        trace=_joined([p[0].trace for p in parts]), ones=_join([p[2] for p in parts], 1),
+        trace=_joined([p[0].trace for p in parts]),
+        ones=_join([p[2] for p in parts], 1),
         focus={name: _sum([p[1][name] for p in parts]) for name in parts[0][1]},
-        exists=existing(queries, keys, block_q, block_k, request.causal), held=held,
-    )  # fmt: skip
+        exists=existing(queries, keys, block_q, block_k, request.causal),
+        held=held,
+    )
 
 
 def check_engine(layer: Layer, request: Request) -> None:
@@ -87,61 +101,126 @@ def check_engine(layer: Layer, request: Request) -> None:
     import jax
 
     if jax.default_backend() != "gpu":
-        raise bad("--engine", "pallas", "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits")
+        raise bad(
+            "--engine",
+            "pallas",
+            "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits",
+        )
     q, k, v = (jax.ShapeDtypeStruct(x.shape, np.float32) for x in (layer.q, layer.k, layer.v))
-    options: dict[str, Any] = {"block_q": request.block_q, "block_k": request.block_k, "is_causal": request.causal}
+    options: dict[str, Any] = {
+        "block_q": request.block_q,
+        "block_k": request.block_k,
+        "is_causal": request.causal,
+    }
     check_factors(request.plan)
     try:
-        jax.eval_shape(lambda *x: attend(*x, plan=request.plan, inject=request.inject, engine="pallas", **options), q, k, v)
+        jax.eval_shape(
+            lambda *x: attend(
+                *x, plan=request.plan, inject=request.inject, engine="pallas", **options
+            ),
+            q,
+            k,
+            v,
+        )
     except (ValueError, NotImplementedError) as error:
         told = str(error).replace("engine='xla'", "--engine xla")
         raise UsageError(f"--engine pallas, {layer.name}: {told}") from None
 
 
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:
-    """The tile that the algorithm uses: never larger than the layer, all keys if P is normalised first."""
+    """The tile that the algorithm uses: never larger than the layer, all keys if P is normalised
+    first.
+    """
     keys = layer.k.shape[1]
     block_k = keys if request.plan.normalise_first else min(request.block_k, keys)
     return min(request.block_q, layer.q.shape[1]), block_k
 
 
 def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
-    """By site, its distinct arguments and the signed ulps of each: `trace_focus.by_argument` over all heads."""
+    """By site, its distinct arguments and the signed ulps of each: `trace_focus.by_argument` over
+    all heads.
+    """
     plan, layer = seen.request.plan, seen.layer
-    count = lambda events, s: by_argument(events[s][0], events[s][1], plan[site_of(s)].format, by_error=s == Site.LSE)  # noqa: E731
+
+    def count(events, s):
+        return by_argument(
+            events[s][0], events[s][1], plan[site_of(s)].format, by_error=s == Site.LSE
+        )
+
     parts = {s: [count(seen.held, s)] if s in seen.held else [] for s in sites}
     again = [s for s in sites if not parts[s]]
     if again:
         forward = all(site_of(s) not in BACKWARD for s in again)
         inject = tuple(i for i in seen.request.inject if not (forward and i.site in BACKWARD))
-        asked = replace(seen.request, record=Record(events=tuple(site_of(s) for s in again)), inject=inject)
-        for _, part in _chunks(replace(layer, do=None) if forward else layer, asked, seen.scale, lambda _: None, focused=False):
+        asked = replace(
+            seen.request, record=Record(events=tuple(site_of(s) for s in again)), inject=inject
+        )
+        for _, part in _chunks(
+            replace(layer, do=None) if forward else layer,
+            asked,
+            seen.scale,
+            lambda _: None,
+            focused=False,
+        ):
             for s in again:
                 parts[s].append(count(part.trace.events, s))
     return {s: merged(p) for s, p in parts.items()}
 
 
-def _chunks(layer: Layer, request: Request, scale: float, progress: Progress, *, focused: bool = True) -> Iterator[tuple[int, Examined]]:
-    """(key heads, `examine` of them), as many at a time as memory allows; all at once where heads are told apart by number."""
+def _chunks(
+    layer: Layer, request: Request, scale: float, progress: Progress, *, focused: bool = True
+) -> Iterator[tuple[int, Examined]]:
+    """(key heads, `examine` of them), as many at a time as memory allows; all at once where heads
+    are told apart by number.
+    """
     b, t, n, _ = layer.q.shape
     s, g = layer.k.shape[1:3]
     per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
     wanted = FOCUS if per_head > HEAD_BYTES else FOCUS + OFTEN_SHARED
-    fitting = tuple(x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
+    fitting = (
+        tuple(x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
+    )
     sites = tuple(x for x in fitting if in_traces(request.plan, x))
     record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
-    groups = g if request.depends_on_head_number else max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
+    groups = (
+        g if request.depends_on_head_number else max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
+    )
     for lo in range(0, g, groups):
         hi = min(lo + groups, g)
-        progress(f"{layer.name}: {request.plan.name}" + (f", heads {lo * n // g} to {hi * n // g - 1} of {n}" if groups < g else ""))
-        q, do = (None if x is None else x[:, :, lo * n // g : hi * n // g] for x in (layer.q, layer.do))
-        yield hi - lo, call(q, layer.k[:, :, lo:hi], layer.v[:, :, lo:hi], do, request, request.plan, scale, record, request.inject)
+        progress(
+            f"{layer.name}: {request.plan.name}"
+            + (f", heads {lo * n // g} to {hi * n // g - 1} of {n}" if groups < g else "")
+        )
+        q, do = (
+            None if x is None else x[:, :, lo * n // g : hi * n // g] for x in (layer.q, layer.do)
+        )
+        yield (
+            hi - lo,
+            call(
+                q,
+                layer.k[:, :, lo:hi],
+                layer.v[:, :, lo:hi],
+                do,
+                request,
+                request.plan,
+                scale,
+                record,
+                request.inject,
+            ),
+        )
 
 
 def call(
-    q: Any, k: Any, v: Any, do: Any, request: Request, plan: Plan, scale: float, record: Record | None,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    request: Request,
+    plan: Plan,
+    scale: float,
+    record: Record | None,
     inject: tuple[Injection, ...] = (),
-) -> Examined:  # fmt: skip
+) -> Examined:
     """`examine` as the request says, on its engine."""
     if request.engine != "numpy":
         keep_compilations()
@@ -150,31 +229,50 @@ def call(
         q, k, v, do = (None if x is None else jnp.asarray(x) for x in (q, k, v, do))
     more: dict[str, Any] = {"record": record, "engine": request.engine}
     return examine(
-        q, k, v, do, plan=plan, block_q=request.block_q, block_k=request.block_k, scale=scale, is_causal=request.causal,
-        inject=inject, **more,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        do,
+        plan=plan,
+        block_q=request.block_q,
+        block_k=request.block_k,
+        scale=scale,
+        is_causal=request.causal,
+        inject=inject,
+        **more,
+    )
 
 
 def _reference(layer: Layer, request: Request, scale: float) -> Examined:
     """The plan compared with; `exact` gets binary64 inputs, so that its results leave unrounded."""
     tensors = (layer.q, layer.k, layer.v, layer.do)
     if request.against.name != "exact":
-        wide = replace(request, engine="xla") if request.engine == "pallas" else request  # kernels may not have this plan
+        wide = (
+            replace(request, engine="xla") if request.engine == "pallas" else request
+        )  # kernels may not have this plan
         return call(*tensors, wide, request.against, scale, None)
     q, k, v, do = (None if x is None else x.astype(np.float64) for x in tensors)
     return call(q, k, v, do, replace(request, engine="numpy"), request.against, scale, None)
 
 
-def _reduced(request: Request, seen: Examined) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
+def _reduced(
+    request: Request, seen: Examined
+) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
     """The call with its focus events reduced; events that nobody asked for are dropped."""
     events, plan = seen.trace.events, request.plan
     kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
-    focused = {str(s): focus(*events[str(s)], plan[s].format, per_feature=s.axes is Axes.TH) for s in FOCUS if str(s) in events}
+    focused = {
+        str(s): focus(*events[str(s)], plan[s].format, per_feature=s.axes is Axes.TH)
+        for s in FOCUS
+        if str(s) in events
+    }
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
     trace = Trace(stats=seen.trace.stats, rows=seen.trace.rows, events=kept)
-    arrays = {n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS}
+    arrays = {
+        n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS
+    }
     return Examined(**arrays, trace=trace), focused, ones
 
 
@@ -194,9 +292,17 @@ def _sum(parts: list[Focus]) -> Focus:
 def _joined(traces: list[Trace]) -> Trace:
     """Traces of different heads as one."""
     stats = {
-        name: Stats(**{f.name: _join([getattr(t.stats[name], f.name) for t in traces], 1) for f in fields(first)})
+        name: Stats(
+            **{
+                f.name: _join([getattr(t.stats[name], f.name) for t in traces], 1)
+                for f in fields(first)
+            }
+        )
         for name, first in traces[0].stats.items()
     }
     rows = {name: _join([t.rows[name] for t in traces], 1) for name in traces[0].rows}
-    events = {name: tuple(_join([t.events[name][i] for t in traces], 1) for i in (0, 1)) for name in traces[0].events}
+    events = {
+        name: tuple(_join([t.events[name][i] for t in traces], 1) for i in (0, 1))
+        for name in traces[0].events
+    }
     return Trace(stats=stats, rows=rows, events=events)  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""One layer's findings: `Summary`, from what was observed. Everything that table, report and JSON say is here."""
+"""One layer's findings: `Summary`, from what was observed.
+
+Everything that table, report and JSON say is here.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +25,10 @@ CHAIN = ("PV", "O", "OUT")
 class Summary:
     """Findings of one layer.
 
-    limit     |z| beyond which an event leans;  events: those that occurred, in the order of the algorithm
-    away      lean of PV, O, OUT counted away from zero, of those that round;  away_limit: its threshold
+    limit     |z| beyond which an event leans;  events: those that occurred, in the order of the
+              algorithm
+    away      lean of PV, O, OUT counted away from zero, of those that round;  away_limit: its
+              threshold
     several   (B, N, T): rows with a key tile in which two or more P are 1; None if P was not kept
     shares    errors of PV, O, OUT in such rows and in the others
     compared  by result, plan minus against
@@ -57,11 +62,16 @@ class Summary:
 
 
 def summarise(seen: Observed) -> Summary:
-    """The findings of one layer; runs the events that lean by rows once more, to count their distinct arguments."""
+    """The findings of one layer; runs the events that lean by rows once more, to count their
+    distinct arguments.
+    """
     stats, rows, plan = seen.trace.stats, seen.trace.rows, seen.request.plan
     names = [name for name in stats if int(stats[name].n.sum())]
     limit = analysis.threshold(sum(bool(stats[name].inexact.sum()) for name in names))
-    make = lambda name, distinct=None: analysis.event(name, _format(plan, name), stats[name], rows[name], limit, distinct)  # noqa: E731
+
+    def make(name, distinct=None):
+        return analysis.event(name, _format(plan, name), stats[name], rows[name], limit, distinct)
+
     events = {name: make(name) for name in names}
     chain = [s for s in CHAIN if s in seen.focus and seen.focus[s].histogram.any()]
     away, away_limit = {s: _away(seen, s) for s in chain}, analysis.threshold(len(chain))
@@ -73,11 +83,21 @@ def summarise(seen: Observed) -> Summary:
             away[name] = _away(seen, name, away_by_argument(distinct))
     several = None if seen.ones is None else np.any(seen.ones > 1, axis=2)
     return Summary(
-        seen=seen, limit=limit, events=list(events.values()), several=several, running=running(seen, several),
-        away=away, away_limit=away_limit, drift=_drift(seen),
+        seen=seen,
+        limit=limit,
+        events=list(events.values()),
+        several=several,
+        running=running(seen, several),
+        away=away,
+        away_limit=away_limit,
+        drift=_drift(seen),
         shares=[] if several is None else [_share(seen, events[s], away[s]) for s in chain],
-        compared={n: consequences.difference(seen.results[n], seen.reference[n]) for n in RESULTS if seen.results[n] is not None},
-    )  # fmt: skip
+        compared={
+            n: consequences.difference(seen.results[n], seen.reference[n])
+            for n in RESULTS
+            if seen.results[n] is not None
+        },
+    )
 
 
 def _format(plan: Any, name: str) -> Any:
@@ -87,7 +107,9 @@ def _format(plan: Any, name: str) -> Any:
 
 def _away(seen: Observed, site: str, *more: np.ndarray) -> Lean:
     stats = seen.trace.stats[site]
-    return analysis.lean([seen.focus[site].away.sum(2), *more], int(stats.n.sum()), float(stats.sq_ulps.sum()))
+    return analysis.lean(
+        [seen.focus[site].away.sum(2), *more], int(stats.n.sum()), float(stats.sq_ulps.sum())
+    )
 
 
 def _share(seen: Observed, event: Event, away: Lean) -> Share:
@@ -96,8 +118,14 @@ def _share(seen: Observed, event: Event, away: Lean) -> Share:
     several, exists = np.asarray(seen.ones) > 1, seen.exists
     if focus.signed.shape[2] == 1:
         several, exists = np.any(several, axis=2, keepdims=True), np.ones((1, 1), dtype=bool)
-    wider = tuple(x.null / by.null if by.null else 1.0 for x, by in ((event.lean, event.by_rows), (away, _away(seen, event.name))))
-    return consequences.share(event.name, focus.signed, focus.away, several, exists, seen.layer.v.shape[3], wider)  # type: ignore[arg-type]
+    first, second = (
+        x.null / by.null if by.null else 1.0
+        for x, by in ((event.lean, event.by_rows), (away, _away(seen, event.name)))
+    )
+    features = seen.layer.v.shape[3]
+    return consequences.share(
+        event.name, focus.signed, focus.away, several, exists, features, (first, second)
+    )
 
 
 def _drift(seen: Observed) -> DeltaDrift | None:
@@ -108,12 +136,16 @@ def _drift(seen: Observed) -> DeltaDrift | None:
 
 
 def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """(names, means, z) of the rounding events by query head, (events, B N); events of key heads and narrower sites only."""
+    """(names, means, z) of the rounding events by query head, (events, B N); events of key heads
+    and narrower sites only.
+    """
     names, means, z = [], [], []
     trace = summary.seen.trace
     heads = summary.seen.layer.q.shape[2]
     for e in summary.rounding:
-        if trace.stats[e.name].n.shape[1] != heads or (site_of(e.name).axes is Axes.SH and "." in e.name):
+        if trace.stats[e.name].n.shape[1] != heads or (
+            site_of(e.name).axes is Axes.SH and "." in e.name
+        ):
             continue
         ratio = e.lean.null / e.by_rows.null if e.by_rows.null > 0.0 else 1.0
         mean, score = analysis.head_leans(trace.stats[e.name], trace.rows[e.name], ratio)

@@ -9,9 +9,19 @@ from roundscope.experiments.trace.summary import Summary
 from roundscope.experiments.trace.words import plan_words, sentence
 
 HEADS = (
-    "event", "format", "count", "inexact\n%", "ties\n%", "carries\n%", "mean signed\nerror, ulps", "", "mean\n|error|",
-    "max", "over/under\nflow/NaN", "worst head\nits mean",
-)  # fmt: skip
+    "event",
+    "format",
+    "count",
+    "inexact\n%",
+    "ties\n%",
+    "carries\n%",
+    "mean signed\nerror, ulps",
+    "",
+    "mean\n|error|",
+    "max",
+    "over/under\nflow/NaN",
+    "worst head\nits mean",
+)
 
 
 NARROW = 97  # columns of the whole table; a narrower screen goes without those of LEFT_OUT
@@ -45,10 +55,17 @@ def cells(e: Event, batch: int) -> list[str]:
     bad = [int(e.counts[k]) for k in ("overflow", "underflow", "nan")]
     head = f"{e.worst[1]}" if batch == 1 else f"{e.worst[0]}/{e.worst[1]}"
     return [
-        e.name, e.format.name, count(int(e.counts["n"])), *(f"{100 * e.share(k):.1f}" for k in ("inexact", "ties", "carries")),
-        f"{e.lean.mean:+.5f} ±{e.lean.se:.5f}", mark(e), f"{e.mean_abs:.3f}", f"{e.peak:.2f}" if e.peak < 100 else f"{e.peak:.0e}",
-        "/".join(count(b) for b in bad) if any(bad) else "-", f"{head} {e.worst_mean:+.4f}",
-    ]  # fmt: skip
+        e.name,
+        e.format.name,
+        count(int(e.counts["n"])),
+        *(f"{100 * e.share(k):.1f}" for k in ("inexact", "ties", "carries")),
+        f"{e.lean.mean:+.5f} ±{e.lean.se:.5f}",
+        mark(e),
+        f"{e.mean_abs:.3f}",
+        f"{e.peak:.2f}" if e.peak < 100 else f"{e.peak:.0e}",
+        "/".join(count(b) for b in bad) if any(bad) else "-",
+        f"{head} {e.worst_mean:+.4f}",
+    ]
 
 
 def mark(e: Event) -> str:
@@ -74,7 +91,11 @@ def folded(s: Summary) -> list[str]:
     exact = [name for name in exact if name not in inside]
     absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
     lines = [f"exact here: {' '.join(exact)}"] if exact else []
-    lines += [f"sums whose additions round inside (shown by --record steps:SITE): {' '.join(inside)}"] if inside else []
+    lines += (
+        [f"sums whose additions round inside (shown by --record steps:SITE): {' '.join(inside)}"]
+        if inside
+        else []
+    )
     lines += [f"did not occur: {' '.join(absent)}"] if absent else []
     return lines
 
@@ -88,7 +109,10 @@ def _rounds_inside(s: Summary, name: str) -> bool:
 
 def legend(s: Summary) -> str:
     """How to read the marks."""
-    text = f"▲ ▼ mean beyond the null (rows' signs flipped, |z| > {s.limit:.1f})   · inside   ± one standard error"
+    text = (
+        f"▲ ▼ mean beyond the null (rows' signs flipped, |z| > {s.limit:.1f})   · inside   ± one"
+        " standard error"
+    )
     return text + ("   = beyond by rows, inside by distinct arguments" if s.cleared else "")
 
 
@@ -101,7 +125,11 @@ def show(s: Summary, console: Any) -> None:
     console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
     console.print(Text(sentence(s)))
     console.print(table(s, console.width))
-    more = ["a wider terminal shows carries, mean |error| and max as well"] if console.width < NARROW else []
+    more = (
+        ["a wider terminal shows carries, mean |error| and max as well"]
+        if console.width < NARROW
+        else []
+    )
     for line in (*folded(s), legend(s), *more):
         console.print(Text(line, style="dim"))
     console.print()

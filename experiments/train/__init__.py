@@ -1,1 +1,3 @@
-"""Training: one core (state, step, loop, checkpoint, divergence), of which the GPT with emulated attention and the student are models."""
+"""Training: one core (state, step, loop, checkpoint, divergence), of which the GPT with emulated
+attention and the student are models.
+"""

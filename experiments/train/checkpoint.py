@@ -1,7 +1,9 @@
-"""Checkpoints: RUN/checkpoints/<step>.safetensors with the state of all arms and <step>.json about it, the last K of them.
+"""Checkpoints: RUN/checkpoints/<step>.safetensors with the state of all arms and <step>.json about
+it, the last K of them.
 
-Both are written under other names, forced to the disk and renamed, the JSON last: a checkpoint exists when its JSON does, so
-that an end at any moment leaves each checkpoint whole or absent. The JSON holds the size and SHA-256 of the tensors.
+Both are written under other names, forced to the disk and renamed, the JSON last: a checkpoint
+exists when its JSON does, so that an end at any moment leaves each checkpoint whole or absent. The
+JSON holds the size and SHA-256 of the tensors.
 """
 
 import hashlib
@@ -20,11 +22,15 @@ FORMAT = "roundscope checkpoint 1"
 FOLDER = "checkpoints"
 
 
-def save(folder: Path, step: int, state: Any, meta: Mapping[str, Any], *, keep: int | None = None) -> Path:
-    """Writes the state at `step` and deletes older checkpoints beyond the last `keep` (None: none), except pinned ones.
+def save(
+    folder: Path, step: int, state: Any, meta: Mapping[str, Any], *, keep: int | None = None
+) -> Path:
+    """Writes the state at `step` and deletes older checkpoints beyond the last `keep` (None: none),
+    except pinned ones.
 
-    meta: plain data; "config" (a dict of Config's fields) and "arms" (a list) are what `load` needs. Returns the JSON's path.
-    Raises StorageError, with all earlier checkpoints in place, if the disk is full.
+    meta: plain data; "config" (a dict of Config's fields) and "arms" (a list) are what `load`
+    needs. Returns the JSON's path. Raises StorageError, with all earlier checkpoints in place, if
+    the disk is full.
     """
     from safetensors.numpy import save as serialise
 
@@ -32,26 +38,40 @@ def save(folder: Path, step: int, state: Any, meta: Mapping[str, Any], *, keep: 
     try:
         place.mkdir(parents=True, exist_ok=True)
         content = serialise(_flat(state))
-        about = {"format": FORMAT, "step": step, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **meta}
-        (place / _name(step)).unlink(missing_ok=True)  # it would speak of other tensors for a moment
+        about = {
+            "format": FORMAT,
+            "step": step,
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+            **meta,
+        }
+        (place / _name(step)).unlink(
+            missing_ok=True
+        )  # it would speak of other tensors for a moment
         into(_tensors(place, step), content)
         into(place / _name(step), _json(about))
         _sync(place)
         _trim(place, keep)
     except OSError as error:
-        raise StorageError(f"{place}: step {step} cannot be written ({error.strerror}); earlier checkpoints are intact") from None
+        raise StorageError(
+            f"{place}: step {step} cannot be written ({error.strerror}); earlier checkpoints are"
+            " intact"
+        ) from None
     return place / _name(step)
 
 
 def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """(experiments.train.state.State of NumPy arrays, meta) of the checkpoint of `step`, of the last one by default.
+    """(experiments.train.state.State of NumPy arrays, meta) of the checkpoint of `step`, of the
+    last one by default.
 
-    Exact: every bit of what was saved. Raises UsageError, in one line, for a file that is missing, damaged or foreign, or whose
-    sizes are not those of its config.
+    Exact: every bit of what was saved. Raises UsageError, in one line, for a file that is missing,
+    damaged or foreign, or whose sizes are not those of its config.
     """
     known = steps(folder)
     if not known:
-        raise bad("DIR", str(folder), "has no checkpoint; make a run with  roundscope train --out DIR")
+        raise bad(
+            "DIR", str(folder), "has no checkpoint; make a run with  roundscope train --out DIR"
+        )
     step = known[-1] if step is None else step
     if step not in known:
         raise bad("--from", step, f"{folder} has checkpoints of steps {' '.join(map(str, known))}")
@@ -72,7 +92,9 @@ def steps(folder: Path) -> list[int]:
 
 
 def pin(folder: Path, step: int, reason: str, most: int) -> None:
-    """Keeps a checkpoint from being deleted; nothing if it is not there, or if `most` are kept in this way already."""
+    """Keeps a checkpoint from being deleted; nothing if it is not there, or if `most` are kept in
+    this way already.
+    """
     place = folder / FOLDER
     pinned = [s for s in steps(folder) if "pinned" in _meta(place / _name(s))]
     if (place / _name(step)).exists() and step not in pinned and len(pinned) < most:
@@ -95,7 +117,10 @@ def _flat(state: Any) -> dict[str, np.ndarray]:
     """Leaves by their path in the tree."""
     import jax
 
-    return {jax.tree_util.keystr(path): np.ascontiguousarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    return {
+        jax.tree_util.keystr(path): np.ascontiguousarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
 
 
 def _trim(place: Path, keep: int | None) -> None:
@@ -121,7 +146,9 @@ def _meta(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise _damaged(path, error) from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise UsageError(f"{path}: is no checkpoint of this version ({FORMAT}); choose another with --from STEP")
+        raise UsageError(
+            f"{path}: is no checkpoint of this version ({FORMAT}); choose another with --from STEP"
+        )
     return meta
 
 
@@ -133,9 +160,15 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
     except OSError as error:
         raise _damaged(path.with_suffix(".safetensors"), error.strerror) from None
     if len(content) != meta.get("bytes"):
-        raise _damaged(path.with_suffix(".safetensors"), f"{len(content)} bytes, not the {meta.get('bytes')} that were written")
+        raise _damaged(
+            path.with_suffix(".safetensors"),
+            f"{len(content)} bytes, not the {meta.get('bytes')} that were written",
+        )
     if hashlib.sha256(content).hexdigest() != meta.get("sha256"):
-        raise _damaged(path.with_suffix(".safetensors"), "as many bytes as were written, but not the same: its SHA-256 differs")
+        raise _damaged(
+            path.with_suffix(".safetensors"),
+            "as many bytes as were written, but not the same: its SHA-256 differs",
+        )
     return parse(content)
 
 
@@ -155,7 +188,10 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     found = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}
     if wanted != found:
         name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
-        raise UsageError(f"{path}: {name} is {found.get(name)}, its config asks for {wanted.get(name)}; it was made by another version")
+        raise UsageError(
+            f"{path}: {name} is {found.get(name)}, its config asks for {wanted.get(name)}; it was"
+            " made by another version"
+        )
     return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in wanted])
 
 

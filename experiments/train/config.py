@@ -1,4 +1,6 @@
-"""`Config`: everything that decides a training run, and the checks that name what is wrong with it."""
+"""`Config`: everything that decides a training run, and the checks that name what is wrong
+with it.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,7 +8,8 @@ from typing import Any
 from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.errors import UsageError, bad
 
-JAX = "jax"  # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
+# in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
+JAX = "jax"
 XLA, PALLAS, CUDNN = "xla", "pallas", "cudnn"
 WORD = 2**32
 NEWER = ("engine", "drift_alarm")  # fields that came after results were stored
@@ -14,25 +17,34 @@ NEWER = ("engine", "drift_alarm")  # fields that came after results were stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A run. Sizes and the optimiser's numbers are nanoGPT's, in its meaning; bias-free as nanoGPT's bias=False.
+    """A run. Sizes and the optimiser's numbers are nanoGPT's, in its meaning; bias-free as
+    nanoGPT's bias=False.
 
     layers, heads, width    width is that of the residual stream, a multiple of heads
     context                 tokens that a position sees, itself included
     vocab                   number of tokens; batch: sequences in a step;  steps: of the whole run
     lr, min_lr              peak and end of the cosine; an arm's own lr scales both
     warmup, decay_steps     steps of linear warm-up; the step at which the cosine ends (None: steps)
-    beta1, beta2, weight_decay, clip   AdamW's; decay touches matrices only; clip of the global norm, None: off
-    position, qk_norm, tied, mlp_ratio   learned positions; RMS norm of q and k; output matrix = embedding; MLP's width / width
-    matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32 (experiments.train.gpt.linear); "fp16"; "fp32"
-    plan, changes, sums     attention: a preset or "jax"; its changes and those of linear layers (linear_words); "native": the device's
-                            own sums of products, fast, reproducible on one kind of device only; "preset": as the preset says
-    engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all layers and heads, sums="preset";
-                            "cudnn": of plan "jax", in BF16 by cuDNN on a GPU
+    beta1, beta2, weight_decay, clip   AdamW's; decay touches matrices only; clip of the global
+                                       norm, None: off
+    position, qk_norm, tied, mlp_ratio   learned positions; RMS norm of q and k; output matrix =
+                                        embedding; MLP's width / width
+    matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32
+                            (experiments.train.gpt.linear); "fp16"; "fp32"
+    plan, changes, sums     attention: a preset or "jax"; its changes and those of linear layers
+                            (linear_words); "native": the device's own sums of products, fast,
+                            reproducible on one kind of device only; "preset": as the preset says
+    engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all
+                            layers and heads, sums="preset"; "cudnn": of plan "jax", in BF16 by
+                            cuDNN on a GPU
     block                   tile of queries and of keys; None: the whole context, one tile
-    data, data_seed, init_seed   "stdlib", "repeat", "sink" or a folder of train.bin and val.bin; seeds of batches and of weights
-    checkpoint_every, keep, monitor_every   steps between checkpoints, how many stay, steps between monitors
-    drift_alarm             the share of the gradient of W_Q made by rows of dS that do not sum to 0, above which there is an alarm
-                            (experiments.train.run.drift), a heuristic; None: no such alarm
+    data, data_seed, init_seed   "stdlib", "repeat", "sink" or a folder of train.bin and val.bin;
+                                 seeds of batches and of weights
+    checkpoint_every, keep, monitor_every   steps between checkpoints, how many stay, steps between
+                                        monitors
+    drift_alarm             the share of the gradient of W_Q made by rows of dS that do not sum to
+                            0, above which there is an alarm (experiments.train.run.drift), a
+                            heuristic; None: no such alarm
 
     Raises UsageError naming the field, its value and the repair.
     """
@@ -92,28 +104,56 @@ class Config:
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """The fields by name, for the name of a result: without those that results files may be older than, where they have their default."""
+    """The fields by name, for the name of a result: without those that results files may be older
+    than, where they have their default.
+    """
     usual = {name: getattr(Config(), name) for name in NEWER}
-    return {name: value for name, value in asdict(config).items() if name not in usual or value != usual[name]}
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in usual or value != usual[name]
+    }
 
 
 def unusual(config: Config) -> dict[str, Any]:
-    """The fields that are not at their default, by name: for the name of a result that a new field some day is to leave as it is."""
+    """The fields that are not at their default, by name: for the name of a result that a new field
+    some day is to leave as it is.
+    """
     usual = asdict(Config())
     return {name: value for name, value in asdict(config).items() if value != usual[name]}
 
 
 def _check_sizes(c: Config) -> None:
-    positive = ("layers", "heads", "width", "context", "batch", "steps", "mlp_ratio", "checkpoint_every", "keep", "monitor_every")
+    positive = (
+        "layers",
+        "heads",
+        "width",
+        "context",
+        "batch",
+        "steps",
+        "mlp_ratio",
+        "checkpoint_every",
+        "keep",
+        "monitor_every",
+    )
     for name in positive:
         if getattr(c, name) < 1:
             raise bad(name, getattr(c, name), "give a whole number of at least 1")
     if c.width % c.heads:
-        raise bad("width", c.width, f"must be a multiple of the {c.heads} heads; {c.heads * max(1, round(c.width / c.heads))} is")
+        raise bad(
+            "width",
+            c.width,
+            f"must be a multiple of the {c.heads} heads;"
+            f" {c.heads * max(1, round(c.width / c.heads))} is",
+        )
     if not 2 <= c.vocab <= 65536:
         raise bad("vocab", c.vocab, "tokens are 16-bit numbers: 2 to 65536, 256 for bytes")
     if c.block is not None and c.block < 1:
-        raise bad("block", c.block, "a tile has at least one row; leave it out for one tile as large as the context")
+        raise bad(
+            "block",
+            c.block,
+            "a tile has at least one row; leave it out for one tile as large as the context",
+        )
     if c.drift_alarm is not None and not c.drift_alarm > 0.0:
         raise bad("drift_alarm", c.drift_alarm, "give a positive share, such as 0.01, or none")
     for name in ("data_seed", "init_seed"):
@@ -127,7 +167,12 @@ def _check_optimiser(c: Config) -> None:
     if not 0.0 <= c.min_lr <= c.lr:
         raise bad("min_lr", c.min_lr, f"the end of the cosine lies between 0 and lr = {c.lr}")
     if c.warmup < 0 or c.cosine_end < c.warmup:
-        raise bad("warmup", c.warmup, f"must end before the cosine does, at step {c.cosine_end}; give a smaller warmup or more steps")
+        raise bad(
+            "warmup",
+            c.warmup,
+            f"must end before the cosine does, at step {c.cosine_end}; give a smaller warmup or"
+            " more steps",
+        )
     for name in ("beta1", "beta2"):
         if not 0.0 <= getattr(c, name) < 1.0:
             raise bad(name, getattr(c, name), "a decay rate is at least 0 and below 1")
@@ -138,13 +183,25 @@ def _check_optimiser(c: Config) -> None:
 
 
 def _check_attention(c: Config) -> None:
-    for name, known in (("matmul", ("bf16", "fp16", "fp32")), ("sums", ("native", "preset")), ("engine", (XLA, PALLAS, CUDNN))):
+    for name, known in (
+        ("matmul", ("bf16", "fp16", "fp32")),
+        ("sums", ("native", "preset")),
+        ("engine", (XLA, PALLAS, CUDNN)),
+    ):
         if getattr(c, name) not in known:
             raise bad(name, getattr(c, name), f"use {', '.join(known[:-1])} or {known[-1]}")
     if c.engine == PALLAS and c.plan == JAX:
-        raise bad("engine", c.engine, "plan=jax is JAX's own attention, which has no fused kernel of ours; leave engine out")
+        raise bad(
+            "engine",
+            c.engine,
+            "plan=jax is JAX's own attention, which has no fused kernel of ours; leave engine out",
+        )
     if c.engine == CUDNN and c.plan != JAX:
-        raise bad("engine", c.engine, "cuDNN's attention has no events; give plan=jax with it, or engine=pallas")
+        raise bad(
+            "engine",
+            c.engine,
+            "cuDNN's attention has no events; give plan=jax with it, or engine=pallas",
+        )
     if c.engine == PALLAS and c.sums != "preset":
         raise bad("sums", c.sums, "fused kernels add products as the plan says; give sums=preset")
     if c.plan == JAX:

@@ -1,9 +1,10 @@
 """Where a run's arrays lie: on one device, or spread over all of them.
 
-Arms that the number of devices divides are spread: no sum crosses devices. Else the batch is, if it can be: gradients are then sums over
-devices. A run has the same bits every time on as many devices of one kind. It has not those of another number of devices, even with its
-arms spread: XLA compiles another program, which adds up in another order (losses agree to 1e-4). XLA cannot take a fused kernel apart: a
-run with engine=pallas has one device.
+Arms that the number of devices divides are spread: no sum crosses devices. Else the batch is, if it
+can be: gradients are then sums over devices. A run has the same bits every time on as many devices
+of one kind. It has not those of another number of devices, even with its arms spread: XLA compiles
+another program, which adds up in another order (losses agree to 1e-4). XLA cannot take a fused
+kernel apart: a run with engine=pallas has one device.
 """
 
 from collections.abc import Sequence
@@ -34,14 +35,22 @@ class Place:
         """Anything with a leading axis of arms."""
         if self.mesh is None:
             return jax.tree.map(jax.numpy.asarray, x)
-        return jax.device_put(x, NamedSharding(self.mesh, PartitionSpec("d") if self.of_arms else PartitionSpec()))
+        return jax.device_put(
+            x, NamedSharding(self.mesh, PartitionSpec("d") if self.of_arms else PartitionSpec())
+        )
 
     def tokens(self, x: Any) -> Any:
         """(B, T + 1), or (A, B, T + 1)."""
         if self.mesh is None:
             return x
         own = x.ndim == 3
-        spec = PartitionSpec("d") if self.of_arms and own else PartitionSpec() if self.of_arms else PartitionSpec(*([None] * own), "d")
+        spec = (
+            PartitionSpec("d")
+            if self.of_arms and own
+            else PartitionSpec()
+            if self.of_arms
+            else PartitionSpec(*([None] * own), "d")
+        )
         return jax.device_put(x, NamedSharding(self.mesh, spec))
 
 

@@ -67,7 +67,9 @@ class Follow:
     def final(self) -> np.ndarray:
         """The mean of the last 50 losses (arms,), NaN where one is not finite."""
         tail = np.stack(self.tail)
-        return np.where(np.isfinite(tail).all(0), np.where(np.isfinite(tail), tail, 0.0).mean(0), np.nan)
+        return np.where(
+            np.isfinite(tail).all(0), np.where(np.isfinite(tail), tail, 0.0).mean(0), np.nan
+        )
 
 
 def followed(losses: np.ndarray, rule: Rule = LOSS) -> Follow:

@@ -1,4 +1,6 @@
-"""Arms that run in one executable: same structure of plans for the whole run, states stacked, plans from each step on."""
+"""Arms that run in one executable: same structure of plans for the whole run, states stacked, plans
+from each step on.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -39,10 +41,15 @@ class Group:
         self._linears: dict[int, LinearPlans | None] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
-        """Step `number` with the batch of each seed. Losses and gradient norms (arms,), on the device."""
+        """Step `number` with the batch of each seed.
+
+        Losses and gradient norms (arms,), on the device.
+        """
         tokens, (advance, fused) = self.place.tokens(self.own(batches)), self._executable(number)
         plans = None if fused else self.plans(number)[0]
-        self.state, losses, norms = advance(self.state, tokens, plans, self.lr, self.offset(number), self.linears(number))
+        self.state, losses, norms = advance(
+            self.state, tokens, plans, self.lr, self.offset(number), self.linears(number)
+        )
         return losses, norms
 
     def fused(self, number: int) -> Plan | None:
@@ -64,7 +71,11 @@ class Group:
 
     def own(self, batches: dict[int, np.ndarray]) -> np.ndarray:
         """The group's tokens: (B, T + 1) if its arms share a seed, else (A, B, T + 1)."""
-        return batches[self.seeds[0]] if len(set(self.seeds)) == 1 else np.stack([batches[seed] for seed in self.seeds])
+        return (
+            batches[self.seeds[0]]
+            if len(set(self.seeds)) == 1
+            else np.stack([batches[seed] for seed in self.seeds])
+        )
 
     def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
         """The plans of a step, as data on the devices and as plans."""
@@ -76,7 +87,9 @@ class Group:
         return self._plans[stage]
 
     def offset(self, number: int) -> Offset | None:
-        """What delta reads wrongly at a step, as data on the devices; None without any, and for plans whose delta reads no output."""
+        """What delta reads wrongly at a step, as data on the devices; None without any, and for
+        plans whose delta reads no output.
+        """
         stage = self._stage(number)
         if stage not in self._offsets:
             made = self._offset(number)
@@ -85,7 +98,9 @@ class Group:
         return self._offsets[stage] if tables is not None and readable(tables.like) else None
 
     def linears(self, number: int) -> LinearPlans | None:
-        """What the linear layers round at a step, as data on the devices; None without any change of them so far."""
+        """What the linear layers round at a step, as data on the devices; None without any change
+        of them so far.
+        """
         stage = self._stage(number)
         if stage not in self._linears:
             made = self._linear(number)
@@ -93,19 +108,35 @@ class Group:
         return self._linears[stage]
 
     def _linear(self, number: int) -> LinearPlans | None:
-        """One executable from the first change on: it serves the formats of all arms at all steps."""
+        """One executable from the first change on: it serves the formats of all arms at all
+        steps.
+        """
         arms = [self.settings.arms[a] for a in self.arms]
-        found = [formats for arm in arms if (formats := formats_at(self.settings, arm, number)) is not None]
+        found = [
+            formats
+            for arm in arms
+            if (formats := formats_at(self.settings, arm, number)) is not None
+        ]
         if 0 < len(found) < len(arms):
-            raise ValueError("arms: some have changes of linear layers and others have none; run them separately")
+            raise ValueError(
+                "arms: some have changes of linear layers and others have none; run them separately"
+            )
         if not found:
             return None
-        ever = (formats_at(self.settings, arm, first) for arm in arms for first in firsts(self.settings))
-        return linears_by_arm(how_of([f for f in ever if f is not None]), found, [_seed(self.settings, arm) for arm in arms])
+        ever = (
+            formats_at(self.settings, arm, first) for arm in arms for first in firsts(self.settings)
+        )
+        return linears_by_arm(
+            how_of([f for f in ever if f is not None]),
+            found,
+            [_seed(self.settings, arm) for arm in arms],
+        )
 
     def _offset(self, number: int) -> Offset | None:
         arms = [self.settings.arms[a] for a in self.arms]
-        found = [wrongs for arm in arms if (wrongs := wrongs_at(self.settings, arm, number)) is not None]
+        found = [
+            wrongs for arm in arms if (wrongs := wrongs_at(self.settings, arm, number)) is not None
+        ]
         if 0 < len(found) < len(arms):
             raise ValueError("arms: some have an offset and others have none; run them separately")
         return offsets(found, [_seed(self.settings, arm) for arm in arms]) if found else None
@@ -117,11 +148,16 @@ def groups(settings: Settings, state: Any) -> list[Group]:
 
 
 def numbers(settings: Settings) -> list[list[int]]:
-    """Numbers of the arms that share a structure at every step. Raises UsageError for changes and engines that cannot be had."""
+    """Numbers of the arms that share a structure at every step.
+
+    Raises UsageError for changes and engines that cannot be had.
+    """
     check_engine(settings.config)
     found: dict[tuple[Hashable, ...], list[int]] = {}
     for number, arm in enumerate(settings.arms):
-        found.setdefault(tuple(_structure(settings, arm, first) for first in firsts(settings)), []).append(number)
+        found.setdefault(
+            tuple(_structure(settings, arm, first) for first in firsts(settings)), []
+        ).append(number)
     return list(found.values())
 
 
@@ -131,11 +167,19 @@ def firsts(settings: Settings) -> list[int]:
 
 
 def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
-    """What makes an executable: that of the plans, whether delta reads anything wrongly, which events of linear layers draw lots."""
-    plans, wrongs, formats = plans_at(settings, arm, step), wrongs_at(settings, arm, step), formats_at(settings, arm, step)
+    """What makes an executable: that of the plans, whether delta reads anything wrongly, which
+    events of linear layers draw lots.
+    """
+    plans = plans_at(settings, arm, step)
+    wrongs = wrongs_at(settings, arm, step)
+    formats = formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
     own = None if plans is None else structure(plans[0][0])
-    return _fused(settings.config, plans, wrongs) or own, wrongs is not None, formats and (formats.drawn, formats.even)
+    return (
+        _fused(settings.config, plans, wrongs) or own,
+        wrongs is not None,
+        formats and (formats.drawn, formats.even),
+    )
 
 
 def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Plan | None:
@@ -144,7 +188,9 @@ def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Plan |
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:
-    """The plans of an arm at a step: the arm's changes, then those of all arms from some step on."""
+    """The plans of an arm at a step: the arm's changes, then those of all arms from some step
+    on.
+    """
     return plans_of(settings.config, _texts(settings, arm, step), _seed(settings, arm))
 
 
@@ -178,4 +224,7 @@ def _seed(settings: Settings, arm: Arm) -> int:
 def together(found: Sequence[Group]) -> Any:
     """The state of all arms, in their order, on the host."""
     order = np.argsort([a for group in found for a in group.arms], kind="stable")
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *(jax.device_get(group.state) for group in found))
+    return jax.tree.map(
+        lambda *leaves: np.concatenate(leaves)[order],
+        *(jax.device_get(group.state) for group in found),
+    )

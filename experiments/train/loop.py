@@ -23,7 +23,8 @@ class Block(NamedTuple):
     """Steps that are done.
 
     done           the number of steps after it
-    losses, norms  (steps of the block, arms) as the device has them, at the weights before each step
+    losses, norms  (steps of the block, arms) as the device has them, at the weights before each
+                   step
     look           what `look(done)` gave, on the host
     """
 
@@ -68,7 +69,10 @@ def _fetched(done: int, seen: list[tuple[Any, Any]], look: Any) -> Block:
 def batches_of(settings: Settings) -> dict[int, data.Batches]:
     """Seed of arms -> batches."""
     c = settings.config
-    return {seed: data.batches(c, c.data_seed + seed) for seed in dict.fromkeys(arm.seed for arm in settings.arms)}
+    return {
+        seed: data.batches(c, c.data_seed + seed)
+        for seed in dict.fromkeys(arm.seed for arm in settings.arms)
+    }
 
 
 def drawing(settings: Settings) -> Callable[[int], Batches]:

@@ -1,4 +1,6 @@
-"""Where a run comes from: nowhere, itself (it goes on), or a step of another one, of which it is a branch."""
+"""Where a run comes from: nowhere, itself (it goes on), or a step of another one, of which it is a
+branch.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +20,34 @@ from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import Arm, Settings, plain, settings
 from roundscope.experiments.train.state import pick
 
-FREE = ("steps", "checkpoint_every", "keep", "monitor_every", "drift_alarm")  # what may change while a run goes on
-FIXED = ("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio", "clip", "weight_decay")  # of a state
+FREE = (
+    "steps",
+    "checkpoint_every",
+    "keep",
+    "monitor_every",
+    "drift_alarm",
+)  # what may change while a run goes on
+FIXED = (
+    "layers",
+    "heads",
+    "width",
+    "context",
+    "vocab",
+    "position",
+    "qk_norm",
+    "tied",
+    "mlp_ratio",
+    "clip",
+    "weight_decay",
+)  # of a state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What to run and how it begins; in_place: in the folder that it comes from. Nothing is computed before `beginning()`."""
+    """What to run and how it begins; in_place: in the folder that it comes from.
+
+    Nothing is computed before `beginning()`.
+    """
 
     settings: Settings
     beginning: Callable[[], training.Beginning]
@@ -33,50 +56,91 @@ class Origin:
     notes: tuple[str, ...] = ()  # what the user should know before it runs
 
 
-def new(words: Sequence[str], *, arms: Sequence[str], at: Sequence[str], seeds: str | None) -> Origin:
-    """A run from its first weights. Raises UsageError for all that is wrong with what was asked for, data included."""
+def new(
+    words: Sequence[str], *, arms: Sequence[str], at: Sequence[str], seeds: str | None
+) -> Origin:
+    """A run from its first weights.
+
+    Raises UsageError for all that is wrong with what was asked for, data included.
+    """
     found = settings(words, arms=arms, at=at, seeds=seeds)
-    found = replace(found, config=replace(found.config, decay_steps=found.config.cosine_end))  # later steps= leaves the schedule alone
+    found = replace(
+        found, config=replace(found.config, decay_steps=found.config.cosine_end)
+    )  # later steps= leaves the schedule alone
     _check(found, 0, found.at)
     return Origin(settings=found, beginning=partial(_first, found), in_place=False, words={})
 
 
 def earlier(
-    folder: Path, words: Sequence[str], *, first: int | None, arms: Sequence[str], at: Sequence[str], seeds: str | None,
+    folder: Path,
+    words: Sequence[str],
+    *,
+    first: int | None,
+    arms: Sequence[str],
+    at: Sequence[str],
+    seeds: str | None,
     is_branch: bool,
-) -> Origin:  # fmt: skip
-    """A run that goes on from a checkpoint of `folder`, in place or as a branch. Raises UsageError."""
+) -> Origin:
+    """A run that goes on from a checkpoint of `folder`, in place or as a branch. Raises
+    UsageError.
+    """
     known = [s for s in checkpoint.steps(folder) if first is None or s <= first]
     if first is not None and checkpoint.steps(folder) and not known:
-        raise bad("--from", first, f"{folder} has checkpoints from step {checkpoint.steps(folder)[0]} on")
+        raise bad(
+            "--from", first, f"{folder} has checkpoints from step {checkpoint.steps(folder)[0]} on"
+        )
     state, meta = checkpoint.load(folder, known[-1] if known else None)
     before = settings_of(meta)
     step = meta["step"] if first is None else first
     if seeds:
         raise bad("--seeds", seeds, "a branch keeps the seeds of its run; leave it out")
     asked = settings(words, arms=arms, at=at, before=plain(before.config))
-    last = max(before.config.steps, *checkpoint.steps(folder))  # a run that went on has more steps than its early checkpoints say
+    last = max(
+        before.config.steps, *checkpoint.steps(folder)
+    )  # a run that went on has more steps than its early checkpoints say
     if step > last:
         raise bad("--from", step, f"{folder} ends at step {last}")
     if step > meta["step"] and not has_device(before.config):
-        told = f"the steps from {meta['step']} on would be done again, with engine={before.config.engine}, and JAX sees no GPU"
+        told = (
+            f"the steps from {meta['step']} on would be done again, with"
+            f" engine={before.config.engine}, and JAX sees no GPU"
+        )
         raise bad("--from", step, f"{told}; give --from {meta['step']}")
     if asked.config.steps < step:
-        raise bad("steps", asked.config.steps, f"the first {step} are done; give more, or an earlier --from STEP with --out NEW")
+        raise bad(
+            "steps",
+            asked.config.steps,
+            f"the first {step} are done; give more, or an earlier --from STEP with --out NEW",
+        )
     if is_branch:
         found, chosen = _branch(before, asked, step, has_arms=bool(arms), folder=folder)
     else:
         if first is not None:
-            repair = f"a branch needs a folder of its own: --resume {folder} --from {first} --out NEW; to go on in place leave --from out"
+            repair = (
+                f"a branch needs a folder of its own: --resume {folder} --from {first} --out NEW;"
+                " to go on in place leave --from out"
+            )
             raise bad("--from", first, repair)
         if arms or at or _changed(before.config, asked.config, FREE):
-            raise bad("--resume", str(folder), f"a run that goes on keeps all but {', '.join(FREE)}; for a branch add --out NEW")
+            raise bad(
+                "--resume",
+                str(folder),
+                f"a run that goes on keeps all but {', '.join(FREE)}; for a branch add --out NEW",
+            )
         found, chosen = replace(before, config=asked.config), list(range(len(before.arms)))
     _check(found, step, asked.at)
     _check_data(found, meta, folder)
     go = partial(_later, before, state, meta, step, chosen)
-    words_of = {"folder": str(folder), "checkpoint": meta["step"], "step": step} if is_branch else {}
-    return Origin(settings=found, beginning=go, in_place=not is_branch, words=words_of, notes=_notes(before, found, step, folder))
+    words_of = (
+        {"folder": str(folder), "checkpoint": meta["step"], "step": step} if is_branch else {}
+    )
+    return Origin(
+        settings=found,
+        beginning=go,
+        in_place=not is_branch,
+        words=words_of,
+        notes=_notes(before, found, step, folder),
+    )
 
 
 def _notes(before: Settings, found: Settings, step: int, folder: Path) -> tuple[str, ...]:
@@ -84,26 +148,43 @@ def _notes(before: Settings, found: Settings, step: int, folder: Path) -> tuple[
     end, steps = found.config.cosine_end, found.config.steps
     if not (steps > before.config.steps and end < steps and end == before.config.cosine_end):
         return ()
-    told = f"decay_steps stays {end}: from there to step {steps} the learning rate is min_lr = {found.config.min_lr:g}"
-    return (f"{told}; for a longer schedule: roundscope train --resume {folder} --from {step} --out NEW steps={steps} decay_steps={steps}",)
+    told = (
+        f"decay_steps stays {end}: from there to step {steps} the learning rate is min_lr ="
+        f" {found.config.min_lr:g}"
+    )
+    return (
+        (
+            f"{told}; for a longer schedule: roundscope train --resume {folder} --from {step} --out"
+            f" NEW steps={steps} decay_steps={steps}"
+        ),
+    )
 
 
 def recorded(origin: Origin) -> dict[str, Any]:
     """The columns of the log's table runs."""
     found = origin.settings
     arms = [
-        {"name": a.name, "lr": a.lr, "seed": a.seed, "plans": described(groups.plans_at(found, a, 0)),
-         "offsets": injected.described(groups.wrongs_at(found, a, 0)),
-         "linears": linear_plans.described(groups.formats_at(found, a, 0))}
+        {
+            "name": a.name,
+            "lr": a.lr,
+            "seed": a.seed,
+            "plans": described(groups.plans_at(found, a, 0)),
+            "offsets": injected.described(groups.wrongs_at(found, a, 0)),
+            "linears": linear_plans.described(groups.formats_at(found, a, 0)),
+        }
         for a in found.arms
-    ]  # fmt: skip
+    ]
     own = versions("xla") | {name: metadata.version(name) for name in ("optax", "safetensors")}
     places = {devices.place(found.config, numbers).words for numbers in groups.numbers(found)}
     about = next(iter(loop.batches_of(found).values())).about
     return {
-        "config": plain(found.config), "arms": {"arms": arms, "at": found.at}, "data": about, "versions": own,
-        "device": f"{device('xla')}; {', '.join(sorted(places))}; sums {found.config.sums}", "origin": origin.words,
-    }  # fmt: skip
+        "config": plain(found.config),
+        "arms": {"arms": arms, "at": found.at},
+        "data": about,
+        "versions": own,
+        "device": f"{device('xla')}; {', '.join(sorted(places))}; sums {found.config.sums}",
+        "origin": origin.words,
+    }
 
 
 def _first(found: Settings) -> training.Beginning:
@@ -113,19 +194,35 @@ def _first(found: Settings) -> training.Beginning:
     return training.Beginning(step=0, state=start(found.config, len(found.arms), seeds))
 
 
-def _later(before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]) -> training.Beginning:
+def _later(
+    before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]
+) -> training.Beginning:
     state = loop.replayed(before, state, meta["step"], step) if step > meta["step"] else state
-    return training.Beginning(step=step, state=pick(state, chosen), watch=meta["watch"], arms=chosen)
+    return training.Beginning(
+        step=step, state=pick(state, chosen), watch=meta["watch"], arms=chosen
+    )
 
 
 def settings_of(meta: dict[str, Any]) -> Settings:
     """The settings of the run whose checkpoint says `meta`."""
-    arms = tuple(Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"]) for a in meta["arms"])
-    return Settings(config=settings([], before=meta["config"]).config, arms=arms, at=tuple((s, t) for s, t in meta["at"]))
+    arms = tuple(
+        Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"])
+        for a in meta["arms"]
+    )
+    return Settings(
+        config=settings([], before=meta["config"]).config,
+        arms=arms,
+        at=tuple((s, t) for s, t in meta["at"]),
+    )
 
 
-def _branch(before: Settings, asked: Settings, step: int, *, has_arms: bool, folder: Path) -> tuple[Settings, list[int]]:
-    """The settings of a branch, and of which arm each of its arms goes on. What applied before `step` belongs to the arms from here on."""
+def _branch(
+    before: Settings, asked: Settings, step: int, *, has_arms: bool, folder: Path
+) -> tuple[Settings, list[int]]:
+    """The settings of a branch, and of which arm each of its arms goes on.
+
+    What applied before `step` belongs to the arms from here on.
+    """
     for name in FIXED:
         old, now = getattr(before.config, name), getattr(asked.config, name)
         if old != now and (name not in ("clip", "weight_decay") or bool(old) != bool(now)):
@@ -137,14 +234,32 @@ def _branch(before: Settings, asked: Settings, step: int, *, has_arms: bool, fol
     arms, chosen = [], []
     for arm in wanted:
         if len(names) > 1 and arm.name not in names:
-            raise bad("--arm", arm.name, f"{folder} has several arms; name those that go on: {' '.join(names)}")
+            raise bad(
+                "--arm",
+                arm.name,
+                f"{folder} has several arms; name those that go on: {' '.join(names)}",
+            )
         source = names.index(arm.name) if len(names) > 1 else 0
         old_arm = before.arms[source]
         lr = arm.lr if has_arms and arm.lr != asked.config.lr else rate or old_arm.lr
-        arms.append(Arm(name=arm.name, changes=(*old_arm.changes, *past, *arm.changes), lr=lr, seed=old_arm.seed))
+        arms.append(
+            Arm(
+                name=arm.name,
+                changes=(*old_arm.changes, *past, *arm.changes),
+                lr=lr,
+                seed=old_arm.seed,
+            )
+        )
         chosen.append(source)
     later = [pair for pair in before.at if pair[0] > step]
-    return Settings(config=asked.config, arms=tuple(arms), at=tuple(sorted((*later, *asked.at), key=lambda pair: pair[0]))), chosen
+    return (
+        Settings(
+            config=asked.config,
+            arms=tuple(arms),
+            at=tuple(sorted((*later, *asked.at), key=lambda pair: pair[0])),
+        ),
+        chosen,
+    )
 
 
 def _changed(old: Config, now: Config, free: Sequence[str]) -> bool:
@@ -158,11 +273,21 @@ def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None
         batches.batch(step)
     for first, text in asked:
         if not step <= first < found.config.steps:
-            raise bad("--at", f"{first} '{text}'", f"give a step that the run takes, from step {step} to {found.config.steps - 1}")
+            raise bad(
+                "--at",
+                f"{first} '{text}'",
+                f"give a step that the run takes, from step {step} to {found.config.steps - 1}",
+            )
 
 
 def _check_data(found: Settings, meta: dict[str, Any], folder: Path) -> None:
     """The same data as before, unless another was asked for."""
     now = next(iter(loop.batches_of(found).values())).about
-    if found.config.data == meta["config"]["data"] and now.get("fingerprint") != meta["data"].get("fingerprint"):
-        raise bad("data", found.config.data, f"is not what {folder} was trained on; its batches would differ")
+    if found.config.data == meta["config"]["data"] and now.get("fingerprint") != meta["data"].get(
+        "fingerprint"
+    ):
+        raise bad(
+            "data",
+            found.config.data,
+            f"is not what {folder} was trained on; its batches would differ",
+        )

@@ -31,18 +31,26 @@ TABLES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {  # columns, key
     ),
     "steps": (KEYS | dict.fromkeys(("loss", "gradient_norm", "lr"), "REAL"), ("arm", "step")),
     "heads": (
-        KEYS | dict.fromkeys(("layer", "head"), "INTEGER NOT NULL")
+        KEYS
+        | dict.fromkeys(("layer", "head"), "INTEGER NOT NULL")
         | dict.fromkeys(("w_q_norm", "several_ones", "v_skew"), "REAL")
-        | dict.fromkeys(("delta_sum", "delta_square", "coherence", "running_sum", "running_coherence"), "REAL")
+        | dict.fromkeys(
+            ("delta_sum", "delta_square", "coherence", "running_sum", "running_coherence"), "REAL"
+        )
         | {"gaps": "TEXT", "drift": "REAL", "w_q_gradient": "REAL"},
         ("arm", "step", "layer", "head"),
     ),
-    "sites": (KEYS | {"site": "TEXT NOT NULL"} | dict.fromkeys(("mean_ulps", "mean_abs_ulps"), "REAL"), ("arm", "step", "site")),
+    "sites": (
+        KEYS | {"site": "TEXT NOT NULL"} | dict.fromkeys(("mean_ulps", "mean_abs_ulps"), "REAL"),
+        ("arm", "step", "site"),
+    ),
     "alarms": (
-        KEYS | dict.fromkeys(("series", "kind"), "TEXT NOT NULL") | dict.fromkeys(("value", "bound"), "REAL"),
+        KEYS
+        | dict.fromkeys(("series", "kind"), "TEXT NOT NULL")
+        | dict.fromkeys(("value", "bound"), "REAL"),
         ("arm", "step", "series", "kind"),
     ),
-}  # fmt: skip
+}
 
 
 class Log:
@@ -52,26 +60,47 @@ class Log:
         self.connection, self.path = connection, path
 
     def begin(self, step: int, **columns: Any) -> None:
-        """A row of `runs`, and no row of another table from `step` on: those steps are computed again, to the same bits."""
+        """A row of `runs`, and no row of another table from `step` on: those steps are computed
+        again, to the same bits.
+        """
         with explained(self.path):
             for table in ("steps", "heads", "sites", "alarms"):
                 self.connection.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self.add("runs", [{"began": now, "step": step, **{k: v if isinstance(v, str) else json.dumps(v) for k, v in columns.items()}}])
+        self.add(
+            "runs",
+            [
+                {
+                    "began": now,
+                    "step": step,
+                    **{k: v if isinstance(v, str) else json.dumps(v) for k, v in columns.items()},
+                }
+            ],
+        )
         self.commit()
 
     def add(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows with the columns of the first; NaN becomes NULL. Raises StorageError (a full disk)."""
+        """Rows with the columns of the first; NaN becomes NULL. Raises StorageError (a full
+        disk).
+        """
         if not rows:
             return
         columns = tuple(rows[0])
-        text = f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        text = (
+            f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES"
+            f" ({', '.join('?' * len(columns))})"
+        )
         with explained(self.path):
             self.connection.executemany(text, ([row[c] for c in columns] for row in rows))
 
     def running(self) -> dict[tuple[str, int, int], tuple[float, float]]:
-        """(arm, layer, head) -> sum of the delta errors of all monitored rows so far, and of their squares."""
-        text = "SELECT arm, layer, head, total(delta_sum), total(delta_square) FROM heads GROUP BY arm, layer, head"
+        """(arm, layer, head) -> sum of the delta errors of all monitored rows so far, and of their
+        squares.
+        """
+        text = (
+            "SELECT arm, layer, head, total(delta_sum), total(delta_square) FROM heads GROUP BY"
+            " arm, layer, head"
+        )
         with explained(self.path):
             return {tuple(row[:3]): tuple(row[3:]) for row in self.connection.execute(text)}
 
@@ -83,7 +112,10 @@ class Log:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Log]:
-    """Opens the log of a run's folder, new or old, and holds the folder. Raises StorageError if another process does."""
+    """Opens the log of a run's folder, new or old, and holds the folder.
+
+    Raises StorageError if another process does.
+    """
     path = (folder / NAME).resolve()
     with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")  # readers while we write
@@ -91,7 +123,10 @@ def writing(folder: Path) -> Iterator[Log]:
         for name, (columns, key) in TABLES.items():
             declared = ", ".join(f"{c} {kind}" for c, kind in columns.items())
             rows = "" if name == "runs" else " WITHOUT ROWID"
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({declared}, PRIMARY KEY ({', '.join(key)})){rows}")
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {name} ({declared}, PRIMARY KEY"
+                f" ({', '.join(key)})){rows}"
+            )
             add_columns(connection, name, columns)  # of a log that an older version made
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -105,7 +140,9 @@ def is_log(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)) as connection:
+        with closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)
+        ) as connection:
             [(found,)] = connection.execute("PRAGMA application_id")
     except sqlite3.Error:
         return False
@@ -113,12 +150,23 @@ def is_log(path: Path) -> bool:
 
 
 def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any]]:
-    """All rows of a table in the order of its key, of one arm if given. Raises UsageError where there is no run."""
+    """All rows of a table in the order of its key, of one arm if given.
+
+    Raises UsageError where there is no run.
+    """
     path = folder / NAME
     if not path.is_file():
         raise bad("DIR", str(folder), "holds no run; make one with  roundscope train --out DIR")
     key = ", ".join(TABLES[table][1])
     where, values = ("", ()) if arm is None else (" WHERE arm = ?", (arm,))
-    with explained(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)) as connection:
+    with (
+        explained(path),
+        closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)
+        ) as connection,
+    ):
         connection.row_factory = sqlite3.Row
-        return [dict(row) for row in connection.execute(f"SELECT * FROM {table}{where} ORDER BY {key}", values)]
+        return [
+            dict(row)
+            for row in connection.execute(f"SELECT * FROM {table}{where} ORDER BY {key}", values)
+        ]

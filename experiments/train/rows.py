@@ -7,10 +7,14 @@ import jax.numpy as jnp
 from jax import Array
 
 
-def drift(scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array) -> tuple[Array, Array]:
-    """(|R|, |dW_Q|) of every head: what sums of dS's rows make of the gradient of W_Q, and all of it.
+def drift(
+    scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array
+) -> tuple[Array, Array]:
+    """(|R|, |dW_Q|) of every head: what sums of dS's rows make of the gradient of W_Q, and all of
+    it.
 
-    rows (heads, T): the sums;  x (heads, T, D): what W_Q reads;  R = scale sum_t rows[t] x[t]^T PK[t]
+    rows (heads, T): the sums;  x (heads, T, D): what W_Q reads;  R = scale sum_t rows[t] x[t]^T
+                                PK[t]
     """
     pk = jnp.einsum("nts,nsh->nth", softmax(scale, q, k), k)
     made = jnp.einsum("nt,ntd,nth->ndh", scale * rows, x.astype(pk.dtype), pk)

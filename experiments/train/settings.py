@@ -1,9 +1,14 @@
-"""What `roundscope train` was asked for: a TOML file and words -> `Settings`. Both know the same keys.
+"""What `roundscope train` was asked for: a TOML file and words -> `Settings`.
 
-file    layers = 4 ...: the fields of Config;  seeds = [0, 1];  [arms] name = "change; change";  [at] 300 = "change"
-words   layers=4 ... of the same keys, over the file; --seeds, --arm NAME=TEXT and --at STEP TEXT replace the file's
+Both know the same keys.
+
+file    layers = 4 ...: the fields of Config;  seeds = [0, 1];  [arms] name = "change; change";
+        [at] 300 = "change"
+words   layers=4 ... of the same keys, over the file; --seeds, --arm NAME=TEXT and --at STEP TEXT
+        replace the file's
 warmup  left out: a tenth of steps (of decay_steps, if given), at most 100
-arms    every seed of every arm is one run; all arms of a seed see the same batches. In an arm's text, lr=1e-2 sets its peak rate
+arms    every seed of every arm is one run; all arms of a seed see the same batches. In an arm's
+        text, lr=1e-2 sets its peak rate
 """
 
 import math
@@ -27,7 +32,9 @@ ONLY = "run"  # the name of an arm that nobody named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One run among several of one shape: its name, its changes, its peak learning rate, its seed (added to the config's two)."""
+    """One run among several of one shape: its name, its changes, its peak learning rate, its seed
+    (added to the config's two).
+    """
 
     name: str
     changes: tuple[str, ...] = ()
@@ -45,21 +52,42 @@ class Settings:
 
 
 def settings(
-    words: Sequence[str], *, arms: Sequence[str] = (), at: Sequence[str] = (), seeds: str | None = None,
+    words: Sequence[str],
+    *,
+    arms: Sequence[str] = (),
+    at: Sequence[str] = (),
+    seeds: str | None = None,
     before: Mapping[str, Any] | None = None,
-) -> Settings:  # fmt: skip
-    """The settings that words and options ask for, on top of those of an earlier run. Raises UsageError naming key, value and repair."""
+) -> Settings:
+    """The settings that words and options ask for, on top of those of an earlier run.
+
+    Raises UsageError naming key, value and repair.
+    """
     files = [w for w in words if w.endswith(".toml") and "=" not in w]
     if len(files) > 1:
-        raise bad("CONFIG", files[1], f"{files[0]} is given already; one file, and words for what differs")
-    given = dict(before or {}) | (_file(Path(files[0])) if files else {}) | _words([w for w in words if w not in files])
+        raise bad(
+            "CONFIG", files[1], f"{files[0]} is given already; one file, and words for what differs"
+        )
+    given = (
+        dict(before or {})
+        | (_file(Path(files[0])) if files else {})
+        | _words([w for w in words if w not in files])
+    )
     tables = {name: given.pop(name) for name in TABLES if name in given}
     config = _config({name: typed(name, value) for name, value in given.items()})
     named = _named(arms) or tables.get("arms") or {ONLY: ""}
     chosen = _seeds(tables.get("seeds", [0]) if seeds is None else seeds)
-    steps = [_at(text) for text in at] or [(_step(k), _checked(v)) for k, v in _table("at", tables.get("at", {})).items()]
-    found = [_arm(config, name, text, seed, len(chosen) > 1) for name, text in _table("arms", named).items() for seed in chosen]
-    return Settings(config=config, arms=tuple(found), at=tuple(sorted(steps, key=lambda pair: pair[0])))
+    steps = [_at(text) for text in at] or [
+        (_step(k), _checked(v)) for k, v in _table("at", tables.get("at", {})).items()
+    ]
+    found = [
+        _arm(config, name, text, seed, len(chosen) > 1)
+        for name, text in _table("arms", named).items()
+        for seed in chosen
+    ]
+    return Settings(
+        config=config, arms=tuple(found), at=tuple(sorted(steps, key=lambda pair: pair[0]))
+    )
 
 
 def _config(given: Mapping[str, Any]) -> Config:
@@ -70,7 +98,10 @@ def _config(given: Mapping[str, Any]) -> Config:
 
 
 def typed(name: str, value: Any) -> Any:
-    """A value of the field `name` in its type, from TOML's or from text. Raises UsageError naming both and the repair."""
+    """A value of the field `name` in its type, from TOML's or from text.
+
+    Raises UsageError naming both and the repair.
+    """
     if name not in TYPES:
         raise UsageError(unknown("setting", name, (*TYPES, *TABLES)))
     kind = TYPES[name]
@@ -90,7 +121,9 @@ def typed(name: str, value: Any) -> Any:
 def plain(config: Config) -> dict[str, Any]:
     """A config as `settings(before=...)` takes it and JSON knows it."""
     values = {f.name: getattr(config, f.name) for f in fields(config)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -111,9 +144,15 @@ def _words(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, given, value = word.partition("=")
         if not given:
-            raise bad("KEY=VALUE", word, "write a setting as lr=1e-2, or name a file that ends in .toml")
+            raise bad(
+                "KEY=VALUE", word, "write a setting as lr=1e-2, or name a file that ends in .toml"
+            )
         if name in TABLES or name not in TYPES:
-            raise UsageError(f"--{name}: give it as an option" if name in TABLES else unknown("setting", name, TYPES))
+            raise UsageError(
+                f"--{name}: give it as an option"
+                if name in TABLES
+                else unknown("setting", name, TYPES)
+            )
         if name in found:
             raise bad(name, value, f"is given already, as {found[name]}")
         found[name] = value
@@ -125,14 +164,24 @@ def _named(arms: Sequence[str]) -> dict[str, str]:
     for text in arms:
         name, given, changes = text.partition("=")
         if not given or not name.strip() or name in found:
-            raise bad("--arm", text, "write NAME=TEXT with a name of its own, as in  wide='site=O -> fp32'; NAME= alone changes nothing")
+            raise bad(
+                "--arm",
+                text,
+                "write NAME=TEXT with a name of its own, as in  wide='site=O -> fp32'; NAME= alone"
+                " changes nothing",
+            )
         found[name.strip()] = changes
     return found
 
 
 def _table(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise bad(name, value, f'write a table of texts, as in  [{name}]  then  {"300" if name == "at" else "wide"} = "site=O -> fp32"')
+        raise bad(
+            name,
+            value,
+            f"write a table of texts, as in  [{name}]  then  {'300' if name == 'at' else 'wide'} ="
+            ' "site=O -> fp32"',
+        )
     return value
 
 
@@ -154,7 +203,9 @@ def _seeds(seeds: Any) -> list[int]:
 def _at(text: str) -> tuple[int, str]:
     step, given, change = text.partition(":")
     if not given:
-        raise bad("--at", text, "write --at STEP CHANGE, as in  --at 300 'layer=1 head=7 site=O -> fp32'")
+        raise bad(
+            "--at", text, "write --at STEP CHANGE, as in  --at 300 'layer=1 head=7 site=O -> fp32'"
+        )
     return _step(step), _checked(change.strip())
 
 

@@ -1,16 +1,20 @@
-"""When a training run goes wrong: spikes and lasting rises of a series, and values that are not finite.
+"""When a training run goes wrong: spikes and lasting rises of a series, and values that are not
+finite.
 
-w      the last 100 values that were no spike, at least 20;  m = median(w);  s = max(1.4826 median|w - m|, 0.005 |m|)
+w      the last 100 values that were no spike, at least 20;  m = median(w);  s = max(1.4826 median|w
+                                        - m|, 0.005 |m|)
 spike  x > m + 8 s, three steps in a row. It ends with the first value below
 rise   m > (lowest m so far) + 0.5, for losses, in nats
-stay   a spike of the loss that does not end: of its steps each x > m + 8 s counts 1 and each below takes 3 away again, up to 100
+stay   a spike of the loss that does not end: of its steps each x > m + 8 s counts 1 and each below
+       takes 3 away again, up to 100
 growth of gradient norms: the median of the last 20 > 10 times the lowest such median so far
 A loss has diverged with its first rise, stay or value that is not finite, and none of them ends.
 
-The median and the spread about it do not move when a spike enters; a loss that falls makes the rule late, never early.
-Gradient norms are judged by their logarithm, since their spread grows with their size. The rule knows no paper: neither what
-makes a loss rise nor how high. Of independent noise with the tails of Student's t with 3 degrees of freedom, a value is above
-m + 8 s with probability 0.0014, three in a row once in 10^8 steps.
+The median and the spread about it do not move when a spike enters; a loss that falls makes the rule
+late, never early. Gradient norms are judged by their logarithm, since their spread grows with their
+size. The rule knows no paper: neither what makes a loss rise nor how high. Of independent noise
+with the tails of Student's t with 3 degrees of freedom, a value is above m + 8 s with probability
+0.0014, three in a row once in 10^8 steps.
 """
 
 from collections.abc import Sequence
@@ -20,19 +24,21 @@ from typing import Any
 import numpy as np
 
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
-RECENT, GROWTH = 20, 10.0  # of norms: the steps of a median, and how many times the lowest so far it must be
+# of norms: the steps of a median, and how many times the lowest so far it must be
+RECENT = 20
+GROWTH = 10.0
 BELOW = 3  # high values that one below takes away: a stay has at most one of these in four
 RULE = (
-    "An arm has diverged at the first step where its loss is not finite, where the median of its last 100 losses that are no spikes is "
-    "more than 0.5 nats above the lowest such median so far, or where a spike (above that median by 8 times the spread) begins that lasts "
-    "100 steps."
+    "An arm has diverged at the first step where its loss is not finite, where the median of its"
+    " last 100 losses that are no spikes is more than 0.5 nats above the lowest such median so far,"
+    " or where a spike (above that median by 8 times the spread) begins that lasts 100 steps."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something at a step: `series` of arm number `arm` is 'not finite', or a 'spike', a 'rise', a 'stay', 'growth' or 'drift' above
-    `limit`.
+    """Something at a step: `series` of arm number `arm` is 'not finite', or a 'spike', a 'rise', a
+    'stay', 'growth' or 'drift' above `limit`.
     """
 
     step: int
@@ -45,11 +51,21 @@ class Alarm:
     @property
     def delay(self) -> int:
         """Steps by which an alarm may come after what it reports."""
-        return {"not finite": 1, "spike": IN_A_ROW, "rise": WINDOW, "stay": WINDOW, "growth": RECENT, "drift": 0}[self.kind]
+        return {
+            "not finite": 1,
+            "spike": IN_A_ROW,
+            "rise": WINDOW,
+            "stay": WINDOW,
+            "growth": RECENT,
+            "drift": 0,
+        }[self.kind]
 
     @property
     def diverged(self) -> int | None:
-        """The step at which the arm has diverged, None if the alarm does not say so. A stay is known 99 steps after it began."""
+        """The step at which the arm has diverged, None if the alarm does not say so.
+
+        A stay is known 99 steps after it began.
+        """
         if self.series != "loss" or self.kind == "spike":
             return None
         return self.step - WINDOW + 1 if self.kind == "stay" else self.step
@@ -58,16 +74,29 @@ class Alarm:
 class Watch:
     """Follows one series of every arm.
 
-    It keeps: accepted values, how many, high ones in a row, how long they stayed high, the lowest median, what is going on; the last
-    values of all, and the lowest median of such. growth: by how much that median may rise above it.
+    It keeps: accepted values, how many, high ones in a row, how long they stayed high, the lowest
+    median, what is going on; the last values of all, and the lowest median of such. growth: by how
+    much that median may rise above it.
     """
 
-    def __init__(self, series: str, arms: int, *, logarithm: bool = False, rise: float = RISE, growth: float = np.inf) -> None:
+    def __init__(
+        self,
+        series: str,
+        arms: int,
+        *,
+        logarithm: bool = False,
+        rise: float = RISE,
+        growth: float = np.inf,
+    ) -> None:
         self.series, self.logarithm, self.rise, self.growth = series, logarithm, rise, growth
         self.recent, self.least = np.full((RECENT, arms), np.nan), np.full(arms, np.inf)
         self.grown = np.zeros(arms, bool)
         self.values = np.full((WINDOW, arms), np.nan)
-        self.count, self.row, self.stayed = np.zeros(arms, int), np.zeros(arms, int), np.zeros(arms, int)
+        self.count, self.row, self.stayed = (
+            np.zeros(arms, int),
+            np.zeros(arms, int),
+            np.zeros(arms, int),
+        )
         self.lowest = np.full(arms, np.nan)
         self.risen, self.lost = np.zeros(arms, bool), np.zeros(arms, bool)
 
@@ -81,13 +110,27 @@ class Watch:
         high = finite & (self.count >= LEAST) & (x > limit)
         self.row = np.where(high, self.row + 1, 0)
         self.stayed = np.clip(self.stayed + np.where(high, 1, -BELOW), 0, WINDOW)
-        staying = (self.stayed == WINDOW) & ~self.risen & np.isfinite(self.rise)  # a norm that stays higher is no divergence
+        staying = (
+            (self.stayed == WINDOW) & ~self.risen & np.isfinite(self.rise)
+        )  # a norm that stays higher is no divergence
         rising = (self.count >= WINDOW) & (middle > self.lowest + self.rise) & ~self.risen
         self.lowest = np.where(self.count >= WINDOW, np.fmin(self.lowest, middle), self.lowest)
-        found = [self._alarm(step, a, "not finite", values, np.inf) for a in np.flatnonzero(~finite & ~self.lost)]
-        found += [self._alarm(step, a, "spike", values, self._shown(limit[a])) for a in np.flatnonzero(self.row == IN_A_ROW)]
-        found += [self._alarm(step, a, "rise", values, self._shown(self.lowest[a] + self.rise)) for a in np.flatnonzero(rising)]
-        found += [self._alarm(step, a, "stay", values, self._shown(limit[a])) for a in np.flatnonzero(staying)]
+        found = [
+            self._alarm(step, a, "not finite", values, np.inf)
+            for a in np.flatnonzero(~finite & ~self.lost)
+        ]
+        found += [
+            self._alarm(step, a, "spike", values, self._shown(limit[a]))
+            for a in np.flatnonzero(self.row == IN_A_ROW)
+        ]
+        found += [
+            self._alarm(step, a, "rise", values, self._shown(self.lowest[a] + self.rise))
+            for a in np.flatnonzero(rising)
+        ]
+        found += [
+            self._alarm(step, a, "stay", values, self._shown(limit[a]))
+            for a in np.flatnonzero(staying)
+        ]
         found += self._growing(step, x, values)
         self.risen, self.lost = self.risen | rising | staying, self.lost | ~finite
         self._accept(x, finite & ~high)
@@ -103,12 +146,17 @@ class Watch:
         self.recent = np.concatenate([self.recent[1:], np.where(np.isfinite(x), x, np.nan)[None]])
         middle = np.median(self.recent, axis=0)  # NaN until all are there
         growing = (middle > self.least + self.growth) & ~self.grown
-        found = [self._alarm(step, a, "growth", values, self._shown(self.least[a] + self.growth)) for a in np.flatnonzero(growing)]
+        found = [
+            self._alarm(step, a, "growth", values, self._shown(self.least[a] + self.growth))
+            for a in np.flatnonzero(growing)
+        ]
         self.grown, self.least = self.grown | growing, np.fmin(self.least, middle)
         return found
 
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
-        values = np.where(self.count > 0, self.values, 0.0)  # of an arm without any, nothing is asked
+        values = np.where(
+            self.count > 0, self.values, 0.0
+        )  # of an arm without any, nothing is asked
         middle = np.nanmedian(values, axis=0)
         spread = 1.4826 * np.nanmedian(np.abs(values - middle), axis=0)
         return middle, middle + FACTOR * np.maximum(spread, 0.005 * np.abs(middle))
@@ -122,7 +170,14 @@ class Watch:
         return float(np.exp(limit) if self.logarithm else limit)
 
     def _alarm(self, step: int, arm: Any, kind: str, values: np.ndarray, limit: float) -> Alarm:
-        return Alarm(step=step, arm=int(arm), series=self.series, kind=kind, value=float(values[arm]), limit=float(limit))
+        return Alarm(
+            step=step,
+            arm=int(arm),
+            series=self.series,
+            kind=kind,
+            value=float(values[arm]),
+            limit=float(limit),
+        )
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, as JSON knows it."""
@@ -149,24 +204,32 @@ def _written(value: Any) -> Any:
 
 def watches(arms: int) -> tuple[Watch, Watch]:
     """Of the loss and of the gradient norm."""
-    return Watch("loss", arms), Watch("gradient norm", arms, logarithm=True, rise=np.inf, growth=float(np.log(GROWTH)))
+    return Watch("loss", arms), Watch(
+        "gradient norm", arms, logarithm=True, rise=np.inf, growth=float(np.log(GROWTH))
+    )
 
 
 def divergences(found: Sequence[Alarm]) -> dict[int, int]:
-    """Arm -> the step at which it has diverged by `RULE`, of alarms of one step of a `Watch`; arms that have not are left out."""
+    """Arm -> the step at which it has diverged by `RULE`, of alarms of one step of a `Watch`; arms
+    that have not are left out.
+    """
     steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
     return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
 
 
 def growth(norms: np.ndarray) -> list[int | None]:
-    """Of gradient norms (steps, arms) from step 0 on, the first step of each arm at which they have grown for good; None without one.
+    """Of gradient norms (steps, arms) from step 0 on, the first step of each arm at which they have
+    grown for good; None without one.
 
-    That is where the median of the last 20 is more than 10 times the lowest such median before. A norm that is not finite counts as
-    infinitely large. It may come a hundred steps before the loss shows anything; it is no divergence, for a norm can shrink again.
+    That is where the median of the last 20 is more than 10 times the lowest such median before. A
+    norm that is not finite counts as infinitely large. It may come a hundred steps before the loss
+    shows anything; it is no divergence, for a norm can shrink again.
     """
     if len(norms) <= RECENT:
         return [None] * norms.shape[1]
-    windows = np.lib.stride_tricks.sliding_window_view(np.where(np.isfinite(norms), norms, np.inf), RECENT, axis=0)
+    windows = np.lib.stride_tricks.sliding_window_view(
+        np.where(np.isfinite(norms), norms, np.inf), RECENT, axis=0
+    )
     medians = np.median(windows, axis=-1)
     grown = medians[1:] > GROWTH * np.minimum.accumulate(medians)[:-1]
     return [int(arm.argmax()) + RECENT if arm.any() else None for arm in grown.T]

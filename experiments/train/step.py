@@ -36,7 +36,9 @@ def one(
     norm = optax.tree.norm(gradients)
     now = optimiser.rate(config, state.step, lr)
     with jax.numpy_dtype_promotion("standard"):  # optax is written for it
-        updates, opt_state = optimiser.make(config).update(gradients, state.opt_state, state.params, lr=now)
+        updates, opt_state = optimiser.make(config).update(
+            gradients, state.opt_state, state.params, lr=now
+        )
     params = optax.apply_updates(state.params, trained(updates))
     return State(params=params, opt_state=opt_state, step=state.step + 1), value, norm
 

@@ -66,7 +66,7 @@ def bf16_at(events: str) -> dict[str, str]:
 ARITHMETICS = {
     "fa2-bf16": Arithmetic(bf16_at("Q K V DO P OUT P_B DS DQ_OUT DK_OUT DV_OUT"), pv_into_o=True),
     "qiu-yao": Arithmetic(
-        bf16_at("Q K V DO S SCALED M X P DM L AO PV O OUT DQ_OUT DK_OUT DV_OUT") | {"INV": "fp64"},
+        bf16_at("Q K V DO S SCALED M X P DM L AO PV O OUT DQ_OUT DK_OUT DV_OUT") | {"INV": "fp64"}
     ),
     "baseline-bf16": Arithmetic(
         bf16_at("Q K V DO S SCALED P PV OUT S_B SCALED_B P_B DP DS DQ_OUT DK_OUT DV_OUT"),

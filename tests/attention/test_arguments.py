@@ -1,15 +1,34 @@
-"""What a call refuses: an experiment that silently does nothing, or does another thing than was written. Each in words, with the repair."""
+"""What a call refuses: an experiment that silently does nothing, or does another thing than was
+written.
+
+Each in words, with the repair.
+"""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from roundscope.attention import AddUlps, Bias, FlipBit, Injection, Noise, Plan, Record, SetTo, Site, attend, examine
+from roundscope.attention import (
+    AddUlps,
+    Bias,
+    FlipBit,
+    Injection,
+    Noise,
+    Plan,
+    Record,
+    SetTo,
+    Site,
+    attend,
+    examine,
+)
 from roundscope.attention.places import Sizes, limits
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import normal
 
-Q, K, V, DO = (np.ones(shape, np.float32) for shape in ((2, 20, 4, 8), (2, 24, 2, 8), (2, 24, 2, 6), (2, 20, 4, 6)))
+Q, K, V, DO = (
+    np.ones(shape, np.float32)
+    for shape in ((2, 20, 4, 8), (2, 24, 2, 8), (2, 24, 2, 6), (2, 20, 4, 6))
+)
 OPTIONS = {"plan": "qiu-yao", "block_q": 8, "block_k": 8, "engine": "numpy"}
 ULP = AddUlps(ulps=1.0)
 
@@ -36,27 +55,56 @@ def refused(told, q=Q, k=K, v=V, do=None, *, error=ValueError, **options):
         ("Q", {"features": 8}, "Q:features=8: the call has 8"),
         ("PV", {"features": 6}, "PV:features=6: the call has 6"),
     ],
-)  # fmt: skip
+)
 def test_an_injection_where_there_is_nothing(site, place, told):
     """No bit would change, which looks like a result."""
     refused(f"inject {told}", do=DO, inject=[Injection(site=site, what=ULP, **place)])
 
 
 def test_the_last_entries_are_there():
-    """A limit that is one too small: an injection at the last of everything changes the result it should."""
+    """A limit that is one too small: an injection at the last of everything changes the result it
+    should.
+    """
     q, k, v = (normal(130 + n, *x.shape) for n, x in enumerate((Q, K, V)))
     clean, last = attend(q, k, v, **OPTIONS), {"batch": 1, "heads": 3, "rows": 19}
-    for site, more in (("P", {"columns": 23, "tiles": 2}), ("PV", {"features": 5, "tiles": 2}), ("Q", {"features": 7})):
-        hurt = attend(q, k, v, inject=Injection(site=site, what=SetTo(value=100.0), **last, **more), **OPTIONS)
+    for site, more in (
+        ("P", {"columns": 23, "tiles": 2}),
+        ("PV", {"features": 5, "tiles": 2}),
+        ("Q", {"features": 7}),
+    ):
+        hurt = attend(
+            q, k, v, inject=Injection(site=site, what=SetTo(value=100.0), **last, **more), **OPTIONS
+        )
         assert {tuple(place[:3]) for place in np.argwhere(hurt != clean)} == {(1, 19, 3)}
-    sizes = Sizes(batch=2, queries=20, keys=24, heads=4, key_heads=2, features=8, value_features=6, block_q=8, block_k=5)
-    assert limits(Site.DV, sizes) == {"batch": 2, "heads": 4, "rows": 24, "columns": 24, "features": 6, "tiles": 3}
+    sizes = Sizes(
+        batch=2,
+        queries=20,
+        keys=24,
+        heads=4,
+        key_heads=2,
+        features=8,
+        value_features=6,
+        block_q=8,
+        block_k=5,
+    )
+    assert limits(Site.DV, sizes) == {
+        "batch": 2,
+        "heads": 4,
+        "rows": 24,
+        "columns": 24,
+        "features": 6,
+        "tiles": 3,
+    }
     assert limits(Site.S, sizes)["tiles"] == 5
 
 
 def test_a_batch_entry_with_a_plan_of_its_own_is_a_call_of_its_own():
     """It counts as batch entry 0: an injection at entry 1 would do nothing."""
-    refused("inject P:batch=1: the call has 1", plan=["fp32", "fp32"], inject=[Injection(site=Site.P, what=ULP, batch=1)])
+    refused(
+        "inject P:batch=1: the call has 1",
+        plan=["fp32", "fp32"],
+        inject=[Injection(site=Site.P, what=ULP, batch=1)],
+    )
 
 
 @pytest.mark.parametrize("name", ["batch", "heads", "rows", "columns", "tiles"])
@@ -89,17 +137,25 @@ def test_amounts_are_finite(kind, name, amount):
 
 def test_a_number_may_be_set_to_anything():
     for value in (float("nan"), float("inf"), 0, np.float32(1.5)):
-        out = attend(Q, K, V, inject=Injection(site=Site.OUT, what=SetTo(value=value), rows=3), **OPTIONS)
+        out = attend(
+            Q, K, V, inject=Injection(site=Site.OUT, what=SetTo(value=value), rows=3), **OPTIONS
+        )
         assert np.array_equal(out[:, 3], np.full_like(out[:, 3], value), equal_nan=True)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: AddUlps(ulps="a"), lambda: Bias(value=None), lambda: Noise(ulps=1j), lambda: SetTo(value="nan"), lambda: AddUlps(ulps=True),
-        lambda: FlipBit(bit=1.0), lambda: FlipBit(bit=True), lambda: Noise(ulps=1.0, seed=0.5),
+        lambda: AddUlps(ulps="a"),
+        lambda: Bias(value=None),
+        lambda: Noise(ulps=1j),
+        lambda: SetTo(value="nan"),
+        lambda: AddUlps(ulps=True),
+        lambda: FlipBit(bit=1.0),
+        lambda: FlipBit(bit=True),
+        lambda: Noise(ulps=1.0, seed=0.5),
     ],
-)  # fmt: skip
+)
 def test_amounts_are_numbers(make):
     """A TypeError of Python's, deep inside the call."""
     with pytest.raises(TypeError, match=r"^(AddUlps|Bias|Noise|SetTo|FlipBit): \w+=.*give a"):
@@ -120,31 +176,42 @@ def test_sites_by_name_and_single_injections():
     with pytest.raises(TypeError, match="what='ulps=1': give AddUlps"):
         Injection(site="P", what="ulps=1")
     one = Injection(site="OUT", what=ULP, rows=3)
-    assert np.array_equal(attend(Q, K, V, inject=one, **OPTIONS), attend(Q, K, V, inject=[one], **OPTIONS))
+    assert np.array_equal(
+        attend(Q, K, V, inject=one, **OPTIONS), attend(Q, K, V, inject=[one], **OPTIONS)
+    )
     refused("inject=3: give an Injection", error=TypeError, inject=3)
     refused("inject=.*: give an Injection", error=TypeError, inject=[3])
 
 
 @pytest.mark.parametrize("site", [Site.DS, Site.DELTA, Site.DO])
 def test_a_backward_that_does_not_run(site):
-    refused(f"inject at {site}: this call runs no backward", inject=[Injection(site=site, what=ULP)])
+    refused(
+        f"inject at {site}: this call runs no backward", inject=[Injection(site=site, what=ULP)]
+    )
     with pytest.raises(ValueError, match=f"inject at {site}: this call runs no backward"):
         attend(Q, K, V, inject=Injection(site=site, what=ULP), **OPTIONS)
 
 
 def test_unfused_attention_never_rescales():
-    refused("site=ALPHA: .*never rescales; inject at P", plan="baseline-bf16", inject=Injection(site=Site.ALPHA, what=ULP))
+    refused(
+        "site=ALPHA: .*never rescales; inject at P",
+        plan="baseline-bf16",
+        inject=Injection(site=Site.ALPHA, what=ULP),
+    )
 
 
 @pytest.mark.parametrize(
     ("record", "told"),
     [
-        ({"events": "PV"}, "events='PV': give a tuple"), ({"ones": Site.PV}, "ones=.*give a tuple"),
+        ({"events": "PV"}, "events='PV': give a tuple"),
+        ({"ones": Site.PV}, "ones=.*give a tuple"),
         ({"steps": None}, "steps=None: give a"),
-        ({"ones": ("PVV",)}, "ones: unknown site 'PVV'"), ({"events": (3,)}, "events: unknown site '3'"),
-        ({"steps": ("P",)}, "steps=P: steps are of sums of products: S ROWSUM"), ({"every": 0}, "every=0: a whole number"),
+        ({"ones": ("PVV",)}, "ones: unknown site 'PVV'"),
+        ({"events": (3,)}, "events: unknown site '3'"),
+        ({"steps": ("P",)}, "steps=P: steps are of sums of products: S ROWSUM"),
+        ({"every": 0}, "every=0: a whole number"),
     ],
-)  # fmt: skip
+)
 def test_records_of_nothing(record, told):
     """A record that stays empty, and a KeyError later."""
     with pytest.raises((TypeError, ValueError), match=told):
@@ -152,17 +219,28 @@ def test_records_of_nothing(record, told):
 
 
 def test_records_of_what_the_plan_does_not_have():
-    refused("record: events=PV: fa2-bf16 accumulates P V into O.*use O", plan="fa2-bf16", record=Record(events=("PV",)))
+    refused(
+        "record: events=PV: fa2-bf16 accumulates P V into O.*use O",
+        plan="fa2-bf16",
+        record=Record(events=("PV",)),
+    )
     native = Plan.preset("fa2-bf16").adding("S", Accumulator(order=Order.NATIVE))
     refused("record: steps=S: .*natively", plan=native, record=Record(steps=("S",)))
     everything = Record(events=tuple(Site), ones=(Site.P, Site.PV), steps=("S", "PV"))
     trace = attend(Q, K, V, record=everything, **OPTIONS | {"plan": native})[1]
-    assert "PV" not in trace.events and "P" in trace.events and "PV.step" in trace.stats and "S.step" not in trace.stats
+    assert (
+        "PV" not in trace.events
+        and "P" in trace.events
+        and "PV.step" in trace.stats
+        and "S.step" not in trace.stats
+    )
     refused("record=True: give a Record", error=TypeError, record=True)
     assert Record(events=("p",), steps=[Site.S]) == Record(events=(Site.P,), steps=(Site.S,))
 
 
-@pytest.mark.parametrize("scale", [float("nan"), 0, 0.0, -0.0, float("inf"), 1e-60, 1e300, np.float32("nan")])
+@pytest.mark.parametrize(
+    "scale", [float("nan"), 0, 0.0, -0.0, float("inf"), 1e-60, 1e300, np.float32("nan")]
+)
 def test_scales_of_nothing(scale):
     """NaN everywhere; scores that are all 0, also by the rounding to binary32."""
     refused("scale=.*finite and not 0", scale=scale)
@@ -184,15 +262,36 @@ def test_causal_is_a_bool(is_causal):
     refused("is_causal=.*give True or False", error=TypeError, is_causal=is_causal)
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "complex128", "object", "bool", "int32", "uint8", ml_dtypes.int4, "str", np.longdouble])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "complex64",
+        "complex128",
+        "object",
+        "bool",
+        "int32",
+        "uint8",
+        ml_dtypes.int4,
+        "str",
+        np.longdouble,
+    ],
+)
 @pytest.mark.parametrize("name", ["q", "k", "v", "do"])
 def test_arrays_are_floats(name, dtype):
-    """A real part taken silently; integers, codes perhaps, taken for numbers; bits that binary64 does not hold."""
+    """A real part taken silently; integers, codes perhaps, taken for numbers; bits that binary64
+    does not hold.
+    """
     given = {"q": Q, "k": K, "v": V, "do": DO}
-    refused(f"{name}: dtype .*must be a float", error=TypeError, **given | {name: given[name].astype(dtype)})
+    refused(
+        f"{name}: dtype .*must be a float",
+        error=TypeError,
+        **given | {name: given[name].astype(dtype)},
+    )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float64", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+)
 def test_all_floats_enter(dtype):
     assert np.array_equal(attend(Q.astype(dtype), K, V, **OPTIONS), attend(Q, K, V, **OPTIONS))
 

@@ -22,12 +22,16 @@ def pulled(e, plan="fp32", do=DO, dtype=np.float32):
     """Output and (dQ, dK, dV)."""
     arrays = [jnp.asarray(x.astype(dtype)) for x in (Q, K, V)]
     e = None if e is None else jnp.asarray(e.astype(dtype))
-    out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, plan=plan, delta_error=e, **OPTIONS), *arrays)
+    out, pull = jax.vjp(
+        lambda q, k, v: attend(q, k, v, plan=plan, delta_error=e, **OPTIONS), *arrays
+    )
     return [np.asarray(x) for x in (out, *pull(jnp.asarray(do.astype(dtype))))]
 
 
 def test_gradients_move_as_equation_1_says():
-    """An error that reaches the output, is added twice, is normalised, or meets the wrong row, head or sign."""
+    """An error that reaches the output, is added twice, is normalised, or meets the wrong row, head
+    or sign.
+    """
     with jax.enable_x64(True):
         moved, plain = (pulled(e, "exact", dtype=np.float64) for e in (E, None))
     q, do, e = (x.astype(np.float64) for x in (Q, DO, E))
@@ -45,10 +49,14 @@ def test_gradients_move_as_equation_1_says():
 
 @pytest.mark.parametrize("source", [DeltaFrom.OUT, DeltaFrom.WIDE_O])
 def test_it_is_added_before_od_rounds(source):
-    """An error added to the rounded operand. The output, rounded to 8 bits, is a number that OD holds: a sixteenth of its ulp is lost
-    in the rounding, and one ulp is not.
+    """An error added to the rounded operand.
+
+    The output, rounded to 8 bits, is a number that OD holds: a sixteenth of its ulp is lost in the
+    rounding, and one ulp is not.
     """
-    plan = replace(Plan.preset("fa2-bf16"), delta_from=source).at(Site.OUT, "bf16").at(Site.OD, "bf16")
+    plan = (
+        replace(Plan.preset("fa2-bf16"), delta_from=source).at(Site.OUT, "bf16").at(Site.OD, "bf16")
+    )
     out, *plain = pulled(None, plan)
     ulp = 2.0 ** (np.floor(np.log2(np.abs(out))) - 7)
     small = pulled(ulp / 16, plan)[1:]
@@ -66,7 +74,9 @@ def test_zero_and_none_are_the_same_bits():
 
 
 def test_it_is_data_under_vmap_and_has_no_derivative():
-    """An error that is compiled in, an entry that gets its neighbour's, or a gradient that flows into what was injected."""
+    """An error that is compiled in, an entry that gets its neighbour's, or a gradient that flows
+    into what was injected.
+    """
     plans = head_plans([Plan.preset("fp32")] * N)
     square = {"plan": plans, "is_causal": True, "block_q": 4, "block_k": 4}
     q, k, v = (jnp.asarray(normal(7 + i, B, T, N, H)) for i in range(3))
@@ -88,7 +98,10 @@ def test_it_is_data_under_vmap_and_has_no_derivative():
         ({"delta_error": E[:, :3]}, ("delta_error", "(2, 3, 4, 8)", "(2, 11, 4, 8)")),
         ({"engine": "numpy"}, ("delta_error", "engine='xla'")),
         ({"record": Record()}, ("delta_error", "record", "OD")),
-        ({"plan": replace(Plan.preset("fp32"), delta_from=DeltaFrom.P_DP)}, ("delta_error", "P_DP")),
+        (
+            {"plan": replace(Plan.preset("fp32"), delta_from=DeltaFrom.P_DP)},
+            ("delta_error", "P_DP"),
+        ),
     ],
 )
 def test_errors_name_the_argument(change, words):

@@ -1,4 +1,6 @@
-"""What the hook's text says of its two roundings: of the operation to binary64, and of its result to the site's format."""
+"""What the hook's text says of its two roundings: of the operation to binary64, and of its result
+to the site's format.
+"""
 
 from fractions import Fraction
 
@@ -9,9 +11,13 @@ from roundscope.attention import Plan, Record, Site, examine
 
 
 def event(site, plan, q, k):
-    """(before, after) of the event at query 0 and the last key, of one head; scores are q k, unscaled."""
+    """(before, after) of the event at query 0 and the last key, of one head; scores are q k,
+    unscaled.
+    """
     arrays = [np.array(x, np.float32)[None, :, None, :] for x in (q, k, np.ones((len(k), 1)))]
-    pair = examine(*arrays, plan=plan, scale=1.0, engine="numpy", record=Record(events=(site,))).trace.events[site]
+    pair = examine(
+        *arrays, plan=plan, scale=1.0, engine="numpy", record=Record(events=(site,))
+    ).trace.events[site]
     return [x[0, 0, 0, -1] for x in pair]
 
 

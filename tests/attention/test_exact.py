@@ -1,4 +1,6 @@
-"""Against plain attention in binary64: the exact plan, exact injections at every site, and fp32's own error."""
+"""Against plain attention in binary64: the exact plan, exact injections at every site, and fp32's
+own error.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,10 @@ SHAPES = (2, 29, 4, 16), (2, 43, 2, 16), (2, 43, 2, 16), (2, 29, 4, 16)
 
 def inputs(dtype=np.float64):
     """Not representable in binary32: the low bits of the inputs matter too."""
-    return [(normal(50 + i, *s).astype(np.float64) * (1 + 2.0**-30)).astype(dtype) for i, s in enumerate(SHAPES)]
+    return [
+        (normal(50 + i, *s).astype(np.float64) * (1 + 2.0**-30)).astype(dtype)
+        for i, s in enumerate(SHAPES)
+    ]
 
 
 def some_mask():
@@ -53,23 +58,29 @@ def results(seen):
 
 
 def worst(seen, want):
-    return [float(np.abs(np.asarray(x, np.float64) - y).max()) for x, y in zip(results(seen), want, strict=True)]
+    return [
+        float(np.abs(np.asarray(x, np.float64) - y).max())
+        for x, y in zip(results(seen), want, strict=True)
+    ]
 
 
-CASES = {
-    "full": {},
-    "causal": {"causal": True},
-    "masked": {"mask": some_mask()},
-}
+CASES = {"full": {}, "causal": {"causal": True}, "masked": {"mask": some_mask()}}
 
 
 def run(*arrays, plan, case="full", blocks=(8, 8), **options):
     """One run with the case's mask, and its largest error per result against the reference."""
     given = CASES[case]
     return examine(
-        *arrays, plan=plan, scale=SCALE, block_q=blocks[0], block_k=blocks[1], is_causal=given.get("causal", False),
-        mask=given.get("mask"), record=None, **{"engine": "numpy"} | options,
-    )  # fmt: skip
+        *arrays,
+        plan=plan,
+        scale=SCALE,
+        block_q=blocks[0],
+        block_k=blocks[1],
+        is_causal=given.get("causal", False),
+        mask=given.get("mask"),
+        record=None,
+        **{"engine": "numpy"} | options,
+    )
 
 
 CHANGES = {
@@ -86,10 +97,16 @@ CHANGES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_exact_plan_is_float64_attention(case, change):
-    """A wrong equation anywhere: rescaling, masking, head groups, the backward, delta, the stabiliser's shift."""
+    """A wrong equation anywhere: rescaling, masking, head groups, the backward, delta, the
+    stabiliser's shift.
+    """
     q, k, v, do = inputs()
-    blocks = (29, 43) if change == "stabilised" else (8, 8)  # rows without keys in a tile: test_oracles
-    seen = run(q, k, v, do, plan=replace(Plan.preset("exact"), **CHANGES[change]), case=case, blocks=blocks)
+    blocks = (
+        (29, 43) if change == "stabilised" else (8, 8)
+    )  # rows without keys in a tile: test_oracles
+    seen = run(
+        q, k, v, do, plan=replace(Plan.preset("exact"), **CHANGES[change]), case=case, blocks=blocks
+    )
     out, lse, *gradients = worst(seen, reference(q, k, v, do, **CASES[case]))
     assert out < 1e-12
     assert lse < 1e-12
@@ -113,15 +130,31 @@ def exact_everywhere(plan):
     ("preset", "case"),
     [
         (preset, case)
-        for preset in ("fp32", "fa2-bf16", "qiu-yao", "fa3-fp8", "baseline-bf16", "all:bf16", "all:e4m3fn") for case in CASES
+        for preset in (
+            "fp32",
+            "fa2-bf16",
+            "qiu-yao",
+            "fa3-fp8",
+            "baseline-bf16",
+            "all:bf16",
+            "all:e4m3fn",
+        )
+        for case in CASES
     ],
-)  # fmt: skip
+)
 def test_exact_at_every_site_undoes_every_rounding(preset, case):
-    """An event that Exact() does not reach: then a diagnosis by replacement blames the wrong site."""
+    """An event that Exact() does not reach: then a diagnosis by replacement blames the wrong
+    site.
+    """
     q, k, v, do = inputs()
-    k, v = (np.repeat(x, 2, axis=2) for x in (k, v))  # G = N; grouped heads have a test of their own
+    k, v = (
+        np.repeat(x, 2, axis=2) for x in (k, v)
+    )  # G = N; grouped heads have a test of their own
     plan = Plan.preset(preset)
-    errors = worst(run(q, k, v, do, plan=plan, case=case, inject=exact_everywhere(plan)), reference(q, k, v, do, **CASES[case]))
+    errors = worst(
+        run(q, k, v, do, plan=plan, case=case, inject=exact_everywhere(plan)),
+        reference(q, k, v, do, **CASES[case]),
+    )
     assert max(errors) < 1e-12
 
 
@@ -139,24 +172,21 @@ def test_exact_at_every_site_with_grouped_heads():
     """The sum of dK and dV over the query heads of a key head, which rounds too."""
     q, k, v, do = inputs()
     plan = Plan.preset("fa2-bf16")
-    errors = worst(run(q, k, v, do, plan=plan, inject=exact_everywhere(plan)), reference(q, k, v, do))
+    errors = worst(
+        run(q, k, v, do, plan=plan, inject=exact_everywhere(plan)), reference(q, k, v, do)
+    )
     assert max(errors) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        DeltaFrom.P_DP,
-        DeltaFrom.CENTRED,
-        DeltaFrom.WIDE_O,
-    ],
-)
+@pytest.mark.parametrize("source", [DeltaFrom.P_DP, DeltaFrom.CENTRED, DeltaFrom.WIDE_O])
 def test_exact_at_every_site_with_other_deltas(source):
     """delta's operands, which round outside of any event of their own."""
     q, k, v, do = inputs()
     k, v = (np.repeat(x, 2, axis=2) for x in (k, v))
     plan = replace(Plan.preset("fp32"), delta_from=source)
-    errors = worst(run(q, k, v, do, plan=plan, inject=exact_everywhere(plan)), reference(q, k, v, do))
+    errors = worst(
+        run(q, k, v, do, plan=plan, inject=exact_everywhere(plan)), reference(q, k, v, do)
+    )
     assert max(errors) < 1e-12
 
 
@@ -166,15 +196,19 @@ def test_exact_at_one_site_only_undoes_that_one():
     want = reference(q, k, v, do)
     plan = Plan.preset("all:bf16")
     for site in (Site.O, Site.S, Site.DV):
-        errors = worst(run(q, k, v, do, plan=plan, inject=[Injection(site=site, what=Exact())]), want)
+        errors = worst(
+            run(q, k, v, do, plan=plan, inject=[Injection(site=site, what=Exact())]), want
+        )
         assert min(errors) > 1e-4, site
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_fp32_errs_no_more_than_twice_plain_float32(case):
-    """An event missing from fp32's chain or done twice; the rule of the flash-attention test suite, of root mean squares.
+    """An event missing from fp32's chain or done twice; the rule of the flash-attention test suite,
+    of root mean squares.
 
-    The largest error of the few delta is one number, which the processor's own order of sums moves by a fifth.
+    The largest error of the few delta is one number, which the processor's own order of sums moves
+    by a fifth.
     """
     options = CASES[case]
     narrow = inputs(np.float32)
@@ -182,9 +216,14 @@ def test_fp32_errs_no_more_than_twice_plain_float32(case):
     own = root_mean_squares(reference(*narrow, **options), golden)
     seen = run(*narrow, plan=Plan.preset("fp32"), case=case)
     ours = root_mean_squares(results(seen), golden)
-    for name, error, plain in zip(("out", "lse", "dq", "dk", "dv", "delta"), ours, own, strict=True):
+    for name, error, plain in zip(
+        ("out", "lse", "dq", "dk", "dv", "delta"), ours, own, strict=True
+    ):
         assert error <= 2 * plain, name
 
 
 def root_mean_squares(found, want):
-    return [float(np.sqrt(np.mean((x.astype(np.float64) - y) ** 2))) for x, y in zip(found, want, strict=True)]
+    return [
+        float(np.sqrt(np.mean((x.astype(np.float64) - y) ** 2)))
+        for x, y in zip(found, want, strict=True)
+    ]

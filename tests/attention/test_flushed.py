@@ -1,4 +1,6 @@
-"""An accumulator of O that is flushed every n tiles, against the same sums in NumPy's float32; engines, events, refusals."""
+"""An accumulator of O that is flushed every n tiles, against the same sums in NumPy's float32;
+engines, events, refusals.
+"""
 
 import numpy as np
 import pytest
@@ -10,14 +12,18 @@ F = np.float32
 
 
 def given(seed=0, queries=3):
-    """q = 1 and keys that grow by 1 from tile to tile: with exp in base 2 and scale ln 2, P = 1 and alpha = 1/2."""
+    """q = 1 and keys that grow by 1 from tile to tile: with exp in base 2 and scale ln 2, P = 1 and
+    alpha = 1/2.
+    """
     rng = np.random.default_rng(seed)
     k = np.repeat(np.arange(TILES, dtype=F), TILE)[None, :, None, None]
     return np.ones((1, queries, 1, 1), F), k, rng.normal(size=(1, TILES * TILE, 1, 2)).astype(F)
 
 
 def by_hand(v, every):
-    """O / l of one row by vLLM's loop: O is halved, flushed if it is time, and then P V is added, in FP32."""
+    """O / l of one row by vLLM's loop: O is halved, flushed if it is time, and then P V is added,
+    in FP32.
+    """
     a, beta, o, l = np.zeros(v.shape[1], F), F(1), np.zeros(v.shape[1], F), F(0)
     for n, tile in enumerate(v.reshape(TILES, TILE, -1)):
         alpha = F(0.5) if n else F(0)
@@ -36,7 +42,9 @@ def test_it_is_the_loop_in_float32(every):
     """A flush before alpha, after P V, at the wrong tile, or with the wrong product of alphas."""
     q, k, v = given()
     plan = Plan.preset("fp32").changed("exp=base2", "log2_e=scale", f"flushed_tiles={every}")
-    got = np.asarray(attend(q, k, v, plan=plan, scale=float(np.log(2)), block_q=2, block_k=TILE, engine="numpy"))
+    got = np.asarray(
+        attend(q, k, v, plan=plan, scale=float(np.log(2)), block_q=2, block_k=TILE, engine="numpy")
+    )
     assert np.array_equal(got[0, 0, 0].view(np.int32), by_hand(v[0, :, 0], every).view(np.int32))
 
 
@@ -47,23 +55,42 @@ def random(seed=1):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_engines_agree_and_one_that_is_never_full_changes_nothing(is_causal):
-    """A bit, or a count of an event, in which NumPy and XLA differ; causal tiles that are skipped and counted; a flush at the end."""
+    """A bit, or a count of an event, in which NumPy and XLA differ; causal tiles that are skipped
+    and counted; a flush at the end.
+    """
     q, k, v, do = random()
     call = {"block_q": 16, "block_k": 8, "is_causal": is_causal, "record": Record()}
     base, found = Plan.preset("fa3-fp8"), {}
     for every in (0, 2, 100):
         plan = base.changed(f"flushed_tiles={every}")
-        a, b = (examine(q, k, v, do, plan=plan, engine=engine, **call) for engine in ("numpy", "xla"))
+        a, b = (
+            examine(q, k, v, do, plan=plan, engine=engine, **call) for engine in ("numpy", "xla")
+        )
         for part in ("out", "lse", "dq", "dk", "dv"):
-            assert np.array_equal(np.asarray(getattr(a, part)).view(np.int32), np.asarray(getattr(b, part)).view(np.int32)), part
+            assert np.array_equal(
+                np.asarray(getattr(a, part)).view(np.int32),
+                np.asarray(getattr(b, part)).view(np.int32),
+            ), part
         found[every] = a
     assert np.array_equal(found[0].out, found[100].out)
 
 
 def test_an_injection_happens_where_o_is_flushed():
-    """An error of OA in tiles that flush nothing: 9 tiles, of which 2, 4, 6 and 8 begin with a flush."""
+    """An error of OA in tiles that flush nothing: 9 tiles, of which 2, 4, 6 and 8 begin with a
+    flush.
+    """
     q, k, v, _ = random()
-    call = {"plan": Plan.preset("fa2-bf16").changed("flushed_tiles=2", "OUT=fp32"), "block_q": 16, "block_k": 8, "engine": "numpy"}
+    call = {
+        "plan": Plan.preset("fa2-bf16").changed("flushed_tiles=2", "OUT=fp32"),
+        "block_q": 16,
+        "block_k": 8,
+        "engine": "numpy",
+    }
     clean = attend(q, k, v, **call)
-    moved = [not np.array_equal(clean, attend(q, k, v, **call, inject=[Injection.parse(f"OA:bias=1:tiles={n}")])) for n in range(9)]
+    moved = [
+        not np.array_equal(
+            clean, attend(q, k, v, **call, inject=[Injection.parse(f"OA:bias=1:tiles={n}")])
+        )
+        for n in range(9)
+    ]
     assert [n for n, is_moved in enumerate(moved) if is_moved] == [2, 4, 6, 8]

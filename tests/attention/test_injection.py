@@ -18,9 +18,14 @@ from roundscope.attention import (
 from tests.attention.small import B, H, N, T, run
 from tests.checks.engines import RESULTS, bits
 
-BASE = {(plan, causal): run(plan, is_causal=causal) for plan in ("qiu-yao", "fa2-bf16") for causal in (False, True)}
+BASE = {
+    (plan, causal): run(plan, is_causal=causal)
+    for plan in ("qiu-yao", "fa2-bf16")
+    for causal in (False, True)
+}
 
-# batch 1, query head 2 (key head 1), row or key 13, feature 5, column 6; what may change in each result, and must somewhere
+# batch 1, query head 2 (key head 1), row or key 13, feature 5, column 6; what may change in each
+# result, and must somewhere
 ALL = slice(None)
 AT_ROW = (1, 13, 2)
 OF_GROUP = (1, ALL, 1)  # dk, dv of the key head
@@ -34,8 +39,16 @@ def _of_key_heads(batch):
     return [
         (Site.DK_OUT, where, {"dk": (batch, 13, 1)}),
         (Site.DV_OUT, where, {"dv": (batch, 13, 1)}),
-        (Site.V, where | {"features": 5}, {"out": (*later, 5), "delta": later, "dq": later, "dk": group}),
-        (Site.K, where | {"features": 5}, {"out": later, "lse": later, "delta": later, "dq": later, "dk": group, "dv": group}),
+        (
+            Site.V,
+            where | {"features": 5},
+            {"out": (*later, 5), "delta": later, "dq": later, "dk": group},
+        ),
+        (
+            Site.K,
+            where | {"features": 5},
+            {"out": later, "lse": later, "delta": later, "dq": later, "dk": group, "dv": group},
+        ),
     ]
 
 
@@ -43,16 +56,63 @@ LOCAL = [
     # site, selection, {result: where}; results that are not named must keep every bit
     (Site.PV, {"rows": 13}, {"out": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP}),
     (Site.AO, {"rows": 13}, {"out": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP}),
-    (Site.O, {"rows": 13, "features": 5}, {"out": (*AT_ROW, 5), "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP}),
-    (Site.O, {"rows": 13, "tiles": 1}, {"out": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP}),
-    (Site.OUT, {"rows": (13,), "features": range(5, 6)}, {"out": (*AT_ROW, 5), "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP}),
+    (
+        Site.O,
+        {"rows": 13, "features": 5},
+        {"out": (*AT_ROW, 5), "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP},
+    ),
+    (
+        Site.O,
+        {"rows": 13, "tiles": 1},
+        {"out": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP},
+    ),
+    (
+        Site.OUT,
+        {"rows": (13,), "features": range(5, 6)},
+        {"out": (*AT_ROW, 5), "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP},
+    ),
     (Site.INV, {"rows": 13}, {"out": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP}),
-    (Site.P, {"rows": 13, "columns": 6}, {"out": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP}),
-    (Site.L, {"rows": 13}, {"out": AT_ROW, "lse": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP, "dv": OF_GROUP}),
-    (Site.EXP, {"rows": 13, "columns": 6},
-     {"out": AT_ROW, "lse": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP, "dv": OF_GROUP}),
-    (Site.S, {"rows": 13, "columns": 6},
-     {"out": AT_ROW, "lse": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP, "dv": OF_GROUP}),
+    (
+        Site.P,
+        {"rows": 13, "columns": 6},
+        {"out": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP},
+    ),
+    (
+        Site.L,
+        {"rows": 13},
+        {
+            "out": AT_ROW,
+            "lse": AT_ROW,
+            "dq": AT_ROW,
+            "delta": AT_ROW,
+            "dk": OF_GROUP,
+            "dv": OF_GROUP,
+        },
+    ),
+    (
+        Site.EXP,
+        {"rows": 13, "columns": 6},
+        {
+            "out": AT_ROW,
+            "lse": AT_ROW,
+            "dq": AT_ROW,
+            "delta": AT_ROW,
+            "dk": OF_GROUP,
+            "dv": OF_GROUP,
+        },
+    ),
+    (
+        Site.S,
+        {"rows": 13, "columns": 6},
+        {
+            "out": AT_ROW,
+            "lse": AT_ROW,
+            "dq": AT_ROW,
+            "delta": AT_ROW,
+            "dk": OF_GROUP,
+            "dv": OF_GROUP,
+        },
+    ),
     (Site.LSE, {"rows": 13}, {"lse": AT_ROW, "dq": AT_ROW, "dk": OF_GROUP, "dv": OF_GROUP}),
     (Site.DELTA, {"rows": 13}, {"delta": AT_ROW, "dq": AT_ROW, "dk": OF_GROUP}),
     (Site.DELTA, {"rows": 13, "tiles": 0}, {"delta": AT_ROW, "dq": AT_ROW, "dk": OF_GROUP}),
@@ -68,16 +128,31 @@ LOCAL = [
     (Site.DV, {"rows": 13, "features": 5, "tiles": 1}, {"dv": (1, 13, 1, 5)}),
     (Site.DQ_OUT, {"rows": 13, "features": 5}, {"dq": (*AT_ROW, 5)}),
     (Site.DO, {"rows": 13}, {"delta": AT_ROW, "dq": AT_ROW, "dk": OF_GROUP, "dv": OF_GROUP}),
-    (Site.Q, {"rows": 13, "features": 5},
-     {"out": AT_ROW, "lse": AT_ROW, "dq": AT_ROW, "delta": AT_ROW, "dk": OF_GROUP, "dv": OF_GROUP}),
-    *_of_key_heads(0), *_of_key_heads(1),
-]  # fmt: skip
+    (
+        Site.Q,
+        {"rows": 13, "features": 5},
+        {
+            "out": AT_ROW,
+            "lse": AT_ROW,
+            "dq": AT_ROW,
+            "delta": AT_ROW,
+            "dk": OF_GROUP,
+            "dv": OF_GROUP,
+        },
+    ),
+    *_of_key_heads(0),
+    *_of_key_heads(1),
+]
 
 
-@pytest.mark.parametrize(("site", "selection", "reach"), LOCAL, ids=lambda x: str(x) if isinstance(x, Site) else "")
+@pytest.mark.parametrize(
+    ("site", "selection", "reach"), LOCAL, ids=lambda x: str(x) if isinstance(x, Site) else ""
+)
 @pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16"])
 def test_touches_what_it_names_and_what_depends_on_it(plan, site, selection, reach):
-    """Rows, heads, batches, features or tiles mixed up; an event whose value another path does not use."""
+    """Rows, heads, batches, features or tiles mixed up; an event whose value another path does not
+    use.
+    """
     if site is Site.PV and plan == "fa2-bf16":
         return  # refused: test_no_injection_at_an_event_that_the_plan_does_not_have
     selection = {"batch": 1, "heads": 2} | selection
@@ -89,18 +164,25 @@ def test_touches_what_it_names_and_what_depends_on_it(plan, site, selection, rea
         if name in reach:
             may[reach[name]] = True
             assert changed.any(), f"{name} did not change"
-        assert not np.any(changed & ~may), f"{name} changed elsewhere, at {np.argwhere(changed & ~may)[:3].tolist()}"
+        assert not np.any(changed & ~may), (
+            f"{name} changed elsewhere, at {np.argwhere(changed & ~may)[:3].tolist()}"
+        )
 
 
 def test_an_injection_of_nothing_is_nothing():
     """The injected path (guarded products, extra sums) with other bits than the plain one."""
     for plan, causal in BASE:
-        hurt = run(plan, [Injection(site=s, what=Bias(value=0.0)) for s in (Site.O, Site.P, Site.DQ)], is_causal=causal)
+        hurt = run(
+            plan,
+            [Injection(site=s, what=Bias(value=0.0)) for s in (Site.O, Site.P, Site.DQ)],
+            is_causal=causal,
+        )
         for name in RESULTS:
             assert np.array_equal(getattr(hurt, name), getattr(BASE[plan, causal], name)), name
 
 
-# --- each What, at OUT, where the result is the event ---------------------------------------------------------
+# --- each What, at OUT, where the result is the event
+# ---------------------------------------------------------
 
 
 def at_out(what, plan="fa2-bf16", **selection):
@@ -131,11 +213,20 @@ def test_set_to():
     assert np.array_equal(b, a)
 
 
-@pytest.mark.parametrize(("plan", "dtype", "bit"), [
-    ("fa2-bf16", ml_dtypes.bfloat16, 0), ("fa2-bf16", ml_dtypes.bfloat16, 6), ("fa2-bf16", ml_dtypes.bfloat16, 7),
-    ("fa2-bf16", ml_dtypes.bfloat16, 15), ("all:fp16", np.float16, 3), ("all:fp16", np.float16, 10),
-    ("all:e4m3fn", ml_dtypes.float8_e4m3fn, 2), ("all:e4m3fn", ml_dtypes.float8_e4m3fn, 3), ("all:e5m2", ml_dtypes.float8_e5m2, 7),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "dtype", "bit"),
+    [
+        ("fa2-bf16", ml_dtypes.bfloat16, 0),
+        ("fa2-bf16", ml_dtypes.bfloat16, 6),
+        ("fa2-bf16", ml_dtypes.bfloat16, 7),
+        ("fa2-bf16", ml_dtypes.bfloat16, 15),
+        ("all:fp16", np.float16, 3),
+        ("all:fp16", np.float16, 10),
+        ("all:e4m3fn", ml_dtypes.float8_e4m3fn, 2),
+        ("all:e4m3fn", ml_dtypes.float8_e4m3fn, 3),
+        ("all:e5m2", ml_dtypes.float8_e5m2, 7),
+    ],
+)
 def test_flip_bit(plan, dtype, bit):
     """Bits counted from the wrong end, or of another code; subnormal results."""
     a, b = at_out(FlipBit(bit=bit), plan)
@@ -161,7 +252,9 @@ def test_noise_is_a_fair_coin():
     assert not np.array_equal(b, at_out(Noise(ulps=2.0, seed=4))[1])
     flat = coin.swapaxes(1, 2).reshape(B * N, -1)
     assert np.abs(flat @ flat.T - T * H * np.eye(B * N)).max() < 5 * np.sqrt(T * H)
-    other = run("fa2-bf16", [Injection(site=Site.OUT, what=Noise(ulps=2.0, seed=3))], blocks=(5, 8)).out
+    other = run(
+        "fa2-bf16", [Injection(site=Site.OUT, what=Noise(ulps=2.0, seed=3))], blocks=(5, 8)
+    ).out
     assert np.array_equal(other, b)
 
 
@@ -178,26 +271,54 @@ def test_noise_at_scores_does_not_depend_on_tiles():
 
 def test_several_injections_act_in_order():
     """A list of which only the first or last acts."""
-    a, b = (run("fa2-bf16", i).out for i in (
-        (), [Injection(site=Site.OUT, what=SetTo(value=1.0), rows=4), Injection(site=Site.OUT, what=Bias(value=0.5))],
-    ))  # fmt: skip
+    a, b = (
+        run("fa2-bf16", i).out
+        for i in (
+            (),
+            [
+                Injection(site=Site.OUT, what=SetTo(value=1.0), rows=4),
+                Injection(site=Site.OUT, what=Bias(value=0.5)),
+            ],
+        )
+    )
     assert np.all(b[:, 4] == 1.5)
     assert np.array_equal(b[:, 5], (a[:, 5] + np.float32(0.5)))
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda: Injection(site=Site.O, what=SetTo(value=0.0), columns=3), ("columns=(3,)", "O", "rows or features")),
-    (lambda: Injection(site=Site.S, what=SetTo(value=0.0), features=3), ("features=(3,)", "S", "rows or columns")),
-    (lambda: Injection(site=Site.L, what=SetTo(value=0.0), features=3), ("features=(3,)", "L")),
-    (lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows=slice(3, None)), ("rows=", "stop")),
-    (lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows=slice(-3, 5)), ("rows=",)),
-    (lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows="3"), ("rows='3'", "range")),
-    (lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows=1.5), ("rows=1.5",)),
-    (lambda: run("fa2-bf16", [Injection(site=Site.P, what=FlipBit(bit=16))]), ("bit=16", "bf16", "0 to 15")),
-    (lambda: run("fa2-bf16", [Injection(site=Site.P, what=FlipBit(bit=-1))]), ("bit=-1",)),
-    (lambda: run("exact", [Injection(site=Site.P, what=FlipBit(bit=1))]), ("FlipBit", "P", "fp64")),
-    (lambda: run("fa2-bf16", [Injection(site=Site.PV, what=Exact())]), ("site=PV", "inject at O")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: Injection(site=Site.O, what=SetTo(value=0.0), columns=3),
+            ("columns=(3,)", "O", "rows or features"),
+        ),
+        (
+            lambda: Injection(site=Site.S, what=SetTo(value=0.0), features=3),
+            ("features=(3,)", "S", "rows or columns"),
+        ),
+        (lambda: Injection(site=Site.L, what=SetTo(value=0.0), features=3), ("features=(3,)", "L")),
+        (
+            lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows=slice(3, None)),
+            ("rows=", "stop"),
+        ),
+        (lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows=slice(-3, 5)), ("rows=",)),
+        (lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows="3"), ("rows='3'", "range")),
+        (lambda: Injection(site=Site.O, what=SetTo(value=0.0), rows=1.5), ("rows=1.5",)),
+        (
+            lambda: run("fa2-bf16", [Injection(site=Site.P, what=FlipBit(bit=16))]),
+            ("bit=16", "bf16", "0 to 15"),
+        ),
+        (lambda: run("fa2-bf16", [Injection(site=Site.P, what=FlipBit(bit=-1))]), ("bit=-1",)),
+        (
+            lambda: run("exact", [Injection(site=Site.P, what=FlipBit(bit=1))]),
+            ("FlipBit", "P", "fp64"),
+        ),
+        (
+            lambda: run("fa2-bf16", [Injection(site=Site.PV, what=Exact())]),
+            ("site=PV", "inject at O"),
+        ),
+    ],
+)
 def test_errors_name_the_value_and_the_repair(call, words):
     """A selection that silently selects nothing."""
     with pytest.raises(ValueError, match=r".") as caught:

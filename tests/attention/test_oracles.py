@@ -1,8 +1,9 @@
 """Closed forms of biases, from published work and by hand, against the emulated attention.
 
-A note on published numbers: +0.220, +0.110, +0.055 ulp "for a residual U(0, ulp/4)". With ulp(v) = 2^(1-p), the distance of
-neighbours, a residual U(0, ulp/4) gives 3/16, 3/32, 3/64; the quoted numbers are 7/32, 7/64, 7/128, those of U(0, ulp/8):
-there ulp meant 2^-p. Both are checked against the formula.
+A note on published numbers: +0.220, +0.110, +0.055 ulp "for a residual U(0, ulp/4)". With ulp(v) =
+2^(1-p), the distance of neighbours, a residual U(0, ulp/4) gives 3/16, 3/32, 3/64; the quoted
+numbers are 7/32, 7/64, 7/128, those of U(0, ulp/8): there ulp meant 2^-p. Both are checked against
+the formula.
 """
 
 from dataclasses import replace
@@ -48,7 +49,8 @@ def test_oracle_2_the_exact_tie():
     assert rounded(-4.703125, "bf16", "ties-to-away") == -4.71875
 
 
-# --- 3: k unit weights and a residual -------------------------------------------------------------------------
+# --- 3: k unit weights and a residual
+# -------------------------------------------------------------------------
 
 DRAWS = 200_000
 
@@ -58,10 +60,12 @@ def uniform(seed, *shape):
 
 
 def moments(k, width, sign):
-    """Mean and variance of the error in ulps of the result: k numbers on a grid of 1 in [n, 2n), a residual
-    sign * U(0, width), and one rounding to the grid of k (the sum's binade is log2 k above).
+    """Mean and variance of the error in ulps of the result: k numbers on a grid of 1 in [n, 2n), a
+    residual sign * U(0, width), and one rounding to the grid of k (the sum's binade is log2 k
+    above).
 
-    m = sum mod k is uniform, so the error is c - r with c = -m or k - m, r of mean width / 2: exact, no draws.
+    m = sum mod k is uniform, so the error is c - r with c = -m or k - m, r of mean width / 2:
+    exact, no draws.
     """
     m = np.arange(k)
     up = m > k / 2 if sign < 0 else m >= k / 2  # a tie goes to the side of the residual
@@ -72,7 +76,9 @@ def moments(k, width, sign):
 
 
 def stochastic_variance(k, width):
-    """Variance of a stochastic rounding, f (1 - f) averaged over the discarded fraction f = (m + r) / k."""
+    """Variance of a stochastic rounding, f (1 - f) averaged over the discarded fraction f = (m + r)
+    / k.
+    """
     f = (np.arange(k)[:, None] + np.linspace(0, width, 1001)) / k
     return (f * (1 - f)).mean()
 
@@ -84,13 +90,21 @@ def unit_grid(seed, p, *shape):
 
 def sums(p, k, width, sign, seed=1):
     """k unit weights times p-bit values, plus a residual: the accumulator's sum, (DRAWS,)."""
-    v = np.vstack([unit_grid(seed, p, k, DRAWS), sign * width * 2.0 ** (1 - p) * uniform(seed + 1, 1, DRAWS)])
-    return accumulate(OPS, Accumulator(step=BINARY64), np.ones((k + 1, 1)), v, np.zeros((1, DRAWS)))[0]
+    v = np.vstack(
+        [unit_grid(seed, p, k, DRAWS), sign * width * 2.0 ** (1 - p) * uniform(seed + 1, 1, DRAWS)]
+    )
+    return accumulate(
+        OPS, Accumulator(step=BINARY64), np.ones((k + 1, 1)), v, np.zeros((1, DRAWS))
+    )[0]
 
 
 def bias(x, format, k, mode=None):
     """Mean error in ulps of the result, which lies in [k, 2k)."""
-    random = event_bits(np, 11, 5, np.zeros(1, np.int64), np.arange(DRAWS)) if mode == "stochastic" else None
+    random = (
+        event_bits(np, 11, 5, np.zeros(1, np.int64), np.arange(DRAWS))
+        if mode == "stochastic"
+        else None
+    )
     after = OPS.round(x, rounding(format, mode), random)
     return ((after - x) / (k * 2.0 ** (1 - format_named(format).precision))).mean()
 
@@ -99,15 +113,21 @@ def bias(x, format, k, mode=None):
 @pytest.mark.parametrize("k", [2, 4, 8])
 @pytest.mark.parametrize("width", [1 / 8, 1 / 4])
 def test_oracle_3_sticky_ties_lean(format, k, width):
-    """Round and sticky bits lost between accumulator and cast: the bias of the paper would vanish or change sign."""
+    """Round and sticky bits lost between accumulator and cast: the bias of the paper would vanish
+    or change sign.
+    """
     p = format_named(format).precision
     for sign in (1, -1):
         expected, variance = moments(k, width, sign)
         measured = bias(sums(p, k, width, sign), format, k)
         assert abs(measured - expected) < 5 * np.sqrt(variance / DRAWS), sign
-        assert np.isclose(expected, sign * (1 - width) / (2 * k))  # half an ulp(v) less the residual's own mean
+        assert np.isclose(
+            expected, sign * (1 - width) / (2 * k)
+        )  # half an ulp(v) less the residual's own mean
     even = bias(sums(p, k, 0.0, 1), format, k)
-    assert abs(even) < 5 * np.sqrt(moments(k, 0.0, 1)[1] / DRAWS)  # no residual: ties to even, no bias
+    assert abs(even) < 5 * np.sqrt(
+        moments(k, 0.0, 1)[1] / DRAWS
+    )  # no residual: ties to even, no bias
     stochastic = bias(sums(p, k, width, 1), format, k, "stochastic")
     assert abs(stochastic) < 5 * np.sqrt(stochastic_variance(k, width) / DRAWS)
 
@@ -122,7 +142,9 @@ def test_oracle_3_has_the_quoted_numbers():
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("mode", ["ties-to-even", "stochastic"])
 def test_oracle_3_through_attention(k, sign, mode):
-    """k scores that share the maximum (P = 1) and one of weight 2^-10: the bias as a user's trace reports it."""
+    """k scores that share the maximum (P = 1) and one of weight 2^-10: the bias as a user's trace
+    reports it.
+    """
     batch, width = 50, 4096  # 204,800 sums of one row each
     plan = replace(Plan.preset("qiu-yao"), name="oracle").at(Site.PV, "bf16", mode)
     q = np.ones((batch, 1, 1, 1), np.float32)
@@ -137,27 +159,40 @@ def test_oracle_3_through_attention(k, sign, mode):
     weight = seen.trace.events["P"][1][0, 0, 0, k]
     assert weight == 2.0**-10 * (1 - 2.0**-7)
     pv = seen.trace.stats["PV"].total()
-    expected, variance = moments(k, weight * 2**7, sign) if mode == "ties-to-even" else (0.0, stochastic_variance(k, 1 / 8))
+    expected, variance = (
+        moments(k, weight * 2**7, sign)
+        if mode == "ties-to-even"
+        else (0.0, stochastic_variance(k, 1 / 8))
+    )
     grid = weight * 2**7 / 256 / k  # the residual's grid leaves out half a step
-    assert abs(pv.mean_ulps - expected) < 5 * np.sqrt(variance / pv.n) + (grid if mode == "ties-to-even" else 0.0)
+    assert abs(pv.mean_ulps - expected) < 5 * np.sqrt(variance / pv.n) + (
+        grid if mode == "ties-to-even" else 0.0
+    )
     assert pv.n == batch * width
 
 
-# --- 4: tie windows -------------------------------------------------------------------------------------------
+# --- 4: tie windows
+# -------------------------------------------------------------------------------------------
 
 WINDOWS = {"bf16": 1.95503e-3, "fp16": 2.4417e-4, "e4m3fn": 3.17487e-2, "e5m2": 6.45385e-2}
 
 
 @pytest.mark.parametrize(("name", "quoted"), WINDOWS.items())
 def test_oracle_4_largest_gap_whose_exp_rounds_to_one(name, quoted):
-    """An exp or a cast that moves the boundary; the stabiliser would then miss ties or invent them."""
+    """An exp or a cast that moves the boundary; the stabiliser would then miss ties or invent
+    them.
+    """
     f = format_named(name)
     with mpmath.workdps(40):
         window = -mpmath.log(1 - mpmath.mpf(2) ** -(f.precision + 1))
     assert abs(float(window) - quoted) < 1e-5 * quoted
     assert np.isclose(f.tie_window, float(window), rtol=1e-15)
     center = np.float32(float(window)).view(np.int32)
-    gaps = np.arange(center - 50_000, center + 50_000, dtype=np.int32).view(np.float32).astype(np.float64)
+    gaps = (
+        np.arange(center - 50_000, center + 50_000, dtype=np.int32)
+        .view(np.float32)
+        .astype(np.float64)
+    )
     one = OPS.round(exp64(OPS, -gaps), rounding(name), None) == 1.0
     with mpmath.workdps(40):
         largest = gaps[np.flatnonzero(gaps <= float(window))[-1]]
@@ -165,7 +200,8 @@ def test_oracle_4_largest_gap_whose_exp_rounds_to_one(name, quoted):
     assert np.array_equal(one, gaps <= largest)
 
 
-# --- 5: delta -------------------------------------------------------------------------------------------------
+# --- 5: delta
+# -------------------------------------------------------------------------------------------------
 
 
 def float64_inputs(tokens=24, keys=40, width=16):
@@ -194,7 +230,9 @@ def test_oracle_5_delta_identity():
 
 
 def test_centred_delta_makes_the_rows_of_ds_sum_to_zero():
-    """P that lost its sum (scores recomputed in other bits than the forward's): OUT and P dP leave a rest, CENTRED must not."""
+    """P that lost its sum (scores recomputed in other bits than the forward's): OUT and P dP leave
+    a rest, CENTRED must not.
+    """
     arrays = float64_inputs()
     plan = Plan.preset("exact").at(Site.S_B, "e8m3")
     rests = {}
@@ -216,14 +254,33 @@ def test_centred_delta_makes_the_rows_of_ds_sum_to_zero():
 
 @pytest.mark.parametrize("error", ["bf16", "injected"])
 def test_oracle_5_equation_1(error):
-    """dQ_hp - dQ_lp = scale diag(delta_lp - delta_hp) P K: a delta that reaches dQ by another way, or a lost scale."""
+    """dQ_hp - dQ_lp = scale diag(delta_lp - delta_hp) P K: a delta that reaches dQ by another way,
+    or a lost scale.
+    """
     q, k, v, do = float64_inputs()
     scale = 0.25
     high = exact(q, k, v, do, scale=scale)
     if error == "bf16":
-        low = examine(q, k, v, do, plan=Plan.preset("exact").at(Site.DELTA, "bf16"), scale=scale, engine="numpy", block_q=8, block_k=8)
+        low = examine(
+            q,
+            k,
+            v,
+            do,
+            plan=Plan.preset("exact").at(Site.DELTA, "bf16"),
+            scale=scale,
+            engine="numpy",
+            block_q=8,
+            block_k=8,
+        )
     else:
-        low = exact(q, k, v, do, scale=scale, inject=[Injection(site=Site.DELTA, what=AddUlps(ulps=2.0**40), rows=(3, 11))])
+        low = exact(
+            q,
+            k,
+            v,
+            do,
+            scale=scale,
+            inject=[Injection(site=Site.DELTA, what=AddUlps(ulps=2.0**40), rows=(3, 11))],
+        )
     gap = low.delta - high.delta
     assert np.count_nonzero(gap) == (48 if error == "bf16" else 4)
     pk = np.einsum("bnts,bsnh->btnh", probabilities(q, k, scale), k)
@@ -231,11 +288,14 @@ def test_oracle_5_equation_1(error):
     assert np.array_equal(high.dv, low.dv)
 
 
-# --- 6 and 7: the stabiliser ----------------------------------------------------------------------------------
+# --- 6 and 7: the stabiliser
+# ----------------------------------------------------------------------------------
 
 
 def with_row_maxima(maxima, tokens=32, keys=32):
-    """q, k, v, do of one feature of which scores are q k: row t has its maximum maxima[t % len] at every fourth key exactly."""
+    """q, k, v, do of one feature of which scores are q k: row t has its maximum maxima[t % len] at
+    every fourth key exactly.
+    """
     r = np.resize(np.asarray(maxima, np.float64), tokens)
     s = r[:, None] - 0.5 - 4 * uniform(8, tokens, keys)
     s[:, 1::4] = r[:, None]
@@ -260,7 +320,9 @@ def test_oracle_6_shift_invariance(beta, window):
     (q, k, v, do), s = with_row_maxima(MAXIMA)
     options = {"scale": 1.0, "block_q": 32, "block_k": 8, "record": Record(events=(Site.P,))}
     plain = exact(q, k, v, do, **options)
-    moved = exact(q, k, v, do, changes={"stabiliser": Stabiliser(beta=beta, window=window)}, **options)
+    moved = exact(
+        q, k, v, do, changes={"stabiliser": Stabiliser(beta=beta, window=window)}, **options
+    )
     assert np.all(plain.trace.events["P"][1].max(-1) == 1.0)
     assert np.all(moved.trace.events["P"][1].max(-1) < 1.0)  # it fired in every row
     assert np.abs(moved.out - softmax_output(s, v)).max() < 1e-14
@@ -271,20 +333,37 @@ def test_oracle_6_shift_invariance(beta, window):
         assert np.abs(x - y).max() < 1e-12 * max(1.0, np.abs(y).max()), name
 
 
-@pytest.mark.parametrize(("beta", "maximum"), [(7.0, 5.0), (7.0, 12.0), (2.0, 20.0), (2.0, 30.0), (2.0, 200.0), (7.0, -30.0)])
+@pytest.mark.parametrize(
+    ("beta", "maximum"),
+    [(7.0, 5.0), (7.0, 12.0), (2.0, 20.0), (2.0, 30.0), (2.0, 200.0), (7.0, -30.0)],
+)
 @pytest.mark.parametrize("preset", ["exact", "fp32", "fa2-bf16", "qiu-yao"])
 def test_oracle_7_no_clamp_switches_rows_off(preset, beta, maximum):
-    """The released clamp: rows with (beta - 1) r_m > 23.026 scaled towards zero, with their gradients."""
+    """The released clamp: rows with (beta - 1) r_m > 23.026 scaled towards zero, with their
+    gradients.
+    """
     (q, k, v, do), s = with_row_maxima([maximum])
     plan = Plan.preset(preset)
     tolerance = {"exact": 1e-13, "fp32": 2e-6, "fa2-bf16": 2e-2, "qiu-yao": 4e-2}[preset]
     with_it, without = (
-        examine(q, k, v, do, plan=replace(plan, stabiliser=stabiliser), scale=1.0, block_q=32, block_k=8, engine="numpy")
+        examine(
+            q,
+            k,
+            v,
+            do,
+            plan=replace(plan, stabiliser=stabiliser),
+            scale=1.0,
+            block_q=32,
+            block_k=8,
+            engine="numpy",
+        )
         for stabiliser in (Stabiliser(beta=beta), None)
     )
     rows = s if preset in ("exact", "fp32") else None
     if rows is not None:
-        assert np.abs(with_it.out - softmax_output(rows, v)).max() < tolerance * max(1.0, abs(maximum))
+        assert np.abs(with_it.out - softmax_output(rows, v)).max() < tolerance * max(
+            1.0, abs(maximum)
+        )
     assert np.abs(with_it.out - without.out).max() < tolerance * max(1.0, abs(maximum))
     lengths = [np.linalg.norm(x.dv) for x in (with_it, without)]
     assert 0.9 < lengths[0] / lengths[1] < 1.1
@@ -293,21 +372,35 @@ def test_oracle_7_no_clamp_switches_rows_off(preset, beta, maximum):
 @pytest.mark.parametrize(
     ("preset", "beta"),
     [
-        *((preset, beta) for preset in ("qiu-yao", "fa2-bf16", "fa3-fp8", "all:bf16", "all:e4m3fn") for beta in (2.0, 7.0)),
+        *(
+            (preset, beta)
+            for preset in ("qiu-yao", "fa2-bf16", "fa3-fp8", "all:bf16", "all:e4m3fn")
+            for beta in (2.0, 7.0)
+        ),
         ("fa2-bf16", 1.001),
         ("qiu-yao", 1.001),
         ("all:e4m3fn", 1.01),
     ],
 )
 def test_stabiliser_leaves_no_weight_of_one(preset, beta):
-    """A shift that P's, M's or X's format rounds back: also at r_m = 0 and below, where the paper's rule does nothing."""
+    """A shift that P's, M's or X's format rounds back: also at r_m = 0 and below, where the paper's
+    rule does nothing.
+    """
     maxima = (16.0, 5.0, 1.0, 0.0625, 0.0, -0.0625, -1.0, -5.0, -16.0)
     (q, k, v, do), _ = with_row_maxima(maxima)
-    options = {"scale": 1.0, "block_q": 32, "block_k": 32, "engine": "numpy", "record": Record(events=(Site.P,))}
+    options = {
+        "scale": 1.0,
+        "block_q": 32,
+        "block_k": 32,
+        "engine": "numpy",
+        "record": Record(events=(Site.P,)),
+    }
     plan = Plan.preset(preset)
     without = examine(q, k, v, do, plan=plan, **options).trace.events["P"][1]
     assert np.all((without == 1.0).sum(-1) >= 8)
-    seen = examine(q, k, v, do, plan=replace(plan, stabiliser=Stabiliser(beta=beta)), **options).trace.events["P"][1]
+    seen = examine(
+        q, k, v, do, plan=replace(plan, stabiliser=Stabiliser(beta=beta)), **options
+    ).trace.events["P"][1]
     assert not np.any(seen == 1.0)
     assert np.all(seen.max(-1) > 0.0)
 
@@ -317,7 +410,9 @@ def test_stabiliser_leaves_single_maxima_alone():
     q, k, v, do = (x.astype(np.float32) for x in float64_inputs())
     plan = Plan.preset("fa2-bf16")
     a, b = (
-        examine(q, k, v, do, plan=replace(plan, stabiliser=s), engine="numpy", block_q=24, block_k=40)
+        examine(
+            q, k, v, do, plan=replace(plan, stabiliser=s), engine="numpy", block_q=24, block_k=40
+        )
         for s in (None, Stabiliser(beta=2.0, window=0.0))
     )
     assert np.array_equal(a.out, b.out)
@@ -325,7 +420,9 @@ def test_stabiliser_leaves_single_maxima_alone():
 
 
 def test_stabiliser_treats_rows_without_keys():
-    """Fully masked rows taken for repeated maxima (the released code moves them to m = 0); NaN from inf - inf."""
+    """Fully masked rows taken for repeated maxima (the released code moves them to m = 0); NaN from
+    inf - inf.
+    """
     q, k, v, do = float64_inputs()
     mask = np.ones((1, 1, 24, 40), bool)
     mask[..., 5, :] = False  # no key at all

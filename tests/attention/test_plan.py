@@ -45,7 +45,17 @@ def test_presets_round_where_their_sources_do():
     assert fa2.pv_into_o
     assert (fa2.row_sum_of, fa2.delta_from) == (Site.EXP, DeltaFrom.OUT)
     released = Plan.preset("qiu-yao")
-    assert {Site.S, Site.SCALED, Site.M, Site.L, Site.O, Site.AO, Site.PV, Site.OUT, Site.P} <= sites_in(released, "bf16")
+    assert {
+        Site.S,
+        Site.SCALED,
+        Site.M,
+        Site.L,
+        Site.O,
+        Site.AO,
+        Site.PV,
+        Site.OUT,
+        Site.P,
+    } <= sites_in(released, "bf16")
     assert {Site.EXP, Site.ROWSUM, Site.DELTA, Site.DS} <= sites_in(released, "fp32")
     assert not released.pv_into_o
     fp8 = Plan.preset("fa3-fp8")
@@ -76,18 +86,30 @@ def test_presets_name_themselves_and_are_values(name):
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert plan.is_reproducible
     assert json.loads(json.dumps(plan.describe()))["name"] == name
-    assert set(plan.describe()["roundings"]) == set(Site) - (set() if plan.is_of_kernel else OF_KERNELS)
+    assert set(plan.describe()["roundings"]) == set(Site) - (
+        set() if plan.is_of_kernel else OF_KERNELS
+    )
 
 
 PRODUCT_BITS = [
-    ("fa2-bf16", "S", 8 + 8), ("fa2-bf16", "ROWSUM", 24), ("fa2-bf16", "DELTA", 8 + 8), ("qiu-yao", "PV", 8 + 8), ("qiu-yao", "DQ", 24 + 8),
-    ("fp32", "S", 24 + 24), ("fa3-fp8", "DQ", 8 + 4), ("exact", "S", 106), ("fa3-fp8-scaled", "S", 106), ("mxfp8-attention", "DP", 53),
-]  # fmt: skip
+    ("fa2-bf16", "S", 8 + 8),
+    ("fa2-bf16", "ROWSUM", 24),
+    ("fa2-bf16", "DELTA", 8 + 8),
+    ("qiu-yao", "PV", 8 + 8),
+    ("qiu-yao", "DQ", 24 + 8),
+    ("fp32", "S", 24 + 24),
+    ("fa3-fp8", "DQ", 8 + 4),
+    ("exact", "S", 106),
+    ("fa3-fp8-scaled", "S", 106),
+    ("mxfp8-attention", "DP", 53),
+]
 
 
 @pytest.mark.parametrize(("name", "site", "bits"), PRODUCT_BITS)
 def test_bits_of_products(name, site, bits):
-    """A factor of another site, or one more: a sum under XLA would round twice, or a compiler fuse what is inexact."""
+    """A factor of another site, or one more: a sum under XLA would round twice, or a compiler fuse
+    what is inexact.
+    """
     assert Plan.preset(name).product_bits(Site(site)) == bits
 
 
@@ -116,7 +138,11 @@ def test_at_changes_one_site_and_nothing_else():
     """An edit that leaks, a seed or mode that is dropped."""
     plan = Plan.preset("fa2-bf16")
     new = plan.at(Site.O, "bf16", mode="stochastic", seed=4)
-    assert (new[Site.O].format.name, new[Site.O].mode, new[Site.O].seed) == ("bf16", RoundingMode.STOCHASTIC, 4)
+    assert (new[Site.O].format.name, new[Site.O].mode, new[Site.O].seed) == (
+        "bf16",
+        RoundingMode.STOCHASTIC,
+        4,
+    )
     assert all(new[s] == plan[s] for s in Site if s is not Site.O)
     assert new.accumulators == plan.accumulators
     assert new.name == "fa2-bf16*"
@@ -136,21 +162,41 @@ def test_adding_changes_one_accumulator():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda p: Plan.preset("qiu-yoa"), ("preset", "qiu-yoa", "did you mean 'qiu-yao'", "all:<format>")),
+        (
+            lambda p: Plan.preset("qiu-yoa"),
+            ("preset", "qiu-yoa", "did you mean 'qiu-yao'", "all:<format>"),
+        ),
         (lambda p: Plan.preset("all:bf61"), ("format", "bf61", "bf16")),
         (lambda p: Plan.preset("all:e8m0fnu"), ("e8m0fnu", "scale")),
         (lambda p: p.at("DETLA", "bf16"), ("site", "DETLA", "did you mean 'DELTA'")),
         (lambda p: p.at("O", "e4m3nf"), ("format", "e4m3nf", "did you mean 'e4m3fn'")),
-        (lambda p: p.at("O", "bf16", mode="stochastik"), ("rounding mode", "stochastik", "did you mean 'stochastic'")),
+        (
+            lambda p: p.at("O", "bf16", mode="stochastik"),
+            ("rounding mode", "stochastik", "did you mean 'stochastic'"),
+        ),
         (lambda p: p.at("O", "e4m3fn", overflow="inf"), ("overflow=inf", "e4m3fn", "saturate")),
         (lambda p: p.at("O", "bf16", seed=-1), ("seed=-1",)),
         (lambda p: p.adding("P", Accumulator()), ("site=P", "PV")),
         (lambda p: Accumulator(chunk=0), ("chunk=0",)),
         (lambda p: Accumulator(alignment=25), ("alignment=25",)),
-        (lambda p: Accumulator(order=Order.EXACT, step=Plan.preset("exact")[Site.O]), ("step=fp64", "29")),
-        (lambda p: Plan(name="x", roundings=p.roundings[1:], accumulators=p.accumulators), ("roundings", str(len(Site)))),
-        (lambda p: Plan(name="x", roundings=p.roundings, accumulators=()), ("accumulators", str(len(PRODUCTS)))),
-        (lambda p: Plan(name="x", roundings=p.roundings, accumulators=p.accumulators, row_sum_of=Site.S), ("row_sum_of=S",)),
+        (
+            lambda p: Accumulator(order=Order.EXACT, step=Plan.preset("exact")[Site.O]),
+            ("step=fp64", "29"),
+        ),
+        (
+            lambda p: Plan(name="x", roundings=p.roundings[1:], accumulators=p.accumulators),
+            ("roundings", str(len(Site))),
+        ),
+        (
+            lambda p: Plan(name="x", roundings=p.roundings, accumulators=()),
+            ("accumulators", str(len(PRODUCTS))),
+        ),
+        (
+            lambda p: Plan(
+                name="x", roundings=p.roundings, accumulators=p.accumulators, row_sum_of=Site.S
+            ),
+            ("row_sum_of=S",),
+        ),
         (lambda p: Stabiliser(beta=1.0), ("beta=1.0", "beta > 1")),
         (lambda p: Stabiliser(beta=float("nan")), ("beta=nan",)),
         (lambda p: Stabiliser(window=-0.1), ("window=-0.1",)),
@@ -169,5 +215,7 @@ def test_errors_name_the_value_and_the_repair(call, words):
 def test_records_are_values():
     """An injection or record that cannot be part of a static argument."""
     one = Injection(site=Site.O, what=AddUlps(ulps=0.5), rows=slice(2, 9), heads=[1, 2])
-    assert hash(one) == hash(Injection(site=Site.O, what=AddUlps(ulps=0.5), rows=range(2, 9), heads=(1, 2)))
+    assert hash(one) == hash(
+        Injection(site=Site.O, what=AddUlps(ulps=0.5), rows=range(2, 9), heads=(1, 2))
+    )
     assert hash(Record(steps=(Site.PV,))) == hash(Record(steps=(Site.PV,)))

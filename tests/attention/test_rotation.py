@@ -19,7 +19,9 @@ def matrix(h, seed=0):
 
 @pytest.mark.parametrize("h", [1, 2, 8, 64, 128])
 def test_it_is_orthogonal_with_entries_of_one_size(h):
-    """Catches a factor that is no power of two, a butterfly that pairs wrong features, signs that differ between q and k."""
+    """Catches a factor that is no power of two, a butterfly that pairs wrong features, signs that
+    differ between q and k.
+    """
     r, s = matrix(h)
     np.testing.assert_array_equal(r @ s.T, np.eye(h))
     for x in (r, s):
@@ -31,31 +33,59 @@ def test_it_is_orthogonal_with_entries_of_one_size(h):
 def test_scores_are_exact_for_short_numbers():
     """Catches a rotation that changes scores: BF16 numbers leave room for every sum in binary64."""
     q, k = (normal(80 + i, 1, 5, 1, 32) for i in range(2))
-    exact = [[sum(Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, y, strict=True)) for y in k[0, :, 0]] for x in q[0, :, 0]]
+    exact = [
+        [
+            sum(Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, y, strict=True))
+            for y in k[0, :, 0]
+        ]
+        for x in q[0, :, 0]
+    ]
     a, b = rotated(q.astype(np.float64), k.astype(np.float64))
-    ours = [[sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(p, r, strict=True)) for r in b[0, :, 0]] for p in a[0, :, 0]]
+    ours = [
+        [
+            sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(p, r, strict=True))
+            for r in b[0, :, 0]
+        ]
+        for p in a[0, :, 0]
+    ]
     assert ours == exact
 
 
 @pytest.mark.thorough
 def test_both_libraries_agree_and_gradients_turn_back():
-    """Catches signs drawn by a library, a result of another type, and a gradient left in the rotated frame."""
+    """Catches signs drawn by a library, a result of another type, and a gradient left in the
+    rotated frame.
+    """
     q, k, v = (normal(84 + i, 1, 16, 2, 16) for i in range(3))
-    for ours, theirs in zip(rotated(q, k, seed=3), rotated(jnp.asarray(q), jnp.asarray(k), seed=3), strict=True):
+    for ours, theirs in zip(
+        rotated(q, k, seed=3), rotated(jnp.asarray(q), jnp.asarray(k), seed=3), strict=True
+    ):
         assert theirs.dtype == jnp.float32 and np.array_equal(ours, np.asarray(theirs))
-    turned = lambda q: attend(*rotated(q, jnp.asarray(k)), jnp.asarray(v), plan="fp32").sum()  # noqa: E731
-    plain = lambda q: attend(q, jnp.asarray(k), jnp.asarray(v), plan="fp32").sum()  # noqa: E731
-    np.testing.assert_allclose(jax.grad(turned)(jnp.asarray(q)), jax.grad(plain)(jnp.asarray(q)), atol=3e-6)
+
+    def turned(q):
+        return attend(*rotated(q, jnp.asarray(k)), jnp.asarray(v), plan="fp32").sum()
+
+    def plain(q):
+        return attend(q, jnp.asarray(k), jnp.asarray(v), plan="fp32").sum()
+
+    np.testing.assert_allclose(
+        jax.grad(turned)(jnp.asarray(q)), jax.grad(plain)(jnp.asarray(q)), atol=3e-6
+    )
     assert rotated(jnp.asarray(q, jnp.bfloat16), jnp.asarray(k))[0].dtype == jnp.float32
 
 
 def test_it_tames_an_outlier_channel():
-    """Catches a rotation that spreads nothing: with one feature of K 20 times as large, INT8 scores in blocks of 32 are closer after it."""
+    """Catches a rotation that spreads nothing: with one feature of K 20 times as large, INT8 scores
+    in blocks of 32 are closer after it.
+    """
     q, k, v = (normal(88 + i, 1, 128, 1, 64).astype(np.float64) for i in range(3))
     k[..., 5] *= 20.0
     plan = Plan.preset("exact").at("Q", "mxint8").at("K", "mxint8")
     golden = attend(q, k, v, plan="exact", engine="numpy")
-    error = [np.square(attend(*x, v, plan=plan, engine="numpy") - golden).mean() for x in ((q, k), rotated(q, k))]
+    error = [
+        np.square(attend(*x, v, plan=plan, engine="numpy") - golden).mean()
+        for x in ((q, k), rotated(q, k))
+    ]
     assert error[1] < error[0] / 4
 
 

@@ -1,4 +1,6 @@
-"""What served models add to attention: sliding windows, softcaps and sinks, against a formula that JAX differentiates in binary64."""
+"""What served models add to attention: sliding windows, softcaps and sinks, against a formula that
+JAX differentiates in binary64.
+"""
 
 import itertools
 from functools import cache
@@ -13,7 +15,10 @@ from roundscope.attention.tiles.orders import cut_by
 from tests.checks.engines import differences, normal
 
 B, T, N, G, H = 2, 24, 4, 2, 8
-INPUTS = [normal(300 + i, *shape) for i, shape in enumerate([(B, T, N, H), (B, T, G, H), (B, T, G, H), (B, T, N, H)])]
+INPUTS = [
+    normal(300 + i, *shape)
+    for i, shape in enumerate([(B, T, N, H), (B, T, G, H), (B, T, G, H), (B, T, N, H)])
+]
 SINKS = np.array([0.75, -1.5, 3.0, -8.0], np.float32)
 SIZES = {"block_q": 8, "block_k": 8, "scale": 0.5}
 ALL = {"window": 7, "softcap": 1.5, "sinks": SINKS}
@@ -28,7 +33,9 @@ def formula(q, k, v, sinks, *, window=None, softcap=None, is_causal=False):
     if window is not None:
         sees = sees & (u > t - window) & (u < t + window)
     e = jnp.where(sees, jnp.exp(s), 0.0)
-    whole = e.sum(-1, keepdims=True) + (0.0 if sinks is None else jnp.exp(sinks)[None, :, None, None])
+    whole = e.sum(-1, keepdims=True) + (
+        0.0 if sinks is None else jnp.exp(sinks)[None, :, None, None]
+    )
     return jnp.einsum("bnts,bsnh->btnh", e / whole, jnp.repeat(v, N // G, axis=2))
 
 
@@ -38,27 +45,40 @@ def expected(window, softcap, has_sinks, is_causal):
     with jax.enable_x64(True):
         q, k, v, do = (jnp.asarray(x, "float64") for x in INPUTS)
         sinks = jnp.asarray(SINKS, "float64") if has_sinks else None
-        function = lambda *x: formula(*x, window=window, softcap=softcap, is_causal=is_causal)  # noqa: E731
+
+        def function(*x):
+            return formula(*x, window=window, softcap=softcap, is_causal=is_causal)
+
         out, pull = jax.vjp(function, q, k, v, sinks)
         return [np.asarray(x) for x in (out, *pull(do)) if x is not None]
 
 
 WORDS = {
-    "tiles": "", "P dP": "delta_from=P_DP", "descending": "key_order=descending", "unfused": "unfused=true",
-    "saved P": "unfused=true saved_p=true", "softmax": "score_gradient=softmax gradient_scale=operand",
-    "maximum": "exp=base2 log2_e=maximum", "fused": "exp=base2 log2_e=scale fused_exponent=true",
+    "tiles": "",
+    "P dP": "delta_from=P_DP",
+    "descending": "key_order=descending",
+    "unfused": "unfused=true",
+    "saved P": "unfused=true saved_p=true",
+    "softmax": "score_gradient=softmax gradient_scale=operand",
+    "maximum": "exp=base2 log2_e=maximum",
+    "fused": "exp=base2 log2_e=scale fused_exponent=true",
     "lanes": "exp=base2 log2_e=scores row_sum=lanes",
-    "stale": "exp=base2 log2_e=maximum stale_maximum=4", "masked first": "key_order=masked-first query_order=masked-first",
-}  # fmt: skip
+    "stale": "exp=base2 log2_e=maximum stale_maximum=4",
+    "masked first": "key_order=masked-first query_order=masked-first",
+}
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 def test_it_is_the_formula(words, is_causal):
-    """A window that is off by one, a derivative of the softcap that is missing, a sink in the wrong units; gradients too."""
+    """A window that is off by one, a derivative of the softcap that is missing, a sink in the wrong
+    units; gradients too.
+    """
     tolerance = 1e-5 if "base2" in words else 1e-12  # c = binary32(scale log2 e)
     base = Plan.preset("exact").changed(words) if words else Plan.preset("exact")
-    for window, softcap, sinks in itertools.product((None, 7), (None, 1.5), ("", "sinks=first", "sinks=last")):
+    for window, softcap, sinks in itertools.product(
+        (None, 7), (None, 1.5), ("", "sinks=first", "sinks=last")
+    ):
         if sinks == "sinks=last" and "unfused" in words:
             continue
         plan = base.changed(sinks) if sinks else base
@@ -66,15 +86,28 @@ def test_it_is_the_formula(words, is_causal):
         x = [np.asarray(a, np.float64) for a in INPUTS]
         found = examine(*x, plan=plan, is_causal=is_causal, record=None, **SIZES, **given)
         want = expected(window, softcap, bool(sinks), is_causal)
-        results = zip(("out", "dq", "dk", "dv", "dsinks"), (found.out, found.dq, found.dk, found.dv, found.dsinks), want, strict=False)
+        results = zip(
+            ("out", "dq", "dk", "dv", "dsinks"),
+            (found.out, found.dq, found.dk, found.dv, found.dsinks),
+            want,
+            strict=False,
+        )
         for name, ours, theirs in results:
-            assert np.abs(ours - theirs).max() < tolerance * max(1.0, np.abs(theirs).max()), (name, given)
+            assert np.abs(ours - theirs).max() < tolerance * max(1.0, np.abs(theirs).max()), (
+                name,
+                given,
+            )
 
 
-@pytest.mark.parametrize(("plan", "is_causal"), [("fa2", True), ("eager", False), pytest.param("flex", True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("plan", "is_causal"),
+    [("fa2", True), ("eager", False), pytest.param("flex", True, marks=pytest.mark.thorough)],
+)
 def test_engines_agree(plan, is_causal):
     """Events that XLA fuses or reorders: bits of results, counts and sums of every event."""
-    asked = {"plan": plan, "is_causal": is_causal, **SIZES, **ALL} | ({"sinks": None} if plan == "flex" else {})  # its L is in base 2
+    asked = {"plan": plan, "is_causal": is_causal, **SIZES, **ALL} | (
+        {"sinks": None} if plan == "flex" else {}
+    )  # its L is in base 2
     ours, theirs = (examine(*INPUTS, engine=engine, **asked) for engine in ("numpy", "xla"))
     assert differences(ours, theirs) == []
     if plan == "flex":
@@ -89,39 +122,99 @@ def test_jax_differentiates_it():
     """A gradient of sinks that attend forgets, or gives in another type."""
     q, k, v, do = (jnp.asarray(x, "float32") for x in INPUTS)
     asked = {"plan": "fa2-bf16", "is_causal": True, **SIZES, **ALL}
-    loss = lambda q, k, v, sinks: (attend(q, k, v, **(asked | {"sinks": sinks})) * do).sum()  # noqa: E731
+
+    def loss(q, k, v, sinks):
+        return (attend(q, k, v, **(asked | {"sinks": sinks})) * do).sum()
+
     found = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(q, k, v, jnp.asarray(SINKS, "bfloat16"))
     assert found[3].dtype == jnp.bfloat16
     want = examine(*INPUTS, record=None, **asked)
     for ours, theirs in zip(found[:3], (want.dq, want.dk, want.dv), strict=True):
         assert np.array_equal(np.asarray(ours), theirs)
-    assert np.array_equal(np.asarray(found[3]), np.asarray(jnp.asarray(want.dsinks).astype("bfloat16")))
+    assert np.array_equal(
+        np.asarray(found[3]), np.asarray(jnp.asarray(want.dsinks).astype("bfloat16"))
+    )
 
 
 def test_words_and_arguments_are_the_same():
     """A plan's own window or softcap that is ignored, or that wins over the argument."""
     q, k, v, _ = INPUTS
     given = attend(q, k, v, plan="fa2-bf16", window=7, softcap=1.5, **SIZES)
-    assert np.array_equal(given, attend(q, k, v, plan=Plan.preset("fa2-bf16").changed("window=7 softcap=1.5"), **SIZES))
     assert np.array_equal(
-        given, attend(q, k, v, plan=Plan.preset("fa2-bf16").changed("window=3 softcap=9"), window=7, softcap=1.5, **SIZES)
+        given,
+        attend(q, k, v, plan=Plan.preset("fa2-bf16").changed("window=7 softcap=1.5"), **SIZES),
+    )
+    assert np.array_equal(
+        given,
+        attend(
+            q,
+            k,
+            v,
+            plan=Plan.preset("fa2-bf16").changed("window=3 softcap=9"),
+            window=7,
+            softcap=1.5,
+            **SIZES,
+        ),
     )
 
 
 def test_every_event_is_the_rounded_operation():
     """An event of another formula than it says."""
-    names = ("SS", "CAP", "TANH", "SCALED", "SINK", "SX", "SE", "L", "SL", "DSC", "TT", "DTANH", "DCAP", "DS", "PSINK", "DSINK")
+    names = (
+        "SS",
+        "CAP",
+        "TANH",
+        "SCALED",
+        "SINK",
+        "SX",
+        "SE",
+        "L",
+        "SL",
+        "DSC",
+        "TT",
+        "DTANH",
+        "DCAP",
+        "DS",
+        "PSINK",
+        "DSINK",
+    )
     sinks = SINKS.astype(np.float64)
-    found = examine(*INPUTS, plan="fa2-bf16", block_q=T, block_k=T, scale=0.5, softcap=1.5, sinks=sinks, record=Record(events=names))
+    found = examine(
+        *INPUTS,
+        plan="fa2-bf16",
+        block_q=T,
+        block_k=T,
+        scale=0.5,
+        softcap=1.5,
+        sinks=sinks,
+        record=Record(events=names),
+    )
     after = {name: np.asarray(found.trace.events[name][1], np.float64) for name in names}
-    single = lambda x: np.asarray(x, np.float32).astype(np.float64)  # noqa: E731
-    same = lambda name, x: np.array_equal(after[name].reshape(-1), single(x).reshape(-1))  # noqa: E731
-    assert same("CAP", after["SS"] / 1.5) and same("TANH", np.tanh(after["CAP"])) and same("SCALED", 1.5 * after["TANH"])
-    assert same("SINK", np.broadcast_to(sinks[None, :, None], (B, N, T))) and same("SE", np.exp(after["SX"]))
+
+    def single(x):
+        return np.asarray(x, np.float32).astype(np.float64)
+
+    def same(name, x):
+        return np.array_equal(after[name].reshape(-1), single(x).reshape(-1))
+
+    assert (
+        same("CAP", after["SS"] / 1.5)
+        and same("TANH", np.tanh(after["CAP"]))
+        and same("SCALED", 1.5 * after["TANH"])
+    )
+    assert same("SINK", np.broadcast_to(sinks[None, :, None], (B, N, T))) and same(
+        "SE", np.exp(after["SX"])
+    )
     assert same("SL", after["L"].reshape(-1) + after["SE"].reshape(-1))
-    assert same("TT", np.square(after["TANH"])) and same("DTANH", 1.0 - after["TT"]) and same("DCAP", after["DSC"] * after["DTANH"])
+    assert (
+        same("TT", np.square(after["TANH"]))
+        and same("DTANH", 1.0 - after["TT"])
+        and same("DCAP", after["DSC"] * after["DTANH"])
+    )
     lse, delta = (np.moveaxis(np.asarray(x, np.float64), 1, 2) for x in (found.lse, found.delta))
-    assert same("PSINK", np.exp(sinks[None, :, None] - lse)) and same("DSINK", -after["PSINK"].reshape(-1) * delta.reshape(-1))
+    assert same("PSINK", np.exp(sinks[None, :, None] - lse)) and same(
+        "DSINK", -after["PSINK"].reshape(-1) * delta.reshape(-1)
+    )
     rows = after["DSINK"].reshape(B, N, T)
     assert np.allclose(found.dsinks, rows.sum(axis=(0, 2)), rtol=1e-6)
 
@@ -132,7 +225,9 @@ def test_an_error_at_a_new_event_reaches_the_output():
     asked = {"plan": "fa2-bf16", "softcap": 1.5, "sinks": SINKS, **SIZES}
     plain = attend(q, k, v, **asked)
     for site in (Site.SS, Site.CAP, Site.TANH, Site.SINK, Site.SX, Site.SE, Site.SL):
-        moved = attend(q, k, v, inject=Injection(site=site, what=AddUlps(ulps=2.0**15), rows=3), **asked)
+        moved = attend(
+            q, k, v, inject=Injection(site=site, what=AddUlps(ulps=2.0**15), rows=3), **asked
+        )
         rows = np.any(moved != plain, axis=(0, 2, 3))
         assert rows[3] and rows.sum() == 1, site
 
@@ -146,7 +241,9 @@ def test_a_row_without_keys_has_its_sink():
         found = examine(q, k, v, do, plan=plan, mask=mask, sinks=SINKS, record=None, **SIZES)
         assert np.all(found.out[:, ::5] == 0.0) and np.allclose(found.lse[:, ::5], SINKS, rtol=1e-6)
         assert all(np.all(np.isfinite(x)) for x in (found.dq, found.dk, found.dv, found.dsinks))
-    far = attend(np.repeat(q, 2, axis=1), k, v, plan="fa2-bf16", window=4, **SIZES)  # twice as many queries as keys
+    far = attend(
+        np.repeat(q, 2, axis=1), k, v, plan="fa2-bf16", window=4, **SIZES
+    )  # twice as many queries as keys
     assert np.all(far[:, T + 3 :] == 0.0) and np.all(np.any(far[:, : T + 3] != 0.0, axis=-1))
 
 
@@ -160,19 +257,32 @@ def test_tiles_that_an_edge_cuts(window, is_causal):
     for i, j in itertools.product(range(5), range(5)):
         part = sees[8 * i : 8 * i + 8, 8 * j : 8 * j + 8]
         wanted = part.any() and not part.all()
-        assert (cut is not None and bool(cut((8 * i, 8 * i + 8), (8 * j, 8 * j + 8)))) == wanted, (i, j)
+        assert (cut is not None and bool(cut((8 * i, 8 * i + 8), (8 * j, 8 * j + 8)))) == wanted, (
+            i,
+            j,
+        )
 
 
 REFUSED = [
-    ({"window": 0}, "1 or more"), ({"window": -3}, "1 or more"), ({"window": 2.5}, "whole number"), ({"window": True}, "whole number"),
-    ({"softcap": 0.0}, "above 0"), ({"softcap": float("nan")}, "above 0"), ({"softcap": "50"}, "give a number"),
-    ({"sinks": SINKS[:3]}, r"each of the 4 heads"), ({"sinks": np.arange(4)}, "float"), ({"sinks": [1.0] * 4}, "array of floats"),
-    ({"engine": "pallas", "window": 7}, "engine='xla'"), ({"engine": "pallas", "softcap": 2.0}, "engine='xla'"),
+    ({"window": 0}, "1 or more"),
+    ({"window": -3}, "1 or more"),
+    ({"window": 2.5}, "whole number"),
+    ({"window": True}, "whole number"),
+    ({"softcap": 0.0}, "above 0"),
+    ({"softcap": float("nan")}, "above 0"),
+    ({"softcap": "50"}, "give a number"),
+    ({"sinks": SINKS[:3]}, r"each of the 4 heads"),
+    ({"sinks": np.arange(4)}, "float"),
+    ({"sinks": [1.0] * 4}, "array of floats"),
+    ({"engine": "pallas", "window": 7}, "engine='xla'"),
+    ({"engine": "pallas", "softcap": 2.0}, "engine='xla'"),
     ({"engine": "pallas", "sinks": SINKS}, "engine='xla'"),
-    ({"plan": "fa2-split", "sinks": SINKS}, "split_tiles"), ({"plan": "qiu-yao-eager", "sinks": SINKS}, "kept_state"),
-    ({"plan": "pallas-mha", "softcap": 2.0}, "dp_from_delta"), ({"plan": "flex", "sinks": SINKS}, "lse_base2"),
+    ({"plan": "fa2-split", "sinks": SINKS}, "split_tiles"),
+    ({"plan": "qiu-yao-eager", "sinks": SINKS}, "kept_state"),
+    ({"plan": "pallas-mha", "softcap": 2.0}, "dp_from_delta"),
+    ({"plan": "flex", "sinks": SINKS}, "lse_base2"),
     ({"plan": Plan.preset("fa2-bf16").changed("delta_from=CENTRED"), "sinks": SINKS}, "CENTRED"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given", "told"), REFUSED, ids=lambda x: str(x)[:40])
@@ -184,25 +294,44 @@ def test_refusals(given, told):
 
 
 def test_a_chain_multiplies_with_the_inverse():
-    """1 / c that is not rounded, as automatic differentiation has it; a c that the gradient does not meet."""
+    """1 / c that is not rounded, as automatic differentiation has it; a c that the gradient does
+    not meet.
+    """
     names = ("SS", "CAP", "DSC", "DCT", "DTANH", "DCAP", "DCQ", "DS")
     plan = Plan.preset("fp32").changed("softcap=1.7 capped_by=chain")
-    found = examine(*INPUTS, plan=plan, block_q=T, block_k=T, scale=0.5, record=Record(events=names)).trace.events
+    found = examine(
+        *INPUTS, plan=plan, block_q=T, block_k=T, scale=0.5, record=Record(events=names)
+    ).trace.events
     after = {name: np.asarray(found[name][1], np.float32) for name in names}
     inverse = np.float32(1.0 / float(np.float32(1.7)))
     for name, product in (
-        ("CAP", after["SS"] * inverse), ("DCT", after["DSC"] * np.float32(1.7)), ("DCAP", after["DCT"] * after["DTANH"]),
-        ("DCQ", after["DCAP"] * inverse), ("DS", after["DCQ"]),
-    ):  # fmt: skip
+        ("CAP", after["SS"] * inverse),
+        ("DCT", after["DSC"] * np.float32(1.7)),
+        ("DCAP", after["DCT"] * after["DTANH"]),
+        ("DCQ", after["DCAP"] * inverse),
+        ("DS", after["DCQ"]),
+    ):
         assert np.array_equal(after[name], product), name
 
 
 def test_a_sum_of_ds_that_the_maximum_gives_up():
-    """DMAX without the sink's part, or taken from another key: rows of dS that do not add up to 0 in binary64."""
+    """DMAX without the sink's part, or taken from another key: rows of dS that do not add up to 0
+    in binary64.
+    """
     sinks = SINKS.astype(np.float64)
-    plan = Plan.preset("baseline-bf16").changed("saved_p=true sinks=key maximum_gradient=true X=bf16")
+    plan = Plan.preset("baseline-bf16").changed(
+        "saved_p=true sinks=key maximum_gradient=true X=bf16"
+    )
     names = ("DS", "DMAX", "DSM", "X", "DSINK")
-    found = examine(*INPUTS, plan=plan, block_q=T, block_k=T, is_causal=True, sinks=sinks, record=Record(events=names)).trace.events
+    found = examine(
+        *INPUTS,
+        plan=plan,
+        block_q=T,
+        block_k=T,
+        is_causal=True,
+        sinks=sinks,
+        record=Record(events=names),
+    ).trace.events
     ds, dmax, dsm, x = (np.asarray(found[name][1], np.float64) for name in names[:4])
     changed = ds != dsm
     first = np.where(np.tri(T, dtype=bool), x, -np.inf).argmax(axis=-1)[..., None] == np.arange(T)
@@ -212,10 +341,19 @@ def test_a_sum_of_ds_that_the_maximum_gives_up():
 
 
 def test_softcaps_of_plans_that_differ_by_their_scores_format():
-    """A softcap that asks a traced format whether it is wide: of arms trained side by side; a c that binary32 does not have."""
+    """A softcap that asks a traced format whether it is wide: of arms trained side by side; a c
+    that binary32 does not have.
+    """
     q, k, v, _ = INPUTS
-    plans = [Plan.preset("fp32").changed(f"softcap=1.7 SCALED={f} CAP={f}") for f in ("fp32", "fp64")]
+    plans = [
+        Plan.preset("fp32").changed(f"softcap=1.7 SCALED={f} CAP={f}") for f in ("fp32", "fp64")
+    ]
     for engine in ("numpy", "xla"):
         both = examine(q, k, v, plan=plans, engine=engine, record=None, **SIZES).out
         for i, plan in enumerate(plans):
-            assert np.array_equal(both[i], attend(q[i : i + 1], k[i : i + 1], v[i : i + 1], plan=plan, engine=engine, **SIZES)[0])
+            assert np.array_equal(
+                both[i],
+                attend(q[i : i + 1], k[i : i + 1], v[i : i + 1], plan=plan, engine=engine, **SIZES)[
+                    0
+                ],
+            )

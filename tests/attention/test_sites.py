@@ -1,4 +1,6 @@
-"""Sites: what each says of itself, and the number of its random stream, which is part of every stochastic result."""
+"""Sites: what each says of itself, and the number of its random stream, which is part of every
+stochastic result.
+"""
 
 import numpy as np
 import pytest
@@ -10,19 +12,100 @@ from roundscope.emu.rounding.random import event_bits
 from tests.attention.small import B, H, N, T, run
 
 STREAMS = {
-    "Q": 0, "K": 1, "V": 2, "DO": 3,
-    "S": 4, "SCALED": 5, "M": 6, "X": 7, "EXP": 8, "P": 9, "DM": 10, "ALPHA": 11, "AL": 12, "ROWSUM": 13, "L": 14, "AO": 15,
-    "PV": 16, "O": 17, "INV": 18, "OUT": 19, "LSE": 20,
-    "OD": 21, "DELTA": 22, "S_B": 23, "SCALED_B": 24, "X_B": 25, "EXP_B": 26, "P_B": 27, "DV": 28, "DP": 29, "DPD": 30, "DS": 31,
-    "LS": 37, "CM": 38, "DX": 39, "LANES": 40, "LN": 41, "LS_B": 42, "LSE2": 43, "OI": 44, "PD": 45, "SDQ": 46, "SDK": 47, "EI": 48,
-    "PDP": 49, "SDS": 50, "DQP": 51, "DOO": 52, "MS": 53, "DKP": 54, "DVP": 55,
-    "QS": 56, "KS": 57, "DPQ": 58, "PDQ": 59, "SDSQ": 60, "DSQ": 61, "SW": 62, "SO": 63,
-    "SS": 70, "CAP": 71, "TANH": 72, "SINK": 73, "SX": 74, "SE": 75, "SL": 76, "SS_B": 77, "CAP_B": 78, "TANH_B": 79, "DTANH": 80,
-    "DSC": 81, "PSINK": 82, "DSINK": 83, "MO": 84,
-    "LL": 85, "INV2": 86, "DPL2": 87, "DPL": 88, "DCT": 89, "DCAP": 90, "DCQ": 91, "TT": 92, "DMAX": 93, "DSM": 94, "KC": 95,
-    "BETA": 96, "OA": 97, "OT": 98,
-    "DQ": 32, "DK": 33, "DQ_OUT": 34, "DK_OUT": 35, "DV_OUT": 36,
-}  # fmt: skip
+    "Q": 0,
+    "K": 1,
+    "V": 2,
+    "DO": 3,
+    "S": 4,
+    "SCALED": 5,
+    "M": 6,
+    "X": 7,
+    "EXP": 8,
+    "P": 9,
+    "DM": 10,
+    "ALPHA": 11,
+    "AL": 12,
+    "ROWSUM": 13,
+    "L": 14,
+    "AO": 15,
+    "PV": 16,
+    "O": 17,
+    "INV": 18,
+    "OUT": 19,
+    "LSE": 20,
+    "OD": 21,
+    "DELTA": 22,
+    "S_B": 23,
+    "SCALED_B": 24,
+    "X_B": 25,
+    "EXP_B": 26,
+    "P_B": 27,
+    "DV": 28,
+    "DP": 29,
+    "DPD": 30,
+    "DS": 31,
+    "LS": 37,
+    "CM": 38,
+    "DX": 39,
+    "LANES": 40,
+    "LN": 41,
+    "LS_B": 42,
+    "LSE2": 43,
+    "OI": 44,
+    "PD": 45,
+    "SDQ": 46,
+    "SDK": 47,
+    "EI": 48,
+    "PDP": 49,
+    "SDS": 50,
+    "DQP": 51,
+    "DOO": 52,
+    "MS": 53,
+    "DKP": 54,
+    "DVP": 55,
+    "QS": 56,
+    "KS": 57,
+    "DPQ": 58,
+    "PDQ": 59,
+    "SDSQ": 60,
+    "DSQ": 61,
+    "SW": 62,
+    "SO": 63,
+    "SS": 70,
+    "CAP": 71,
+    "TANH": 72,
+    "SINK": 73,
+    "SX": 74,
+    "SE": 75,
+    "SL": 76,
+    "SS_B": 77,
+    "CAP_B": 78,
+    "TANH_B": 79,
+    "DTANH": 80,
+    "DSC": 81,
+    "PSINK": 82,
+    "DSINK": 83,
+    "MO": 84,
+    "LL": 85,
+    "INV2": 86,
+    "DPL2": 87,
+    "DPL": 88,
+    "DCT": 89,
+    "DCAP": 90,
+    "DCQ": 91,
+    "TT": 92,
+    "DMAX": 93,
+    "DSM": 94,
+    "KC": 95,
+    "BETA": 96,
+    "OA": 97,
+    "OT": 98,
+    "DQ": 32,
+    "DK": 33,
+    "DQ_OUT": 34,
+    "DK_OUT": 35,
+    "DV_OUT": 36,
+}
 
 
 def test_every_site_has_its_formula_and_place():
@@ -37,18 +120,24 @@ def test_every_site_has_its_formula_and_place():
 
 
 def test_random_streams_are_the_published_ones():
-    """A site inserted or moved that takes the random bits of another; two sites with the same bits."""
+    """A site inserted or moved that takes the random bits of another; two sites with the same
+    bits.
+    """
     assert {str(site): site.stream for site in Site} == STREAMS
     assert len({site.stream for site in Site}) == len(Site)
     assert all(0 <= site.stream < 128 for site in Site)  # a head has 128 streams
 
 
 def out_from_stream(before, number):
-    """Numbers rounded to bf16 by the bits R of that stream: away from zero where the fraction of an ulp is above R 2^-31."""
+    """Numbers rounded to bf16 by the bits R of that stream: away from zero where the fraction of an
+    ulp is above R 2^-31.
+    """
     stream = np.arange(B * N).reshape(B, N, 1, 1) * 64 + number % 64
     step = 2**30 * (number // 64)
     rows, columns = np.arange(T)[:, None], np.arange(H)
-    bits = np.stack([event_bits(np, 5, s, rows, columns, step) for s in stream.reshape(-1)]).reshape(B, N, T, H)
+    bits = np.stack(
+        [event_bits(np, 5, s, rows, columns, step) for s in stream.reshape(-1)]
+    ).reshape(B, N, T, H)
     ulp = 2.0 ** (np.frexp(before)[1] - 8.0)
     low = np.floor(np.abs(before) / ulp)
     away = (np.abs(before) / ulp - low) * 2.0**31 > bits

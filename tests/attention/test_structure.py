@@ -24,7 +24,13 @@ def test_modes_of_events_are_data_but_for_stochastic_ones(mode):
     if mode != "stochastic":
         assert common_structure([FA2, other, FA2.at("O", "e5m2", mode="to-odd")])
         return
-    with pytest.raises(ValueError, match=r"entries 0 and 1 differ in more than is data, O: fp32 and bf16:stochastic.*, of which one draws"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"entries 0 and 1 differ in more than is data, O: fp32 and bf16:stochastic.*, of which"
+            r" one draws"
+        ),
+    ):
         common_structure([FA2, other])
 
 
@@ -32,7 +38,9 @@ def test_modes_of_events_are_data_but_for_stochastic_ones(mode):
 def test_steps_to_nearest_even_stay_among_themselves(mode):
     """A refusal that names what is data."""
     assert common_structure([stepping(mode), stepping("toward-zero")])
-    with pytest.raises(ValueError, match=f"the sum of DQ: steps fp32 and fp32:{mode}; both to nearest even"):
+    with pytest.raises(
+        ValueError, match=f"the sum of DQ: steps fp32 and fp32:{mode}; both to nearest even"
+    ):
         common_structure([FA2, FA2, stepping(mode)])
 
 
@@ -44,7 +52,7 @@ def test_steps_to_nearest_even_stay_among_themselves(mode):
         (replace(FA2, delta_from=DeltaFrom.CENTRED), "delta_from: OUT and CENTRED"),
         (replace(FA2, row_sum_of=Site.P), "row_sum_of: EXP and P"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_data_is_named(other, told):
     with pytest.raises(ValueError, match=f"entries 0 and 1 differ in more than is data, {told}"):
         common_structure([FA2, other])

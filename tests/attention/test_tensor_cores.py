@@ -1,4 +1,6 @@
-"""Presets on tensor cores: which products run there, the same bits on both engines, and what they cannot read."""
+"""Presets on tensor cores: which products run there, the same bits on both engines, and what they
+cannot read.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,12 @@ HOPPER = Plan.preset("fa2-bf16@hopper")
 
 def inputs(batch=1, heads=2):
     """T = 24, S = 40: no tile divides the keys, no chunk a tile of 24."""
-    shapes = (batch, 24, heads, 48), (batch, 40, heads, 48), (batch, 40, heads, 8), (batch, 24, heads, 8)
+    shapes = (
+        (batch, 24, heads, 48),
+        (batch, 40, heads, 48),
+        (batch, 40, heads, 8),
+        (batch, 24, heads, 8),
+    )
     return [normal(50 + i, *shape) for i, shape in enumerate(shapes)]
 
 
@@ -31,7 +38,11 @@ def types(name):
     [
         ("fa2-bf16@hopper", dict.fromkeys(map(str, FACTORS), "bf16")),
         ("qiu-yao@hopper", {"S": "bf16", "PV": "bf16", "S_B": "bf16", "DP": "bf16"}),
-        ("fa3-fp8@hopper", {"S": "e4m3fn", "PV": "e4m3fn", "S_B": "e4m3fn"} | dict.fromkeys(("DV", "DP", "DQ", "DK"), "bf16")),
+        (
+            "fa3-fp8@hopper",
+            {"S": "e4m3fn", "PV": "e4m3fn", "S_B": "e4m3fn"}
+            | dict.fromkeys(("DV", "DP", "DQ", "DK"), "bf16"),
+        ),
         ("fa2-bf16@volta", {}),
         ("all:fp16@volta", dict.fromkeys(map(str, FACTORS), "fp16")),
         ("exact@hopper", {}),
@@ -39,20 +50,28 @@ def types(name):
     ],
 )
 def test_products_run_where_both_factors_can_be_read(name, want):
-    """A product of FP32 factors on a unit that has none; FP8 and BF16 factors on the unit of FP8."""
+    """A product of FP32 factors on a unit that has none; FP8 and BF16 factors on the unit of
+    FP8.
+    """
     assert types(name) == want and Plan.preset(name).name == name
 
 
 def test_scores_are_the_tensor_core_s():
     """A sum of scores in another order, or with a tile's padding where the chunk has a factor."""
     q, k, v, _ = inputs(heads=1)
-    plan = Plan.preset("fp32").adding("S", HOPPER.accumulator(Site.S)).at("Q", "bf16").at("K", "bf16")
-    seen = examine(q, k, v, plan=plan, block_q=24, block_k=16, engine="numpy", record=Record(events=(Site.S,)))
+    plan = (
+        Plan.preset("fp32").adding("S", HOPPER.accumulator(Site.S)).at("Q", "bf16").at("K", "bf16")
+    )
+    seen = examine(
+        q, k, v, plan=plan, block_q=24, block_k=16, engine="numpy", record=Record(events=(Site.S,))
+    )
     want = emu.dot(q[0, :, 0], k[0, :, 0].T, Accumulator.tensor_core("hopper", "bf16"))
     assert np.array_equal(seen.trace.events["S"][1][0, 0], want)
 
 
-@pytest.mark.parametrize("name", ["fa2-bf16@hopper", pytest.param("fa3-fp8@hopper", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name", ["fa2-bf16@hopper", pytest.param("fa3-fp8@hopper", marks=pytest.mark.thorough)]
+)
 def test_both_engines_agree(name):
     """An accumulator that one engine adds otherwise, forward or backward."""
     arrays, options = inputs(heads=1), {"plan": name, "block_q": 16, "block_k": 16, "record": None}
@@ -64,7 +83,14 @@ def test_both_engines_agree(name):
 
 def test_its_steps_are_traced():
     """Steps of padding counted, or of another accumulator."""
-    seen = examine(*inputs(), plan=HOPPER, block_q=16, block_k=16, engine="numpy", record=Record(steps=(Site.PV,)))
+    seen = examine(
+        *inputs(),
+        plan=HOPPER,
+        block_q=16,
+        block_k=16,
+        engine="numpy",
+        record=Record(steps=(Site.PV,)),
+    )
     steps = seen.trace.stats["PV.step"]
     assert (steps.n == 24 * 8 * 3).all()  # one chunk of 16 keys for each of three tiles
     assert (steps.inexact > 0).all() and (steps.toward > steps.away).all()  # cut toward zero
@@ -76,7 +102,9 @@ def test_formats_are_data_beside_it():
     plans = [HOPPER, HOPPER.at("OUT", "e4m3fn")]
     out = attend(q, k, v, plan=head_plans(plans), block_q=16, block_k=16)
     for h, plan in enumerate(plans):
-        alone = attend(*(x[:, :, [h]] for x in (q, k, v)), plan=plan, engine="numpy", block_q=16, block_k=16)
+        alone = attend(
+            *(x[:, :, [h]] for x in (q, k, v)), plan=plan, engine="numpy", block_q=16, block_k=16
+        )
         assert np.array_equal(bits(out[:, :, [h]]), bits(alone))
 
 
@@ -86,7 +114,10 @@ def test_formats_are_data_beside_it():
         (HOPPER.at("P", "fp32"), "accumulator of PV: a tensor core of bf16 cannot read P in fp32"),
         (HOPPER.at("K", "fp16"), "accumulator of S: .* cannot read K in fp16"),
         (HOPPER.at("Q", "mxfp8_e4m3"), "cannot read Q in mxfp8_e4m3"),
-        (HOPPER.adding("ROWSUM", HOPPER.accumulator(Site.S)), "accumulator of ROWSUM: no matrix unit computes it"),
+        (
+            HOPPER.adding("ROWSUM", HOPPER.accumulator(Site.S)),
+            "accumulator of ROWSUM: no matrix unit computes it",
+        ),
     ],
 )
 def test_what_it_cannot_read_is_named(plan, named):

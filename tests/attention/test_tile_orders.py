@@ -40,9 +40,15 @@ def test_every_tile_is_met_once(order, sizes):
 
 
 def test_the_orders_are_those_of_the_kernels():
-    """A wrap that begins one tile too late; a diagonal that is not first. Four tiles, the third of each."""
+    """A wrap that begins one tile too late; a diagonal that is not first.
+
+    Four tiles, the third of each.
+    """
     n, third = 4, 2
-    wrapped, masked = (walked(o, o is QueryOrder.MASKED_FIRST, n, n) for o in (QueryOrder.WRAPPED, QueryOrder.MASKED_FIRST))
+    wrapped, masked = (
+        walked(o, o is QueryOrder.MASKED_FIRST, n, n)
+        for o in (QueryOrder.WRAPPED, QueryOrder.MASKED_FIRST)
+    )
     assert [i for i, j in wrapped if j == third] == [2, 3, 0, 1]
     assert [j for i, j in wrapped if i == third] == [2, 1, 0, 3]
     assert [i for i, j in masked if j == third and i >= j] == [2, 3]
@@ -54,20 +60,41 @@ def test_the_orders_are_those_of_the_kernels():
 def test_only_the_order_of_sums_changes(order, is_causal):
     """A scale, a mask or a row of another tile: in exact sums the order is none."""
     arrays = [normal(40 + i, 1, 40, 1, 16) for i in range(4)]
-    plan = BASE.changed("sum=exact DQ=fp64 DK=fp64 DV=fp64 DQ.sum=ascending:fp64 DK.sum=ascending:fp64 DV.sum=ascending:fp64")
-    options = {"block_q": 16, "block_k": 8, "is_causal": is_causal, "engine": "numpy", "record": Record(events=(Site.DS,))}
-    want, got = (examine(*arrays, plan=replace(plan, query_order=o), **options) for o in (QueryOrder.ASCENDING, order))
+    plan = BASE.changed(
+        "sum=exact DQ=fp64 DK=fp64 DV=fp64 DQ.sum=ascending:fp64 DK.sum=ascending:fp64"
+        " DV.sum=ascending:fp64"
+    )
+    options = {
+        "block_q": 16,
+        "block_k": 8,
+        "is_causal": is_causal,
+        "engine": "numpy",
+        "record": Record(events=(Site.DS,)),
+    }
+    want, got = (
+        examine(*arrays, plan=replace(plan, query_order=o), **options)
+        for o in (QueryOrder.ASCENDING, order)
+    )
     for name in ("dq", "dk", "dv"):
-        np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=0, atol=1e-6 * np.abs(getattr(want, name)).max())
+        np.testing.assert_allclose(
+            getattr(got, name),
+            getattr(want, name),
+            rtol=0,
+            atol=1e-6 * np.abs(getattr(want, name)).max(),
+        )
     for site, stats in want.trace.stats.items():
         if site not in ("DQ", "DK", "DV"):
-            assert np.array_equal(stats.n, got.trace.stats[site].n) and np.array_equal(stats.inexact, got.trace.stats[site].inexact), site
+            assert np.array_equal(stats.n, got.trace.stats[site].n) and np.array_equal(
+                stats.inexact, got.trace.stats[site].inexact
+            ), site
 
 
 @pytest.mark.parametrize("order", [QueryOrder.MASKED_FIRST, QueryOrder.WRAPPED])
 @causality
 def test_engines_agree(order, is_causal):
-    """Counts of a tile that the last pass did not take; with a mask, tiles that a pass takes and that have no score."""
+    """Counts of a tile that the last pass did not take; with a mask, tiles that a pass takes and
+    that have no score.
+    """
     arrays = [normal(60 + i, 1, 40, 2, 16) for i in range(4)]
     mask = np.random.default_rng(3).random((1, 1, 40, 40)) < 0.7
     options = {
@@ -83,16 +110,28 @@ def test_engines_agree(order, is_causal):
 
 
 def test_split_keys_are_one_softmax():
-    """A weight of a split that is not its share, a split that is left out, and rows that see no key of one: in binary64."""
+    """A weight of a split that is not its share, a split that is left out, and rows that see no key
+    of one: in binary64.
+    """
     arrays = [normal(80 + i, 1, 40, 1, 16) for i in range(4)]
     plan = Plan.preset("exact")
     options = {"block_q": 16, "block_k": 8, "engine": "numpy", "record": None}
     for is_causal in (False, True):
         want = examine(*arrays, plan=plan, is_causal=is_causal, **options)
         for tiles in (1, 2, 3, 9):
-            got = examine(*arrays, plan=plan.changed(f"split_tiles={tiles}"), is_causal=is_causal, **options)
-            for name in ("out", "lse", "dq", "dk", "dv"):  # expf and logf of the weights have binary32's accuracy
-                np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=0, atol=2e-6)
+            got = examine(
+                *arrays, plan=plan.changed(f"split_tiles={tiles}"), is_causal=is_causal, **options
+            )
+            for name in (
+                "out",
+                "lse",
+                "dq",
+                "dk",
+                "dv",
+            ):  # expf and logf of the weights have binary32's accuracy
+                np.testing.assert_allclose(
+                    getattr(got, name), getattr(want, name), rtol=0, atol=2e-6
+                )
 
 
 def test_a_record_of_what_every_split_has_is_refused():

@@ -1,4 +1,6 @@
-"""What holds of every twin, by the NumPy engine: no keys, infinities, grouped heads, tiles that do not divide."""
+"""What holds of every twin, by the NumPy engine: no keys, infinities, grouped heads, tiles that do
+not divide.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +28,9 @@ def run(twin, *arrays, plan=None, block_q=16, record=None, **options):
     plan = plan or TWINS[twin].plan
     keys = 64 if plan.normalise_first else options.pop("block_k", 16)
     options.pop("block_k", None)
-    return examine(*arrays, plan=plan, engine="numpy", record=record, block_q=block_q, block_k=keys, **options)
+    return examine(
+        *arrays, plan=plan, engine="numpy", record=record, block_q=block_q, block_k=keys, **options
+    )
 
 
 def assert_close(twin, got, want):
@@ -41,17 +45,24 @@ def assert_close(twin, got, want):
 @twins
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_a_twin_is_attention(twin, causal):
-    """A factor of log2 e, of the scale or of ln 2 too many; a lane or a tile that is left out. T is no multiple of tiles."""
+    """A factor of log2 e, of the scale or of ln 2 too many; a lane or a tile that is left out.
+
+    T is no multiple of tiles.
+    """
     arrays = inputs()
     exact = run(twin, *arrays, plan=Plan.preset("exact"), is_causal=causal)
     assert_close(twin, run(twin, *arrays, is_causal=causal), exact)
     scaled = {"scale": 0.5, "is_causal": causal}
-    assert_close(twin, run(twin, *arrays, **scaled), run(twin, *arrays, plan=Plan.preset("exact"), **scaled))
+    assert_close(
+        twin, run(twin, *arrays, **scaled), run(twin, *arrays, plan=Plan.preset("exact"), **scaled)
+    )
 
 
 @twins
 def test_rows_without_keys_give_nothing(twin):
-    """0 / 0, -inf - -inf, 2^(inf - inf), or the reciprocal of 0; rows of whole tiles and rows among others."""
+    """0 / 0, -inf - -inf, 2^(inf - inf), or the reciprocal of 0; rows of whole tiles and rows among
+    others.
+    """
     mask = np.random.default_rng(2).random((1, 1, 40, 40)) < 0.5
     mask[..., :16, :] = mask[..., 20, :] = mask[..., 39, :] = False
     mask[..., 7] = False
@@ -81,7 +92,9 @@ def test_nothing_but_masked_scores(twin):
 @twins
 @pytest.mark.parametrize("where", ["q", "k", "v", "do"])
 def test_infinities_of_inputs_are_results_and_no_errors(twin, where):
-    """A warning, a shift by a negative number or an index beyond a table; rows that do not see them are as they were."""
+    """A warning, a shift by a negative number or an index beyond a table; rows that do not see them
+    are as they were.
+    """
     arrays = dict(zip(("q", "k", "v", "do"), inputs(), strict=True))
     plain = run(twin, *arrays.values(), is_causal=True)
     arrays[where][0, 30, 0, 3], arrays[where][0, 33, 0, 5] = np.inf, np.nan
@@ -91,7 +104,9 @@ def test_infinities_of_inputs_are_results_and_no_errors(twin, where):
             assert np.array_equal(getattr(got, name)[:, :30], getattr(plain, name)[:, :30]), name
     for name in RESULTS:
         assert np.array_equal(getattr(got, name)[:, :, 1], getattr(plain, name)[:, :, 1]), name
-    assert not all(np.isfinite(getattr(got, name)[:, :, 0]).all() for name in ("out", "dq", "dk", "dv"))
+    assert not all(
+        np.isfinite(getattr(got, name)[:, :, 0]).all() for name in ("out", "dq", "dk", "dv")
+    )
 
 
 @twins
@@ -111,22 +126,34 @@ def test_grouped_heads_are_those_of_repeated_keys(twin):
 @twins
 def test_query_tiles_do_not_matter_to_a_row(twin):
     """A row that takes something from its neighbours, or from entries that pad the last tile."""
-    arrays, plan = inputs(tokens=37), replace(TWINS[twin].plan, first_tile_apart=False)  # which is of query tiles by its nature
+    # which is of query tiles by its nature
+    arrays = inputs(tokens=37)
+    plan = replace(TWINS[twin].plan, first_tile_apart=False)
     runs = [run(twin, *arrays, plan=plan, is_causal=False, block_q=n) for n in (8, 16, 64)]
     for other in runs[1:]:
         assert np.array_equal(runs[0].out, other.out) and np.array_equal(runs[0].lse, other.lse)
 
 
 def test_the_first_of_several_query_tiles_is_apart():
-    """Rows of another tile that divide by the wrong row sum, the first tile's rows that do not, or a head that is one tile."""
+    """Rows of another tile that divide by the wrong row sum, the first tile's rows that do not, or
+    a head that is one tile.
+    """
     twin, arrays = "qiu-yao-compiled", inputs(tokens=37)
     apart, alike, wide = (
-        TWINS[twin].plan.changed(*words) for words in ([], ["first_tile_apart=false"], ["first_tile_apart=false", "LANES=fp32"])
+        TWINS[twin].plan.changed(*words)
+        for words in ([], ["first_tile_apart=false"], ["first_tile_apart=false", "LANES=fp32"])
     )
-    first, other, whole = (run(twin, *arrays, plan=plan, block_q=16).out for plan in (apart, alike, wide))
-    assert np.array_equal(first[:, :16], whole[:, :16]) and np.array_equal(first[:, 16:], other[:, 16:])
+    first, other, whole = (
+        run(twin, *arrays, plan=plan, block_q=16).out for plan in (apart, alike, wide)
+    )
+    assert np.array_equal(first[:, :16], whole[:, :16]) and np.array_equal(
+        first[:, 16:], other[:, 16:]
+    )
     assert not np.array_equal(first[:, :16], other[:, :16])
-    assert np.array_equal(run(twin, *arrays, plan=apart, block_q=64).out, run(twin, *arrays, plan=alike, block_q=64).out)
+    assert np.array_equal(
+        run(twin, *arrays, plan=apart, block_q=64).out,
+        run(twin, *arrays, plan=alike, block_q=64).out,
+    )
 
 
 @twins
@@ -140,20 +167,32 @@ def test_heads_are_computed_apart(twin):
 
 
 def unseen(plan):
-    """Sums of a plan whose additions no trace has: the forward's again, and delta of the probabilities."""
+    """Sums of a plan whose additions no trace has: the forward's again, and delta of the
+    probabilities.
+    """
     again = {f"{Site.S_B}.step"} if plan.saved_p else set()
     return again | ({f"{Site.DELTA}.step"} if plan.delta_from is DeltaFrom.P_DP else set())
 
 
 @twins
 def test_a_trace_has_the_sites_of_the_plan_and_changes_nothing(twin):
-    """A site that the plan says it has and no step rounds, or the other way; additions of warps that no trace can count."""
+    """A site that the plan says it has and no step rounds, or the other way; additions of warps
+    that no trace can count.
+    """
     plan = TWINS[twin].plan
     steps = tuple(s for s in PRODUCTS if plan.accumulator(s).order is not Order.NATIVE)
-    plain, got = (run(twin, *inputs(), is_causal=True, record=r) for r in (None, Record(steps=steps)))
+    plain, got = (
+        run(twin, *inputs(), is_causal=True, record=r) for r in (None, Record(steps=steps))
+    )
     for name in RESULTS:
         assert np.array_equal(getattr(plain, name), getattr(got, name)), name
     sites = {name for name in got.trace.stats if "." not in name}
-    no_delta = {Site.OD} if plan.delta_from is DeltaFrom.P_DP else set()  # of which in_traces knows nothing
-    assert sites == {str(s) for s in Site if in_traces(plan, s)} - no_delta - OF_SINKS  # the call has none
-    assert {name for name in got.trace.stats if "." in name} == {f"{s}.step" for s in steps} - unseen(plan)
+    no_delta = (
+        {Site.OD} if plan.delta_from is DeltaFrom.P_DP else set()
+    )  # of which in_traces knows nothing
+    assert (
+        sites == {str(s) for s in Site if in_traces(plan, s)} - no_delta - OF_SINKS
+    )  # the call has none
+    assert {name for name in got.trace.stats if "." in name} == {
+        f"{s}.step" for s in steps
+    } - unseen(plan)

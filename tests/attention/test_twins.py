@@ -1,4 +1,6 @@
-"""Twins against what the real kernels wrote on an H200 (tests/golden/kernels): every bit that the documentation claims."""
+"""Twins against what the real kernels wrote on an H200 (tests/golden/kernels): every bit that the
+documentation claims.
+"""
 
 from dataclasses import replace
 
@@ -9,22 +11,36 @@ from roundscope.attention.plans.twins import TWINS
 from tests.checks.kernel_outputs import STORED
 from tests.checks.kernel_twins import KERNELS, SERVED_BY, shares, stored
 
-# what is not equal in every bit: dQ of FlashAttention-2 and cuDNN adds up by atomics, in no fixed order; why 2 numbers in 16,384 of gpt-oss
-# with 32 features round to the other neighbor is not known
-LEAST = {"fa2": {"dq": 0.9999}, "fa2-split": {"dq": 0.9998}, "cudnn": {"dq": 0.9999}, "gpt-oss": {"out": 0.9998}}
-CASES = [*((twin, kernel) for twin, kernel in KERNELS.items()), *((twin, kernel) for kernel, twin in SERVED_BY.items())]
+# what is not equal in every bit: dQ of FlashAttention-2 and cuDNN adds up by atomics, in no fixed
+# order; why 2 numbers in 16,384 of gpt-oss with 32 features round to the other neighbor is not
+# known
+LEAST = {
+    "fa2": {"dq": 0.9999},
+    "fa2-split": {"dq": 0.9998},
+    "cudnn": {"dq": 0.9999},
+    "gpt-oss": {"out": 0.9998},
+}
+CASES = [
+    *((twin, kernel) for twin, kernel in KERNELS.items()),
+    *((twin, kernel) for kernel, twin in SERVED_BY.items()),
+]
 
 
 SOME_LONG = [
-    pytest.param(family, causal, marks=[] if (family == "layer4") == causal else [pytest.mark.thorough])
-    for family in STORED for causal in (False, True)
-]  # fmt: skip
+    pytest.param(
+        family, causal, marks=[] if (family == "layer4") == causal else [pytest.mark.thorough]
+    )
+    for family in STORED
+    for causal in (False, True)
+]
 
 
 @pytest.mark.parametrize(("family", "causal"), SOME_LONG)
 @pytest.mark.parametrize(("twin", "kernel"), CASES)
 def test_it_gives_the_bits_of_its_kernel(twin, kernel, causal, family):
-    """A preset that carries a kernel's name and is not its arithmetic; a window, a softcap or sinks that are not the kernel's."""
+    """A preset that carries a kernel's name and is not its arithmetic; a window, a softcap or sinks
+    that are not the kernel's.
+    """
     found = shares(TWINS[twin], family, causal, stored(kernel), kernel)
     assert set(found) >= {"out", "dq", "dk", "dv"}
     for part, share in found.items():

@@ -2,8 +2,9 @@
 
     python -m tests.checks.bench_check
 
-Ratios to a copy of the same bytes, or to NumPy's float32 product, each from one interleaved run (`roundscope bench`), so the machine's own
-speed cancels. A limit is about three quarters of the ratio in docs/measurements.md, on 2 cores with AVX-512. Exit code 1 if one is missed.
+Ratios to a copy of the same bytes, or to NumPy's float32 product, each from one interleaved run
+(`roundscope bench`), so the machine's own speed cancels. A limit is about three quarters of the
+ratio in docs/measurements.md, on 2 cores with AVX-512. Exit code 1 if one is missed.
 """
 
 import sys
@@ -16,7 +17,11 @@ from roundscope.experiments.bench.round import bench_round
 SIZE = 1 << 25
 ROUND = {"bf16": 0.72, "e4m3fn": 0.72}
 BLOCKS = {"mxfp8_e4m3": 0.38, "mxfp4": 0.38}
-SUMS = {("bf16", "Hopper"): 0.011, ("e4m3fn", "Hopper"): 0.012, ("bf16", "ascending, FP32 steps"): 0.05}
+SUMS = {
+    ("bf16", "Hopper"): 0.011,
+    ("e4m3fn", "Hopper"): 0.012,
+    ("bf16", "ascending, FP32 steps"): 0.05,
+}
 
 
 def measured() -> Iterator[tuple[str, float, float]]:
@@ -24,17 +29,28 @@ def measured() -> Iterator[tuple[str, float, float]]:
     for verb, bench, limits in (("round", bench_round, ROUND), ("mx", bench_mx, BLOCKS)):
         for row in bench(SIZE, formats=tuple(limits)):
             if row.name == "ours":
-                yield f"bench {verb}: {row.format}, of a copy", float(row.of_copy or 0.0), limits[row.format]
+                yield (
+                    f"bench {verb}: {row.format}, of a copy",
+                    float(row.of_copy or 0.0),
+                    limits[row.format],
+                )
     for row in bench_dot():
         if (row.operand, row.name) in SUMS:
-            yield f"bench dot: {row.operand}, {row.name}, of matmul", float(row.of_matmul or 0.0), SUMS[row.operand, row.name]
+            yield (
+                f"bench dot: {row.operand}, {row.name}, of matmul",
+                float(row.of_matmul or 0.0),
+                SUMS[row.operand, row.name],
+            )
 
 
 def main() -> int:
     slow = 0
     for what, ratio, least in measured():
         slow += ratio < least
-        print(f"{what:<56}{ratio:8.3g}   at least {least:<6g}{'SLOW' if ratio < least else ''}", flush=True)
+        print(
+            f"{what:<56}{ratio:8.3g}   at least {least:<6g}{'SLOW' if ratio < least else ''}",
+            flush=True,
+        )
     return 1 if slow else 0
 
 

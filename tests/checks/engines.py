@@ -2,9 +2,10 @@
 
     python -m tests.checks.engines [--presets qiu-yao,fa2-bf16] [--tiles 64x64]
 
-Every preset x {full, causal} x tiles x three input families x {without, with injections}: outputs, L, gradients
-and delta equal in every bit; counts, peak and place of every site equal; sums to 1e-12 of the sum of magnitudes.
-A table ends the run; any difference makes the exit code 1. The families share compiled code (one shape).
+Every preset x {full, causal} x tiles x three input families x {without, with injections}: outputs,
+L, gradients and delta equal in every bit; counts, peak and place of every site equal; sums to 1e-12
+of the sum of magnitudes. A table ends the run; any difference makes the exit code 1. The families
+share compiled code (one shape).
 """
 
 import argparse
@@ -37,7 +38,16 @@ from roundscope.emu.rounding.threefry import random31
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 
-PRESETS = ("exact", "fp32", "qiu-yao", "fa2-bf16", "fa3-fp8", "baseline-bf16", "all:bf16", "all:e4m3fn")
+PRESETS = (
+    "exact",
+    "fp32",
+    "qiu-yao",
+    "fa2-bf16",
+    "fa3-fp8",
+    "baseline-bf16",
+    "all:bf16",
+    "all:e4m3fn",
+)
 TOKENS, HEADS, WIDTH = 136, 2, 32  # 136: no tile of TILES but (16, 8) and the whole divides it
 TILES = ((16, 8), (64, 64), (128, 32), (TOKENS, TOKENS))
 FAMILIES = ("gaussian", "repeated", "real")
@@ -74,7 +84,9 @@ def gaussian(seed: int = 1) -> Inputs:
 
 
 def repeated() -> Inputs:
-    """Every fifth key is the same and has the largest score of most rows, within tiles and across; V leans negative."""
+    """Every fifth key is the same and has the largest score of most rows, within tiles and across;
+    V leans negative.
+    """
     q, k, v, do = gaussian(2)
     direction = np.where(bits31(3, WIDTH) & 1, 2.0, -2.0).astype(np.float32)
     k[:, ::5] = direction
@@ -82,7 +94,10 @@ def repeated() -> Inputs:
 
 
 def shipped(name: str, layer: int = 4) -> np.ndarray:
-    """A shipped tensor of a layer, (B, N, T, H). The file is read by hand: the GPU machine may not have safetensors."""
+    """A shipped tensor of a layer, (B, N, T, H).
+
+    The file is read by hand: the GPU machine may not have safetensors.
+    """
     blob = SAMPLE.read_bytes()
     size = int.from_bytes(blob[:8], "little")
     entry = json.loads(blob[8 : 8 + size])[f"layer{layer}.{name}"]
@@ -93,7 +108,10 @@ def shipped(name: str, layer: int = 4) -> np.ndarray:
 @cache
 def real() -> Inputs:
     """The shipped tensors, cropped."""
-    q, k, v, do = (np.ascontiguousarray(shipped(name)[:, :HEADS, :TOKENS].swapaxes(1, 2)) for name in ("q", "k", "v", "do"))
+    q, k, v, do = (
+        np.ascontiguousarray(shipped(name)[:, :HEADS, :TOKENS].swapaxes(1, 2))
+        for name in ("q", "k", "v", "do")
+    )
     return q, k, v, do
 
 
@@ -116,7 +134,9 @@ def injections(plan: Plan, block_q: int) -> tuple[Injection, ...]:
     """One of each kind, forward and backward."""
     flip = Bias(value=2.0**-6) if plan[Site.P].format.precision > 24 else FlipBit(bit=1)
     return (
-        Injection(site=Site.O, what=AddUlps(ulps=0.5), heads=1, rows=range(3, 130, 4), features=(0, 7, 31)),
+        Injection(
+            site=Site.O, what=AddUlps(ulps=0.5), heads=1, rows=range(3, 130, 4), features=(0, 7, 31)
+        ),
         Injection(site=Site.S, what=Noise(ulps=1.0, seed=9), columns=range(8, 100)),
         Injection(site=Site.P, what=flip, rows=range(20, 60), heads=0),
         Injection(site=Site.DS, what=SetTo(value=0.25), rows=(5, 77), columns=(2, 70)),
@@ -147,40 +167,77 @@ def _same(x: object, y: object) -> bool:
 
 
 def trace_differences(a: Trace, b: Trace) -> list[str]:
-    if list(a.stats) != list(b.stats) or set(a.rows) != set(b.rows) or set(a.events) != set(b.events) or set(a.ones) != set(b.ones):
+    if (
+        list(a.stats) != list(b.stats)
+        or set(a.rows) != set(b.rows)
+        or set(a.events) != set(b.events)
+        or set(a.ones) != set(b.ones)
+    ):
         return ["the names of what was seen"]
-    found = [f"{name}.{field}" for name in a.stats for field in stats_differences(a.stats[name], b.stats[name])]
+    found = [
+        f"{name}.{field}"
+        for name in a.stats
+        for field in stats_differences(a.stats[name], b.stats[name])
+    ]
     for name, row in a.rows.items():
         size = np.maximum(a.stats[name].abs_ulps, 1.0)[..., None]
         if row.shape != b.rows[name].shape or np.any(np.abs(row - b.rows[name]) > 1e-12 * size):
             found.append(f"rows of {name}")
-    found += [f"ones of {name}" for name in a.ones if not np.array_equal(a.ones[name], b.ones[name])]
-    pairs = ((name, x, y) for name in a.events for x, y in zip(a.events[name], b.events[name], strict=True))
+    found += [
+        f"ones of {name}" for name in a.ones if not np.array_equal(a.ones[name], b.ones[name])
+    ]
+    pairs = (
+        (name, x, y)
+        for name in a.events
+        for x, y in zip(a.events[name], b.events[name], strict=True)
+    )
     return found + [f"events of {name}" for name, x, y in pairs if not _same(x, y)]
 
 
 def stats_differences(a: Stats, b: Stats) -> list[str]:
-    exact = [name for name in (*COUNTS, "peak", "place") if not np.array_equal(getattr(a, name), getattr(b, name))]
+    exact = [
+        name
+        for name in (*COUNTS, "peak", "place")
+        if not np.array_equal(getattr(a, name), getattr(b, name))
+    ]
     size = {"error": a.abs_error, "ulps": a.abs_ulps}
     close = [
-        name for name in SUMS
-        if np.any(np.abs(getattr(a, name) - getattr(b, name)) > 1e-12 * size.get(name, getattr(a, name)))
-    ]  # fmt: skip
+        name
+        for name in SUMS
+        if np.any(
+            np.abs(getattr(a, name) - getattr(b, name)) > 1e-12 * size.get(name, getattr(a, name))
+        )
+    ]
     assert {f.name for f in fields(Stats)} == {*COUNTS, *SUMS, "peak", "place"}
     return exact + close
 
 
 def run(
-    engine: str, preset: str, family: str, *, causal: bool, tile: tuple[int, int], inject: bool = False,
+    engine: str,
+    preset: str,
+    family: str,
+    *,
+    causal: bool,
+    tile: tuple[int, int],
+    inject: bool = False,
     record: Record | None = SUMMARY,
-) -> Examined:  # fmt: skip
+) -> Examined:
     """One cell of the matrix on one engine."""
     plan = Plan.preset(preset)
     q, k, v, do = INPUTS[family]()
     return examine(
-        q, k, v, do, plan=plan, block_q=tile[0], block_k=tile[1], is_causal=causal,
-        inject=injections(plan, tile[0]) if inject else (), record=record, engine=engine,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        do,
+        plan=plan,
+        block_q=tile[0],
+        block_k=tile[1],
+        is_causal=causal,
+        inject=injections(plan, tile[0]) if inject else (),
+        record=record,
+        engine=engine,
+    )
 
 
 def compared(preset: str, family: str, **options) -> list[str]:
@@ -192,21 +249,37 @@ def main(arguments: list[str] | None = None) -> int:
     import jax
     from rich import box
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Table
 
-    parser = argparse.ArgumentParser(prog="python -m tests.checks.engines", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.checks.engines", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--presets", default=",".join(PRESETS))
     parser.add_argument("--tiles", default=",".join(f"{q}x{k}" for q, k in TILES))
     args = parser.parse_args(arguments)
     tiles = [tuple(int(n) for n in t.split("x")) for t in args.tiles.split(",")]
     cells = [
         (preset, tile, causal, inject)
-        for preset in args.presets.split(",") for tile in tiles for causal in (False, True) for inject in (False, True)
-    ]  # fmt: skip
+        for preset in args.presets.split(",")
+        for tile in tiles
+        for causal in (False, True)
+        for inject in (False, True)
+    ]
     table = Table("preset", "cells", "different", "seconds", box=box.SIMPLE)
     bad: list[str] = []
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("engines", total=len(cells) * len(FAMILIES))
         for preset in args.presets.split(","):
@@ -218,13 +291,20 @@ def main(arguments: list[str] | None = None) -> int:
                     count += 1
                     if found:
                         where = f"{preset} {tile} causal={causal} inject={inject} {family}"
-                        bad.append(f"{where}: {', '.join(found[:6])}{' ...' if len(found) > 6 else ''}")
+                        bad.append(
+                            f"{where}: {', '.join(found[:6])}{' ...' if len(found) > 6 else ''}"
+                        )
                 jax.clear_caches()  # 128 programs would fill the memory
-            table.add_row(preset, str(count), str(len(bad) - before), f"{time.perf_counter() - began:.0f}")
+            table.add_row(
+                preset, str(count), str(len(bad) - before), f"{time.perf_counter() - began:.0f}"
+            )
     Console().print(table)
     for line in bad:
         print(line)
-    print(f"{len(cells) * len(FAMILIES) - len(bad)} of {len(cells) * len(FAMILIES)} cells equal bit for bit; jax {jax.__version__}")
+    print(
+        f"{len(cells) * len(FAMILIES) - len(bad)} of {len(cells) * len(FAMILIES)} cells equal bit"
+        f" for bit; jax {jax.__version__}"
+    )
     return 1 if bad else 0
 
 

@@ -3,8 +3,9 @@
     python -m tests.checks.exhaustive [--engine numpy|xla|both] [--formats bf16,e4m3fn]
 
 All 2^32 inputs, rounded to nearest even on both executors and compared with ml_dtypes (NumPy's own
-float16 for fp16) bit for bit, the sign of zero included; any NaN equals any NaN. Differences that have a
-name in `documented` are counted by name; any other makes the exit code 1. A table ends the run.
+float16 for fp16) bit for bit, the sign of zero included; any NaN equals any NaN. Differences that
+have a name in `documented` are counted by name; any other makes the exit code 1. A table ends the
+run.
 """
 
 import argparse
@@ -75,16 +76,24 @@ def different(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return where[~(np.isnan(got[where]) & np.isnan(want[where]))]
 
 
-def documented(name: str, x: np.ndarray, got: np.ndarray, want: np.ndarray) -> dict[str, np.ndarray]:
+def documented(
+    name: str, x: np.ndarray, got: np.ndarray, want: np.ndarray
+) -> dict[str, np.ndarray]:
     """Masks of the known differences from ml_dtypes; in each of them ours is the right one.
 
     NaN kept          a format without NaN: we keep the carrier's NaN, ml_dtypes returns -0
-    above 2^-127      e8m0fnu: ml_dtypes rounds every x in (2^-127, 2^-126), subnormal in binary32, up to
-                      2^-126; those below the midpoint 1.5 2^-127 are nearer to 2^-127
+    above 2^-127      e8m0fnu: ml_dtypes rounds every x in (2^-127, 2^-126), subnormal in binary32,
+                      up to 2^-126; those below the midpoint 1.5 2^-127 are nearer to 2^-127
     """
     low = np.float32(2.0**-127)
     kept = np.isnan(x) & np.isnan(got) & (want == 0) & (not format_named(name).nan)
-    above = (x > low) & (x < low * np.float32(1.5)) & (got == low) & (want == 2 * low) & (name == "e8m0fnu")
+    above = (
+        (x > low)
+        & (x < low * np.float32(1.5))
+        & (got == low)
+        & (want == 2 * low)
+        & (name == "e8m0fnu")
+    )
     return {"NaN kept": kept, "above 2^-127": above}
 
 
@@ -111,7 +120,9 @@ class Row:
         self.unknown += new.size
         if new.size and not self.example:
             i = new[0]
-            self.example = f"{float(x[i]).hex()} gives {float(got[i]).hex()}, reference {float(want[i]).hex()}"
+            self.example = (
+                f"{float(x[i]).hex()} gives {float(got[i]).hex()}, reference {float(want[i]).hex()}"
+            )
 
 
 def chunks() -> Iterator[np.ndarray]:
@@ -140,15 +151,26 @@ def run(names: Sequence[str], engines: Sequence[str], progress: Progress) -> lis
 
 def table(rows: Sequence[Row]) -> Table:
     """The result; seconds are those of our executor alone."""
-    t = Table("format", "executor", "inputs", "documented", "undocumented", "seconds", box=box.SIMPLE_HEAD)
+    t = Table(
+        "format", "executor", "inputs", "documented", "undocumented", "seconds", box=box.SIMPLE_HEAD
+    )
     for row in rows:
         known = "\n".join(f"{label}: {count}" for label, count in row.known.items() if count)
-        t.add_row(row.name, row.engine, str(row.inputs), known or "0", str(row.unknown), f"{row.seconds:.1f}")
+        t.add_row(
+            row.name,
+            row.engine,
+            str(row.inputs),
+            known or "0",
+            str(row.unknown),
+            f"{row.seconds:.1f}",
+        )
     return t
 
 
 def names_of(text: str) -> list[str]:
-    """The formats of a comma-separated list; a name without a reference is an error naming the nearest."""
+    """The formats of a comma-separated list; a name without a reference is an error naming the
+    nearest.
+    """
     names = text.split(",")
     for name in names:
         if name not in REFERENCES:
@@ -157,13 +179,28 @@ def names_of(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every input was compared and every difference is documented, else 1; bad usage exits with 2."""
-    parser = argparse.ArgumentParser(prog="tests.checks.exhaustive", description="All 2^32 binary32 inputs against ml_dtypes.")
+    """0 if every input was compared and every difference is documented, else 1; bad usage exits
+    with 2.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tests.checks.exhaustive", description="All 2^32 binary32 inputs against ml_dtypes."
+    )
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
-    parser.add_argument("--formats", type=names_of, default=list(REFERENCES), metavar="NAME,...", help=" ".join(REFERENCES))
+    parser.add_argument(
+        "--formats",
+        type=names_of,
+        default=list(REFERENCES),
+        metavar="NAME,...",
+        help=" ".join(REFERENCES),
+    )
     given = parser.parse_args(arguments)
     engines = ENGINES if given.engine == "both" else (given.engine,)
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         rows = run(given.formats, engines, progress)
     Console().print(table(rows))

@@ -2,19 +2,21 @@
 
     python -m tests.checks.exhaustive_exp
 
-`exp64` rounds correctly to every format of up to 24 bits, in every mode, if its binary64 result and e^x lie on
-the same side of every *boundary*: a number of 24 bits, or the midpoint of two; in the bits of a binary64
-number, a multiple of 2^28. (A narrower format, or one at its subnormal numbers, has some of these boundaries
-and no others.) The error of exp64 is below 0.7 ulp, so only results within WINDOW ulps of a boundary can be on
-the wrong side: all 2^32 arguments are searched for those, by a scalar copy of exp64, and each is settled with
-60 digits. Three classes need no search:
+`exp64` rounds correctly to every format of up to 24 bits, in every mode, if its binary64 result and
+e^x lie on the same side of every *boundary*: a number of 24 bits, or the midpoint of two; in the
+bits of a binary64 number, a multiple of 2^28. (A narrower format, or one at its subnormal numbers,
+has some of these boundaries and no others.) The error of exp64 is below 0.7 ulp, so only results
+within WINDOW ulps of a boundary can be on the wrong side: all 2^32 arguments are searched for
+those, by a scalar copy of exp64, and each is settled with 60 digits. Three classes need no search:
 
-    tiny       0 < |x| < 2^-48:  1 < e^x < 1 + 2 x, or 1 + 2 x < e^x < 1, where no boundary lies: so must the result
-    saturated  finite, outside [-400, 709]: e^-400 and e^709 lie beyond the numbers of every binary32 exponent
+    tiny       0 < |x| < 2^-48:  1 < e^x < 1 + 2 x, or 1 + 2 x < e^x < 1, where no boundary lies: so
+               must the result
+    saturated  finite, outside [-400, 709]: e^-400 and e^709 lie beyond the numbers of every
+               binary32 exponent
     special    0, the infinities, NaN
 
-The scalar copy, exp64 on NumPy and exp64 on XLA must agree in every bit on 2^24 arguments. The wrong arguments are
-printed, and make the exit code 1.
+The scalar copy, exp64 on NumPy and exp64 on XLA must agree in every bit on 2^24 arguments. The
+wrong arguments are printed, and make the exit code 1.
 """
 
 import sys
@@ -40,11 +42,13 @@ from roundscope.emu.functions import (
     LOG2_E,
     SMALLEST_ARGUMENT,
     exp64,
-)  # fmt: skip
+)
 
 WINDOW = 4  # ulps
 TINY = 2.0**-48
-LOWEST, HIGHEST = (float(exp64(numpy_ops(), np.array([v]))[0]) for v in (SMALLEST_ARGUMENT, LARGEST_ARGUMENT))
+LOWEST, HIGHEST = (
+    float(exp64(numpy_ops(), np.array([v]))[0]) for v in (SMALLEST_ARGUMENT, LARGEST_ARGUMENT)
+)
 MAX_ERROR = 0.7  # ulps, checked on a sample
 CHUNK = 1 << 22
 CLASSES = ("far from a boundary", "near a boundary", "tiny", "saturated", "special")
@@ -82,18 +86,22 @@ def evaluate(x, y):
 
 @numba.njit(nogil=True)
 def search(x, y, counts):
-    """Counts arguments by class, and in counts[:, 1] those proved wrong; returns the places of those near a boundary."""
+    """Counts arguments by class, and in counts[:, 1] those proved wrong; returns the places of
+    those near a boundary.
+    """
     bits = y.view(np.int64)
     found = np.empty(64, np.int64)
     n = 0
     for i in range(x.size):
         v = np.float64(x[i])
         if not (0.0 < abs(v) < np.inf):
-            kind, right = SPECIAL, (y[i] == (1.0 if v == 0.0 else max(v, 0.0))) or (v != v and y[i] != y[i])
+            kind = SPECIAL
+            right = (y[i] == (1.0 if v == 0.0 else max(v, 0.0))) or (v != v and y[i] != y[i])
         elif v < SMALLEST_ARGUMENT or v > LARGEST_ARGUMENT:
             kind, right = SATURATED, y[i] == (LOWEST if v < 0.0 else HIGHEST)
         elif abs(v) < TINY:
-            kind, right = SMALL, 1.0 < y[i] <= 1.0 + 2.0 * TINY if v > 0.0 else 1.0 - 2.0 * TINY <= y[i] < 1.0
+            kind = SMALL
+            right = 1.0 < y[i] <= 1.0 + 2.0 * TINY if v > 0.0 else 1.0 - 2.0 * TINY <= y[i] < 1.0
         elif (bits[i] + WINDOW) & (BOUNDARY - 1) <= 2 * WINDOW:
             kind, right = NEAR, True
             found[n] = i
@@ -120,7 +128,9 @@ def chunks() -> Iterator[np.ndarray]:
 
 
 def settled(x: float, y: float) -> tuple[float, bool]:
-    """How far e^x lies above the boundary next to y, in ulps, and whether y is strictly on the same side."""
+    """How far e^x lies above the boundary next to y, in ulps, and whether y is strictly on the same
+    side.
+    """
     boundary = float(((np.float64(y).view(np.int64) + BOUNDARY // 2) & -BOUNDARY).view(np.float64))
     with mpmath.workdps(60):
         above = (mpmath.exp(mpmath.mpf(x)) - boundary) / np.spacing(boundary)
@@ -129,11 +139,17 @@ def settled(x: float, y: float) -> tuple[float, bool]:
 
 
 def largest_error(count: int = 200_000) -> tuple[float, float]:
-    """The largest error of exp64 in ulps over a sample, and its argument; half of it where k changes, half anywhere."""
+    """The largest error of exp64 in ulps over a sample, and its argument; half of it where k
+    changes, half anywhere.
+    """
     rng = np.random.default_rng(1)
     edge = (rng.integers(-150, 129, count // 2) + 0.5) * np.log(2.0)
-    x = np.concatenate([edge * (1 + rng.normal(0, 3e-7, edge.size)), rng.uniform(-104, 89, count // 4)])
-    x = np.concatenate([x, rng.choice([-1, 1], count // 4) * 2.0 ** rng.uniform(-30, 6, count // 4)]).astype(np.float32)
+    x = np.concatenate(
+        [edge * (1 + rng.normal(0, 3e-7, edge.size)), rng.uniform(-104, 89, count // 4)]
+    )
+    x = np.concatenate(
+        [x, rng.choice([-1, 1], count // 4) * 2.0 ** rng.uniform(-30, 6, count // 4)]
+    ).astype(np.float32)
     worst, at = 0.0, 0.0
     with mpmath.workprec(120):
         for v, y in zip(x.tolist(), exp64(numpy_ops(), x.astype(np.float64)).tolist(), strict=True):
@@ -156,7 +172,9 @@ def engines_differ(count: int = 1 << 24) -> tuple[int, int]:
         compiled = jax.jit(lambda x: exp64(xla_ops(opaque_zero(x)), x))
         for _ in range(0, count, CHUNK):
             x = rng.integers(0, 1 << 32, CHUNK // 2, dtype=np.uint32).view(np.float32)
-            x = np.concatenate([np.where(np.isnan(x), 0, x), rng.uniform(-104, 89, CHUNK // 2).astype(np.float32)])
+            x = np.concatenate(
+                [np.where(np.isnan(x), 0, x), rng.uniform(-104, 89, CHUNK // 2).astype(np.float32)]
+            )
             wide, y = x.astype(np.float64), np.empty(CHUNK)
             parallel(evaluate, CHUNK, x, y)
             for engine, got in enumerate((exp64(numpy_ops(), wide), np.asarray(compiled(wide)))):
@@ -169,7 +187,12 @@ def main() -> int:
     start = time.perf_counter()
     counts, near = np.zeros((len(CLASSES), 2), np.int64), []
     buffer = np.empty(CHUNK)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         for x in progress.track(chunks(), total=(1 << 32) // CHUNK, description="exp"):
             for part, found in parallel(scan, CHUNK, x, buffer):
@@ -192,7 +215,9 @@ def main() -> int:
     for v, _, above, _ in wrong:
         print(f"wrong: exp({v.hex()}) lies {above:+.3g} ulp from a boundary")
     print(f"largest error of a sample: {error:.3f} ulp at {at.hex()}, allowed {MAX_ERROR}")
-    print(f"scalar copy on 2^24 arguments: differs from NumPy in {differ[0]}, from XLA in {differ[1]}")
+    print(
+        f"scalar copy on 2^24 arguments: differs from NumPy in {differ[0]}, from XLA in {differ[1]}"
+    )
     print(f"{time.perf_counter() - start:.0f} s")
     failed = counts[:, 1].any() or counts[:, 0].sum() != 1 << 32 or error > MAX_ERROR or any(differ)
     return int(failed)

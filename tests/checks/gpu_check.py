@@ -1,13 +1,16 @@
 """The bits of this machine's default JAX device against the stored ones: `make gpu-check`.
 
     python -m tests.checks.gpu_check            # 157 compilations; --jobs N compiles N at a time
-    python -m tests.checks.gpu_check --engine pallas    # results of the fused kernels, of every preset that they run
-    python -m tests.checks.gpu_check --write    # digests of the NumPy engine into tests/golden/engines.json
+    python -m tests.checks.gpu_check --engine pallas    # results of the fused kernels, of every
+                                        preset that they run
+    python -m tests.checks.gpu_check --write    # digests of the NumPy engine into
+                                        tests/golden/engines.json
 
-Compared by SHA-256: out, L, dq, dk, dv, delta and the counts of every site for every preset x {full, causal} x tiles
-x input families on the XLA engine; the rounding rule over 2^24 binary32 and 2^22 binary64 inputs, for every format and
-mode; exp and log on 2^22 arguments. And inputs made by the same program against those made by another. Needs NumPy, JAX and ml_dtypes:
-neither numba nor rich. Exit code 1 on a mismatch.
+Compared by SHA-256: out, L, dq, dk, dv, delta and the counts of every site for every preset x
+{full, causal} x tiles x input families on the XLA engine; the rounding rule over 2^24 binary32 and
+2^22 binary64 inputs, for every format and mode; exp and log on 2^22 arguments. And inputs made by
+the same program against those made by another. Needs NumPy, JAX and ml_dtypes: neither numba nor
+rich. Exit code 1 on a mismatch.
 """
 
 import argparse
@@ -58,7 +61,8 @@ def sha(*arrays: Any) -> str:
     return digest.hexdigest()[:32]
 
 
-# --- attention ------------------------------------------------------------------------------------------------
+# --- attention
+# ------------------------------------------------------------------------------------------------
 
 
 def cell_name(preset: str, causal: bool, tile: tuple[int, int], family: str) -> str:
@@ -67,16 +71,27 @@ def cell_name(preset: str, causal: bool, tile: tuple[int, int], family: str) -> 
 
 def digests_of(seen: Examined) -> dict[str, str]:
     """One digest per result, one of all counts."""
-    counts = [np.asarray(getattr(s, c), np.int64) for _, s in sorted(seen.trace.stats.items()) for c in (*COUNTS, "place")]
+    counts = [
+        np.asarray(getattr(s, c), np.int64)
+        for _, s in sorted(seen.trace.stats.items())
+        for c in (*COUNTS, "place")
+    ]
     peaks = [bits(np.asarray(s.peak, np.float64)) for _, s in sorted(seen.trace.stats.items())]
-    return {name: sha(bits(getattr(seen, name))) for name in RESULTS} | {"counts": sha(*counts, *peaks)}
+    return {name: sha(bits(getattr(seen, name))) for name in RESULTS} | {
+        "counts": sha(*counts, *peaks)
+    }
 
 
-def attention_digests(engine: str, cell: tuple[str, bool, tuple[int, int]]) -> dict[str, dict[str, str]]:
+def attention_digests(
+    engine: str, cell: tuple[str, bool, tuple[int, int]]
+) -> dict[str, dict[str, str]]:
     """The families of one cell share compiled code. Fused kernels count nothing."""
     preset, causal, tile = cell
     record = None if engine == "pallas" else SUMMARY
-    found = {family: digests_of(run(engine, preset, family, causal=causal, tile=tile, record=record)) for family in FAMILIES}
+    found = {
+        family: digests_of(run(engine, preset, family, causal=causal, tile=tile, record=record))
+        for family in FAMILIES
+    }
     if engine == "pallas":
         found = {family: {name: own[name] for name in RESULTS} for family, own in found.items()}
     return {cell_name(preset, causal, tile, family): own for family, own in found.items()}
@@ -93,17 +108,24 @@ def fits(preset: str) -> bool:
     return True
 
 
-# --- the rule -------------------------------------------------------------------------------------------------
+# --- the rule
+# -------------------------------------------------------------------------------------------------
 
 
 @cache
 def rounding_inputs(carrier: str) -> np.ndarray:
-    """Bit patterns: the boundaries of every width, numbers of modest exponent, then any pattern at all."""
+    """Bit patterns: the boundaries of every width, numbers of modest exponent, then any pattern at
+    all.
+    """
     dtype, log2 = CARRIERS[carrier]
     word, fraction = (np.uint32, 23) if dtype is np.float32 else (np.uint64, 52)
     edge = _boundaries(word, fraction)
     low, middle, high = (bits31(seed, 1 << log2).astype(word) for seed in (71, 72, 73))
-    x = low ^ (middle << word(word(0).itemsize * 4 - 15)) ^ (high << word(word(0).itemsize * 8 - 31))
+    x = (
+        low
+        ^ (middle << word(word(0).itemsize * 4 - 15))
+        ^ (high << word(word(0).itemsize * 8 - 31))
+    )
     modest = np.arange(1 << log2) % 2 == 1
     width = word(0).itemsize * 8
     bias, sign = (1 << (width - fraction - 2)) - 1, word(1 << (width - 1))
@@ -114,7 +136,9 @@ def rounding_inputs(carrier: str) -> np.ndarray:
 
 
 def _boundaries(word: type, fraction: int) -> np.ndarray:
-    """Fractions about every power of two and its complement, by sign and exponent, in an order that mixes them."""
+    """Fractions about every power of two and its complement, by sign and exponent, in an order that
+    mixes them.
+    """
     ones = (1 << fraction) - 1
     near = {((1 << c) + d) & ones for c in range(fraction) for d in (-1, 0, 1)}
     fractions = np.array(sorted(near | {ones ^ f for f in near}), dtype=word)
@@ -129,8 +153,15 @@ def _boundaries(word: type, fraction: int) -> np.ndarray:
 
 
 def roundings() -> dict[str, Rounding]:
-    """Overflow as IEEE 754 has it, so that infinities and NaN of overflow are met where a format has them."""
-    return {f"{name} {mode}": without_saturation(rounding(name, mode, seed=3)) for name in NAMED if name != "fp64" for mode in RoundingMode}
+    """Overflow as IEEE 754 has it, so that infinities and NaN of overflow are met where a format
+    has them.
+    """
+    return {
+        f"{name} {mode}": without_saturation(rounding(name, mode, seed=3))
+        for name in NAMED
+        if name != "fp64"
+        for mode in RoundingMode
+    }
 
 
 @cache
@@ -162,8 +193,12 @@ def xla_rounder() -> Rounder:
     return round_
 
 
-def rounding_digests(rounder: Rounder, name: str, *, short: bool = False) -> dict[str, dict[str, str]]:
-    """One rounding: by carrier, over all inputs and over the first 2^SHORT of them; short: these alone."""
+def rounding_digests(
+    rounder: Rounder, name: str, *, short: bool = False
+) -> dict[str, dict[str, str]]:
+    """One rounding: by carrier, over all inputs and over the first 2^SHORT of them; short: these
+    alone.
+    """
     r, found = roundings()[name], {}
     for carrier, (_, log2) in CARRIERS.items():
         x = rounding_inputs(carrier)[: 1 << (SHORT if short else log2)]
@@ -175,11 +210,14 @@ def rounding_digests(rounder: Rounder, name: str, *, short: bool = False) -> dic
     return {f"round {name}": found}
 
 
-# --- exp and log ----------------------------------------------------------------------------------------------
+# --- exp and log
+# ----------------------------------------------------------------------------------------------
 
 
 def function_arguments(log2: int = 22) -> dict[str, np.ndarray]:
-    """exp: binary32 numbers in +-128 and beyond, and 53-bit ones; log: any positive normal binary64 number."""
+    """exp: binary32 numbers in +-128 and beyond, and 53-bit ones; log: any positive normal binary64
+    number.
+    """
     n = 1 << log2
     a, b = bits31(81, n).astype(np.int64), bits31(82, n).astype(np.int64)
     fine = ((a << 22 | b >> 9) - 2**52) * 2.0**-43  # 53 bits in +-512
@@ -197,7 +235,9 @@ def function_digests(on: str) -> dict[str, dict[str, str]]:
         from roundscope.emu.backends.numba.ops import numpy_ops
 
         with np.errstate(all="ignore"):
-            results = {name: functions[name](numpy_ops(), x) for name, x in function_arguments().items()}
+            results = {
+                name: functions[name](numpy_ops(), x) for name, x in function_arguments().items()
+            }
     else:
         import jax
 
@@ -205,14 +245,18 @@ def function_digests(on: str) -> dict[str, dict[str, str]]:
 
         with jax.enable_x64(True):
             results = {
-                name: np.asarray(jax.jit(lambda x, f=functions[name]: f(xla_ops(opaque_zero(x)), x))(x))
+                name: np.asarray(
+                    jax.jit(lambda x, f=functions[name]: f(xla_ops(opaque_zero(x)), x))(x)
+                )
                 for name, x in function_arguments().items()
             }
     return {"functions": {name: sha(bits(y)) for name, y in results.items()}}
 
 
 def one_program_is_two() -> bool:
-    """Whether what enters a call is as rounded where the same program made it as where another did: results in binary32, a cast to BF16."""
+    """Whether what enters a call is as rounded where the same program made it as where another did:
+    results in binary32, a cast to BF16.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -227,17 +271,25 @@ def one_program_is_two() -> bool:
         return (q / 3.0).astype(jnp.bfloat16)
 
     with jax.enable_x64(True):
-        pairs = [(jax.jit(lambda q, f=f: once(f(q)))(q), jax.jit(once)(jax.jit(f)(q))) for f in (once, cast)]
+        pairs = [
+            (jax.jit(lambda q, f=f: once(f(q)))(q), jax.jit(once)(jax.jit(f)(q)))
+            for f in (once, cast)
+        ]
         return all(np.array_equal(bits(one), bits(two)) for one, two in pairs)
 
 
-# --- the command ----------------------------------------------------------------------------------------------
+# --- the command
+# ----------------------------------------------------------------------------------------------
 
 
 def work(on: str) -> list[tuple[str, Callable[[], dict[str, dict[str, str]]]]]:
     """Everything to do, by group; on: "numpy", "xla" or "pallas", which is attention alone."""
     if on == "pallas":
-        return [(cell[0], lambda cell=cell: attention_digests(on, cell)) for cell in CELLS if fits(cell[0])]  # type: ignore[misc]
+        return [
+            (cell[0], lambda cell=cell: attention_digests(on, cell))
+            for cell in CELLS
+            if fits(cell[0])
+        ]  # type: ignore[misc]
     rounder = numpy_rounder() if on == "numpy" else xla_rounder()
     return [
         *((cell[0], lambda cell=cell: attention_digests(on, cell)) for cell in CELLS),
@@ -246,7 +298,9 @@ def work(on: str) -> list[tuple[str, Callable[[], dict[str, dict[str, str]]]]]:
     ]  # type: ignore[list-item]
 
 
-def computed(on: str, jobs: int) -> tuple[dict[str, dict[str, str]], dict[str, list[str]], dict[str, float]]:
+def computed(
+    on: str, jobs: int
+) -> tuple[dict[str, dict[str, str]], dict[str, list[str]], dict[str, float]]:
     """All digests, their names by group, and the seconds of each group's pieces."""
     began, names, seconds, found = time.perf_counter(), {}, {}, {}
     tasks = work(on)
@@ -275,7 +329,12 @@ def _progress(done: int, total: int, seconds: float, group: str) -> None:
     moving = sys.stderr.isatty()
     if moving or done % 16 == 0 or done == total:
         start, end = ("\r", "") if moving else ("", "\n")
-        print(f"{start}{done}/{total} {seconds:.0f} s {group:<14}", end=end, file=sys.stderr, flush=True)
+        print(
+            f"{start}{done}/{total} {seconds:.0f} s {group:<14}",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def differing(found: dict[str, dict[str, str]], golden: dict[str, dict[str, str]]) -> list[str]:
@@ -301,13 +360,23 @@ def check(jobs: int, engine: str) -> int:
     import jaxlib
 
     device = jax.devices()[0]
-    print(f"device    {device.device_kind} ({device.platform}), {jax.device_count()} of them; {os.cpu_count()} processors")
-    print(f"versions  python {platform.python_version()}, numpy {np.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
+    print(
+        f"device    {device.device_kind} ({device.platform}), {jax.device_count()} of them;"
+        f" {os.cpu_count()} processors"
+    )
+    print(
+        f"versions  python {platform.python_version()}, numpy {np.__version__}, jax"
+        f" {jax.__version__}, jaxlib {jaxlib.__version__}"
+    )
     began = time.perf_counter()
     golden = json.loads(GOLDEN.read_text())
     found, names, seconds = computed(engine, jobs)
     if engine == "pallas":
-        golden = {name: {part: own[part] for part in RESULTS} for name, own in golden.items() if name in found}
+        golden = {
+            name: {part: own[part] for part in RESULTS}
+            for name, own in golden.items()
+            if name in found
+        }
     print(f"{'':<16}{'runs':>6}{'digests':>9}{'different':>11}{'seconds':>9}")
     bad = differing(found, golden)
     for group, members in names.items():
@@ -320,14 +389,24 @@ def check(jobs: int, engine: str) -> int:
     if not is_one:
         print("DIFFERENT: inputs made by the same program and by another")
     total = sum(map(len, found.values()))
-    print(f"{total - len(bad)} of {total} digests equal the stored ones; {time.perf_counter() - began:.0f} s, {jobs} at a time")
+    print(
+        f"{total - len(bad)} of {total} digests equal the stored ones;"
+        f" {time.perf_counter() - began:.0f} s, {jobs} at a time"
+    )
     return 1 if bad or not is_one else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.checks.gpu_check", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.checks.gpu_check", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--write", action="store_true", help="store the NumPy engine's digests")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="compilations at a time")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=max(1, (os.cpu_count() or 1) // 2),
+        help="compilations at a time",
+    )
     parser.add_argument("--engine", choices=("xla", "pallas"), default="xla")
     args = parser.parse_args(arguments)
     return write(args.jobs) if args.write else check(args.jobs, args.engine)

@@ -1,10 +1,12 @@
-"""Every argument of the exp of fused kernels (`emu.backends.kernels.exp`): `make exhaustive` on a processor, `make gpu-check` on a GPU.
+"""Every argument of the exp of fused kernels (`emu.backends.kernels.exp`): `make exhaustive` on a
+processor, `make gpu-check` on a GPU.
 
     python -m tests.checks.gpu_exp
 
-With a GPU: the kernel's own instructions on all 2^32 binary32 arguments, and on the 2^16 bfloat16 ones by their own series and from a
-program's table, against exp64 rounded once, which tests.checks.exhaustive_exp settles. Without one: the operations of the series by Numba,
-fused multiply-adds included. Prints how many results differ; exit code 1 if any does.
+With a GPU: the kernel's own instructions on all 2^32 binary32 arguments, and on the 2^16 bfloat16
+ones by their own series and from a program's table, against exp64 rounded once, which
+tests.checks.exhaustive_exp settles. Without one: the operations of the series by Numba, fused
+multiply-adds included. Prints how many results differ; exit code 1 if any does.
 """
 
 import sys
@@ -102,13 +104,19 @@ def on_gpu() -> dict[str, int]:
 
     @partial(jax.jit, static_argnums=(2, 3))
     def wrong(start: Any, step: Any, count: int, kernel: Any) -> Any:
-        x = lax.bitcast_convert_type(start + step * jnp.arange(count, dtype=jnp.uint32), jnp.float32).reshape(-1, 64)
+        x = lax.bitcast_convert_type(
+            start + step * jnp.arange(count, dtype=jnp.uint32), jnp.float32
+        ).reshape(-1, 64)
         tile, none = pl.BlockSpec((64, 64), lambda i: (i, 0)), pl.BlockSpec((1,), lambda i: (0,))
         like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
         call = pl.pallas_call(
-            kernel, grid=(x.shape[0] // 64,), in_specs=[tile, none], out_specs=tile, out_shape=like,
+            kernel,
+            grid=(x.shape[0] // 64,),
+            in_specs=[tile, none],
+            out_specs=tile,
+            out_shape=like,
             compiler_params=triton.CompilerParams(num_warps=WARPS),
-        )  # fmt: skip
+        )
         ours, wide = call(x, jnp.zeros(1, jnp.int64)), widen(x)
         theirs = narrow(round_wide(exp64(xla_ops(opaque_zero(wide)), wide), ROUNDED))
         a, b = (lax.bitcast_convert_type(y, jnp.int32) for y in (ours, theirs))
@@ -116,9 +124,15 @@ def on_gpu() -> dict[str, int]:
 
     with jax.enable_x64(True):
         by_series = partial(kernel, "fp32")
-        found = sum(int(wrong(jnp.uint32(n), jnp.uint32(1), LARGEST, by_series)) for n in range(0, 1 << 32, LARGEST))
+        found = sum(
+            int(wrong(jnp.uint32(n), jnp.uint32(1), LARGEST, by_series))
+            for n in range(0, 1 << 32, LARGEST)
+        )
         short = {"bfloat16": partial(kernel, "bf16"), "bfloat16, by table": from_table}
-        return {"binary32": found} | {name: int(wrong(jnp.uint32(0), jnp.uint32(1 << 16), 1 << 16, own)) for name, own in short.items()}
+        return {"binary32": found} | {
+            name: int(wrong(jnp.uint32(0), jnp.uint32(1 << 16), 1 << 16, own))
+            for name, own in short.items()
+        }
 
 
 def main() -> int:
@@ -129,7 +143,10 @@ def main() -> int:
     found = on_gpu() if gpu else on_processor()
     where = jax.devices()[0].device_kind if gpu else "the operations on a processor"
     for name, wrong in found.items():
-        print(f"exp of fused kernels, {where}, {name}: {wrong} of 2^{32 if name == 'binary32' else 16} arguments differ")
+        print(
+            f"exp of fused kernels, {where}, {name}: {wrong} of"
+            f" 2^{32 if name == 'binary32' else 16} arguments differ"
+        )
     print(f"{time.perf_counter() - began:.0f} s")
     return 1 if any(found.values()) else 0
 

@@ -1,4 +1,5 @@
-"""Every one of the 2^32 arguments of ex2, lg2, rcp, expf, logf, log2f and tanhf on this GPU, against emu.instructions.
+"""Every one of the 2^32 arguments of ex2, lg2, rcp, expf, logf, log2f and tanhf on this GPU,
+against emu.instructions.
 
 python -m tests.checks.gpu_instructions [NAME ...]
 """
@@ -19,8 +20,16 @@ PART = 1 << 26
 
 
 def comparison(name: str):
-    """The compiled comparison: (words in, words that the GPU gave) -> (how many differ, the first that does). NaNs are all the same."""
-    function = next(found for module in (approximate, logarithms, tanh) if (found := getattr(module, name, None)))
+    """The compiled comparison: (words in, words that the GPU gave) -> (how many differ, the first
+    that does).
+
+    NaNs are all the same.
+    """
+    function = next(
+        found
+        for module in (approximate, logarithms, tanh)
+        if (found := getattr(module, name, None))
+    )
 
     @jax.jit
     def run(words, want):
@@ -47,7 +56,9 @@ def main() -> None:
                 count, example = run(words, jnp.from_dlpack(want))
                 wrong += int(count)
                 if int(count) and not first:
-                    first = "; {:#010x} gives {:#010x}, ours {:#010x}".format(*(int(n) for n in example))
+                    first = "; {:#010x} gives {:#010x}, ours {:#010x}".format(
+                        *(int(n) for n in example)
+                    )
             took = time.perf_counter() - begun
             print(f"{name}: {wrong} of {1 << 32} arguments differ{first}; {took:.0f} s", flush=True)
 

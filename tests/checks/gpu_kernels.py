@@ -1,6 +1,8 @@
-"""Outputs of real attention kernels on a GPU, for the plans that are to give the same bits; and its approximate functions.
+"""Outputs of real attention kernels on a GPU, for the plans that are to give the same bits; and its
+approximate functions.
 
-python -m tests.checks.gpu_kernels --out FOLDER [--released FOLDER] [--tutorial FILE] [--only NAME,...]
+    python -m tests.checks.gpu_kernels --out FOLDER
+        [--released FOLDER] [--tutorial FILE] [--only NAME,...]
 """
 
 import argparse
@@ -34,7 +36,11 @@ def adapter(name: str, folder: Path | None, tutorial: Path | None):
     if name in SERVED:
         from roundscope.experiments.kernels.adapters import torch_flex, transformers_eager
 
-        return {"flex-served": torch_flex.compiled, "gemma2": transformers_eager.eager, "gpt-oss": transformers_eager.gpt_oss}[name]
+        return {
+            "flex-served": torch_flex.compiled,
+            "gemma2": transformers_eager.eager,
+            "gpt-oss": transformers_eager.gpt_oss,
+        }[name]
     return kernel(name.removesuffix("-few"))
 
 
@@ -47,13 +53,16 @@ def packed(x: Outputs) -> dict[str, np.ndarray]:
     return found
 
 
-def capture(names: tuple[str, ...], theirs: tuple[Path | None, Path | None], log) -> dict[str, np.ndarray]:
+def capture(
+    names: tuple[str, ...], theirs: tuple[Path | None, Path | None], log
+) -> dict[str, np.ndarray]:
     """The outputs of some kernels on every family, causal and full."""
     arrays = {}
     for name in names:
         for family, (_, heads) in FAMILIES.items():
             for causal in (False, True):
-                begun, label = time.perf_counter(), f"{name}/{family}/{'causal' if causal else 'full'}"
+                begun = time.perf_counter()
+                label = f"{name}/{family}/{'causal' if causal else 'full'}"
                 x = inputs(family, causal, name)
                 x = of_one_head(x) if name.endswith("-few") else x
                 try:
@@ -63,19 +72,28 @@ def capture(names: tuple[str, ...], theirs: tuple[Path | None, Path | None], log
                     log(f"{label}: {type(error).__name__}: {str(error)[:300]}")
                     traceback.print_exc(limit=-3)
                     continue
-                same = {n: bool(np.array_equal(a, dict(again.named())[n], equal_nan=True)) for n, a in first.named()}
+                same = {
+                    n: bool(np.array_equal(a, dict(again.named())[n], equal_nan=True))
+                    for n, a in first.named()
+                }
                 for part, array in packed(first.heads(slice(0, heads))).items():
                     arrays[f"{label}/{part}"] = array
                 log(f"{label}: {time.perf_counter() - begun:.1f} s, again {same}")
     return arrays
 
 
-INSTRUCTIONS = {"ex2": "ex2.approx.ftz.f32", "rcp": "rcp.approx.ftz.f32", "lg2": "lg2.approx.ftz.f32"}
+INSTRUCTIONS = {
+    "ex2": "ex2.approx.ftz.f32",
+    "rcp": "rcp.approx.ftz.f32",
+    "lg2": "lg2.approx.ftz.f32",
+}
 FUNCTIONS = (*INSTRUCTIONS, "expf", "logf", "log2f", "tanhf")
 
 
 def approximate(name: str, words: np.ndarray) -> np.ndarray:
-    """Return the results of the instruction, or of the function of CUDA's library, on this GPU; arguments and results are uint32 words."""
+    """Return the results of the instruction, or of the function of CUDA's library, on this GPU;
+    arguments and results are uint32 words.
+    """
     import cupy
 
     return cupy.asnumpy(launched(name, cupy.asarray(words)))
@@ -86,7 +104,11 @@ def launched(name: str, words: Any) -> Any:
     import cupy
     from cupy.cuda.compiler import compile_using_nvrtc
 
-    instruction = f'asm("{INSTRUCTIONS[name]} %0, %1;" : "=f"(r) : "f"(x[i]));' if name in INSTRUCTIONS else f"r = {name}(x[i]);"
+    instruction = (
+        f'asm("{INSTRUCTIONS[name]} %0, %1;" : "=f"(r) : "f"(x[i]));'
+        if name in INSTRUCTIONS
+        else f"r = {name}(x[i]);"
+    )
     source = (
         'extern "C" __global__ void f(const float* x, float* y, long long n) {'
         "  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;"
@@ -94,7 +116,9 @@ def launched(name: str, words: Any) -> Any:
     )
     x = words.view(cupy.float32)
     y = cupy.empty_like(x)
-    binary, _ = compile_using_nvrtc(source, ("--ftz=false",))  # RawKernel would flush subnormal numbers to 0
+    binary, _ = compile_using_nvrtc(
+        source, ("--ftz=false",)
+    )  # RawKernel would flush subnormal numbers to 0
     module = cupy.cuda.function.Module()
     module.load(binary)
     module.get_function("f")(((x.size + 255) // 256,), (256,), (x, y, np.int64(x.size)))
@@ -110,7 +134,9 @@ def sampled_words() -> np.ndarray:
 
 
 def functions() -> dict[str, np.ndarray]:
-    """All significands of one binade, as the distance from the correctly rounded result; and a sample of all numbers."""
+    """All significands of one binade, as the distance from the correctly rounded result; and a
+    sample of all numbers.
+    """
     binade = np.arange(1 << 23, dtype=np.uint32) | np.float32(1.0).view(np.uint32)
     x = binade.view(np.float32).astype(np.float64)
     nearest = {"ex2": np.exp2(x), "rcp": 1 / x, "lg2": np.log2(x)}
@@ -131,9 +157,13 @@ def versions() -> dict[str, str]:
     import triton
 
     return {
-        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda, "triton": triton.__version__,
-        "cudnn": str(torch.backends.cudnn.version()), "jax": jax.__version__,
-    }  # fmt: skip
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+        "cudnn": str(torch.backends.cudnn.version()),
+        "jax": jax.__version__,
+    }
 
 
 def main() -> None:
@@ -154,7 +184,11 @@ def main() -> None:
     for group in options.only.split(","):
         begun = time.perf_counter()
         try:
-            arrays = functions() if group == "functions" else capture(GROUPS[group], (options.released, options.tutorial), log)
+            arrays = (
+                functions()
+                if group == "functions"
+                else capture(GROUPS[group], (options.released, options.tutorial), log)
+            )
         except Exception:
             traceback.print_exc()
             continue
@@ -164,7 +198,12 @@ def main() -> None:
 
 
 THEIR_FILES = ("released", "triton-tutorial")  # kernels that lie in folders and files of others
-assert set(ADAPTERS) >= {n.removesuffix("-few") for g in GROUPS.values() for n in g if not n.startswith(THEIR_FILES) and n not in SERVED}
+assert set(ADAPTERS) >= {
+    n.removesuffix("-few")
+    for g in GROUPS.values()
+    for n in g
+    if not n.startswith(THEIR_FILES) and n not in SERVED
+}
 
 if __name__ == "__main__":
     main()

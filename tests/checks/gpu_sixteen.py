@@ -1,9 +1,11 @@
-"""Arithmetic of 16-bit numbers as fused kernels do it on a GPU, against the rule: part of `make gpu-check`.
+"""Arithmetic of 16-bit numbers as fused kernels do it on a GPU, against the rule: part of `make
+gpu-check`.
 
     python -m tests.checks.gpu_sixteen
 
-Sums, differences and products of every pair of bfloat16 numbers and of every pair of float16 ones (`convert.combined16`); products
-of random binary32 numbers, ones among them, with such numbers (`scaled16`). Prints how many results differ; exit code 1 if any does.
+Sums, differences and products of every pair of bfloat16 numbers and of every pair of float16 ones
+(`convert.combined16`); products of random binary32 numbers, ones among them, with such numbers
+(`scaled16`). Prints how many results differ; exit code 1 if any does.
 """
 
 import sys
@@ -28,7 +30,11 @@ OPERATIONS = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}
 def main() -> int:
     began = time.perf_counter()
     with jax.enable_x64(True):
-        found = {f"{operation}, {r}": _pairs(operation, r) for operation in OPERATIONS for r in (BF16, FP16)}
+        found = {
+            f"{operation}, {r}": _pairs(operation, r)
+            for operation in OPERATIONS
+            for r in (BF16, FP16)
+        }
         found |= {f"binary32 times {r}": _scaled(r) for r in (BF16, FP16)}
     for name, wrong in found.items():
         print(f"16-bit numbers in kernels, {name}: {wrong} results differ")
@@ -38,7 +44,9 @@ def main() -> int:
 
 def _pairs(operation: str, r: Rounding) -> int:
     """Of all 2^32 pairs of codes."""
-    return sum(int(_wrong_of_pairs(operation, r, jnp.uint32(first))) for first in range(0, 1 << 16, ROWS))
+    return sum(
+        int(_wrong_of_pairs(operation, r, jnp.uint32(first))) for first in range(0, 1 << 16, ROWS)
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -58,9 +66,13 @@ def _wrong_of_scaled(r: Rounding, key: Any) -> Any:
     own, other, where = jax.random.split(key, 3)
     count = 1 << 24
     a = lax.bitcast_convert_type(jax.random.bits(own, (count,), jnp.uint32), jnp.float32)
-    is_one = (jnp.arange(count) // SIDE % 2 == 0) & (jax.random.bits(where, (count,), jnp.uint16) > 16)
+    is_one = (jnp.arange(count) // SIDE % 2 == 0) & (
+        jax.random.bits(where, (count,), jnp.uint16) > 16
+    )
     b = _numbers(jax.random.bits(other, (count,), jnp.uint16), r)
-    return _differing(partial(scaled16, r=r), jnp.multiply, jnp.where(is_one, jnp.float32(1.0), a), b, r)
+    return _differing(
+        partial(scaled16, r=r), jnp.multiply, jnp.where(is_one, jnp.float32(1.0), a), b, r
+    )
 
 
 def _numbers(codes: Any, r: Rounding) -> Any:
@@ -76,9 +88,14 @@ def _differing(by_kernel: Any, operation: Any, a: Any, b: Any, r: Rounding) -> A
         z[...] = by_kernel(x[...], y[...])
 
     call = pl.pallas_call(
-        kernel, grid=(a.shape[0] // SIDE,), in_specs=[tile, tile], out_specs=tile, out_shape=jax.ShapeDtypeStruct(a.shape, NARROW[r])
-    )  # fmt: skip
-    ours, theirs = call(a, b).astype(jnp.float64), round_wide(operation(a.astype(jnp.float64), b.astype(jnp.float64)), r)
+        kernel,
+        grid=(a.shape[0] // SIDE,),
+        in_specs=[tile, tile],
+        out_specs=tile,
+        out_shape=jax.ShapeDtypeStruct(a.shape, NARROW[r]),
+    )
+    ours = call(a, b).astype(jnp.float64)
+    theirs = round_wide(operation(a.astype(jnp.float64), b.astype(jnp.float64)), r)
     x, y = (lax.bitcast_convert_type(v, jnp.int64) for v in (ours, theirs))
     return ((x != y) & ~(jnp.isnan(ours) & jnp.isnan(theirs))).sum()
 

@@ -1,5 +1,7 @@
-"""A training by fused kernels against the same by the XLA engine, on a GPU: after some steps, a change of the plan among them, every bit
-of weights and optimiser equal. `make gpu-check`. Needs what `roundscope train` needs.
+"""A training by fused kernels against the same by the XLA engine, on a GPU: after some steps, a
+change of the plan among them, every bit of weights and optimiser equal.
+
+`make gpu-check`. Needs what `roundscope train` needs.
 
 python -m tests.checks.gpu_train
 """
@@ -14,11 +16,22 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import settings
 
-STEPS = 12  # a batch of 7: the XLA engine would spread one that several GPUs divide, and add up in another order
+# a batch of 7: the XLA engine would spread one that several GPUs divide, and add up in another
+# order
+STEPS = 12
 WORDS = (
-    "layers=2", "heads=2", "width=128", "context=200", "batch=7", "block=64", "data=repeat", "sums=preset", "plan=fa2-bf16@hopper",
-    "warmup=2", "lr=1e-2",
-)  # fmt: skip
+    "layers=2",
+    "heads=2",
+    "width=128",
+    "context=200",
+    "batch=7",
+    "block=64",
+    "data=repeat",
+    "sums=preset",
+    "plan=fa2-bf16@hopper",
+    "warmup=2",
+    "lr=1e-2",
+)
 
 
 def state(engine: str) -> list[np.ndarray]:

@@ -1,9 +1,10 @@
-"""Twins in fused kernels on a GPU: against the XLA engine and against the real kernels on the same inputs, bit for bit; and their speed.
+"""Twins in fused kernels on a GPU: against the XLA engine and against the real kernels on the same
+inputs, bit for bit; and their speed.
 
     python -m tests.checks.gpu_twins [--time]
 
-Exit code 1 where a fused kernel and the XLA engine differ in a bit. --time: ratios to torch's SDPA in the same run, with B = 4, N = 12,
-T = 4096.
+Exit code 1 where a fused kernel and the XLA engine differ in a bit. --time: ratios to torch's SDPA
+in the same run, with B = 4, N = 12, T = 4096.
 """
 
 import sys
@@ -31,17 +32,30 @@ def differing(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def compared() -> Iterator[tuple[str, dict[str, int], dict[str, int], int]]:
-    """(case, numbers in which the fused kernel differs from the XLA engine, from the real kernel, of how many in each)."""
+    """(case, numbers in which the fused kernel differs from the XLA engine, from the real kernel,
+    of how many in each).
+    """
     for name, real in FUSED.items():
         for family in CASES:
             for causal in (False, True):
                 x = inputs(family, causal)
                 block_q, block_k = TWINS[name].tiles(x.q.shape[-1])
-                options = {"plan": TWINS[name].plan, "block_q": block_q, "block_k": block_k, "scale": x.scale, "is_causal": causal}
-                fused, xla = (examine(x.q, x.k, x.v, x.do, engine=e, record=None, **options) for e in ("pallas", "xla"))
+                options = {
+                    "plan": TWINS[name].plan,
+                    "block_q": block_q,
+                    "block_k": block_k,
+                    "scale": x.scale,
+                    "is_causal": causal,
+                }
+                fused, xla = (
+                    examine(x.q, x.k, x.v, x.do, engine=e, record=None, **options)
+                    for e in ("pallas", "xla")
+                )
                 outputs = dict(kernel(real)(x).named())
                 own = {part: np.asarray(getattr(fused, part)) for part in PARTS}
-                of_xla = {part: differing(own[part], np.asarray(getattr(xla, part))) for part in PARTS}
+                of_xla = {
+                    part: differing(own[part], np.asarray(getattr(xla, part))) for part in PARTS
+                }
                 of_real = {part: differing(own[part], outputs[part]) for part in PARTS}
                 yield f"{name} {family} {'causal' if causal else 'full'}", of_xla, of_real, x.q.size
 
@@ -52,7 +66,14 @@ def times() -> Iterator[Row]:
         arrays, field = numbers(size, "bfloat16"), _torch(size)
         for name in FUSED:
             tile = TWINS[name].tiles(size.features)
-            field.append(of_jax(f"{name}, fused {tile[0]} x {tile[1]}", emulated(name, size, "pallas", tile), arrays, is_ours=True))
+            field.append(
+                of_jax(
+                    f"{name}, fused {tile[0]} x {tile[1]}",
+                    emulated(name, size, "pallas", tile),
+                    arrays,
+                    is_ours=True,
+                )
+            )
         yield from _rows(size, field, print, 5)
 
 
@@ -61,11 +82,17 @@ def main() -> None:
     wrong = 0
     for case, of_xla, of_real, size in compared():
         wrong += sum(of_xla.values())
-        print(f"{case}: from XLA {of_xla}, from the real kernel {of_real}, of {size} each", flush=True)
+        print(
+            f"{case}: from XLA {of_xla}, from the real kernel {of_real}, of {size} each", flush=True
+        )
     if "--time" in sys.argv:
         for row in times():
             told = f"forward {row.forward * 1e3:.3f} ms, both {row.both * 1e3:.3f} ms"
-            print(f"{row.size} {row.what}: {told}, speed over cuDNN's {1 / row.times:.3f}, both {1 / row.times_both:.3f}", flush=True)
+            print(
+                f"{row.size} {row.what}: {told}, speed over cuDNN's {1 / row.times:.3f}, both"
+                f" {1 / row.times_both:.3f}",
+                flush=True,
+            )
     sys.exit(wrong > 0)
 
 

@@ -1,6 +1,8 @@
-"""Inputs on which real kernels were recorded, and their stored outputs: tests/golden/kernels holds one head of each family.
+"""Inputs on which real kernels were recorded, and their stored outputs: tests/golden/kernels holds
+one head of each family.
 
-python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what tests.checks.gpu_kernels recorded
+python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what
+                                        tests.checks.gpu_kernels recorded
 """
 
 import json
@@ -26,7 +28,12 @@ GROUPS = {
     "jax": ("jax-xla", "pallas"),
     "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
     "triton": ("triton-tutorial",),
-    "released": ("released-eager-512", "released-eager-256", "released-compiled-512", "released-compiled-256"),
+    "released": (
+        "released-eager-512",
+        "released-eager-256",
+        "released-compiled-512",
+        "released-compiled-256",
+    ),
 }
 STORED = ("layer4", "gaussian64")
 
@@ -78,7 +85,10 @@ def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
 
 def of_one_head(x: Inputs, head: int = 0) -> Inputs:
     """One head alone."""
-    parts = {n: np.ascontiguousarray(getattr(x, n)[:1, :, head : head + 1]) for n in ("q", "k", "v", "do")}
+    parts = {
+        n: np.ascontiguousarray(getattr(x, n)[:1, :, head : head + 1])
+        for n in ("q", "k", "v", "do")
+    }
     return replace(x, **parts, sinks=None if x.sinks is None else x.sinks[head : head + 1])
 
 
@@ -103,7 +113,11 @@ def main() -> None:
                     arrays[f"{family}/{mode}/{part}"] = x[:1, :1] if part == "lse" else x[:1, :, :1]
             if arrays:
                 command = "python -m tests.checks.gpu_kernels"
-                write(GOLDEN / f"{name}.safetensors", arrays, about | {"kernel": name, "command": command})
+                write(
+                    GOLDEN / f"{name}.safetensors",
+                    arrays,
+                    about | {"kernel": name, "command": command},
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The picture of docs/kernels.md: how many numbers of each kernel's output differ from its twin, and from the preset that bore its name.
+"""The picture of docs/kernels.md: how many numbers of each kernel's output differ from its twin,
+and from the preset that bore its name.
 
 python -m tests.checks.kernel_picture [FILE.png]
 """
@@ -13,13 +14,20 @@ from roundscope.attention.plans.twins import TWINS, Twin
 from tests.checks.kernel_outputs import STORED
 from tests.checks.kernel_twins import KERNELS, shares, stored
 
-BEFORE = {  # twin -> the preset that stood for the kernel, and its tiles; none did for kernels of FP16
-    "fa2": ("fa2-bf16@hopper", 128), "fa2-split": ("fa2-bf16@hopper", 128),
-    "cudnn": ("fa2-bf16@hopper", 128), "sdpa-efficient": ("fa2-bf16@hopper", 64),
-    "flex": ("fa2-bf16@hopper", 128), "pallas-mha": ("fa2-bf16@hopper", 128), "sdpa-math": ("baseline-bf16@hopper", 512),
-    "eager": ("baseline-bf16@hopper", 512), "jax-xla": ("baseline-bf16@hopper", 512),
-    "qiu-yao-eager": ("qiu-yao@hopper", 512), "qiu-yao-compiled": ("qiu-yao@hopper", 512),
-}  # fmt: skip
+# twin -> the preset that stood for the kernel, and its tiles; none did for kernels of FP16
+BEFORE = {
+    "fa2": ("fa2-bf16@hopper", 128),
+    "fa2-split": ("fa2-bf16@hopper", 128),
+    "cudnn": ("fa2-bf16@hopper", 128),
+    "sdpa-efficient": ("fa2-bf16@hopper", 64),
+    "flex": ("fa2-bf16@hopper", 128),
+    "pallas-mha": ("fa2-bf16@hopper", 128),
+    "sdpa-math": ("baseline-bf16@hopper", 512),
+    "eager": ("baseline-bf16@hopper", 512),
+    "jax-xla": ("baseline-bf16@hopper", 512),
+    "qiu-yao-eager": ("qiu-yao@hopper", 512),
+    "qiu-yao-compiled": ("qiu-yao@hopper", 512),
+}
 PARTS = ("out", "dq", "dk", "dv")
 NONE = 2e-6  # where "no number differs" is drawn
 PRESET, TWIN = "#9aa5b1", "#0b6e99"
@@ -57,7 +65,11 @@ def drawn() -> Figure:
     axes.invert_xaxis()
     axes.set_yticks([at for at, _ in labels], [text for _, text in labels], fontsize=9)
     ticks = [1, 0.1, 0.01, 1e-3, 1e-4, 1e-5, NONE]
-    axes.set_xticks(ticks, ["all", "1 in 10", "1 in 100", "1 in 1,000", "1 in 10,000", "1 in 100,000", "none"], fontsize=9)
+    axes.set_xticks(
+        ticks,
+        ["all", "1 in 10", "1 in 100", "1 in 1,000", "1 in 10,000", "1 in 100,000", "none"],
+        fontsize=9,
+    )
     axes.minorticks_off()
     axes.set_xlim(1.5, NONE / 1.6)
     axes.grid(axis="x", color="#eef1f4")
@@ -71,6 +83,10 @@ def drawn() -> Figure:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[2] / "docs" / "images" / "kernels.png")
+    path = Path(
+        sys.argv[1]
+        if len(sys.argv) > 1
+        else Path(__file__).parents[2] / "docs" / "images" / "kernels.png"
+    )
     drawn().savefig(path, dpi=110)
     print(path)

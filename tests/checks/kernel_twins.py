@@ -1,4 +1,5 @@
-"""How many bits of real kernels' outputs their twins give: of the stored outputs, or of a folder that gpu_kernels wrote.
+"""How many bits of real kernels' outputs their twins give: of the stored outputs, or of a folder
+that gpu_kernels wrote.
 
 python -m tests.checks.kernel_twins [FOLDER]
 """
@@ -15,12 +16,24 @@ from roundscope.experiments.tensors.files import open_tensors
 from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one_head, widened
 
 KERNELS = {  # twin -> the kernel that it is compared with
-    "fa2": "sdpa-flash", "fa2-split": "sdpa-flash-few",
-    "cudnn": "sdpa-cudnn", "sdpa-efficient": "sdpa-efficient", "eager": "eager", "jax-xla": "jax-xla", "flex": "flex",
-    "sdpa-math": "sdpa-math", "pallas-mha": "pallas", "triton-tutorial": "triton-tutorial",
-    "qiu-yao-eager": "released-eager-512", "qiu-yao-compiled": "released-compiled-512",
-}  # fmt: skip
-SERVED_BY = {"flex-served": "flex", "gemma2": "eager", "gpt-oss": "gpt-oss"}  # kernel with a window, softcap or sinks -> twin
+    "fa2": "sdpa-flash",
+    "fa2-split": "sdpa-flash-few",
+    "cudnn": "sdpa-cudnn",
+    "sdpa-efficient": "sdpa-efficient",
+    "eager": "eager",
+    "jax-xla": "jax-xla",
+    "flex": "flex",
+    "sdpa-math": "sdpa-math",
+    "pallas-mha": "pallas",
+    "triton-tutorial": "triton-tutorial",
+    "qiu-yao-eager": "released-eager-512",
+    "qiu-yao-compiled": "released-compiled-512",
+}
+SERVED_BY = {
+    "flex-served": "flex",
+    "gemma2": "eager",
+    "gpt-oss": "gpt-oss",
+}  # kernel with a window, softcap or sinks -> twin
 PARTS = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -34,18 +47,38 @@ def recorded(folder: Path, kernel: str) -> dict[str, np.ndarray]:
     """Head 0 of what was recorded in a folder."""
     [group] = [g for g, names in GROUPS.items() if kernel in names]
     file = np.load(folder / f"{group}.npz")
-    own = {key.removeprefix(f"{kernel}/"): widened(file[key]) for key in file if key.startswith(f"{kernel}/")}
+    own = {
+        key.removeprefix(f"{kernel}/"): widened(file[key])
+        for key in file
+        if key.startswith(f"{kernel}/")
+    }
     return {key: x[:1, :1] if key.endswith("/lse") else x[:1, :, :1] for key, x in own.items()}
 
 
-def shares(twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray], kernel: str = "") -> dict[str, float]:
-    """Return the share of equal bits of each output that a twin gives; kernel: one of `SERVED`, for its window, softcap or sinks."""
+def shares(
+    twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray], kernel: str = ""
+) -> dict[str, float]:
+    """Return the share of equal bits of each output that a twin gives; kernel: one of `SERVED`, for
+    its window, softcap or sinks.
+    """
     x = of_one_head(inputs(family, causal, kernel))
     block_q, block_k = twin.tiles(x.q.shape[-1])
     got = examine(
-        x.q, x.k, x.v, x.do, plan=twin.plan, block_q=block_q, block_k=min(block_k, x.k.shape[1]), scale=x.scale,
-        is_causal=causal, record=None, engine="numpy", window=x.window, softcap=x.softcap, sinks=x.sinks,
-    )  # fmt: skip
+        x.q,
+        x.k,
+        x.v,
+        x.do,
+        plan=twin.plan,
+        block_q=block_q,
+        block_k=min(block_k, x.k.shape[1]),
+        scale=x.scale,
+        is_causal=causal,
+        record=None,
+        engine="numpy",
+        window=x.window,
+        softcap=x.softcap,
+        sinks=x.sinks,
+    )
     found = {}
     for part in PARTS:
         want = outputs.get(f"{family}/{'causal' if causal else 'full'}/{part}")
@@ -60,13 +93,24 @@ def compared(folder: Path | None) -> Iterator[tuple[str, str, dict[str, dict[str
     for name, kernel in (*KERNELS.items(), *((twin, kernel) for kernel, twin in SERVED_BY.items())):
         outputs = stored(kernel) if folder is None else recorded(folder, kernel)
         calls = [(family, causal) for family in FAMILIES for causal in (False, True)]
-        modes = {f"{family} {'causal' if causal else 'full'}": (family, causal) for family, causal in calls}
-        there = {mode: call for mode, call in modes.items() if f"{mode.replace(' ', '/')}/out" in outputs}
-        yield name, kernel, {mode: shares(TWINS[name], *call, outputs, kernel) for mode, call in there.items()}
+        modes = {
+            f"{family} {'causal' if causal else 'full'}": (family, causal)
+            for family, causal in calls
+        }
+        there = {
+            mode: call for mode, call in modes.items() if f"{mode.replace(' ', '/')}/out" in outputs
+        }
+        yield (
+            name,
+            kernel,
+            {mode: shares(TWINS[name], *call, outputs, kernel) for mode, call in there.items()},
+        )
 
 
 def summary(found: dict[str, dict[str, float]]) -> Iterator[str]:
-    """How many calls were compared, the least share of each part, and the calls in which one was below 1."""
+    """How many calls were compared, the least share of each part, and the calls in which one was
+    below 1.
+    """
     yield str(len(found))
     for part in PARTS:
         shares_of = [parts[part] for parts in found.values() if part in parts]

@@ -1,4 +1,6 @@
-"""The public functions of emu: the same bits from NumPy and JAX arrays, and what their docstrings promise."""
+"""The public functions of emu: the same bits from NumPy and JAX arrays, and what their docstrings
+promise.
+"""
 
 import math
 import subprocess
@@ -16,7 +18,9 @@ from roundscope.emu.rounding.judge import judge
 
 TENSOR_CORE = emu.Accumulator.tensor_core("hopper", "bf16")
 RNG = np.random.default_rng(0)
-X = np.concatenate([RNG.standard_normal(997), np.ldexp(RNG.standard_normal(200), RNG.integers(-149, 120, 200))]).astype(np.float32)
+X = np.concatenate(
+    [RNG.standard_normal(997), np.ldexp(RNG.standard_normal(200), RNG.integers(-149, 120, 200))]
+).astype(np.float32)
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "e2m1fn", "e5m10", "tf32")
 
 
@@ -30,7 +34,8 @@ def bits(x: object) -> np.ndarray:
 def test_numpy_and_jax_round_alike_and_keep_type_and_shape(name: str, mode: str) -> None:
     """An executor that lost the stream's index, a shape, or 64-bit types."""
     x = X.reshape(3, 7, -1)
-    ours, theirs = emu.round_to(x, name, mode, seed=5), emu.round_to(jnp.asarray(x), name, mode, seed=5)
+    ours = emu.round_to(x, name, mode, seed=5)
+    theirs = emu.round_to(jnp.asarray(x), name, mode, seed=5)
     assert ours.dtype == theirs.dtype == np.float32
     assert ours.shape == theirs.shape == x.shape
     assert np.array_equal(bits(ours), bits(theirs))
@@ -39,7 +44,10 @@ def test_numpy_and_jax_round_alike_and_keep_type_and_shape(name: str, mode: str)
 def test_stochastic_pieces_round_as_the_whole() -> None:
     """A stream that depended on how the array was cut; seeds that did not matter."""
     whole = emu.round_to(X, "e4m3fn", "stochastic", seed=9)
-    cut = [emu.round_to(X[:101], "e4m3fn", "stochastic", seed=9), emu.round_to(X[101:], "e4m3fn", "stochastic", seed=9, first=101)]
+    cut = [
+        emu.round_to(X[:101], "e4m3fn", "stochastic", seed=9),
+        emu.round_to(X[101:], "e4m3fn", "stochastic", seed=9, first=101),
+    ]
     assert np.array_equal(bits(whole), bits(np.concatenate(cut)))
     assert not np.array_equal(whole, emu.round_to(X, "e4m3fn", "stochastic", seed=10))
 
@@ -55,7 +63,14 @@ def test_error_of_is_the_exact_difference(on: object) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_ulp_of_is_the_distance_of_neighbours(name: str) -> None:
     f = emu.format_named(name)
-    want = [math.ldexp(1.0, max(math.frexp(float(v))[1] - 1, f.emin) - f.precision + 1) if v else f.min_positive for v in X]
+    want = [
+        (
+            math.ldexp(1.0, max(math.frexp(float(v))[1] - 1, f.emin) - f.precision + 1)
+            if v
+            else f.min_positive
+        )
+        for v in X
+    ]
     assert np.array_equal(emu.ulp_of(X, name), want)
     assert np.array_equal(np.asarray(emu.ulp_of(jnp.asarray(X), name)), want)
     assert np.isnan(emu.ulp_of([np.inf, np.nan], name)).all()
@@ -63,14 +78,19 @@ def test_ulp_of_is_the_distance_of_neighbours(name: str) -> None:
 
 def test_dot_and_sum_are_alike_on_both_and_match_matmul_when_exact() -> None:
     """A transposed operand, a forgotten init, an axis summed for another."""
-    a, b = RNG.integers(-8, 9, (5, 12)).astype(np.float32), RNG.integers(-8, 9, (12, 7)).astype(np.float32)
+    a = RNG.integers(-8, 9, (5, 12)).astype(np.float32)
+    b = RNG.integers(-8, 9, (12, 7)).astype(np.float32)
     init = RNG.integers(-8, 9, (5, 7)).astype(np.float32)
     for order in emu.Order:
         accumulator = (
-            TENSOR_CORE if order is emu.Order.ALIGNED else emu.Accumulator(order=order, chunk=4 if order is emu.Order.WARPS else 5)
+            TENSOR_CORE
+            if order is emu.Order.ALIGNED
+            else emu.Accumulator(order=order, chunk=4 if order is emu.Order.WARPS else 5)
         )
         assert np.array_equal(emu.dot(a, b, accumulator, init), a @ b + init)
-        assert np.array_equal(np.asarray(emu.dot(jnp.asarray(a), jnp.asarray(b), accumulator, init)), a @ b + init)
+        assert np.array_equal(
+            np.asarray(emu.dot(jnp.asarray(a), jnp.asarray(b), accumulator, init)), a @ b + init
+        )
     x = RNG.integers(-8, 9, (3, 4, 5)).astype(np.float32)
     for axis in (0, 1, 2, -1):
         assert np.array_equal(emu.sum(x, axis=axis), x.sum(axis))
@@ -82,7 +102,10 @@ def test_stochastic_steps_are_alike_on_both() -> None:
     a, b = (RNG.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((5, 40), (40, 7)))
     for order in (emu.Order.ASCENDING, emu.Order.PAIRWISE):  # the others: test_accumulate.py
         accumulator = emu.Accumulator(order=order, step=emu.rounding("bf16", "stochastic", seed=3))
-        assert np.array_equal(emu.dot(a, b, accumulator), np.asarray(emu.dot(jnp.asarray(a), jnp.asarray(b), accumulator)))
+        assert np.array_equal(
+            emu.dot(a, b, accumulator),
+            np.asarray(emu.dot(jnp.asarray(a), jnp.asarray(b), accumulator)),
+        )
 
 
 def test_exp_is_correctly_rounded_and_alike() -> None:
@@ -90,13 +113,16 @@ def test_exp_is_correctly_rounded_and_alike() -> None:
     for name in ("fp32", "bf16"):
         ours = emu.exp(x, name)
         assert np.array_equal(bits(ours), bits(emu.exp(jnp.asarray(x), name)))
-        want = [judge(math.exp(float(v)), emu.rounding(name)) for v in x]  # libm's binary64 exp, rounded once by the judge
+        want = [
+            judge(math.exp(float(v)), emu.rounding(name)) for v in x
+        ]  # libm's binary64 exp, rounded once by the judge
         assert np.array_equal(ours, np.array(want, np.float32))
 
 
 def test_stats_of_counts_alike() -> None:
     y = emu.round_to(X, "e4m3fn", overflow="saturate")
-    ours, theirs = emu.stats_of(X, y, "e4m3fn").as_dict(), emu.stats_of(jnp.asarray(X), jnp.asarray(y), "e4m3fn").as_dict()
+    ours = emu.stats_of(X, y, "e4m3fn").as_dict()
+    theirs = emu.stats_of(jnp.asarray(X), jnp.asarray(y), "e4m3fn").as_dict()
     for name, value in ours.items():
         assert theirs[name] == pytest.approx(value, rel=1e-12, abs=1e-300), name
     assert ours["n"] == X.size
@@ -138,7 +164,9 @@ def test_rounding_works_inside_jit_with_64_bit_types_off_and_on() -> None:
 
 @pytest.mark.parametrize("mode", ["ties-to-even", "stochastic"])
 def test_round_with_stats_is_both_at_once(mode: str) -> None:
-    """A piece counted twice, a peak's index local to its piece, an `out` read after it was written."""
+    """A piece counted twice, a peak's index local to its piece, an `out` read after it was
+    written.
+    """
     x = np.resize(X, 300_001)
     y, seen = emu.round_with_stats(x, "e4m3fn", mode, seed=4)
     assert np.array_equal(bits(y), bits(emu.round_to(x, "e4m3fn", mode, seed=4)))

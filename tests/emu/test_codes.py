@@ -62,7 +62,9 @@ def test_every_code_comes_back(f: Format, name: str) -> None:
 @pytest.mark.parametrize("reference", REFERENCES)
 @engines
 def test_codes_are_ml_dtypes(reference: str, name: str) -> None:
-    """The bit patterns of ml_dtypes (NumPy's float16) are our codes, both ways, signed zeros included."""
+    """The bit patterns of ml_dtypes (NumPy's float16) are our codes, both ways, signed zeros
+    included.
+    """
     f, dtype = format_named(reference), REFERENCES[reference]
     codes = codes_of(f)
     with np.errstate(invalid="ignore"):  # NumPy warns of signalling NaNs
@@ -78,7 +80,9 @@ def test_codes_are_ml_dtypes(reference: str, name: str) -> None:
 
 @formats
 def test_magnitudes_are_ranks(f: Format) -> None:
-    """Codes of one sign grow with the magnitude by one number each; exact arithmetic gives the same code."""
+    """Codes of one sign grow with the magnitude by one number each; exact arithmetic gives the same
+    code.
+    """
     magnitudes = codes_of(f)[: 1 << (f.bits - int(f.signed))]
     x = decode(numpy_ops(), magnitudes, f)
     finite = x[np.isfinite(x)]
@@ -86,14 +90,22 @@ def test_magnitudes_are_ranks(f: Format) -> None:
     assert finite[-1] == f.max_finite
     assert finite[0] == (0.0 if f.zero else f.min_positive)
     step = max(1, finite.size // 500)
-    assert [code_of(v, f) for v in finite[::step].tolist()] == magnitudes[: finite.size : step].tolist()
+    assert [code_of(v, f) for v in finite[::step].tolist()] == magnitudes[
+        : finite.size : step
+    ].tolist()
 
 
 @formats
 def test_specials(f: Format) -> None:
     """Infinities, NaN, the smallest and the largest subnormal number, both zeros."""
-    values = [math.nan] * f.nan + [math.inf, -math.inf] * (f.inf and f.signed) + [f.min_positive, f.min_normal, f.max_finite]
-    values += [0.0] * f.zero + [-0.0] * f.negative_zero + [-f.min_positive, -f.max_finite] * f.signed
+    values = (
+        [math.nan] * f.nan
+        + [math.inf, -math.inf] * (f.inf and f.signed)
+        + [f.min_positive, f.min_normal, f.max_finite]
+    )
+    values += (
+        [0.0] * f.zero + [-0.0] * f.negative_zero + [-f.min_positive, -f.max_finite] * f.signed
+    )
     values += [f.min_normal - f.min_positive] * (f.precision > 1)
     x = np.array(values)
     codes = encode(numpy_ops(), x, f)
@@ -115,4 +127,6 @@ def test_known_codes() -> None:
         "e8m0fnu": {2.0**-127: 0, 1.0: 127, 2.0**127: 254},
     }
     for name, pairs in known.items():
-        assert encode(numpy_ops(), np.array(list(pairs)), format_named(name)).tolist() == list(pairs.values())
+        assert encode(numpy_ops(), np.array(list(pairs)), format_named(name)).tolist() == list(
+            pairs.values()
+        )

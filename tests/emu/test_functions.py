@@ -18,19 +18,28 @@ from roundscope.emu.functions import exp2_64, exp64, log64, tanh64
 from roundscope.emu.rounding.judge import judge
 from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 
-# Every binary32 argument whose exp lies within 4.5 ulps of binary64 of a number of 24 bits or a midpoint of two: the
-# cases "near a boundary" of tests/checks/exhaustive_exp.py. The nearest misses by 2.5e-6 ulp.
+# Every binary32 argument whose exp lies within 4.5 ulps of binary64 of a number of 24 bits or a
+# midpoint of two: the cases "near a boundary" of tests/checks/exhaustive_exp.py. The nearest misses
+# by 2.5e-6 ulp.
 NEAR_A_BOUNDARY = """
-    0x1.fffffep-24 0x1.fffffcp-23 0x1.fffff8p-22 0x1.fffff0p-21 0x1.7fffeep-20 0x1.ffffe0p-20 0x1.7fffdcp-19
-    0x1.ffffc0p-19 0x1.3fffcep-18 0x1.7fffb8p-18 0x1.bfff9ep-18 0x1.ffff80p-18 0x1.3fff9cp-17 0x1.7fff70p-17
-    0x1.bfff3cp-17 0x1.fdff02p-17 0x1.cd3982p-14 0x1.8d7cb6p-12 0x1.627a9ep-10 0x1.3829c2p+9 -0x1p-25
-    -0x1.000002p-22 -0x1.000004p-21 -0x1.000008p-20 -0x1.800012p-20 -0x1.000010p-19 -0x1.800024p-19
-    -0x1.000020p-18 -0x1.400032p-18 -0x1.800048p-18 -0x1.c00062p-18 -0x1.000040p-17 -0x1.400064p-17
-    -0x1.800090p-17 -0x1.c1c4b8p-10 -0x1.659ec8p-9 -0x1.e1dbe2p-8 -0x1.acff2ap-2 -0x1.d2259ap+3
-    -0x1.6d7b18p+5 -0x1.736e32p+7
+    0x1.fffffep-24 0x1.fffffcp-23 0x1.fffff8p-22 0x1.fffff0p-21 0x1.7fffeep-20 0x1.ffffe0p-20
+    0x1.7fffdcp-19 0x1.ffffc0p-19 0x1.3fffcep-18 0x1.7fffb8p-18 0x1.bfff9ep-18 0x1.ffff80p-18
+    0x1.3fff9cp-17 0x1.7fff70p-17 0x1.bfff3cp-17 0x1.fdff02p-17 0x1.cd3982p-14 0x1.8d7cb6p-12
+    0x1.627a9ep-10 0x1.3829c2p+9 -0x1p-25 -0x1.000002p-22 -0x1.000004p-21 -0x1.000008p-20
+    -0x1.800012p-20 -0x1.000010p-19 -0x1.800024p-19 -0x1.000020p-18 -0x1.400032p-18 -0x1.800048p-18
+    -0x1.c00062p-18 -0x1.000040p-17 -0x1.400064p-17 -0x1.800090p-17 -0x1.c1c4b8p-10 -0x1.659ec8p-9
+    -0x1.e1dbe2p-8 -0x1.acff2ap-2 -0x1.d2259ap+3 -0x1.6d7b18p+5 -0x1.736e32p+7
 """
 HARD = [float.fromhex(h) for h in NEAR_A_BOUNDARY.split()]
-MODES = ("ties-to-even", "ties-to-away", "toward-zero", "toward-positive", "toward-negative", "away-from-zero", "to-odd")
+MODES = (
+    "ties-to-even",
+    "ties-to-away",
+    "toward-zero",
+    "toward-positive",
+    "toward-negative",
+    "away-from-zero",
+    "to-odd",
+)
 ROUNDINGS = tuple(rounding(f, m) for f in ("fp32", "bf16", "fp16") for m in MODES[:1] + MODES[2:5])
 
 
@@ -60,11 +69,18 @@ def rounded(x: np.ndarray, r: Rounding) -> list[float]:
 
 @cache
 def arguments() -> np.ndarray:
-    """Binary32 numbers of every size: [-110, 90], small ones by exponent, and those where k changes."""
+    """Binary32 numbers of every size: [-110, 90], small ones by exponent, and those where k
+    changes.
+    """
     rng = np.random.default_rng(3)
     edges = (np.arange(-155, 130) + 0.5) * math.log(2.0)
     by_exponent = rng.choice([-1.0, 1.0], 900) * 2.0 ** rng.uniform(-60, 6, 900)
-    parts = [rng.uniform(-110, 90, 1500), by_exponent, edges, np.nextafter(edges.astype(np.float32), np.float32(0))]
+    parts = [
+        rng.uniform(-110, 90, 1500),
+        by_exponent,
+        edges,
+        np.nextafter(edges.astype(np.float32), np.float32(0)),
+    ]
     return np.concatenate(parts).astype(np.float32).astype(np.float64)
 
 
@@ -118,7 +134,9 @@ def test_every_bf16_argument() -> None:
 def test_exp_of_special_arguments(engine: str) -> None:
     """Zeros and infinities are exact, NaN stays; what is not exact is never taken for it."""
     tiny = 2.0**-149
-    x = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, tiny, -tiny, 1e30, -1e30, 710.0, -401.0])
+    x = np.array(
+        [0.0, -0.0, math.inf, -math.inf, math.nan, tiny, -tiny, 1e30, -1e30, 710.0, -401.0]
+    )
     y = ENGINES[engine](exp64, x)
     assert y[:4].tolist() == [1.0, 1.0, math.inf, 0.0]
     assert not np.signbit(y[:4]).any()
@@ -160,11 +178,15 @@ def test_exp_is_within_its_bound() -> None:
 
 @cache
 def log_arguments() -> np.ndarray:
-    """Row sums: from 1 up, near 1 on both sides, where k changes, and every exponent of binary32."""
+    """Row sums: from 1 up, near 1 on both sides, where k changes, and every exponent of
+    binary32.
+    """
     rng = np.random.default_rng(5)
     near = 1.0 + rng.choice([-1, 1], 1500) * 2.0 ** rng.uniform(-52, -1.5, 1500)
     edges = math.sqrt(0.5) * 2.0 ** np.arange(-126, 128) * (1 + rng.normal(0, 1e-15, 254))
-    return np.concatenate([rng.uniform(1, 4096, 1500), near, edges, 2.0 ** rng.uniform(-126, 128, 1500), [1.0, 2.0]])
+    return np.concatenate(
+        [rng.uniform(1, 4096, 1500), near, edges, 2.0 ** rng.uniform(-126, 128, 1500), [1.0, 2.0]]
+    )
 
 
 def test_log_is_within_its_bound() -> None:
@@ -185,9 +207,18 @@ def test_engines_agree_in_every_bit(function: Callable[..., Any]) -> None:
     """2^18 arguments, binary32 and binary64."""
     rng = np.random.default_rng(6)
     if function is exp64:
-        x = np.concatenate([arguments(), HARD, rng.uniform(-450, 720, 1 << 17), rng.normal(size=1 << 17).astype(np.float32)])
+        x = np.concatenate(
+            [
+                arguments(),
+                HARD,
+                rng.uniform(-450, 720, 1 << 17),
+                rng.normal(size=1 << 17).astype(np.float32),
+            ]
+        )
     else:
-        x = np.concatenate([log_arguments(), 2.0 ** rng.uniform(-500, 500, 1 << 17), rng.uniform(0.5, 2, 1 << 17)])
+        x = np.concatenate(
+            [log_arguments(), 2.0 ** rng.uniform(-500, 500, 1 << 17), rng.uniform(0.5, 2, 1 << 17)]
+        )
     assert np.array_equal(on_numpy(function, x).view(np.int64), on_xla(function, x).view(np.int64))
 
 
@@ -205,11 +236,16 @@ def test_exp_takes_every_shape() -> None:
 def test_exp2_is_within_its_bound(engine):
     """A wrong constant or range reduction; a whole power of two that is not exact."""
     rng = np.random.default_rng(4)
-    x = np.concatenate([rng.uniform(-1, 1, 300), rng.uniform(-500, 500, 300), np.arange(-570.0, 570.0)])
+    x = np.concatenate(
+        [rng.uniform(-1, 1, 300), rng.uniform(-500, 500, 300), np.arange(-570.0, 570.0)]
+    )
     y = ENGINES[engine](exp2_64, x)
     with mpmath.workprec(120):
         true = [mpmath.power(2, mpmath.mpf(float(n))) for n in x]
-        ulps = [abs(float((mpmath.mpf(float(a)) - t) / mpmath.mpf(float(np.spacing(float(t)))))) for a, t in zip(y, true, strict=True)]
+        ulps = [
+            abs(float((mpmath.mpf(float(a)) - t) / mpmath.mpf(float(np.spacing(float(t))))))
+            for a, t in zip(y, true, strict=True)
+        ]
     assert max(ulps) <= 1.4
     whole = x == np.floor(x)
     assert np.array_equal(y[whole], np.ldexp(1.0, x[whole].astype(int)))
@@ -223,7 +259,9 @@ def test_exp2_of_specials(engine):
 
 
 def test_a_nan_changes_no_other_number():
-    """A zero hidden from the compiler that is no zero where the maximum of an array is lost beside a NaN: then products are an ulp off."""
+    """A zero hidden from the compiler that is no zero where the maximum of an array is lost beside
+    a NaN: then products are an ulp off.
+    """
     x = np.linspace(-1.0, 0.0, 2 * 56 * 64).reshape(2, 56, 64)
     x[0, 0, 0], x[1, 0, 0] = 1.0, np.nan
     assert np.array_equal(on_xla(exp64, x), on_numpy(exp64, x), equal_nan=True)
@@ -231,11 +269,13 @@ def test_a_nan_changes_no_other_number():
 
 TANH_ARGUMENTS = np.concatenate(
     [
-        np.random.default_rng(8).uniform(-1.0, 1.0, 300) * np.repeat([1e-3, 0.3, 1.0, 3.0, 25.0], 60),
-        np.ldexp(1.0, np.arange(-1000, 10, 37)), np.nextafter(0.3, [0.0, 1.0]), [0.3, 0.0, -0.0, 19.0, 19.1,
-        1e300, np.inf, -np.inf, np.nan],
+        np.random.default_rng(8).uniform(-1.0, 1.0, 300)
+        * np.repeat([1e-3, 0.3, 1.0, 3.0, 25.0], 60),
+        np.ldexp(1.0, np.arange(-1000, 10, 37)),
+        np.nextafter(0.3, [0.0, 1.0]),
+        [0.3, 0.0, -0.0, 19.0, 19.1, 1e300, np.inf, -np.inf, np.nan],
     ]
-)  # fmt: skip
+)
 
 
 @engines
@@ -246,7 +286,10 @@ def test_tanh_is_within_4_ulps(engine):
         for x, y in zip(TANH_ARGUMENTS, got, strict=True):
             if np.isfinite(x):
                 error = abs(mpmath.mpf(float(y)) - mpmath.tanh(mpmath.mpf(float(x))))
-                assert error <= 4.0 * np.spacing(abs(float(mpmath.tanh(mpmath.mpf(float(x)))))), (x, y)
+                assert error <= 4.0 * np.spacing(abs(float(mpmath.tanh(mpmath.mpf(float(x)))))), (
+                    x,
+                    y,
+                )
     assert np.array_equal(got[-3:], [1.0, -1.0, np.nan], equal_nan=True)
     assert np.array_equal(np.signbit(got[:-1]), np.signbit(TANH_ARGUMENTS[:-1]))
     assert np.array_equal(got, on_numpy(tanh64, TANH_ARGUMENTS), equal_nan=True)

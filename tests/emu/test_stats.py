@@ -26,41 +26,82 @@ from roundscope.emu.stats.summary import Stats
 ROUNDINGS = tuple(
     rounding(f, mode, overflow=overflow)
     for f, mode, overflow in (
-        ("bf16", "ties-to-even", None), ("bf16", "ties-to-away", None), ("bf16", "toward-zero", None), ("bf16", "stochastic", None),
-        ("fp16", "ties-to-even", None), ("fp16", "toward-positive", None), ("fp16", "ties-to-even", "saturate"),
-        ("e4m3fn", "ties-to-even", "nan"), ("e4m3fn", "ties-to-even", "saturate"), ("e4m3fn", "to-odd", "nan"),
+        ("bf16", "ties-to-even", None),
+        ("bf16", "ties-to-away", None),
+        ("bf16", "toward-zero", None),
+        ("bf16", "stochastic", None),
+        ("fp16", "ties-to-even", None),
+        ("fp16", "toward-positive", None),
+        ("fp16", "ties-to-even", "saturate"),
+        ("e4m3fn", "ties-to-even", "nan"),
+        ("e4m3fn", "ties-to-even", "saturate"),
+        ("e4m3fn", "to-odd", "nan"),
         ("bf16", "away-from-zero", None),
-        ("e5m2", "ties-to-even", "saturate"), ("e5m2", "toward-negative", "inf"), ("e4m3fnuz", "ties-to-even", None),
-        ("e2m1fn", "ties-to-even", None), ("e3m2fn", "ties-to-away", None), ("fp32", "ties-to-even", None),
+        ("e5m2", "ties-to-even", "saturate"),
+        ("e5m2", "toward-negative", "inf"),
+        ("e4m3fnuz", "ties-to-even", None),
+        ("e2m1fn", "ties-to-even", None),
+        ("e3m2fn", "ties-to-away", None),
+        ("fp32", "ties-to-even", None),
     )
-)  # fmt: skip
-ON_XLA = tuple(r for r in ROUNDINGS if str(r) in ("bf16", "fp16:saturate", "e4m3fn:saturate", "e2m1fn"))
+)
+ON_XLA = tuple(
+    r for r in ROUNDINGS if str(r) in ("bf16", "fp16:saturate", "e4m3fn:saturate", "e2m1fn")
+)
 
 
 def events(r: Rounding, size: int = 1200, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(before, after) of random numbers of every size of the format, and of its boundaries, shuffled."""
+    """(before, after) of random numbers of every size of the format, and of its boundaries,
+    shuffled.
+    """
     f, rng = r.format, np.random.default_rng([seed, r.format.precision, r.mode.code])
     low, high = max(f.emin - f.precision - 2, -900), f.emax + 1
-    x = rng.choice([-1.0, 1.0], size) * (1 + rng.random(size)) * 2.0 ** rng.integers(low, high + 1, size)
-    kept = np.array([math.ldexp(k, e) for k in range(8, 17) for e in range(f.emin - f.precision, f.emin + 4)])
+    x = (
+        rng.choice([-1.0, 1.0], size)
+        * (1 + rng.random(size))
+        * 2.0 ** rng.integers(low, high + 1, size)
+    )
+    kept = np.array(
+        [math.ldexp(k, e) for k in range(8, 17) for e in range(f.emin - f.precision, f.emin + 4)]
+    )
     powers = 2.0 ** np.arange(f.emin, f.emax + 1, max(1, (f.emax - f.emin) // 12))
-    ties = np.concatenate([(2 - 2.0**-f.precision * k) * powers for k in (1, 3)] + [(1 + 2.0**-f.precision * k) * powers for k in (1, 3)])
+    ties = np.concatenate(
+        [(2 - 2.0**-f.precision * k) * powers for k in (1, 3)]
+        + [(1 + 2.0**-f.precision * k) * powers for k in (1, 3)]
+    )
     top = f.max_finite * np.array([1, 1 - 2.0**-12, 1 + 2.0**-40, 1.02, 1.3, 1.9, 3.0])
-    special = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, f.min_positive / 2, f.min_positive * 0.75, f.min_positive / 4])
+    special = np.array(
+        [
+            0.0,
+            -0.0,
+            math.inf,
+            -math.inf,
+            math.nan,
+            f.min_positive / 2,
+            f.min_positive * 0.75,
+            f.min_positive / 4,
+        ]
+    )
     x = np.concatenate([x, kept, ties, -ties, top, -top, special])
     x = x[rng.permutation(x.size)]
     x = np.concatenate([x, np.zeros(-x.size % 40)]).reshape(-1, 40)
-    random = rng.integers(0, 2**31, x.shape, dtype=np.int32) if r.mode is RoundingMode.STOCHASTIC else None
+    random = (
+        rng.integers(0, 2**31, x.shape, dtype=np.int32)
+        if r.mode is RoundingMode.STOCHASTIC
+        else None
+    )
     return x, numpy_ops().round(x, r, random)
 
 
-# ------------------------------------------------------------------------------------- the reference
+# ------------------------------------------------------------------------------------- the
+# reference
 
 
 def classified(x: float, y: float, f: Format) -> tuple[dict[str, bool], Fraction, Fraction]:
     """(flags, error, error in ulps) of one event, from the definitions in `Stats`.
 
-    An overflow is a finite number beyond the largest that ends more than half an ulp away, or not finite.
+    An overflow is a finite number beyond the largest that ends more than half an ulp away, or not
+    finite.
     """
     flags = dict.fromkeys(COUNTS, False) | {"n": True, "nan": math.isnan(y)}
     flags["subnormal"] = math.isfinite(y) and 0 < abs(y) < f.min_normal
@@ -71,10 +112,19 @@ def classified(x: float, y: float, f: Format) -> tuple[dict[str, bool], Fraction
         ulps = error / spacing(before, f)
         away, toward = abs(after) > abs(before), abs(after) < abs(before)
         flags |= {"inexact": error != 0, "away": away, "toward": toward}
-        flags |= {"ties": abs(ulps) == Fraction(1, 2), "ties_away": away and abs(ulps) == Fraction(1, 2)}
-        flags["carries"] = away and exponent(after) > max(exponent(before) if before else f.emin, f.emin)
+        flags |= {
+            "ties": abs(ulps) == Fraction(1, 2),
+            "ties_away": away and abs(ulps) == Fraction(1, 2),
+        }
+        flags["carries"] = away and exponent(after) > max(
+            exponent(before) if before else f.emin, f.emin
+        )
         flags["underflow"] = before != 0 and after == 0
-    flags["overflow"] = math.isfinite(x) and abs(x) > f.max_finite and (not math.isfinite(y) or abs(ulps) > Fraction(1, 2))
+    flags["overflow"] = (
+        math.isfinite(x)
+        and abs(x) > f.max_finite
+        and (not math.isfinite(y) or abs(ulps) > Fraction(1, 2))
+    )
     return flags, error, ulps
 
 
@@ -90,7 +140,9 @@ def summed(x: np.ndarray, y: np.ndarray, f: Format, valid: np.ndarray) -> Summed
     for at in np.flatnonzero(valid).tolist():
         flags, error, ulps = classified(float(x.flat[at]), float(y.flat[at]), f)
         counts.update(name for name, flag in flags.items() if flag)
-        for name, v in zip(SUMS, (error, abs(error), error**2, ulps, abs(ulps), ulps**2), strict=True):
+        for name, v in zip(
+            SUMS, (error, abs(error), error**2, ulps, abs(ulps), ulps**2), strict=True
+        ):
             sums[name] += v
         rows[at // x.shape[1]] += ulps
         if abs(ulps) > peak:
@@ -116,12 +168,25 @@ def test_events_together_are_events_alone():
     """Catches an event summarised by another's format, place or shape."""
     rng = np.random.default_rng(3)
     events = []
-    for n, (name, shape) in enumerate([("bf16", (4, 6)), ("e4m3fn", (4, 6)), ("bf16", (4, 1)), ("fp16", (4, 6)), ("fp32", (4, 1))]):
+    for n, (name, shape) in enumerate(
+        [("bf16", (4, 6)), ("e4m3fn", (4, 6)), ("bf16", (4, 1)), ("fp16", (4, 6)), ("fp32", (4, 1))]
+    ):
         x = rng.standard_normal(shape) * 2.0**n
-        events.append((x, numpy_ops().round(x, rounding(name), None), rounding(name).format, rng.random(shape) < 0.8))
+        events.append(
+            (
+                x,
+                numpy_ops().round(x, rounding(name), None),
+                rounding(name).format,
+                rng.random(shape) < 0.8,
+            )
+        )
     with jax.enable_x64(True):
         formats = [f for *_, f, _ in events]
-        summarise = jax.jit(lambda arrays: xla_ops(np.int64(0)).stats([(x, y, f, v) for f, (x, y, v) in zip(formats, arrays, strict=True)]))
+        summarise = jax.jit(
+            lambda arrays: xla_ops(np.int64(0)).stats(
+                [(x, y, f, v) for f, (x, y, v) in zip(formats, arrays, strict=True)]
+            )
+        )
         together = summarise([(x, y, v) for x, y, _, v in events])
     for event, found in zip(events, together, strict=True):
         for mine, theirs in zip(on_numpy(*event), found, strict=True):
@@ -131,10 +196,20 @@ def test_events_together_are_events_alone():
 def assert_summed(got: tuple[Any, ...], want: Summed, events: int) -> None:
     """Counts, peak and place equal, sums to 1e-12 of the sum of the magnitudes."""
     counts, sums, peak, place, rows = got
-    assert dict(zip(COUNTS, np.asarray(counts).tolist(), strict=True)) == {name: want[0][name] for name in COUNTS}
+    assert dict(zip(COUNTS, np.asarray(counts).tolist(), strict=True)) == {
+        name: want[0][name] for name in COUNTS
+    }
     exact = want[1]
-    for i, (name, scale) in enumerate(zip(SUMS, ("abs_error", "abs_error", "sq_error", "abs_ulps", "abs_ulps", "sq_ulps"), strict=True)):
-        assert abs(Fraction(float(sums[i])) - exact[name]) <= Fraction(1, 10**12) * exact[scale], name
+    for i, (name, scale) in enumerate(
+        zip(
+            SUMS,
+            ("abs_error", "abs_error", "sq_error", "abs_ulps", "abs_ulps", "sq_ulps"),
+            strict=True,
+        )
+    ):
+        assert abs(Fraction(float(sums[i])) - exact[name]) <= Fraction(1, 10**12) * exact[scale], (
+            name
+        )
     assert (float(peak), int(place)) == want[2:4]
     allowed = Fraction(1, 10**12) * exact["abs_ulps"]
     assert all(abs(Fraction(float(r)) - w) <= allowed for r, w in zip(rows, want[4], strict=True))
@@ -149,7 +224,10 @@ def masks(shape: tuple[int, int]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("r", ROUNDINGS, ids=str)
 def test_numpy_classifies_as_the_definitions(r: Rounding) -> None:
-    """Random and boundary numbers, three masks. Every kind of event that the rounding can have occurs."""
+    """Random and boundary numbers, three masks.
+
+    Every kind of event that the rounding can have occurs.
+    """
     x, y = events(r)
     for valid in masks(x.shape):
         want = summed(x, y, r.format, valid)
@@ -162,7 +240,9 @@ def test_numpy_classifies_as_the_definitions(r: Rounding) -> None:
         "carries": r.mode in (RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD),
         "underflow": r.mode in (RoundingMode.TO_ODD, RoundingMode.AWAY_FROM_ZERO),
     }
-    assert {name for name in COUNTS if not counts[name]} == {name for name, never in impossible.items() if never}
+    assert {name for name in COUNTS if not counts[name]} == {
+        name for name, never in impossible.items() if never
+    }
 
 
 @pytest.mark.parametrize("r", ON_XLA, ids=str)
@@ -179,13 +259,17 @@ def test_xla_classifies_as_numpy(r: Rounding) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (64, 1), (1, 2500), (3, 1025), (7, 13), (0, 5)])
 def test_tiles_of_every_shape(shape: tuple[int, int]) -> None:
-    """Single columns, long rows, empty tiles; strided arrays; nothing valid: 0 events at place -1."""
+    """Single columns, long rows, empty tiles; strided arrays; nothing valid: 0 events at place
+    -1.
+    """
     f = rounding("bf16").format
     rng = np.random.default_rng(shape)
     x = np.asfortranarray(rng.normal(size=shape))
     y = numpy_ops().round(x, rounding("bf16"), None)
     if x.size:
-        assert_summed(on_numpy(x, y, f, np.ones(shape, bool)), summed(x, y, f, np.ones(shape, bool)), x.size)
+        assert_summed(
+            on_numpy(x, y, f, np.ones(shape, bool)), summed(x, y, f, np.ones(shape, bool)), x.size
+        )
     counts, sums, peak, place, rows = on_numpy(x, y, f, np.zeros(shape, bool))
     assert (counts.sum(), np.abs(sums).sum(), peak, place, np.abs(rows).sum()) == (0, 0, 0, -1, 0)
     assert rows.shape == shape[:1]
@@ -236,19 +320,28 @@ def merging_events() -> tuple[np.ndarray, np.ndarray]:
 def assert_merged(total: Stats, whole: Stats) -> None:
     for name in COUNTS:
         assert int(getattr(total, name)) == int(getattr(whole, name)), name
-    for name, scale in zip(SUMS, ("abs_error", "abs_error", "sq_error", "abs_ulps", "abs_ulps", "sq_ulps"), strict=True):
-        assert abs(getattr(total, name) - getattr(whole, name)) <= 1e-12 * getattr(whole, scale), name
+    for name, scale in zip(
+        SUMS, ("abs_error", "abs_error", "sq_error", "abs_ulps", "abs_ulps", "sq_ulps"), strict=True
+    ):
+        assert abs(getattr(total, name) - getattr(whole, name)) <= 1e-12 * getattr(whole, scale), (
+            name
+        )
     assert float(total.peak) == float(whole.peak)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_chunking_and_order_change_nothing(data: st.DataObject) -> None:
-    """Any cuts between rows, merged in any order and any tree: counts and peak exactly, sums to rounding."""
+    """Any cuts between rows, merged in any order and any tree: counts and peak exactly, sums to
+    rounding.
+    """
     x, y = merging_events()
     f = rounding("e4m3fn").format
     cuts = sorted(data.draw(st.lists(st.integers(0, x.shape[0]), max_size=6)))
-    parts = [stats_of(x[lo:hi], y[lo:hi], f) for lo, hi in zip([0, *cuts], [*cuts, x.shape[0]], strict=True)]
+    parts = [
+        stats_of(x[lo:hi], y[lo:hi], f)
+        for lo, hi in zip([0, *cuts], [*cuts, x.shape[0]], strict=True)
+    ]
     parts = data.draw(st.permutations(parts))
     while len(parts) > 1:
         at = data.draw(st.integers(0, len(parts) - 2))
@@ -260,7 +353,10 @@ def test_total_is_the_merge_of_the_leading_shape() -> None:
     """A Stats of many entries (batch and heads) sums to one."""
     x, y = merging_events()
     f = rounding("e4m3fn").format
-    single = [on_numpy(x[i : i + 1], y[i : i + 1], f, np.ones((1, x.shape[1]), bool))[:4] for i in range(x.shape[0])]
+    single = [
+        on_numpy(x[i : i + 1], y[i : i + 1], f, np.ones((1, x.shape[1]), bool))[:4]
+        for i in range(x.shape[0])
+    ]
     many = Stats.of(*(np.array([s[n] for s in single]) for n in range(4)))
     assert many.n.shape == (x.shape[0],)
     assert_merged(many.total(), stats_of(x, y, f))
@@ -271,14 +367,18 @@ def test_total_is_the_merge_of_the_leading_shape() -> None:
     assert numbers["n"] == x.size
 
 
-# ------------------------------------------------------------------------------------- laws of the summaries
+# ------------------------------------------------------------------------------------- laws of the
+# summaries
 
 
 def uniform(mode: str, batches: int = 300, size: int = 1024) -> Stats:
     """Uniform numbers of one binade, where errors in ulps are uniform too; one entry per batch."""
     x = np.random.default_rng(2).uniform(1, 2, (batches, size))
     y = numpy_ops().round(x, rounding("bf16", mode), None)
-    single = [on_numpy(x[i : i + 1], y[i : i + 1], rounding("bf16").format, np.ones((1, size), bool)) for i in range(batches)]
+    single = [
+        on_numpy(x[i : i + 1], y[i : i + 1], rounding("bf16").format, np.ones((1, size), bool))
+        for i in range(batches)
+    ]
     return Stats.of(*(np.array([s[n] for s in single]) for n in range(4)))
 
 
@@ -298,7 +398,9 @@ def test_coherence_of_one_sign_grows_with_the_root() -> None:
 
 
 def test_standard_error_is_that_of_the_mean() -> None:
-    """A uniform error has variance 1/12; the means of the batches scatter by their standard error."""
+    """A uniform error has variance 1/12; the means of the batches scatter by their standard
+    error.
+    """
     s = uniform("ties-to-even")
     np.testing.assert_allclose(s.standard_error, math.sqrt(1 / 12 / 1024), rtol=0.1)
     assert 0.8 < s.mean_ulps.std() / s.standard_error.mean() < 1.2
@@ -307,12 +409,19 @@ def test_standard_error_is_that_of_the_mean() -> None:
 def test_a_summary_of_nothing() -> None:
     """No event: no mean, no coherence, no warning."""
     empty = Stats.of(np.zeros(11, np.int64), np.zeros(6), 0.0, -1)
-    assert (float(empty.mean_ulps), float(empty.coherence), float(empty.standard_error), int(empty.place)) == (0.0, 0.0, 0.0, -1)
+    assert (
+        float(empty.mean_ulps),
+        float(empty.coherence),
+        float(empty.standard_error),
+        int(empty.place),
+    ) == (0.0, 0.0, 0.0, -1)
 
 
 @pytest.mark.parametrize("columns", [7, 8])
 def test_counts_that_share_an_integer(monkeypatch, columns):
-    """A count that grows into another's bits: rows of 7 events fit into three bits, rows of 8 do not."""
+    """A count that grows into another's bits: rows of 7 events fit into three bits, rows of 8 do
+    not.
+    """
     monkeypatch.setattr("roundscope.emu.backends.xla.ops.BITS", 3)
     x = np.full((3, columns), 1.0 + 2.0**-8)  # ties, inexact and toward zero, all of them
     x[1], x[2] = np.nan, 2.0**-140
@@ -320,7 +429,9 @@ def test_counts_that_share_an_integer(monkeypatch, columns):
     judged_stats.clear_cache()
     try:
         with jax.enable_x64(True):
-            counts, *_ = judged_stats(*map(jnp.asarray, (x, y)), judged(BF16.format), jnp.asarray(there))
+            counts, *_ = judged_stats(
+                *map(jnp.asarray, (x, y)), judged(BF16.format), jnp.asarray(there)
+            )
     finally:
         judged_stats.clear_cache()
     assert np.array_equal(counts, stats(x, y, BF16.format, there)[0])

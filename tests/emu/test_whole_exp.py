@@ -84,7 +84,10 @@ def test_binary64_is_within_its_bounds() -> None:
 
 def test_every_binary32_argument_beyond_exp64s_range_is_on_the_right_side() -> None:
     """All 7.4 million: what lies within two ulps of a boundary is settled with 200 bits."""
-    word = lambda x: int(np.float32(x).view(np.int32))  # noqa: E731
+
+    def word(x):
+        return int(np.float32(x).view(np.int32))
+
     parts = [(-400.0, WHOLE_RANGE[0]), (709.0, WHOLE_RANGE[1])]
     words = np.concatenate([np.arange(*map(word, part), dtype=np.int64) for part in parts])
     x = words.astype(np.int32).view(np.float32).astype(np.float64)

@@ -1,5 +1,5 @@
-"""The command line in this process; and pictures, half a second of matplotlib each: tests of words build every figure, those marked
-`pictures` draw it too.
+"""The command line in this process; and pictures, half a second of matplotlib each: tests of words
+build every figure, those marked `pictures` draw it too.
 """
 
 import base64
@@ -8,7 +8,9 @@ import pytest
 
 from roundscope.experiments.cli import main as cli
 
-DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=")
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""A file of results as a test opens it: closed at the end, whatever happens, and with what was changed written."""
+"""A file of results as a test opens it: closed at the end, whatever happens, and with what was
+changed written.
+"""
 
 import sqlite3
 from collections.abc import Iterator

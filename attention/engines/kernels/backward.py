@@ -1,4 +1,7 @@
-"""The backward in fused kernels: which there are, and what they hand on through memory. Their programs are in `gradients`."""
+"""The backward in fused kernels: which there are, and what they hand on through memory.
+
+Their programs are in `gradients`.
+"""
 
 from typing import Any
 
@@ -19,7 +22,16 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.ops import DEPTH
 
-SCORE_GRADIENTS = (Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B, Site.P_B, Site.DP, Site.DPD, Site.DS)
+SCORE_GRADIENTS = (
+    Site.S_B,
+    Site.SCALED_B,
+    Site.X_B,
+    Site.EXP_B,
+    Site.P_B,
+    Site.DP,
+    Site.DPD,
+    Site.DS,
+)
 SCORE_BYTES = 2**31  # of dS, and of P where it is written too, in memory at once
 EXPS_AT_ONCE = 8  # of a thread: registers are wanted for two sums beside them
 Seen = dict[str, Any]
@@ -32,11 +44,19 @@ def backward(
 ) -> tuple[tuple[Array, Array, Array], Seen]:
     """(dQ, dK and dV of query heads) before their last roundings, and what was seen.
 
-    A kernel that owns keys has P and dS, makes dK and dV, and writes dS; another makes dQ of it. dS of all keys at once would grow as
-    T S, so keys come in parts. A trace counts P and dS by query, so a kernel that owns queries looks at them.
+    A kernel that owns keys has P and dS, makes dK and dV, and writes dS; another makes dQ of it. dS
+    of all keys at once would grow as T S, so keys come in parts. A trace counts P and dS by query,
+    so a kernel that owns queries looks at them.
     """
     call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
-    inputs = ((Site.Q, q), (Site.K, k), (Site.V, v), (Site.DO, do), (Site.LSE, lse), (Site.DELTA, delta))
+    inputs = (
+        (Site.Q, q),
+        (Site.K, k),
+        (Site.V, v),
+        (Site.DO, do),
+        (Site.LSE, lse),
+        (Site.DELTA, delta),
+    )
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
     dq, dk, dv = _by_parts(call, (q, do, lse, delta), k, v)
     seen = {} if setup.record is None else _looked_at(setup, call, (q, do, lse, delta), k, v)
@@ -57,57 +77,116 @@ def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:
 
     def part(dq: Array, x: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         first, k, v = x
-        dk, dv, ds = (_by_way_of_scores if call.sums_in_slices else _in_one_kernel)(call, rows, first, k, v)
+        dk, dv, ds = (_by_way_of_scores if call.sums_in_slices else _in_one_kernel)(
+            call, rows, first, k, v
+        )
         return _query_sums(call, dq, first, ds, k), (dk, dv)
 
     start = call.stored(Site.DQ, jnp.zeros(rows[0].shape))
-    dq, (dk, dv) = lax.scan(part, start, (jnp.arange(parts, dtype=jnp.int32) * tiles, apart(k), apart(v)))
+    dq, (dk, dv) = lax.scan(
+        part, start, (jnp.arange(parts, dtype=jnp.int32) * tiles, apart(k), apart(v))
+    )
     return dq, joined(dk), joined(dv)
 
 
 def _parts(call: Call, heads: int) -> tuple[int, int]:
-    """How many parts, and key tiles of each, so that what is written of one is no larger than it may be."""
+    """How many parts, and key tiles of each, so that what is written of one is no larger than it
+    may be.
+    """
     setup, written = call.setup, (Site.DS, Site.P_B) if call.sums_in_slices else (Site.DS,)
-    tile = heads * setup.query_tiles * setup.block_q * setup.block_k * sum(call.dtype(site).itemsize for site in written)
+    tile = (
+        heads
+        * setup.query_tiles
+        * setup.block_q
+        * setup.block_k
+        * sum(call.dtype(site).itemsize for site in written)
+    )
     parts = -(-setup.key_tiles // max(1, SCORE_BYTES // tile))
     return parts, -(-setup.key_tiles // parts)
 
 
 def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
     """dK, dV and dS^T of some key tiles, from the first on."""
-    dk, dv, ds = _of_keys(_own_keys(call), call, _rows_and_keys(call, rows, first, k, v), rows[0], k, v, (Site.DK, Site.DV, Site.DS))
+    dk, dv, ds = _of_keys(
+        _own_keys(call),
+        call,
+        _rows_and_keys(call, rows, first, k, v),
+        rows[0],
+        k,
+        v,
+        (Site.DK, Site.DV, Site.DS),
+    )
     return dk, dv, ds
 
 
 def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
-    """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come first, by a kernel of their own."""
+    """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come
+    first, by a kernel of their own.
+    """
     q, do, *_ = rows
-    kernel = Kernel(body=write_scores, sums=(Site.S_B, Site.DP), turn=call.setup.block_q, exps_at_once=EXPS_AT_ONCE)
-    p, ds = _of_keys(kernel, call, _rows_and_keys(call, rows, first, k, v), q, k, v, (Site.P_B, Site.DS))
-    own = [*map(call.whole_of_query_head, (q, do)), *map(call.own_keys_of_query_head, (p, ds)), call.scalar(first)]
-    dk, dv = _of_keys(Kernel(body=add_queries, sums=(), turn=DEPTH), call, own, q, k, v, (Site.DK, Site.DV))
+    kernel = Kernel(
+        body=write_scores,
+        sums=(Site.S_B, Site.DP),
+        turn=call.setup.block_q,
+        exps_at_once=EXPS_AT_ONCE,
+    )
+    p, ds = _of_keys(
+        kernel, call, _rows_and_keys(call, rows, first, k, v), q, k, v, (Site.P_B, Site.DS)
+    )
+    own = [
+        *map(call.whole_of_query_head, (q, do)),
+        *map(call.own_keys_of_query_head, (p, ds)),
+        call.scalar(first),
+    ]
+    dk, dv = _of_keys(
+        Kernel(body=add_queries, sums=(), turn=DEPTH), call, own, q, k, v, (Site.DK, Site.DV)
+    )
     return dk, dv, ds
 
 
 def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
     """dQ and what some keys add to it."""
     in_slices = call.sums_in_slices
-    kernel = Kernel(body=add_keys, sums=() if in_slices else (Site.DQ,), turn=DEPTH if in_slices else call.setup.block_k)
+    kernel = Kernel(
+        body=add_keys,
+        sums=() if in_slices else (Site.DQ,),
+        turn=DEPTH if in_slices else call.setup.block_k,
+    )
     own = [call.whole(k), call.own_queries_of_scores(ds), call.own(dq), call.scalar(first)]
-    ((found,), _) = run(kernel, call, (dq.shape[0], call.setup.query_tiles), own, [(dq.shape, Site.DQ)])
+    (found,), _ = run(
+        kernel, call, (dq.shape[0], call.setup.query_tiles), own, [(dq.shape, Site.DQ)]
+    )
     return found
 
 
 def _own_keys(call: Call) -> Kernel:
-    return Kernel(body=own_key_gradients, sums=(Site.S_B, Site.DP, Site.DV, Site.DK), turn=call.setup.block_q, exps_at_once=EXPS_AT_ONCE)
+    return Kernel(
+        body=own_key_gradients,
+        sums=(Site.S_B, Site.DP, Site.DV, Site.DK),
+        turn=call.setup.block_q,
+        exps_at_once=EXPS_AT_ONCE,
+    )
 
 
 def _rows_and_keys(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> list[Input]:
     """What a program that owns keys sees."""
-    return [*map(call.whole_of_query_head, rows), call.own_keys(k), call.own_keys(v), call.scalar(first)]
+    return [
+        *map(call.whole_of_query_head, rows),
+        call.own_keys(k),
+        call.own_keys(v),
+        call.scalar(first),
+    ]
 
 
-def _of_keys(kernel: Kernel, call: Call, inputs: list[Input], q: Array, k: Array, v: Array, sites: tuple[Site, ...]) -> list[Array]:
+def _of_keys(
+    kernel: Kernel,
+    call: Call,
+    inputs: list[Input],
+    q: Array,
+    k: Array,
+    v: Array,
+    sites: tuple[Site, ...],
+) -> list[Array]:
     """The kernel over (query heads, key tiles): the results of these sites, scores transposed."""
     heads, keys = q.shape[0], k.shape[1]
     columns = {Site.DK: k.shape[2], Site.DV: v.shape[2]}
@@ -120,17 +199,34 @@ def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen
     heads, features = rows[0].shape[0], (k.shape[2], v.shape[2])
     by_query = recorder(setup, (*SCORE_GRADIENTS, Site.DQ), features)
     by_key = recorder(setup, (Site.DV, Site.DK), features, by_key=True)
-    own_queries = Kernel(body=own_query_gradients, sums=(Site.S_B, Site.DP, Site.DQ), turn=setup.block_k, exps_at_once=EXPS_AT_ONCE)
+    own_queries = Kernel(
+        body=own_query_gradients,
+        sums=(Site.S_B, Site.DP, Site.DQ),
+        turn=setup.block_k,
+        exps_at_once=EXPS_AT_ONCE,
+    )
 
     def of_queries(own: Array) -> list[Kept]:
-        inputs, size = [*(call.own(tiles_of(x, own, setup.block_q)) for x in rows), call.whole(k), call.whole(v)], own.shape[1]
+        inputs = [
+            *(call.own(tiles_of(x, own, setup.block_q)) for x in rows),
+            call.whole(k),
+            call.whole(v),
+        ]
+        size = own.shape[1]
         results = [((heads, size * setup.block_q, features[0]), Site.DQ)]
         return run(own_queries, call, (heads, size), inputs, results, (by_query, own))[1]
 
     def of_keys(own: Array) -> list[Kept]:
         mine, size = [tiles_of(x, own, setup.block_k) for x in (k, v)], own.shape[1]
-        inputs = [*map(call.whole_of_query_head, rows), *map(call.own_keys_of_query_head, mine), call.scalar(jnp.int32(0))]
-        results = [((heads, size * setup.block_k, n), site) for n, site in zip(features, (Site.DK, Site.DV), strict=True)]
+        inputs = [
+            *map(call.whole_of_query_head, rows),
+            *map(call.own_keys_of_query_head, mine),
+            call.scalar(jnp.int32(0)),
+        ]
+        results = [
+            ((heads, size * setup.block_k, n), site)
+            for n, site in zip(features, (Site.DK, Site.DV), strict=True)
+        ]
         return run(_own_keys(call), call, (heads, size), inputs, results, (by_key, own))[1]
 
     return summarised(by_query, heads, of_queries) | summarised(by_key, heads, of_keys)

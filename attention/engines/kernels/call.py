@@ -1,4 +1,6 @@
-"""How a fused kernel is called: over a grid of (heads, tiles), what a program sees of each array, and the memory of its own."""
+"""How a fused kernel is called: over a grid of (heads, tiles), what a program sees of each array,
+and the memory of its own.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +32,9 @@ from roundscope.emu.rounding.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 LANES = 32  # threads of a warp
-ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
+ROWS_OF_A_WARP = (
+    16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
+)
 NUMBERS = 256  # of a thread with 255 registers, as measured: with so many it is still fast
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
@@ -39,20 +43,29 @@ Input = tuple[Array, pl.BlockSpec]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a kernel is made for. on_gpu: compiled for one, else interpreted; group: query heads of a key head."""
+    """What a kernel is made for. on_gpu: compiled for one, else interpreted; group: query heads of
+    a key head.
+    """
 
     setup: Setup
     on_gpu: bool
     group: int
 
     def format(self, site: Site) -> str:
-        """The name under which the results of an event are held. An injection may have moved them anywhere, the scale of a block too."""
-        if self.setup.plan.block(site) is not None or any(injection.site is site for injection in self.setup.inject):
+        """The name under which the results of an event are held.
+
+        An injection may have moved them anywhere, the scale of a block too.
+        """
+        if self.setup.plan.block(site) is not None or any(
+            injection.site is site for injection in self.setup.inject
+        ):
             return FP64
         return format_of(self.setup.plan[site].format)
 
     def stored(self, site: Site, x: Array) -> Array:
-        """The results of an event as the narrowest array that holds them: memory is what a kernel waits for."""
+        """The results of an event as the narrowest array that holds them: memory is what a kernel
+        waits for.
+        """
         return x.astype(self.dtype(site))
 
     def dtype(self, site: Site) -> Any:
@@ -60,18 +73,24 @@ class Call:
         return jnp.dtype(types(self.on_gpu)[self.format(site)])
 
     def left(self, site: Site | None) -> str:
-        """The format of a kernel's results as they leave it: the output as callers have it, in binary32; None: binary64."""
+        """The format of a kernel's results as they leave it: the output as callers have it, in
+        binary32; None: binary64.
+        """
         name = FP64 if site is None else self.format(site)
         return FP32 if site is Site.OUT and name in WITHIN_FP32 else name
 
     @property
     def sums_in_slices(self) -> bool:
-        """Whether dQ, dK and dV of a tile are those of its slices of rows: sums of fused multiply-adds, whose event rounds as each of their
-        steps does, so that it changes nothing, and nobody looks.
+        """Whether dQ, dK and dV of a tile are those of its slices of rows: sums of fused
+        multiply-adds, whose event rounds as each of their steps does, so that it changes nothing,
+        and nobody looks.
         """
         setup, sites = self.setup, (Site.DQ, Site.DK, Site.DV)
         formats = {self.format(x) for site in sites for x in (site, *FACTORS[site])}
-        own = all(setup.plan.accumulator(site) == Accumulator() and setup.plan[site] == BINARY32 for site in sites)
+        own = all(
+            setup.plan.accumulator(site) == Accumulator() and setup.plan[site] == BINARY32
+            for site in sites
+        )
         return own and FP64 not in formats and not setup.inject
 
     def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
@@ -79,7 +98,9 @@ class Call:
         return Held(array=ref[(rows, slice(None))[: len(ref.shape)]], format=self.format(site))
 
     def own(self, x: Array) -> Input:
-        """What a program (head, tile) sees of an array (heads, rows, ...): its tile of query rows."""
+        """What a program (head, tile) sees of an array (heads, rows, ...): its tile of query
+        rows.
+        """
         return x, _block(x, self.setup.block_q, lambda h, i: (h, i))
 
     def own_keys(self, x: Array) -> Input:
@@ -116,8 +137,9 @@ class Kernel:
     exps_at_once  of a thread
     exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
     turn          rows of a tile that a program walks over
-    in_batches    arrays with features come and leave as the caller has them, (B, rows, N, features): turned round here, which cancels with
-                  the turn that made heads of them, so nothing moves
+    in_batches    arrays with features come and leave as the caller has them, (B, rows, N,
+                  features): turned round here, which cancels with the turn that made heads of them,
+                  so nothing moves
     """
 
     body: Callable[..., None]
@@ -129,7 +151,9 @@ class Kernel:
 
 
 def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
-    return pl.BlockSpec((None, rows, *x.shape[2:]), lambda h, i: (*at(h, i), *(0 for _ in x.shape[2:])))
+    return pl.BlockSpec(
+        (None, rows, *x.shape[2:]), lambda h, i: (*at(h, i), *(0 for _ in x.shape[2:]))
+    )
 
 
 def _seen_shape(x: Input) -> tuple[Any, ...]:
@@ -148,31 +172,52 @@ def _own(x: Any) -> pl.BlockSpec:
 
 
 def run(
-    kernel: Kernel, call: Call, grid: tuple[int, int], inputs: Sequence[Input], results: Sequence[tuple[tuple[int, ...], Site | None]],
+    kernel: Kernel,
+    call: Call,
+    grid: tuple[int, int],
+    inputs: Sequence[Input],
+    results: Sequence[tuple[tuple[int, ...], Site | None]],
     watch: tuple[Recorder, Array] | None = None,
-) -> tuple[list[Array], list[Kept]]:  # fmt: skip
-    """The kernel over a grid of (heads, tiles): its results, of which each tile writes its rows; and what it kept of events.
+) -> tuple[list[Array], list[Kept]]:
+    """The kernel over a grid of (heads, tiles): its results, of which each tile writes its rows;
+    and what it kept of events.
 
-    watch  who asks for that, and the numbers of the tiles, (heads, tiles), where they are not 0, 1, 2 ...
+    watch  who asks for that, and the numbers of the tiles, (heads, tiles), where they are not 0, 1,
+           2 ...
     """
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
     buffers = _buffers(call, passed, grid, inputs)
-    zero = jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])  # the interpreter, XLA, knows constants
+    zero = (
+        jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
+    )  # the interpreter, XLA, knows constants
     kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
-    counts = [jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32]  # where a program writes nothing, nothing exists
+    counts = [
+        jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32
+    ]  # where a program writes nothing, nothing exists
     own = [watch[0].numbers(watch[1])] if watch else []
     _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid[0], watch is not None)
     parts = len(inputs), 1, len(own), len(counts), len(shapes), len(buffers), len(kept)
 
-    warps = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], watch is not None)
-    # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what it wrote, one turn at a time
+    warps = _warps(
+        call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], watch is not None
+    )
+    # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what
+    # it wrote, one turn at a time
     stages = 1 if passed else _stages(call, kernel, inputs, [site for _, site in results])
     batch = grid[0] // call.setup.heads if kernel.in_batches else None
     read = [_by_batch(x, spec, batch) for x, spec in inputs]
-    written = [_by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes]
+    written = [
+        _by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes
+    ]
     first = sum(parts[4:6])
-    aliases = dict(zip(range(sum(parts[:3]), sum(parts[:4])), (first + n for n, x in enumerate(kept) if x.dtype == jnp.int32), strict=True))
+    aliases = dict(
+        zip(
+            range(sum(parts[:3]), sum(parts[:4])),
+            (first + n for n, x in enumerate(kept) if x.dtype == jnp.int32),
+            strict=True,
+        )
+    )
     found = pl.pallas_call(
         _program(kernel, call, passed, LANES * warps, parts, tree, watch and watch[0]),
         grid=grid,
@@ -185,13 +230,23 @@ def run(
         name=kernel.body.__name__.strip("_"),
     )(*(x for x, _ in read), zero[None], *own, *counts)
     made, _, seen = _split(found, parts[4:])
-    return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(tree, seen) or []
+    return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(
+        tree, seen
+    ) or []
 
 
 def _program(
-    kernel: Kernel, call: Call, passed: list[str], threads: int, parts: Sequence[int], tree: Any, recorder: Recorder | None
+    kernel: Kernel,
+    call: Call,
+    passed: list[str],
+    threads: int,
+    parts: Sequence[int],
+    tree: Any,
+    recorder: Recorder | None,
 ) -> Callable[..., None]:
-    """What Pallas traces: the body, given what it sees of the arrays. parts: how many there are of each kind; tree: of what is kept."""
+    """What Pallas traces: the body, given what it sees of the arrays. parts: how many there are of
+    each kind; tree: of what is kept.
+    """
 
     def program(*refs: Any) -> None:
         given, (zero,), number, _, to_write, memory, to_keep = _split(refs, parts)
@@ -199,7 +254,12 @@ def _program(
         watch = (recorder, number[0][1], jax.tree.unflatten(tree, to_keep)) if recorder else None
         tile = number[0][0] if recorder else pl.program_id(1)
         machine = _machine(call, kernel, passed, zero, memory, exps)
-        kernel.body(call, Work(machine=machine, setup=call.setup, head=pl.program_id(0), own=tile, watch=watch), given, to_write)
+        kernel.body(
+            call,
+            Work(machine=machine, setup=call.setup, head=pl.program_id(0), own=tile, watch=watch),
+            given,
+            to_write,
+        )
 
     return program
 
@@ -222,61 +282,108 @@ def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
 
 def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
     """A program finds its part of an array by 32-bit arithmetic."""
-    repair = "call it for fewer batch entries or heads at a time" + (", or record a sample of the tiles (every)" if is_watched else "")
+    repair = "call it for fewer batch entries or heads at a time" + (
+        ", or record a sample of the tiles (every)" if is_watched else ""
+    )
     for x in arrays:
         if math.prod(x.shape) >= 2**31:
-            told = f"q: {heads} heads need an array of shape {tuple(x.shape)}, 2^31 elements or more, which a fused kernel does not count"
+            told = (
+                f"q: {heads} heads need an array of shape {tuple(x.shape)}, 2^31 elements or more,"
+                " which a fused kernel does not count"
+            )
             raise ValueError(f"{told}; {repair}")
 
 
 def _passed(call: Call, kernel: Kernel) -> list[str]:
-    """The formats of what a kernel passes through memory: factors of ascending sums, those of Exact() injections too."""
+    """The formats of what a kernel passes through memory: factors of ascending sums, those of
+    Exact() injections too.
+    """
     is_exact = any(isinstance(injection.what, Exact) for injection in call.setup.inject)
-    is_ascending = any(call.setup.plan.accumulator(site).order is Order.ASCENDING for site in kernel.sums)
+    is_ascending = any(
+        call.setup.plan.accumulator(site).order is Order.ASCENDING for site in kernel.sums
+    )
     return [FP32, FP64] if is_exact or is_ascending else []
 
 
 def _has_table(call: Call, kernel: Kernel) -> bool:
     """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
-    plan, is_narrow = call.setup.plan, kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
-    return call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
+    plan = call.setup.plan
+    is_narrow = kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
+    return (
+        call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
+    )
 
 
-def _buffers(call: Call, passed: list[str], grid: tuple[int, int], inputs: Sequence[Input]) -> list[jax.ShapeDtypeStruct]:
-    """Memory of programs: for each format that is passed through it two squares, as large as any array that a program has."""
-    side, dtypes = max(call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])), types(call.on_gpu)
-    return [jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)]
+def _buffers(
+    call: Call, passed: list[str], grid: tuple[int, int], inputs: Sequence[Input]
+) -> list[jax.ShapeDtypeStruct]:
+    """Memory of programs: for each format that is passed through it two squares, as large as any
+    array that a program has.
+    """
+    side = max(
+        call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
+    )
+    dtypes = types(call.on_gpu)
+    return [
+        jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)
+    ]
 
 
 def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: bool) -> int:
-    """Of a program that owns so many rows. Where exps come from a table, and nobody looks, a warp has twice the rows if a thread has room
+    """Of a program that owns so many rows.
+
+    Where exps come from a table, and nobody looks, a warp has twice the rows if a thread has room
     for their scores, P V and O: what is read for the products then serves twice as many.
     """
     warps = max(4, rows // ROWS_OF_A_WARP)
     half = max(4, warps // 2)
-    numbers = rows * (call.setup.block_k + features + features * call.dtype(Site.O).itemsize // 4) // (LANES * half)
+    numbers = (
+        rows
+        * (call.setup.block_k + features + features * call.dtype(Site.O).itemsize // 4)
+        // (LANES * half)
+    )
     return half if _has_table(call, kernel) and not is_watched and numbers <= NUMBERS else warps
 
 
-def _stages(call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]) -> int:
+def _stages(
+    call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]
+) -> int:
     """How many turns' tiles of what a program walks over are in shared memory at once."""
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
     turn = kernel.turn * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
     table = BYTES if _has_table(call, kernel) else 0
-    wanted = 3 if 3 * turn + 2 * table < AHEAD else 2  # where a table leaves too little for two programs with three tiles: two
+    wanted = (
+        3 if 3 * turn + 2 * table < AHEAD else 2
+    )  # where a table leaves too little for two programs with three tiles: two
     size = call.setup.block_q, call.setup.block_k
-    written = [math.prod(size) * call.dtype(site).itemsize for site in results if site is not None and site.axes is Axes.TS]
+    written = [
+        math.prod(size) * call.dtype(site).itemsize
+        for site in results
+        if site is not None and site.axes is Axes.TS
+    ]
     if not written:
         return wanted
-    own = sum(math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize for x in inputs if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1])
-    return max(1, min(wanted, (SHARED - own - max(written)) // turn))  # scores on their way to memory take a tile, too
+    own = sum(
+        math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize
+        for x in inputs
+        if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1]
+    )
+    return max(
+        1, min(wanted, (SHARED - own - max(written)) // turn)
+    )  # scores on their way to memory take a tile, too
 
 
 def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.BlockSpec]:
-    """An array (heads, rows, features), or what says its shape, as (B, rows, N, features), and what a program sees of that."""
+    """An array (heads, rows, features), or what says its shape, as (B, rows, N, features), and what
+    a program sees of that.
+    """
     if batch is None or len(x.shape) != 3:
         return x, spec
-    (_, rows, features), at, heads = spec.block_shape or (), spec.index_map, np.int32(x.shape[0] // batch)
+    (_, rows, features), at, heads = (
+        spec.block_shape or (),
+        spec.index_map,
+        np.int32(x.shape[0] // batch),
+    )
     turned = partial(from_heads, batch=batch, rows=x.shape[1])
 
     def own(h: Any, i: Any) -> tuple[Any, ...]:
@@ -287,6 +394,10 @@ def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.Bl
     return array, pl.BlockSpec((None, rows, None, features), own)
 
 
-def _machine(call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any) -> Machine:
+def _machine(
+    call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any
+) -> Machine:
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
-    return kernel_machine(zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once, exps)
+    return kernel_machine(
+        zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once, exps
+    )

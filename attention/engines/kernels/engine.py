@@ -1,6 +1,8 @@
-"""The Pallas engine: tiles in fused kernels, on a GPU through Triton; elsewhere interpreted, for tests.
+"""The Pallas engine: tiles in fused kernels, on a GPU through Triton; elsewhere interpreted, for
+tests.
 
-Same bits as the other engines. What is done once for a head (inputs, delta, gradients as they leave) runs under XLA.
+Same bits as the other engines. What is done once for a head (inputs, delta, gradients as they
+leave) runs under XLA.
 """
 
 from collections.abc import Callable
@@ -24,8 +26,13 @@ AXES_OF_A_HEAD = 3  # of an event that is not repeated, at most: heads, rows, fe
 __all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
 
 
-def forward(setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each: None = None) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded. As `xla_engine.forward`, what was seen of whole heads."""
+def forward(
+    setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each: None = None
+) -> Any:
+    """q: (heads, T, H); k, v: (key heads, S, H), rounded.
+
+    As `xla_engine.forward`, what was seen of whole heads.
+    """
     with jax.enable_x64(True):
         results, seen = _forward(setup, q, k, v)
         return results, _apart(seen)
@@ -33,11 +40,22 @@ def forward(setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each:
 
 @partial(jax.jit, static_argnums=0)
 def _forward(setup: Setup, q: Array, k: Array, v: Array) -> Any:
-    return _one_after_another(partial(run_forward, setup, on_gpu=jax.default_backend() == "gpu"))(q, k, v)
+    return _one_after_another(partial(run_forward, setup, on_gpu=jax.default_backend() == "gpu"))(
+        q, k, v
+    )
 
 
 def backward(
-    setup: Setup, q: Array, k: Array, v: Array, mask: None, out: Array, wide: Array, lse: Array, do: Array, each: None = None
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: None,
+    out: Array,
+    wide: Array,
+    lse: Array,
+    do: Array,
+    each: None = None,
 ) -> Any:
     """As `xla_engine.backward`, what was seen of whole heads."""
     with jax.enable_x64(True):
@@ -46,7 +64,9 @@ def backward(
 
 
 @partial(jax.jit, static_argnums=0)
-def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Array, lse: Array, do: Array) -> Any:
+def _backward(
+    setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Array, lse: Array, do: Array
+) -> Any:
     ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
     group = heads // keys
 
@@ -63,22 +83,34 @@ def _backward(setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Arra
         return head.round_key_gradients(ops, setup, g, dk, dv)
 
     number = jnp.arange(heads)
-    delta, seen_delta = jax.vmap(deltas)(number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do)
+    delta, seen_delta = jax.vmap(deltas)(
+        number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
+    )
     run = _one_after_another(partial(run_backward, setup, on_gpu=jax.default_backend() == "gpu"))
     (dq, dk, dv), seen = run(q, k, v, do, lse, delta)
-    (dk, dv), seen_keys = jax.vmap(added)(jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv)))
+    (dk, dv), seen_keys = jax.vmap(added)(
+        jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
+    )
     dq, seen_dq = jax.vmap(finished)(number, dq)
     return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys
 
 
 def _apart(seen: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was seen of tiles, events alone, and of whole heads: of everything else kernels know the sum."""
-    tiles = {name: x for name, x in seen.items() if name.endswith(".events") and x[0].ndim > AXES_OF_A_HEAD}
+    """What was seen of tiles, events alone, and of whole heads: of everything else kernels know the
+    sum.
+    """
+    tiles = {
+        name: x
+        for name, x in seen.items()
+        if name.endswith(".events") and x[0].ndim > AXES_OF_A_HEAD
+    }
     return {"tiles": tiles, "whole": {name: x for name, x in seen.items() if name not in tiles}}
 
 
 def _one_after_another(kernels: Callable[..., Any]) -> Callable[..., Any]:
-    """Kernels that `jax.vmap` maps call by call: of arrays with one more axis they could count beyond 32 bits, which nobody would check."""
+    """Kernels that `jax.vmap` maps call by call: of arrays with one more axis they could count
+    beyond 32 bits, which nobody would check.
+    """
 
     def in_64_bits(*x: Array) -> Any:
         with jax.enable_x64(True):  # a caller's vmap traces this again, where they are disabled

@@ -1,4 +1,6 @@
-"""What the fused kernels of `attention.engines.kernels.engine` run, and what they refuse, in words: nothing runs elsewhere in silence."""
+"""What the fused kernels of `attention.engines.kernels.engine` run, and what they refuse, in words:
+nothing runs elsewhere in silence.
+"""
 
 from typing import Any
 
@@ -24,9 +26,17 @@ from roundscope.emu import round_to
 from roundscope.emu.rounding.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-READ = ("bf16", "fp16", "tf32")  # FP8 sums of a fused kernel are added in pieces, which no accumulator here describes
+READ = (
+    "bf16",
+    "fp16",
+    "tf32",
+)  # FP8 sums of a fused kernel are added in pieces, which no accumulator here describes
 FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
-SCORES = 2**14  # of a tile: with 2^15 an H200 has too little shared memory for one kernel or another, with 2^16 too few registers
+SCORES = (
+    2**14
+    # of a tile: with 2^15 an H200 has too little shared memory for one kernel or another, with 2^16
+    # too few registers
+)
 RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices it has all
     "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2),
     "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
@@ -54,63 +64,104 @@ ELSEWHERE = "; use engine='xla', which gives the same bits"
 
 
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
-    """Raises ValueError for what the kernel does not do, with what does. sizes: features of q and of v; traced: inside jit or grad."""
+    """Raises ValueError for what the kernel does not do, with what does. sizes: features of q and
+    of v; traced: inside jit or grad.
+    """
     if setup.record is not None and setup.record.steps:
         raise ValueError("record: the fused kernel keeps no steps" + ELSEWHERE)
     if setup.record is not None and setup.record.events and setup.every > 1:
-        raise ValueError(f"record: events are whole, and with every={setup.every} the fused kernel has those of a sample{ELSEWHERE}")
+        raise ValueError(
+            f"record: events are whole, and with every={setup.every} the fused kernel has those of"
+            f" a sample{ELSEWHERE}"
+        )
     if setup.record is not None and setup.plan.is_of_kernel:
-        raise ValueError(f"record: the fused kernel has no traces of {setup.plan.name}, a plan with the events of a real kernel{ELSEWHERE}")
+        raise ValueError(
+            f"record: the fused kernel has no traces of {setup.plan.name}, a plan with the events"
+            f" of a real kernel{ELSEWHERE}"
+        )
     if mask is not None:
         raise ValueError(f"mask: the fused kernel takes none but is_causal{ELSEWHERE}")
     check_plan(setup.plan)
     for injection in setup.inject:
         _check_injection(setup.plan, injection)
     if traced and jax.default_backend() != "gpu" and not jax.config.read("jax_enable_x64"):
-        raise ValueError("engine=pallas: interpreted inside jit or grad it needs 64-bit types; call it with jax.enable_x64(True)")
+        raise ValueError(
+            "engine=pallas: interpreted inside jit or grad it needs 64-bit types; call it with"
+            " jax.enable_x64(True)"
+        )
     if setup.block_q * setup.block_k > SCORES and jax.default_backend() == "gpu":
         raise ValueError(
-            f"block_q, block_k: {setup.block_q} x {setup.block_k}, a GPU has no room for tiles of over {SCORES} scores{ELSEWHERE}"
+            f"block_q, block_k: {setup.block_q} x {setup.block_k}, a GPU has no room for tiles of"
+            f" over {SCORES} scores{ELSEWHERE}"
         )
-    named = {"block_q": setup.block_q, "block_k": setup.block_k, "features of q and k": sizes[0], "features of v": sizes[1]}
+    named = {
+        "block_q": setup.block_q,
+        "block_k": setup.block_k,
+        "features of q and k": sizes[0],
+        "features of v": sizes[1],
+    }
     for name, size in named.items():
         if size < 16 or size & (size - 1):
-            raise ValueError(f"{name}: {size}, a kernel's tiles are powers of two from 16 on{ELSEWHERE}")
+            raise ValueError(
+                f"{name}: {size}, a kernel's tiles are powers of two from 16 on{ELSEWHERE}"
+            )
 
 
 def check_plan(plan: Plan) -> None:
     """Raises ValueError for a plan that the kernels do not run, with what does."""
     if plan.normalise_first:
-        raise ValueError(f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not have{ELSEWHERE}")
+        raise ValueError(
+            f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not"
+            f" have{ELSEWHERE}"
+        )
     for name, kept in RUNS.items():
         if (own := getattr(plan, name)) not in kept:
             told = f"the fused kernel has {name} {' or '.join(str(x) for x in kept)}, not {own}"
             raise ValueError(f"plan={plan.name}: {told}{ELSEWHERE}")
     if plan.query_order is QueryOrder.DESCENDING and plan.accumulator(Site.DK).alignment is None:
-        raise ValueError(f"plan={plan.name}: sums of multiply-adds go up through the queries, so query_order is ascending{ELSEWHERE}")
+        raise ValueError(
+            f"plan={plan.name}: sums of multiply-adds go up through the queries, so query_order is"
+            f" ascending{ELSEWHERE}"
+        )
     for site, block in plan.blocks:
         if site.axes is Axes.TS:
-            raise ValueError(f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not make{ELSEWHERE}")
+            raise ValueError(
+                f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not"
+                f" make{ELSEWHERE}"
+            )
     for site in FUSED:
         acc, first = plan.accumulator(site), plan.first_term(site)
         if acc.alignment is not None and first is not None and not plan[first].format.fits_binary32:
-            raise ValueError(f"accumulator of {site}: its first term, {first} in {plan[first]}, is no binary32 number{ELSEWHERE}")
+            raise ValueError(
+                f"accumulator of {site}: its first term, {first} in {plan[first]}, is no binary32"
+                f" number{ELSEWHERE}"
+            )
         if problem := _unfit(acc, site):
             raise ValueError(f"accumulator of {site}: {problem}{ELSEWHERE}")
 
 
 def _check_injection(plan: Plan, injection: Injection) -> None:
-    """A tensor core reads numbers of its own types: an error that leaves them would be rounded away, unnamed."""
+    """A tensor core reads numbers of its own types: an error that leaves them would be rounded
+    away, unnamed.
+    """
     for site in FACTORS:
-        if plan.accumulator(site).alignment is None or injection.site not in (*FACTORS[site], plan.first_term(site)):
+        if plan.accumulator(site).alignment is None or injection.site not in (
+            *FACTORS[site],
+            plan.first_term(site),
+        ):
             continue
         if not _stays(injection.what, plan[injection.site]):
-            told = f"inject at {injection.site}: {injection.what} may leave the numbers that the tensor cores of {site} read"
+            told = (
+                f"inject at {injection.site}: {injection.what} may leave the numbers that the"
+                f" tensor cores of {site} read"
+            )
             raise ValueError(told + ELSEWHERE)
 
 
 def _stays(what: object, r: Rounding) -> bool:
-    """Whether an error leads from numbers of the format to numbers of the format (and from the largest one to infinity)."""
+    """Whether an error leads from numbers of the format to numbers of the format (and from the
+    largest one to infinity).
+    """
     match what:
         case FlipBit():
             return True
@@ -124,7 +175,11 @@ def _stays(what: object, r: Rounding) -> bool:
 def _unfit(acc: Accumulator, site: Site) -> str:
     """Why the kernel does not have an accumulator; empty if it has."""
     if acc.order is Order.ASCENDING or (acc.order is Order.HALVES and site is Site.ROWSUM):
-        return "" if acc.step.mode != "stochastic" else "a stochastic step needs random bits for every addition"
+        return (
+            ""
+            if acc.step.mode != "stochastic"
+            else "a stochastic step needs random bits for every addition"
+        )
     if acc.alignment is None:
         return f"the fused kernel adds in ascending order or on tensor cores, not {acc.order}"
     operand = acc.alignment.operand.name
@@ -138,6 +193,8 @@ def _unfit(acc: Accumulator, site: Site) -> str:
 
 
 def _device_core(operand: str, acc: Accumulator) -> Accumulator | None:
-    """The accumulator of this GPU's tensor cores; None if there is no model that was compared with it."""
+    """The accumulator of this GPU's tensor cores; None if there is no model that was compared with
+    it.
+    """
     is_hopper = jax.devices()[0].compute_capability == "9.0"
     return Accumulator.tensor_core("hopper", operand, acc.step.format.name) if is_hopper else None

@@ -1,7 +1,9 @@
-"""The forward in a fused kernel: a program owns a tile of queries and walks over the keys, with the equations of every engine.
+"""The forward in a fused kernel: a program owns a tile of queries and walks over the keys, with the
+equations of every engine.
 
-Nothing of the size T x S is ever stored. Plans, tiles and equations are `attention.tiles.loops`'s and `attention.algorithm`'s; numbers are
-held as narrow as their events allow (`emu.backends.kernels.narrowing`).
+Nothing of the size T x S is ever stored. Plans, tiles and equations are `attention.tiles.loops`'s
+and `attention.algorithm`'s; numbers are held as narrow as their events allow
+(`emu.backends.kernels.narrowing`).
 """
 
 from dataclasses import replace
@@ -32,31 +34,55 @@ from roundscope.attention.tiles.loops import Setup
 Seen = dict[str, Any]
 
 
-def forward(setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool) -> tuple[tuple[Array, Array, Array], Seen]:
-    """(output, output before its last rounding, L) of heads; q (heads, T, H), k, v (key heads, S, H), in whole tiles. And what was seen.
+def forward(
+    setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool
+) -> tuple[tuple[Array, Array, Array], Seen]:
+    """(output, output before its last rounding, L) of heads; q (heads, T, H), k, v (key heads, S,
+    H), in whole tiles.
+
+    And what was seen.
 
     Where delta does not read it, the second is the first.
     """
     call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     q, k, v = (call.stored(site, x) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v)))
     is_read = setup.plan.delta_from is DeltaFrom.WIDE_O
-    kernel = Kernel(body=_forward, sums=(Site.S, Site.ROWSUM, Site.PV), turn=setup.block_k, exponent=Site.X, in_batches=True)
+    kernel = Kernel(
+        body=_forward,
+        sums=(Site.S, Site.ROWSUM, Site.PV),
+        turn=setup.block_k,
+        exponent=Site.X,
+        in_batches=True,
+    )
 
     def results(rows: int) -> list[tuple[tuple[int, ...], Site | None]]:
         out = q.shape[0], rows, v.shape[2]
         return [(out, Site.OUT), (out[:2], Site.LSE), *([(out, None)] if is_read else [])]
 
-    found, _ = run(kernel, call, (q.shape[0], setup.query_tiles), [call.own(q), call.whole(k), call.whole(v)], results(q.shape[1]))
+    found, _ = run(
+        kernel,
+        call,
+        (q.shape[0], setup.query_tiles),
+        [call.own(q), call.whole(k), call.whole(v)],
+        results(q.shape[1]),
+    )
     out, lse, *unrounded = map(wide, found)
     made = out, unrounded[0] if is_read else out, lse
     if setup.record is None:
         return made, {}
-    sites = [site for site in Site if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)]
+    sites = [
+        site
+        for site in Site
+        if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)
+    ]
     who, alone = recorder(setup, sites, (q.shape[2], v.shape[2])), replace(kernel, in_batches=False)
 
     def look(own: Array) -> list[Kept]:
-        inputs, size = [call.own(tiles_of(q, own, setup.block_q)), call.whole(k), call.whole(v)], own.shape[1]
-        return run(alone, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own))[1]
+        inputs = [call.own(tiles_of(q, own, setup.block_q)), call.whole(k), call.whole(v)]
+        size = own.shape[1]
+        return run(
+            alone, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own)
+        )[1]
 
     return made, summarised(who, q.shape[0], look)
 
@@ -70,15 +96,28 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
         j = last - 1 - n if setup.plan.key_order is KeyOrder.DESCENDING else n
         keys = pl.ds(j * setup.block_k, setup.block_k)
 
-        def tile(setup: Setup, m: Array, l: Array, o: Array, x: Array, y: Array, z: Array) -> tuple[algorithm.State, Seen]:
+        def tile(
+            setup: Setup, m: Array, l: Array, o: Array, x: Array, y: Array, z: Array
+        ) -> tuple[algorithm.State, Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf)
             return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), at.seen()
 
-        return work.tile(tile, formats, j, *held(state, formats), rows, call.read(Site.K, k, keys), call.read(Site.V, v, keys))
+        return work.tile(
+            tile,
+            formats,
+            j,
+            *held(state, formats),
+            rows,
+            call.read(Site.K, k, keys),
+            call.read(Site.V, v, keys),
+        )
 
     last, whole = seen_tiles(setup, i), whole_tiles(setup, i)
     start = algorithm.start(np, setup.plan, setup.block_q, v.shape[1])
-    state = tuple(jnp.full(x.shape, x.flat[0], work.machine.types[name]) for x, name in zip(start, formats, strict=True))
+    state = tuple(
+        jnp.full(x.shape, x.flat[0], work.machine.types[name])
+        for x, name in zip(start, formats, strict=True)
+    )
     if setup.plan.key_order is KeyOrder.DESCENDING:
         state = walk(partial(key_tile, False), 0, last - whole, state)
         state = walk(partial(key_tile, True), last - whole, last, state)
@@ -94,5 +133,7 @@ def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
         return (out, lse, wide)[: len(results)], at.seen()
 
     names = [call.left(site) for site in (Site.OUT, Site.LSE, None)][: len(results)]
-    for ref, result in zip(results, work.tile(finish, names, None, *held(state, formats)), strict=True):
+    for ref, result in zip(
+        results, work.tile(finish, names, None, *held(state, formats)), strict=True
+    ):
         ref[...] = result

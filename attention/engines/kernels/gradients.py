@@ -1,7 +1,8 @@
 """The programs of the backward's fused kernels, with the equations of every engine.
 
-A program that owns keys computes its tiles transposed (`transposing`): P and dS are then factors as they lie in registers. What a
-tile adds to a sum may be added in slices of DEPTH rows (`Call.sums_in_slices`).
+A program that owns keys computes its tiles transposed (`transposing`): P and dS are then factors as
+they lie in registers. What a tile adds to a sum may be added in slices of DEPTH rows
+(`Call.sums_in_slices`).
 """
 
 from collections.abc import Callable
@@ -42,7 +43,14 @@ def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> No
 
     def key_tile(is_whole: bool, j: Array, total: Array) -> Array:
         def tile(
-            setup: Setup, total: Array, x: Array, do: Array, lse: Array, delta: Array, y: Array, z: Array
+            setup: Setup,
+            total: Array,
+            x: Array,
+            do: Array,
+            lse: Array,
+            delta: Array,
+            y: Array,
+            z: Array,
         ) -> tuple[tuple[Array], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
             _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
@@ -64,13 +72,27 @@ def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
     def query_tile(is_whole: bool, i: Array, _: Any) -> None:
-        def tile(setup: Setup, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array) -> tuple[tuple[Array, ...], Seen]:
+        def tile(
+            setup: Setup, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array
+        ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
-            return tuple(map(at.ops.transposed, algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta))), at.seen()
+            return (
+                tuple(
+                    map(
+                        at.ops.transposed,
+                        algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta),
+                    )
+                ),
+                at.seen(),
+            )
 
         own = pl.ds(i * setup.block_q, setup.block_q)
         queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
-        for ref, x in zip(results, work.tile(_as_it_lies(tile), [call.format(site) for site in sites], i, *keys, *queries), strict=True):
+        for ref, x in zip(
+            results,
+            work.tile(_as_it_lies(tile), [call.format(site) for site in sites], i, *keys, *queries),
+            strict=True,
+        ):
             ref[:, own] = x
 
     walk_queries(setup, j, query_tile, None)
@@ -79,16 +101,23 @@ def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
 def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dK and dV of P^T and dS^T, some queries at a time."""
     setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, work.head, inputs, results
-    j, formats, slices = first[0] + work.own, [call.format(Site.DK), call.format(Site.DV)], setup.block_q // DEPTH
+    j = first[0] + work.own
+    formats = [call.format(Site.DK), call.format(Site.DV)]
+    slices = setup.block_q // DEPTH
 
     def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        def tile(setup: Setup, dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array) -> tuple[tuple[Array, ...], Seen]:
+        def tile(
+            setup: Setup, dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array
+        ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, lax.div(n, np.int32(slices)), j, is_whole)
             p, ds = at.ops.transposed(p), at.ops.transposed(ds)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
 
         own = pl.ds(n * DEPTH, DEPTH)
-        scores = [Held(array=ref[:, own], format=call.format(site)) for site, ref in ((Site.P_B, p), (Site.DS, ds))]
+        scores = [
+            Held(array=ref[:, own], format=call.format(site))
+            for site, ref in ((Site.P_B, p), (Site.DS, ds))
+        ]
         rows = call.read(Site.Q, q, own), call.read(Site.DO, do, own)
         return work.tile(_as_it_lies(tile), formats, n, *held(totals, formats), *scores, *rows)
 
@@ -111,7 +140,10 @@ def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
         factors = call.read(Site.DS, ds, own), call.read(Site.K, k, own)
         return work.tile(_as_it_lies(tile), [name], n, *held((total,), [name]), *factors)[0]
 
-    ends = (jnp.clip(n - first[0], np.int32(0), np.int32(tiles)) for n in (whole_tiles(setup, i), seen_tiles(setup, i)))
+    ends = (
+        jnp.clip(n - first[0], np.int32(0), np.int32(tiles))
+        for n in (whole_tiles(setup, i), seen_tiles(setup, i))
+    )
     whole, end = (n * np.int32(slices) for n in ends)
     total = walk(partial(keys, True), 0, whole, so_far[...])
     dq[...] = walk(partial(keys, False), whole, end, total)
@@ -120,22 +152,35 @@ def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
 def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
     """dK and dV, and dS^T if it is among the results."""
     setup, h, (*rows, k, v, first), (dk, dv, *written) = call.setup, work.head, inputs, results
-    j, formats = first[0] + work.own, [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
+    j = first[0] + work.own
+    formats = [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
     def query_tile(is_whole: bool, i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         def tile(
-            setup: Setup, dk: Array, dv: Array, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array
+            setup: Setup,
+            dk: Array,
+            dv: Array,
+            y: Array,
+            z: Array,
+            x: Array,
+            do: Array,
+            lse: Array,
+            delta: Array,
         ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
             p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
             totals, seen = algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
-            own = {name: found for name, found in seen.items() if site_of(name) in (Site.DK, Site.DV)}
+            own = {
+                name: found for name, found in seen.items() if site_of(name) in (Site.DK, Site.DV)
+            }
             return (*totals, at.ops.transposed(ds))[: len(results)], own
 
         own = pl.ds(i * setup.block_q, setup.block_q)
         queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
-        dk, dv, *ds = work.tile(_as_it_lies(tile), formats, i, *held(totals, formats[:2]), *keys, *queries)
+        dk, dv, *ds = work.tile(
+            _as_it_lies(tile), formats, i, *held(totals, formats[:2]), *keys, *queries
+        )
         for ref, x in zip(written, ds, strict=True):
             ref[:, own] = x
         return dk, dv

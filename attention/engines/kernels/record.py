@@ -1,7 +1,9 @@
-"""What a fused kernel hands on of rounding events: the events themselves, of tiles that a trace looks at.
+"""What a fused kernel hands on of rounding events: the events themselves, of tiles that a trace
+looks at.
 
-A program owns a tile of rows (of keys, for dK and dV) and walks over the other tiles. The kernels that make results know nothing of a
-trace. Their programs run once more for the tiles looked at, and write what they meet to memory; `summary` adds it up.
+A program owns a tile of rows (of keys, for dK and dV) and walks over the other tiles. The kernels
+that make results know nothing of a trace. Their programs run once more for the tiles looked at, and
+write what they meet to memory; `summary` adds it up.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ ONCE = (Site.INV, Site.OUT, Site.LSE)  # events without a tile walked over
 
 
 class Kept(NamedTuple):
-    """Of sites of one shape, arrays (heads, own tiles, tiles met, sites, rows, ...), or what a program sees of them, without two axes.
+    """Of sites of one shape, arrays (heads, own tiles, tiles met, sites, rows, ...), or what a
+    program sees of them, without two axes.
 
     before, after  (..., columns), float64;  valid (...), int32: of each row the first `valid` exist
     """
@@ -33,7 +36,9 @@ class Kept(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Sites whose events have one shape, beside the rows: so many columns, met in so many of the tiles walked over."""
+    """Sites whose events have one shape, beside the rows: so many columns, met in so many of the
+    tiles walked over.
+    """
 
     columns: int
     met: int
@@ -76,13 +81,19 @@ class Recorder:
         return found
 
     def numbers(self, own: Array) -> Array:
-        """What a program of an own tile (heads, n) knows, (heads, n, 2), int32: the tile, and where its sample of the others begins."""
+        """What a program of an own tile (heads, n) knows, (heads, n, 2), int32: the tile, and where
+        its sample of the others begins.
+        """
         number = self.number(jnp.arange(own.shape[0])[:, None], own)
         begins = sample.begin(self.setup.every, self.tiles[1], number)
         return jnp.stack(jnp.broadcast_arrays(own, begins), -1).astype(jnp.int32)
 
     def place(self, begins: Any, walked: Any) -> Any:
-        """Where events of a tile walked over are kept, inside a kernel; -1 for one that is not looked at. As `sample.place`."""
+        """Where events of a tile walked over are kept, inside a kernel; -1 for one that is not
+        looked at.
+
+        As `sample.place`.
+        """
         tiles, every = np.int32(self.tiles[1]), np.int32(min(self.setup.every, self.tiles[1]))
         beyond = jnp.asarray(walked, jnp.int32) - begins
         beyond = jnp.where(beyond < 0, beyond + tiles, beyond)
@@ -93,10 +104,16 @@ class Recorder:
         for part, sites in zip(kept, self.sites.values(), strict=True):
             for n, site in enumerate(sites):
                 if site in seen:
-                    part.before[place, n, :, :], part.after[place, n, :, :], part.valid[place, n, :] = seen[site]
+                    (
+                        part.before[place, n, :, :],
+                        part.after[place, n, :, :],
+                        part.valid[place, n, :],
+                    ) = seen[site]
 
 
-def recorder(setup: Setup, sites: Sequence[Site], features: tuple[int, int], by_key: bool = False) -> Recorder:
+def recorder(
+    setup: Setup, sites: Sequence[Site], features: tuple[int, int], by_key: bool = False
+) -> Recorder:
     """For a kernel's sites, features of q and k, and of v."""
     met = sample.count(setup.every, setup.query_tiles if by_key else setup.key_tiles)
     by_shape: dict[Shape, list[Site]] = {}

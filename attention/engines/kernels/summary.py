@@ -1,4 +1,8 @@
-"""Summaries of the events that fused kernels hand on: by tile, then of heads, as every engine has them. A part of the tiles at a time."""
+"""Summaries of the events that fused kernels hand on: by tile, then of heads, as every engine has
+them.
+
+A part of the tiles at a time.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +25,9 @@ LAST = np.iinfo(np.int64).max
 
 
 class _Tiles(NamedTuple):
-    """Of a site, by tile: counts, sums, peak (-1 without events), the order of tiles, flat place of the peak in its head, sums of rows."""
+    """Of a site, by tile: counts, sums, peak (-1 without events), the order of tiles, flat place of
+    the peak in its head, sums of rows.
+    """
 
     counts: Array
     sums: Array
@@ -32,7 +38,9 @@ class _Tiles(NamedTuple):
 
 
 class _Ones(NamedTuple):
-    """Of a site, by tile: results that equal 1 of each row, and the number of the tile walked over."""
+    """Of a site, by tile: results that equal 1 of each row, and the number of the tile walked
+    over.
+    """
 
     ones: Array
     walked: Array
@@ -45,13 +53,20 @@ class _Events(NamedTuple):
     after: Array
 
 
-def summarised(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> dict[str, Any]:
+def summarised(
+    recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]
+) -> dict[str, Any]:
     """What was seen of all heads; kernel: (own tiles (heads, n)) -> what it kept of them.
 
-    By name, as whole heads and tiles of an `attention.trace.summary.Part`, which the caller tells apart: of tiles there are events alone.
+    By name, as whole heads and tiles of an `attention.trace.summary.Part`, which the caller tells
+    apart: of tiles there are events alone.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
-    events = heads * recorder.rows * sum(shape.columns * shape.met * len(sites) for shape, sites in recorder.sites.items())
+    events = (
+        heads
+        * recorder.rows
+        * sum(shape.columns * shape.met * len(sites) for shape, sites in recorder.sites.items())
+    )
     wanted = sample.count(every, tiles)
     parts = -(-wanted // max(1, EVENTS // events))
     size = -(-wanted // parts)
@@ -65,17 +80,28 @@ def summarised(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
         return {name: x for part in found for name, x in part.items()}, own
 
     found = lax.map(part, jnp.arange(parts) * size)
-    return _of_heads(recorder, *jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(heads, parts * size, *x.shape[3:]), found))
+    return _of_heads(
+        recorder,
+        *jax.tree.map(
+            lambda x: jnp.moveaxis(x, 0, 1).reshape(heads, parts * size, *x.shape[3:]), found
+        ),
+    )
 
 
 def tiles_of(x: Array, own: Array, rows: int) -> Array:
-    """Of an array (heads or key heads, rows, ...) in tiles the own ones, (heads, n): (heads, n rows, ...)."""
+    """Of an array (heads or key heads, rows, ...) in tiles the own ones, (heads, n): (heads, n
+    rows, ...).
+    """
     heads, tiles = jnp.arange(own.shape[0])[:, None], x.reshape(x.shape[0], -1, rows, *x.shape[2:])
     return tiles[heads * x.shape[0] // own.shape[0], own].reshape(own.shape[0], -1, *x.shape[2:])
 
 
-def _of_tiles(recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kept, own: Array, is_new: Array) -> dict[str, Any]:
-    """Of sites of one shape, by own tile (heads, n): `_Tiles`, and `_Ones` of those asked for. is_new (n,): others do not count."""
+def _of_tiles(
+    recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kept, own: Array, is_new: Array
+) -> dict[str, Any]:
+    """Of sites of one shape, by own tile (heads, n): `_Tiles`, and `_Ones` of those asked for.
+    is_new (n,): others do not count.
+    """
     setup, lead = recorder.setup, kept.valid.shape[:4]
     assert setup.record is not None
     valid = jnp.where(is_new[:, None, None, None], kept.valid, 0)
@@ -91,14 +117,18 @@ def _of_tiles(recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kep
         walked = _walked(recorder, site, own, lead[2])
         i, j = (walked, own[..., None]) if recorder.by_key else (own[..., None], walked)
         place = jnp.where(local < 0, -1, flat_place(setup, site, i, j, local, shape.columns))
-        by_tile = _Tiles(counts, sums, jnp.where(local < 0, -1.0, peak), i * setup.key_tiles + j, place, rows)
+        by_tile = _Tiles(
+            counts, sums, jnp.where(local < 0, -1.0, peak), i * setup.key_tiles + j, place, rows
+        )
         result[str(site)] = _Tiles(counts.sum(2), sums.sum(2), *_worst(by_tile, 2), rows.sum(2))
         if site in setup.record.ones:
             ones = (kept.after[:, :, :, n] == 1.0) & exists[:, :, :, n]
             result[f"{site}.ones"] = _Ones(ones.sum(-1), walked)
         if site in setup.record.events:
             is_met = (j.astype(jnp.int32) < seen_tiles(setup, i.astype(jnp.int32)))[..., None, None]
-            result[f"{site}.events"] = _Events(*(jnp.where(is_met, x[:, :, :, n], 0.0) for x in (kept.before, kept.after)))
+            result[f"{site}.events"] = _Events(
+                *(jnp.where(is_met, x[:, :, :, n], 0.0) for x in (kept.before, kept.after))
+            )
     return result
 
 
@@ -107,7 +137,9 @@ def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
     if site in ONCE:
         return jnp.zeros((*own.shape, 1), jnp.int64)
     number = recorder.number(jnp.arange(own.shape[0])[:, None], own)
-    found = sample.chosen(recorder.setup.every, recorder.tiles[1], number[..., None], jnp.arange(met))
+    found = sample.chosen(
+        recorder.setup.every, recorder.tiles[1], number[..., None], jnp.arange(met)
+    )
     return jnp.broadcast_to(found, (*own.shape, met))
 
 
@@ -119,18 +151,31 @@ def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> dict[str
         if isinstance(tile, _Ones):
             met = 1 if name.removesuffix(".ones") in ONCE else walked
             ones = jnp.zeros((own.shape[0], met, tiles, recorder.rows), jnp.int64)
-            whole[name] = _joined(ones.at[heads[..., None], tile.walked, own[..., None]].add(tile.ones))
+            whole[name] = _joined(
+                ones.at[heads[..., None], tile.walked, own[..., None]].add(tile.ones)
+            )
         elif isinstance(tile, _Events):
-            whole[name] = tuple(_as_engines_have(recorder, Site[name.removesuffix(".events")], x[:, :tiles]) for x in tile)
+            whole[name] = tuple(
+                _as_engines_have(recorder, Site[name.removesuffix(".events")], x[:, :tiles])
+                for x in tile
+            )
         else:
             peak, _, place = _worst(tile, 1)
             rows = jnp.zeros((own.shape[0], tiles, recorder.rows)).at[heads, own].add(tile.rows)
-            whole[name] = tile.counts.sum(1), tile.sums.sum(1), jnp.maximum(peak, 0.0), place, _joined(rows)
+            whole[name] = (
+                tile.counts.sum(1),
+                tile.sums.sum(1),
+                jnp.maximum(peak, 0.0),
+                place,
+                _joined(rows),
+            )
     return whole
 
 
 def _as_engines_have(recorder: Recorder, site: Site, x: Array) -> Array:
-    """Events (heads, own tiles, tiles walked over, rows, columns), as a loop over tiles has them, in the backward the key tiles first."""
+    """Events (heads, own tiles, tiles walked over, rows, columns), as a loop over tiles has them,
+    in the backward the key tiles first.
+    """
     x = x.squeeze(-1) if site.axes is Axes.T else x
     if site in ONCE:
         return x.reshape(x.shape[0], -1, *x.shape[4:])
@@ -141,7 +186,10 @@ def _worst(tiles: _Tiles, axis: int) -> tuple[Array, Array, Array]:
     """(peak, order, place) of the first tile of an axis that has the largest error."""
     is_top = tiles.peak == tiles.peak.max(axis, keepdims=True)
     first = jnp.argmin(jnp.where(is_top, tiles.order, LAST), axis, keepdims=True)
-    peak, order, place = (jnp.take_along_axis(x, first, axis).squeeze(axis) for x in (tiles.peak, tiles.order, tiles.place))
+    peak, order, place = (
+        jnp.take_along_axis(x, first, axis).squeeze(axis)
+        for x in (tiles.peak, tiles.order, tiles.place)
+    )
     return peak, order, place
 
 

@@ -1,4 +1,7 @@
-"""Which tiles a program of a fused kernel walks over, and their hooks. Tiles that exist as a whole, nearly all, have no mask."""
+"""Which tiles a program of a fused kernel walks over, and their hooks.
+
+Tiles that exist as a whole, nearly all, have no mask.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,28 +38,46 @@ def whole_tiles(setup: Setup, i: Array) -> Any:
     """How many key tiles, the first ones, all queries of tile i see whole."""
     whole: Any = setup.keys // setup.block_k
     if setup.is_causal:
-        whole = jnp.minimum(lax.div(i * setup.block_q + 1, np.int32(setup.block_k)), np.int32(whole))
+        whole = jnp.minimum(
+            lax.div(i * setup.block_q + 1, np.int32(setup.block_k)), np.int32(whole)
+        )
     ends_within = setup.queries % setup.block_q == 0
-    return whole if ends_within else jnp.where((i + 1) * setup.block_q <= setup.queries, jnp.asarray(whole, jnp.int32), np.int32(0))
+    return (
+        whole
+        if ends_within
+        else jnp.where(
+            (i + 1) * setup.block_q <= setup.queries, jnp.asarray(whole, jnp.int32), np.int32(0)
+        )
+    )
 
 
 def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
-    """Of the query tiles that see key tile j: the first, the first that sees all of it, and the end of those."""
+    """Of the query tiles that see key tile j: the first, the first that sees all of it, and the end
+    of those.
+    """
     first: Any = lax.div(j * setup.block_k, np.int32(setup.block_q)) if setup.is_causal else 0
     end: Any = setup.queries // setup.block_q
     whole: Any = 0
     if setup.is_causal:
         whole = lax.div((j + 1) * setup.block_k + setup.block_q - 2, np.int32(setup.block_q))
     if setup.keys % setup.block_k:
-        whole = jnp.where((j + 1) * setup.block_k <= setup.keys, jnp.asarray(whole, jnp.int32), np.int32(setup.query_tiles))
+        whole = jnp.where(
+            (j + 1) * setup.block_k <= setup.keys,
+            jnp.asarray(whole, jnp.int32),
+            np.int32(setup.query_tiles),
+        )
     if isinstance(whole, int):
         return first, whole, end
     whole = jnp.minimum(whole, np.int32(setup.query_tiles))
     return first, whole, jnp.maximum(whole, np.int32(end))
 
 
-def walk_queries(setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any], state: Any, slices: int = 1) -> Any:
-    """The query tiles that see key tile j, or all their slices, so many to a tile: tile (is it whole, its number, state) -> state."""
+def walk_queries(
+    setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any], state: Any, slices: int = 1
+) -> Any:
+    """The query tiles that see key tile j, or all their slices, so many to a tile: tile (is it
+    whole, its number, state) -> state.
+    """
     first, whole, end = (n * slices for n in _whole_queries(setup, j))
     parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
     if setup.plan.query_order is QueryOrder.ASCENDING:
@@ -68,18 +89,28 @@ def walk_queries(setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any]
     return state
 
 
-def _down(tile: Callable[[bool, Array, Any], Any], is_whole: bool, ends: Any, n: Array, state: Any) -> Any:
+def _down(
+    tile: Callable[[bool, Array, Any], Any], is_whole: bool, ends: Any, n: Array, state: Any
+) -> Any:
     """The tile that lies as far from the end as n from the beginning."""
     return tile(is_whole, jnp.asarray(ends, jnp.int32) - n, state)
 
 
-def events_of_tile(setup: Setup, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None) -> Events:
+def events_of_tile(
+    setup: Setup, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None
+) -> Events:
     """The hook of tile (i, j) of a head; a program counts in 32 bits."""
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
-    tile = replace(tile_at(kernel_ops(), setup, h, i, j, None, before), is_whole=is_whole, is_unrecorded=setup.record is None)
+    tile = replace(
+        tile_at(kernel_ops(), setup, h, i, j, None, before),
+        is_whole=is_whole,
+        is_unrecorded=setup.record is None,
+    )
     if is_whole and setup.record is not None:
         rows, keys = jnp.ones(setup.block_q, bool), jnp.ones(setup.block_k, bool)
-        tile = replace(tile, mask=jnp.ones((setup.block_q, setup.block_k), bool), rows=rows, keys=keys)
+        tile = replace(
+            tile, mask=jnp.ones((setup.block_q, setup.block_k), bool), rows=rows, keys=keys
+        )
     return events_at(kernel_ops(), setup, tile)
 
 
@@ -89,7 +120,16 @@ def events_of_rows(setup: Setup, h: Array, i: Array) -> Events:
     rows = row0 + jnp.arange(setup.block_q) < setup.queries
     nothing = jnp.zeros((1, 1), bool)
     tile = Tile(
-        head=h, heads=setup.heads, i=0, j=0, row0=row0, key0=0, mask=nothing, rows=rows, rescaled=rows, keys=rows,
+        head=h,
+        heads=setup.heads,
+        i=0,
+        j=0,
+        row0=row0,
+        key0=0,
+        mask=nothing,
+        rows=rows,
+        rescaled=rows,
+        keys=rows,
         is_unrecorded=setup.record is None,
-    )  # fmt: skip
+    )
     return events_at(kernel_ops(), setup, tile)

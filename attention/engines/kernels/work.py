@@ -1,4 +1,6 @@
-"""What a program of a fused kernel does with a tile: its arithmetic, and what it writes down of it."""
+"""What a program of a fused kernel does with a tile: its arithmetic, and what it writes down
+of it.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +20,10 @@ from roundscope.emu.backends.kernels.narrowing import narrowed
 class Work:
     """A program's arithmetic.
 
-    machine  what does it;  setup: of the call, without a record;  head, own: the numbers of the program's head and tile
-    watch    who looks at its events, where the sample of tiles begins, and where events are written; None where nobody looks
+    machine  what does it;  setup: of the call, without a record;  head, own: the numbers of the
+             program's head and tile
+    watch    who looks at its events, where the sample of tiles begins, and where events are
+             written; None where nobody looks
     """
 
     machine: Machine
@@ -28,9 +32,12 @@ class Work:
     own: Any
     watch: tuple[Recorder, Any, Sequence[Kept]] | None
 
-    def tile(self, f: Callable[..., Any], formats: Sequence[str], tile: Any, *args: Held) -> tuple[Array, ...]:
-        """What f returns of (setup, args): numbers, as arrays for these formats, and what was seen of a tile, which is written where the
-        tile is looked at. tile: the number of the one walked over; None for what a program does once.
+    def tile(
+        self, f: Callable[..., Any], formats: Sequence[str], tile: Any, *args: Held
+    ) -> tuple[Array, ...]:
+        """What f returns of (setup, args): numbers, as arrays for these formats, and what was seen
+        of a tile, which is written where the tile is looked at. tile: the number of the one walked
+        over; None for what a program does once.
         """
         if self.watch is None:
             return self._numbers(f, formats, args)
@@ -39,16 +46,24 @@ class Work:
         if tile is None or recorder.setup.every == 1:
             return self._watched(f, formats, args, place)
         found: tuple[Array, ...] = lax.cond(
-            place >= 0, lambda: self._watched(f, formats, args, place), lambda: self._numbers(f, formats, args)
+            place >= 0,
+            lambda: self._watched(f, formats, args, place),
+            lambda: self._numbers(f, formats, args),
         )
         return found
 
-    def _numbers(self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...]) -> tuple[Array, ...]:
+    def _numbers(
+        self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...]
+    ) -> tuple[Array, ...]:
         return narrowed(self.machine, partial(f, self.setup), formats)(*args)[0]
 
-    def _watched(self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...], place: Any) -> tuple[Array, ...]:
+    def _watched(
+        self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...], place: Any
+    ) -> tuple[Array, ...]:
         assert self.watch is not None
         recorder, _, kept = self.watch
-        found, seen = narrowed(self.machine, partial(f, replace(self.setup, record=Record())), formats)(*args)
+        found, seen = narrowed(
+            self.machine, partial(f, replace(self.setup, record=Record())), formats
+        )(*args)
         recorder.keep(kept, seen, place)
         return found

@@ -1,8 +1,10 @@
-"""Roundings, sums and products by a GPU's own instructions, for kernels: a few operations where the rule takes forty.
+"""Roundings, sums and products by a GPU's own instructions, for kernels: a few operations where the
+rule takes forty.
 
-A GPU converts binary64 to binary32 and binary32 to bfloat16 or binary16 to nearest even, subnormal numbers included. There is no
-conversion from binary64 to the narrow two, and two in a row would round twice. So the first rounds **to odd**: where binary32 had to
-drop something, the result is the neighbour whose last bit is 1, which lies on no boundary of a format with 22 bits or fewer, so that
+A GPU converts binary64 to binary32 and binary32 to bfloat16 or binary16 to nearest even, subnormal
+numbers included. There is no conversion from binary64 to the narrow two, and two in a row would
+round twice. So the first rounds **to odd**: where binary32 had to drop something, the result is the
+neighbour whose last bit is 1, which lies on no boundary of a format with 22 bits or fewer, so that
 the second conversion sees on which side of it x was (Boldo and Melquiond 2008).
 """
 
@@ -32,7 +34,10 @@ def converted(x: Array, r: Rounding) -> Array | None:
 
 
 def to_odd(x: Array) -> Array:
-    """A float64 array as float32: itself, or the neighbour with an odd last bit. Beyond the largest number: that, or infinity."""
+    """A float64 array as float32: itself, or the neighbour with an odd last bit.
+
+    Beyond the largest number: that, or infinity.
+    """
     y = x.astype(jnp.float32)
     b, back = lax.bitcast_convert_type(y, jnp.int32), y.astype(jnp.float64)
     toward = jnp.where(jnp.abs(x) > jnp.abs(back), 1, -1).astype(jnp.int32)
@@ -41,27 +46,43 @@ def to_odd(x: Array) -> Array:
 
 
 def narrowed_to(x: Array, r: Rounding) -> Array:
-    """A float32 array rounded once to bfloat16 or float16, in that type; of a tile two at a time, in a fourth of the time."""
-    return x.astype(NARROW[r]) if x.ndim < 2 else assembled(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", 2, NARROW[r], x)
+    """A float32 array rounded once to bfloat16 or float16, in that type; of a tile two at a time,
+    in a fourth of the time.
+    """
+    return (
+        x.astype(NARROW[r])
+        if x.ndim < 2
+        else assembled(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", 2, NARROW[r], x)
+    )
 
 
 def narrowed32(x: Array, r: Rounding) -> Array:
     """The same as a float32 array."""
     if x.ndim < 2:
         return x.astype(NARROW[r]).astype(jnp.float32)
-    text = f"{{ .reg .b32 both; cvt.rn.{PAIRS[r]}.f32 both, $3, $2; {parts(r, '$0', '$1', 'both')} }}"
+    text = (
+        f"{{ .reg .b32 both; cvt.rn.{PAIRS[r]}.f32 both, $3, $2; {parts(r, '$0', '$1', 'both')} }}"
+    )
     return assembled(text, "=f,=f,f,f", 2, jnp.float32, x)
 
 
 def parts(r: Rounding, first: str, second: str, both: str) -> str:
     """PTX: two binary32 numbers of a register with two bfloat16 or float16 ones."""
     if r == BF16:
-        return f"{{ .reg .b32 x; shl.b32 x, {both}, 16; mov.b32 {first}, x; and.b32 x, {both}, 0xFFFF0000; mov.b32 {second}, x; }}"
-    return f"{{ .reg .b16 x, y; mov.b32 {{x, y}}, {both}; cvt.f32.f16 {first}, x; cvt.f32.f16 {second}, y; }}"
+        return (
+            f"{{ .reg .b32 x; shl.b32 x, {both}, 16; mov.b32 {first}, x; and.b32 x, {both},"
+            f" 0xFFFF0000; mov.b32 {second}, x; }}"
+        )
+    return (
+        f"{{ .reg .b16 x, y; mov.b32 {{x, y}}, {both}; cvt.f32.f16 {first}, x; cvt.f32.f16"
+        f" {second}, y; }}"
+    )
 
 
 def multiplied(a: Array, b: Array) -> Array:
-    """a * b of float64 arrays inside a kernel; an instruction that says how it rounds is not fused with an addition."""
+    """a * b of float64 arrays inside a kernel; an instruction that says how it rounds is not fused
+    with an addition.
+    """
     return instruction("mul.rn.f64 $0, $1, $2;", jnp.float64, a, b)
 
 
@@ -71,8 +92,9 @@ def divided(a: Array, b: Array) -> Array:
 
 
 def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded to nearest even; a product also to odd: of the two neighbours of an
-    inexact result, by rounding down and up, the one whose last bit is 1; they are one number where it is exact.
+    """a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded to nearest even; a product
+    also to odd: of the two neighbours of an inexact result, by rounding down and up, the one whose
+    last bit is 1; they are one number where it is exact.
     """
     if not to_odd:
         return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)
@@ -88,11 +110,14 @@ def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
     """PTX of a rounding to odd."""
     return f"""{{ .reg .f32 down, up; .reg .b32 bits; .reg .pred odd;
         {operation}.rm.f32 down, {a}, {b}; {operation}.rp.f32 up, {a}, {b};
-        mov.b32 bits, down; and.b32 bits, bits, 1; setp.ne.b32 odd, bits, 0; selp.f32 {result}, down, up, odd; }}"""
+        mov.b32 bits, down; and.b32 bits, bits, 1; setp.ne.b32 odd, bits, 0;
+        selp.f32 {result}, down, up, odd; }}"""
 
 
 def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
-    """a + b, a - b or a b (add, sub, mul) of arrays of bfloat16 or float16 numbers, rounded once to that type; of a tile two at a time.
+    """a + b, a - b or a b (add, sub, mul) of arrays of bfloat16 or float16 numbers, rounded once to
+    that type; of a tile two at a time.
+
     By fused multiply-adds with 1, -1 or -0, which every GPU since Ampere has for both types.
     """
     a, b = jnp.broadcast_arrays(a, b)
@@ -101,15 +126,18 @@ def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
         "sub": (ONE[r] | NEGATIVE, "$2, c, $1"),
         "mul": (NEGATIVE, "$1, $2, c"),
     }[operation]
-    name, letter, bits, together = (PAIRS[r][:-2], "h", 16, 1) if a.ndim < 2 else (PAIRS[r], "r", 32, 2)
+    name, letter, bits, together = (
+        (PAIRS[r][:-2], "h", 16, 1) if a.ndim < 2 else (PAIRS[r], "r", 32, 2)
+    )
     constant = code if together == 1 else code * 0x10001
     text = f"{{ .reg .b{bits} c; mov.b{bits} c, {constant:#x}; fma.rn.{name} $0, {factors}; }}"
     return assembled(text, f"={letter},{letter},{letter}", together, NARROW[r], a, b)
 
 
 def scaled16(a: Array, b: Array, r: Rounding) -> Array:
-    """a b of a tile, a float32 and b of bfloat16 or float16 numbers, rounded once to b's type. A thread whose factors a are all 1, as
-    alpha is where no maximum grows, has nothing to do.
+    """a b of a tile, a float32 and b of bfloat16 or float16 numbers, rounded once to b's type.
+
+    A thread whose factors a are all 1, as alpha is where no maximum grows, has nothing to do.
     """
     a, b = jnp.broadcast_arrays(a, b)
     together = in_turn(a, TOGETHER)
@@ -123,12 +151,19 @@ def scaled16(a: Array, b: Array, r: Rounding) -> Array:
     lines += [_directed_twice("mul", f"y{n}", x, f"x{n}") for n, x in enumerate(factors)]
     lines += [f"cvt.rn.{PAIRS[r]}.f32 {results[n]}, y{2 * n + 1}, y{2 * n};" for n in pairs]
     constraints = ",".join(["=r"] * len(pairs) + ["f"] * together + ["r"] * len(pairs))
-    return assembled("{ " + "\n".join([*lines, "DONE:"]) + " }", constraints, together, NARROW[r], a, b)
+    return assembled(
+        "{ " + "\n".join([*lines, "DONE:"]) + " }", constraints, together, NARROW[r], a, b
+    )
 
 
 def _differing(factors: list[str]) -> list[str]:
-    """PTX that asks whether some factor is not 1, two by two: those of a row are one register, so the assembler drops most of it."""
-    lines = [f".reg .b32 d{n}; mov.b32 d{n}, {x}; xor.b32 d{n}, d{n}, 0x3F800000;" for n, x in enumerate(factors)]
+    """PTX that asks whether some factor is not 1, two by two: those of a row are one register, so
+    the assembler drops most of it.
+    """
+    lines = [
+        f".reg .b32 d{n}; mov.b32 d{n}, {x}; xor.b32 d{n}, d{n}, 0x3F800000;"
+        for n, x in enumerate(factors)
+    ]
     step = 1
     while step < len(factors):
         lines += [f"or.b32 d{n}, d{n}, d{n + step};" for n in range(0, len(factors), 2 * step)]
@@ -137,8 +172,11 @@ def _differing(factors: list[str]) -> list[str]:
 
 
 def in_turn(x: Array, most: int) -> int:
-    """How many elements of a thread one piece of PTX takes, an even number; of a row's number a thread has two. Where a program has more
-    threads than this takes it for, Triton fills up with numbers that do not exist: a text may compute with them, not store by them.
+    """How many elements of a thread one piece of PTX takes, an even number; of a row's number a
+    thread has two.
+
+    Where a program has more threads than this takes it for, Triton fills up with numbers that do
+    not exist: a text may compute with them, not store by them.
     """
     return 2 if x.ndim < 2 else max(2, min(most, x.size // THREADS))
 
@@ -153,5 +191,7 @@ def instruction(text: str, dtype: Any, *args: Any) -> Array:
 def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
     """PTX for so many elements at a time of arrays of one shape, to a result of another type."""
     like = jax.ShapeDtypeStruct(args[0].shape, dtype)
-    (found,) = triton.elementwise_inline_asm(text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like])
+    (found,) = triton.elementwise_inline_asm(
+        text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like]
+    )
     return found

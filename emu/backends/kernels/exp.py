@@ -1,13 +1,16 @@
-"""exp of a binary32 number inside a GPU's kernels: rounded correctly to binary32, in 13 binary64 operations; of a bfloat16 number, in 10.
+"""exp of a binary32 number inside a GPU's kernels: rounded correctly to binary32, in 13 binary64
+operations; of a bfloat16 number, in 10.
 
-e^x = 2^k e^r, k = round(x / ln 2), r = x - k ln 2, |r| <= 0.347, ln 2 in one part; e^r = 1 + r f(r).
+e^x = 2^k e^r, k = round(x / ln 2), r = x - k ln 2, |r| <= 0.347, ln 2 in one part; e^r = 1 + r
+f(r).
 
-binary32   f of degree 9, |r f(r) - (e^r - 1)| < 2^-43 of e^r, which alone would not do: of the 2^32 arguments 3,038 come within 2^-42 of a
-           rounding boundary. Its coefficients are a linear program's, which has each of those on its side of the boundary, with the error
-           of k ln 2; the first four have a low word of 0, so that they are part of an instruction (docs/decisions.md). Proved by all
-           2^32 (`make gpu-check`)
-bfloat16   f of degree 6, by Remez' exchange, 2^-33: none of its 2^16 arguments is that near to a boundary, or it falls on the right side
-           (run, too)
+binary32   f of degree 9, |r f(r) - (e^r - 1)| < 2^-43 of e^r, which alone would not do: of the 2^32
+           arguments 3,038 come within 2^-42 of a rounding boundary. Its coefficients are a linear
+           program's, which has each of those on its side of the boundary, with the error of k ln 2;
+           the first four have a low word of 0, so that they are part of an instruction
+           (docs/decisions.md). Proved by all 2^32 (`make gpu-check`)
+bfloat16   f of degree 6, by Remez' exchange, 2^-33: none of its 2^16 arguments is that near to a
+           boundary, or it falls on the right side (run, too)
 """
 
 import struct
@@ -21,59 +24,117 @@ from roundscope.emu.backends.kernels.convert import assembled, in_turn
 LN2 = "0x1.62e42fefa39efp-1"
 LOG2_E = "0x1.71547652b82fep+0"
 AT_ONCE = 32  # elements of a thread that are under way together
-MAGIC = "0x1.8p+52"  # added and taken away again: a binary64 number rounded to a whole one, which is in the low word between
+# added and taken away again: a binary64 number rounded to a whole one, which is in the low word
+# between
+MAGIC = "0x1.8p+52"
 
 
 # f, from the highest power on
 BINARY32 = (
-    "0x1.9f4a400000000p-23", "0x1.6fc6a00000000p-19", "0x1.a070a00000000p-16", "0x1.a01c500000000p-13", "0x1.6c16a4039c1c8p-10",
-    "0x1.1111105b9819cp-7", "0x1.5555555d4572dp-5", "0x1.55555555a1e4cp-3", "0x1.fffffffffd508p-2", "0x1.ffffffffffe0bp-1",
-)  # fmt: skip
+    "0x1.9f4a400000000p-23",
+    "0x1.6fc6a00000000p-19",
+    "0x1.a070a00000000p-16",
+    "0x1.a01c500000000p-13",
+    "0x1.6c16a4039c1c8p-10",
+    "0x1.1111105b9819cp-7",
+    "0x1.5555555d4572dp-5",
+    "0x1.55555555a1e4cp-3",
+    "0x1.fffffffffd508p-2",
+    "0x1.ffffffffffe0bp-1",
+)
 BFLOAT16 = (
-    "0x1.a17e0849c6dfdp-13", "0x1.6da76bab2b2c8p-10", "0x1.1110ab6f50a74p-7", "0x1.5554708f903a4p-5", "0x1.555555742f345p-3",
-    "0x1.0000004572a0cp-1", "0x1.0000000000000p+0",
-)  # fmt: skip
+    "0x1.a17e0849c6dfdp-13",
+    "0x1.6da76bab2b2c8p-10",
+    "0x1.1110ab6f50a74p-7",
+    "0x1.5554708f903a4p-5",
+    "0x1.555555742f345p-3",
+    "0x1.0000004572a0cp-1",
+    "0x1.0000000000000p+0",
+)
 
 
 def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
-    """e^x of an array of binary32 numbers, rounded once to nearest even, as a float32 array; NaN for NaN.
+    """e^x of an array of binary32 numbers, rounded once to nearest even, as a float32 array; NaN
+    for NaN.
 
     name  a format that holds x, bf16 or another;  zero: an integer 0 that no compiler knows
-    at_once  elements of a thread that are under way together: they hide each other's latency, and take registers
+    at_once  elements of a thread that are under way together: they hide each other's latency, and
+             take registers
     """
     together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
     constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
-    return assembled(text, constraints, together, jnp.float32, x.astype(jnp.float32), jnp.broadcast_to(zero.astype(jnp.int32), x.shape))
+    return assembled(
+        text,
+        constraints,
+        together,
+        jnp.float32,
+        x.astype(jnp.float32),
+        jnp.broadcast_to(zero.astype(jnp.int32), x.shape),
+    )
 
 
 def _text(f: Sequence[str], together: int) -> str:
-    """PTX for some elements at a time, an instruction for each in turn. An operation waits for the one before it, and the assembler,
-    to save registers, would draw those of one element together. A branch that is never taken, before the series, keeps it from that: a
+    """PTX for some elements at a time, an instruction for each in turn.
+
+    An operation waits for the one before it, and the assembler, to save registers, would draw those
+    of one element together. A branch that is never taken, before the series, keeps it from that: a
     fused kernel is faster by a fifth.
     """
-    reduction, power = evaluated(f, [f"${together + n}" for n in range(together)], [f"${n}" for n in range(together)])
+    reduction, power = evaluated(
+        f, [f"${together + n}" for n in range(together)], [f"${n}" for n in range(together)]
+    )
     never = [".reg .pred never;", f"setp.ne.s32 never, ${2 * together}, 0;", "@never bra NEVER;"]
-    return "{ " + "\n".join([*reduction, *never, *power, "bra DONE;", "NEVER: trap;", "DONE:"]) + " }"
+    return (
+        "{ " + "\n".join([*reduction, *never, *power, "bra DONE;", "NEVER: trap;", "DONE:"]) + " }"
+    )
 
 
-def evaluated(f: Sequence[str], arguments: Sequence[str], results: Sequence[str]) -> tuple[list[str], list[str]]:
-    """PTX from registers to registers: the reduction, and the power. Beyond [-110, 100] the result is 0 or infinity anyway."""
-    registers = (".f32 z#", ".f64 x#", ".f64 k#", ".f64 p#", ".b32 whole#", ".b32 unused#", ".b32 low#", ".b32 high#")
+def evaluated(
+    f: Sequence[str], arguments: Sequence[str], results: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """PTX from registers to registers: the reduction, and the power.
+
+    Beyond [-110, 100] the result is 0 or infinity anyway.
+    """
+    registers = (
+        ".f32 z#",
+        ".f64 x#",
+        ".f64 k#",
+        ".f64 p#",
+        ".b32 whole#",
+        ".b32 unused#",
+        ".b32 low#",
+        ".b32 high#",
+    )
     reduction = [
-        "max.NaN.f32 z#, %, 0fC2DC0000;", "min.NaN.f32 z#, z#, 0f42C80000;", "cvt.f64.f32 x#, z#;",
-        f"fma.rn.f64 k#, x#, {_constant(LOG2_E)}, {_constant(MAGIC)};", "mov.b64 {whole#, unused#}, k#;",
-        f"sub.rn.f64 k#, k#, {_constant(MAGIC)};", f"fma.rn.f64 x#, k#, {_constant(LN2, -1.0)}, x#;",
-    ]  # fmt: skip
+        "max.NaN.f32 z#, %, 0fC2DC0000;",
+        "min.NaN.f32 z#, z#, 0f42C80000;",
+        "cvt.f64.f32 x#, z#;",
+        f"fma.rn.f64 k#, x#, {_constant(LOG2_E)}, {_constant(MAGIC)};",
+        "mov.b64 {whole#, unused#}, k#;",
+        f"sub.rn.f64 k#, k#, {_constant(MAGIC)};",
+        f"fma.rn.f64 x#, k#, {_constant(LN2, -1.0)}, x#;",
+    ]
     power = [
-        f"mov.f64 p#, {_constant(f[0])};", *(f"fma.rn.f64 p#, p#, x#, {_constant(c)};" for c in (*f[1:], "0x1p+0")),
-        "mov.b64 {low#, high#}, p#;", "shl.b32 whole#, whole#, 20;", "add.s32 high#, high#, whole#;", "mov.b64 p#, {low#, high#};",
+        f"mov.f64 p#, {_constant(f[0])};",
+        *(f"fma.rn.f64 p#, p#, x#, {_constant(c)};" for c in (*f[1:], "0x1p+0")),
+        "mov.b64 {low#, high#}, p#;",
+        "shl.b32 whole#, whole#, 20;",
+        "add.s32 high#, high#, whole#;",
+        "mov.b64 p#, {low#, high#};",
         "cvt.rn.f32.f64 @, p#;",
-    ]  # fmt: skip
+    ]
     own = [(f"{n}", x, y) for n, (x, y) in enumerate(zip(arguments, results, strict=True))]
 
-    def each(lines: list[str]) -> list[str]:  # for every element: # its number, % its argument, @ its result
-        return [line.replace("#", n).replace("%", x).replace("@", y) for line in lines for n, x, y in own]
+    def each(
+        lines: list[str],
+    ) -> list[str]:  # for every element: # its number, % its argument, @ its result
+        return [
+            line.replace("#", n).replace("%", x).replace("@", y)
+            for line in lines
+            for n, x, y in own
+        ]
 
     return each([f".reg {r};" for r in registers] + reduction), each(power)
 

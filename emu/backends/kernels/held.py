@@ -1,4 +1,6 @@
-"""Numbers as a kernel holds them, no wider than their events allow, and the machine that computes with them (`narrowing`)."""
+"""Numbers as a kernel holds them, no wider than their events allow, and the machine that computes
+with them (`narrowing`).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +25,8 @@ class Held:
 
     array    of the machine's type for the format; None where they are not computed yet
     format   bf16, fp16, fp32 or fp64: one that holds them all
-    made     (operation, factors), what they are made from: add, sub, mul, fma (a b + c), odd (a + b, to odd) or a function; not rounded
+    made     (operation, factors), what they are made from: add, sub, mul, fma (a b + c), odd (a +
+             b, to odd) or a function; not rounded
     wider    a float32 array that is to be rounded to the format: as which type, its reader says
     uniform  the number, where all are one
     """
@@ -43,23 +46,30 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What does the arithmetic. A float32 array here is one of the type for fp32, which an interpreter may make float64.
+    """What does the arithmetic.
+
+    A float32 array here is one of the type for fp32, which an interpreter may make float64.
 
     types        of arrays, by the name of the format
-    combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to binary32: to nearest even, or, of products,
-                 to odd
+    combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to
+                 binary32: to nearest even, or, of products, to odd
     fused        (a, b, c) -> a b + c of float32 arrays, rounded once to binary32
-    combined16   (add | sub | mul, x, y, rounding) -> that of two arrays of the rounding's own 16-bit format, rounded once
-    scaled16     (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit format, rounded once
-    narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;  narrow32: as a float32 array
-    exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of an array for this format, within binary32,
-                 rounded once to binary32
-    instructions  function -> that of an array for binary32, as a GPU's approximate instruction gives it, an array for binary32 again
+    combined16   (add | sub | mul, x, y, rounding) -> that of two arrays of the rounding's own
+                 16-bit format, rounded once
+    scaled16     (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit
+                 format, rounded once
+    narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;
+                 narrow32: as a float32 array
+    exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of an
+                 array for this format, within binary32, rounded once to binary32
+    instructions  function -> that of an array for binary32, as a GPU's approximate instruction
+                  gives it, an array for binary32 again
     odd_sum      the sum of float64 arrays, rounded to odd
     round        (x, rounding, random) -> a float64 array rounded once
     multiply     the product of float64 arrays that no compiler fuses with a following addition
-    divide       their quotient, which no compiler narrows: of binary32 numbers, rounded to binary32, LLVM makes a division in binary32,
-                 and on a GPU that is an approximate one
+    divide       their quotient, which no compiler narrows: of binary32 numbers, rounded to
+                 binary32, LLVM makes a division in binary32, and on a GPU that is an approximate
+                 one
     function     (f, x) -> f of a float64 array
     total        (machine, accumulator, a, b, init) -> init + a @ b
     """
@@ -95,8 +105,14 @@ def held_as(machine: Machine, x: Held, name: str) -> Array:
     if x.wider is None:
         array = x.array
     else:
-        array = (machine.narrow if name == x.format else machine.narrow32)(x.wider, ROUNDINGS[x.format])
-    return array if array.dtype == machine.types[name] else jnp.asarray(array).astype(machine.types[name])
+        array = (machine.narrow if name == x.format else machine.narrow32)(
+            x.wider, ROUNDINGS[x.format]
+        )
+    return (
+        array
+        if array.dtype == machine.types[name]
+        else jnp.asarray(array).astype(machine.types[name])
+    )
 
 
 def computed(machine: Machine, x: Held) -> Held:
@@ -114,7 +130,13 @@ def computed(machine: Machine, x: Held) -> Held:
     return Held(array=in_binary64(machine.multiply, operation, *arrays), format=FP64)
 
 
-def in_binary64(multiply: Callable[[Array, Array], Array], operation: str, a: Array, b: Array) -> Array:
+def in_binary64(
+    multiply: Callable[[Array, Array], Array], operation: str, a: Array, b: Array
+) -> Array:
     """add, sub or mul of float64 arrays."""
-    operations: dict[str, Callable[[Array, Array], Array]] = {"add": jnp.add, "sub": jnp.subtract, "mul": multiply}
+    operations: dict[str, Callable[[Array, Array], Array]] = {
+        "add": jnp.add,
+        "sub": jnp.subtract,
+        "mul": multiply,
+    }
     return operations[operation](a, b)

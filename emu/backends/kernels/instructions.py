@@ -1,6 +1,8 @@
-"""The approximate instructions of a GPU inside a kernel: there the GPU's own, and where a kernel is interpreted their model.
+"""The approximate instructions of a GPU inside a kernel: there the GPU's own, and where a kernel is
+interpreted their model.
 
-`emu.instructions` is that model; 0 of all 2^32 arguments of each differ from an H200's (`python -m tests.checks.gpu_instructions`).
+`emu.instructions` is that model; 0 of all 2^32 arguments of each differ from an H200's (`python -m
+tests.checks.gpu_instructions`).
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +31,18 @@ def _own(text: str, x: Array) -> Array:
 
 
 def _model(f: Callable[..., Any], x: Array) -> Array:
-    """By NumPy, of float64: an interpreted kernel may hold no table of coefficients. Numbers go there and back as words of 32 bits, for
-    a callback has no 64-bit types where the caller has none.
+    """By NumPy, of float64: an interpreted kernel may hold no table of coefficients.
+
+    Numbers go there and back as words of 32 bits, for a callback has no 64-bit types where the
+    caller has none.
     """
     words = lax.bitcast_convert_type(x, jnp.int32)
-    found = jax.pure_callback(partial(_of_words, f), jax.ShapeDtypeStruct(words.shape, jnp.int32), words, vmap_method="expand_dims")
+    found = jax.pure_callback(
+        partial(_of_words, f),
+        jax.ShapeDtypeStruct(words.shape, jnp.int32),
+        words,
+        vmap_method="expand_dims",
+    )
     return lax.bitcast_convert_type(found, x.dtype)
 
 

@@ -1,4 +1,6 @@
-"""What a function says of itself to `narrowing`: JAX primitives that stand for one operation of a kernel, whatever computes it."""
+"""What a function says of itself to `narrowing`: JAX primitives that stand for one operation of a
+kernel, whatever computes it.
+"""
 
 from collections.abc import Callable
 
@@ -14,7 +16,9 @@ from roundscope.emu.sums.accumulator import Accumulator
 
 def _marked(name: str, shape: Callable[..., tuple[int, ...]]) -> Primitive:
     primitive = Primitive(name)
-    primitive.def_abstract_eval(lambda *x, **_: jax.core.ShapedArray(shape(*(y.shape for y in x)), jnp.dtype("float64")))
+    primitive.def_abstract_eval(
+        lambda *x, **_: jax.core.ShapedArray(shape(*(y.shape for y in x)), jnp.dtype("float64"))
+    )
     return primitive
 
 
@@ -34,13 +38,17 @@ def round_event(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 def product(a: ArrayLike, b: ArrayLike) -> Array:
     """a b."""
-    found: Array = PRODUCT.bind(*jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64)))
+    found: Array = PRODUCT.bind(
+        *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
+    )
     return found
 
 
 def odd_sum(a: ArrayLike, b: ArrayLike) -> Array:
     """a + b, rounded to odd."""
-    found: Array = ODD_SUM.bind(*jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64)))
+    found: Array = ODD_SUM.bind(
+        *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
+    )
     return found
 
 

@@ -1,10 +1,11 @@
 """A function of binary64 numbers, run on narrower ones wherever the bits are the same.
 
-The carrier of every event is binary64, but most values are rounded to binary32 or less as soon as they are made, and a GPU has many
-times more of that arithmetic. So the function is traced, and its operations are done again one by one: what is known to be a binary32
-number is kept as one; a sum, difference or product of two such numbers is not computed until its rounding comes, and then by one
-instruction that rounds so. What no rule here knows runs in binary64, as written. What a rule needs to see, the function marks
-(`emu.backends.kernels.marks`).
+The carrier of every event is binary64, but most values are rounded to binary32 or less as soon as
+they are made, and a GPU has many times more of that arithmetic. So the function is traced, and its
+operations are done again one by one: what is known to be a binary32 number is kept as one; a sum,
+difference or product of two such numbers is not computed until its rounding comes, and then by one
+instruction that rounds so. What no rule here knows runs in binary64, as written. What a rule needs
+to see, the function marks (`emu.backends.kernels.marks`).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,25 +32,54 @@ from roundscope.emu.backends.kernels.held import (
 from roundscope.emu.rounding.modes import BF16, BINARY32, FP16, Rounding
 
 ARITHMETIC = ("add", "sub", "mul")
-STRUCTURE = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "copy", "select_n")  # numbers move, none is made
-COMPARISON = ("max", "min", "reduce_max", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")  # the same in any type that holds them
+STRUCTURE = (
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "slice",
+    "copy",
+    "select_n",
+)  # numbers move, none is made
+COMPARISON = (
+    "max",
+    "min",
+    "reduce_max",
+    "neg",
+    "abs",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+)  # the same in any type that holds them
 INLINED = ("jit", "pjit", "closed_call", "custom_jvp_call")
 NUMBERS: dict[Rounding, Callable[[float], Any]] = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
 EVERYWHERE = (0.0, np.inf, -np.inf)
 
 
-def narrowed(machine: Machine, f: Callable[..., Any], formats: Sequence[str]) -> Callable[..., tuple[tuple[Array, ...], Any]]:
-    """f, to be called with `Held` numbers and other arrays; what f returns, (a tuple of numbers, anything else): the numbers as arrays
-    for these formats, which must hold them, and the rest as float64 arrays, or as it is. One array twice stays one.
+def narrowed(
+    machine: Machine, f: Callable[..., Any], formats: Sequence[str]
+) -> Callable[..., tuple[tuple[Array, ...], Any]]:
+    """f, to be called with `Held` numbers and other arrays; what f returns, (a tuple of numbers,
+    anything else): the numbers as arrays for these formats, which must hold them, and the rest as
+    float64 arrays, or as it is.
+
+    One array twice stays one.
     """
 
     def run(*args: Any) -> tuple[tuple[Array, ...], Any]:
         flat, tree = jax.tree.flatten(args)
-        closed, like = jax.make_jaxpr(lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True)(*map(_like, flat))
+        closed, like = jax.make_jaxpr(
+            lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
+        )(*map(_like, flat))
         found = _evaluate(machine, closed.jaxpr, closed.consts, flat)
         numbers, rest = jax.tree.unflatten(jax.tree.structure(like), found)
         own = tuple(held_as(machine, x, name) for x, name in zip(numbers, formats, strict=True))
-        wide = {id(x): held_as(machine, x, FP64) for x in jax.tree.leaves(rest) if isinstance(x, Held)}
+        wide = {
+            id(x): held_as(machine, x, FP64) for x in jax.tree.leaves(rest) if isinstance(x, Held)
+        }
         return own, jax.tree.map(lambda x: wide.get(id(x), x), rest)
 
     return run
@@ -57,7 +87,9 @@ def narrowed(machine: Machine, f: Callable[..., Any], formats: Sequence[str]) ->
 
 def _like(x: Any) -> jax.ShapeDtypeStruct:
     array = x.array if isinstance(x, Held) else x
-    return jax.ShapeDtypeStruct(jnp.shape(array), jnp.float64 if isinstance(x, Held) else jnp.result_type(array))
+    return jax.ShapeDtypeStruct(
+        jnp.shape(array), jnp.float64 if isinstance(x, Held) else jnp.result_type(array)
+    )
 
 
 def _constant(machine: Machine, value: Any, like: Any) -> Any:
@@ -72,9 +104,13 @@ def _constant(machine: Machine, value: Any, like: Any) -> Any:
     return Held(array=np.dtype(machine.types[name]).type(number), format=name, uniform=number)
 
 
-def _evaluate(machine: Machine, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def _evaluate(
+    machine: Machine, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]
+) -> list[Any]:
     values: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    values |= {v: _constant(machine, x, v.aval) for v, x in zip(jaxpr.constvars, consts, strict=True)}
+    values |= {
+        v: _constant(machine, x, v.aval) for v, x in zip(jaxpr.constvars, consts, strict=True)
+    }
 
     def read(v: Any) -> Any:
         return _constant(machine, v.val, v.aval) if isinstance(v, Literal) else values[v]
@@ -87,7 +123,11 @@ def _evaluate(machine: Machine, jaxpr: Jaxpr, consts: Sequence[Any], args: Seque
 
 def inlined(eqn: Any) -> Any:
     """What an operation calls, where it is no more than a call; else None."""
-    return (eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]) if eqn.primitive.name in INLINED else None
+    return (
+        (eqn.params.get("jaxpr") or eqn.params["call_jaxpr"])
+        if eqn.primitive.name in INLINED
+        else None
+    )
 
 
 def _needed(jaxpr: Jaxpr) -> list[Any]:
@@ -119,7 +159,13 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     elif name == "div" and any(isinstance(y, Held) for y in x):
         return [Held(array=machine.divide(*(held_as(machine, y, FP64) for y in x)), format=FP64)]
     elif name == "convert_element_type" and params["new_dtype"] == jnp.float64:
-        return [x[0] if isinstance(x[0], Held) else Held(array=jnp.asarray(x[0]).astype(jnp.float64), format=FP64)]
+        return [
+            (
+                x[0]
+                if isinstance(x[0], Held)
+                else Held(array=jnp.asarray(x[0]).astype(jnp.float64), format=FP64)
+            )
+        ]
     elif name in STRUCTURE and any(isinstance(y, Held) for y in x):
         return [_moved(machine, eqn, x)]
     return _bound(machine, eqn, x, FP64 if name not in COMPARISON else _joined(x, FP32))
@@ -133,14 +179,18 @@ def _function(machine: Machine, f: Any, x: Held) -> Held:
 
 
 def _odd_sum(machine: Machine, a: Held, b: Held) -> Held:
-    """a + b, rounded to odd: of a product and a binary32 number one multiply-add, where its rounding to binary32 comes."""
+    """a + b, rounded to odd: of a product and a binary32 number one multiply-add, where its
+    rounding to binary32 comes.
+    """
     if a.made is not None and a.made[0] == "mul" and b.format != FP64:
         return Held(array=None, format=FP64, made=("fma", (*a.made[1], b)))
     return computed(machine, Held(array=None, format=FP64, made=("odd", (a, b))))
 
 
 def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
-    """add, sub, mul or a function of numbers: a result that waits for its rounding, if one instruction may then do both."""
+    """add, sub, mul or a function of numbers: a result that waits for its rounding, if one
+    instruction may then do both.
+    """
     known = operation in ARITHMETIC or operation is machine.exponential
     promise = Held(array=None, format=FP64, made=(operation, tuple(x)))
     return promise if known and all(y.format != FP64 for y in x) else computed(machine, promise)
@@ -149,25 +199,41 @@ def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
 def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None) -> Held:
     """Numbers rounded once."""
     name = format_of(r.format)
-    if r.is_identity or (r == BINARY32 and x.format in WITHIN_FP32) or (r in (BF16, FP16) and x.format == name):
+    if (
+        r.is_identity
+        or (r == BINARY32 and x.format in WITHIN_FP32)
+        or (r in (BF16, FP16) and x.format == name)
+    ):
         return x
     if r in (BF16, FP16) and (array := _in_16_bits(machine, x, r)) is not None:
         return Held(array=array, format=name)
     array = _in_binary32(machine, x, r) if r in (BINARY32, BF16, FP16) else None
     if array is None:
-        return Held(array=machine.round(held_as(machine, x, FP64), r, random).astype(machine.types[name]), format=name)
-    return Held(array=array, format=FP32) if r == BINARY32 else Held(array=None, wider=array, format=name)
+        return Held(
+            array=machine.round(held_as(machine, x, FP64), r, random).astype(machine.types[name]),
+            format=name,
+        )
+    return (
+        Held(array=array, format=FP32)
+        if r == BINARY32
+        else Held(array=None, wider=array, format=name)
+    )
 
 
 def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
-    """A sum, difference or product of two numbers of the format itself, or a binary32 number times such a number of a tile, as an array of
-    it; None of anything else. One rounding is what binary64 and then the format give: 53 >= 2 p + 2 (Figueroa 1995), products are exact.
+    """A sum, difference or product of two numbers of the format itself, or a binary32 number times
+    such a number of a tile, as an array of it; None of anything else.
+
+    One rounding is what binary64 and then the format give: 53 >= 2 p + 2 (Figueroa 1995), products
+    are exact.
     """
     if x.made is None or x.made[0] not in ARITHMETIC:
         return None
     (operation, (a, b)), name = x.made, r.format.name
     if _is_within(a, r) and _is_within(b, r):
-        return machine.combined16(operation, _in_own(machine, a, name), _in_own(machine, b, name), r)
+        return machine.combined16(
+            operation, _in_own(machine, a, name), _in_own(machine, b, name), r
+        )
     if operation == "mul" and b.format == name and len(b.shape) == 2 and a.format in WITHIN_FP32:
         return machine.scaled16(held_as(machine, a, FP32), held_as(machine, b, name), r)
     return None
@@ -182,7 +248,9 @@ def _in_own(machine: Machine, x: Held, name: str) -> Array:
 def _is_within(x: Held, r: Rounding) -> bool:
     """Whether the numbers are the format's."""
     with np.errstate(over="ignore"):
-        return x.format == r.format.name or (x.uniform is not None and float(NUMBERS[r](x.uniform)) == x.uniform)
+        return x.format == r.format.name or (
+            x.uniform is not None and float(NUMBERS[r](x.uniform)) == x.uniform
+        )
 
 
 def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
@@ -191,18 +259,29 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
         return held_as(machine, x, FP32) if x.format in WITHIN_FP32 else None
     operation, factors = x.made
     if callable(operation):
-        return machine.exp(held_as(machine, factors[0], factors[0].format), factors[0].format) if r == BINARY32 else None
+        return (
+            machine.exp(held_as(machine, factors[0], factors[0].format), factors[0].format)
+            if r == BINARY32
+            else None
+        )
     if operation == "fma":
-        return machine.fused(*(held_as(machine, y, FP32) for y in factors)) if r == BINARY32 else None
+        return (
+            machine.fused(*(held_as(machine, y, FP32) for y in factors)) if r == BINARY32 else None
+        )
     to_odd = r != BINARY32
-    if to_odd and operation != "mul":  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
+    if (
+        to_odd and operation != "mul"
+    ):  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
         return None
     a, b = (held_as(machine, y, FP32) for y in factors)
     return machine.combined(operation, a, b, to_odd)
 
 
 def _joined(x: Sequence[Any], least: str | None = None) -> str:
-    """The narrowest format that holds them all, and no narrower than `least`. Every one here holds 0 and infinities."""
+    """The narrowest format that holds them all, and no narrower than `least`.
+
+    Every one here holds 0 and infinities.
+    """
     held = [y for y in x if isinstance(y, Held)]
     own = {y.format for y in held if y.uniform not in EVERYWHERE} | ({least} if least else set())
     return FP32 if not own else own.pop() if len(own) == 1 else (FP64 if FP64 in own else FP32)
@@ -211,7 +290,9 @@ def _joined(x: Sequence[Any], least: str | None = None) -> str:
 def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
     y = [computed(machine, v) if isinstance(v, Held) else v for v in x]
     (found,) = _bound(machine, eqn, y, _joined(y))
-    return Held(array=found.array, format=found.format, uniform=y[0].uniform if len(y) == 1 else None)
+    return Held(
+        array=found.array, format=found.format, uniform=y[0].uniform if len(y) == 1 else None
+    )
 
 
 def _bound(machine: Machine, eqn: Any, x: list[Any], name: str) -> list[Any]:
@@ -219,4 +300,7 @@ def _bound(machine: Machine, eqn: Any, x: list[Any], name: str) -> list[Any]:
     arrays = [held_as(machine, y, name) if isinstance(y, Held) else y for y in x]
     found = eqn.primitive.bind(*arrays, **eqn.params)
     found = found if eqn.primitive.multiple_results else [found]
-    return [Held(array=y, format=name) if v.aval.dtype == jnp.float64 else y for y, v in zip(found, eqn.outvars, strict=True)]
+    return [
+        Held(array=y, format=name) if v.aval.dtype == jnp.float64 else y
+        for y, v in zip(found, eqn.outvars, strict=True)
+    ]

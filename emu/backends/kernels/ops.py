@@ -1,8 +1,9 @@
-"""`Ops` inside a Pallas kernel: a tile's arrays stay in registers, in the narrowest type that gives the bits (`narrowing`).
+"""`Ops` inside a Pallas kernel: a tile's arrays stay in registers, in the narrowest type that gives
+the bits (`narrowing`).
 
-Sums run on the tensor cores, by halves, or in ascending order. A kernel may not index an array by a loop's counter, only memory: so an
-ascending sum writes its factors to buffers of its program and reads them back, some lines at a time. Needs 64-bit types enabled while
-traced.
+Sums run on the tensor cores, by halves, or in ascending order. A kernel may not index an array by a
+loop's counter, only memory: so an ascending sum writes its factors to buffers of its program and
+reads them back, some lines at a time. Needs 64-bit types enabled while traced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,15 +30,22 @@ from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from roundscope.emu.sums.odd import sum_to_round
 
 UNROLL = 8  # additions in a turn of a loop: their factors are read ahead
-DEPTH = 16  # products of a sum that a multiprocessor's threads add up in a turn: its factors fit into their registers
-COLUMNS = 32  # of a row that is added up in registers: more of them would take as many instructions to be traced
+# products of a sum that a multiprocessor's threads add up in a turn: its factors fit into their
+# registers
+DEPTH = 16
+# of a row that is added up in registers: more of them would take as many instructions to be traced
+COLUMNS = 32
 TO_ODD = rounding("fp32", "to-odd")
 TYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, FP32: jnp.float32, FP64: jnp.float64}
-Buffers = Mapping[str, tuple[Any, Any]]  # by the name of the format that an array of this type holds: two, a square each
+Buffers = Mapping[
+    str, tuple[Any, Any]
+]  # by the name of the format that an array of this type holds: two, a square each
 
 
 def types(on_gpu: bool) -> dict[str, Any]:
-    """Of arrays, by format. A CPU may flush subnormal numbers of anything narrower than binary64."""
+    """Of arrays, by format. A CPU may flush subnormal numbers of anything narrower than
+    binary64.
+    """
     return TYPES if on_gpu else dict.fromkeys(TYPES, jnp.float64)
 
 
@@ -66,8 +74,12 @@ def kernel_ops() -> Ops:
 
 
 def _events(events: Sequence[Event]) -> list[tuple[Array, Array, Array]]:
-    """Events as they are, before and after, and how many of each row exist, the first ones: a kernel has no other masks."""
-    return [(before, after, valid.sum(axis=1).astype(jnp.int32)) for before, after, _, valid in events]
+    """Events as they are, before and after, and how many of each row exist, the first ones: a
+    kernel has no other masks.
+    """
+    return [
+        (before, after, valid.sum(axis=1).astype(jnp.int32)) for before, after, _, valid in events
+    ]
 
 
 def _refused(what: str) -> Any:
@@ -77,12 +89,19 @@ def _refused(what: str) -> Any:
     return refuse
 
 
-def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: int = AT_ONCE, exps: Array | None = None) -> Machine:
+def kernel_machine(
+    zero: Array,
+    buffers: Buffers,
+    on_gpu: bool,
+    exps_at_once: int = AT_ONCE,
+    exps: Array | None = None,
+) -> Machine:
     """What does the arithmetic of one program.
 
     zero     an int64 0 that was read from memory: no compiler sees through it (`xla_ops`)
     buffers  of the program's own, for the types that it passes through memory
-    on_gpu   whether the kernel runs on a GPU, by its instructions and tensor cores; else it is interpreted, with models of them
+    on_gpu   whether the kernel runs on a GPU, by its instructions and tensor cores; else it is
+             interpreted, with models of them
     exps_at_once  of a thread: fewer of them where registers are wanted for more than one sum
     exps     the place of the table of `gpu_exp_table`, if there is one
     """
@@ -97,7 +116,11 @@ def kernel_machine(zero: Array, buffers: Buffers, on_gpu: bool, exps_at_once: in
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
         narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
-        exp=partial(_exp, zero, exps, exps_at_once) if on_gpu else lambda x, _: _round(exp64(wide, x), BINARY32),
+        exp=(
+            partial(_exp, zero, exps, exps_at_once)
+            if on_gpu
+            else lambda x, _: _round(exp64(wide, x), BINARY32)
+        ),
         instructions=instructions(on_gpu),
         odd_sum=wide.odd_sum,
         round=_converted if on_gpu else _round,
@@ -124,7 +147,9 @@ def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> 
 
 
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """What `gpu_convert.combined` does, by the rule: binary64 holds every product, and a sum rounds to binary32 as if it held that."""
+    """What `gpu_convert.combined` does, by the rule: binary64 holds every product, and a sum rounds
+    to binary32 as if it held that.
+    """
     return _round(in_binary64(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
 
 
@@ -139,35 +164,60 @@ def _combined16(multiply: Any, operation: str, a: Array, b: Array, r: Rounding) 
 
 
 def barrier(on_gpu: bool) -> None:
-    """The threads of a program wait for each other, and see what others wrote; an interpreter has one."""
+    """The threads of a program wait for each other, and see what others wrote; an interpreter has
+    one.
+    """
     if on_gpu:
         triton.debug_barrier()
 
 
-def _total(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
+def _total(
+    wide: Ops,
+    buffers: Buffers,
+    on_gpu: bool,
+    machine: Machine,
+    acc: Accumulator,
+    a: Held,
+    b: Held,
+    init: Held,
+) -> Held:
     """init + a @ b; a (T, K), b (K, N). By halves: K a power of two, and b ones, a row sum."""
     if acc.order is Order.HALVES:
         return _by_halves(wide, on_gpu, machine, acc, a, init)
-    if acc == Accumulator() and b.uniform == 1.0 and b.shape[1] == 1 and _is_binary32(a) and a.shape[1] <= COLUMNS:
+    if (
+        acc == Accumulator()
+        and b.uniform == 1.0
+        and b.shape[1] == 1
+        and _is_binary32(a)
+        and a.shape[1] <= COLUMNS
+    ):
         return _column_by_column(wide, on_gpu, machine, acc, a, init)
     if acc.alignment is None:
         return _ascending(wide, buffers, on_gpu, machine, acc, a, b, init)
     if on_gpu:
         return _on_tensor_core(machine, acc, a, b, init)
-    return Held(array=_modelled(wide, acc, *(held_as(machine, v, FP64) for v in (a, b, init))), format=FP32)
+    return Held(
+        array=_modelled(wide, acc, *(held_as(machine, v, FP64) for v in (a, b, init))), format=FP32
+    )
 
 
 def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
-    """By the matrix unit, whatever precision a user asks of JAX's products. Triton makes init the first term of its sum, and leaves no
-    other addition (TritonCombineOps).
+    """By the matrix unit, whatever precision a user asks of JAX's products.
+
+    Triton makes init the first term of its sum, and leaves no other addition (TritonCombineOps).
     """
     assert acc.alignment is not None
     name = acc.alignment.operand.name
     x, y = (held_as(machine, v, FP32 if name == "tf32" else name) for v in (a, b))
-    return Held(array=triton.dot(x, y, precision=lax.Precision.DEFAULT) + held_as(machine, init, FP32), format=FP32)
+    return Held(
+        array=triton.dot(x, y, precision=lax.Precision.DEFAULT) + held_as(machine, init, FP32),
+        format=FP32,
+    )
 
 
-def _by_halves(wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held) -> Held:
+def _by_halves(
+    wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
+) -> Held:
     """The sum of the numbers of each row, K a power of two."""
     single = acc.step == BINARY32 and FP64 not in (a.format, init.format)
     x = held_as(machine, a, FP32 if single else FP64)
@@ -178,12 +228,16 @@ def _by_halves(wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: H
             x = _added(wide, machine, acc.step, *_halves(on_gpu, x))
     if single:
         total = Held(array=x, format=FP32)
-        return narrowing.rounded(machine, narrowing.promised(machine, "add", (init, total)), acc.step)
+        return narrowing.rounded(
+            machine, narrowing.promised(machine, "add", (init, total)), acc.step
+        )
     return Held(array=_added(wide, machine, acc.step, held_as(machine, init, FP64), x), format=FP64)
 
 
 def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
-    """The left and the right half of a row; a kernel has no slices, but sums over an axis, and x + -0 is x."""
+    """The left and the right half of a row; a kernel has no slices, but sums over an axis, and x +
+    -0 is x.
+    """
     half = x.shape[1] // 2
     if not on_gpu:
         return x[:, :half], x[:, half:]
@@ -192,13 +246,23 @@ def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
     return jnp.where(is_left, pairs, -0.0).sum(axis=1), jnp.where(is_left, -0.0, pairs).sum(axis=1)
 
 
-def _column_by_column(wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held) -> Held:
-    """The ascending sum of each row, a power of two of numbers, in registers: a row is cut into halves until columns are left."""
+def _column_by_column(
+    wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
+) -> Held:
+    """The ascending sum of each row, a power of two of numbers, in registers: a row is cut into
+    halves until columns are left.
+    """
     parts = [held_as(machine, a, FP32)]
     while parts[0].shape[1] > 1:
         parts = [half for x in parts for half in _halves(on_gpu, x)]
     if init.format == FP64:
-        first = _added(wide, machine, acc.step, held_as(machine, init, FP64), parts[0].astype(machine.types[FP64]))
+        first = _added(
+            wide,
+            machine,
+            acc.step,
+            held_as(machine, init, FP64),
+            parts[0].astype(machine.types[FP64]),
+        )
         total = first.astype(machine.types[FP32])
     else:
         total = machine.combined("add", held_as(machine, init, FP32), parts[0], False)
@@ -207,17 +271,33 @@ def _column_by_column(wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulato
     return Held(array=total, format=FP32)
 
 
-def _ascending(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
-    """Ascending; K a multiple of DEPTH. Of binary32 numbers with binary32 steps by fused multiply-adds: Triton's product of float32
+def _ascending(
+    wide: Ops,
+    buffers: Buffers,
+    on_gpu: bool,
+    machine: Machine,
+    acc: Accumulator,
+    a: Held,
+    b: Held,
+    init: Held,
+) -> Held:
+    """Ascending; K a multiple of DEPTH.
+
+    Of binary32 numbers with binary32 steps by fused multiply-adds: Triton's product of float32
     matrices at full precision, which adds to one sum in ascending order.
     """
     single = acc.step == BINARY32 and init.format != FP64 and _is_binary32(a) and _is_binary32(b)
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
     if single and width == DEPTH:
         factors = (held_as(machine, v, name) for v in (a, b, init))
-        return Held(array=_fused(*factors) if on_gpu else _modelled(wide, acc, *factors), format=FP32)
+        return Held(
+            array=_fused(*factors) if on_gpu else _modelled(wide, acc, *factors), format=FP32
+        )
     left, right = buffers[name]
-    left[:rows, :width], right[:width, :columns] = held_as(machine, a, name), held_as(machine, b, name)
+    left[:rows, :width], right[:width, :columns] = (
+        held_as(machine, a, name),
+        held_as(machine, b, name),
+    )
     barrier(on_gpu)  # every thread reads what others wrote
 
     def fused(n: Array, total: Array) -> Array:
@@ -237,8 +317,10 @@ def _ascending(wide: Ops, buffers: Buffers, on_gpu: bool, machine: Machine, acc:
 
 
 def _fused(a: Array, b: Array, init: Array) -> Array:
-    """init + a @ b of float32 arrays, by fused multiply-adds in ascending order. Triton reads a factor that comes straight from memory
-    so that registers do not suffice, in three times the time: so each is moved once.
+    """init + a @ b of float32 arrays, by fused multiply-adds in ascending order.
+
+    Triton reads a factor that comes straight from memory so that registers do not suffice, in three
+    times the time: so each is moved once.
     """
     a, b = (gpu_convert.instruction("mov.f32 $0, $1;", jnp.float32, x) for x in (a, b))
     return triton.dot(a, b, precision=lax.Precision.HIGHEST) + init

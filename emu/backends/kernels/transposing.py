@@ -1,8 +1,9 @@
 """A function without its transpositions: what is wanted transposed is made so.
 
-Inside a kernel a transposition goes through memory that threads share, with waiting before and after. But the arrays of a tile are made
-number by number, from rows, columns and sums of products, and (a b)^T = b^T a^T with the same products in the same order. So every array
-is computed the way round that is asked for, at most once each way.
+Inside a kernel a transposition goes through memory that threads share, with waiting before and
+after. But the arrays of a tile are made number by number, from rows, columns and sums of products,
+and (a b)^T = b^T a^T with the same products in the same order. So every array is computed the way
+round that is asked for, at most once each way.
 """
 
 import functools
@@ -17,21 +18,48 @@ from roundscope.emu.backends.kernels import marks
 from roundscope.emu.backends.kernels.narrowing import inlined
 
 BY_NUMBER = (
-    "add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor",
-    "select_n", "shift_left", "shift_right_logical", "shift_right_arithmetic", "convert_element_type", "bitcast_convert_type", "copy",
-)  # fmt: skip
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "rem",
+    "max",
+    "min",
+    "neg",
+    "abs",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "and",
+    "or",
+    "not",
+    "xor",
+    "select_n",
+    "shift_left",
+    "shift_right_logical",
+    "shift_right_arithmetic",
+    "convert_element_type",
+    "bitcast_convert_type",
+    "copy",
+)
 EitherWay = Callable[[bool], Array]  # an array; True: its transpose
 
 
 def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
-    """f, a function of arrays with `emu.backends.kernels.marks`: the same results, bit for bit, with transpositions of its arguments alone.
+    """f, a function of arrays with `emu.backends.kernels.marks`: the same results, bit for bit,
+    with transpositions of its arguments alone.
 
     Raises NotImplementedError for an operation whose transpose is not known here.
     """
 
     def run(*args: Any) -> Any:
         flat, tree = jax.tree.flatten(args)
-        closed, like = jax.make_jaxpr(lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True)(*flat)
+        closed, like = jax.make_jaxpr(
+            lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
+        )(*flat)
         found = _evaluate(closed.jaxpr, [*map(_given, closed.consts)], [*map(_given, flat)])
         return jax.tree.unflatten(jax.tree.structure(like), [x(False) for x in found])
 
@@ -42,8 +70,12 @@ def _given(x: Any) -> EitherWay:
     return functools.cache(lambda is_transposed: x.T if is_transposed and x.ndim == 2 else x)
 
 
-def _evaluate(jaxpr: Jaxpr, consts: Sequence[EitherWay], args: Sequence[EitherWay]) -> list[EitherWay]:
-    values: dict[Any, EitherWay] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+def _evaluate(
+    jaxpr: Jaxpr, consts: Sequence[EitherWay], args: Sequence[EitherWay]
+) -> list[EitherWay]:
+    values: dict[Any, EitherWay] = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
+    )
 
     def read(v: Any) -> EitherWay:
         return (lambda _: v.val) if isinstance(v, Literal) else values[v]
@@ -61,7 +93,11 @@ def _results(eqn: Any, x: Sequence[EitherWay]) -> list[EitherWay]:
 
     @functools.cache
     def computed(is_transposed: bool) -> Any:
-        return _transpose(eqn, x) if is_transposed else eqn.primitive.bind(*(y(False) for y in x), **eqn.params)
+        return (
+            _transpose(eqn, x)
+            if is_transposed
+            else eqn.primitive.bind(*(y(False) for y in x), **eqn.params)
+        )
 
     def result(n: int, is_transposed: bool) -> Array:
         found = computed(is_transposed and eqn.outvars[n].aval.ndim == 2)
@@ -77,16 +113,25 @@ def _swaps(eqn: Any) -> bool:
 def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
     """The transpose of what an operation makes."""
     name, params = eqn.primitive.name, eqn.params
-    if name in BY_NUMBER or eqn.primitive in (marks.ROUND, marks.PRODUCT, marks.FUNCTION, marks.ODD_SUM):
+    if name in BY_NUMBER or eqn.primitive in (
+        marks.ROUND,
+        marks.PRODUCT,
+        marks.FUNCTION,
+        marks.ODD_SUM,
+    ):
         return eqn.primitive.bind(*(y(True) for y in x), **params)
     if eqn.primitive is marks.TOTAL:
         a, b, init = x
         return marks.total(params["accumulator"], b(True), a(True), init(True))
     if name == "broadcast_in_dim":
         ways = tuple(sorted(1 - d for d in params["broadcast_dimensions"]))
-        return eqn.primitive.bind(x[0](True), **params | {"shape": params["shape"][::-1], "broadcast_dimensions": ways})
+        return eqn.primitive.bind(
+            x[0](True), **params | {"shape": params["shape"][::-1], "broadcast_dimensions": ways}
+        )
     if name == "reshape" and eqn.invars[0].aval.ndim == 1 and 1 in params["new_sizes"]:
         return eqn.primitive.bind(x[0](False), **params | {"new_sizes": params["new_sizes"][::-1]})
     if name == "iota":
-        return eqn.primitive.bind(**params | {"shape": params["shape"][::-1], "dimension": 1 - params["dimension"]})
+        return eqn.primitive.bind(
+            **params | {"shape": params["shape"][::-1], "dimension": 1 - params["dimension"]}
+        )
     raise NotImplementedError(f"the transpose of what {name} makes")

@@ -1,4 +1,6 @@
-"""`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands, columns side by side in the processor's lanes."""
+"""`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands, columns side by side in
+the processor's lanes.
+"""
 
 from typing import Any
 
@@ -54,7 +56,9 @@ def _top(row, w_a, w_b, top, smallest):
 
 @compiled
 def _zeros(row, w_a, w_b, top, least, padded):
-    """Where all terms are below the exponent of a 0 and one is 0, that exponent is the largest: seldom."""
+    """Where all terms are below the exponent of a 0 and one is 0, that exponent is the largest:
+    seldom.
+    """
     for j in range(row.size):
         if top[j] < least:
             found = padded or row[j] == 0.0

@@ -18,7 +18,9 @@ def _round(x: np.ndarray, r: Rounding, random: np.ndarray | None = None) -> np.n
     return x if r.is_identity else round_array(np.asarray(x, dtype=np.float64), r, random)
 
 
-def _round_blocks(x: np.ndarray, f: BlockFormat, axis: int, random: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _round_blocks(
+    x: np.ndarray, f: BlockFormat, axis: int, random: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     from roundscope.emu.blocks.kernels import quantise  # compiled only for those who use it
     from roundscope.emu.blocks.ops import round_blocks
 
@@ -30,7 +32,11 @@ def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
     from roundscope.emu.sums import aligned
 
     finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
-    return numba_aligned.aligned(a, b, init, acc) if finite else aligned.aligned(numpy_ops(), a, b, init, acc)
+    return (
+        numba_aligned.aligned(a, b, init, acc)
+        if finite
+        else aligned.aligned(numpy_ops(), a, b, init, acc)
+    )
 
 
 def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
@@ -42,14 +48,18 @@ def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
 
 
 def stack(ys: list[Any]) -> Any:
-    """A list of equal structures of arrays as one structure of stacked arrays; None stands for zeros."""
+    """A list of equal structures of arrays as one structure of stacked arrays; None stands for
+    zeros.
+    """
     like = next((y for y in ys if y is not None), None)
     if like is None:
         return None
     if isinstance(like, dict):
         return {key: stack([None if y is None else y[key] for y in ys]) for key in like}
     if isinstance(like, tuple):
-        return tuple(stack([None if y is None else y[part] for y in ys]) for part in range(len(like)))
+        return tuple(
+            stack([None if y is None else y[part] for y in ys]) for part in range(len(like))
+        )
     return np.stack([np.zeros_like(like) if y is None else y for y in ys])
 
 

@@ -1,7 +1,8 @@
 """The Numba executor of the rule: NumPy arrays in, NumPy arrays out, two threads or more.
 
-Kernels take flat contiguous arrays of the carrier's bits and release the interpreter lock; `parallel`
-cuts an array into one piece per thread. Plain `njit`, no fastmath: the bits are the definition.
+Kernels take flat contiguous arrays of the carrier's bits and release the interpreter lock;
+`parallel` cuts an array into one piece per thread. Plain `njit`, no fastmath: the bits are the
+definition.
 """
 
 import hashlib
@@ -25,7 +26,9 @@ from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, build_rule, ta
 
 @cache
 def _cache_directory() -> str:
-    """A folder of compiled kernels for exactly these sources: Numba's own cache misses a changed callee."""
+    """A folder of compiled kernels for exactly these sources: Numba's own cache misses a changed
+    callee.
+    """
     sources = sorted(Path(__file__).parents[2].rglob("*.py"))
     digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + numba.__version__.encode())
     base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -40,9 +43,9 @@ def _cache_directory() -> str:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`njit` for a function of a module, kept on disk: a fresh process loads it in milliseconds.
 
-    For functions of a module only, with all that they call: a closure over compiled functions, or one of
-    them passed as an argument, cannot be cached. Numba reads the folder at this moment and never again,
-    so no other package's cache moves.
+    For functions of a module only, with all that they call: a closure over compiled functions, or
+    one of them passed as an argument, cannot be cached. Numba reads the folder at this moment and
+    never again, so no other package's cache moves.
     """
     before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
     try:
@@ -54,9 +57,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def closure(tag: str) -> Callable[[Callable[..., Any]], Any]:
     """`njit` for the functions that a factory makes, under a name that no other of them has.
 
-    Numba names machine code after the function, its types and a count that starts anew in every process.
-    Of two closures of one name and types, one loaded from disk and one compiled here, the linker takes
-    the first for both, silently.
+    Numba names machine code after the function, its types and a count that starts anew in every
+    process. Of two closures of one name and types, one loaded from disk and one compiled here, the
+    linker takes the first for both, silently.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -90,7 +93,9 @@ def in_place(x: Any, y: Any) -> Any:
     return x.ctypes.data == y.ctypes.data
 
 
-def _loops(rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Callable[..., Any]) -> Rule:
+def _loops(
+    rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Callable[..., Any]
+) -> Rule:
     """The three functions of a rule over arrays: y = x rounded; x, y, random: integers of one size.
 
     enter, leave  between an element of the array and the integers of the rule
@@ -100,7 +105,9 @@ def _loops(rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Calla
 
     @closure(f"{width}")
     def signed(m, b, t):
-        signless = (t.negative_zero == 0) | (b & magnitude > carrier.infinity)  # of zeros: the fnuz formats', and NaN's
+        signless = (t.negative_zero == 0) | (
+            b & magnitude > carrier.infinity
+        )  # of zeros: the fnuz formats', and NaN's
         return leave(where((m == 0) & signless, 0, m | (b & ~magnitude)))
 
     def over(function, name):
@@ -183,19 +190,26 @@ _PIECE = 1 << 16  # below this many numbers a second thread costs more than it s
 
 
 def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = None) -> list[Any]:
-    """job(first, end) over equal pieces of range(size), one per thread; the results in order. work: numbers in all, if not `size`."""
+    """job(first, end) over equal pieces of range(size), one per thread; the results in order. work:
+    numbers in all, if not `size`.
+    """
     workers = min(numba.get_num_threads(), size, (size if work is None else work) // _PIECE) or 1
     cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
     return [job(*cuts[0])] if workers == 1 else list(pool().map(lambda cut: job(*cut), cuts))
 
 
-def parallel(kernel: Callable[..., Any], size: int, *arrays: Any, shared: tuple[Any, ...] = ()) -> list[Any]:
+def parallel(
+    kernel: Callable[..., Any], size: int, *arrays: Any, shared: tuple[Any, ...] = ()
+) -> list[Any]:
     """kernel(*pieces, *shared) over equal pieces of flat arrays; the results in order."""
     return over_threads(lambda lo, hi: kernel(*(a[lo:hi] for a in arrays), *shared), size)
 
 
-def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
-    """x (float32 or float64, any shape) rounded; `random` (int32, same shape) for the stochastic mode.
+def round_array(
+    x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None
+) -> np.ndarray:
+    """x (float32 or float64, any shape) rounded; `random` (int32, same shape) for the stochastic
+    mode.
 
     `out` may be x itself or overlap it. Formats beyond binary32's normal range pass through
     binary64.
@@ -208,7 +222,9 @@ def round_array(x: np.ndarray, r: Rounding, random: np.ndarray | None = None, ou
     result = out if out is not None and out.flags.c_contiguous else np.empty_like(source)
     if np.may_share_memory(source, result) and source.ctypes.data != result.ctypes.data:
         source = source.copy()
-    word, carrier, rule = (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)
+    word, carrier, rule = (
+        (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)
+    )
     even, any_mode, stochastic = rule
     target = target_of(r, carrier)
     flat = (source.reshape(-1).view(word), result.reshape(-1).view(word))

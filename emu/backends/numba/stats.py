@@ -28,7 +28,8 @@ LANES, BLOCK = 8, 1024
 
 @compiled
 def _collect(x, y, valid, f, counts, sums, rows):
-    """Adds the events of a flat tile where `valid` to counts, sums and the signed ulps of rows of equal length.
+    """Adds the events of a flat tile where `valid` to counts, sums and the signed ulps of rows of
+    equal length.
 
     Returns the largest |error| in ulps and its flat index, or -1.
     """
@@ -56,12 +57,15 @@ def _collect(x, y, valid, f, counts, sums, rows):
 
 @numba.njit
 def _count(x, y, valid, f, counts, error, ulps):
-    """Counts events and writes their errors; returns the bits of the largest |ulps|, -1 if there is none.
+    """Counts events and writes their errors; returns the bits of the largest |ulps|, -1 if there is
+    none.
 
-    Integer sums only, and no branch: the loop runs several events at a time. What is not valid counts as 0 before and
-    after, which raises no flag.
+    Integer sums only, and no branch: the loop runs several events at a time. What is not valid
+    counts as 0 before and after, which raises no flag.
     """
-    n = inexact = ties = ties_away = away = toward = carries = overflow = underflow = subnormal = nan = 0
+    n = inexact = ties = ties_away = away = toward = carries = overflow = underflow = subnormal = (
+        nan
+    ) = 0
     top = -1
     for j in range(x.size):
         a, b = where(valid[j], x[j], 0.0), where(valid[j], y[j], 0.0)
@@ -87,7 +91,9 @@ def _count(x, y, valid, f, counts, error, ulps):
 
 @numba.njit
 def _sum(error, ulps, lanes):
-    """Adds error, |error|, error^2, |ulps|, ulps^2, each in LANES sums: an order that the processor adds at once."""
+    """Adds error, |error|, error^2, |ulps|, ulps^2, each in LANES sums: an order that the processor
+    adds at once.
+    """
     for j in range(0, error.size, LANES):
         for k in range(LANES):
             e, u = error[j + k], ulps[j + k]
@@ -123,7 +129,9 @@ def _find(ulps, valid, top):
 
 
 def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -> tuple[Any, ...]:
-    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows, columns)."""
+    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows,
+    columns).
+    """
     counts, sums = np.zeros(11, np.int64), np.zeros(6)
     rows = np.zeros(before.shape[0])
     flat = (np.ascontiguousarray(v).reshape(-1) for v in (before, after, valid))
@@ -133,7 +141,9 @@ def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -
 
 @compiled
 def _collect32(x, y, f, counts, sums):
-    """Adds the events of flat float32 arrays, all valid, to counts and sums; returns the peak and its index, or -1."""
+    """Adds the events of flat float32 arrays, all valid, to counts and sums; returns the peak and
+    its index, or -1.
+    """
     before, after, valid = np.zeros(BLOCK), np.zeros(BLOCK), np.ones(BLOCK, np.bool_)
     error, ulps = np.zeros(BLOCK), np.zeros(BLOCK)
     lanes, signed = np.zeros((5, LANES)), 0.0
@@ -155,10 +165,16 @@ def _collect32(x, y, f, counts, sums):
     return float_of_bits(max(peak, 0)), place
 
 
-PIECE = 1 << 15  # numbers rounded and judged while in the cache; at 2^17 round_array would wait for its own threads
+PIECE = (
+    1 << 15
+    # numbers rounded and judged while in the cache; at 2^17 round_array would wait for its own
+    # threads
+)
 
 
-def rounded_with_stats(x: np.ndarray, r: Rounding, random: np.ndarray | None, out: np.ndarray | None) -> tuple[np.ndarray, Stats]:
+def rounded_with_stats(
+    x: np.ndarray, r: Rounding, random: np.ndarray | None, out: np.ndarray | None
+) -> tuple[np.ndarray, Stats]:
     """A float32 array rounded and its events summarised, in one pass over memory."""
     result = np.empty(x.shape, x.dtype) if out is None else out
     lots = None if random is None else random.reshape(-1)

@@ -1,4 +1,6 @@
-"""Sums of products in ascending order: the Numba kernels of the NumPy executor, one thread each call."""
+"""Sums of products in ascending order: the Numba kernels of the NumPy executor, one thread each
+call.
+"""
 
 from typing import Any
 
@@ -26,7 +28,9 @@ _odd_sum = closure("64")(build_odd_sum(where, bits_of_float, float_of_bits))
 
 @intrinsic
 def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c of three numbers of one type, rounded once: the processor's instruction, or its library's function."""
+    """a b + c of three numbers of one type, rounded once: the processor's instruction, or its
+    library's function.
+    """
 
     def lowered(_: Any, builder: ir.IRBuilder, __: Any, args: Any) -> Any:
         return builder.fma(*args)
@@ -55,8 +59,14 @@ def _fold(a, b, total, t):
             bits = row.view(np.int64)
             for j in range(row.size):
                 product = x * b[k, j]
-                s = bits_of_float(_odd_sum(row[j], product) if t.drop >= _SPARE else row[j] + product)
-                m = _even(s & _MAGNITUDE, s < 0, t) if t.mode == EVEN else _any(s & _MAGNITUDE, s < 0, t)
+                s = bits_of_float(
+                    _odd_sum(row[j], product) if t.drop >= _SPARE else row[j] + product
+                )
+                m = (
+                    _even(s & _MAGNITUDE, s < 0, t)
+                    if t.mode == EVEN
+                    else _any(s & _MAGNITUDE, s < 0, t)
+                )
                 bits[j] = where((m == 0) & (t.negative_zero == 0), 0, m | (s & _SIGN))
 
 
@@ -104,4 +114,8 @@ def _in_binary32(*arrays: np.ndarray) -> list[np.ndarray] | None:
     """Copies in binary32 if that holds every number."""
     with np.errstate(over="ignore"):
         narrow = [np.array(x, dtype=np.float32, order="C") for x in arrays]
-    return narrow if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(arrays, narrow, strict=True)) else None
+    return (
+        narrow
+        if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(arrays, narrow, strict=True))
+        else None
+    )

@@ -1,8 +1,9 @@
 """Integers that stay 32 bits wide under Numba.
 
-Numba widens int32 to int64 at every operation, so a loop over binary32 numbers fills only half of each
-vector register. A `Word` is an int32 that wraps and does not widen: `+ - & | << >>`, unary minus and
-comparisons of words are words (or booleans), and an integer beside a word becomes one by its low 32 bits.
+Numba widens int32 to int64 at every operation, so a loop over binary32 numbers fills only half of
+each vector register. A `Word` is an int32 that wraps and does not widen: `+ - & | << >>`, unary
+minus and comparisons of words are words (or booleans), and an integer beside a word becomes one by
+its low 32 bits.
 """
 
 import operator
@@ -26,7 +27,11 @@ class Word(numba.types.Type):  # type: ignore[misc]
 
     def can_convert_from(self, context: Any, other: Any) -> Any:
         """An integer literal or a target's field may stand where a word is asked for."""
-        return numba.core.typeconv.Conversion.unsafe if isinstance(other, numba.types.Integer) else None
+        return (
+            numba.core.typeconv.Conversion.unsafe
+            if isinstance(other, numba.types.Integer)
+            else None
+        )
 
 
 word = Word()
@@ -60,14 +65,33 @@ def _define(operation: Any, result: Any, arity: int, emit: Any) -> None:
         cases = (signature(result, *[word] * arity),)
 
     infer_global(operation)(Operation)
-    lower_builtin(operation, *[word] * arity)(lambda context, builder, signature, args: emit(builder, *args))
+    lower_builtin(operation, *[word] * arity)(
+        lambda context, builder, signature, args: emit(builder, *args)
+    )
 
 
-_ARITHMETIC = {"add": "add", "sub": "sub", "and_": "and_", "or_": "or_", "lshift": "shl", "rshift": "ashr"}
+_ARITHMETIC = {
+    "add": "add",
+    "sub": "sub",
+    "and_": "and_",
+    "or_": "or_",
+    "lshift": "shl",
+    "rshift": "ashr",
+}
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 for _name, _emit in _ARITHMETIC.items():
-    _define(getattr(operator, _name), word, 2, lambda builder, a, b, emit=_emit: getattr(builder, emit)(a, b))
+    _define(
+        getattr(operator, _name),
+        word,
+        2,
+        lambda builder, a, b, emit=_emit: getattr(builder, emit)(a, b),
+    )
 for _name, _sign in _ORDER.items():
-    _define(getattr(operator, _name), numba.boolean, 2, lambda builder, a, b, sign=_sign: builder.icmp_signed(sign, a, b))
+    _define(
+        getattr(operator, _name),
+        numba.boolean,
+        2,
+        lambda builder, a, b, sign=_sign: builder.icmp_signed(sign, a, b),
+    )
 _define(operator.neg, word, 1, lambda builder, a: builder.neg(a))

@@ -1,4 +1,6 @@
-"""`Ops` on JAX arrays under XLA. Needs 64-bit types enabled while it is traced (`jax.enable_x64`)."""
+"""`Ops` on JAX arrays under XLA. Needs 64-bit types enabled while it is traced
+(`jax.enable_x64`).
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,9 +24,12 @@ from roundscope.emu.stats.classify import SUMS, Judged, build_classify, judged
 from roundscope.emu.sums.aligned import Factors, aligned
 from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 
-# additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in cache
+# additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in
+# cache
 _UNROLL = {"gpu": 16, "cuda": 16}
-IN_A_WORD, BITS = 3, 21  # counts of a row that share an integer, where it has fewer than 2^21 columns
+# counts of a row that share an integer, where it has fewer than 2^21 columns
+IN_A_WORD = 3
+BITS = 21
 
 
 def bits_of(x: Array) -> Array:
@@ -43,7 +48,10 @@ _classify = build_classify(jnp.where, number_of, lambda f: f)
 
 @jax.custom_batching.custom_vmap
 def opaque_zero(x: Array) -> Array:
-    """An int64 zero that no compiler can see through: whether the largest element is below the first. One for all that is mapped over.
+    """An int64 zero that no compiler can see through: whether the largest element is below the
+    first.
+
+    One for all that is mapped over.
 
     As integers: XLA's maximum of an array with a NaN may be any of its numbers.
     """
@@ -62,8 +70,8 @@ def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array,
 def xla_ops(zero: Array) -> Ops:
     """The record for JAX arrays.
 
-    zero  an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product with a following
-          addition.
+    zero  an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product
+          with a following addition.
     """
 
     return Ops(
@@ -81,7 +89,9 @@ def xla_ops(zero: Array) -> Ops:
         when=_when,
         call=lambda function, x: _call(function, zero, x),
         aligned=_aligned,
-        native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),  # or a GPU drops bits of the operands (TF32)
+        native=partial(
+            jnp.matmul, precision=lax.Precision.HIGHEST
+        ),  # or a GPU drops bits of the operands (TF32)
         ascending=partial(_ascending, zero),
         stats=_stats,
     )
@@ -93,8 +103,8 @@ def guarded(zero: Array, a: Array, b: Array) -> Array:
 
 
 def _divided(zero: Array, a: Array, b: Array) -> Array:
-    """a / b. Where XLA sees that one number divides an array it multiplies by its reciprocal, which rounds twice: the dividend's own bits
-    keep it from seeing that.
+    """a / b. Where XLA sees that one number divides an array it multiplies by its reciprocal, which
+    rounds twice: the dividend's own bits keep it from seeing that.
     """
     return a / number_of(bits_of(b) ^ (bits_of(a) & zero))
 
@@ -137,8 +147,10 @@ def _scan(body, carry, xs):  # type: ignore[no-untyped-def]
 
 
 def _mapped_with(x: Array, carry: Any) -> Any:
-    """The carry, mapped over with x where x is: `vmap` tries a loop again and again, twice for each loop around it, whose carry
-    turns out to be mapped over after its first turn. XLA drops a choice between equals.
+    """The carry, mapped over with x where x is: `vmap` tries a loop again and again, twice for each
+    loop around it, whose carry turns out to be mapped over after its first turn.
+
+    XLA drops a choice between equals.
     """
     if not x.size:
         return carry
@@ -153,34 +165,55 @@ def _when(active, compute, state):  # type: ignore[no-untyped-def]
 
 
 def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
-    """An array like another, computed once for all its readers: XLA on a CPU copies a chain of cheap operations into each fusion
-    that reads it, an exp of 40 too, through any `optimization_barrier`; the result of a conditional it cannot.
+    """An array like another, computed once for all its readers: XLA on a CPU copies a chain of
+    cheap operations into each fusion that reads it, an exp of 40 too, through any
+    `optimization_barrier`; the result of a conditional it cannot.
     """
-    return compute() if jax.default_backend() != "cpu" else lax.cond(zero == 0, compute, lambda: jnp.zeros_like(like))
+    return (
+        compute()
+        if jax.default_backend() != "cpu"
+        else lax.cond(zero == 0, compute, lambda: jnp.zeros_like(like))
+    )
 
 
-def _ascending(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int) -> Array:
-    return (_fold if isinstance(r, TracedRounding) else _fold_compiled)(zero, a, b, init, r, product_bits)
+def _ascending(
+    zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int
+) -> Array:
+    return (_fold if isinstance(r, TracedRounding) else _fold_compiled)(
+        zero, a, b, init, r, product_bits
+    )
 
 
-def _fold(zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int) -> Array:
-    # an exact product may be fused with the addition, and a sum of two binary32 numbers rounds to one by way of binary64 (53 >= 2 p + 2)
-    nearest, multiply = _step(r), partial(guarded, zero) if product_bits > EXACT_PRODUCT else jnp.multiply
+def _fold(
+    zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int
+) -> Array:
+    # an exact product may be fused with the addition, and a sum of two binary32 numbers rounds to
+    # one by way of binary64 (53 >= 2 p + 2)
+    nearest = _step(r)
+    multiply = partial(guarded, zero) if product_bits > EXACT_PRODUCT else jnp.multiply
     rounds_once = product_bits <= BINARY32.format.precision and r == BINARY32
     add = jnp.add if rounds_once else partial(sum_to_round, _exact_ops(), r.format.precision)
 
     def step(total: Array, ab: tuple[Array, Array]) -> tuple[Array, None]:
         return nearest(add(total, multiply(ab[0][:, None], ab[1][None, :]))), None
 
-    return lax.scan(step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1))[0]
+    return lax.scan(
+        step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1)
+    )[0]
 
 
 _fold_compiled = partial(jax.jit, static_argnums=(4, 5))(_fold)
 
 
 def _aligned(a: Factors, b: Factors, init: Array, acc: Any) -> Array:
-    """Every operation in it is exact but the rounding: nothing needs to be hidden from the compiler."""
-    return _aligned_compiled(acc, a, b, init) if isinstance(acc.step, Rounding) else aligned(_exact_ops(), a, b, init, acc)
+    """Every operation in it is exact but the rounding: nothing needs to be hidden from the
+    compiler.
+    """
+    return (
+        _aligned_compiled(acc, a, b, init)
+        if isinstance(acc.step, Rounding)
+        else aligned(_exact_ops(), a, b, init, acc)
+    )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -195,8 +228,16 @@ def _exact_ops() -> Ops:
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
     """A rounding without random bits, by two additions where they serve."""
     if isinstance(r, TracedRounding):
-        return partial(nearest_even, t=r.target) if r.mode is RoundingMode.TIES_TO_EVEN else partial(round_wide, r=r)
-    return partial(nearest_even, t=target_of(r, C64)) if takes_nearest_even(r) else partial(round_wide, r=r)
+        return (
+            partial(nearest_even, t=r.target)
+            if r.mode is RoundingMode.TIES_TO_EVEN
+            else partial(round_wide, r=r)
+        )
+    return (
+        partial(nearest_even, t=target_of(r, C64))
+        if takes_nearest_even(r)
+        else partial(round_wide, r=r)
+    )
 
 
 def _stats(events: Sequence[Event]) -> list[Any]:
@@ -205,14 +246,23 @@ def _stats(events: Sequence[Event]) -> list[Any]:
     for shape in dict.fromkeys(before.shape for before, *_ in events):
         own = [n for n, event in enumerate(events) if event[0].shape == shape]
         before, after, formats, valid = zip(*(events[n] for n in own), strict=True)
-        judges = jax.tree.map(lambda *numbers: jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]), *map(judged, formats))
-        summaries = jax.vmap(judged_stats)(jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid))
+        judges = jax.tree.map(
+            lambda *numbers: jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]),
+            *map(judged, formats),
+        )
+        summaries = jax.vmap(judged_stats)(
+            jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid)
+        )
         found |= {n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(own)}
     return [found[n] for n in range(len(events))]
 
 
-def judged_events(before: Array, after: Array, f: Judged, valid: Array) -> tuple[list[Array], list[Array]]:
-    """Each event by itself: flags in the order of COUNTS, terms of the sums in that of SUMS; none where it is not valid."""
+def judged_events(
+    before: Array, after: Array, f: Judged, valid: Array
+) -> tuple[list[Array], list[Array]]:
+    """Each event by itself: flags in the order of COUNTS, terms of the sums in that of SUMS; none
+    where it is not valid.
+    """
     x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
     *flags, error, ulps = _classify(x, y, bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude, f)
     return [valid, *flags], [error, jnp.abs(error), error * error, ulps, jnp.abs(ulps), ulps * ulps]
@@ -220,22 +270,41 @@ def judged_events(before: Array, after: Array, f: Judged, valid: Array) -> tuple
 
 @jax.jit
 def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
-    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows, columns).
+    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows,
+    columns).
 
-    One reduction over many operands: as many reductions would classify every event as many times over.
+    One reduction over many operands: as many reductions would classify every event as many times
+    over.
     """
     flags, sums = judged_events(before, after, f, valid)
     size = sums[SUMS.index("abs_ulps")]
     shape = before.shape
-    place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(jnp.int64, shape, 1)
+    place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(
+        jnp.int64, shape, 1
+    )
     shared = IN_A_WORD if shape[1] < 2**BITS else 1
-    words = [_word([flag & valid for flag in flags[n : n + shared]]) for n in range(0, len(flags), shared)]
+    words = [
+        _word([flag & valid for flag in flags[n : n + shared]])
+        for n in range(0, len(flags), shared)
+    ]
     per_row = _reduce_rows([*words, *sums], jnp.where(valid, size, -1.0), place)
     counted, parts, (peak, place) = per_row[: len(words)], per_row[len(words) : -2], per_row[-2:]
-    counts = counted if shared == 1 else [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(shared)][: len(flags)]
+    counts = (
+        counted
+        if shared == 1
+        else [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(shared)][
+            : len(flags)
+        ]
+    )
     worst = jnp.argmax(peak)
     place = jnp.where(peak[worst] < 0.0, -1, place[worst])
-    return jnp.stack(counts).sum(axis=1), jnp.stack(parts).sum(axis=1), jnp.maximum(peak[worst], 0.0), place, parts[3]
+    return (
+        jnp.stack(counts).sum(axis=1),
+        jnp.stack(parts).sum(axis=1),
+        jnp.maximum(peak[worst], 0.0),
+        place,
+        parts[3],
+    )
 
 
 def _word(flags: Sequence[Array]) -> Array:

@@ -1,7 +1,7 @@
 """A call of the API on JAX arrays as one compiled program.
 
-Operation by operation a first call compiles some fifty programs, a second for each new shape, and each later call passes
-over memory once for each of them.
+Operation by operation a first call compiles some fifty programs, a second for each new shape, and
+each later call passes over memory once for each of them.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ import jax
 
 
 def run(f: Callable[..., Any], /, *arrays: Any, **fixed: Any) -> Any:
-    """f(*arrays, **fixed), compiled once for each shape and dtype of the arrays and each value of `fixed`; with 64-bit types enabled.
+    """f(*arrays, **fixed), compiled once for each shape and dtype of the arrays and each value of
+    `fixed`; with 64-bit types enabled.
 
     f        a function of a module: its identity is part of the program's key
     arrays   JAX arrays, NumPy arrays, numbers, None, or structures of them; tracers too
@@ -23,5 +24,7 @@ def run(f: Callable[..., Any], /, *arrays: Any, **fixed: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _compiled(f: Callable[..., Any], fixed: tuple[tuple[str, Any], ...], arrays: tuple[Any, ...]) -> Any:
+def _compiled(
+    f: Callable[..., Any], fixed: tuple[tuple[str, Any], ...], arrays: tuple[Any, ...]
+) -> Any:
     return f(*arrays, **dict(fixed))

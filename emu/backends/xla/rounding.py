@@ -47,5 +47,7 @@ def _apply(rule, carrier, word, x, r: Rounding | TracedRounding, t: Target, rand
     else:
         m = rule.any_mode(a, negative, t)
     sign = b & ~np.dtype(word).type(carrier.magnitude)
-    signless = (t.negative_zero == 0) | (a > carrier.infinity)  # of zeros: the fnuz formats', and NaN's
+    signless = (t.negative_zero == 0) | (
+        a > carrier.infinity
+    )  # of zeros: the fnuz formats', and NaN's
     return lax.bitcast_convert_type(jnp.where((m == 0) & signless, 0, m | sign), x.dtype)

@@ -1,7 +1,9 @@
-"""A `Rounding` as numbers that XLA traces, so that one compiled function serves every format, mode and seed.
+"""A `Rounding` as numbers that XLA traces, so that one compiled function serves every format, mode
+and seed.
 
-`row_of` writes a rounding as one row of integers; `TracedRounding` reads such a row, whose entries may be arrays,
-and stands where a `Rounding` would. Static is only which function of the rule runs: `kind_of`.
+`row_of` writes a rounding as one row of integers; `TracedRounding` reads such a row, whose entries
+may be arrays, and stands where a `Rounding` would. Static is only which function of the rule runs:
+`kind_of`.
 """
 
 from enum import Enum
@@ -58,7 +60,10 @@ def kind_of(r: Rounding) -> Kind:
 
 @lru_cache(4096)
 def row_of(r: Rounding) -> np.ndarray:
-    """The rounding as int64 numbers, shape (FIELDS,). Raises ValueError if binary64 cannot hold its format."""
+    """The rounding as int64 numbers, shape (FIELDS,).
+
+    Raises ValueError if binary64 cannot hold its format.
+    """
     window = int(np.float64(r.format.tie_window).view(np.int64))
     return np.array([*target_of(r, C64), *judged(r.format), window, r.seed], dtype=np.int64)
 
@@ -67,5 +72,14 @@ def rounding_of(row: Any, kind: Kind) -> TracedRounding:
     """The rounding that a row (FIELDS,) stands for."""
     target, judge = Target(*(row[i] for i in range(T))), Judged(*(row[T + i] for i in range(J)))
     window = lax.bitcast_convert_type(row[T + J], jnp.float64)
-    mode = {Kind.NEAREST: RoundingMode.TIES_TO_EVEN, Kind.STOCHASTIC: RoundingMode.STOCHASTIC, Kind.ANY: None}[kind]
-    return TracedRounding(mode, TracedFormat(judge.precision, judge.emin - 1023, window, judge), target, row[T + J + 1])
+    mode = {
+        Kind.NEAREST: RoundingMode.TIES_TO_EVEN,
+        Kind.STOCHASTIC: RoundingMode.STOCHASTIC,
+        Kind.ANY: None,
+    }[kind]
+    return TracedRounding(
+        mode,
+        TracedFormat(judge.precision, judge.emin - 1023, window, judge),
+        target,
+        row[T + J + 1],
+    )

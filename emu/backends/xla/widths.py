@@ -1,7 +1,7 @@
 """Between binary32 and binary64 under XLA, on bits.
 
-XLA on CPU flushes subnormal numbers in float arithmetic and in conversions; integers it leaves alone.
-So a binary32 array enters and leaves the binary64 carrier through these two functions.
+XLA on CPU flushes subnormal numbers in float arithmetic and in conversions; integers it leaves
+alone. So a binary32 array enters and leaves the binary64 carrier through these two functions.
 """
 
 import jax.numpy as jnp
@@ -31,4 +31,6 @@ def narrow(x: Array) -> Array:
     subnormal = significand >> jnp.clip(29 + (1023 - 126) - e, 0, 63)
     special = 0x7F80_0000 | ((a & (2**52 - 1)) >> 29)
     bits = jnp.where(e == 2047, special, jnp.where(e < 1023 - 126, subnormal, normal))
-    return lax.bitcast_convert_type((bits | jnp.where(b < 0, 1 << 31, 0)).astype(jnp.uint32), jnp.float32)
+    return lax.bitcast_convert_type(
+        (bits | jnp.where(b < 0, 1 << 31, 0)).astype(jnp.uint32), jnp.float32
+    )

@@ -1,4 +1,6 @@
-"""The run to diagnose: its folder, the arm that failed and when, and the checkpoints from which it can be replayed."""
+"""The run to diagnose: its folder, the arm that failed and when, and the checkpoints from which it
+can be replayed.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,7 +18,8 @@ from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
 
-MARGIN = 100  # steps that a replay goes on behind the alarm: a failure may come later in it, by other bits
+# steps that a replay goes on behind the alarm: a failure may come later in it, by other bits
+MARGIN = 100
 LONGEST = 5  # margins of the longest window, for failures that come at very different steps
 BACK = (12, 25, 50, 100, 200, 400)  # steps before the failure at which replays may begin
 GREW = "growth"
@@ -24,10 +27,12 @@ GREW = "growth"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An arm's failure: kind 'not finite', 'rise', 'stay' or 'spike', of the loss above `limit`; or 'growth' of its gradient norm.
+    """An arm's failure: kind 'not finite', 'rise', 'stay' or 'spike', of the loss above `limit`; or
+    'growth' of its gradient norm.
 
-    step   from which it counts;  seen: when it was known;  before: a step that lies before it, and before any alarm of loss or gradient
-           norm in the 100 steps ahead of it: the damage may be done before the loss shows it
+    step   from which it counts;  seen: when it was known;  before: a step that lies before it, and
+           before any alarm of loss or gradient norm in the 100 steps ahead of it: the damage may be
+           done before the loss shows it
     """
 
     arm: str
@@ -42,11 +47,13 @@ class Failure:
 class Case:
     """A run, one of its arms, and where to replay it.
 
-    failure   None if the arm never failed;  grown: the step at which its gradient norm had grown (`spikes.growth`), None without
+    failure   None if the arm never failed;  grown: the step at which its gradient norm had grown
+              (`spikes.growth`), None without
     known     steps of checkpoints that serve, the last first
-    starts    steps from which replays may begin, the latest first: some on the way from a checkpoint to the failure, and checkpoints;
-              with --from one only
-    first     the step of --from, None if it was left out;  until: the replays' last step, exclusive;  longest: that of the longest
+    starts    steps from which replays may begin, the latest first: some on the way from a
+              checkpoint to the failure, and checkpoints; with --from one only
+    first     the step of --from, None if it was left out;  until: the replays' last step,
+              exclusive;  longest: that of the longest
     losses, norms   of the arm, from the log, a number for every step (NaN: not finite)
     """
 
@@ -78,17 +85,28 @@ class Case:
 
     @property
     def failed(self) -> int:
-        """The step by which replays fail: that of the growth of the gradient norm, if it comes before that of the loss."""
+        """The step by which replays fail: that of the growth of the gradient norm, if it comes
+        before that of the loss.
+        """
         assert self.failure is not None
         return self.failure.step if self.grown is None else min(self.grown, self.failure.step)
 
     @property
     def looked(self) -> int:
-        """The last step before the failure with a loss below the alarm's limit and a finite gradient so far."""
+        """The last step before the failure with a loss below the alarm's limit and a finite
+        gradient so far.
+        """
         assert self.failure is not None
-        steps = [n for n in sorted(self.losses) if self.known[0] <= n < min(self.failure.seen, self.failed + 1)]
+        steps = [
+            n
+            for n in sorted(self.losses)
+            if self.known[0] <= n < min(self.failure.seen, self.failed + 1)
+        ]
         lost = next((n for n in steps if not math.isfinite(self.norms[n])), math.inf)
-        return max((n for n in steps if n < lost and self.losses[n] <= self.failure.limit), default=self.known[0])
+        return max(
+            (n for n in steps if n < lost and self.losses[n] <= self.failure.limit),
+            default=self.known[0],
+        )
 
     @property
     def is_random(self) -> bool:
@@ -103,14 +121,21 @@ class Case:
 
 
 def case(folder: Path, *, arm: str | None, first: int | None, until: int | None) -> Case:
-    """What to diagnose. Raises UsageError for a folder without a run, a name, or steps that it has not."""
+    """What to diagnose. Raises UsageError for a folder without a run, a name, or steps that it has
+    not.
+    """
     known = checkpoint.steps(folder)
     if not (folder / record.NAME).is_file() or not known:
         repair = "give that of a `roundscope train` or `roundscope proxy`, or a file of tensors"
         raise bad("RUN_OR_TENSORS", str(folder), f"is a folder without a run; {repair}")
     settings = _on_xla(origins.settings_of(checkpoint.load(folder)[1]))
     if settings.config.plan == JAX:
-        raise bad("RUN_OR_TENSORS", str(folder), 'was trained with plan="jax", which has no rounding events; train with one, such as fp32')
+        raise bad(
+            "RUN_OR_TENSORS",
+            str(folder),
+            'was trained with plan="jax", which has no rounding events; train with one, such as'
+            " fp32",
+        )
     names = [a.name for a in settings.arms]
     if arm is not None and arm not in names:
         raise UsageError(f"--arm: {unknown('arm', arm, names)}")
@@ -122,21 +147,39 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
     grown = None if grown is not None and first is not None and first >= grown else grown
     usable = _usable(known, failure, grown, first)
     end = _until(failure, until, usable[0] if first is None else first, known[-1])
-    longest = end if until is not None or failure is None else max(end, failure.seen + LONGEST * MARGIN)
+    longest = (
+        end if until is not None or failure is None else max(end, failure.seen + LONGEST * MARGIN)
+    )
     step = None if failure is None else failure.step if grown is None else min(grown, failure.step)
     about = record.rows(folder, "runs")[-1]
     return Case(
-        folder=folder, settings=settings, arm=chosen, failure=failure, grown=grown if failure else None, known=usable,
-        starts=_starts(usable, step) if first is None else (first,), first=first, until=end, longest=longest, last=known[-1],
-        losses=losses, norms=norms, about={name: about[name] for name in ("device", "versions")},
-    )  # fmt: skip
+        folder=folder,
+        settings=settings,
+        arm=chosen,
+        failure=failure,
+        grown=grown if failure else None,
+        known=usable,
+        starts=_starts(usable, step) if first is None else (first,),
+        first=first,
+        until=end,
+        longest=longest,
+        last=known[-1],
+        losses=losses,
+        norms=norms,
+        about={name: about[name] for name in ("device", "versions")},
+    )
 
 
 def _series(folder: Path, arm: str) -> tuple[dict[int, float], dict[int, float]]:
     """Losses and gradient norms by step."""
     rows = record.rows(folder, "steps", arm)
-    number = lambda x: math.nan if x is None else x  # noqa: E731
-    return {r["step"]: number(r["loss"]) for r in rows}, {r["step"]: number(r["gradient_norm"]) for r in rows}
+
+    def number(x):
+        return math.nan if x is None else x
+
+    return {r["step"]: number(r["loss"]) for r in rows}, {
+        r["step"]: number(r["gradient_norm"]) for r in rows
+    }
 
 
 def _grown(norms: dict[int, float]) -> int | None:
@@ -146,56 +189,103 @@ def _grown(norms: dict[int, float]) -> int | None:
 
 
 def _on_xla(settings: Settings) -> Settings:
-    """Replays edit plans, which fused kernels do not take as data; the XLA engine's attention has the same bits."""
-    return settings if settings.config.plan == JAX else replace(settings, config=replace(settings.config, engine=XLA))
+    """Replays edit plans, which fused kernels do not take as data; the XLA engine's attention has
+    the same bits.
+    """
+    return (
+        settings
+        if settings.config.plan == JAX
+        else replace(settings, config=replace(settings.config, engine=XLA))
+    )
 
 
-def _failure(alarms: list[dict[str, Any]], series: dict[str, tuple[dict[int, float], dict[int, float]]]) -> Failure | None:
-    """The first divergence of these arms; without any the first growth of a gradient norm, without that the first spike of a loss."""
+def _failure(
+    alarms: list[dict[str, Any]], series: dict[str, tuple[dict[int, float], dict[int, float]]]
+) -> Failure | None:
+    """The first divergence of these arms; without any the first growth of a gradient norm, without
+    that the first spike of a loss.
+    """
     found = [(a, _alarm(a)) for a in alarms if a["arm"] in series and a["series"] == "loss"]
-    diverged = [(alarm.diverged, row["arm"], alarm) for row, alarm in found if alarm.diverged is not None]
+    diverged = [
+        (alarm.diverged, row["arm"], alarm) for row, alarm in found if alarm.diverged is not None
+    ]
     spiked = [(alarm.step, row["arm"], alarm) for row, alarm in found]
-    grown = [(step, arm) for arm, (_, norms) in series.items() if (step := _grown(norms)) is not None]
+    grown = [
+        (step, arm) for arm, (_, norms) in series.items() if (step := _grown(norms)) is not None
+    ]
     if grown and not diverged:
         step, arm = min(grown)
-        return Failure(arm=arm, kind=GREW, step=step, seen=step, before=max(0, step - WINDOW), limit=math.inf)
+        return Failure(
+            arm=arm, kind=GREW, step=step, seen=step, before=max(0, step - WINDOW), limit=math.inf
+        )
     if not (diverged or spiked):
         return None
     step, arm, alarm = min(diverged or spiked, key=lambda x: x[:2])
-    begins = [_alarm(a) for a in alarms if a["arm"] == arm and step - WINDOW <= a["step"] <= alarm.step]
+    begins = [
+        _alarm(a) for a in alarms if a["arm"] == arm and step - WINDOW <= a["step"] <= alarm.step
+    ]
     return Failure(
-        arm=arm, kind=alarm.kind, step=step, seen=alarm.step, before=max(0, min(a.step - a.delay for a in begins)), limit=alarm.limit
-    )  # fmt: skip
+        arm=arm,
+        kind=alarm.kind,
+        step=step,
+        seen=alarm.step,
+        before=max(0, min(a.step - a.delay for a in begins)),
+        limit=alarm.limit,
+    )
 
 
 def _alarm(row: dict[str, Any]) -> Alarm:
-    return Alarm(step=row["step"], arm=0, series=row["series"], kind=row["kind"], value=0.0, limit=row["bound"])
+    return Alarm(
+        step=row["step"],
+        arm=0,
+        series=row["series"],
+        kind=row["kind"],
+        value=0.0,
+        limit=row["bound"],
+    )
 
 
-def _usable(known: list[int], failure: Failure | None, grown: int | None, first: int | None) -> tuple[int, ...]:
+def _usable(
+    known: list[int], failure: Failure | None, grown: int | None, first: int | None
+) -> tuple[int, ...]:
     """Steps of checkpoints from which the failure can be replayed, the last first."""
     if first is not None:
         before = [s for s in known if s <= first]
         if not before:
-            raise bad("--from", first, f"the run has checkpoints of steps {' '.join(map(str, known))}; give a step from {known[0]} on")
+            raise bad(
+                "--from",
+                first,
+                f"the run has checkpoints of steps {' '.join(map(str, known))}; give a step from"
+                f" {known[0]} on",
+            )
         return (before[-1],)
     if failure is None:
         return (known[-1],)
     last = failure.before if grown is None else min(failure.before, max(grown - WINDOW, 0))
     before = [s for s in known if s <= last]
     if not before:
-        raise bad("RUN_OR_TENSORS", failure.arm, f"failed at step {failure.step}, and the first checkpoint is of step {known[0]}: "
-                  "train it again with a smaller checkpoint_every")  # fmt: skip
+        raise bad(
+            "RUN_OR_TENSORS",
+            failure.arm,
+            f"failed at step {failure.step}, and the first checkpoint is of step {known[0]}: "
+            "train it again with a smaller checkpoint_every",
+        )
     return tuple(reversed(before))
 
 
 def _starts(usable: tuple[int, ...], failed: int | None) -> tuple[int, ...]:
-    """Steps on the way from the last of the checkpoints to the failure, then checkpoints further and further back, the earliest too."""
+    """Steps on the way from the last of the checkpoints to the failure, then checkpoints further
+    and further back, the earliest too.
+    """
     if failed is None:
         return usable[:1]
     steps = [failed - back for back in BACK if failed - back > usable[0]]
     for step in usable:
-        if not steps or step in (usable[0], usable[-1]) or failed - step >= 2 * (failed - steps[-1]):
+        if (
+            not steps
+            or step in (usable[0], usable[-1])
+            or failed - step >= 2 * (failed - steps[-1])
+        ):
             steps.append(step)
     return tuple(steps)
 
@@ -205,6 +295,10 @@ def _until(failure: Failure | None, until: int | None, first: int, last: int) ->
         raise bad("--from", first, f"the run fails at step {failure.step}; give a step before it")
     end = until if until is not None else failure.seen + MARGIN if failure else max(last, first + 1)
     if end <= (failure.seen if failure else first):
-        repair = f"the failure is known at step {failure.seen}; give a later one" if failure else f"give a step after {first}"
+        repair = (
+            f"the failure is known at step {failure.seen}; give a later one"
+            if failure
+            else f"give a step after {first}"
+        )
         raise bad("--until", end, repair)
     return end

@@ -1,5 +1,5 @@
-"""Replays of a GPT's arm: as it was among the arms of its run, and changed, from one of its states, judged by the rules and the past
-of the run.
+"""Replays of a GPT's arm: as it was among the arms of its run, and changed, from one of its states,
+judged by the rules and the past of the run.
 """
 
 import hashlib
@@ -31,12 +31,16 @@ from roundscope.experiments.train.state import arm, pick
 EVERY = {"cpu": 5}  # steps between two looks at the device, by JAX's backend
 SELDOM = 25
 AGAIN = 10  # steps of a second replay, where the log is of another device
-AS_IT_WAS: Edit = lambda plans: plans  # noqa: E731
+
+
+def AS_IT_WAS(plans):
+    return plans
 
 
 class Judge:
-    """Follows arms by the run's rule for losses (of a run that only spiked, its rule of spikes) and, where the run's gradient norm
-    grew, by the rule of growth: an arm has failed at the first step of either.
+    """Follows arms by the run's rule for losses (of a run that only spiked, its rule of spikes)
+    and, where the run's gradient norm grew, by the rule of growth: an arm has failed at the first
+    step of either.
     """
 
     def __init__(self, case: Case, watch: dict[str, Any], past: np.ndarray, arms: int) -> None:
@@ -51,7 +55,9 @@ class Judge:
         """Losses and gradient norms (steps, arms) of the steps from `first` on."""
         for number, row in enumerate(losses, start=first):
             alarms = self.watch.update(number, row)
-            for a, step in ({x.arm: x.step for x in alarms} if self.spikes else divergences(alarms)).items():
+            for a, step in (
+                {x.arm: x.step for x in alarms} if self.spikes else divergences(alarms)
+            ).items():
                 self._fails(a, step)
         self.norms = np.concatenate([self.norms, norms])
         if self.case.grown is not None:
@@ -69,7 +75,9 @@ class Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where changed arms begin: the arm's state before step `first`, what the spike rule remembers, the gradient norms so far."""
+    """Where changed arms begin: the arm's state before step `first`, what the spike rule remembers,
+    the gradient norms so far.
+    """
 
     case: Case
     first: int
@@ -87,11 +95,20 @@ class Window:
 
     def group(self, trial: Trial) -> Hashable:
         """The structure of its plans."""
-        return tuple((n, structure(plans[0][0])) for n, plans in self._plans(trial) if n < self.case.longest)
+        return tuple(
+            (n, structure(plans[0][0])) for n, plans in self._plans(trial) if n < self.case.longest
+        )
 
     def name(self, trial: Trial) -> str:
         """Of the state, the run, and the plans of all stages."""
-        run = [self.sha256, plain(self.case.settings.config), repr(self.case.own), self.first, limit(), trial.repeat]
+        run = [
+            self.sha256,
+            plain(self.case.settings.config),
+            repr(self.case.own),
+            self.first,
+            limit(),
+            trial.repeat,
+        ]
         return digest(run, repr(self._plans(trial)))
 
     def judge(self, arms: int) -> Judge:
@@ -104,7 +121,9 @@ class Window:
         every = EVERY.get(jax.default_backend(), SELDOM)
         for start in range(self.first, until, every):
             steps = range(start, min(start + every, until))
-            seen = [group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}) for n in steps]
+            seen = [
+                group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}) for n in steps
+            ]
             losses, norms = np.asarray(jax.device_get(seen), float).swapaxes(0, 1)
             yield losses, norms
 
@@ -128,17 +147,27 @@ class Gpt:
     @property
     def others(self) -> str:
         """What comes to mind where rounding is not it."""
-        return f"The learning rate, {self.case.own.lr:g}, comes to mind first; then data and the linear layers."
+        return (
+            f"The learning rate, {self.case.own.lr:g}, comes to mind first; then data and the"
+            " linear layers."
+        )
 
     @property
     def rule(self) -> str:
         """By what a replay fails."""
-        return "its loss" if self.case.grown is None else "its gradient norm, ten times its lowest, or its loss"
+        return (
+            "its loss"
+            if self.case.grown is None
+            else "its gradient norm, ten times its lowest, or its loss"
+        )
 
     def repair(self, units: Units, first: int) -> str:
         """A branch of the run from step `first` on with these units exact."""
         name, change = self.case.own.name, change_words(units)
-        return f"roundscope train --resume {self.case.folder} --from {first} --arm '{name}={change}' --out {self.case.folder.name}-repaired"
+        return (
+            f"roundscope train --resume {self.case.folder} --from {first} --arm '{name}={change}'"
+            f" --out {self.case.folder.name}-repaired"
+        )
 
     @property
     def is_random(self) -> bool:
@@ -155,30 +184,55 @@ class Gpt:
         return exactly(units)
 
     def own(self) -> Own:
-        """The arm replayed from the last checkpoint that serves until it fails, its states on the way kept; or what was kept of it."""
+        """The arm replayed from the last checkpoint that serves until it fails, its states on the
+        way kept; or what was kept of it.
+        """
         case, first = self.case, self.case.known[0]
         keep = {n for n in (*case.starts, case.looked, first) if n >= first}
         state, meta = checkpoint.load(case.folder, first)
-        blank, name = arm(state, case.arm), digest("own", meta["sha256"], repr(case.settings), case.arm, sorted(keep), case.until)
+        blank = arm(state, case.arm)
+        name = digest(
+            "own", meta["sha256"], repr(case.settings), case.arm, sorted(keep), case.until
+        )
         leaves, tree = jax.tree.flatten(blank)
         kept = self.store.arrays(name)
         if kept is None:
             losses, norms, self.states = self._replay(first, case.until, keep)
             again = self.equal(first, losses) or self._again(first, losses)
-            named = {f"{n} {i}": np.asarray(x) for n, state in self.states.items() for i, x in enumerate(jax.tree.leaves(state))}
-            self.store.keep(name, named | {"losses": losses, "norms": norms, "again": np.array(again)})
+            named = {
+                f"{n} {i}": np.asarray(x)
+                for n, state in self.states.items()
+                for i, x in enumerate(jax.tree.leaves(state))
+            }
+            self.store.keep(
+                name, named | {"losses": losses, "norms": norms, "again": np.array(again)}
+            )
             return Own(first=first, losses=losses, norms=norms, again=again)
         steps = {int(n.partition(" ")[0]) for n in kept if " " in n}
-        self.states = {n: jax.tree.unflatten(tree, [kept[f"{n} {i}"] for i in range(len(leaves))]) for n in steps}
-        return Own(first=first, losses=kept["losses"], norms=kept["norms"], again=bool(kept["again"]))
+        self.states = {
+            n: jax.tree.unflatten(tree, [kept[f"{n} {i}"] for i in range(len(leaves))])
+            for n in steps
+        }
+        return Own(
+            first=first, losses=kept["losses"], norms=kept["norms"], again=bool(kept["again"])
+        )
 
-    def _replay(self, first: int, until: int, keep: Collection[int]) -> tuple[np.ndarray, np.ndarray, dict[int, Any]]:
-        """With the run's own arms of one executable, as they were: the same bits on the same device. Ends where the arm has failed."""
+    def _replay(
+        self, first: int, until: int, keep: Collection[int]
+    ) -> tuple[np.ndarray, np.ndarray, dict[int, Any]]:
+        """With the run's own arms of one executable, as they were: the same bits on the same
+        device.
+
+        Ends where the arm has failed.
+        """
         case = self.case
         members = next(group for group in numbers(case.settings) if case.arm in group)
         state, meta = checkpoint.load(case.folder, first)
-        group, batches = Group(case.settings, members, pick(state, members)), batches_of(case.settings)
-        column, states, every = members.index(case.arm), {}, EVERY.get(jax.default_backend(), SELDOM)
+        group = Group(case.settings, members, pick(state, members))
+        batches = batches_of(case.settings)
+        column = members.index(case.arm)
+        states = {}
+        every = EVERY.get(jax.default_backend(), SELDOM)
         judge, found = self._judge(first, meta), []
         for start in range(first, until, every):
             seen = []
@@ -222,7 +276,9 @@ class Gpt:
         return np.array([self.case.norms.get(n, np.nan) for n in range(first)], float)
 
     def window(self, start: int) -> Window:
-        """Where arms begin that leave the run at step `start`: from its replay, or from a checkpoint before it."""
+        """Where arms begin that leave the run at step `start`: from its replay, or from a
+        checkpoint before it.
+        """
         case = self.case
         first = max(n for n in case.known if n <= start)
         state, meta = checkpoint.load(case.folder, first)
@@ -231,8 +287,12 @@ class Gpt:
         for n in range(first, start):
             watch.update(n, np.array([case.losses.get(n, np.nan)]))
         own = self.states[start] if start in self.states else arm(state, case.arm)
-        content = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(own))).hexdigest()
-        return Window(case=case, first=start, state=own, watch=watch.state(), past=past, sha256=content)
+        content = hashlib.sha256(
+            b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(own))
+        ).hexdigest()
+        return Window(
+            case=case, first=start, state=own, watch=watch.state(), past=past, sha256=content
+        )
 
 
 def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:

@@ -7,7 +7,13 @@ import numpy as np
 
 from roundscope.experiments.diagnose.gpt.case import Case, case
 from roundscope.experiments.diagnose.gpt.replay import Gpt, gpt
-from roundscope.experiments.diagnose.gpt.states import RunPart, guilty_places, repaired_rows, subjects, survivals
+from roundscope.experiments.diagnose.gpt.states import (
+    RunPart,
+    guilty_places,
+    repaired_rows,
+    subjects,
+    survivals,
+)
 from roundscope.experiments.diagnose.replay.clock import Clock
 from roundscope.experiments.diagnose.replay.start import Replayed, replayed
 from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, findings
@@ -16,11 +22,19 @@ from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.state import arm
 
 
-def diagnose_run(folder: Path, *, name: str | None, first: int | None, until: int | None, out: Path, progress: Progress) -> Findings:
+def diagnose_run(
+    folder: Path,
+    *,
+    name: str | None,
+    first: int | None,
+    until: int | None,
+    out: Path,
+    progress: Progress,
+) -> Findings:
     """The diagnosis of one arm; out: where its replays are kept.
 
-    Raises UsageError for a folder without a run, arms and steps that it has not, and a context too short; StorageError for results
-    that cannot be kept.
+    Raises UsageError for a folder without a run, arms and steps that it has not, and a context too
+    short; StorageError for results that cannot be kept.
     """
     from roundscope.experiments.compile_cache import keep_compilations
 
@@ -29,22 +43,35 @@ def diagnose_run(folder: Path, *, name: str | None, first: int | None, until: in
     clock = Clock(progress)
     done = None if chosen.failure is None else replayed(gpt(chosen, out, clock), out, clock)
     step, seen = _subjects(chosen, done)
-    found = findings(seen, f"{folder.resolve().name}, arm {chosen.own.name}", progress, guilty_places(done, seen))
+    found = findings(
+        seen, f"{folder.resolve().name}, arm {chosen.own.name}", progress, guilty_places(done, seen)
+    )
     clock.says(6, "replays of the repairs")
     origins = found.origin.origins if found.leaning else []
     rows = repaired_rows(done, found.measured, step)
-    return replace(found, run=RunPart(case=chosen, step=step, replayed=done, survivals=survivals(done, origins), rows=rows))
+    return replace(
+        found,
+        run=RunPart(
+            case=chosen, step=step, replayed=done, survivals=survivals(done, origins), rows=rows
+        ),
+    )
 
 
 def _subjects(chosen: Case, done: Replayed | None) -> tuple[int, list[Subject]]:
-    """What steps 3 to 6 look at: the state before the failure, or that at the beginning of the replay if it has no finite dO any
-    more; of a run that never failed the last one.
+    """What steps 3 to 6 look at: the state before the failure, or that at the beginning of the
+    replay if it has no finite dO any more; of a run that never failed the last one.
     """
     if done is None:
-        return chosen.last, subjects(chosen, chosen.last, arm(checkpoint.load(chosen.folder, chosen.last)[0], chosen.arm))
+        return chosen.last, subjects(
+            chosen, chosen.last, arm(checkpoint.load(chosen.folder, chosen.last)[0], chosen.arm)
+        )
     model: Gpt = done.model
     seen = subjects(chosen, chosen.looked, model.states[chosen.looked])
-    if all(np.isfinite(np.asarray(x)).all() for s in seen for x in (s.layer.q, s.layer.k, s.layer.v, s.layer.do, s.x)):
+    if all(
+        np.isfinite(np.asarray(x)).all()
+        for s in seen
+        for x in (s.layer.q, s.layer.k, s.layer.v, s.layer.do, s.x)
+    ):
         return chosen.looked, seen
     first = chosen.known[0]
     return first, subjects(chosen, first, model.states[first])

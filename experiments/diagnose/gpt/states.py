@@ -1,4 +1,6 @@
-"""Steps 3 to 6 of a run: q, k, v, dO and X of an arm's state as subjects, and the replays of the repairs."""
+"""Steps 3 to 6 of a run: q, k, v, dO and X of an arm's state as subjects, and the replays of the
+repairs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,8 +32,9 @@ TOKENS = 1024  # of a head that are looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """What only a run has: the case, the step whose state steps 3 to 6 look at, steps 1 and 2 (None: it never failed), and
-    what became of replays with a repair, by its name; rows: `tensors.rows.shares` with the set of step 2 exact, of each layer.
+    """What only a run has: the case, the step whose state steps 3 to 6 look at, steps 1 and 2
+    (None: it never failed), and what became of replays with a repair, by its name; rows:
+    `tensors.rows.shares` with the set of step 2 exact, of each layer.
     """
 
     case: Case
@@ -42,13 +45,19 @@ class RunPart:
 
 
 def subjects(case: Case, step: int, state: Any) -> list[Subject]:
-    """Every layer at a state (of one arm), on the batch of its step and those after it; its heads apart where their plans differ."""
+    """Every layer at a state (of one arm), on the batch of its step and those after it; its heads
+    apart where their plans differ.
+    """
     config, plans = case.settings.config, case.plans(step)
     batches = batches_of(case.settings)[case.own.seed]
-    tokens = np.concatenate([batches.batch(step + i) for i in range(max(1, TOKENS // (config.batch * config.context)))])
+    tokens = np.concatenate(
+        [batches.batch(step + i) for i in range(max(1, TOKENS // (config.batch * config.context)))]
+    )
     table = plans_at(by_layer(plans), np.int32(step))
     assert table is not None
-    read = pairs.read(state.params, tokens, table, config, linears_at(case.settings, case.own, step))
+    read = pairs.read(
+        state.params, tokens, table, config, linears_at(case.settings, case.own, step)
+    )
     x, *rest = (np.asarray(leaf)[:, : max(1, TOKENS // config.context)] for leaf in read)
     found = []
     for i, row in enumerate(plans):
@@ -57,7 +66,14 @@ def subjects(case: Case, step: int, state: Any) -> list[Subject]:
             heads = tuple(n for n, own in enumerate(row) if own == plan)
             q, k, v, do = (np.ascontiguousarray(leaf[i][:, :, list(heads)]) for leaf in rest)
             name = f"layer {i}" + (f", plan {number + 1}" if len(different) > 1 else "")
-            found.append(Subject(layer=Layer(name=name, q=q, k=k, v=v, do=do), request=_request(plan, config.tile), x=x[i], numbers=heads))
+            found.append(
+                Subject(
+                    layer=Layer(name=name, q=q, k=k, v=v, do=do),
+                    request=_request(plan, config.tile),
+                    x=x[i],
+                    numbers=heads,
+                )
+            )
     return found
 
 
@@ -70,27 +86,50 @@ def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tu
     if replayed is None or replayed.guilty is None or not replayed.holds:
         return []
     names = by_head(replayed.guilty.found)
-    own = lambda x, head: f"{x.layer.name.partition(',')[0]}, head {head}"  # noqa: E731
-    return [(i, n) for i, x in enumerate(subjects) for n, head in enumerate(x.heads) if own(x, head) in names]
+
+    def own(x, head):
+        return f"{x.layer.name.partition(',')[0]}, head {head}"
+
+    return [
+        (i, n)
+        for i, x in enumerate(subjects)
+        for n, head in enumerate(x.heads)
+        if own(x, head) in names
+    ]
 
 
 def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcome]:
-    """What becomes of the window under each repair and the sham; nothing where no rounding is at fault."""
+    """What becomes of the window under each repair and the sham; nothing where no rounding is at
+    fault.
+    """
     if replayed is None or replayed.cause is not Cause.ROUNDING:
         return {}
     plans = replayed.case.plans(replayed.case.until)
     flat = list(dict.fromkeys(plan for row in plans for plan in row))
-    edits: dict[str, Edit] = {name: everywhere(change) for name, change in changes(flat, origins).items()}
+    edits: dict[str, Edit] = {
+        name: everywhere(change) for name, change in changes(flat, origins).items()
+    }
     if noise(plans) is not None:
         edits[SHAM] = lambda plans: noise(plans) or plans
     often = 1 if replayed.guilty is None else replayed.guilty.repeats
     times = {name: REPEATS if is_random(edit(plans)) else often for name, edit in edits.items()}
-    found = iter(replayed.replayer([Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]))
-    return {name: Outcome(units=frozenset(), fates=tuple(next(found) for _ in range(times[name]))) for name in edits}
+    found = iter(
+        replayed.replayer(
+            [Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]
+        )
+    )
+    return {
+        name: Outcome(units=frozenset(), fates=tuple(next(found) for _ in range(times[name])))
+        for name in edits
+    }
 
 
-def repaired_rows(replayed: Replayed | None, measured: Sequence[Measured], step: int) -> list[np.ndarray]:
-    """What the rows of dS sum to with the set of step 2 exact (`tensors.rows.shares`); nothing without a set that holds."""
+def repaired_rows(
+    replayed: Replayed | None, measured: Sequence[Measured], step: int
+) -> list[np.ndarray]:
+    """What the rows of dS sum to with the set of step 2 exact (`tensors.rows.shares`); nothing
+    without a set that holds.
+    """
     if replayed is None or replayed.guilty is None or not replayed.holds:
         return []
     plans, found = replayed.model.exactly(replayed.guilty.found)(replayed.case.plans(step)), []

@@ -1,4 +1,6 @@
-"""Trials: copies of one arm of a run that begin at its state and go on with edited plans, vmapped."""
+"""Trials: copies of one arm of a run that begin at its state and go on with edited plans,
+vmapped.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +32,9 @@ class Trials(Group):
 
     def __init__(self, case: Case, trials: Sequence[Trial], state: Any) -> None:
         self.trials = trials
-        many = jax.tree.map(lambda *leaves: np.stack(leaves), *(shaken(state, trial.repeat) for trial in trials))
+        many = jax.tree.map(
+            lambda *leaves: np.stack(leaves), *(shaken(state, trial.repeat) for trial in trials)
+        )
         super().__init__(copies(case, len(trials)), list(range(len(trials))), many)
 
     def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:

@@ -1,4 +1,6 @@
-"""Units of the search: one rounding event in one head of one layer; which the plan rounds, and the plans with some of them exact."""
+"""Units of the search: one rounding event in one head of one layer; which the plan rounds, and the
+plans with some of them exact.
+"""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -31,9 +33,15 @@ Units = frozenset[Unit]
 
 
 def units_of(plans: Plans) -> Units:
-    """The events that some plan rounds to fewer bits than FP32 has, steps of its sums included (native sums have none)."""
+    """The events that some plan rounds to fewer bits than FP32 has, steps of its sums included
+    (native sums have none).
+    """
     return frozenset(
-        Unit(i, n, site) for i, row in enumerate(plans) for n, plan in enumerate(row) for site in occurring(plan) if is_low(plan, site)
+        Unit(i, n, site)
+        for i, row in enumerate(plans)
+        for n, plan in enumerate(row)
+        for site in occurring(plan)
+        if is_low(plan, site)
     )
 
 
@@ -47,20 +55,35 @@ def is_low(plan: Plan, site: Site) -> bool:
 
 
 def exactly(units: Collection[Unit]) -> Edit:
-    """The plans with these events in FP32, sums' steps included; all else as it was, the structure too."""
+    """The plans with these events in FP32, sums' steps included; all else as it was, the structure
+    too.
+    """
     by_head: dict[tuple[int, int], list[Site]] = {}
     for layer, head, site in units:
         by_head.setdefault((layer, head), []).append(site)
-    return lambda plans: tuple(tuple(_lifted(p, by_head.get((i, n), ())) for n, p in enumerate(row)) for i, row in enumerate(plans))
+    return lambda plans: tuple(
+        tuple(_lifted(p, by_head.get((i, n), ())) for n, p in enumerate(row))
+        for i, row in enumerate(plans)
+    )
 
 
 def _lifted(plan: Plan, sites: Iterable[Site]) -> Plan:
     for site in sites:
-        # stochastic rounding to FP32 stays stochastic: it is another program, and changes no more than FP32 does
-        mode = RoundingMode.STOCHASTIC if plan[site].mode is RoundingMode.STOCHASTIC else RoundingMode.TIES_TO_EVEN
+        # stochastic rounding to FP32 stays stochastic: it is another program, and changes no more
+        # than FP32 does
+        mode = (
+            RoundingMode.STOCHASTIC
+            if plan[site].mode is RoundingMode.STOCHASTIC
+            else RoundingMode.TIES_TO_EVEN
+        )
         plan = plan.at(site, rounding("fp32", mode, seed=plan[site].seed))
         if site in PRODUCTS and is_low(plan, site):
-            plan = plan.adding(site, replace(plan.accumulator(site), step=rounding("fp32", plan.accumulator(site).step.mode)))
+            plan = plan.adding(
+                site,
+                replace(
+                    plan.accumulator(site), step=rounding("fp32", plan.accumulator(site).step.mode)
+                ),
+            )
     return plan
 
 
@@ -71,23 +94,42 @@ def everywhere(change: Callable[[Plan], Plan]) -> Edit:
 
 def reseeded(repeat: int) -> Edit:
     """The plans with other random bits; repeat 0 is the run's own."""
-    other = lambda r: replace(r, seed=(r.seed + SEEDS_APART * repeat) % WORD) if r.mode is RoundingMode.STOCHASTIC else r  # noqa: E731
+
+    def other(r):
+        return (
+            replace(r, seed=(r.seed + SEEDS_APART * repeat) % WORD)
+            if r.mode is RoundingMode.STOCHASTIC
+            else r
+        )
+
     return everywhere(lambda plan: replace(plan, roundings=tuple(other(r) for r in plan.roundings)))
 
 
 def is_random(plans: Plans) -> bool:
     """Whether some event of them draws random bits."""
-    return any(r.mode is RoundingMode.STOCHASTIC for row in plans for plan in row for r in plan.roundings)
+    return any(
+        r.mode is RoundingMode.STOCHASTIC for row in plans for plan in row for r in plan.roundings
+    )
 
 
 def change_words(units: Collection[Unit]) -> str:
     """As `roundscope train --at` takes it: layer=1 head=0 site=OD,PV -> fp32; ..."""
     found: dict[tuple[int, frozenset[Site]], list[int]] = {}
     for layer, head in sorted({(u.layer, u.head) for u in units}):
-        found.setdefault((layer, frozenset(u.site for u in units if u[:2] == (layer, head))), []).append(head)
-    commas = lambda words: ",".join(map(str, words))  # noqa: E731
-    parts = [(layer, commas(heads), commas(s for s in Site if s in sites)) for (layer, sites), heads in found.items()]
-    return "; ".join(f"layer={layer} head={heads} site={sites} -> fp32" for layer, heads, sites in parts)
+        found.setdefault(
+            (layer, frozenset(u.site for u in units if u[:2] == (layer, head))), []
+        ).append(head)
+
+    def commas(words):
+        return ",".join(map(str, words))
+
+    parts = [
+        (layer, commas(heads), commas(s for s in Site if s in sites))
+        for (layer, sites), heads in found.items()
+    ]
+    return "; ".join(
+        f"layer={layer} head={heads} site={sites} -> fp32" for layer, heads, sites in parts
+    )
 
 
 def unit_words(units: Collection[Unit], all_units: Units) -> str:
@@ -96,33 +138,50 @@ def unit_words(units: Collection[Unit], all_units: Units) -> str:
     for place in sorted({u[:2] for u in units}):
         by_sites.setdefault(tuple(s for s in Site if Unit(*place, s) in units), []).append(place)
     return "; ".join(
-        f"{listed([str(x) for x in sites])} {_places(places, {u[:2] for u in all_units})}" for sites, places in by_sites.items()
+        f"{listed([str(x) for x in sites])} {_places(places, {u[:2] for u in all_units})}"
+        for sites, places in by_sites.items()
     )
 
 
 def _places(places: list[tuple[int, int]], known: set[tuple[int, int]]) -> str:
     if set(places) == known:
-        return "wherever it is rounded" if len(known) > 1 else f"in layer {places[0][0]}, head {places[0][1]}"
+        return (
+            "wherever it is rounded"
+            if len(known) > 1
+            else f"in layer {places[0][0]}, head {places[0][1]}"
+        )
     layers = sorted({layer for layer, _ in places})
     whole = [layer for layer in layers if {p for p in known if p[0] == layer} <= set(places)]
-    heads = lambda layer: f", head {listed([str(n) for i, n in places if i == layer])}"  # noqa: E731
+
+    def heads(layer):
+        return f", head {listed([str(n) for i, n in places if i == layer])}"
+
     return f"in {' and in '.join(f'layer {i}' + ('' if i in whole else heads(i)) for i in layers)}"
 
 
 def by_layer(units: Units) -> Blocks:
     """Blocks of a layer's events."""
-    return {f"layer {i}": frozenset(u for u in units if u.layer == i) for i in sorted({u.layer for u in units})}
+    return {
+        f"layer {i}": frozenset(u for u in units if u.layer == i)
+        for i in sorted({u.layer for u in units})
+    }
 
 
 def by_head(units: Units) -> Blocks:
     """Blocks of a head's events."""
     places = sorted({u[:2] for u in units})
-    return {f"layer {i}, head {n}": frozenset(u for u in units if u[:2] == (i, n)) for i, n in places}
+    return {
+        f"layer {i}, head {n}": frozenset(u for u in units if u[:2] == (i, n)) for i, n in places
+    }
 
 
 def by_site(units: Units) -> Blocks:
     """Blocks of an event in all heads."""
-    return {str(s): frozenset(u for u in units if u.site is s) for s in Site if any(u.site is s for u in units)}
+    return {
+        str(s): frozenset(u for u in units if u.site is s)
+        for s in Site
+        if any(u.site is s for u in units)
+    }
 
 
 def singly(units: Units) -> Blocks:
@@ -134,7 +193,9 @@ def singly(units: Units) -> Blocks:
 
 def levels(units: Units) -> list[tuple[str, Callable[[Units], Blocks]]]:
     """Layers, heads, events; heads at once where their sets are few."""
-    start: list[tuple[str, Callable[[Units], Blocks]]] = [] if 2 ** len(by_head(units)) - 2 <= FEW else [("layers", by_layer)]
+    start: list[tuple[str, Callable[[Units], Blocks]]] = (
+        [] if 2 ** len(by_head(units)) - 2 <= FEW else [("layers", by_layer)]
+    )
     return [*start, ("heads", by_head), ("events", by_site)]
 
 
@@ -144,6 +205,13 @@ def row_words(place: tuple[Any, ...]) -> str:
 
 
 FAMILY = Family(
-    levels=levels, classes=lambda units: [], few=None, by_site=by_site, singly=singly, words=unit_words, change=change_words, row=row_words,
+    levels=levels,
+    classes=lambda units: [],
+    few=None,
+    by_site=by_site,
+    singly=singly,
+    words=unit_words,
+    change=change_words,
+    row=row_words,
     sites=Site,
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""How far the replays are: how many are done, how many are still to come at least and at most, and how long these take."""
+"""How far the replays are: how many are done, how many are still to come at least and at most, and
+how long these take.
+"""
 
 from collections.abc import Callable
 
@@ -6,7 +8,10 @@ Report = Callable[[int, str], None]  # (number of the step, what runs)
 
 
 class Clock:
-    """Replays done and to come. The time left is that of the replays to come at the rate measured so far, compilations apart."""
+    """Replays done and to come.
+
+    The time left is that of the replays to come at the rate measured so far, compilations apart.
+    """
 
     def __init__(self, report: Report) -> None:
         self.report, self.step, self.what = report, 1, ""
@@ -38,7 +43,9 @@ class Clock:
 
     @property
     def left(self) -> tuple[float, float] | None:
-        """Seconds that the replays to come take, at least and at most; None while that is not known."""
+        """Seconds that the replays to come take, at least and at most; None while that is not
+        known.
+        """
         if not (self.timed and self.most):
             return None
         each = self.seconds / self.timed

@@ -8,8 +8,10 @@ import numpy as np
 
 
 class Trial(NamedTuple):
-    """A replay: a change of the arithmetic, as its model writes it, and which repeat it is. Repeat 0 begins at the run's own
-    bits, every other one with other last bits of the weights and other random bits.
+    """A replay: a change of the arithmetic, as its model writes it, and which repeat it is.
+
+    Repeat 0 begins at the run's own bits, every other one with other last bits of the weights and
+    other random bits.
     """
 
     change: Any
@@ -18,7 +20,9 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """One replay: the step at which it failed, None if it did not; its losses (steps,) up to where it was decided."""
+    """One replay: the step at which it failed, None if it did not; its losses (steps,) up to where
+    it was decided.
+    """
 
     failed: int | None
     losses: np.ndarray
@@ -38,7 +42,9 @@ class Outcome:
 
     @property
     def survives(self) -> bool:
-        """Whether all repeats do: sets are many, and one that survives by luck would pass for the cause."""
+        """Whether all repeats do: sets are many, and one that survives by luck would pass for the
+        cause.
+        """
         return self.failures == 0
 
     @property
@@ -48,8 +54,13 @@ class Outcome:
 
 
 def better(fates: Sequence[Fate], others: Sequence[Fate]) -> float:
-    """p of Fisher's exact test, one-sided: that replays survive this much more often than others though they differ in nothing."""
+    """p of Fisher's exact test, one-sided: that replays survive this much more often than others
+    though they differ in nothing.
+    """
     from scipy.stats import fisher_exact  # type: ignore[import-untyped]
 
-    table = [[sum(f.failed is None for f in x), sum(f.failed is not None for f in x)] for x in (fates, others)]
+    table = [
+        [sum(f.failed is None for f in x), sum(f.failed is not None for f in x)]
+        for x in (fates, others)
+    ]
     return float(fisher_exact(table, alternative="greater")[1])

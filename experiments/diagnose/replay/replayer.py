@@ -1,8 +1,10 @@
-"""Replays from one state, of any model: several changes as arms of one executable, each stopped as soon as all of a launch are decided.
+"""Replays from one state, of any model: several changes as arms of one executable, each stopped as
+soon as all of a launch are decided.
 
-A sham is the run as it was with other last bits of its weights. Divergence is chaotic, so a changed run that survives says something
-only if shams do not: places of a launch that no trial needs are shams. One counts only if its launch went on to the end of the
-window, which a sham's own fate does not decide.
+A sham is the run as it was with other last bits of its weights. Divergence is chaotic, so a changed
+run that survives says something only if shams do not: places of a launch that no trial needs are
+shams. One counts only if its launch went on to the end of the window, which a sham's own fate does
+not decide.
 """
 
 import time
@@ -19,7 +21,11 @@ from roundscope.experiments.diagnose.replay.clock import Clock
 from roundscope.experiments.diagnose.replay.fate import Fate, Trial
 from roundscope.experiments.diagnose.replay.store import Store
 
-AT_ONCE = {"cpu": 4}  # arms in a launch, by JAX's backend: where they cost as much as one after the other, empty places cost most
+AT_ONCE = {
+    "cpu": 4
+    # arms in a launch, by JAX's backend: where they cost as much as one after the other, empty
+    # places cost most
+}
 MOST = 32
 COMPILERS = 2
 SHAKE = 2.0**-20  # relative change of the weights in a repeat: what a failure must not hang on
@@ -43,7 +49,8 @@ class Window(Protocol):
     """Where replays begin, and what a model knows of them.
 
     first      their first step;  as_it_was: no change
-    company    shams that every launch has: 1 where an executable must serve the run as it was beside a change
+    company    shams that every launch has: 1 where an executable must serve the run as it was
+               beside a change
     """
 
     @property
@@ -62,7 +69,9 @@ class Window(Protocol):
         """A judge that has seen what came before `first`."""
 
     def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Losses and gradient norms (steps, arms), some steps at a time, up to step `until`, exclusive."""
+        """Losses and gradient norms (steps, arms), some steps at a time, up to step `until`,
+        exclusive.
+        """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,13 +98,17 @@ class Replayer:
 
     def __call__(self, trials: Sequence[Trial]) -> list[Fate]:
         """What becomes of each, in their order."""
-        found = {i: fate for i, trial in enumerate(trials) if (fate := self._kept(trial)) is not None}
+        found = {
+            i: fate for i, trial in enumerate(trials) if (fate := self._kept(trial)) is not None
+        }
         self.clock.done(len(found), 0.0)
         groups: dict[Hashable, list[int]] = {}
         for i, trial in enumerate(trials):
             if i not in found:
                 groups.setdefault(self.window.group(trial), []).append(i)
-        with ThreadPoolExecutor(COMPILERS) as pool:  # structures side by side: most of their time is one thread's compilation
+        with ThreadPoolExecutor(
+            COMPILERS
+        ) as pool:  # structures side by side: most of their time is one thread's compilation
             for part in pool.map(lambda item: self._group(trials, *item), groups.items()):
                 found |= part
         return [found[i] for i in range(len(trials))]
@@ -111,7 +124,9 @@ class Replayer:
                 self.next_sham = number
 
     def _kept(self, trial: Trial, whole: bool = False) -> Fate | None:
-        """The fate of a replay that was run before, if it is decided by what was kept; whole: only if it went to the end."""
+        """The fate of a replay that was run before, if it is decided by what was kept; whole: only
+        if it went to the end.
+        """
         kept = self.store.read(self.window.name(trial))
         if kept is None or (whole and len(kept[0]) < self.steps):
             return None
@@ -124,7 +139,11 @@ class Replayer:
         return Fate(failed=judge.failed[0], losses=losses[:, 0]) if is_known else None
 
     def _group(self, trials: Sequence[Trial], group: Hashable, which: list[int]) -> dict[int, Fate]:
-        """Trials of one executable. Where shams can fill a launch it has always as many places, so that one executable serves all."""
+        """Trials of one executable.
+
+        Where shams can fill a launch it has always as many places, so that one executable serves
+        all.
+        """
         company = self.window.company
         is_filled = company > 0 or group == self.window.group(Trial(self.window.as_it_was))
         size = max(limit() - company, 1)
@@ -140,9 +159,14 @@ class Replayer:
             return range(self.next_sham - shams, self.next_sham)
 
     def _launch(self, trials: list[Trial], shams: int) -> list[Fate]:
-        """Trials and shams in one launch, up to the end of the window or until all trials have failed."""
+        """Trials and shams in one launch, up to the end of the window or until all trials have
+        failed.
+        """
         whole = [*trials, *(Trial(self.window.as_it_was, i) for i in self._reserved(shams))]
-        judge, number, began, seconds = self.window.judge(len(whole)), self.first, time.perf_counter(), 0.0
+        judge = self.window.judge(len(whole))
+        number = self.first
+        began = time.perf_counter()
+        seconds = 0.0
         chunks: list[tuple[np.ndarray, np.ndarray]] = []
         for losses, norms in self.window.run(whole, self.until):
             chunks.append((losses, norms))
@@ -160,8 +184,12 @@ class Replayer:
             seconds = (time.perf_counter() - began) * len(chunks) / (len(chunks) - 1)
         losses, norms = (np.concatenate(x) for x in zip(*chunks, strict=True))
         kept = len(whole) if is_whole else len(trials)
-        self.store.write([self.window.name(t) for t in whole[:kept]], losses[:, :kept], norms[:, :kept])
-        fates = [Fate(failed=step, losses=own) for step, own in zip(judge.failed, losses.T, strict=True)]
+        self.store.write(
+            [self.window.name(t) for t in whole[:kept]], losses[:, :kept], norms[:, :kept]
+        )
+        fates = [
+            Fate(failed=step, losses=own) for step, own in zip(judge.failed, losses.T, strict=True)
+        ]
         if is_whole:
             self.shams += fates[len(trials) :]
         self.clock.done(len(trials), seconds)
@@ -178,5 +206,10 @@ def shaken(state: Any, repeat: int) -> Any:
     if repeat == 0:
         return state
     rng = np.random.Generator(np.random.Philox(key=repeat))
-    other = lambda x: (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(np.asarray(x).dtype)  # noqa: E731
+
+    def other(x):
+        return (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(
+            np.asarray(x).dtype
+        )
+
     return replace(state, params=jax.tree.map(other, state.params))

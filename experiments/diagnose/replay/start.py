@@ -1,8 +1,10 @@
-"""Step 1 of a run, with step 2 behind it: it is replayed, then, from a late state, as it was and with everything exact.
+"""Step 1 of a run, with step 2 behind it: it is replayed, then, from a late state, as it was and
+with everything exact.
 
-The state is the latest from which the run as it was fails in all its repeats and the exact one survives in all; without one, that
-where they differ most, if each does so more often than not. The later the state, the fewer steps a replay takes, and the less it
-hangs on last bits. A window ends some time after the last of the failures that are seen in it. Where no state decides, all are tried
+The state is the latest from which the run as it was fails in all its repeats and the exact one
+survives in all; without one, that where they differ most, if each does so more often than not. The
+later the state, the fewer steps a replay takes, and the less it hangs on last bits. A window ends
+some time after the last of the failures that are seen in it. Where no state decides, all are tried
 once more with the longest window.
 """
 
@@ -22,7 +24,10 @@ from roundscope.experiments.diagnose.replay.store import Store
 from roundscope.experiments.diagnose.search.guilty import Guilty, guilty
 
 SANITY = 4  # repeats of the run as it was and of the exact one
-SPREADS, SETTLED = 2, 12  # a window goes on for so many spreads of the failures behind the last of them, and at least so many steps
+# a window goes on for so many spreads of the failures behind the last of them, and at least so many
+# steps
+SPREADS = 2
+SETTLED = 12
 MORE = 2  # earlier states that are tried where one decides, but not in all repeats
 LEVEL = 0.01  # p below which a set survives more often than the run as it was
 
@@ -38,7 +43,9 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """The run replayed as it was: losses and gradient norms (steps,) from `first` on; again: a second time with the same bits."""
+    """The run replayed as it was: losses and gradient norms (steps,) from `first` on; again: a
+    second time with the same bits.
+    """
 
     first: int
     losses: np.ndarray
@@ -48,7 +55,9 @@ class Own:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sanity:
-    """From one state: the arm as it was and with everything exact, each several times, with other last bits all but the first."""
+    """From one state: the arm as it was and with everything exact, each several times, with other
+    last bits all but the first.
+    """
 
     first: int
     until: int
@@ -79,8 +88,10 @@ class Sanity:
 class Model(Protocol):
     """What a kind of run does for its diagnosis.
 
-    case       what to diagnose: `failed` (its step in the log), `until`, `longest` (of a window), `starts` (steps of states, latest first)
-    family     of its units;  units: those that round;  place: where they are, in words;  others: what else comes to mind
+    case       what to diagnose: `failed` (its step in the log), `until`, `longest` (of a window),
+               `starts` (steps of states, latest first)
+    family     of its units;  units: those that round;  place: where they are, in words;  others:
+               what else comes to mind
     rule       by what a replay fails
     """
 
@@ -148,18 +159,28 @@ class Replayed:
     @property
     def verdict(self) -> str:
         """The cause, in words."""
-        return f"{self.cause}{self.model.place}" if self.cause in (Cause.ROUNDING, Cause.OTHER) else str(self.cause)
+        return (
+            f"{self.cause}{self.model.place}"
+            if self.cause in (Cause.ROUNDING, Cause.OTHER)
+            else str(self.cause)
+        )
 
     @property
     def shams(self) -> Outcome:
-        """The run as it was with other last bits, from the state of the search: its sanity arms, and all shams beside the sets."""
+        """The run as it was with other last bits, from the state of the search: its sanity arms,
+        and all shams beside the sets.
+        """
         low: Sequence[Fate] = self.sanity[-1].low.fates if self.sanity else ()
         return Outcome(units=frozenset(), fates=(*low, *self.replayer.shams))
 
     @property
     def p(self) -> float:
         """Chance that the set found survives so much more often than shams."""
-        return 1.0 if self.guilty is None or self.guilty.confirmed is None else better(self.guilty.confirmed.fates, self.shams.fates)
+        return (
+            1.0
+            if self.guilty is None or self.guilty.confirmed is None
+            else better(self.guilty.confirmed.fates, self.shams.fates)
+        )
 
     @property
     def holds(self) -> bool:
@@ -173,26 +194,53 @@ def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
     clock.says(1, "the run as it was")
     own = model.own()
     failed = model.failed(own)
-    tried, replayer = tries(model, Store(folder), clock) if model.units and failed is not None else ([], _none(model, folder, clock))
+    tried, replayer = (
+        tries(model, Store(folder), clock)
+        if model.units and failed is not None
+        else ([], _none(model, folder, clock))
+    )
     cause = cause_of(failed, tried)
     found = None
     if cause is Cause.ROUNDING:
-        clock.says(2, f"{len(model.units)} events, {replayer.steps} steps from step {replayer.first} on")
-        found = guilty(replayer, model.family, model.exactly, model.units, tried[-1].low, tried[-1].exact, model.is_random)
+        clock.says(
+            2, f"{len(model.units)} events, {replayer.steps} steps from step {replayer.first} on"
+        )
+        found = guilty(
+            replayer,
+            model.family,
+            model.exactly,
+            model.units,
+            tried[-1].low,
+            tried[-1].exact,
+            model.is_random,
+        )
     equal, compared = model.alike(own)
     return Replayed(
-        model=model, cause=cause, own=own, failed=failed, compared=compared, equal=equal, sanity=tuple(tried), replayer=replayer,
-        guilty=found, arm_steps=clock.arm_steps, seconds=time.perf_counter() - began,
-    )  # fmt: skip
+        model=model,
+        cause=cause,
+        own=own,
+        failed=failed,
+        compared=compared,
+        equal=equal,
+        sanity=tuple(tried),
+        replayer=replayer,
+        guilty=found,
+        arm_steps=clock.arm_steps,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _none(model: Model, folder: Path, clock: Clock) -> Replayer:
     start = model.case.starts[0]
-    return Replayer(window=model.window(start), until=model.case.until, store=Store(folder), clock=clock)
+    return Replayer(
+        window=model.window(start), until=model.case.until, store=Store(folder), clock=clock
+    )
 
 
 def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Replayer]:
-    """States and windows, until one decides: (what was seen from each, what replays from the last)."""
+    """States and windows, until one decides: (what was seen from each, what replays from the
+    last).
+    """
     tried: list[Sanity] = []
     best: tuple[Sanity, Replayer] | None = None
     for until in dict.fromkeys((model.case.until, model.case.longest)):
@@ -202,7 +250,9 @@ def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Repla
             tried.append(_sanity(replayer, model))
             if tried[-1].decides and (best is None or tried[-1].difference > best[0].difference):
                 best = tried[-1], replayer
-            if tried[-1].difference == SANITY or (best is not None and best[0] not in tried[-1 - MORE :]):
+            if tried[-1].difference == SANITY or (
+                best is not None and best[0] not in tried[-1 - MORE :]
+            ):
                 break
         if best is not None:
             best[1].recall()
@@ -217,10 +267,15 @@ def _sanity(replayer: Replayer, model: Model) -> Sanity:
     low = tuple(replayer([Trial(replayer.window.as_it_was, r) for r in range(SANITY)]))
     steps = [f.failed for f in low if f.failed is not None]
     if len(steps) == len(low):
-        replayer.until = min(replayer.until, max(steps) + 1 + max(SETTLED, SPREADS * (max(steps) - min(steps))))
+        replayer.until = min(
+            replayer.until, max(steps) + 1 + max(SETTLED, SPREADS * (max(steps) - min(steps)))
+        )
     exact = tuple(replayer([Trial(model.exactly(model.units), r) for r in range(SANITY)]))
     return Sanity(
-        first=replayer.first, until=replayer.until, low=Outcome(units=frozenset(), fates=low), exact=Outcome(units=model.units, fates=exact)
+        first=replayer.first,
+        until=replayer.until,
+        low=Outcome(units=frozenset(), fates=low),
+        exact=Outcome(units=model.units, fates=exact),
     )
 
 

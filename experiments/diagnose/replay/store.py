@@ -1,4 +1,6 @@
-"""Replays in replays.sqlite, written as they come: a diagnosis that was stopped goes on where it was."""
+"""Replays in replays.sqlite, written as they come: a diagnosis that was stopped goes on where it
+was.
+"""
 
 import hashlib
 import io
@@ -36,7 +38,8 @@ def _here() -> tuple[str, dict[str, str]]:
 class Store:
     """The file of a folder; it is opened for each call, so that threads may share it.
 
-    Its methods raise StorageError for a file that is damaged, of another program, or cannot be written.
+    Its methods raise StorageError for a file that is damaged, of another program, or cannot be
+    written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,16 +53,22 @@ class Store:
         return sqlite3.connect(self.path, timeout=30.0)
 
     def read(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Losses and gradient norms (steps,) of a replay, as far as it went; None if it was not run."""
+        """Losses and gradient norms (steps,) of a replay, as far as it went; None if it was not
+        run.
+        """
         with explained(self.path), closing(self._open()) as connection:
-            row = connection.execute("SELECT losses, norms FROM replayed WHERE name = ?", (name,)).fetchone()
+            row = connection.execute(
+                "SELECT losses, norms FROM replayed WHERE name = ?", (name,)
+            ).fetchone()
         return None if row is None else (np.frombuffer(row[0], "<f8"), np.frombuffer(row[1], "<f8"))
 
     def write(self, names: Sequence[str], losses: np.ndarray, norms: np.ndarray) -> None:
         """Those of a launch, (steps, replays), all or none."""
         blobs = [[column.astype("<f8").tobytes() for column in x.T] for x in (losses, norms)]
         with explained(self.path), closing(self._open()) as connection, connection:
-            connection.executemany("INSERT OR REPLACE INTO replayed VALUES (?, ?, ?)", zip(names, *blobs, strict=True))
+            connection.executemany(
+                "INSERT OR REPLACE INTO replayed VALUES (?, ?, ?)", zip(names, *blobs, strict=True)
+            )
 
     def arrays(self, name: str) -> dict[str, np.ndarray] | None:
         """Arrays that were kept under a name."""
@@ -74,4 +83,6 @@ class Store:
         content = io.BytesIO()
         np.savez(content, **arrays)  # type: ignore[arg-type]
         with explained(self.path), closing(self._open()) as connection, connection:
-            connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content.getvalue()))
+            connection.execute(
+                "INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content.getvalue())
+            )

@@ -1,4 +1,6 @@
-"""The report of tensors, or of a GPT's run: what it says, every number behind it, and digests of what went in."""
+"""The report of tensors, or of a GPT's run: what it says, every number behind it, and digests of
+what went in.
+"""
 
 import platform
 from typing import Any
@@ -16,19 +18,34 @@ from roundscope.experiments.trace.data import command_line, digest, versions
 SCHEMA = "roundscope-diagnosis-1"
 
 
-HOW = """Exact: every rounding event of plan and repairs; delta's error up to binary64 sums. The accounts of step 5 replace exact numbers
-by the plan's from the front to the back, so they add up; a part depends on that order where several errors meet. p, intervals and A are
-statistics over tokens. A head is biased if p is below 0.01 divided by the heads looked at; the other rules stand in the table's evidence
-and in experiments/diagnose/tensors/verdict.py."""
+HOW = """Exact: every rounding event of plan and repairs; delta's error up to binary64 sums. The
+accounts of step 5 replace exact numbers by the plan's from the front to the back, so they add
+up; a part depends on that order where several errors meet. p, intervals and A are statistics
+over tokens. A head is biased if p is below 0.01 divided by the heads looked at; the other rules
+stand in the table's evidence and in experiments/diagnose/tensors/verdict.py."""
 GLOSSARY = {
-    "delta": "rowsum dO O, which the backward of attention subtracts from dP; its error reaches dQ times P K",
+    "delta": (
+        "rowsum dO O, which the backward of attention subtracts from dP; its error reaches dQ"
+        " times P K"
+    ),
     "atom": "X[T] (P K)[T], the matrix by which token T's error of delta moves the gradient of W_Q",
-    "carrier": "a direction that the atoms of many tokens share, along which their errors can add up",
-    "coherence, A": "|sum| / sqrt(sum of squares) of delta's error over tokens: about 1 for random signs",
-    "rows of dS": "they sum to 0 in exact arithmetic; what rounding leaves of that sum, in parts of the gradient of W_Q",
-    "several P = 1": "a key tile in which a row has its largest score more than once: sums of V then meet ties",
+    "carrier": (
+        "a direction that the atoms of many tokens share, along which their errors can add up"
+    ),
+    "coherence, A": (
+        "|sum| / sqrt(sum of squares) of delta's error over tokens: about 1 for random signs"
+    ),
+    "rows of dS": (
+        "they sum to 0 in exact arithmetic; what rounding leaves of that sum, in parts of the"
+        " gradient of W_Q"
+    ),
+    "several P = 1": (
+        "a key tile in which a row has its largest score more than once: sums of V then meet ties"
+    ),
     "sticky": "a small rest beside a sum that ties, which decides to which side it rounds",
-    "production order": "FlashAttention-2's roundings (fa2-bf16) with this plan's formats of inputs and P",
+    "production order": (
+        "FlashAttention-2's roundings (fa2-bf16) with this plan's formats of inputs and P"
+    ),
     "sham": "a change as large as a repair's, but without its aim: what it cures was no cure",
     "low alone": "the events found round as in the run while all others are exact",
 }
@@ -37,36 +54,74 @@ GLOSSARY = {
 def report(found: Findings, seconds: float) -> Report:
     """What is said of tensors, or of a GPT's run."""
     run, request = found.run, found.layer.request
-    about = f"{found.file}, plan {request.plan.name}{', causal' if request.causal else ''}, against exact arithmetic"
+    about = (
+        f"{found.file}, plan {request.plan.name}{', causal' if request.causal else ''}, against"
+        " exact arithmetic"
+    )
     about += "; steps 1 and 2 replay a training run, which tensors have not" if run is None else ""
     said = [words.rows(found)]
     if run is not None:
-        said += [words_gpt.replayed(run), words_run.searched(run.replayed, words_gpt.NEVER), words_gpt.survivors(run)]
-    made, words_of = document(found, seconds), "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
+        said += [
+            words_gpt.replayed(run),
+            words_run.searched(run.replayed, words_gpt.NEVER),
+            words_gpt.survivors(run),
+        ]
+    made = document(found, seconds)
+    words_of = "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
     return Report(
-        name=found.file, title="Does rounding add up here, and why?" if run is None else "Why did this run fail, and is it rounding?",
-        about=about, first_line=words.first_line(found), kind=words.kind(found), headline=words.headline(found), steps=steps(found),
-        links=words.links(found), unseen=words.not_shown(found), said=[x for x in said if x],
-        how=f"<p class=note>{HOW}</p><h3>Words</h3><ul>{words_of}</ul>", machine=_machine(made), data=made, seconds=seconds,
-    )  # fmt: skip
+        name=found.file,
+        title=(
+            "Does rounding add up here, and why?"
+            if run is None
+            else "Why did this run fail, and is it rounding?"
+        ),
+        about=about,
+        first_line=words.first_line(found),
+        kind=words.kind(found),
+        headline=words.headline(found),
+        steps=steps(found),
+        links=words.links(found),
+        unseen=words.not_shown(found),
+        said=[x for x in said if x],
+        how=f"<p class=note>{HOW}</p><h3>Words</h3><ul>{words_of}</ul>",
+        machine=_machine(made),
+        data=made,
+        seconds=seconds,
+    )
 
 
 def document(found: Findings, seconds: float) -> dict[str, Any]:
     """diagnosis.json, but the verdict."""
     request = found.layer.request
     return {
-        "schema": SCHEMA, "command": command_line(), "file": found.file, "plan": request.plan.describe(), "causal": request.causal,
-        "block_q": request.block_q, "block_k": request.block_k, "versions": versions(request.engine), "platform": platform.platform(),
-        "seconds": seconds, "digests": {m.layer.name: _digests(m.layer) for m in found.measured},
+        "schema": SCHEMA,
+        "command": command_line(),
+        "file": found.file,
+        "plan": request.plan.describe(),
+        "causal": request.causal,
+        "block_q": request.block_q,
+        "block_k": request.block_k,
+        "versions": versions(request.engine),
+        "platform": platform.platform(),
+        "seconds": seconds,
+        "digests": {m.layer.name: _digests(m.layer) for m in found.measured},
         "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
         "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
-    }  # fmt: skip
+    }
 
 
 def _machine(data: dict[str, Any]) -> list[str]:
-    lines = [f"command    {' '.join(data['command'])}", f"versions   {' '.join(f'{k} {v}' for k, v in data['versions'].items())}",
-             f"platform   {data['platform']}", f"seconds    {data['seconds']:.1f}"]  # fmt: skip
-    return lines + [f"sha256     {name} {role} {digest}" for name, roles in data["digests"].items() for role, digest in roles.items()]
+    lines = [
+        f"command    {' '.join(data['command'])}",
+        f"versions   {' '.join(f'{k} {v}' for k, v in data['versions'].items())}",
+        f"platform   {data['platform']}",
+        f"seconds    {data['seconds']:.1f}",
+    ]
+    return lines + [
+        f"sha256     {name} {role} {digest}"
+        for name, roles in data["digests"].items()
+        for role, digest in roles.items()
+    ]
 
 
 def _digests(layer: Any) -> dict[str, str]:
@@ -75,31 +130,54 @@ def _digests(layer: Any) -> dict[str, str]:
 
 def _steps(found: Findings) -> dict[str, Any]:
     o, names = found.origin, [m.layer.name for m in found.measured]
-    arrays = lambda x, fields: {f: getattr(x, f).tolist() for f in fields}  # noqa: E731
+
+    def arrays(x, fields):
+        return {f: getattr(x, f).tolist() for f in fields}
+
     carried = ("pk", "q", "atoms", "flipped_atoms", "share", "permuted", "flipped", "growth")
     summed = ("total", "rms", "a", "p", "smallest")
     rows = {n: None if x is None else x.tolist() for n, x in zip(names, found.rows, strict=True)}
     exact = [] if found.run is None else [x.tolist() for x in found.run.rows]
     return {
         "3 carrier": {n: arrays(c, carried) for n, c in zip(names, found.carriers, strict=True)},
-        "4 coherence": {n: arrays(c, summed) | {"level": c.level} for n, c in zip(names, found.coherences, strict=True)},
+        "4 coherence": {
+            n: arrays(c, summed) | {"level": c.level}
+            for n, c in zip(names, found.coherences, strict=True)
+        },
         "4 rows of dS": plain({"share_of_the_gradient_of_w_q": rows, "with_the_set_exact": exact}),
         "5 origin": {
-            "total": plain(o.total), "accounts": {k: plain(b) | {"share": o.share(k)} for k, b in o.accounts.items()}, "origins": o.origins,
-            "by_feature": o.features.mean(0).tolist(), "rows_with_several_ones": int(o.several.sum()), "rows": int(o.several.size),
-            "classes": {c.site: {name: _class(c, i) for i, name in enumerate(CLASSES)} for c in o.classes},
+            "total": plain(o.total),
+            "accounts": {k: plain(b) | {"share": o.share(k)} for k, b in o.accounts.items()},
+            "origins": o.origins,
+            "by_feature": o.features.mean(0).tolist(),
+            "rows_with_several_ones": int(o.several.sum()),
+            "rows": int(o.several.size),
+            "classes": {
+                c.site: {name: _class(c, i) for i, name in enumerate(CLASSES)} for c in o.classes
+            },
         },
         "6 repair": [_outcome(found, x) for x in (found.base, *found.outcomes)],
-    }  # fmt: skip
+    }
 
 
 def _class(c: Any, i: int) -> dict[str, float]:
-    return {"events": int(c.events[i]), "bias": float(c.bias[i]), "ones_events": int(c.ones_events[i]), "ones_bias": float(c.ones_bias[i])}
+    return {
+        "events": int(c.events[i]),
+        "bias": float(c.bias[i]),
+        "ones_events": int(c.ones_events[i]),
+        "ones_bias": float(c.ones_bias[i]),
+    }
 
 
 def _outcome(found: Findings, o: Outcome) -> dict[str, Any]:
     return {
-        "arm": o.arm.name, "effect": None if o is found.base else str(found.effect(o)), "bias": plain(o.after), "moved": list(o.moved),
-        "change_of_output_rms": o.change, "heads_that_lean": o.leaning, "invariance": o.invariance, "time_ratio": o.time,
+        "arm": o.arm.name,
+        "effect": None if o is found.base else str(found.effect(o)),
+        "bias": plain(o.after),
+        "moved": list(o.moved),
+        "change_of_output_rms": o.change,
+        "heads_that_lean": o.leaning,
+        "invariance": o.invariance,
+        "time_ratio": o.time,
         "replay_survives": survives(found.run, o.arm.name, o is found.base),
-    }  # fmt: skip
+    }

@@ -1,4 +1,6 @@
-"""What a run's diagnosis.json has: steps 1 and 2 of any run, and of a GPT's the case and the replays of step 6."""
+"""What a run's diagnosis.json has: steps 1 and 2 of any run, and of a GPT's the case and the
+replays of step 6.
+"""
 
 from collections.abc import Collection
 from typing import Any
@@ -13,31 +15,69 @@ from roundscope.experiments.report.terminal import plain
 def first_steps(part: RunPart) -> dict[str, Any]:
     """Steps 1 and 2 of a GPT's run."""
     case, r = part.case, part.replayed
-    about = {"arm": case.own.name, "failure": plain(case.failure), "grown": case.grown, "looked_at_step": part.step}
-    return {"1 replay": about | (replay(r) if r else {}), "2 search": search(r, r.guilty) if r and r.guilty else None}
+    about = {
+        "arm": case.own.name,
+        "failure": plain(case.failure),
+        "grown": case.grown,
+        "looked_at_step": part.step,
+    }
+    return {
+        "1 replay": about | (replay(r) if r else {}),
+        "2 search": search(r, r.guilty) if r and r.guilty else None,
+    }
 
 
 def replay(r: Replayed) -> dict[str, Any]:
     """Step 1."""
-    sanity = [{"from": s.first, "until": s.until, "as_it_was": outcome(s.low), "everything_exact": outcome(s.exact)} for s in r.sanity]
+    sanity = [
+        {
+            "from": s.first,
+            "until": s.until,
+            "as_it_was": outcome(s.low),
+            "everything_exact": outcome(s.exact),
+        }
+        for s in r.sanity
+    ]
     return {
-        "cause": r.verdict, "from": r.replayer.first, "until": r.replayer.until, "checkpoint": r.own.first, "failed": r.failed,
-        "rule": r.model.rule, "twice_the_same_bits": r.own.again, "numbers_compared_with_log": r.compared, "numbers_equal_to_log": r.equal,
-        "same_device_as_log": r.model.same_device, "sanity": sanity, "shams": outcome(r.shams), "arm_steps": r.arm_steps,
+        "cause": r.verdict,
+        "from": r.replayer.first,
+        "until": r.replayer.until,
+        "checkpoint": r.own.first,
+        "failed": r.failed,
+        "rule": r.model.rule,
+        "twice_the_same_bits": r.own.again,
+        "numbers_compared_with_log": r.compared,
+        "numbers_equal_to_log": r.equal,
+        "same_device_as_log": r.model.same_device,
+        "sanity": sanity,
+        "shams": outcome(r.shams),
+        "arm_steps": r.arm_steps,
         "seconds": r.seconds,
-    }  # fmt: skip
+    }
 
 
 def search(r: Replayed, g: Guilty) -> dict[str, Any]:
     """Step 2."""
     return {
-        "found": _units(g.found), "change": g.family.change(g.found), "repair": r.model.repair(g.found, r.replayer.first),
-        "size": g.size, "of": g.of, "events_in_all": len(g.all_units), "levels": [plain(x) for x in g.levels], "minimal": g.is_minimal,
-        "low_alone": outcome(g.only), "confirmed": None if g.confirmed is None else outcome(g.confirmed), "holds_up": r.holds, "p": r.p,
-        "repeats": g.repeats, "without": {name: outcome(o) for name, o in g.without}, "controls": [_set(o) for o in g.controls],
+        "found": _units(g.found),
+        "change": g.family.change(g.found),
+        "repair": r.model.repair(g.found, r.replayer.first),
+        "size": g.size,
+        "of": g.of,
+        "events_in_all": len(g.all_units),
+        "levels": [plain(x) for x in g.levels],
+        "minimal": g.is_minimal,
+        "low_alone": outcome(g.only),
+        "confirmed": None if g.confirmed is None else outcome(g.confirmed),
+        "holds_up": r.holds,
+        "p": r.p,
+        "repeats": g.repeats,
+        "without": {name: outcome(o) for name, o in g.without},
+        "controls": [_set(o) for o in g.controls],
         "ties": [_set(o) for o in g.ties],
-        "turns": [{"survives": _units(a.units), "fails": _units(b.units)} for a, b in g.turns], "sets": [_set(o) for o in g.outcomes],
-    }  # fmt: skip
+        "turns": [{"survives": _units(a.units), "fails": _units(b.units)} for a, b in g.turns],
+        "sets": [_set(o) for o in g.outcomes],
+    }
 
 
 def _set(o: Outcome) -> dict[str, Any]:

@@ -18,7 +18,8 @@ class Report:
     """What a diagnosis says.
 
     name        of what was diagnosed;  title, about: of the page
-    first_line  the events, the evidence with counts, the repair;  kind: the verdict in a few words;  headline: in a few sentences
+    first_line  the events, the evidence with counts, the repair;  kind: the verdict in a few words;
+                headline: in a few sentences
     links       the verdict link by link;  unseen: what was not shown
     said        what the terminal shows beside: sentences, or tables of rich
     how         how to read it, as HTML;  machine: lines of what was run
@@ -42,19 +43,33 @@ class Report:
 
     def document(self) -> Any:
         """The whole of diagnosis.json, as plain data."""
-        verdict = {"kind": self.kind, "first_line": self.first_line, "sentence": self.headline, "links": self.links}
+        verdict = {
+            "kind": self.kind,
+            "first_line": self.first_line,
+            "sentence": self.headline,
+            "links": self.links,
+        }
         verdict["not_shown"] = self.unseen
         return plain(self.data | {"verdict": verdict})
 
 
 def html(r: Report) -> str:
-    """The whole page: the verdict, the steps in order, the evidence, what was not shown, what was run."""
-    proof = "".join(f"<li><b>{escape(x.name)}: {'holds' if x.holds else 'does not hold'}</b>. {escape(x.evidence)}." for x in r.links)
+    """The whole page: the verdict, the steps in order, the evidence, what was not shown, what was
+    run.
+    """
+    proof = "".join(
+        f"<li><b>{escape(x.name)}: {'holds' if x.holds else 'does not hold'}</b>."
+        f" {escape(x.evidence)}."
+        for x in r.links
+    )
     unseen = "".join(f"<li>{escape(line)}" for line in r.unseen)
     body = (
-        f"<h1>{escape(r.title)}</h1><p class=sub>{escape(r.about)}.</p><p class=lead>{escape(r.first_line)}</p><p>{escape(r.headline)}</p>"
-        f"{''.join(section(s) for s in r.steps)}<h2>Verdict: {escape(r.kind)}</h2><p>{escape(r.headline)}</p>"
-        f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul><h2>How to read it</h2>{r.how}"
+        f"<h1>{escape(r.title)}</h1><p class=sub>{escape(r.about)}.</p>"
+        f"<p class=lead>{escape(r.first_line)}</p><p>{escape(r.headline)}</p>"
+        f"{''.join(section(s) for s in r.steps)}"
+        f"<h2>Verdict: {escape(r.kind)}</h2><p>{escape(r.headline)}</p>"
+        f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul>"
+        f"<h2>How to read it</h2>{r.how}"
         f"<h2>What was run</h2><pre>{escape(chr(10).join(r.machine))}</pre>"
     )
     return document(f"Roundscope: diagnosis of {r.name}", body)
@@ -72,7 +87,9 @@ def written(r: Report, folder: Path) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     data = r.document()
     (folder / "report.html").write_text(html(r), encoding="utf-8")
-    (folder / "diagnosis.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / "diagnosis.json").write_text(
+        json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     return data
 
 
@@ -85,5 +102,8 @@ def shown(r: Report, folder: Path) -> None:
         screen.print(x, markup=False) if isinstance(x, str) else screen.print(x)
     for link in r.links:
         screen.print(f"{'+' if link.holds else '-'} {link.name}: {link.evidence}", markup=False)
-    screen.print(f"{r.seconds:.1f} s; not shown: {len(r.unseen)} points, at the end of the report", markup=False)
+    screen.print(
+        f"{r.seconds:.1f} s; not shown: {len(r.unseen)} points, at the end of the report",
+        markup=False,
+    )
     print(f"written: {folder / 'report.html'}, {folder / 'diagnosis.json'}")

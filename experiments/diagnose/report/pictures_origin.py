@@ -22,7 +22,13 @@ def accounts(found: Findings) -> Figure:
         ax.barh(at, b.mean, height=0.62, color=colour, alpha=0.85)
         ax.plot([b.low, b.high], [at, at], color=INK, lw=1.0)
         if b is not o.total and abs(o.share(name)) >= 5e-3:
-            ax.annotate(f"{100 * o.share(name):+.0f} %", (1.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)
+            ax.annotate(
+                f"{100 * o.share(name):+.0f} %",
+                (1.01, at),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=8.5,
+            )
     ax.axvline(0.0, color=INK, lw=0.8)
     ax.set_yticks(y, list(named), fontfamily="monospace")
     ax.set_xlabel(f"mean error of delta per token, 95 % interval   ({found.where})")
@@ -30,7 +36,9 @@ def accounts(found: Findings) -> Figure:
 
 
 def features(found: Findings) -> Figure:
-    """By feature, the mean of dO (O as delta reads it - O exact); by token, the running sum in rows with several P = 1 and in others."""
+    """By feature, the mean of dO (O as delta reads it - O exact); by token, the running sum in rows
+    with several P = 1 and in others.
+    """
     o = found.origin
     figure, axes = canvas(3.0, 1, 2, width_ratios=[1.15, 1])
     left, right = axes[0]
@@ -38,14 +46,24 @@ def features(found: Findings) -> Figure:
     band = threshold(x.shape[1]) * np.sqrt((x**2).sum(0)) / tokens
     at, means = np.arange(x.shape[1]), x.mean(0)
     left.bar(at, 2 * band, bottom=-band, width=1.0, color=BAND, label="random signs")
-    left.bar(at, means, width=0.6, color=np.where(np.abs(means) > band, np.where(means > 0, UP, DOWN), QUIET))
+    left.bar(
+        at,
+        means,
+        width=0.6,
+        color=np.where(np.abs(means) > band, np.where(means > 0, UP, DOWN), QUIET),
+    )
     left.axhline(0.0, color=INK, lw=0.6)
     left.set_xlabel("feature i")
     left.set_ylabel("mean over tokens of\ndO (O - O exact)")
     left.legend(fontsize=8.5, frameon=False)
     row = x.sum(1)
     for chosen, colour, label in ((o.several, UP, "several P = 1"), (~o.several, QUIET, "others")):
-        right.plot(np.cumsum(np.where(chosen, row, 0.0)), color=colour, lw=1.4, label=f"{label}: {int(chosen.sum())} rows")
+        right.plot(
+            np.cumsum(np.where(chosen, row, 0.0)),
+            color=colour,
+            lw=1.4,
+            label=f"{label}: {int(chosen.sum())} rows",
+        )
     right.axhline(0.0, color=INK, lw=0.6)
     right.set_xlabel("token")
     right.set_ylabel("running sum, by kind of row")
@@ -54,11 +72,15 @@ def features(found: Findings) -> Figure:
 
 
 def classes(found: Findings) -> Figure | None:
-    """For every rounding of the output: how many inexact events each class has, and what it brings to delta's error."""
+    """For every rounding of the output: how many inexact events each class has, and what it brings
+    to delta's error.
+    """
     shown = [c for c in found.origin.classes if c.events[EXACT + 1 :].any()]
     if not shown:
         return None
-    figure, axes = canvas(0.7 + 1.55 * len(shown), len(shown), 2, sharex="col", width_ratios=[1, 1.25])
+    figure, axes = canvas(
+        0.7 + 1.55 * len(shown), len(shown), 2, sharex="col", width_ratios=[1, 1.25]
+    )
     for (left, right), c in zip(axes, shown, strict=True):
         _class_rows(left, right, c)
     axes[-1, 0].set_xlabel("part of the inexact events")
@@ -69,12 +91,20 @@ def classes(found: Findings) -> Figure | None:
 def _class_rows(left, right, c: Classes) -> None:  # type: ignore[no-untyped-def]
     names, y = CLASSES[EXACT + 1 :], np.arange(len(CLASSES) - 1)[::-1]
     events, bias, ones = (x[EXACT + 1 :] for x in (c.events, c.bias, c.ones_bias))
-    colours = [UP if c.to_nearest and k in (TIE, STICKY) else QUIET for k in range(EXACT + 1, len(CLASSES))]
+    colours = [
+        UP if c.to_nearest and k in (TIE, STICKY) else QUIET for k in range(EXACT + 1, len(CLASSES))
+    ]
     left.barh(y, events / max(events.sum(), 1), color=colours, height=0.65)
     left.set_yticks(y, names)
-    left.set_title(f"{c.site}: {int(events.sum())} of {int(c.events.sum())} inexact", fontsize=9.5, loc="left")
+    left.set_title(
+        f"{c.site}: {int(events.sum())} of {int(c.events.sum())} inexact", fontsize=9.5, loc="left"
+    )
     right.barh(y, bias, color=colours, height=0.65)
     right.barh(y, ones, color="none", edgecolor=INK, lw=0.8, height=0.65)
     right.axvline(0.0, color=INK, lw=0.6)
     right.set_yticks([])
-    right.set_title(f"{c.site}: in all {c.total:+.2g}; framed: rows with several P = 1", fontsize=9.5, loc="left")
+    right.set_title(
+        f"{c.site}: in all {c.total:+.2g}; framed: rows with several P = 1",
+        fontsize=9.5,
+        loc="left",
+    )

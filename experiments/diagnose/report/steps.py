@@ -1,4 +1,7 @@
-"""The steps of the report in order: title, sentence, pictures with captions, table. Steps 1 and 2 are a run's (steps_run)."""
+"""The steps of the report in order: title, sentence, pictures with captions, table.
+
+Steps 1 and 2 are a run's (steps_run).
+"""
 
 import numpy as np
 
@@ -13,7 +16,13 @@ from roundscope.experiments.trace.analysis.running_error import Running, tied
 
 def steps(found: Findings) -> list[Step]:
     """Steps 3 to 6, behind those that only a run has."""
-    return [*first_steps(found.run), _direction(found), _coherence(found), _origin(found), _repairs(found)]
+    return [
+        *first_steps(found.run),
+        _direction(found),
+        _coherence(found),
+        _origin(found),
+        _repairs(found),
+    ]
 
 
 def _direction(found: Findings) -> Step:
@@ -21,49 +30,105 @@ def _direction(found: Findings) -> Step:
     last = (
         "M is the error of dW_Q that delta's error makes (arXiv 2510.04212, eq. 2), up to alpha."
         if x == "X"
-        else "q stands in for X, which a file of tensors has not: M is W_Q^T times the error of dW_Q, if nothing lies between."
+        else (
+            "q stands in for X, which a file of tensors has not: M is W_Q^T times the error of"
+            " dW_Q, if nothing lies between."
+        )
     )
     caption = (
-        f"Above: mean cosine between tokens of the rows of P K (exact P), of {x}, and of their atoms. Below: the share of the leading "
-        f"singular direction in M = sum_T c_T {x}[T]^T (P K)[T], c = delta's error, against c permuted over tokens and c with flipped "
-        f"signs. {last}"
+        f"Above: mean cosine between tokens of the rows of P K (exact P), of {x}, and of their"
+        f" atoms. Below: the share of the leading singular direction in M = sum_T c_T {x}[T]^T (P"
+        " K)[T], c = delta's error, against c permuted over tokens and c with flipped signs."
+        f" {last}"
     )
-    return Step(number=3, title="Carrier", sentence=words.direction(found), pictures=[("Directions", pictures.directions(found), caption)])
+    return Step(
+        number=3,
+        title="Carrier",
+        sentence=words.direction(found),
+        pictures=[("Directions", pictures.directions(found), caption)],
+    )
 
 
 def _coherence(found: Findings) -> Step:
     caption = (
-        "Above: delta(plan) - delta(exact), summed up over tokens, each head over the deviation that random signs give its whole sum; "
-        "red: the head looked at. The band is for a head chosen blindly. Below: A = |sum| / sqrt(sum of squares); red: biased."
+        "Above: delta(plan) - delta(exact), summed up over tokens, each head over the deviation"
+        " that random signs give its whole sum; red: the head looked at. The band is for a head"
+        " chosen blindly. Below: A = |sum| / sqrt(sum of squares); red: biased."
     )
     return Step(
-        number=4, title="Coherence", sentence=words.coherence(found), pictures=[("Running sums", pictures.coherences(found), caption)]
+        number=4,
+        title="Coherence",
+        sentence=words.coherence(found),
+        pictures=[("Running sums", pictures.coherences(found), caption)],
     )
 
 
 def _origin(found: Findings) -> Step:
     plan = found.layer.request.plan
-    lead = "" if plan.delta_from == "OUT" else f" Here delta comes from {plan.delta_from}, so `rest` is the difference to rowsum dO O."
-    made = [("Accounts", pictures_origin.accounts(found),
-             "Which roundings make the error of delta? Parts of its mean; they add up. Red: biased by itself, to the "
-             f"side of the whole, with a tenth of it or more. Scores: S to exp; row sum: l; P: the operand of P V; OD: OUT's as delta's "
-             f"operand.{lead}"),
-            ("Features and rows", pictures_origin.features(found),
-             "Which features and rows carry it? delta's error is the sum of dO (O as delta reads it - O exact).")]  # fmt: skip
+    lead = (
+        ""
+        if plan.delta_from == "OUT"
+        else (
+            f" Here delta comes from {plan.delta_from}, so `rest` is the difference to rowsum dO O."
+        )
+    )
+    made = [
+        (
+            "Accounts",
+            pictures_origin.accounts(found),
+            (
+                "Which roundings make the error of delta? Parts of its mean; they add up. Red:"
+                " biased by itself, to the side of the whole, with a tenth of it or more. Scores:"
+                f" S to exp; row sum: l; P: the operand of P V; OD: OUT's as delta's operand.{lead}"
+            ),
+        ),
+        (
+            "Features and rows",
+            pictures_origin.features(found),
+            (
+                "Which features and rows carry it? delta's error is the sum of dO (O as delta reads"
+                " it - O exact)."
+            ),
+        ),
+    ]
     if found.origin.running is not None:
         run = found.origin.running
-        made.append(("Error of P V along the keys", plots.along_keys(run), (
-            f"Err(t) of arXiv 2510.04212, eq. 5, at the row and feature of this head with the largest error of the output's roundings "
-            f"{'among rows with several P = 1' if run.several else 'of all'}, its keys as one tile; "
-            f"{tied(run).size} of {run.p.size} P are 1 (red), where {100 * _jumps(run):.0f} % of the summed |changes| of Err happen. "
-            f"It ends at {run.error[-1] / run.ulp:+.2f} ulp of the sum.")))  # fmt: skip
+        made.append(
+            (
+                "Error of P V along the keys",
+                plots.along_keys(run),
+                (
+                    "Err(t) of arXiv 2510.04212, eq. 5, at the row and feature of this head with"
+                    " the largest error of the output's roundings"
+                    f" {'among rows with several P = 1' if run.several else 'of all'}, its keys as"
+                    f" one tile; {tied(run).size} of {run.p.size} P are 1 (red), where"
+                    f" {100 * _jumps(run):.0f} % of the summed |changes| of Err happen. It ends at"
+                    f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
+                ),
+            )
+        )
     if (figure := pictures_origin.classes(found)) is not None:
-        made.append(("Rounding classes", figure, (
-            "Where do the arguments lie between two numbers of the format? Left: how many; right: what each class brings to delta's error. "
-            "A tie broken by sticky: of P V, the sum of V over keys with P = 1 ties and the others' small sum does not; elsewhere, within "
-            "1/32 ulp of a tie (1 in 16 of evenly spread arguments); red where the event rounds to nearest. "
-            "Below and above half cancel where nothing is biased.")))  # fmt: skip
-    return Step(number=5, title="Origin", sentence=words.origin(found), pictures=made, tables=[_class_table(found)])
+        made.append(
+            (
+                "Rounding classes",
+                figure,
+                (
+                    "Where do the arguments lie between two numbers of the format? Left: how many;"
+                    " right: what each class brings to delta's error. A tie broken by sticky: of P"
+                    " V, the sum of V over keys with P = 1 ties and the others' small sum does not;"
+                    " elsewhere, within 1/32 ulp of a tie (1 in 16 of evenly spread arguments); red"
+                    " where the event rounds to nearest. Below and above half cancel where nothing"
+                    " is biased."
+                ),
+            )
+        )
+    return Step(
+        number=5,
+        title="Origin",
+        sentence=words.origin(found),
+        pictures=made,
+        tables=[_class_table(found)],
+    )
 
 
 def _jumps(run: Running) -> float:
@@ -78,29 +143,70 @@ def _class_table(found: Findings) -> tuple[list[str], list[list[str]], list[bool
         for i, name in enumerate(CLASSES):
             if c.events[i]:
                 rows.append(
-                    [c.site, name, str(int(c.events[i])), f"{c.bias[i]:+.2e}", str(int(c.ones_events[i])), f"{c.ones_bias[i]:+.2e}"]
+                    [
+                        c.site,
+                        name,
+                        str(int(c.events[i])),
+                        f"{c.bias[i]:+.2e}",
+                        str(int(c.ones_events[i])),
+                        f"{c.ones_bias[i]:+.2e}",
+                    ]
                 )
-    heads = ["site", "class", "events", "brought to delta,\nper token", "of these with\nseveral P = 1", "brought by them"]
+    heads = [
+        "site",
+        "class",
+        "events",
+        "brought to delta,\nper token",
+        "of these with\nseveral P = 1",
+        "brought by them",
+    ]
     return heads, rows, [False] * len(rows)
 
 
 def _repairs(found: Findings) -> Step:
     caption = (
-        "Mean error of delta per token under each arm, same tokens. Grey: the interval before. The sham adds noise of fair sign to the "
-        "output, of the root mean square by which `O in FP32` changes it. An interval may run out of the picture: so much noise."
+        "Mean error of delta per token under each arm, same tokens. Grey: the interval before. The"
+        " sham adds noise of fair sign to the output, of the root mean square by which `O in FP32`"
+        " changes it. An interval may run out of the picture: so much noise."
     )
     rows = [_row(found, o) for o in (found.base, *found.outcomes)]
-    heads = ["arm", "effect", "mean error of delta\nper token", "95 % interval", "A", "p", "rms error", "rms change\nof the output",
-             "heads\nbiased", "change if exact\n(binary64)", "time,\nemulated", "replay\nsurvives"]  # fmt: skip
+    heads = [
+        "arm",
+        "effect",
+        "mean error of delta\nper token",
+        "95 % interval",
+        "A",
+        "p",
+        "rms error",
+        "rms change\nof the output",
+        "heads\nbiased",
+        "change if exact\n(binary64)",
+        "time,\nemulated",
+        "replay\nsurvives",
+    ]
     return Step(
-        number=6, title="Repair", sentence=words.repairs(found), pictures=[("Repairs", pictures.repairs(found), caption)],
+        number=6,
+        title="Repair",
+        sentence=words.repairs(found),
+        pictures=[("Repairs", pictures.repairs(found), caption)],
         tables=[(heads, rows, [False] * len(rows))],
-    )  # fmt: skip
+    )
 
 
 def _row(found: Findings, o: Outcome) -> list[str]:
     b = o.after
     invariance = "-" if o.invariance is None else f"{o.invariance:.0e}" if o.invariance else "0"
-    return [o.arm.name, "-" if o is found.base else str(found.effect(o)), f"{b.mean:+.2e}", f"{b.low:+.1e} to {b.high:+.1e}", f"{b.a:.1f}",
-            f"{b.p:.1g}", f"{b.rms:.1e}", f"{o.change:.1e}", str(o.leaning), invariance, f"{o.time:.2f}",
-            survival(found.run, o.arm.name, o is found.base)]  # fmt: skip
+    return [
+        o.arm.name,
+        "-" if o is found.base else str(found.effect(o)),
+        f"{b.mean:+.2e}",
+        f"{b.low:+.1e} to {b.high:+.1e}",
+        f"{b.a:.1f}",
+        f"{b.p:.1g}",
+        f"{b.rms:.1e}",
+        f"{o.change:.1e}",
+        str(o.leaning),
+        invariance,
+        f"{o.time:.2f}",
+        survival(found.run, o.arm.name, o is found.base),
+    ]

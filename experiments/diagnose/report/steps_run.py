@@ -17,7 +17,9 @@ Table = tuple[list[str], list[list[str]], list[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: pictures are (title, Figure or None, caption), tables (heads, rows of text, marked rows)."""
+    """One step: pictures are (title, Figure or None, caption), tables (heads, rows of text, marked
+    rows).
+    """
 
     number: int
     title: str
@@ -30,9 +32,15 @@ def first_steps(part: RunPart | None) -> list[Step]:
     """Steps 1 and 2 of a GPT's run; none of tensors."""
     if part is None:
         return []
-    caption = "Loss of the run, as its log has it." if part.replayed is None else (
-        f"Grey: the log. Black: the replay. Green and red: from the same state. Dotted: the alarm with its limit, and the state that steps "
-        f"3 to 6 look at. {RULE} The rule goes on with what it had seen before the checkpoint.")  # fmt: skip
+    caption = (
+        "Loss of the run, as its log has it."
+        if part.replayed is None
+        else (
+            "Grey: the log. Black: the replay. Green and red: from the same state. Dotted: the"
+            f" alarm with its limit, and the state that steps 3 to 6 look at. {RULE} The rule goes"
+            " on with what it had seen before the checkpoint."
+        )
+    )
     return [
         replay_step(words_gpt.replayed(part), _losses(part.case, part), caption),
         search_step(part.replayed, words_run.searched(part.replayed, words_gpt.NEVER)),
@@ -40,8 +48,17 @@ def first_steps(part: RunPart | None) -> list[Step]:
 
 
 def _losses(case: Case, part: RunPart) -> Any:
-    marks = [] if case.failure is None else [(case.failure.step, UP, case.failure.kind), (part.step, DOWN, "steps 3 to 6")]
-    return pictures_run.losses(list(case.losses.items()), part.replayed, marks, case.failure.limit if case.failure else float("inf"))
+    marks = (
+        []
+        if case.failure is None
+        else [(case.failure.step, UP, case.failure.kind), (part.step, DOWN, "steps 3 to 6")]
+    )
+    return pictures_run.losses(
+        list(case.losses.items()),
+        part.replayed,
+        marks,
+        case.failure.limit if case.failure else float("inf"),
+    )
 
 
 def replay_step(sentence: str, figure: Any, caption: str) -> Step:
@@ -56,14 +73,29 @@ def search_step(r: Replayed | None, sentence: str) -> Step:
     g = r.guilty
     red = "those that must be exact" if r.holds else "the best set, which does not hold up"
     made = [
-        ("What must be exact", pictures_run.exact_map(g), f"Coloured: events that round; red: {red}. As a change: "
-         f"{g.family.change(g.found)}"),
-        ("Survivors", pictures_run.survivors(r, g), (
-            "Each point is a replay with a set of events exact, the others as in the run. Sets by ddmin (Zeller and Hildebrandt, 2002), "
-            "level by level; where all sets of a level are few, they are asked for size by size. Outcomes are kept, none is replayed twice."
-            f" {words_run.SHAM}")),
-    ]  # fmt: skip
-    return Step(number=2, title="What must be exact", sentence=sentence, pictures=made, tables=[_levels(g), _checks(r, g)])
+        (
+            "What must be exact",
+            pictures_run.exact_map(g),
+            f"Coloured: events that round; red: {red}. As a change: {g.family.change(g.found)}",
+        ),
+        (
+            "Survivors",
+            pictures_run.survivors(r, g),
+            (
+                "Each point is a replay with a set of events exact, the others as in the run. Sets"
+                " by ddmin (Zeller and Hildebrandt, 2002), level by level; where all sets of a"
+                " level are few, they are asked for size by size. Outcomes are kept, none is"
+                f" replayed twice. {words_run.SHAM}"
+            ),
+        ),
+    ]
+    return Step(
+        number=2,
+        title="What must be exact",
+        sentence=sentence,
+        pictures=made,
+        tables=[_levels(g), _checks(r, g)],
+    )
 
 
 def _levels(g: Guilty) -> Table:
@@ -73,7 +105,13 @@ def _levels(g: Guilty) -> Table:
 
 def _checks(r: Replayed, g: Guilty) -> Table:
     words = words_run.outcome_words
-    rows = [["the set exact", g.words(g.found), "survives" if g.confirmed is None else words(g.confirmed)]]
+    rows = [
+        [
+            "the set exact",
+            g.words(g.found),
+            "survives" if g.confirmed is None else words(g.confirmed),
+        ]
+    ]
     rows += [["sham", "none exact, other last bits", words(r.shams)]]
     rows += [["put back alone", name, words(o)] for name, o in g.without]
     rows += [["random set", g.words(o.units), words(o)] for o in g.controls]

@@ -7,9 +7,12 @@ from roundscope.experiments.diagnose.search.guilty import REPEATS
 
 NEVER = "the run never failed"
 KINDS = {
-    "not finite": "its loss is not finite", "rise": "its loss rises for good", "stay": "its loss jumps up and stays",
-    "spike": "its loss spikes", GREW: "its gradient norm has grown to more than ten times its lowest",
-}  # fmt: skip
+    "not finite": "its loss is not finite",
+    "rise": "its loss rises for good",
+    "stay": "its loss jumps up and stays",
+    "spike": "its loss spikes",
+    GREW: "its gradient norm has grown to more than ten times its lowest",
+}
 
 
 def cause(part: RunPart) -> str:
@@ -22,17 +25,27 @@ def headline(part: RunPart) -> str:
     case, r = part.case, part.replayed
     whom = "The run" if len(case.settings.arms) == 1 else f"Arm {case.own.name}"
     if r is None or case.failure is None:
-        return f"{whom} never failed in {case.last} steps, so nothing is replayed; its last state was looked at."
-    grew = "" if case.grown is None or case.failure.kind == GREW else f"; its gradient norm has grown tenfold by step {case.grown}"
-    return f"{whom} fails at step {case.failure.step}: {KINDS[case.failure.kind]}{grew}. {words_run.ending(r)}"
+        return (
+            f"{whom} never failed in {case.last} steps, so nothing is replayed; its last state was"
+            " looked at."
+        )
+    grew = (
+        ""
+        if case.grown is None or case.failure.kind == GREW
+        else f"; its gradient norm has grown tenfold by step {case.grown}"
+    )
+    return (
+        f"{whom} fails at step {case.failure.step}: {KINDS[case.failure.kind]}{grew}."
+        f" {words_run.ending(r)}"
+    )
 
 
 def replayed(part: RunPart) -> str:
     """Step 1."""
     if part.replayed is None:
         return (
-            f"Does the failure come again? There is none: no loss rose, jumped up or was not finite in {part.case.last} steps, and no "
-            "gradient norm grew."
+            "Does the failure come again? There is none: no loss rose, jumped up or was not finite"
+            f" in {part.case.last} steps, and no gradient norm grew."
         )
     return words_run.replayed(part.replayed)
 
@@ -43,27 +56,49 @@ def survivors(part: RunPart | None) -> str:
         return ""
     kept = [f"{name} ({o.count})" for name, o in part.survivals.items() if o.survives]
     lost = [f"{name} ({o.count} survive)" for name, o in part.survivals.items() if not o.survives]
-    return f"Replays survive with: {', '.join(kept) or 'none'}. They fail with: {', '.join(lost) or 'none'}."
+    return (
+        f"Replays survive with: {', '.join(kept) or 'none'}. They fail with:"
+        f" {', '.join(lost) or 'none'}."
+    )
 
 
 def not_shown(part: RunPart) -> list[str]:
     """What replays and the state leave open."""
     case, r = part.case, part.replayed
-    linear = f"The linear layers stay as they are (matmul={case.settings.config.matmul}), and so do the order of sums and the optimiser."
-    lines = [f"Steps 3 to 6 look at one state, before step {part.step}, on its batch and, if that is small, those after it.", linear]
+    linear = (
+        f"The linear layers stay as they are (matmul={case.settings.config.matmul}), and so do the"
+        " order of sums and the optimiser."
+    )
+    lines = [
+        (
+            f"Steps 3 to 6 look at one state, before step {part.step}, on its batch and, if that is"
+            " small, those after it."
+        ),
+        linear,
+    ]
     if r is None:
         return [*lines, "Whether the run would have failed later, or with another seed."]
     lines.append(
-        f"What comes after step {r.replayer.until} (--until): 'survives' means up to there, from step {r.replayer.first}, on these batches."
+        f"What comes after step {r.replayer.until} (--until): 'survives' means up to there, from"
+        f" step {r.replayer.first}, on these batches."
     )
     if case.grown is not None:
-        lines.append("What the loss does later: a replay counts as failed once its gradient norm has grown.")
+        lines.append(
+            "What the loss does later: a replay counts as failed once its gradient norm has grown."
+        )
     if r.guilty is not None:
-        lines.append("Other seeds: the set is that of this failure. No element can be left out; a smaller set of other elements may exist.")
+        lines.append(
+            "Other seeds: the set is that of this failure. No element can be left out; a smaller"
+            " set of other elements may exist."
+        )
     if part.survivals:
         lines.append(
-            f"How often: stochastic repairs are replayed {REPEATS} times, others as often as the sets of step 2; all must survive."
+            f"How often: stochastic repairs are replayed {REPEATS} times, others as often as the"
+            " sets of step 2; all must survive."
         )
-        lines.append("The replay's sham is stochastic rounding of delta's operand, or of delta, about as large as the output's roundings "
-                     "or larger; the one in the other columns of the table is noise in binary64.")  # fmt: skip
+        lines.append(
+            "The replay's sham is stochastic rounding of delta's operand, or of delta, about as"
+            " large as the output's roundings or larger; the one in the other columns of the table"
+            " is noise in binary64."
+        )
     return lines

@@ -1,4 +1,6 @@
-"""Sentences of steps 1 and 2 of any run: what its replays say, the set that must be exact, and what holds it up."""
+"""Sentences of steps 1 and 2 of any run: what its replays say, the set that must be exact, and what
+holds it up.
+"""
 
 import numpy as np
 
@@ -8,8 +10,9 @@ from roundscope.experiments.diagnose.search.guilty import Guilty
 from roundscope.experiments.diagnose.tensors.verdict import Link
 
 SHAM = (
-    "A sham is the run as it was from the same state, its weights changed by a millionth of their size at random: it should fail, and a "
-    "changed run that survives shows something only where shams do not. p is Fisher's exact test, one-sided. An exact event is one in FP32."
+    "A sham is the run as it was from the same state, its weights changed by a millionth of their"
+    " size at random: it should fail, and a changed run that survives shows something only where"
+    " shams do not. p is Fisher's exact test, one-sided. An exact event is one in FP32."
 )
 
 
@@ -19,11 +22,19 @@ def first_line(r: Replayed) -> str:
         return r.verdict
     last = r.sanity[-1]
     if r.cause is Cause.ROUNDING and r.guilty is not None and r.guilty.confirmed is not None:
-        counts = f"exact, {r.guilty.confirmed.count} replays survive, as it was {r.shams.count} (p = {r.p:.1g})"
+        counts = (
+            f"exact, {r.guilty.confirmed.count} replays survive, as it was {r.shams.count} (p ="
+            f" {r.p:.1g})"
+        )
         if not r.holds:
-            return f"{r.verdict}; no small set is shown to be at fault; the best is {_words(r.guilty)}: {counts}"
+            return (
+                f"{r.verdict}; no small set is shown to be at fault; the best is"
+                f" {_words(r.guilty)}: {counts}"
+            )
         repair = r.model.repair(r.guilty.found, r.replayer.first)
-        return f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {repair}"
+        return (
+            f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {repair}"
+        )
     counts = f"as it was {last.low.count} replays survive, with everything exact {last.exact.count}"
     return f"{r.verdict}; from step {last.first} to {last.until} {counts}"
 
@@ -39,26 +50,35 @@ def _is(g: Guilty) -> str:
 def ending(r: Replayed) -> str:
     """What the replays say, for the verdict."""
     if r.cause is Cause.LOST:
-        return "Replayed, it does not fail: the log was written by another version, or on another device."
+        return (
+            "Replayed, it does not fail: the log was written by another version, or on another"
+            " device."
+        )
     if not r.units:
         return (
-            f"No event{r.model.place.replace(' in', ' of')} rounds to fewer bits than FP32, so rounding there is not it. {r.model.others}"
+            f"No event{r.model.place.replace(' in', ' of')} rounds to fewer bits than FP32, so"
+            f" rounding there is not it. {r.model.others}"
         )
     if r.cause is Cause.OTHER:
         return (
-            f"It fails with every event{r.model.place.replace(' in', ' of')} exact too: {_tried(r)}. It is not rounding"
-            f"{r.model.place} from there on, or the damage is done before. {r.model.others}"
+            f"It fails with every event{r.model.place.replace(' in', ' of')} exact too:"
+            f" {_tried(r)}. It is not rounding{r.model.place} from there on, or the damage is done"
+            f" before. {r.model.others}"
         )
     if r.cause is Cause.UNDECIDED:
-        return f"Whether it is rounding is not decided: {_tried(r)}. A replay fails by {r.model.rule}. Other seeds may tell."
+        return (
+            f"Whether it is rounding is not decided: {_tried(r)}. A replay fails by {r.model.rule}."
+            " Other seeds may tell."
+        )
     return found(r)
 
 
 def _tried(r: Replayed) -> str:
     """Every state and window that was tried, with counts."""
     said = [
-        f"from step {s.first} to {s.until}, {s.low.failures} of {len(s.low.fates)} replays with other last bits fail as it was and "
-        f"{s.exact.failures} of {len(s.exact.fates)} with everything exact"
+        f"from step {s.first} to {s.until}, {s.low.failures} of {len(s.low.fates)} replays with"
+        f" other last bits fail as it was and {s.exact.failures} of {len(s.exact.fates)} with"
+        " everything exact"
         for s in r.sanity
     ]
     return "; ".join(said)
@@ -70,10 +90,13 @@ def found(r: Replayed) -> str:
     assert g is not None and g.confirmed is not None
     counts = f"{g.confirmed.count} replays, against {r.shams.count} as it was (p = {r.p:.1g})"
     if not r.holds:
-        return f"It is rounding, but no small set is shown: with the best, {_words(g)} exact, it survives in {counts}."
+        return (
+            f"It is rounding, but no small set is shown: with the best, {_words(g)} exact, it"
+            f" survives in {counts}."
+        )
     return (
-        f"It survives if {_words(g)} {_is(g)} exact, {size(g)}: {counts}. Low alone, with all else exact, it survives in "
-        f"{g.only.count}. {_others(g)}"
+        f"It survives if {_words(g)} {_is(g)} exact, {size(g)}: {counts}. Low alone, with all else"
+        f" exact, it survives in {g.only.count}. {_others(g)}"
     ).rstrip()
 
 
@@ -97,13 +120,16 @@ def searched(r: Replayed | None, why: str = "") -> str:
     by_name = {x.name: x.evidence for x in links(r)}
     times = "each once" if g.repeats == 1 else f"each {g.repeats} times, and all must survive"
     return (
-        f"Which roundings must be exact? {by_name['set']}. {_capital(by_name['controls'])}. Low alone, all else exact, {g.only.count} "
-        f"replays survive{at(g.only)}. {_others(g)}{_turns(g)}{len(g.outcomes)} sets, {times}; {r.arm_steps:,} steps of arms."
+        f"Which roundings must be exact? {by_name['set']}. {_capital(by_name['controls'])}. Low"
+        f" alone, all else exact, {g.only.count} replays survive{at(g.only)}."
+        f" {_others(g)}{_turns(g)}{len(g.outcomes)} sets, {times}; {r.arm_steps:,} steps of arms."
     )
 
 
 def links(r: Replayed) -> list[Link]:
-    """Steps 1 and 2 link by link, each held or not, with its evidence; a step that was not reached has none."""
+    """Steps 1 and 2 link by link, each held or not, with its evidence; a step that was not reached
+    has none.
+    """
     made = [_again(r)]
     if r.sanity:
         made.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))
@@ -114,26 +140,55 @@ def links(r: Replayed) -> list[Link]:
 
 def _again(r: Replayed) -> Link:
     same = "twice with the same bits" if r.own.again else "twice, with DIFFERENT bits"
-    where = "" if r.model.same_device else f", which was written on another device, {r.case.about['device']}"
+    where = (
+        ""
+        if r.model.same_device
+        else f", which was written on another device, {r.case.about['device']}"
+    )
     bits = f"{r.equal} of {r.compared} numbers of the log have its bits{where}"
-    when = "it does not fail" if r.failed is None else f"it fails at step {r.failed}, by {r.model.rule}"
-    return Link(name="replay", holds=r.own.again and r.failed is not None, evidence=f"from step {r.own.first}, {same}; {bits}; {when}")
+    when = (
+        "it does not fail"
+        if r.failed is None
+        else f"it fails at step {r.failed}, by {r.model.rule}"
+    )
+    return Link(
+        name="replay",
+        holds=r.own.again and r.failed is not None,
+        evidence=f"from step {r.own.first}, {same}; {bits}; {when}",
+    )
 
 
 def _set(r: Replayed, g: Guilty) -> Link:
     assert g.confirmed is not None
-    counts = f"{g.confirmed.count} replays survive, and {r.shams.count} as it was (p = {r.p:.1g}, Fisher)"
+    counts = (
+        f"{g.confirmed.count} replays survive, and {r.shams.count} as it was (p = {r.p:.1g},"
+        " Fisher)"
+    )
     return Link(name="set", holds=r.holds, evidence=f"{_words(g)} exact, {size(g)}: {counts}")
 
 
 def _controls(g: Guilty) -> Link:
     alive = sum(o.survives for o in g.controls)
-    minimal = "each part put back alone makes it fail again" if g.is_minimal else (
-        f"without {', '.join(n for n, o in g.without if o.survives)} it survives too: the set is not minimal")  # fmt: skip
+    minimal = (
+        "each part put back alone makes it fail again"
+        if g.is_minimal
+        else (
+            f"without {', '.join(n for n, o in g.without if o.survives)} it survives too: the set"
+            " is not minimal"
+        )
+    )
     if not g.controls:
-        return Link(name="controls", holds=False, evidence=f"there is no other set of this size to compare with; {minimal}")
+        return Link(
+            name="controls",
+            holds=False,
+            evidence=f"there is no other set of this size to compare with; {minimal}",
+        )
     random = f"{alive} of {len(g.controls)} random sets of the same size survive"
-    return Link(name="controls", holds=2 * alive < len(g.controls) and g.is_minimal, evidence=f"{random}; {minimal}")
+    return Link(
+        name="controls",
+        holds=2 * alive < len(g.controls) and g.is_minimal,
+        evidence=f"{random}; {minimal}",
+    )
 
 
 def _others(g: Guilty) -> str:
@@ -141,13 +196,19 @@ def _others(g: Guilty) -> str:
         return ""
     shown = "; or ".join(f"{g.words(o.units)} ({o.count})" for o in g.elsewhere[:3])
     many = f"{len(g.elsewhere)} other sets" if len(g.elsewhere) > 1 else "another set"
-    return f"It is not the only one: with {many} exact it survives too, {'the smallest: ' if len(g.elsewhere) > 1 else ''}{shown}. "
+    return (
+        f"It is not the only one: with {many} exact it survives too,"
+        f" {'the smallest: ' if len(g.elsewhere) > 1 else ''}{shown}. "
+    )
 
 
 def _turns(g: Guilty) -> str:
     if not g.turns:
         return ""
-    return f"More exact is not always better: in {len(g.turns)} pairs of sets the one that survives lies inside one that fails. "
+    return (
+        f"More exact is not always better: in {len(g.turns)} pairs of sets the one that survives"
+        " lies inside one that fails. "
+    )
 
 
 def at(outcome: Outcome) -> str:

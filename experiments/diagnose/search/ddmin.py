@@ -1,7 +1,9 @@
-"""ddmin (A. Zeller, R. Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE 28(2), 2002), and tests that are cached.
+"""ddmin (A. Zeller, R. Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE
+28(2), 2002), and tests that are cached.
 
-Here an input is a set of events that are made exact, and it passes on what is looked for if the replay survives: with all of them exact
-it does, with none it fails. ddmin halves first, then refines, and ends with a set of which no single element can be left out.
+Here an input is a set of events that are made exact, and it passes on what is looked for if the
+replay survives: with all of them exact it does, with none it fails. ddmin halves first, then
+refines, and ends with a set of which no single element can be left out.
 """
 
 import math
@@ -16,13 +18,16 @@ from roundscope.experiments.diagnose.replay.fate import Outcome
 
 T = TypeVar("T")
 Ask = Callable[[list[list[T]], list[list[T]]], list[bool]]
-# sets, and sets that may be asked for next -> whether the replay survives with each of the first exact; all of them at once
+# sets, and sets that may be asked for next -> whether the replay survives with each of the first
+# exact; all of them at once
 
 
 def ddmin(elements: Sequence[T], ask: Ask[T]) -> list[T]:
-    """A smallest set in the sense that no element can be left out (1-minimal), of `elements` with which the replay survives.
+    """A smallest set in the sense that no element can be left out (1-minimal), of `elements` with
+    which the replay survives.
 
-    Needs: survives with all, fails with none. No other property of the outcomes is needed, and none is promised but 1-minimality.
+    Needs: survives with all, fails with none. No other property of the outcomes is needed, and none
+    is promised but 1-minimality.
     """
     kept, parts = list(elements), 2
     while len(kept) >= 2:
@@ -48,7 +53,9 @@ def split(elements: Sequence[T], parts: int) -> list[list[T]]:
 
 
 def halves(pieces: Sequence[list[T]]) -> list[list[T]]:
-    """What bisection would ask for next, and next after that: halves of the pieces, their halves, ..."""
+    """What bisection would ask for next, and next after that: halves of the pieces, their halves,
+    ...
+    """
     found: list[list[T]] = []
     level = list(pieces)
     while level:
@@ -65,7 +72,9 @@ def subsets(elements: Sequence[T], most: int) -> list[list[T]]:
 
 
 def sets_to_come(count: int, few: int) -> tuple[int, int]:
-    """How many sets a level of so many blocks asks for, at least and at most; few: up to so many sets, all of them are asked for."""
+    """How many sets a level of so many blocks asks for, at least and at most; few: up to so many
+    sets, all of them are asked for.
+    """
     if count < 2:
         return 0, 0
     fewest = 2 * math.ceil(math.log2(count))
@@ -73,7 +82,9 @@ def sets_to_come(count: int, few: int) -> tuple[int, int]:
 
 
 def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozenset[T]]:
-    """Random sets of the size of `found`, different from it and from each other; at most `count`, fewer only if there are no more."""
+    """Random sets of the size of `found`, different from it and from each other; at most `count`,
+    fewer only if there are no more.
+    """
     own, size = frozenset(found), len(frozenset(found))
     rng, drawn = np.random.Generator(np.random.Philox(key=2)), dict[frozenset[T], None]()
     for _ in range(200 * count):
@@ -87,8 +98,8 @@ def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozen
 
 @dataclass(slots=True, kw_only=True)
 class Replays:
-    """Asks for sets, each once. replay: what computes the outcomes of new ones, `width` of them for the price of one;
-    outcomes: all so far, in the order of their launches.
+    """Asks for sets, each once. replay: what computes the outcomes of new ones, `width` of them for
+    the price of one; outcomes: all so far, in the order of their launches.
     """
 
     replay: Callable[[list[frozenset[Any]]], list[Outcome]]
@@ -97,11 +108,15 @@ class Replays:
     expects: Callable[[int, int], None] = lambda fewest, most: None  # sets that are still to come
 
     def ask(self, sets: Iterable[Iterable[Any]], spare: Iterable[Iterable[Any]] = ()) -> list[bool]:
-        """Whether the replay survives with each set exact. spare: sets that fill what is free in the launch."""
+        """Whether the replay survives with each set exact. spare: sets that fill what is free in
+        the launch.
+        """
         wanted = [frozenset(x) for x in sets]
         new = self._new(wanted)
         if new:
-            new += self._new(x for x in map(frozenset, spare) if x not in new)[: -len(new) % self.width]
+            new += self._new(x for x in map(frozenset, spare) if x not in new)[
+                : -len(new) % self.width
+            ]
             self.outcomes |= {o.units: o for o in self.replay(new)}
         return [self.outcomes[x].survives for x in wanted]
 
@@ -110,15 +125,26 @@ class Replays:
 
     def of_blocks(self, blocks: dict[T, frozenset[Any]]) -> Ask[T]:
         """`ask` for sets of blocks of events: layers, heads, events over all heads."""
-        joined = lambda sets: [frozenset[Any]().union(*(blocks[name] for name in names)) for names in sets]  # noqa: E731
+
+        def joined(sets):
+            return [frozenset[Any]().union(*(blocks[name] for name in names)) for names in sets]
+
         return lambda sets, spare: self.ask(joined(sets), joined(spare))
 
     def turns(self) -> list[tuple[Outcome, Outcome]]:
-        """Pairs (smaller, larger) where more exact events do worse: the smaller survives, the larger, which holds it, fails."""
-        good, bad = ([o for o in self.outcomes.values() if o.survives is kind] for kind in (True, False))
+        """Pairs (smaller, larger) where more exact events do worse: the smaller survives, the
+        larger, which holds it, fails.
+        """
+        good, bad = (
+            [o for o in self.outcomes.values() if o.survives is kind] for kind in (True, False)
+        )
         return [(a, b) for a in good for b in bad if a.units < b.units]
 
     def ties(self, found: frozenset[Any]) -> list[Outcome]:
         """Other sets that survive and are no larger; the smallest first."""
-        own = [o for o in self.outcomes.values() if o.survives and o.units != found and 0 < len(o.units) <= len(found)]
+        own = [
+            o
+            for o in self.outcomes.values()
+            if o.survives and o.units != found and 0 < len(o.units) <= len(found)
+        ]
         return sorted(own, key=lambda o: len(o.units))

@@ -1,4 +1,6 @@
-"""What the search, the sentences and the page must know of a kind of units, whichever model they are of."""
+"""What the search, the sentences and the page must know of a kind of units, whichever model they
+are of.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,11 +14,15 @@ Blocks = dict[str, frozenset[Any]]
 class Family:
     """Units are tuples (layer, place in it, event).
 
-    levels     units -> (name, what makes blocks of units) of the levels of the search, the coarsest first
-    classes    units -> sets that are asked for before, and taken if they are smaller than what the levels find
-    few        up to so many units of a set that was found are taken one by one; None: where they are no events over all places
+    levels     units -> (name, what makes blocks of units) of the levels of the search, the coarsest
+               first
+    classes    units -> sets that are asked for before, and taken if they are smaller than what the
+               levels find
+    few        up to so many units of a set that was found are taken one by one; None: where they
+               are no events over all places
     places     the blocks of which a set is made in sentences and controls: `by_site` or `singly`
-    words      (units, all units) -> where they are, in a sentence;  change: as the command line takes it;  row: a place, in words
+    words      (units, all units) -> where they are, in a sentence;  change: as the command line
+               takes it;  row: a place, in words
     """
 
     levels: Callable[[frozenset[Any]], Sequence[tuple[str, Callable[[frozenset[Any]], Blocks]]]]
@@ -42,11 +48,17 @@ class Family:
         """Whether units of a set are taken one by one at the end."""
         if self.few is not None:
             return 1 < len(kept) <= self.few
-        return not self.over_all(kept, units) and any(len(block) > 1 for block in self.by_site(kept).values())
+        return not self.over_all(kept, units) and any(
+            len(block) > 1 for block in self.by_site(kept).values()
+        )
 
     def universe(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
         """Elements among which a set is one of its size."""
-        return self.by_site(units) if self.few is None and self.over_all(kept, units) else self.singly(units)
+        return (
+            self.by_site(units)
+            if self.few is None and self.over_all(kept, units)
+            else self.singly(units)
+        )
 
     def elements(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
         """What is put back alone, to see whether the set is minimal."""

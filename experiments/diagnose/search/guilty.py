@@ -1,4 +1,6 @@
-"""Step 2 of a run: the smallest set of events that must be exact for the replay to survive, level by level, and what holds it up."""
+"""Step 2 of a run: the smallest set of events that must be exact for the replay to survive, level
+by level, and what holds it up.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,10 +40,12 @@ class Guilty:
 
     family      of the units;  levels: of the search, as far as they were needed
     found       the set; all_units: what could be exact
-    size, of    its elements, and among how many: events over all places if it is made of these, else single ones
+    size, of    its elements, and among how many: events over all places if it is made of these,
+                else single ones
     outcomes    every set that was replayed;  controls: random sets of its size
     without     each element put back alone, with its outcome;  only: the set low and all else exact
-    ties        others that survive and are no larger;  turns: (smaller, larger) where more exact did worse
+    ties        others that survive and are no larger;  turns: (smaller, larger) where more exact
+                did worse
     repeats     of every set;  confirmed: repeats of the set found, beyond those of the search
     """
 
@@ -66,8 +70,13 @@ class Guilty:
 
     @property
     def elsewhere(self) -> list[Outcome]:
-        """Sets that survive although they leave some of the set found low, the smallest first: it is not the only one then."""
-        return sorted((o for o in self.outcomes if o.survives and not o.units >= self.found), key=lambda o: len(o.units))
+        """Sets that survive although they leave some of the set found low, the smallest first: it
+        is not the only one then.
+        """
+        return sorted(
+            (o for o in self.outcomes if o.survives and not o.units >= self.found),
+            key=lambda o: len(o.units),
+        )
 
     @property
     def is_minimal(self) -> bool:
@@ -80,18 +89,30 @@ class Guilty:
         return self.confirmed is None or self.confirmed.failures <= 1
 
 
-def often(replayer: Replayer, exactly: Exactly, sets: Sequence[frozenset[Any]], times: range) -> list[Outcome]:
+def often(
+    replayer: Replayer, exactly: Exactly, sets: Sequence[frozenset[Any]], times: range
+) -> list[Outcome]:
     """Sets of exact events, each in these repeats."""
     fates = replayer([Trial(exactly(u), r) for u in sets for r in times])
-    return [Outcome(units=u, fates=tuple(fates[i * len(times) : (i + 1) * len(times)])) for i, u in enumerate(sets)]
+    return [
+        Outcome(units=u, fates=tuple(fates[i * len(times) : (i + 1) * len(times)]))
+        for i, u in enumerate(sets)
+    ]
 
 
 def guilty(
-    replayer: Replayer, family: Family, exactly: Exactly, units: frozenset[Any], low: Outcome, exact: Outcome, is_random: bool
+    replayer: Replayer,
+    family: Family,
+    exactly: Exactly,
+    units: frozenset[Any],
+    low: Outcome,
+    exact: Outcome,
+    is_random: bool,
 ) -> Guilty:
-    """Step 2, of a replay that fails as it was and survives with all units exact. If outcomes differ between repeats, that is if
-    the set found does not keep on surviving, or the two above do not end alike in every repeat, once more with more repeats of
-    every set.
+    """Step 2, of a replay that fails as it was and survives with all units exact.
+
+    If outcomes differ between repeats, that is if the set found does not keep on surviving, or the
+    two above do not end alike in every repeat, once more with more repeats of every set.
     """
     unsteady = is_random or exact.failures > 0 or low.failures < len(low.fates)
     for repeats in (REPEATS,) if unsteady else (1, REPEATS):
@@ -133,16 +154,21 @@ def search(asked: Replays, units: frozenset[Any], family: Family) -> Guilty:
 
 
 def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool = False) -> Level:
-    """Few blocks: sets of them are asked for, size by size, and the first that survives is taken; else ddmin.
+    """Few blocks: sets of them are asked for, size by size, and the first that survives is taken;
+    else ddmin.
 
-    Where all of them may be needed (is_everywhere: so it was one level up), each is left out alone first: if all these fail, no
-    smaller set need be asked for.
+    Where all of them may be needed (is_everywhere: so it was one level up), each is left out alone
+    first: if all these fail, no smaller set need be asked for.
     """
     ask, names = asked.of_blocks(blocks), list(blocks)
     fewest, most = sets_to_come(len(blocks), FEW)
     asked.expects(fewest + CONTROLS + CONFIRMS, most + CONTROLS + CONFIRMS)
     every, needed = subsets(names, FEW), names
-    rests = [[x for x in names if x != name] for name in names] if is_everywhere and len(names) > 2 else []
+    rests = (
+        [[x for x in names if x != name] for name in names]
+        if is_everywhere and len(names) > 2
+        else []
+    )
     if rests and not any(ask(rests, [])):
         return Level(name=name, blocks=tuple(names), needed=tuple(names))
     for size in sorted({len(s) for s in every}):
@@ -155,7 +181,9 @@ def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool
     return Level(name=name, blocks=tuple(names), needed=tuple(needed))
 
 
-def held_up(asked: Replays, levels: tuple[Level, ...], kept: Any, units: Any, family: Family) -> Guilty:
+def held_up(
+    asked: Replays, levels: tuple[Level, ...], kept: Any, units: Any, family: Family
+) -> Guilty:
     """The set with its controls, its elements put back one by one, and itself low alone."""
     elements, universe = family.elements(kept, units), family.universe(kept, units)
     own = [name for name, block in universe.items() if block <= kept]
@@ -165,7 +193,16 @@ def held_up(asked: Replays, levels: tuple[Level, ...], kept: Any, units: Any, fa
     asked.ask([*without.values(), units - kept, *controls])
     seen = asked.outcomes
     return Guilty(
-        family=family, levels=levels, found=kept, all_units=units, size=len(elements), of=len(universe), outcomes=tuple(seen.values()),
-        controls=tuple(seen[c] for c in controls), without=tuple((name, seen[rest]) for name, rest in without.items()),
-        only=seen[units - kept], ties=tuple(asked.ties(kept)), turns=tuple(asked.turns()),
-    )  # fmt: skip
+        family=family,
+        levels=levels,
+        found=kept,
+        all_units=units,
+        size=len(elements),
+        of=len(universe),
+        outcomes=tuple(seen.values()),
+        controls=tuple(seen[c] for c in controls),
+        without=tuple((name, seen[rest]) for name, rest in without.items()),
+        only=seen[units - kept],
+        ties=tuple(asked.ties(kept)),
+        turns=tuple(asked.turns()),
+    )

@@ -1,9 +1,12 @@
-"""Step 4 of a proxy's run: what the blocks of its operands look like, and what their format does to them.
+"""Step 4 of a proxy's run: what the blocks of its operands look like, and what their format does to
+them.
 
-Every operand of every product of a layer is computed once more at one state, as the event meets it: x of the layer's maps, W, and g, the
-gradient of what the map returns. Of an event in blocks `emu.block_stats` then says what was clipped, what vanished, how much
-shorter magnitudes became, what RCEIL would have saved, and how few different elements a block still has. Beside them stand blocks of
-independent normal numbers in the same format: what the format does to blocks without any structure.
+Every operand of every product of a layer is computed once more at one state, as the event meets it:
+x of the layer's maps, W, and g, the gradient of what the map returns. Of an event in blocks
+`emu.block_stats` then says what was clipped, what vanished, how much shorter magnitudes became,
+what RCEIL would have saved, and how few different elements a block still has. Beside them stand
+blocks of independent normal numbers in the same format: what the format does to blocks without any
+structure.
 """
 
 from collections.abc import Mapping
@@ -29,13 +32,22 @@ from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.run import Begin, data_of
 from roundscope.experiments.train.student.sites import INDEX, Matrix, Site
 
-READ = {Site.X: "x", Site.X_W: "x", Site.W: "w", Site.W_X: "w", Site.G_X: "g", Site.G_W: "g"}  # the events whose blocks are looked at
+READ = {
+    Site.X: "x",
+    Site.X_W: "x",
+    Site.W: "w",
+    Site.W_X: "w",
+    Site.G_X: "g",
+    Site.G_W: "g",
+}  # the events whose blocks are looked at
 NORMAL = 4096  # blocks of normal numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Of an event in some places. stats: their blocks together;  last: numbers that became the largest element;  spread: the median of
+    """Of an event in some places. stats: their blocks together;  last: numbers that became the
+    largest element;  spread: the median of
+
     max |V| / min |V|;  normal, normal_last: of independent normal numbers.
     """
 
@@ -50,7 +62,9 @@ class Blocks:
 
     @property
     def shares(self) -> dict[str, float]:
-        """clipped, last, underflow: of numbers; shrink: of magnitude; excess: of the absolute error, what RCEIL would not have made."""
+        """clipped, last, underflow: of numbers; shrink: of magnitude; excess: of the absolute
+        error, what RCEIL would not have made.
+        """
         return _shares(self.stats, self.last)
 
     @property
@@ -61,13 +75,20 @@ class Blocks:
 
 def _shares(s: BlockStats, last: int) -> dict[str, float]:
     return {
-        "clipped": s.clipped / s.numbers, "last": last / s.numbers, "underflow": s.underflow / s.numbers, "shrink": s.relative_shrink,
-        "excess": s.relative_excess, "rms": s.relative_rms, "distinct": s.codes_per_block,
-    }  # fmt: skip
+        "clipped": s.clipped / s.numbers,
+        "last": last / s.numbers,
+        "underflow": s.underflow / s.numbers,
+        "shrink": s.relative_shrink,
+        "excess": s.relative_excess,
+        "rms": s.relative_rms,
+        "distinct": s.codes_per_block,
+    }
 
 
 def origin(case: Case, begin: Begin, units: Units, marked: Units) -> list[Blocks]:
-    """Of the units that are operands in blocks: those of one event and format together, the marked ones apart; in the order of events."""
+    """Of the units that are operands in blocks: those of one event and format together, the marked
+    ones apart; in the order of events.
+    """
     values, plan = operands(case, begin), case.plan(case.failed)
     groups: dict[tuple[Site, BlockFormat, bool], list[Unit]] = {}
     for u in ordered(units):
@@ -75,22 +96,36 @@ def origin(case: Case, begin: Begin, units: Units, marked: Units) -> list[Blocks
         if u.site in READ and isinstance(f, BlockFormat):
             groups.setdefault((u.site, f, u in marked), []).append(u)
     order = sorted(groups, key=lambda k: (INDEX[k[0]], not k[2]))
-    return [_blocks(groups[k], [values[u.layer][u.matrix][READ[u.site]] for u in groups[k]], k[1], k[2]) for k in order]
+    return [
+        _blocks(groups[k], [values[u.layer][u.matrix][READ[u.site]] for u in groups[k]], k[1], k[2])
+        for k in order
+    ]
 
 
 def _blocks(units: list[Unit], arrays: list[np.ndarray], f: BlockFormat, marked: bool) -> Blocks:
     axis = units[0].site.axis
-    normal = np.random.Generator(np.random.Philox(key=6)).standard_normal((NORMAL, f.size)).astype(np.float32)
+    normal = (
+        np.random.Generator(np.random.Philox(key=6))
+        .standard_normal((NORMAL, f.size))
+        .astype(np.float32)
+    )
     found = [block_stats(x, f, axis) for x in arrays]
     return Blocks(
-        units=tuple(units), format=f, marked=marked, stats=reduce(add, found), last=sum(_last(x, f, axis) for x in arrays),
-        spread=float(np.median([_spread(x, f.size, axis) for x in arrays])), normal=block_stats(normal, f),
+        units=tuple(units),
+        format=f,
+        marked=marked,
+        stats=reduce(add, found),
+        last=sum(_last(x, f, axis) for x in arrays),
+        spread=float(np.median([_spread(x, f.size, axis) for x in arrays])),
+        normal=block_stats(normal, f),
         normal_last=_last(normal, f, -1),
-    )  # fmt: skip
+    )
 
 
 def _last(x: np.ndarray, f: BlockFormat, axis: int) -> int:
-    return int((np.abs(np.asarray(to_blocks(x, f, axis).elements)) == f.element.format.max_finite).sum())
+    return int(
+        (np.abs(np.asarray(to_blocks(x, f, axis).elements)) == f.element.format.max_finite).sum()
+    )
 
 
 def _spread(x: np.ndarray, size: int, axis: int) -> float:
@@ -100,31 +135,57 @@ def _spread(x: np.ndarray, size: int, axis: int) -> float:
 
 
 def operands(case: Case, begin: Begin) -> list[dict[str, dict[str, np.ndarray]]]:
-    """Layer -> matrix -> x (batch, in), w (in, out), g (batch, out) of the run at a state (an axis of one arm), on its step's rows."""
+    """Layer -> matrix -> x (batch, in), w (in, out), g (batch, out) of the run at a state (an axis
+    of one arm), on its step's rows.
+    """
     config, arms = case.config, [case.own]
-    x, y = step.batches(config)(np.array([(config.seed + case.own.seed) % 2**32], np.uint32), np.int32(begin.step))
+    x, y = step.batches(config)(
+        np.array([(config.seed + case.own.seed) % 2**32], np.uint32), np.int32(begin.step)
+    )
     how = how_of(config, arms)
     table = data_of(config, arms, begin.step).table[0]
     table = reseeded(table, jnp.int32(begin.step)) if how.drawn else table
     params = jax.tree.map(lambda leaf: leaf[0], begin.state.params)
     found = jax.jit(lambda *given: _operands(config, how, *given))(params, x[0], y[0], table)
-    return [{m: {n: np.asarray(v) for n, v in own.items()} for m, own in layer.items()} for layer in found]
+    return [
+        {m: {n: np.asarray(v) for n, v in own.items()} for m, own in layer.items()}
+        for layer in found
+    ]
 
 
-def _operands(config: Config, how: How, params: Mapping[str, Any], x: Any, y: Any, table: Any) -> list[dict[str, dict[str, Any]]]:
-    """Forward layer by layer, then backward: g of DOWN is the gradient of the layer's output, since that is A + DOWN."""
+def _operands(
+    config: Config, how: How, params: Mapping[str, Any], x: Any, y: Any, table: Any
+) -> list[dict[str, dict[str, Any]]]:
+    """Forward layer by layer, then backward: g of DOWN is the gradient of the layer's output, since
+    that is A + DOWN.
+    """
     a, kept = x, []
     for i in range(config.depth):
         p = {name: leaf[i] for name, leaf in params.items()}
         h, gate, inputs = model.opened(how, p, a, table[i])
-        _, inside, inner = jax.vjp(lambda h, g, p=p, i=i: model.closed(config, how, p, h, g, table[i]), h, gate, has_aux=True)  # type: ignore[misc]
+        _, inside, inner = jax.vjp(
+            lambda h, g, p=p, i=i: model.closed(config, how, p, h, g, table[i]),
+            h,
+            gate,
+            has_aux=True,
+        )  # type: ignore[misc]
         a, through = jax.vjp(lambda a, p=p, i=i: model.layer(config, how, p, a, table[i])[0], a)  # type: ignore[misc]
         kept.append((p, inputs, inner, inside, through))
     g = 2.0 * (a - y) / a.size  # the gradient of the mean of squares
     found = []
     for p, inputs, inner, inside, through in reversed(kept):
         of_h, of_gate = inside(g)
-        own = {str(Matrix.UP): {"x": inputs, "w": p["up"], "g": of_h}, str(Matrix.DOWN): {"x": inner, "w": p["down"], "g": g}}
-        found.append(own | ({str(Matrix.GATE): {"x": inputs, "w": p["gate"], "g": of_gate}} if "gate" in p else {}))
+        own = {
+            str(Matrix.UP): {"x": inputs, "w": p["up"], "g": of_h},
+            str(Matrix.DOWN): {"x": inner, "w": p["down"], "g": g},
+        }
+        found.append(
+            own
+            | (
+                {str(Matrix.GATE): {"x": inputs, "w": p["gate"], "g": of_gate}}
+                if "gate" in p
+                else {}
+            )
+        )
         (g,) = through(g)
     return found[::-1]

@@ -1,4 +1,6 @@
-"""The run of a proxy to diagnose: the arm that diverged, its FP32 twin, and the steps from which its replays begin."""
+"""The run of a proxy to diagnose: the arm that diverged, its FP32 twin, and the steps from which
+its replays begin.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +16,13 @@ from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.run import Begin, fresh
 
-AHEAD = (100, 200, 400)  # steps before the divergence at which replays may begin, the first one that fits first; else the earliest state
+AHEAD = (
+    100,
+    200,
+    400,
+    # steps before the divergence at which replays may begin, the first one that fits first; else
+    # the earliest state
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +30,10 @@ class Case:
     """One diverged run and where to replay it.
 
     twin     FP32 of the same rows and rate, None if it was not run
-    origin   the earliest step of which there is a state: 0, or that at which the arms of a study of interventions part
-    starts   steps from which replays may begin, the latest first;  until: their last step, exclusive;  longest: that of the longest
+    origin   the earliest step of which there is a state: 0, or that at which the arms of a study of
+             interventions part
+    starts   steps from which replays may begin, the latest first;  until: their last step,
+             exclusive;  longest: that of the longest
     """
 
     folder: Path
@@ -58,35 +68,73 @@ class Case:
         """The state of step `origin`, with an axis of one arm."""
         if self.origin:
             wanted, column = _kept(self.folder, self.row)[self.origin]
-            return begin(self.row.config, wanted, self.origin, self.folder, lambda n: None).take([column])
+            return begin(self.row.config, wanted, self.origin, self.folder, lambda n: None).take(
+                [column]
+            )
         return fresh(self.config, [self.own])
 
 
 def case(folder: Path, *, arm: str | None, first: int | None, until: int | None) -> Case:
-    """What to diagnose: the earliest divergence, of runs whose FP32 twin did not diverge if there are such.
+    """What to diagnose: the earliest divergence, of runs whose FP32 twin did not diverge if there
+    are such.
 
-    Raises UsageError for a folder without a diverged run, a name or steps that it has not; StorageError for a damaged file.
+    Raises UsageError for a folder without a diverged run, a name or steps that it has not;
+    StorageError for a damaged file.
     """
     rows = read(folder)
     names = list(dict.fromkeys(row.arm.name for row in rows))
     if arm is not None and arm not in names:
         raise UsageError(f"--arm: {unknown('arm', arm, names)}")
-    bad_ones = [r for r in rows if r.diverged is not None and (r.arm.name == arm if arm else r.arm.name != EXACT)]
+    bad_ones = [
+        r
+        for r in rows
+        if r.diverged is not None and (r.arm.name == arm if arm else r.arm.name != EXACT)
+    ]
     if not bad_ones:
         whose = f"arm {arm}" if arm else "arms that round"
-        raise bad("RUN_OR_TENSORS", str(folder), f"none of {sum(r.arm.name == arm or not arm for r in rows)} runs of {whose} diverged: "
-                  "there is nothing to diagnose; choose another arm, or a study that diverges")  # fmt: skip
+        raise bad(
+            "RUN_OR_TENSORS",
+            str(folder),
+            f"none of {sum(r.arm.name == arm or not arm for r in rows)} runs of {whose} diverged: "
+            "there is nothing to diagnose; choose another arm, or a study that diverges",
+        )
     chosen = min(bad_ones, key=lambda r: (_lost(_twin(r, rows)), r.diverged))
     assert chosen.diverged is not None
-    origin = 0 if first == 0 else max((step for step in _kept(folder, chosen) if step <= _latest(chosen.diverged, first)), default=0)
+    origin = (
+        0
+        if first == 0
+        else max(
+            (step for step in _kept(folder, chosen) if step <= _latest(chosen.diverged, first)),
+            default=0,
+        )
+    )
     end = min(chosen.config.steps, chosen.diverged + 1 + MARGIN) if until is None else until
     if first is not None and not 0 <= first < chosen.diverged:
-        raise bad("--from", first, f"the run diverges at step {chosen.diverged}; give a step before it")
+        raise bad(
+            "--from", first, f"the run diverges at step {chosen.diverged}; give a step before it"
+        )
     if not chosen.diverged < end <= chosen.config.steps:
-        raise bad("--until", end, f"the run diverges at step {chosen.diverged} and ends at {chosen.config.steps}; give a step between them")
-    longest = end if until is not None else min(chosen.config.steps, max(end, chosen.diverged + LONGEST * MARGIN))
+        raise bad(
+            "--until",
+            end,
+            f"the run diverges at step {chosen.diverged} and ends at {chosen.config.steps}; give a"
+            " step between them",
+        )
+    longest = (
+        end
+        if until is not None
+        else min(chosen.config.steps, max(end, chosen.diverged + LONGEST * MARGIN))
+    )
     starts = (first,) if first is not None else _starts(chosen.diverged, origin)
-    return Case(folder=folder, row=chosen, twin=_twin(chosen, rows), origin=origin, starts=starts, until=end, longest=longest)
+    return Case(
+        folder=folder,
+        row=chosen,
+        twin=_twin(chosen, rows),
+        origin=origin,
+        starts=starts,
+        until=end,
+        longest=longest,
+    )
 
 
 def _latest(diverged: int, first: int | None) -> int:
@@ -99,7 +147,9 @@ def _starts(diverged: int, origin: int) -> tuple[int, ...]:
 
 
 def _twin(row: Row, rows: Sequence[Row]) -> Row | None:
-    alike = lambda r: (replace(r.config, measure_every=0), r.arm.lr, r.arm.seed)  # noqa: E731
+    def alike(r):
+        return (replace(r.config, measure_every=0), r.arm.lr, r.arm.seed)
+
     return next((r for r in rows if r.arm.name == EXACT and alike(r) == alike(row)), None)
 
 
@@ -108,7 +158,9 @@ def _lost(twin: Row | None) -> bool:
 
 
 def _kept(folder: Path, row: Row) -> dict[int, tuple[list[Arm], int]]:
-    """Step -> the arms whose states the folder keeps there, and which of them is this run's beginning."""
+    """Step -> the arms whose states the folder keeps there, and which of them is this run's
+    beginning.
+    """
     found = {}
     for path in sorted(folder.glob("begin-*-*-*.safetensors")):
         _, step, name, *seeds = path.stem.split("-")

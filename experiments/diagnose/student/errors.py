@@ -1,12 +1,15 @@
-"""Step 3 of a proxy's run: what rounding does to the gradient at the same weights and rows, event by event, and whether it adds up.
+"""Step 3 of a proxy's run: what rounding does to the gradient at the same weights and rows, event
+by event, and whether it adds up.
 
-epsilon_t is the gradient at step t with some events rounded, less FP32's, at the run's own weights and rows of T steps in a row. Then
+epsilon_t is the gradient at step t with some events rounded, less FP32's, at the run's own weights
+and rows of T steps in a row. Then
 
     A = |sum_t epsilon_t| / sqrt(sum_t |epsilon_t|^2)
 
-is about 1 if errors of different steps meet in random directions, and sqrt(T) if they are all alike. The null: every step's error keeps
-its size and takes its sign from a fair coin; p is the share of 4,096 draws whose A is as large. Sums are over a sample of at most 65,536
-weights, the same in every step; |epsilon| and its part along the gradient are over all.
+is about 1 if errors of different steps meet in random directions, and sqrt(T) if they are all
+alike. The null: every step's error keeps its size and takes its sign from a fair coin; p is the
+share of 4,096 draws whose A is as large. Sums are over a sample of at most 65,536 weights, the same
+in every step; |epsilon| and its part along the gradient are over all.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +43,9 @@ GRADIENT = "the gradient itself"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """Of one choice of events. zeta, cosine, along (T,) as `measure` has them; a: A;  p, null: of sign flips, and their 95 % quantile."""
+    """Of one choice of events. zeta, cosine, along (T,) as `measure` has them; a: A;  p, null: of
+    sign flips, and their 95 % quantile.
+    """
 
     zeta: np.ndarray
     cosine: np.ndarray
@@ -51,20 +56,30 @@ class Error:
 
     @property
     def bias(self) -> tuple[float, float]:
-        """Mean of `along` over steps and half of its 95 % interval: what the step is lengthened by in the mean, negative: shortened."""
+        """Mean of `along` over steps and half of its 95 % interval: what the step is lengthened by
+        in the mean, negative: shortened.
+        """
         return mean_interval(self.along)
 
 
 def only(plan: Plan, units: Units) -> Plan:
     """The plan with all events but these in FP32."""
     places = {place(u) for u in units}
-    keep = lambda i, m, s, f: f if (i, m, s) in places else BINARY32  # noqa: E731
-    rows = [[[keep(i, m, s, f) for s, f in enumerate(own)] for m, own in enumerate(row)] for i, row in enumerate(plan.formats)]
+
+    def keep(i, m, s, f):
+        return f if (i, m, s) in places else BINARY32
+
+    rows = [
+        [[keep(i, m, s, f) for s, f in enumerate(own)] for m, own in enumerate(row)]
+        for i, row in enumerate(plan.formats)
+    ]
     return Plan(formats=tuple(tuple(map(tuple, row)) for row in rows), beta=plan.beta)
 
 
 def looked(case: Case, begin: Begin) -> list[Begin]:
-    """The states of up to STEPS steps in a row from `begin` on, all before the divergence; an axis of one arm each."""
+    """The states of up to STEPS steps in a row from `begin` on, all before the divergence; an axis
+    of one arm each.
+    """
     now, found = begin.take([0] * PAIR), [begin]
     while len(found) < STEPS and now.step + 1 < case.failed:
         now = advance(case.config, [case.own] * PAIR, now, now.step + 1, lambda n: None)[0]
@@ -73,9 +88,14 @@ def looked(case: Case, begin: Begin) -> list[Begin]:
 
 
 def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[str, Error]:
-    """Of every plan against FP32, at each state and on the rows of its step; GRADIENT: FP32's gradient in the place of epsilon, zeta 1."""
+    """Of every plan against FP32, at each state and on the rows of its step; GRADIENT: FP32's
+    gradient in the place of epsilon, zeta 1.
+    """
     config, seed = case.config, (case.config.seed + case.own.seed) % 2**32
-    rounded, drawn = (frozenset().union(*(getattr(p, name) for p in plans.values())) for name in ("rounded", "drawn"))
+    rounded, drawn = (
+        frozenset().union(*(getattr(p, name) for p in plans.values()))
+        for name in ("rounded", "drawn")
+    )
     how = How(config.block, rounded, drawn, all(p.even for p in plans.values()))
     exact = plan_of(config, ()).table(seed)
     tables = jnp.asarray(np.stack([exact, *(p.table(seed) for p in plans.values())]))
@@ -83,12 +103,24 @@ def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[s
     found = []
     for begin in states:
         x, y = rows(jnp.asarray([seed], jnp.uint32), np.int32(begin.step))
-        found.append(jax.device_get(of(jax.tree.map(lambda leaf: leaf[0], begin.state), tables, x[0], y[0])))
-    measured = {name: np.array([seen[0][name] for seen in found], float) for name in ("zeta", "cosine", "along")}
+        found.append(
+            jax.device_get(of(jax.tree.map(lambda leaf: leaf[0], begin.state), tables, x[0], y[0]))
+        )
+    measured = {
+        name: np.array([seen[0][name] for seen in found], float)
+        for name in ("zeta", "cosine", "along")
+    }
     samples = np.stack([seen[1] for seen in found])  # (T, plans, sample)
-    made = {n: _error({k: v[:, i] for k, v in measured.items()}, samples[:, i]) for i, n in enumerate(plans)}
+    made = {
+        n: _error({k: v[:, i] for k, v in measured.items()}, samples[:, i])
+        for i, n in enumerate(plans)
+    }
     one = np.ones(len(states))
-    return made | {GRADIENT: _error({"zeta": one, "cosine": one, "along": one}, np.stack([seen[2] for seen in found]))}
+    return made | {
+        GRADIENT: _error(
+            {"zeta": one, "cosine": one, "along": one}, np.stack([seen[2] for seen in found])
+        )
+    }
 
 
 def _error(measured: dict[str, np.ndarray], sample: np.ndarray) -> Error:
@@ -102,24 +134,44 @@ def coherence(sample: np.ndarray) -> tuple[float, float, float]:
     total = np.trace(products)
     if not total > 0.0:
         return 0.0, 1.0, 0.0
-    signs = np.random.Generator(np.random.Philox(key=5)).integers(0, 2, (DRAWS, len(sample))) * 2.0 - 1.0
-    of = lambda s: np.sqrt(np.maximum(((s @ products) * s).sum(-1), 0.0) / total)  # noqa: E731
+    signs = (
+        np.random.Generator(np.random.Philox(key=5)).integers(0, 2, (DRAWS, len(sample))) * 2.0
+        - 1.0
+    )
+
+    def of(s):
+        return np.sqrt(np.maximum(((s @ products) * s).sum(-1), 0.0) / total)
+
     a, flipped = float(of(np.ones(len(sample)))), of(signs)
-    return a, float((1.0 + (flipped >= a * (1.0 - 1e-9)).sum()) / (1.0 + DRAWS)), float(np.quantile(flipped, 0.95))
+    return (
+        a,
+        float((1.0 + (flipped >= a * (1.0 - 1e-9)).sum()) / (1.0 + DRAWS)),
+        float(np.quantile(flipped, 0.95)),
+    )
 
 
 @lru_cache(8)
 def _gradients(config: Config, how: How) -> Callable[..., tuple[dict[str, Array], Array, Array]]:
-    """The jitted (state of one arm, FP32's table and others, x, y) -> (`compared`, samples of epsilon (plans, n), of the gradient)."""
+    """The jitted (state of one arm, FP32's table and others, x, y) -> (`compared`, samples of
+    epsilon (plans, n), of the gradient).
+    """
 
-    def all_of(state: Any, tables: Array, x: Array, y: Array) -> tuple[dict[str, Array], Array, Array]:
+    def all_of(
+        state: Any, tables: Array, x: Array, y: Array
+    ) -> tuple[dict[str, Array], Array, Array]:
         blank = jnp.zeros_like(ravel_pytree(state.params)[0])
-        taken = np.sort(np.random.Generator(np.random.Philox(key=4)).permutation(blank.size)[:SAMPLE])
+        taken = np.sort(
+            np.random.Generator(np.random.Philox(key=4)).permutation(blank.size)[:SAMPLE]
+        )
 
         def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
-            """A gradient against g, which the first makes; one scan, so that all come from one program."""
+            """A gradient against g, which the first makes; one scan, so that all come from one
+            program.
+            """
             table = reseeded(at[1], state.step) if how.drawn else at[1]
-            own: Array = ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, table))[0]
+            own: Array = ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, table))[
+                0
+            ]
             g = jnp.where(at[0] == 0, own, g)
             return g, (compared(own - g, g), (own - g)[taken])
 

@@ -18,7 +18,10 @@ from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.trace.plots import DOWN, UP
 from roundscope.experiments.train.student.follow import RULE
 
-HOW = f"{words_run.SHAM} Epsilon is compared at the same weights and rows, so that no distance of two trainings is in it."
+HOW = (
+    f"{words_run.SHAM} Epsilon is compared at the same weights and rows, so that no distance of two"
+    " trainings is in it."
+)
 
 
 def steps(found: Found) -> list[Step]:
@@ -27,29 +30,89 @@ def steps(found: Found) -> list[Step]:
         replay_step(words_run.replayed(found.replayed), losses(found), RULE),
         search_step(found.replayed, words_run.searched(found.replayed)),
     ]
-    shown = [("Error and coherence", measured.errors(found), "The events of a row round, all others are FP32.")] if found.errors else []
-    made.append(Step(number=3, title="The gradient's error", sentence=words.error(found), pictures=shown, tables=[_errors(found)]))
-    caption = "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
+    shown = (
+        [
+            (
+                "Error and coherence",
+                measured.errors(found),
+                "The events of a row round, all others are FP32.",
+            )
+        ]
+        if found.errors
+        else []
+    )
+    made.append(
+        Step(
+            number=3,
+            title="The gradient's error",
+            sentence=words.error(found),
+            pictures=shown,
+            tables=[_errors(found)],
+        )
+    )
+    caption = (
+        "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
+    )
     shown = [("Blocks", measured.origin(found), caption)] if found.origin else []
-    made.append(Step(number=4, title="Origin", sentence=words.origin(found), pictures=shown, tables=[_origin(found)]))
-    shown = [("Repairs", measured.repairs(found), "Green: survives more often than shams do; red: none survives.")] if found.tried else []
-    made.append(Step(number=5, title="Repair", sentence=words.repaired(found), pictures=shown, tables=[_repairs(found)]))
+    made.append(
+        Step(
+            number=4,
+            title="Origin",
+            sentence=words.origin(found),
+            pictures=shown,
+            tables=[_origin(found)],
+        )
+    )
+    shown = (
+        [
+            (
+                "Repairs",
+                measured.repairs(found),
+                "Green: survives more often than shams do; red: none survives.",
+            )
+        ]
+        if found.tried
+        else []
+    )
+    made.append(
+        Step(
+            number=5,
+            title="Repair",
+            sentence=words.repaired(found),
+            pictures=shown,
+            tables=[_repairs(found)],
+        )
+    )
     return made
 
 
 def losses(found: Found) -> Figure:
-    """The file's curve, of which a point is the largest loss of 25 steps, the replay, and the sanity arms."""
+    """The file's curve, of which a point is the largest loss of 25 steps, the replay, and the
+    sanity arms.
+    """
     case, r = found.case, found.replayed
     curve = [(step, loss) for step, loss, _ in case.row.curve if loss > 0.0]
-    return pictures_run.losses(curve, r, [(case.failed, UP, "diverged"), (r.replayer.first, DOWN, "replays begin")])
+    return pictures_run.losses(
+        curve, r, [(case.failed, UP, "diverged"), (r.replayer.first, DOWN, "replays begin")]
+    )
 
 
 def _errors(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
     rows = []
     for who, e in found.errors.items():
         mean, half = e.bias
-        rows.append([who, f"{e.zeta.mean():.3g}", f"{e.cosine.mean():.4f}", f"{100 * mean:+.3g}", f"{100 * half:.2g}", f"{e.a:.2f}",
-                     f"{e.null:.2f}", f"{e.p:.1g}"])  # fmt: skip
+        rows.append(
+            [
+                who,
+                f"{e.zeta.mean():.3g}",
+                f"{e.cosine.mean():.4f}",
+                f"{100 * mean:+.3g}",
+                f"{100 * half:.2g}",
+                f"{e.a:.2f}",
+                f"{e.null:.2f}",
+                f"{e.p:.1g}",
+            ]
+        )
     heads = ["rounded", "zeta", "cosine", "along g, %", "+-", "A", "flips, 95 %", "p"]
     return heads, rows, [row[0] == SET for row in rows]
 
@@ -57,12 +120,29 @@ def _errors(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
 def _origin(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
     rows = []
     for b in found.origin:
-        for title, s, spread in ((f"{b.units[0].site}", b.shares, f"{b.spread:.3g}"), ("  normal numbers", b.normal_shares, "")):
-            percent = [f"{100 * s[n]:.2f}" for n in ("clipped", "last", "underflow", "shrink", "rms", "excess")]
+        for title, s, spread in (
+            (f"{b.units[0].site}", b.shares, f"{b.spread:.3g}"),
+            ("  normal numbers", b.normal_shares, ""),
+        ):
+            percent = [
+                f"{100 * s[n]:.2f}"
+                for n in ("clipped", "last", "underflow", "shrink", "rms", "excess")
+            ]
             where = [str(b.format), str(len(b.units))] if spread else ["", ""]
             rows.append([title, *where, *percent, f"{s['distinct']:.1f}", spread])
-    heads = ["event", "format", "places", "clipped\n%", "largest\n%", "to 0\n%", "shrink\n%", "rms\nerror %", "over\nRCEIL %", "distinct",
-             "max / min"]  # fmt: skip
+    heads = [
+        "event",
+        "format",
+        "places",
+        "clipped\n%",
+        "largest\n%",
+        "to 0\n%",
+        "shrink\n%",
+        "rms\nerror %",
+        "over\nRCEIL %",
+        "distinct",
+        "max / min",
+    ]
     return heads, rows, [b.marked and not i for b in found.origin for i in (0, 1)]
 
 
@@ -70,9 +150,23 @@ def _repairs(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
     rows = []
     for t in found.tried:
         mean, half = t.error.bias
-        rows.append([t.name, f"{t.error.zeta.mean():.3g}", f"{100 * mean:+.3g} +- {100 * half:.2g}", f"{t.error.a:.2f}",
-                     t.outcome.count, _median(t.outcome), f"{t.p:.1g}", "" if t is found.tried[0] else t.word])  # fmt: skip
-    return ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"], rows, [False] * len(rows)
+        rows.append(
+            [
+                t.name,
+                f"{t.error.zeta.mean():.3g}",
+                f"{100 * mean:+.3g} +- {100 * half:.2g}",
+                f"{t.error.a:.2f}",
+                t.outcome.count,
+                _median(t.outcome),
+                f"{t.p:.1g}",
+                "" if t is found.tried[0] else t.word,
+            ]
+        )
+    return (
+        ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"],
+        rows,
+        [False] * len(rows),
+    )
 
 
 def _median(o: Outcome) -> str:
@@ -85,11 +179,21 @@ def report(found: Found) -> Report:
     """What is said of a student's run."""
     data, r = document(found), found.replayed
     return Report(
-        name=words.who(found), title="Why did this run diverge, and is it rounding?", about=words.who(found),
-        first_line=words_run.first_line(r), kind=words.kind(found), headline=words.headline(found), steps=steps(found), links=links(found),
-        unseen=words.not_shown(found), said=[_table(found)] if found.tried else [], how=f"<p class=note>{escape(HOW)}</p>",
-        machine=[f"{k:<10} {v}" for k, v in data["run"].items()], data=data, seconds=found.seconds,
-    )  # fmt: skip
+        name=words.who(found),
+        title="Why did this run diverge, and is it rounding?",
+        about=words.who(found),
+        first_line=words_run.first_line(r),
+        kind=words.kind(found),
+        headline=words.headline(found),
+        steps=steps(found),
+        links=links(found),
+        unseen=words.not_shown(found),
+        said=[_table(found)] if found.tried else [],
+        how=f"<p class=note>{escape(HOW)}</p>",
+        machine=[f"{k:<10} {v}" for k, v in data["run"].items()],
+        data=data,
+        seconds=found.seconds,
+    )
 
 
 def _table(found: Found) -> Any:
@@ -97,7 +201,9 @@ def _table(found: Found) -> Any:
     from rich.table import Table
 
     heads, rows, _ = _repairs(found)
-    made = Table(*(h.replace("\n", " ") for h in heads), box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    made = Table(
+        *(h.replace("\n", " ") for h in heads), box=None, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for row in rows:
         made.add_row(*row)
     return made

@@ -1,4 +1,6 @@
-"""Pictures of steps 3 to 5 of a proxy's diagnosis: the gradient's error, the blocks, the repairs."""
+"""Pictures of steps 3 to 5 of a proxy's diagnosis: the gradient's error, the blocks, the
+repairs.
+"""
 
 from collections.abc import Sequence
 
@@ -25,7 +27,14 @@ def errors(found: Found) -> Figure:
         right.plot(e.a, row, "o", color=colour, ms=6)
     g = found.errors[GRADIENT].a
     right.axvline(g, color=DOWN, lw=0.9, ls=":")
-    right.annotate(" the gradient", (g, 1.0), xycoords=("data", "axes fraction"), fontsize=8.5, color=DOWN, va="bottom")
+    right.annotate(
+        " the gradient",
+        (g, 1.0),
+        xycoords=("data", "axes fraction"),
+        fontsize=8.5,
+        color=DOWN,
+        va="bottom",
+    )
     logarithmic(left, left.xaxis, left.set_xscale)
     left.set_xlabel("zeta: |epsilon| / |g|, a tick for each step")
     right.set_xlabel("A: how the error adds up over steps; grey: sign flips, 95 %")
@@ -38,7 +47,12 @@ def errors(found: Found) -> Figure:
 
 def origin(found: Found) -> Figure:
     """What the format does to the blocks of every event, beside normal numbers."""
-    panels = {"shrink": "magnitude lost", "clipped": "clipped", "underflow": "became 0", "distinct": "different elements in a block"}
+    panels = {
+        "shrink": "magnitude lost",
+        "clipped": "clipped",
+        "underflow": "became 0",
+        "distinct": "different elements in a block",
+    }
     figure, axes = canvas(1.0 + 0.27 * len(found.origin), 1, len(panels), sharey=True)
     for ax, (name, title) in zip(axes[0], panels.items(), strict=True):
         for row, b in enumerate(found.origin):
@@ -57,20 +71,44 @@ def origin(found: Found) -> Figure:
 
 
 def repairs(found: Found) -> Figure:
-    """The error that every repair leaves, its part along the gradient, and when its replays diverge."""
+    """The error that every repair leaves, its part along the gradient, and when its replays
+    diverge.
+    """
     figure, axes = canvas(1.0 + 0.28 * len(found.tried), 1, 3, sharey=True)
     steps = found.replayed.replayer.steps
     top = found.replayed.replayer.until + 0.08 * steps
     for row, t in enumerate(found.tried):
-        colour = EXACT if t.word == "averts it" else UP if t.outcome.failures == len(t.outcome.fates) else QUIET
+        colour = (
+            EXACT
+            if t.word == "averts it"
+            else UP
+            if t.outcome.failures == len(t.outcome.fates)
+            else QUIET
+        )
         axes[0, 0].plot(t.error.zeta.mean(), row, "o", color=colour, ms=6)
         mean, half = t.error.bias
-        axes[0, 1].errorbar(100 * mean, row, xerr=100 * half, fmt="o", color=colour, ms=5, capsize=2.5)
+        axes[0, 1].errorbar(
+            100 * mean, row, xerr=100 * half, fmt="o", color=colour, ms=5, capsize=2.5
+        )
         at = [top if f.failed is None else f.failed for f in t.outcome.fates]
-        axes[0, 2].plot(at, row + 0.3 * (np.arange(len(at)) / max(len(at) - 1, 1) - 0.5), ".", color=colour, ms=8, alpha=0.7, mew=0)
-    axes[0, 2].axvspan(found.replayed.replayer.until, top + 0.08 * steps, color=BAND, lw=0, zorder=0)
+        axes[0, 2].plot(
+            at,
+            row + 0.3 * (np.arange(len(at)) / max(len(at) - 1, 1) - 0.5),
+            ".",
+            color=colour,
+            ms=8,
+            alpha=0.7,
+            mew=0,
+        )
+    axes[0, 2].axvspan(
+        found.replayed.replayer.until, top + 0.08 * steps, color=BAND, lw=0, zorder=0
+    )
     axes[0, 1].axvline(0.0, color=INK, lw=0.7)
-    for ax, text in zip(axes[0], ("zeta", "epsilon along the gradient, %", "diverges at step; grey: survives"), strict=True):
+    for ax, text in zip(
+        axes[0],
+        ("zeta", "epsilon along the gradient, %", "diverges at step; grey: survives"),
+        strict=True,
+    ):
         ax.set_xlabel(text)
     axes[0, 0].set_xlim(left=0.0)
     axes[0, 0].set_yticks(range(len(found.tried)), [t.name for t in found.tried], fontsize=8.5)

@@ -1,4 +1,6 @@
-"""Step 5 of a proxy's run: the known repairs, each with the error of the gradient that it leaves and what becomes of its replays."""
+"""Step 5 of a proxy's run: the known repairs, each with the error of the gradient that it leaves
+and what becomes of its replays.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,17 +17,22 @@ from roundscope.experiments.diagnose.student.units import Unit, change, format_o
 from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.sites import GROUPS
 
-BASE, FOUND, RANDOM = "as it was", "the set of step 2 exact", "sham: as many events exact, drawn by lot"
+BASE = "as it was"
+FOUND = "the set of step 2 exact"
+RANDOM = "sham: as many events exact, drawn by lot"
 CLASSES = {
-    "activations BF16": ("activations", "bf16"), "weights BF16": ("weights", "bf16"), "forward only": ("backward", "bf16"),
+    "activations BF16": ("activations", "bf16"),
+    "weights BF16": ("weights", "bf16"),
+    "forward only": ("backward", "bf16"),
     "LayerNorm exact": ("norm", "fp32"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A repair: its change, the gradient's error with it (at the weights of the run as it was), its replays, and `better`'s p;
-    level: below which p shows something, so that one repair in a hundred diagnoses seems to work by luck.
+    """A repair: its change, the gradient's error with it (at the weights of the run as it was), its
+    replays, and `better`'s p; level: below which p shows something, so that one repair in a hundred
+    diagnoses seems to work by luck.
     """
 
     name: str
@@ -40,11 +47,16 @@ class Tried:
         """What the replays say of it."""
         if self.p < self.level:
             return "averts it"
-        return "does not avert it" if self.outcome.failures == len(self.outcome.fates) else "undecided"
+        return (
+            "does not avert it" if self.outcome.failures == len(self.outcome.fates) else "undecided"
+        )
 
 
 def texts(case: Case) -> dict[str, str]:
-    """Repairs that change something of the plan under which the run diverged, as changes. They touch no event that is exact."""
+    """Repairs that change something of the plan under which the run diverged, as changes.
+
+    They touch no event that is exact.
+    """
     plan = case.plan(case.failed)
     units = units_of(case.config, plan)
     blocked = {u: f for u in ordered(units) if isinstance(f := format_of(plan, u), BlockFormat)}
@@ -54,18 +66,36 @@ def texts(case: Case) -> dict[str, str]:
     found = {name: _with(blocked, rule=rule) for name, rule in rules.items()}
     found |= {str(mode): _with(blocked, mode=mode) for mode in (ties, RoundingMode.STOCHASTIC)}
     for name, (group, to) in CLASSES.items():
-        found[name] = change([u for u in units if u.site in GROUPS[group] and (to == "fp32" or format_of(plan, u) != BF16)], to)
+        found[name] = change(
+            [
+                u
+                for u in units
+                if u.site in GROUPS[group] and (to == "fp32" or format_of(plan, u) != BF16)
+            ],
+            to,
+        )
     return {name: text for name, text in found.items() if text}
 
 
-def _with(blocked: dict[Unit, BlockFormat], rule: ScaleRule | None = None, mode: RoundingMode | None = None) -> str:
+def _with(
+    blocked: dict[Unit, BlockFormat],
+    rule: ScaleRule | None = None,
+    mode: RoundingMode | None = None,
+) -> str:
     """Every block format with another rule or mode, where it has another one and can have this."""
     groups: dict[BlockFormat, list[Unit]] = {}
     for u, f in blocked.items():
         if (rule or f.rule) != f.rule or (mode or f.element.mode) is not f.element.mode:
             groups.setdefault(f, []).append(u)
-    new = {f: (rule or f.rule, replace(f.element, mode=mode or f.element.mode)) for f in groups if rule is not ScaleRule.BUMP or _bumps(f)}
-    return "; ".join(change(groups[f], spelled(replace(f, rule=other, element=element))) for f, (other, element) in new.items())
+    new = {
+        f: (rule or f.rule, replace(f.element, mode=mode or f.element.mode))
+        for f in groups
+        if rule is not ScaleRule.BUMP or _bumps(f)
+    }
+    return "; ".join(
+        change(groups[f], spelled(replace(f, rule=other, element=element)))
+        for f, (other, element) in new.items()
+    )
 
 
 def _bumps(f: BlockFormat) -> bool:
@@ -75,17 +105,30 @@ def _bumps(f: BlockFormat) -> bool:
 
 def spelled(f: BlockFormat) -> str:
     """FORMAT:RULE:MODE of a block format, as changes write it."""
-    plain = lambda x: replace(x, size=32, rule=ScaleRule.FLOOR, element=replace(x.element, mode=RoundingMode.TIES_TO_EVEN))  # noqa: E731
+
+    def plain(x):
+        return replace(
+            x,
+            size=32,
+            rule=ScaleRule.FLOOR,
+            element=replace(x.element, mode=RoundingMode.TIES_TO_EVEN),
+        )
+
     name = next(n for n, known in BLOCK_NAMED.items() if plain(known) == plain(f))
     return f"{name}:{f.rule}:{f.element.mode}"
 
 
 def candidates(case: Case, done: Replayed) -> dict[str, str]:
-    """The run as it was first, then every repair, the set of step 2, and a random set of its size, as changes."""
+    """The run as it was first, then every repair, the set of step 2, and a random set of its size,
+    as changes.
+    """
     g = done.guilty
     found = {BASE: AS_IT_WAS, **texts(case)}
     if g is not None:
-        found |= {FOUND: change(g.found), **({RANDOM: change(g.controls[0].units)} if g.controls else {})}
+        found |= {
+            FOUND: change(g.found),
+            **({RANDOM: change(g.controls[0].units)} if g.controls else {}),
+        }
     return found
 
 
@@ -95,12 +138,22 @@ def plan_with(case: Case, text: str) -> Plan:
 
 
 def repairs(done: Replayed, found: dict[str, str], measured: Mapping[str, Error]) -> list[Tried]:
-    """Their replays, beside the errors that they leave; those of the run as it was are all shams."""
+    """Their replays, beside the errors that they leave; those of the run as it was are all
+    shams.
+    """
     names = [name for name in found if name != BASE]
     fates = done.replayer([Trial(found[name], r) for name in names for r in range(REPEATS)])
-    made = {name: tuple(fates[i * REPEATS : (i + 1) * REPEATS]) for i, name in enumerate(names)} | {BASE: done.shams.fates}
+    made = {name: tuple(fates[i * REPEATS : (i + 1) * REPEATS]) for i, name in enumerate(names)} | {
+        BASE: done.shams.fates
+    }
     return [
-        Tried(name=name, text=text, error=measured[name], outcome=Outcome(units=frozenset(), fates=made[name]),
-              p=1.0 if name == BASE else better(made[name], done.shams.fates), level=LEVEL / max(len(names), 1))
+        Tried(
+            name=name,
+            text=text,
+            error=measured[name],
+            outcome=Outcome(units=frozenset(), fates=made[name]),
+            p=1.0 if name == BASE else better(made[name], done.shams.fates),
+            level=LEVEL / max(len(names), 1),
+        )
         for name, text in found.items()
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,6 @@
-"""Replays of a student's run from one of its states: the run as it was, and changed arms vmapped, in every launch beside a sham."""
+"""Replays of a student's run from one of its states: the run as it was, and changed arms vmapped,
+in every launch beside a sham.
+"""
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -49,7 +51,9 @@ class Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where replays begin. begin: an axis of one arm; a trial's change: as `roundscope proxy --arm` reads it, from the first step on."""
+    """Where replays begin. begin: an axis of one arm; a trial's change: as `roundscope proxy --arm`
+    reads it, from the first step on.
+    """
 
     case: Case
     begin: Begin
@@ -64,7 +68,9 @@ class Window:
     def arm(self, text: str) -> Arm:
         """The run's arm with a change."""
         own = self.case.own
-        return replace(own, name="replay", changes=(*own.changes, *([(self.first, text)] if text else [])))
+        return replace(
+            own, name="replay", changes=(*own.changes, *([(self.first, text)] if text else []))
+        )
 
     def group(self, trial: Trial) -> Hashable:
         """What it needs of an executable, which runs the run as it was too."""
@@ -72,7 +78,9 @@ class Window:
 
     def name(self, trial: Trial) -> str:
         """Of the run, the state and the change."""
-        return digest(key(self.case.config, self.case.own), self.case.origin, self.first, limit(), *trial)
+        return digest(
+            key(self.case.config, self.case.own), self.case.origin, self.first, limit(), *trial
+        )
 
     def judge(self, arms: int) -> Judge:
         """With the losses before the first step."""
@@ -81,11 +89,20 @@ class Window:
     def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Losses and gradient norms of the trials, vmapped."""
         state = jax.tree.map(lambda leaf: np.asarray(leaf)[0], self.begin.state)
-        many = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *(shaken(state, trial.repeat) for trial in trials))
+        many = jax.tree.map(
+            lambda *leaves: jnp.asarray(np.stack(leaves)),
+            *(shaken(state, trial.repeat) for trial in trials),
+        )
         blank, arms = np.zeros((0, len(trials))), [self.arm(trial.change) for trial in trials]
         now = Begin(self.first, many, blank, blank)
         while now.step < until:
-            now, _ = advance(self.case.config, arms, Begin(now.step, now.state, blank, blank), min(now.step + EVERY, until), lambda n: None)
+            now, _ = advance(
+                self.case.config,
+                arms,
+                Begin(now.step, now.state, blank, blank),
+                min(now.step + EVERY, until),
+                lambda n: None,
+            )
             yield now.losses, now.norms
 
 
@@ -115,16 +132,25 @@ class Student:
     def repair(self, units: Collection[Any], first: int) -> str:
         """The run from its first step on, with these units exact from step `first` on."""
         own, usual = self.case.own, Config()
-        words = [f"{f.name}={getattr(self.case.config, f.name)}" for f in fields(Config)
-                 if f.name not in ("lr", "measure_every") and getattr(self.case.config, f.name) != getattr(usual, f.name)]  # fmt: skip
+        words = [
+            f"{f.name}={getattr(self.case.config, f.name)}"
+            for f in fields(Config)
+            if f.name not in ("lr", "measure_every")
+            and getattr(self.case.config, f.name) != getattr(usual, f.name)
+        ]
         start = "; ".join(text for step, text in own.changes if step == 0)
         later = [*((step, text) for step, text in own.changes if step), (first, change(units))]
         at = " ".join(f"--at '{step}:{part}'" for step, text in later for part in text.split("; "))
         asked = " ".join((*words, f"lr={own.lr:g}"))
-        return f"roundscope proxy {asked} --seeds {own.seed} --arm 'repaired={start}' {at} --out {self.case.folder.name}-repaired"
+        return (
+            f"roundscope proxy {asked} --seeds {own.seed} --arm 'repaired={start}' {at} --out"
+            f" {self.case.folder.name}-repaired"
+        )
 
     def own(self) -> Own:
-        """The run as it was, twice in one launch, from the earliest state on; states: of the steps where replays may begin."""
+        """The run as it was, twice in one launch, from the earliest state on; states: of the steps
+        where replays may begin.
+        """
         case, now = self.case, self.case.beginning().take([0] * PAIR)
         for until in (*sorted(case.starts), case.until):
             before = now.step
@@ -132,7 +158,9 @@ class Student:
             self.clock.advance(PAIR * (until - before))
             if until < case.until:
                 self.states[until] = now.take([0])
-        again = all(np.array_equal(x[:, 0], x[:, 1], equal_nan=True) for x in (now.losses, now.norms))
+        again = all(
+            np.array_equal(x[:, 0], x[:, 1], equal_nan=True) for x in (now.losses, now.norms)
+        )
         return Own(first=0, losses=now.losses[:, 0], norms=now.norms[:, 0], again=again)
 
     def failed(self, own: Own) -> int | None:
@@ -146,11 +174,16 @@ class Student:
         return Window(case=self.case, begin=self.states[start])
 
     def alike(self, own: Own) -> tuple[int, int]:
-        """Points of the file's curve that the replay has with the same bits, and all that both have."""
+        """Points of the file's curve that the replay has with the same bits, and all that both
+        have.
+        """
         points, before = [p for p in self.case.row.curve if p[0] <= self.case.until], 0
         equal = 0
         for step, loss, norm in points:
             found = own.losses[before:step].max(), own.norms[before]
-            equal += all(a == b or not (np.isfinite(a) or np.isfinite(b)) for a, b in zip(found, (loss, norm), strict=True))
+            equal += all(
+                a == b or not (np.isfinite(a) or np.isfinite(b))
+                for a, b in zip(found, (loss, norm), strict=True)
+            )
             before = step
         return equal, len(points)

@@ -30,7 +30,9 @@ QUERIES = {  # a run's condition comes first, for older versions in three column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A run of the file: its arm, its config, the step at which it diverged or None, its curve (steps done, largest loss, norm)."""
+    """A run of the file: its arm, its config, the step at which it diverged or None, its curve
+    (steps done, largest loss, norm).
+    """
 
     arm: Arm
     config: Config
@@ -58,7 +60,9 @@ def read(folder: Path) -> list[Row]:
             raise bad("RUN_OR_TENSORS", str(folder), repair)
         found = connection.execute(QUERIES[application]).fetchall()
     try:
-        rows = [_row(*values) if application == APPLICATION else _older(*values) for values in found]
+        rows = [
+            _row(*values) if application == APPLICATION else _older(*values) for values in found
+        ]
     except (ValueError, TypeError, KeyError) as error:
         raise StorageError(
             f"{path}: a run cannot be read ({one_line(error)}); it is damaged or of another "
@@ -71,7 +75,9 @@ def _older(name: str, changes: str, lr: float, *rest: Any) -> Row | None:
     return _row(json.dumps({"name": name, "changes": json.loads(changes), "lr": lr}), *rest)
 
 
-def _row(condition: str, seed: int, diverged: int | None, curve: str, config: str, device: str) -> Row | None:
+def _row(
+    condition: str, seed: int, diverged: int | None, curve: str, config: str, device: str
+) -> Row | None:
     """None for a GPT's, of `reproduce mxfp8`."""
     wanted, fields = json.loads(condition), json.loads(config)
     if "depth" not in fields:
@@ -81,7 +87,9 @@ def _row(condition: str, seed: int, diverged: int | None, curve: str, config: st
     model = Config(**fields)
     for step in arm.firsts:
         plan_of(model, arm.texts(step))
-    points = tuple((int(step), _number(loss), _number(norm)) for step, loss, norm in json.loads(curve))
+    points = tuple(
+        (int(step), _number(loss), _number(norm)) for step, loss, norm in json.loads(curve)
+    )
     return Row(arm=arm, config=model, diverged=diverged, curve=points, device=str(device))
 
 

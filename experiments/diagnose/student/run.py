@@ -21,8 +21,9 @@ REPAIR = "with "  # before the name of a repair, so that one executable measures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """steps: those whose gradients were looked at, first and last; errors: by choice of events; origin: blocks of operands;
-    tried: the repairs, the run as it was first, empty where there is nothing to repair.
+    """steps: those whose gradients were looked at, first and last; errors: by choice of events;
+    origin: blocks of operands; tried: the repairs, the run as it was first, empty where there is
+    nothing to repair.
     """
 
     case: Case
@@ -42,7 +43,13 @@ class Found:
 
 
 def diagnose(
-    folder: Path, *, arm: str | None, first: int | None, until: int | None, out: Path, progress: Callable[[int, str], None]
+    folder: Path,
+    *,
+    arm: str | None,
+    first: int | None,
+    until: int | None,
+    out: Path,
+    progress: Callable[[int, str], None],
 ) -> Found:
     """The diagnosis of one run. out: where replays are kept. Raises as `proxy_case.case` does."""
     from roundscope.experiments.compile_cache import keep_compilations
@@ -58,20 +65,38 @@ def diagnose(
     marked: Units = done.guilty.found if done.guilty is not None and done.holds else frozenset()
     picked = choices(plan, units, marked) if units else {}
     texts = candidates(chosen, done) if done.cause is Cause.ROUNDING else {}
-    found = errors(chosen, states, picked | {f"{REPAIR}{n}": plan_with(chosen, text) for n, text in texts.items()}) if units else {}
+    found = (
+        errors(
+            chosen,
+            states,
+            picked | {f"{REPAIR}{n}": plan_with(chosen, text) for n, text in texts.items()},
+        )
+        if units
+        else {}
+    )
     clock.says(4, "blocks")
     blocks = origin(chosen, states[-1], units, marked)
     clock.says(5, "replays of the repairs")
     left = {n.removeprefix(REPAIR): e for n, e in found.items() if n.startswith(REPAIR)}
     tried = repairs(done, texts, left)
     return Found(
-        case=chosen, replayed=done, steps=(states[0].step, states[-1].step), origin=tuple(blocks),
+        case=chosen,
+        replayed=done,
+        steps=(states[0].step, states[-1].step),
+        origin=tuple(blocks),
         errors={n: e for n, e in found.items() if not n.startswith(REPAIR)},
-        tried=tuple(tried), seconds=time.perf_counter() - began,
-    )  # fmt: skip
+        tried=tuple(tried),
+        seconds=time.perf_counter() - began,
+    )
 
 
 def choices(plan: Plan, units: Units, marked: Units) -> dict[str, Plan]:
-    """Which events round while the others are FP32: all, the set of step 2 and its complement, those of a layer, each event."""
-    found = {ALL: units} | ({SET: marked, REST: units - marked} if marked and marked != units else {})
-    return {name: only(plan, own) for name, own in (found | by_layer(units) | by_site(units)).items()}
+    """Which events round while the others are FP32: all, the set of step 2 and its complement,
+    those of a layer, each event.
+    """
+    found = {ALL: units} | (
+        {SET: marked, REST: units - marked} if marked and marked != units else {}
+    )
+    return {
+        name: only(plan, own) for name, own in (found | by_layer(units) | by_site(units)).items()
+    }

@@ -1,4 +1,6 @@
-"""Units of the search in a proxy: one rounding event of one matrix of one layer; blocks of them, and their words."""
+"""Units of the search in a proxy: one rounding event of one matrix of one layer; blocks of them,
+and their words.
+"""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -32,7 +34,15 @@ def there(config: Config) -> Units:
     layers = range(config.depth)
     own = {Unit(i, m, s) for i in layers for m in matrices for s in Site if s.per_matrix}
     norm = (Site.GAMMA, Site.LN, Site.DLN)
-    return frozenset(own | {Unit(i, BESIDE, s) for i in layers for s in Site if not s.per_matrix and (config.norm or s not in norm)})
+    return frozenset(
+        own
+        | {
+            Unit(i, BESIDE, s)
+            for i in layers
+            for s in Site
+            if not s.per_matrix and (config.norm or s not in norm)
+        }
+    )
 
 
 def place(u: Unit) -> tuple[int, int, int]:
@@ -53,17 +63,27 @@ def units_of(config: Config, plan: Plan) -> Units:
 
 def by_layer(units: Units) -> Blocks:
     """Blocks of a layer's events."""
-    return {f"layer {i}": frozenset(u for u in units if u.layer == i) for i in sorted({u.layer for u in units})}
+    return {
+        f"layer {i}": frozenset(u for u in units if u.layer == i)
+        for i in sorted({u.layer for u in units})
+    }
 
 
 def by_matrix(units: Units) -> Blocks:
     """Blocks of a matrix's events over the layers; those of no matrix are one block."""
-    return {m or "beside the matrices": frozenset(u for u in units if u.matrix == m) for m in sorted({u.matrix for u in units})}
+    return {
+        m or "beside the matrices": frozenset(u for u in units if u.matrix == m)
+        for m in sorted({u.matrix for u in units})
+    }
 
 
 def by_site(units: Units) -> Blocks:
     """Blocks of an event over layers and matrices."""
-    return {str(s): frozenset(u for u in units if u.site is s) for s in Site if any(u.site is s for u in units)}
+    return {
+        str(s): frozenset(u for u in units if u.site is s)
+        for s in Site
+        if any(u.site is s for u in units)
+    }
 
 
 def singly(units: Units) -> Blocks:
@@ -82,10 +102,16 @@ def name(u: Unit) -> str:
 
 
 def change(units: Collection[Unit], to: str = "fp32") -> str:
-    """Their change to a format, as `roundscope proxy --arm` takes it: layer=1 matrix=up site=X,W -> fp32; ..."""
+    """Their change to a format, as `roundscope proxy --arm` takes it: layer=1 matrix=up site=X,W ->
+    fp32; ...
+    """
     found = []
     for layer, matrix, sites in _grouped(units):
-        where = [f"layer={layer}", *([f"matrix={matrix}"] if matrix else []), f"site={','.join(sites)}"]
+        where = [
+            f"layer={layer}",
+            *([f"matrix={matrix}"] if matrix else []),
+            f"site={','.join(sites)}",
+        ]
         found.append(f"{' '.join(where)} -> {to}")
     return "; ".join(found)
 
@@ -95,7 +121,10 @@ def words(units: Collection[Unit], all_units: Units) -> str:
     sites: dict[tuple[Site, ...], list[tuple[int, str]]] = {}
     for layer, matrix, own in _grouped(units):
         sites.setdefault(own, []).append((layer, matrix))
-    return "; ".join(f"{listed([str(x) for x in own])}{_places(places, own, all_units)}" for own, places in sites.items())
+    return "; ".join(
+        f"{listed([str(x) for x in own])}{_places(places, own, all_units)}"
+        for own, places in sites.items()
+    )
 
 
 def _grouped(units: Collection[Unit]) -> list[tuple[int, str, tuple[Site, ...]]]:
@@ -110,7 +139,10 @@ def _places(places: list[tuple[int, str]], own: tuple[Site, ...], all_units: Uni
     layers = {m: [i for i, other in places if other == m] for m in matrices}
     alike = len({tuple(x) for x in layers.values()}) == 1
     parts = [(matrices, layers[matrices[0]])] if alike else [([m], layers[m]) for m in matrices]
-    return " and".join(f"{_of(ms)} in layer{'s' if len(at) > 1 else ''} {listed([str(x) for x in at])}" for ms, at in parts)
+    return " and".join(
+        f"{_of(ms)} in layer{'s' if len(at) > 1 else ''} {listed([str(x) for x in at])}"
+        for ms, at in parts
+    )
 
 
 def _of(matrices: list[str]) -> str:
@@ -129,6 +161,13 @@ def row_words(place: tuple[Any, ...]) -> str:
 
 
 FAMILY = Family(
-    levels=lambda units: [("layers", by_layer), ("matrices", by_matrix), ("events", by_site)], classes=classes, few=16, by_site=by_site,
-    singly=singly, words=words, change=change, row=row_words, sites=Site,
-)  # fmt: skip
+    levels=lambda units: [("layers", by_layer), ("matrices", by_matrix), ("events", by_site)],
+    classes=classes,
+    few=16,
+    by_site=by_site,
+    singly=singly,
+    words=words,
+    change=change,
+    row=row_words,
+    sites=Site,
+)

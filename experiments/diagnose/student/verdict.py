@@ -1,4 +1,6 @@
-"""The verdict on a proxy's run: what is shown, link by link, each with its evidence, and what is not."""
+"""The verdict on a proxy's run: what is shown, link by link, each with its evidence, and what is
+not.
+"""
 
 from roundscope.experiments.diagnose.replay.start import LEVEL
 from roundscope.experiments.diagnose.report import words_run
@@ -30,7 +32,10 @@ def subject(found: Found) -> Error:
 
 def _share(found: Found) -> Link:
     own, rest, every = (float(found.errors[n].zeta.mean()) for n in (SET, REST, ALL))
-    evidence = f"zeta {own:.3g} with the set alone rounded, {rest:.3g} with all but it, {every:.3g} with all events"
+    evidence = (
+        f"zeta {own:.3g} with the set alone rounded, {rest:.3g} with all but it, {every:.3g} with"
+        " all events"
+    )
     return Link(name="error", holds=own > rest, evidence=evidence)
 
 
@@ -39,8 +44,9 @@ def _adds_up(found: Found) -> Link:
     whose = "the set's error" if SET in found.errors else "the error of all events"
     mean, half = e.bias
     evidence = (
-        f"over {e.zeta.size} steps {whose} is {e.a:.2f} times what random directions give (flips: below {e.null:.2f}, p = {e.p:.1g}; the "
-        f"gradient itself: {g.a:.2f}); along the gradient {100 * mean:+.2g} % of it, +- {100 * half:.2g}"
+        f"over {e.zeta.size} steps {whose} is {e.a:.2f} times what random directions give (flips:"
+        f" below {e.null:.2f}, p = {e.p:.1g}; the gradient itself: {g.a:.2f}); along the gradient"
+        f" {100 * mean:+.2g} % of it, +- {100 * half:.2g}"
     )
     return Link(name="coherence", holds=e.p < LEVEL, evidence=evidence)
 
@@ -55,17 +61,28 @@ def _origin(found: Found) -> Link:
     s, normal = worst.shares, worst.normal_shares
     name = f"{worst.units[0].site} ({worst.format})"
     evidence = (
-        f"the largest loss of magnitude: {name}, {100 * -s['shrink']:.2g} % (normal numbers: {100 * -normal['shrink']:.2g} %); "
-        f"{100 * s['clipped']:.2g} % clipped ({100 * normal['clipped']:.2g} %), {100 * s['underflow']:.2g} % become 0 "
-        f"({100 * normal['underflow']:.2g} %), {100 * s['excess']:.0f} % of the error would not be there under RCEIL "
-        f"({100 * normal['excess']:.0f} %), {s['distinct']:.1f} different elements in a block ({normal['distinct']:.1f})"
+        f"the largest loss of magnitude: {name}, {100 * -s['shrink']:.2g} % (normal numbers:"
+        f" {100 * -normal['shrink']:.2g} %); {100 * s['clipped']:.2g} % clipped"
+        f" ({100 * normal['clipped']:.2g} %), {100 * s['underflow']:.2g} % become 0"
+        f" ({100 * normal['underflow']:.2g} %), {100 * s['excess']:.0f} % of the error would not be"
+        f" there under RCEIL ({100 * normal['excess']:.0f} %), {s['distinct']:.1f} different"
+        f" elements in a block ({normal['distinct']:.1f})"
     )
-    return Link(name="blocks unlike normal numbers", holds=-s["shrink"] > 2.0 * -normal["shrink"] > 0.0, evidence=evidence)
+    return Link(
+        name="blocks unlike normal numbers",
+        holds=-s["shrink"] > 2.0 * -normal["shrink"] > 0.0,
+        evidence=evidence,
+    )
 
 
 def _repair(found: Found) -> Link:
     real = [t for t in found.tried if t.name not in (BASE, FOUND, RANDOM)]
     good, open_ = ([t for t in real if t.word == word] for word in ("averts it", "undecided"))
-    said = lambda own: ", ".join(f"{t.name} ({t.outcome.count})" for t in own) or "none"  # noqa: E731
-    evidence = f"averted by: {said(good)}; undecided: {said(open_)}; shams: {found.tried[0].outcome.count}"
+
+    def said(own):
+        return ", ".join(f"{t.name} ({t.outcome.count})" for t in own) or "none"
+
+    evidence = (
+        f"averted by: {said(good)}; undecided: {said(open_)}; shams: {found.tried[0].outcome.count}"
+    )
     return Link(name="repair", holds=bool(good), evidence=evidence)

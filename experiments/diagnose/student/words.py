@@ -1,4 +1,6 @@
-"""Sentences of a proxy's diagnosis: the verdict, the answer of each step, and what was not shown."""
+"""Sentences of a proxy's diagnosis: the verdict, the answer of each step, and what was not
+shown.
+"""
 
 from roundscope.experiments.diagnose.replay.start import Cause
 from roundscope.experiments.diagnose.report import words_run
@@ -15,7 +17,8 @@ def kind(found: Found) -> str:
     r = found.replayed
     if r.cause is not Cause.ROUNDING:
         return r.verdict
-    return f"{r.verdict}; {'a set of events is at fault' if r.holds else 'no set of events is shown to be at fault'}"
+    fault = "a set of events is" if r.holds else "no set of events is shown to be"
+    return f"{r.verdict}; {fault} at fault"
 
 
 def who(found: Found) -> str:
@@ -27,12 +30,25 @@ def who(found: Found) -> str:
 def headline(found: Found) -> str:
     """The verdict in a few sentences."""
     r, twin = found.replayed, found.case.twin
-    beside = "" if twin is None else f" FP32 on the same rows does{' not' if twin.diverged is None else f' too, at {twin.diverged}'}."
+    beside = (
+        ""
+        if twin is None
+        else (
+            " FP32 on the same rows"
+            f" does{' not' if twin.diverged is None else f' too, at {twin.diverged}'}."
+        )
+    )
     start = f"{who(found)}: diverges at step {found.case.failed}.{beside} {words_run.ending(r)}"
     if not r.holds:
         return start
-    good = [t.name for t in found.tried if t.word == "averts it" and t.name not in (BASE, FOUND, RANDOM)]
-    return start + (f" Repairs that avert it: {', '.join(good)}." if good else " None of the repairs tried is shown to avert it.")
+    good = [
+        t.name for t in found.tried if t.word == "averts it" and t.name not in (BASE, FOUND, RANDOM)
+    ]
+    return start + (
+        f" Repairs that avert it: {', '.join(good)}."
+        if good
+        else " None of the repairs tried is shown to avert it."
+    )
 
 
 def error(found: Found) -> str:
@@ -44,14 +60,19 @@ def error(found: Found) -> str:
     own = ", ".join(f"{n} {single[n].zeta.mean():.3g}" for n in most)
     e, by_name = found.errors[ALL], {x.name: x.evidence for x in links(found)}
     share = f" {by_name['error'][0].upper()}{by_name['error'][1:]}." if "error" in by_name else ""
-    return (f"Which event makes the gradient's error, and does it add up? |epsilon| / |g| is {e.zeta.mean():.3g}, cosine "
-            f"{e.cosine.mean():.4f}, with all events; alone, most have {own}.{share} {_coherent(found)}")  # fmt: skip
+    return (
+        "Which event makes the gradient's error, and does it add up? |epsilon| / |g| is"
+        f" {e.zeta.mean():.3g}, cosine {e.cosine.mean():.4f}, with all events; alone, most have"
+        f" {own}.{share} {_coherent(found)}"
+    )
 
 
 def _coherent(found: Found) -> str:
     e = found.errors.get(SET, found.errors[ALL])
     text = next(x.evidence for x in links(found) if x.name == "coherence")
-    more = "" if e.a >= found.errors[GRADIENT].a else " It adds up less than the gradient itself does."
+    more = (
+        "" if e.a >= found.errors[GRADIENT].a else " It adds up less than the gradient itself does."
+    )
     return f"{text[0].upper()}{text[1:]}.{more}"
 
 
@@ -61,7 +82,10 @@ def origin(found: Found) -> str:
         return "What do the blocks look like? No operand rounds in blocks."
     text = next(x.evidence for x in links(found) if x.name.startswith("blocks"))
     whose = "the set of step 2" if any(b.marked for b in found.origin) else "all operands"
-    return f"What do the blocks of {whose} look like? In brackets: normal numbers in the same format. {text[0].upper()}{text[1:]}."
+    return (
+        f"What do the blocks of {whose} look like? In brackets: normal numbers in the same format."
+        f" {text[0].upper()}{text[1:]}."
+    )
 
 
 def repaired(found: Found) -> str:
@@ -76,13 +100,27 @@ def not_shown(found: Found) -> list[str]:
     """What this diagnosis says nothing of."""
     start, (first, last) = found.replayed.replayer.first, found.steps
     lines = [
-        f"What comes after step {found.replayed.replayer.until} (--until): 'survives' means up to there, from step {start} (--from).",
-        "Other seeds and rows: one run was looked at. No part of the set can be left out; a smaller set of other events may exist.",
-        f"Steps 3 and 4 look at steps {first} to {last} of the run as it was; gradients under a repair are at those weights too.",
-        "A replay with a repair from a state in mid-run; trained with it from the start, the run may go elsewhere.",
+        (
+            f"What comes after step {found.replayed.replayer.until} (--until): 'survives' means up"
+            f" to there, from step {start} (--from)."
+        ),
+        (
+            "Other seeds and rows: one run was looked at. No part of the set can be left out; a"
+            " smaller set of other events may exist."
+        ),
+        (
+            f"Steps 3 and 4 look at steps {first} to {last} of the run as it was; gradients under a"
+            " repair are at those weights too."
+        ),
+        (
+            "A replay with a repair from a state in mid-run; trained with it from the start, the"
+            " run may go elsewhere."
+        ),
     ]
     blocked = frozenset(u for b in found.origin for u in b.units)
     if rest := found.guilty - blocked:
-        lines.append(f"What {words(rest, found.replayed.units)} look like: they do not round in blocks, or are no operands; step 4 shows "
-                     "operands in blocks.")  # fmt: skip
+        lines.append(
+            f"What {words(rest, found.replayed.units)} look like: they do not round in blocks, or"
+            " are no operands; step 4 shows operands in blocks."
+        )
     return lines

@@ -1,9 +1,10 @@
 """Where delta's error comes from, account by account: the terms of each token add up to its error.
 
-Exact arithmetic is replaced by the plan's numbers from the front to the back, and delta = rowsum dO O is taken exactly
-after each: with the plan's exp (scores), then its row sum, then its P, then its V. What its output still differs by is the
-events' own errors, PV, AO, O and OUT, each weighed with  dO exp(m_j - m) / l  (key tile j's part in the output), and OD's,
-OUT's rounding once more as delta's operand. `rest` is what remains: steps of sums in between, rescaling factors, dO's and
+Exact arithmetic is replaced by the plan's numbers from the front to the back, and delta = rowsum dO
+O is taken exactly after each: with the plan's exp (scores), then its row sum, then its P, then its
+V. What its output still differs by is the events' own errors, PV, AO, O and OUT, each weighed with
+dO exp(m_j - m) / l  (key tile j's part in the output), and OD's, OUT's rounding once more as
+delta's operand. `rest` is what remains: steps of sums in between, rescaling factors, dO's and
 delta's own rounding.
 """
 
@@ -19,7 +20,20 @@ from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, Measu
 from roundscope.experiments.trace.focus import existing
 from roundscope.experiments.trace.run import blocks
 
-KEPT = (Site.V, Site.EXP, Site.P, Site.M, Site.AL, Site.ROWSUM, Site.L, Site.PV, Site.AO, Site.O, Site.INV, Site.OUT)
+KEPT = (
+    Site.V,
+    Site.EXP,
+    Site.P,
+    Site.M,
+    Site.AL,
+    Site.ROWSUM,
+    Site.L,
+    Site.PV,
+    Site.AO,
+    Site.O,
+    Site.INV,
+    Site.OUT,
+)
 SITES_OF = {
     "scores": (Site.Q, Site.K, Site.S, Site.SCALED, Site.M, Site.X, Site.EXP),
     "row sum": (Site.AL, Site.ROWSUM, Site.L, Site.INV),
@@ -35,7 +49,8 @@ class Head:
 
     events   (before, after) by site, batch and head dropped: (tiles, T, ...) where repeated
     weight   (tiles, T): exp(m_j - m) / l, a tile's part in the output;  part: exp(m_j - m)
-    do       (T, H);   exists (tiles, T): rows that have an event in a key tile;  block_k: keys per tile
+    do       (T, H);   exists (tiles, T): rows that have an event in a key tile;  block_k: keys per
+             tile
     """
 
     events: dict[str, tuple[np.ndarray, np.ndarray]]
@@ -60,14 +75,24 @@ class Head:
 
     def product(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
         """P V by key tile, (tiles, T, H), in binary64."""
-        return np.stack([tile @ v[j * self.block_k : j * self.block_k + tile.shape[1]] for j, tile in enumerate(self.tiles(p))])
+        return np.stack(
+            [
+                tile @ v[j * self.block_k : j * self.block_k + tile.shape[1]]
+                for j, tile in enumerate(self.tiles(p))
+            ]
+        )
 
 
 def head_events(m: Measured, b: int, n: int) -> Head:
-    """Runs one head of a sequence again, keeping its events. (A stochastic plan draws other bits here than in the whole layer.)"""
+    """Runs one head of a sequence again, keeping its events.
+
+    (A stochastic plan draws other bits here than in the whole layer.)
+    """
     layer, plan = one_head(m, b, n), m.request.plan
     low = run(replace(layer, do=None), m.request, m.scale, plan, record=Record(events=KEPT))
-    events = {s: (np.asarray(b)[0, 0], np.asarray(a)[0, 0]) for s, (b, a) in low.trace.events.items()}
+    events = {
+        s: (np.asarray(b)[0, 0], np.asarray(a)[0, 0]) for s, (b, a) in low.trace.events.items()
+    }
     block_q, block_k = blocks(layer, m.request)
     exists = existing(layer.q.shape[1], layer.k.shape[1], block_q, block_k, m.request.causal)
     top = np.where(exists, events["M"][1], -np.inf)
@@ -81,21 +106,33 @@ def head_events(m: Measured, b: int, n: int) -> Head:
     weight = part if plan.normalise_first else part / np.where(last > 0.0, last, np.inf)
     assert layer.do is not None
     do = layer.do[0, :, 0].astype(np.float64)
-    return Head(events=events, low=low, part=part, weight=weight, do=do, exists=exists, block_k=block_k)
+    return Head(
+        events=events, low=low, part=part, weight=weight, do=do, exists=exists, block_k=block_k
+    )
 
 
 def _last(exists: np.ndarray, l: np.ndarray, order: KeyOrder) -> np.ndarray:
-    """The row sum when all tiles are done: that of the last tile with an event (descending: the first)."""
+    """The row sum when all tiles are done: that of the last tile with an event (descending: the
+    first).
+    """
     if order is KeyOrder.DESCENDING:
         return l[exists.argmax(0), np.arange(l.shape[1])]
     return l[exists.shape[0] - 1 - exists[::-1].argmax(0), np.arange(l.shape[1])]
 
 
 def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
-    """Per token, (T,): scores, row sum, P, V, PV, AO, O, OUT, OD, rest; they add up to the error of delta (drift.error)."""
-    delta = lambda out: (h.do * out).sum(-1)  # noqa: E731
+    """Per token, (T,): scores, row sum, P, V, PV, AO, O, OUT, OD, rest; they add up to the error of
+    delta (drift.error).
+    """
+
+    def delta(out):
+        return (h.do * out).sum(-1)
+
     states = [np.asarray(m.exact.out, np.float64)[b, :, n], *_states(m, b, n, h)]
-    found = {name: delta(new - old) for name, old, new in zip(("scores", "row sum", "P", "V"), states, states[1:], strict=False)}
+    found = {
+        name: delta(new - old)
+        for name, old, new in zip(("scores", "row sum", "P", "V"), states, states[1:], strict=False)
+    }
     found |= {str(site): delta(error) for site, error in output_errors(h).items()}
     if m.request.plan.delta_from is not DeltaFrom.OUT:
         found.pop("OUT")
@@ -103,7 +140,9 @@ def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
 
 
 def _states(m: Measured, b: int, n: int, h: Head) -> list[np.ndarray]:
-    """The output, exact from the plan's exp on; from its row sum on; from its P on; from its V on."""
+    """The output, exact from the plan's exp on; from its row sum on; from its P on; from its V
+    on.
+    """
     g = n * m.layer.k.shape[2] // m.layer.q.shape[2]
     v = m.layer.v[b, :, g].astype(np.float64)
     if m.request.plan.normalise_first:
@@ -113,7 +152,10 @@ def _states(m: Measured, b: int, n: int, h: Head) -> list[np.ndarray]:
     total = np.stack([x.sum(1) for x in h.tiles(h.after(Site.EXP))])
     own = (h.part * total).sum(0)[:, None]
     unscaled = (h.part[..., None] * e).sum(0)
-    of = lambda values: (h.weight[..., None] * h.product(h.after(Site.P), values)).sum(0)  # noqa: E731
+
+    def of(values):
+        return (h.weight[..., None] * h.product(h.after(Site.P), values)).sum(0)
+
     return [unscaled / _positive(own), (h.weight[..., None] * e).sum(0), of(v), of(h.after(Site.V))]
 
 
@@ -135,5 +177,7 @@ def weighed_errors(h: Head) -> dict[Site, np.ndarray]:
             before, after = h.events[site]
             with np.errstate(invalid="ignore"):
                 error = np.where(np.isfinite(after - before), after - before, 0.0)
-            found[site] = error[None] if site in (Site.OUT, Site.OD) else h.weight[..., None] * error
+            found[site] = (
+                error[None] if site in (Site.OUT, Site.OD) else h.weight[..., None] * error
+            )
     return found

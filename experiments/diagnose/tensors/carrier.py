@@ -1,12 +1,18 @@
-"""Step 3: is there a direction along which the errors of all tokens can add? From factors, no d x d matrix per token.
+"""Step 3: is there a direction along which the errors of all tokens can add?
 
-The error of dW_Q is  alpha sum_T c_T X[T]^T (P K)[T],  c = delta's error (arXiv 2510.04212, eq. 2). Of a run X is known, and
-M = sum_T c_T X[T]^T (P K)[T] is that error, up to alpha. X is not in a file of tensors; q = X W_Q is what this head sees of it
-and stands in for it: M is then W_Q^T times the error (if q has no bias, position rotation or norm behind W_Q), and what X
+From factors, no d x d matrix per token.
+
+The error of dW_Q is  alpha sum_T c_T X[T]^T (P K)[T],  c = delta's error (arXiv 2510.04212, eq. 2).
+                      Of a run X is known, and
+M = sum_T c_T X[T]^T (P K)[T] is that error, up to alpha. X is not in a file of tensors; q = X W_Q
+is what this head sees of it
+and stands in for it: M is then W_Q^T times the error (if q has no bias, position rotation or norm
+behind W_Q), and what X
 carries beside the row space of W_Q is not seen.
 
-Atoms a_T = X[T]^T (P K)[T] have cos(a_T, a_T') = cos(X_T, X_T') cos(P K_T, P K_T'), so means over pairs come from one small
-matrix, and no d x d matrix per token is formed. Nulls: tokens permuted against c (keeps sum c), and c with signs flipped (keeps |c|).
+Atoms a_T = X[T]^T (P K)[T] have cos(a_T, a_T') = cos(X_T, X_T') cos(P K_T, P K_T'), so means over
+pairs come from one small matrix, and no d x d matrix per token is formed. Nulls: tokens permuted
+against c (keeps sum c), and c with signs flipped (keeps |c|).
 """
 
 from dataclasses import dataclass
@@ -24,10 +30,13 @@ DRAWS = 99
 class Carrier:
     """Of one layer, by head.
 
-    pk, q, atoms     mean cosine over pairs of tokens: rows of P K, of X (or q in its place), and their atoms
+    pk, q, atoms     mean cosine over pairs of tokens: rows of P K, of X (or q in its place), and
+                     their atoms
     flipped_atoms    99th percentile of the atoms' mean cosine when their signs are flipped
-    share            sigma_1^2 / sum sigma^2 of M;  permuted, flipped: (heads, 3) 5 %, 50 % and 95 % of it under the nulls
-    growth           ||M||_F / sqrt(sum_T ||c_T a_T||^2): about 1 if errors met in random directions or with random signs
+    share            sigma_1^2 / sum sigma^2 of M;  permuted, flipped: (heads, 3) 5 %, 50 % and 95 %
+                     of it under the nulls
+    growth           ||M||_F / sqrt(sum_T ||c_T a_T||^2): about 1 if errors met in random directions
+                     or with random signs
     """
 
     pk: np.ndarray
@@ -48,8 +57,12 @@ def carrier(m: Measured) -> Carrier:
     """Step 3 of one layer."""
     x = m.layer
     q, k = x.q.astype(np.float64), x.k.astype(np.float64)
-    pk = by_head(call(q, k, k, None, m.request, m.request.against, m.scale, None).out)  # v = k: the output is P K
-    read = by_head(x.q if m.x is None else np.broadcast_to(m.x[:, :, None], (*x.q.shape[:3], m.x.shape[-1])))
+    pk = by_head(
+        call(q, k, k, None, m.request, m.request.against, m.scale, None).out
+    )  # v = k: the output is P K
+    read = by_head(
+        x.q if m.x is None else np.broadcast_to(m.x[:, :, None], (*x.q.shape[:3], m.x.shape[-1]))
+    )
     heads = [_head(*rows) for rows in zip(pk, read, by_head(m.drift.error), strict=True)]
     return Carrier(**{name: np.array([h[name] for h in heads]) for name in heads[0]})
 
@@ -60,15 +73,25 @@ def _head(pk: np.ndarray, q: np.ndarray, c: np.ndarray) -> dict[str, Any]:
     signs = rng.integers(0, 2, (DRAWS, c.size)) * 2.0 - 1.0
     weighted = (c * np.linalg.norm(pk, axis=1) * np.linalg.norm(q, axis=1)) ** 2
     m = _sum(pk, q, c)
-    of = lambda weights: np.array([_leading(_sum(pk, q, x)) for x in weights])  # noqa: E731
-    spread = lambda shares: np.quantile(shares, (0.05, 0.5, 0.95))  # noqa: E731
+
+    def of(weights):
+        return np.array([_leading(_sum(pk, q, x)) for x in weights])
+
+    def spread(shares):
+        return np.quantile(shares, (0.05, 0.5, 0.95))
+
     return {
-        "pk": _mean_cosine(np.linalg.norm(u.sum(0)), c.size), "q": _mean_cosine(np.linalg.norm(w.sum(0)), c.size),
+        "pk": _mean_cosine(np.linalg.norm(u.sum(0)), c.size),
+        "q": _mean_cosine(np.linalg.norm(w.sum(0)), c.size),
         "atoms": _mean_cosine(np.linalg.norm(u.T @ w), c.size),
-        "flipped_atoms": np.quantile([_mean_cosine(np.linalg.norm(_sum(u, w, s)), c.size) for s in signs], 0.99),
-        "share": _leading(m), "permuted": spread(of(rng.permuted(np.tile(c, (DRAWS, 1)), axis=1))), "flipped": spread(of(signs * c)),
+        "flipped_atoms": np.quantile(
+            [_mean_cosine(np.linalg.norm(_sum(u, w, s)), c.size) for s in signs], 0.99
+        ),
+        "share": _leading(m),
+        "permuted": spread(of(rng.permuted(np.tile(c, (DRAWS, 1)), axis=1))),
+        "flipped": spread(of(signs * c)),
         "growth": np.linalg.norm(m) / np.sqrt(weighted.sum() or np.inf),
-    }  # fmt: skip
+    }
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

@@ -16,16 +16,23 @@ DELTAS = {"delta from P dP": DeltaFrom.P_DP, "delta centred": DeltaFrom.CENTRED}
 
 
 def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Plan], Plan]]:
-    """The known repairs as changes of every plan of a layer or a run; with origins, also all of them at once in FP32.
+    """The known repairs as changes of every plan of a layer or a run; with origins, also all of
+    them at once in FP32.
 
     Events that are low in one of the plans are changed in all, so that their structures stay alike.
     """
     rounding, order = _low_in_some(plans, OUTPUT_SITES), production_order(plans[0])
-    lifted = _low_in_some(plans, tuple(dict.fromkeys((*OUTPUT_SITES, *(s for n in origins for s in SITES_OF[n])))))
+    lifted = _low_in_some(
+        plans, tuple(dict.fromkeys((*OUTPUT_SITES, *(s for n in origins for s in SITES_OF[n]))))
+    )
     found: dict[str, Callable[[Plan], Plan]] = {}
     if rounding:
         found["O in FP32"] = lambda plan: in_fp32(plan, rounding)
-    found |= {name: partial(replace, delta_from=source) for name, source in DELTAS.items() if plans[0].delta_from is not source}
+    found |= {
+        name: partial(replace, delta_from=source)
+        for name, source in DELTAS.items()
+        if plans[0].delta_from is not source
+    }
     if plans[0].stabiliser is None:
         found["stabilised softmax"] = partial(replace, stabiliser=Stabiliser())
     if rounding:
@@ -42,18 +49,23 @@ def _low_in_some(plans: Sequence[Plan], sites: tuple[Site, ...]) -> tuple[Site, 
 
 
 def noise(plans: Plans) -> Plans | None:
-    """The sham of a replay: noise of fair sign behind the output's roundings, of about their size or more, so that their bias stays.
+    """The sham of a replay: noise of fair sign behind the output's roundings, of about their size
+    or more, so that their bias stays.
 
-    It is stochastic rounding to p - 1 bits, p those of the output's coarsest rounding: at OD, of which half the arguments lie between
-    two numbers then (root mean square 0.7 ulp of p bits, against 0.29 to nearest and 0.58 toward zero); where OD rounds itself, at DELTA.
-    None where the output does not round, where p is 2, and where DELTA rounds too.
+    It is stochastic rounding to p - 1 bits, p those of the output's coarsest rounding: at OD, of
+    which half the arguments lie between two numbers then (root mean square 0.7 ulp of p bits,
+    against 0.29 to nearest and 0.58 toward zero); where OD rounds itself, at DELTA. None where the
+    output does not round, where p is 2, and where DELTA rounds too.
     """
     flat = [plan for row in plans for plan in row]
     low = _low_in_some(flat, OUTPUT_SITES)
     site = Site.DELTA if Site.OD in low or Site.OD not in occurring(flat[0]) else Site.OD
     if not low or _low_in_some(flat, (site,)) or min(_noise_bits(plan) for plan in flat) < 2:
         return None
-    return tuple(tuple(plan.at(site, f"e8m{_noise_bits(plan) - 1}", "stochastic", seed=1) for plan in row) for row in plans)
+    return tuple(
+        tuple(plan.at(site, f"e8m{_noise_bits(plan) - 1}", "stochastic", seed=1) for plan in row)
+        for row in plans
+    )
 
 
 def _noise_bits(plan: Plan) -> int:
@@ -76,11 +88,15 @@ def stochastic(plan: Plan, sites: tuple[Site, ...]) -> Plan:
 
 
 def production_order(plan: Plan) -> Plan | None:
-    """FlashAttention-2's roundings (fa2-bf16) with this plan's formats of the inputs and P; None if the plan has them already."""
+    """FlashAttention-2's roundings (fa2-bf16) with this plan's formats of the inputs and P; None if
+    the plan has them already.
+    """
     made = fa2_bf16()
     if not plan.is_reproducible:
         made = native(made)
-    made = made.rounded({site: plan.event(site) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P)})
+    made = made.rounded(
+        {site: plan.event(site) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P)}
+    )
     forward = [s for s in Site if s.stage != "backward"]
     same = made.pv_into_o == plan.pv_into_o and all(made.event(s) == plan.event(s) for s in forward)
     return None if same else replace(made, name="production order")

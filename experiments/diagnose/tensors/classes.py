@@ -1,16 +1,19 @@
-"""Rounding classes of events (before, after): where the argument lay between two numbers of the format.
+"""Rounding classes of events (before, after): where the argument lay between two numbers of the
+format.
 
 By f = |before| / ulp - floor(|before| / ulp), the discarded part:
 
     exact                  nothing is discarded
     below half, above half round bit decides alone
     tie                    f = 1/2: the tie rule decides
-    tie broken by sticky   the main part of the sum ties, what is small beside it does not: the tie rule never acts, and the
-                           side is that of the small rest (arXiv 2510.04212, section 3.3.2)
+    tie broken by sticky   the main part of the sum ties, what is small beside it does not: the tie
+                           rule never acts, and the side is that of the small rest (arXiv
+                           2510.04212, section 3.3.2)
     carry                  rounded up into the next binade (whatever f)
 
-The main part is what the caller says (of P V: the sum of V over the keys with P = 1), if the rest is below 1/4 ulp; without
-it, `before` to the nearest 1/16 ulp, so that |f - 1/2| < 1/32: of arguments spread evenly one in sixteen falls there.
+The main part is what the caller says (of P V: the sum of V over the keys with P = 1), if the rest
+is below 1/4 ulp; without it, `before` to the nearest 1/16 ulp, so that |f - 1/2| < 1/32: of
+arguments spread evenly one in sixteen falls there.
 """
 
 import numpy as np
@@ -22,7 +25,9 @@ EXACT, BELOW, TIE, STICKY, ABOVE, CARRY = range(len(CLASSES))
 LEFT_OUT = -1  # not finite, before or after
 
 
-def classify(before: np.ndarray, after: np.ndarray, format: Format, main: np.ndarray | None = None) -> np.ndarray:
+def classify(
+    before: np.ndarray, after: np.ndarray, format: Format, main: np.ndarray | None = None
+) -> np.ndarray:
     """The class of every event, int8, as an index into CLASSES; -1 where either is not finite.
 
     before, after   binary64, any shape;  main: the same shape, or None
@@ -37,7 +42,9 @@ def classify(before: np.ndarray, after: np.ndarray, format: Format, main: np.nda
     found = np.where(f > 0.5, ABOVE, BELOW)
     found = np.where(_main_ties(before, main, per_ulp, f), STICKY, found)
     found = np.where(f == 0.5, TIE, found)
-    found = np.where((np.abs(after) >= np.ldexp(1.0, exponent + 1)) & (after != before), CARRY, found)
+    found = np.where(
+        (np.abs(after) >= np.ldexp(1.0, exponent + 1)) & (after != before), CARRY, found
+    )
     found = np.where(after == before, EXACT, found)
     return np.where(finite, found, LEFT_OUT).astype(np.int8)
 
@@ -47,7 +54,9 @@ def _fraction(x: np.ndarray, per_ulp: np.ndarray) -> np.ndarray:
     return units - np.floor(units)
 
 
-def _main_ties(before: np.ndarray, main: np.ndarray | None, per_ulp: np.ndarray, f: np.ndarray) -> np.ndarray:
+def _main_ties(
+    before: np.ndarray, main: np.ndarray | None, per_ulp: np.ndarray, f: np.ndarray
+) -> np.ndarray:
     if main is None:
         return np.abs(f - 0.5) < 1.0 / 32.0
     main = np.where(np.isfinite(main), main, 0.0)

@@ -1,9 +1,10 @@
 """Step 4: does delta's error add up over tokens? The running sum of each head against sign flips.
 
-The null: each token's error keeps its size and takes its sign from a fair coin; tokens with equal errors (repeated
-tokens round alike) share a coin. A = |sum x| / sqrt(sum x^2) is then about 1 or less. p is the share of 65,536 draws (in
-steps 5 and 6 of 16,384) whose |sum| is as large, or Hoeffding's bound 2 exp(-(sum x)^2 / (2 sum of squares)) where that
-is smaller, as it is far out in the tail.
+The null: each token's error keeps its size and takes its sign from a fair coin; tokens with equal
+errors (repeated tokens round alike) share a coin. A = |sum x| / sqrt(sum x^2) is then about 1 or
+less. p is the share of 65,536 draws (in steps 5 and 6 of 16,384) whose |sum| is as large, or
+Hoeffding's bound 2 exp(-(sum x)^2 / (2 sum of squares)) where that is smaller, as it is far out in
+the tail.
 """
 
 import math
@@ -22,9 +23,11 @@ POWER = 0.9  # chance to see the smallest bias that we say we would have seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coherence:
-    """Of one layer, by head, tokens of all sequences. tests: heads looked at in all layers, which sets the level.
+    """Of one layer, by head, tokens of all sequences. tests: heads looked at in all layers, which
+    sets the level.
 
-    error (heads, B T)   total, rms: sum over tokens and root mean square   a: A   p: of the null above
+    error (heads, B T)   total, rms: sum over tokens and root mean square   a: A   p: of the null
+                         above
     smallest   |mean error per token| that a head with this rms would have shown, nine times in ten
     """
 
@@ -38,7 +41,9 @@ class Coherence:
 
     @property
     def level(self) -> float:
-        """p below which a head is biased: without bias some head of the whole diagnosis does so once in a hundred times."""
+        """p below which a head is biased: without bias some head of the whole diagnosis does so
+        once in a hundred times.
+        """
         return FALSE_ALARMS / max(self.tests, 1)
 
     @property
@@ -56,17 +61,27 @@ def coherence(m: Measured, tests: int) -> Coherence:
     a = np.abs(total) / np.sqrt(np.where(squares > 0.0, squares, np.inf))
     needed = threshold(tests) + NormalDist().inv_cdf(POWER)
     return Coherence(
-        error=error, total=total, rms=rms, a=a, p=flips(error), smallest=needed * rms / np.sqrt(tokens), tests=tests
-    )  # fmt: skip
+        error=error,
+        total=total,
+        rms=rms,
+        a=a,
+        p=flips(error),
+        smallest=needed * rms / np.sqrt(tokens),
+        tests=tests,
+    )
 
 
 def flips(error: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """p of each row's |sum| under sign flips. error: (rows, T). Rows of zeros have p = 1."""
     coins = np.stack([_shared(x) for x in error])
     observed, squares = np.abs(coins.sum(1)), (coins**2).sum(1)
-    rng, beyond = np.random.Generator(np.random.Philox(key=0)), np.zeros(error.shape[0], dtype=np.int64)
+    rng = np.random.Generator(np.random.Philox(key=0))
+    beyond = np.zeros(error.shape[0], dtype=np.int64)
     for _ in range(draws // AT_ONCE):
-        signs = rng.integers(0, 2, (AT_ONCE, error.shape[1]), dtype=np.int8).astype(np.float64) * 2.0 - 1.0
+        signs = (
+            rng.integers(0, 2, (AT_ONCE, error.shape[1]), dtype=np.int8).astype(np.float64) * 2.0
+            - 1.0
+        )
         beyond += (np.abs(signs @ coins.T) >= observed * (1.0 - 1e-12)).sum(0)
     bound = 2.0 * np.exp(-(observed**2) / (2.0 * np.where(squares > 0.0, squares, 1.0)))
     return np.where(squares > 0.0, np.minimum((1.0 + beyond) / (1.0 + draws), bound), 1.0)
@@ -98,5 +113,10 @@ def bias(error: np.ndarray) -> Bias:
     squares = float((error**2).sum())
     a = abs(float(error.sum())) / np.sqrt(squares) if squares else 0.0
     return Bias(
-        mean=mean, low=mean - half, high=mean + half, a=float(a), p=float(flips(error[None], FEW)[0]), rms=math.sqrt(squares / error.size)
-    )  # fmt: skip
+        mean=mean,
+        low=mean - half,
+        high=mean + half,
+        a=float(a),
+        p=float(flips(error[None], FEW)[0]),
+        rms=math.sqrt(squares / error.size),
+    )

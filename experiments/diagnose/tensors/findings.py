@@ -1,4 +1,6 @@
-"""The whole diagnosis as one record: steps 3 to 6 over the layers of a file, and at the head that stands out most."""
+"""The whole diagnosis as one record: steps 3 to 6 over the layers of a file, and at the head that
+stands out most.
+"""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +13,13 @@ from roundscope.attention import Site
 from roundscope.experiments.diagnose.gpt.states import RunPart
 from roundscope.experiments.diagnose.tensors.carrier import Carrier, carrier
 from roundscope.experiments.diagnose.tensors.coherence import Coherence, coherence
-from roundscope.experiments.diagnose.tensors.measured import Measured, Subject, by_head, measure, narrow
+from roundscope.experiments.diagnose.tensors.measured import (
+    Measured,
+    Subject,
+    by_head,
+    measure,
+    narrow,
+)
 from roundscope.experiments.diagnose.tensors.origin import Origin, origin
 from roundscope.experiments.diagnose.tensors.repairs import Outcome, repair
 from roundscope.experiments.diagnose.tensors.rows import shares
@@ -27,10 +35,12 @@ Progress = Callable[[int, str], None]  # (number of the step, what runs)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one layer.
+    """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one
+    layer.
 
     chosen   index of that layer;  head: its head;  base: the plan as it is;  outcomes: the arms
-    rows     by layer and head, what the rows of dS sum to, in parts of the gradient of W_Q (`rows.shares`); None for blocks
+    rows     by layer and head, what the rows of dS sum to, in parts of the gradient of W_Q
+             (`rows.shares`); None for blocks
     among    how many heads steps 5 and 6 chose from, those that a search names; 0: all
     run      of a run: steps 1 and 2, and the replays of step 6
     """
@@ -71,7 +81,9 @@ class Findings:
 
     @property
     def furthest(self) -> tuple[int, int]:
-        """Numbers of the layer and of the head whose error of delta stands out most, of all heads."""
+        """Numbers of the layer and of the head whose error of delta stands out most, of all
+        heads.
+        """
         return furthest(self.coherences, _places(self.measured))
 
     @property
@@ -86,7 +98,8 @@ class Findings:
 
     @property
     def half_ulp(self) -> float:
-        """Mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head: delta's error if every rounding of OUT went dO's way.
+        """Mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head: delta's error if every
+        rounding of OUT went dO's way.
 
         0 where OUT does not round.
         """
@@ -103,8 +116,14 @@ def diagnose(layers: list[Layer], request: Request, file: str, progress: Progres
     return findings([Subject(layer=x, request=request) for x in layers], file, progress)
 
 
-def findings(subjects: Sequence[Subject], file: str, progress: Progress, places: Collection[tuple[int, int]] = ()) -> Findings:
-    """Steps 3 to 6. places: (subject, head) among which steps 5 and 6 look at the one that stands out most; all if empty.
+def findings(
+    subjects: Sequence[Subject],
+    file: str,
+    progress: Progress,
+    places: Collection[tuple[int, int]] = (),
+) -> Findings:
+    """Steps 3 to 6. places: (subject, head) among which steps 5 and 6 look at the one that stands
+    out most; all if empty.
 
     Raises UsageError for a layer without do, and for too few tokens.
     """
@@ -112,17 +131,31 @@ def findings(subjects: Sequence[Subject], file: str, progress: Progress, places:
     _check_tokens([x.layer for x in subjects], tests)
     measured = [measure(x, lambda text: progress(3, text)) for x in subjects]
     carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
-    coherences = [_told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured]
-    rows = [_told(progress, 4, m, "rows of dS", lambda m: shares(m, m.request.plan)) for m in measured]
+    coherences = [
+        _told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured
+    ]
+    rows = [
+        _told(progress, 4, m, "rows of dS", lambda m: shares(m, m.request.plan)) for m in measured
+    ]
     chosen, head = furthest(coherences, places or _places(measured))
     m, c = measured[chosen], coherences[chosen]
     found = _told(progress, 5, m, f"head {m.heads[head]}", lambda m: origin(m, head))
     origins = found.origins if c.p[head] < c.level else []
     base, outcomes = repair(m, head, origins, c.level, lambda text: progress(6, text))
     return Findings(
-        file=file, measured=measured, carriers=carriers, coherences=coherences, chosen=chosen, head=head, origin=found,
-        base=base, outcomes=outcomes, verdict=verdict(carriers[chosen], head, c, found, base, outcomes), rows=rows, among=len(places),
-    )  # fmt: skip
+        file=file,
+        measured=measured,
+        carriers=carriers,
+        coherences=coherences,
+        chosen=chosen,
+        head=head,
+        origin=found,
+        base=base,
+        outcomes=outcomes,
+        verdict=verdict(carriers[chosen], head, c, found, base, outcomes),
+        rows=rows,
+        among=len(places),
+    )
 
 
 def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
@@ -130,20 +163,30 @@ def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
     return [(i, n) for i, m in enumerate(measured) for n in range(len(m.heads))]
 
 
-def furthest(coherences: Sequence[Coherence], places: Collection[tuple[int, int]]) -> tuple[int, int]:
+def furthest(
+    coherences: Sequence[Coherence], places: Collection[tuple[int, int]]
+) -> tuple[int, int]:
     """The one of these (layer, head) with the smallest p, of equal ones that with the largest A."""
     return min(places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
 
 
 def _check_tokens(layers: list[Layer], tests: int) -> None:
-    """All errors of one sign have p = 2^(1 - T) under sign flips: with too few tokens no bias could ever be seen."""
+    """All errors of one sign have p = 2^(1 - T) under sign flips: with too few tokens no bias could
+    ever be seen.
+    """
     needed = 1 + math.ceil(math.log2(tests / FALSE_ALARMS))
     for x in layers:
         tokens = x.q.shape[0] * x.q.shape[1]
         if tokens <= needed:
-            raise bad(f"layer {x.name!r}: tokens", tokens, f"too few to tell a bias from chance in {tests} heads; give more than {needed}")
+            raise bad(
+                f"layer {x.name!r}: tokens",
+                tokens,
+                f"too few to tell a bias from chance in {tests} heads; give more than {needed}",
+            )
 
 
-def _told(progress: Progress, step: int, m: Measured, what: str, work: Callable[[Measured], T]) -> T:
+def _told(
+    progress: Progress, step: int, m: Measured, what: str, work: Callable[[Measured], T]
+) -> T:
     progress(step, f"{m.layer.name}: {what}")
     return work(m)

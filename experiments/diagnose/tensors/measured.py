@@ -15,13 +15,20 @@ from roundscope.experiments.trace.analysis.consequences import DeltaDrift, delta
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.run import Progress, call
 
-OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT, Site.OD)  # the roundings between P V and the output as delta reads it, in order
+OUTPUT_SITES = (
+    Site.PV,
+    Site.AO,
+    Site.O,
+    Site.OUT,
+    Site.OD,
+)  # the roundings between P V and the output as delta reads it, in order
 WIDE = 24  # bits of FP32's significand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One layer: results under the plan (low) and exactly, in binary64 throughout; drift: delta(plan) - delta(exact).
+    """One layer: results under the plan (low) and exactly, in binary64 throughout; drift:
+    delta(plan) - delta(exact).
 
     x      what W_Q reads, (B, T, D); None where it is not known
     heads  names of the heads
@@ -39,7 +46,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What to look at: a layer, or some heads of one, under one plan; x and heads as in `Measured`."""
+    """What to look at: a layer, or some heads of one, under one plan; x and heads as in
+    `Measured`.
+    """
 
     layer: Layer
     request: Request
@@ -53,21 +62,43 @@ class Subject:
 
 
 def measure(subject: Subject, progress: Progress) -> Measured:
-    """Forward and backward of a layer, twice. Raises UsageError if it has no do, for delta needs it."""
+    """Forward and backward of a layer, twice.
+
+    Raises UsageError if it has no do, for delta needs it.
+    """
     layer, request = subject.layer, subject.request
     if layer.do is None:
-        raise bad("layer", layer.name, "has no do, so no delta; add do to the file, or see the forward alone with `roundscope trace`")
+        raise bad(
+            "layer",
+            layer.name,
+            "has no do, so no delta; add do to the file, or see the forward alone with `roundscope"
+            " trace`",
+        )
     scale = layer.scale if layer.scale is not None else layer.q.shape[3] ** -0.5
     progress(f"{layer.name}: {request.plan.name}")
     low = run(layer, request, scale, request.plan)
     progress(f"{layer.name}: exactly")
     exact = run_exactly(layer, request, scale, request.against)
     drift = delta_drift(low.delta, exact.delta, low.out, exact.out, layer.do)
-    return Measured(layer=layer, request=request, scale=scale, low=low, exact=exact, drift=drift, x=subject.x, heads=subject.heads)
+    return Measured(
+        layer=layer,
+        request=request,
+        scale=scale,
+        low=low,
+        exact=exact,
+        drift=drift,
+        x=subject.x,
+        heads=subject.heads,
+    )
 
 
 def run(
-    layer: Layer, request: Request, scale: float, plan: Plan, inject: tuple[Injection, ...] = (), record: Record | None = None
+    layer: Layer,
+    request: Request,
+    scale: float,
+    plan: Plan,
+    inject: tuple[Injection, ...] = (),
+    record: Record | None = None,
 ) -> Examined:
     """The layer under a plan."""
     return call(layer.q, layer.k, layer.v, layer.do, request, plan, scale, record, inject)
@@ -75,7 +106,9 @@ def run(
 
 def run_exactly(layer: Layer, request: Request, scale: float, plan: Plan) -> Examined:
     """The layer under a plan whose every event is binary64; its results leave unrounded."""
-    wide: tuple[Any, ...] = tuple(None if x is None else x.astype(np.float64) for x in (layer.q, layer.k, layer.v, layer.do))
+    wide: tuple[Any, ...] = tuple(
+        None if x is None else x.astype(np.float64) for x in (layer.q, layer.k, layer.v, layer.do)
+    )
     q, k, v, do = wide
     return call(q, k, v, do, request, plan, scale, None)
 
@@ -83,7 +116,10 @@ def run_exactly(layer: Layer, request: Request, scale: float, plan: Plan) -> Exa
 def one_head(m: Measured, b: int, n: int) -> Layer:
     """The layer cut down to one sequence and query head, and its key head."""
     g = n * m.layer.k.shape[2] // m.layer.q.shape[2]
-    own = lambda x, i: x[b : b + 1, :, i : i + 1]  # noqa: E731
+
+    def own(x, i):
+        return x[b : b + 1, :, i : i + 1]
+
     x = m.layer
     return replace(x, q=own(x.q, n), k=own(x.k, g), v=own(x.v, g), do=own(x.do, n))
 
@@ -95,17 +131,28 @@ def by_head(x: Any) -> np.ndarray:
 
 
 def exact_twin(plan: Plan) -> Plan:
-    """The plan's algorithm with every rounding exact: same sums, operands, shift of the maximum and order, in binary64.
+    """The plan's algorithm with every rounding exact: same sums, operands, shift of the maximum and
+    order, in binary64.
 
-    The stabiliser keeps the window of the plan's P, so that the same rows are shifted as under the plan.
+    The stabiliser keeps the window of the plan's P, so that the same rows are shifted as under the
+    plan.
     """
     s = plan.stabiliser
     if s is not None:
-        s = Stabiliser(beta=s.beta, window=plan[Site.P].format.tie_window if s.window is None else s.window)
+        s = Stabiliser(
+            beta=s.beta, window=plan[Site.P].format.tie_window if s.window is None else s.window
+        )
     return replace(
-        exact_plan(), name=f"{plan.name} exactly", pv_into_o=plan.pv_into_o, normalise_first=plan.normalise_first,
-        row_sum_of=plan.row_sum_of, delta_from=plan.delta_from, stabiliser=s, exp=plan.exp, key_order=plan.key_order,
-    )  # fmt: skip
+        exact_plan(),
+        name=f"{plan.name} exactly",
+        pv_into_o=plan.pv_into_o,
+        normalise_first=plan.normalise_first,
+        row_sum_of=plan.row_sum_of,
+        delta_from=plan.delta_from,
+        stabiliser=s,
+        exp=plan.exp,
+        key_order=plan.key_order,
+    )
 
 
 def narrow(plan: Plan, sites: tuple[Site, ...]) -> tuple[Site, ...]:

@@ -1,4 +1,6 @@
-"""Step 5: what carries delta's error in one head: accounts, features, rows with several P = 1, rounding classes, keys."""
+"""Step 5: what carries delta's error in one head: accounts, features, rows with several P = 1,
+rounding classes, keys.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +10,12 @@ import numpy as np
 
 from roundscope.attention import Record, Site
 from roundscope.emu.rounding.modes import RoundingMode
-from roundscope.experiments.diagnose.tensors.accounts import Head, accounts, head_events, weighed_errors
+from roundscope.experiments.diagnose.tensors.accounts import (
+    Head,
+    accounts,
+    head_events,
+    weighed_errors,
+)
 from roundscope.experiments.diagnose.tensors.classes import CLASSES, classify
 from roundscope.experiments.diagnose.tensors.coherence import Bias, bias
 from roundscope.experiments.diagnose.tensors.measured import (
@@ -22,12 +29,15 @@ from roundscope.experiments.trace.analysis.running_error import Running, running
 from roundscope.experiments.trace.run import observe
 
 NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
-LEANS, COUNTS_FROM = 0.01, 0.1  # p below which an account leans; the share of the bias from which it counts as an origin
+# p below which an account leans; the share of the bias from which it counts as an origin
+LEANS = 0.01
+COUNTS_FROM = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """One site's events by class of CLASSES: how many, and what they bring into delta's error per token.
+    """One site's events by class of CLASSES: how many, and what they bring into delta's error per
+    token.
 
     ones_bias, ones_events   the part from rows of a key tile with several P = 1
     to_nearest   whether the site rounds to nearest, so that ties mean something
@@ -57,9 +67,11 @@ class Classes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Of one head. total: the bias of delta; accounts: its parts, by name; errors: each account per token, (B T,).
+    """Of one head. total: the bias of delta; accounts: its parts, by name; errors: each account per
+    token, (B T,).
 
-    features  (B T, H): dO (O - O exact), O as delta reads it: of which delta's error is the row sum if delta comes from the output
+    features  (B T, H): dO (O - O exact), O as delta reads it: of which delta's error is the row sum
+              if delta comes from the output
     several   (B T,): rows with several P = 1 in some key tile
     """
 
@@ -78,13 +90,21 @@ class Origin:
 
     @property
     def origins(self) -> list[str]:
-        """Accounts that are biased by themselves, to the side of the whole, with at least a tenth of it; the largest first."""
-        found = [n for n, b in self.accounts.items() if b.p < LEANS and self.share(n) >= COUNTS_FROM and n != "rest"]
+        """Accounts that are biased by themselves, to the side of the whole, with at least a tenth
+        of it; the largest first.
+        """
+        found = [
+            n
+            for n, b in self.accounts.items()
+            if b.p < LEANS and self.share(n) >= COUNTS_FROM and n != "rest"
+        ]
         return sorted(found, key=lambda n: -self.share(n))
 
     @property
     def site(self) -> Classes | None:
-        """The rounding of the output that brings most of the bias among the origins; None if none is an origin."""
+        """The rounding of the output that brings most of the bias among the origins; None if none
+        is an origin.
+        """
         named = [c for c in self.classes if c.site in self.origins]
         return max(named, key=lambda c: self.share(c.site), default=None)
 
@@ -95,11 +115,17 @@ def origin(m: Measured, n: int) -> Origin:
     errors = {name: np.concatenate([x.errors[name] for x in seen]) for name in seen[0].errors}
     runs = [x.running for x in seen if x.running is not None]
     return Origin(
-        head=n, total=bias(by_head(m.drift.error)[n]), accounts={name: bias(x) for name, x in errors.items()}, errors=errors,
-        features=np.concatenate([x.features for x in seen]), several=np.concatenate([x.several for x in seen]),
+        head=n,
+        total=bias(by_head(m.drift.error)[n]),
+        accounts={name: bias(x) for name, x in errors.items()},
+        errors=errors,
+        features=np.concatenate([x.features for x in seen]),
+        several=np.concatenate([x.several for x in seen]),
         classes=[_added(own) for own in zip(*(x.classes for x in seen), strict=True)],
-        running=max(runs, key=lambda run: (run.several, abs(run.error[-1] / run.ulp)), default=None),
-    )  # fmt: skip
+        running=max(
+            runs, key=lambda run: (run.several, abs(run.error[-1] / run.ulp)), default=None
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +145,32 @@ def _of_sequence(m: Measured, b: int, n: int) -> _Part:
     difference = read - np.asarray(m.exact.out, np.float64)[b, :, n]
     several: Any = h.ones() > 1
     return _Part(
-        errors=accounts(m, b, n, h), features=h.do * difference, several=several.any(0), classes=_classes(m, h, several),
+        errors=accounts(m, b, n, h),
+        features=h.do * difference,
+        several=several.any(0),
+        classes=_classes(m, h, several),
         running=_running(m, b, n, several.any(0)),
-    )  # fmt: skip
+    )
 
 
 def _added(own: Sequence[Classes]) -> Classes:
-    """The classes of a site over sequences of equal length: events add up, means per token are averaged."""
-    events, ones = (np.sum([getattr(c, name) for c in own], axis=0) for name in ("events", "ones_events"))
-    bias, ones_bias = (np.mean([getattr(c, name) for c in own], axis=0) for name in ("bias", "ones_bias"))
-    return Classes(site=own[0].site, events=events, bias=bias, ones_bias=ones_bias, ones_events=ones,
-                   to_nearest=own[0].to_nearest)  # fmt: skip
+    """The classes of a site over sequences of equal length: events add up, means per token are
+    averaged.
+    """
+    events, ones = (
+        np.sum([getattr(c, name) for c in own], axis=0) for name in ("events", "ones_events")
+    )
+    bias, ones_bias = (
+        np.mean([getattr(c, name) for c in own], axis=0) for name in ("bias", "ones_bias")
+    )
+    return Classes(
+        site=own[0].site,
+        events=events,
+        bias=bias,
+        ones_bias=ones_bias,
+        ones_events=ones,
+        to_nearest=own[0].to_nearest,
+    )
 
 
 def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
@@ -139,14 +180,26 @@ def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
         before, after = (x[None] if x.ndim == 2 else x for x in h.events[site])
         exists = h.exists if before.shape[0] > 1 else np.ones((1, before.shape[1]), dtype=bool)
         ones = several if before.shape[0] > 1 else several.any(0, keepdims=True)
-        codes = np.where(exists[..., None], classify(before, after, plan[site].format, _main(m, h, site)), -1)
+        codes = np.where(
+            exists[..., None], classify(before, after, plan[site].format, _main(m, h, site)), -1
+        )
         near = plan[site].mode in NEAREST
-        found.append(_counted(str(site), codes, errors[site] * h.do, np.broadcast_to(ones[..., None], codes.shape), near))
+        found.append(
+            _counted(
+                str(site),
+                codes,
+                errors[site] * h.do,
+                np.broadcast_to(ones[..., None], codes.shape),
+                near,
+            )
+        )
     return found
 
 
 def _main(m: Measured, h: Head, site: Site) -> Any:
-    """Of a sum of P V: the part of the keys with P = 1, and what it is added to; None where there is no such part."""
+    """Of a sum of P V: the part of the keys with P = 1, and what it is added to; None where there
+    is no such part.
+    """
     plan = m.request.plan
     if site is not (Site.O if plan.pv_into_o else Site.PV):
         return None
@@ -155,17 +208,25 @@ def _main(m: Measured, h: Head, site: Site) -> Any:
     return whole + h.after(Site.AO) if plan.pv_into_o else whole
 
 
-def _counted(site: str, codes: np.ndarray, errors: np.ndarray, ones: np.ndarray, to_nearest: bool) -> Classes:
+def _counted(
+    site: str, codes: np.ndarray, errors: np.ndarray, ones: np.ndarray, to_nearest: bool
+) -> Classes:
     tokens, size = codes.shape[1], len(CLASSES)
 
     def added(chosen: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        return np.bincount(codes[chosen], weights=None if weights is None else weights[chosen], minlength=size)[:size]
+        return np.bincount(
+            codes[chosen], weights=None if weights is None else weights[chosen], minlength=size
+        )[:size]
 
     kept = codes >= 0
     return Classes(
-        site=site, events=added(kept, None), bias=added(kept, errors) / tokens,
-        ones_bias=added(kept & ones, errors) / tokens, ones_events=added(kept & ones, None), to_nearest=to_nearest,
-    )  # fmt: skip
+        site=site,
+        events=added(kept, None),
+        bias=added(kept, errors) / tokens,
+        ones_bias=added(kept & ones, errors) / tokens,
+        ones_events=added(kept & ones, None),
+        to_nearest=to_nearest,
+    )
 
 
 def _running(m: Measured, b: int, n: int, several: np.ndarray) -> Running | None:

@@ -1,4 +1,6 @@
-"""Step 6: the known repairs as plans, a sham that changes as much, and what each does to delta's bias."""
+"""Step 6: the known repairs as plans, a sham that changes as much, and what each does to delta's
+bias.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -20,7 +22,8 @@ from roundscope.experiments.diagnose.tensors.measured import (
 )
 from roundscope.experiments.trace.run import Progress
 
-INVARIANT = 1e-12  # largest change of the output in binary64 that counts as none, in parts of its largest entry
+# largest change of the output in binary64 that counts as none, in parts of its largest entry
+INVARIANT = 1e-12
 REPEATS = 2  # of which the faster is timed
 SHAM = "sham: as much, no aim"
 
@@ -43,10 +46,13 @@ class Arm:
 class Outcome:
     """What an arm did at the head looked at.
 
-    invariance   largest change of output and delta in binary64, in parts of their largest entry; None for the sham
+    invariance   largest change of output and delta in binary64, in parts of their largest entry;
+                 None for the sham
     change       root mean square change of the output, over all heads
-    after        the bias with the arm;  moved: 95 % interval of the paired change of delta's error per token
-    leaning      heads of the layer that lean with the arm;  time: of the emulation, in times of the plan's
+    after        the bias with the arm;  moved: 95 % interval of the paired change of delta's error
+                 per token
+    leaning      heads of the layer that lean with the arm;  time: of the emulation, in times of the
+                 plan's
     """
 
     arm: Arm
@@ -69,8 +75,9 @@ def arms(plan: Plan, origins: list[str]) -> list[Arm]:
 
 
 def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
-    """Noise of fair sign at OUT with the root mean square by which `repaired_out` differs from the plan's output; where only OD
-    rounds, so that the output is the same, at OD with that of its rounding.
+    """Noise of fair sign at OUT with the root mean square by which `repaired_out` differs from the
+    plan's output; where only OD rounds, so that the output is the same, at OD with that of its
+    rounding.
     """
     out = np.asarray(m.low.out, np.float64)
     site, change = Site.OUT, np.asarray(repaired_out, np.float64) - out
@@ -79,11 +86,19 @@ def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
     f, size = plan[site].format, np.sqrt(np.mean(change**2))
     exponent = np.where(out == 0.0, f.emin, np.maximum(np.frexp(out)[1] - 1, f.emin))
     ulp = np.sqrt(np.mean(np.ldexp(1.0, exponent - f.precision + 1) ** 2))
-    return Arm(name=SHAM, plan=plan, inject=(Injection(site=site, what=Noise(ulps=float(size / ulp), seed=1)),))
+    return Arm(
+        name=SHAM,
+        plan=plan,
+        inject=(Injection(site=site, what=Noise(ulps=float(size / ulp), seed=1)),),
+    )
 
 
-def repair(m: Measured, head: int, origins: list[str], level: float, progress: Progress) -> tuple[Outcome, list[Outcome]]:
-    """Step 6: (the plan as it is, every arm). level: p below which a head of the layer counts as leaning."""
+def repair(
+    m: Measured, head: int, origins: list[str], level: float, progress: Progress
+) -> tuple[Outcome, list[Outcome]]:
+    """Step 6: (the plan as it is, every arm). level: p below which a head of the layer counts as
+    leaning.
+    """
     plan = m.request.plan
     reference = run_exactly(m.layer, m.request, m.scale, exact_twin(plan))
     base, seconds, _ = _tried(m, head, Arm(name="as it is", plan=plan), level, 0.0, reference)
@@ -111,9 +126,14 @@ def _tried(m: Measured, head: int, arm: Arm, level: float, seconds: float, refer
     moved = bias(error[head] - by_head(m.drift.error)[head])
     change = float(np.sqrt(np.mean((np.asarray(seen.out, np.float64) - m.low.out) ** 2)))
     outcome = Outcome(
-        arm=arm, invariance=None if arm.is_sham else _invariance(m, arm, reference), change=change, after=bias(error[head]),
-        moved=(moved.low, moved.high), leaning=int((flips(error, FEW) < level).sum()), time=min(took) / (seconds or min(took)),
-    )  # fmt: skip
+        arm=arm,
+        invariance=None if arm.is_sham else _invariance(m, arm, reference),
+        change=change,
+        after=bias(error[head]),
+        moved=(moved.low, moved.high),
+        leaning=int((flips(error, FEW) < level).sum()),
+        time=min(took) / (seconds or min(took)),
+    )
     return outcome, min(took), seen.out
 
 
@@ -124,4 +144,6 @@ def _invariance(m: Measured, arm: Arm, reference) -> float:  # type: ignore[no-u
         return 0.0  # the arm changes roundings only: exactly, it is the same computation
     twin = run_exactly(m.layer, m.request, m.scale, twin_plan)
     pairs = ((twin.out, reference.out), (twin.delta, reference.delta))
-    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(float).tiny)) for a, b in pairs)
+    return max(
+        float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(float).tiny)) for a, b in pairs
+    )

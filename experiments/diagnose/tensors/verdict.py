@@ -1,16 +1,20 @@
-"""The verdict: the links of the chain of arXiv 2510.04212, each held or not by a rule that stands here, with its evidence.
+"""The verdict: the links of the chain of arXiv 2510.04212, each held or not by a rule that stands
+here, with its evidence.
 
     direction   the atoms' mean cosine is above 99 % of those with flipped signs
     coherence   some head's p is below 0.01 / heads looked at
-    origin      a rounding between P V and the output is biased by itself (p < 0.01), to delta's side, with >= 1/10 of the bias
-    P = 1       at least half of that rounding's part comes from rows of a key tile with several P = 1
+    origin      a rounding between P V and the output is biased by itself (p < 0.01), to delta's
+                side, with >= 1/10 of the bias
+    P = 1       at least half of that rounding's part comes from rows of a key tile with several P =
+                1
     sticky      at least half of it comes from ties that sticky bits broke
-    repair      some repair that is exact in binary64 removes it: the 95 % interval of what remains lies inside a tenth of the
-                bias before, or inside half of it and p >= 0.01
-    sham        a change of the output as large, of random sign, leaves it: still p < 0.01, its paired change not told from 0
+    repair      some repair that is exact in binary64 removes it: the 95 % interval of what remains
+                lies inside a tenth of the bias before, or inside half of it and p >= 0.01
+    sham        a change of the output as large, of random sign, leaves it: still p < 0.01, its
+                paired change not told from 0
 
-Without coherence the verdict is `nothing seen`, with the smallest bias that would have been; with all links `the chain`;
-else a bias of another kind.
+Without coherence the verdict is `nothing seen`, with the smallest bias that would have been; with
+all links `the chain`; else a bias of another kind.
 """
 
 from dataclasses import dataclass
@@ -83,31 +87,51 @@ def effect(outcome: Outcome, before: Outcome, *, biased: bool) -> Effect:
     return Effect.REDUCED if abs(after.mean) < abs(mean) else Effect.GREW
 
 
-def verdict(carried: Carrier, head: int, c: Coherence, origin: Origin, base: Outcome, outcomes: list[Outcome]) -> Verdict:
+def verdict(
+    carried: Carrier,
+    head: int,
+    c: Coherence,
+    origin: Origin,
+    base: Outcome,
+    outcomes: list[Outcome],
+) -> Verdict:
     """The verdict at the head looked at."""
     biased = bool(c.p[head] < c.level)
     links = [_direction(carried, head), _coherence(c, head, biased)]
     if not biased:
         return Verdict(kind=Kind.NOTHING, links=links)
-    links += [_origin(origin), _ones(origin), _sticky(origin), _repair(base, outcomes), _sham(base, outcomes)]
+    links += [
+        _origin(origin),
+        _ones(origin),
+        _sticky(origin),
+        _repair(base, outcomes),
+        _sham(base, outcomes),
+    ]
     return Verdict(kind=Kind.CHAIN if all(x.holds for x in links) else Kind.OTHER, links=links)
 
 
 def _direction(x: Carrier, head: int) -> Link:
     evidence = (
-        f"atoms of any two tokens have a mean cosine of {x.atoms[head]:+.3f} (P K {x.pk[head]:+.2f}, q {x.q[head]:+.2f}); "
-        f"with flipped signs 99 % stay below {x.flipped_atoms[head]:+.3f}"
+        f"atoms of any two tokens have a mean cosine of {x.atoms[head]:+.3f} (P K"
+        f" {x.pk[head]:+.2f}, q {x.q[head]:+.2f}); with flipped signs 99 % stay below"
+        f" {x.flipped_atoms[head]:+.3f}"
     )
     return Link(name="direction", holds=x.common(head), evidence=evidence)
 
 
 def _coherence(c: Coherence, head: int, biased: bool) -> Link:
-    evidence = f"the sum over tokens is {c.a[head]:.1f} times what random signs give, p = {c.p[head]:.1g} (level {c.level:.1g})"
+    evidence = (
+        f"the sum over tokens is {c.a[head]:.1f} times what random signs give, p = {c.p[head]:.1g}"
+        f" (level {c.level:.1g})"
+    )
     return Link(name="coherence", holds=biased, evidence=evidence)
 
 
 def _origin(o: Origin) -> Link:
-    parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "none is biased by itself with a tenth of the bias"
+    parts = (
+        ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins)
+        or "none is biased by itself with a tenth of the bias"
+    )
     return Link(name="origin", holds=o.site is not None, evidence=f"parts of the bias: {parts}")
 
 
@@ -117,7 +141,8 @@ def _ones(o: Origin) -> Link:
     s = o.site
     of = s.ones_events.sum() / max(s.events.sum(), 1)
     evidence = (
-        f"{100 * s.share_of_ones:.0f} % of {s.site}'s part comes from the {100 * of:.0f} % of its events where a row has several P = 1"
+        f"{100 * s.share_of_ones:.0f} % of {s.site}'s part comes from the {100 * of:.0f} % of its"
+        " events where a row has several P = 1"
     )
     evidence += "; there are no others to compare with" if of > 0.995 else ""
     return Link(name="P = 1", holds=s.share_of_ones >= 0.5, evidence=evidence)
@@ -127,29 +152,52 @@ def _sticky(o: Origin) -> Link:
     if o.site is None:
         return Link(name="sticky", holds=False, evidence="no rounding of the output is an origin")
     if not o.site.to_nearest:
-        return Link(name="sticky", holds=False, evidence=f"{o.site.site} does not round to nearest: no rule for ties acts in it")
+        return Link(
+            name="sticky",
+            holds=False,
+            evidence=f"{o.site.site} does not round to nearest: no rule for ties acts in it",
+        )
     share = o.site.share_of(CLASSES[STICKY])
     of = o.site.events[STICKY] / max(o.site.events.sum(), 1)
     evidence = (
-        f"ties that sticky bits broke, {100 * of:.0f} % of {o.site.site}'s events, bring {100 * share:.0f} % of its part"
-        f"{' (other classes bring the opposite sign)' if share > 1.005 else ''}"
+        f"ties that sticky bits broke, {100 * of:.0f} % of {o.site.site}'s events, bring"
+        f" {100 * share:.0f} % of its"
+        f" part{' (other classes bring the opposite sign)' if share > 1.005 else ''}"
     )
     return Link(name="sticky", holds=share >= 0.5, evidence=evidence)
 
 
 def _repair(base: Outcome, outcomes: list[Outcome]) -> Link:
     real = [o for o in outcomes if not o.arm.is_sham]
-    done = [o.arm.name for o in real if o.is_invariant and effect(o, base, biased=True) is Effect.REMOVED]
-    others = [f"{o.arm.name}: {effect(o, base, biased=True)}" for o in real if o.arm.name not in done]
-    evidence = f"removed by {', '.join(done) or 'none'} (each changes the exact result by less than {INVARIANT:.0e})"
-    return Link(name="repair", holds=bool(done), evidence=evidence + "".join(f"; {x}" for x in others))
+    done = [
+        o.arm.name
+        for o in real
+        if o.is_invariant and effect(o, base, biased=True) is Effect.REMOVED
+    ]
+    others = [
+        f"{o.arm.name}: {effect(o, base, biased=True)}" for o in real if o.arm.name not in done
+    ]
+    evidence = (
+        f"removed by {', '.join(done) or 'none'} (each changes the exact result by less than"
+        f" {INVARIANT:.0e})"
+    )
+    return Link(
+        name="repair", holds=bool(done), evidence=evidence + "".join(f"; {x}" for x in others)
+    )
 
 
 def _sham(base: Outcome, outcomes: list[Outcome]) -> Link:
     found = [o for o in outcomes if o.arm.is_sham]
     if not found:
-        return Link(name="sham", holds=False, evidence="nothing rounds on the way to the output, so there is nothing to imitate")
+        return Link(
+            name="sham",
+            holds=False,
+            evidence="nothing rounds on the way to the output, so there is nothing to imitate",
+        )
     did = effect(found[0], base, biased=True)
     ratio = found[0].after.mean / base.after.mean if base.after.mean else 0.0
-    evidence = f"changing the output as much, with random signs: {did}, {100 * ratio:.0f} % of the bias is there"
+    evidence = (
+        f"changing the output as much, with random signs: {did}, {100 * ratio:.0f} % of the bias is"
+        " there"
+    )
     return Link(name="sham", holds=did is Effect.LEFT, evidence=evidence)

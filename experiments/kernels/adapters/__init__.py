@@ -1,6 +1,8 @@
-"""One small module for each library whose attention can be called; nothing of a library is imported before its kernel runs.
+"""One small module for each library whose attention can be called; nothing of a library is imported
+before its kernel runs.
 
-An adapter takes `Inputs` and returns `Outputs`. Here: calls and layouts. Not here: arithmetic, or what a result means.
+An adapter takes `Inputs` and returns `Outputs`. Here: calls and layouts. Not here: arithmetic, or
+what a result means.
 """
 
 import importlib
@@ -35,13 +37,16 @@ OF_FILES = {  # name -> module here, function of a path, what lies there
 
 
 def plain_name(name: str) -> str:
-    """The name of a kernel without the path of its code: "triton-tutorial" of "triton-tutorial:06-fused-attention.py"."""
+    """The name of a kernel without the path of its code: "triton-tutorial" of
+    "triton-tutorial:06-fused-attention.py".
+    """
     head, _, _ = name.partition(":")
     return head if head in OF_FILES else name
 
 
 def kernel(name: str) -> Kernel:
-    """The adapter of that name, of `NAME:PATH` for code that no package has, or of a user's `module:function`.
+    """The adapter of that name, of `NAME:PATH` for code that no package has, or of a user's
+    `module:function`.
 
     Raises:
         ValueError: the name is none of them, or nothing lies at the path.
@@ -50,14 +55,20 @@ def kernel(name: str) -> Kernel:
     if head in OF_FILES:
         module, function, file = OF_FILES[head]
         if not path or not (Path(path) / file).is_file():
-            raise ValueError(f"kernel={name}: no {file or 'file'} there; give {head}:{'FOLDER' if file else 'FILE'}")
+            raise ValueError(
+                f"kernel={name}: no {file or 'file'} there; give"
+                f" {head}:{'FOLDER' if file else 'FILE'}"
+            )
         return getattr(_adapter(module), function)(Path(path))
     if name in ADAPTERS:
         module, function = ADAPTERS[name]
         return getattr(_adapter(module), function)
     if path:
         return _adapter("user").user_kernel(name)
-    raise ValueError(f"kernel={name}: must be one of {', '.join(ADAPTERS)}, {', '.join(f'{n}:PATH' for n in OF_FILES)}, or module:function")
+    raise ValueError(
+        f"kernel={name}: must be one of {', '.join(ADAPTERS)},"
+        f" {', '.join(f'{n}:PATH' for n in OF_FILES)}, or module:function"
+    )
 
 
 def _adapter(module: str) -> Any:

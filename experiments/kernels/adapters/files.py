@@ -7,7 +7,8 @@ from types import ModuleType
 
 
 def module_of(name: str, file: Path) -> ModuleType:
-    """Return the module that a file of Python is, under a name of ours in `sys.modules`, where compilers look for its source.
+    """Return the module that a file of Python is, under a name of ours in `sys.modules`, where
+    compilers look for its source.
 
     Args:
         name: what it is called.

@@ -1,4 +1,6 @@
-"""`tokamax.dot_product_attention`, its kernels for GPUs: Pallas through Triton, Pallas through Mosaic, and the chunked one of XLA."""
+"""`tokamax.dot_product_attention`, its kernels for GPUs: Pallas through Triton, Pallas through
+Mosaic, and the chunked one of XLA.
+"""
 
 from functools import partial
 

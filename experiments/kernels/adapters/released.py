@@ -1,7 +1,8 @@
-"""The code that arXiv 2510.04212 released (ucker/why-low-precision-training-fails), read from a folder that has it.
+"""The code that arXiv 2510.04212 released (ucker/why-low-precision-training-fails), read from a
+folder that has it.
 
-Its model calls `FlashAttentionFunction.apply(q, k, v, None, True, 512, 512)` under BF16 autocast, and
-its training compiles the model by default.
+Its model calls `FlashAttentionFunction.apply(q, k, v, None, True, 512, 512)` under BF16 autocast,
+and its training compiles the model by default.
 """
 
 from collections.abc import Callable

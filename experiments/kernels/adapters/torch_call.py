@@ -27,7 +27,9 @@ def array(x: Tensor) -> np.ndarray:
     return np.ascontiguousarray(x.detach().float().cpu().numpy().swapaxes(1, 2))
 
 
-def called(attention: Attention, x: Inputs, lse: Tensor | None = None, dtype: torch.dtype = torch.bfloat16) -> Outputs:
+def called(
+    attention: Attention, x: Inputs, lse: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Outputs:
     """The outputs of one call, and the gradients of its three arguments."""
     q, k, v = (tensor(a, dtype).requires_grad_() for a in (x.q, x.k, x.v))
     out = attention(q, k, v)

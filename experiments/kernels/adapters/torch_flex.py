@@ -1,4 +1,6 @@
-"""`torch.nn.attention.flex_attention`, compiled as its documentation asks for, with windows and softcaps."""
+"""`torch.nn.attention.flex_attention`, compiled as its documentation asks for, with windows and
+softcaps.
+"""
 
 from functools import cache
 
@@ -22,14 +24,22 @@ def compiled(x: Inputs) -> Outputs:
     window, cap = x.window or max(rows, keys), x.softcap
 
     def is_seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k if x.is_causal else k - q < window) & (q - k < window) if x.window else q >= k
+        return (
+            (q >= k if x.is_causal else k - q < window) & (q - k < window) if x.window else q >= k
+        )
 
     def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
 
-    mask = create_block_mask(is_seen, None, None, rows, keys, device=device()) if x.is_causal or x.window else None
+    mask = (
+        create_block_mask(is_seen, None, None, rows, keys, device=device())
+        if x.is_causal or x.window
+        else None
+    )
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _compiled()(q, k, v, score_mod=capped if cap else None, block_mask=mask, scale=x.scale)
+        return _compiled()(
+            q, k, v, score_mod=capped if cap else None, block_mask=mask, scale=x.scale
+        )
 
     return called(attention, x)

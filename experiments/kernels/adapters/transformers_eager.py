@@ -1,4 +1,6 @@
-"""Attention as transformers computes it with `attn_implementation="eager"`: products in BF16, softmax in FP32 or, of gpt-oss, in BF16."""
+"""Attention as transformers computes it with `attn_implementation="eager"`: products in BF16,
+softmax in FP32 or, of gpt-oss, in BF16.
+"""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -27,18 +29,26 @@ def gpt_oss(x: Inputs) -> Outputs:
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     if x.sinks is None:
-        raise ValueError("sinks=None: gpt-oss has a logit for each head; give Inputs(sinks=...) of shape (N,)")
-    return _called(x, eager_attention_forward, torch.from_numpy(x.sinks).to(device(), torch.bfloat16))
+        raise ValueError(
+            "sinks=None: gpt-oss has a logit for each head; give Inputs(sinks=...) of shape (N,)"
+        )
+    return _called(
+        x, eager_attention_forward, torch.from_numpy(x.sinks).to(device(), torch.bfloat16)
+    )
 
 
-def _called(x: Inputs, forward: Callable[..., Any], sinks: Tensor | None = None, **options: Any) -> Outputs:
+def _called(
+    x: Inputs, forward: Callable[..., Any], sinks: Tensor | None = None, **options: Any
+) -> Outputs:
     """With the additive mask that the library makes."""
     rows, keys = x.q.shape[1], x.k.shape[1]
     mask = None
     if x.is_causal:
         least = torch.finfo(torch.bfloat16).min
         mask = torch.full((1, 1, rows, keys), least, dtype=torch.bfloat16, device=device()).triu(1)
-    module = SimpleNamespace(num_key_value_groups=1, training=False, head_dim=x.q.shape[3], sinks=sinks)
+    module = SimpleNamespace(
+        num_key_value_groups=1, training=False, head_dim=x.q.shape[3], sinks=sinks
+    )
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = forward(module, q, k, v, mask, scaling=x.scale, **options)[0]

@@ -1,4 +1,5 @@
-"""The attention of Triton's tutorial 06, read from a file that has it (triton-lang/triton, python/tutorials/06-fused-attention.py).
+"""The attention of Triton's tutorial 06, read from a file that has it (triton-lang/triton,
+python/tutorials/06-fused-attention.py).
 
 It computes in FP16, forward and backward. Its autotuner picks tiles by their time;
 here they are those of its own tests: 128 queries, 64 keys.
@@ -29,7 +30,9 @@ def tutorial(file: Path) -> Callable[[Inputs], Outputs]:
 
     def run(x: Inputs) -> Outputs:
         tiles = {"BLOCK_M": 128, "BLOCK_N": min(64, x.q.shape[-1])}
-        module._attn_fwd.configs = [c for c in tuned if c.kwargs == tiles and c.num_warps == 4 and c.num_stages == 2]
+        module._attn_fwd.configs = [
+            c for c in tuned if c.kwargs == tiles and c.num_warps == 4 and c.num_stages == 2
+        ]
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return module.attention(q, k, v, x.is_causal, x.scale, False)

@@ -1,4 +1,6 @@
-"""A user's `module:function`, with the signature of `jax.nn.dot_product_attention` or of torch's `scaled_dot_product_attention`."""
+"""A user's `module:function`, with the signature of `jax.nn.dot_product_attention` or of torch's
+`scaled_dot_product_attention`.
+"""
 
 import importlib
 import inspect
@@ -11,7 +13,8 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 def user_kernel(name: str) -> Callable[[Inputs], Outputs]:
-    """The function, called with torch tensors where its first parameters are torch's, else with JAX arrays.
+    """The function, called with torch tensors where its first parameters are torch's, else with JAX
+    arrays.
 
     A function whose first parameter is called `query` and whose third is `value`, in that order, is
     called by either library's convention: (query, key, value, *, scale, is_causal). What it is

@@ -1,4 +1,6 @@
-"""`Dose`: what is wrong in one run, its rate and its seed; and which doses run in one executable."""
+"""`Dose`: what is wrong in one run, its rate and its seed; and which doses run in one
+executable.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +26,8 @@ class Dose:
     bits     p of the significand, the leading one counted
     words    of the model, over the scale's, such as data=repeat: the exact arm has them too
     also     changes of its attention in the trainer's words, before that of `site`
-    offset   (kind, c): what delta's operand is off by, `experiments.train.gpt.offset`; the exact arm has c = 0
+    offset   (kind, c): what delta's operand is off by, `experiments.train.gpt.offset`; the exact
+             arm has c = 0
     """
 
     site: Site | None = None
@@ -39,8 +42,14 @@ class Dose:
 
     @property
     def change(self) -> tuple[str, ...]:
-        """As the trainer's words: one format at one event, with the exponents of BF16 and of binary32."""
-        return self.also if self.site is None else (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
+        """As the trainer's words: one format at one event, with the exponents of BF16 and of
+        binary32.
+        """
+        return (
+            self.also
+            if self.site is None
+            else (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
+        )
 
     @property
     def point(self) -> "Dose":
@@ -50,16 +59,22 @@ class Dose:
     @property
     def exact(self) -> "Dose":
         """The arm that differs in nothing else."""
-        return replace(self, site=None, mode=EVEN, bits=MOST_BITS, also=(), offset=self.offset and (BIAS, 0.0))
+        return replace(
+            self, site=None, mode=EVEN, bits=MOST_BITS, also=(), offset=self.offset and (BIAS, 0.0)
+        )
 
 
 def doses(scale: Scale) -> list[Dose]:
     """Every run of a scale, each once, exact arms first."""
     found = [
         Dose(site=site, mode=mode, bits=bits, rate=rate, steps=study.steps, seed=seed)
-        for study in scale.studies for site in study.sites for mode in study.modes for bits in study.bits
-        for rate in study.rates for seed in scale.seeds
-    ]  # fmt: skip
+        for study in scale.studies
+        for site in study.sites
+        for mode in study.modes
+        for bits in study.bits
+        for rate in study.rates
+        for seed in scale.seeds
+    ]
     return with_exact(found)
 
 
@@ -76,12 +91,16 @@ def key(config: Config, dose: Dose) -> str:
 
 
 def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:
-    """Doses of equally many steps and the same words as arms of one run. The rate stays at its peak after the warm-up, so that it
-    does not depend on the number of steps.
+    """Doses of equally many steps and the same words as arms of one run.
+
+    The rate stays at its peak after the warm-up, so that it does not depend on the number of steps.
     """
     steps, config = wanted[0].steps, config_of(config, wanted[0])
     one = replace(config, steps=max(steps, config.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
-    arms = [Arm(name=str(i), changes=(*dose.change, *_injected(dose)), lr=dose.rate, seed=dose.seed) for i, dose in enumerate(wanted)]
+    arms = [
+        Arm(name=str(i), changes=(*dose.change, *_injected(dose)), lr=dose.rate, seed=dose.seed)
+        for i, dose in enumerate(wanted)
+    ]
     return Settings(config=one, arms=tuple(arms))
 
 
@@ -91,13 +110,19 @@ def _injected(dose: Dose) -> tuple[str, ...]:
 
 
 def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
-    """Doses by executable: equally many steps, the same words, one structure (stochastic roundings are another, an offset too). Raises
-    UsageError for an event that the plan has not.
+    """Doses by executable: equally many steps, the same words, one structure (stochastic roundings
+    are another, an offset too).
+
+    Raises UsageError for an event that the plan has not.
     """
     alike: dict[tuple[int, tuple[str, ...]], list[Dose]] = {}
     for dose in wanted:
         alike.setdefault((dose.steps, dose.words), []).append(dose)
-    return [[own[i] for i in arms] for own in alike.values() for arms in numbers(settings_of(config, own))]
+    return [
+        [own[i] for i in arms]
+        for own in alike.values()
+        for arms in numbers(settings_of(config, own))
+    ]
 
 
 def config_of(config: Config, dose: Dose) -> Config:
@@ -108,4 +133,7 @@ def config_of(config: Config, dose: Dose) -> Config:
 
 def described(dose: Dose) -> dict[str, Any]:
     """As plain data."""
-    return asdict(dose) | {"site": None if dose.site is None else str(dose.site), "mode": str(dose.mode)}
+    return asdict(dose) | {
+        "site": None if dose.site is None else str(dose.site),
+        "mode": str(dose.mode),
+    }

@@ -1,4 +1,6 @@
-"""The pictures: time to divergence and final loss against significand bits, and ||W_Q|| along the run."""
+"""The pictures: time to divergence and final loss against significand bits, and ||W_Q|| along the
+run.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,18 +21,25 @@ from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
 STYLE = {  # colour-blind readers tell these apart
-    RoundingMode.TIES_TO_EVEN: ("#0072b2", "o"), RoundingMode.TIES_TO_AWAY: ("#56b4e9", "s"), RoundingMode.STOCHASTIC: ("#009e73", "D"),
-    RoundingMode.TOWARD_ZERO: ("#d55e00", "v"), RoundingMode.AWAY_FROM_ZERO: ("#cc79a7", "^"),
-}  # fmt: skip
+    RoundingMode.TIES_TO_EVEN: ("#0072b2", "o"),
+    RoundingMode.TIES_TO_AWAY: ("#56b4e9", "s"),
+    RoundingMode.STOCHASTIC: ("#009e73", "D"),
+    RoundingMode.TOWARD_ZERO: ("#d55e00", "v"),
+    RoundingMode.AWAY_FROM_ZERO: ("#cc79a7", "^"),
+}
 COLUMNS, ASIDE = 2, 0.17
 
 
 def times(r: Results) -> Figure:
-    """Steps to divergence: seeds as dots, medians with the seeds' range, an arrow where runs ended without it."""
+    """Steps to divergence: seeds as dots, medians with the seeds' range, an arrow where runs ended
+    without it.
+    """
     figure, axes = _panels(r, 3.0)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         for mode, aside, series in _series(r, site, rate):
-            survival(ax, STYLE.get(mode, (QUIET, "x")), {p + aside: own for p, own in series.items()})
+            survival(
+                ax, STYLE.get(mode, (QUIET, "x")), {p + aside: own for p, own in series.items()}
+            )
         found = [time_of(own) for _, _, series in _series(r, site, rate) for own in series.values()]
         first, steps = min(min(t.low, t.steps) for t in found), max(t.steps for t in found)
         ax.set_yscale("log")
@@ -41,7 +50,9 @@ def times(r: Results) -> Figure:
 
 
 def losses(r: Results) -> Figure:
-    """Final loss: seeds as dots, medians; the grey band is the exact arms' range; a cross at the top is a loss that is not finite."""
+    """Final loss: seeds as dots, medians; the grey band is the exact arms' range; a cross at the
+    top is a loss that is not finite.
+    """
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         series = list(_series(r, site, rate))
@@ -62,18 +73,34 @@ def _losses(ax: Axes, mode: RoundingMode, aside: float, series: dict[int, list[R
         seen = [run.loss for run in own if math.isfinite(run.loss)]
         ax.plot([p + aside] * len(seen), seen, ".", color=colour, ms=5, alpha=0.45, mew=0)
         if len(seen) < len(own):
-            ax.plot(p + aside, 0.98, "x", color=colour, transform=ax.get_xaxis_transform(), clip_on=False)
-        middle.append(float(np.median([run.loss if math.isfinite(run.loss) else math.inf for run in own])))
+            ax.plot(
+                p + aside,
+                0.98,
+                "x",
+                color=colour,
+                transform=ax.get_xaxis_transform(),
+                clip_on=False,
+            )
+        middle.append(
+            float(np.median([run.loss if math.isfinite(run.loss) else math.inf for run in own]))
+        )
     finite = [m if math.isfinite(m) else math.nan for m in middle]
     ax.plot([p + aside for p in series], finite, color=colour, marker=marker, ms=5, lw=1.3)
 
 
 def norms(r: Results) -> Figure:
-    """||W_Q|| along the run at the fewest bits: a thin line per seed, grey the exact arms, a cross where an arm diverged."""
+    """||W_Q|| along the run at the fewest bits: a thin line per seed, grey the exact arms, a cross
+    where an arm diverged.
+    """
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         series = list(_series(r, site, rate))
-        exact = {r.exact(run).condition: r.exact(run) for _, _, own in series for runs in own.values() for run in runs}
+        exact = {
+            r.exact(run).condition: r.exact(run)
+            for _, _, own in series
+            for runs in own.values()
+            for run in runs
+        }
         for run in exact.values():
             _line(ax, run, QUIET)
         for mode, _, own in series:
@@ -94,7 +121,9 @@ def _line(ax: Axes, run: Run[Dose], colour: str) -> None:
     curve = np.array([(step, norm) for step, _, norm in run.curve if math.isfinite(norm)])
     ax.plot(curve[:, 0], curve[:, 1], color=colour, lw=0.8, alpha=0.75)
     if run.diverged is not None:
-        ax.plot(run.diverged, np.interp(run.diverged, curve[:, 0], curve[:, 1]), "x", color=colour, ms=5)
+        ax.plot(
+            run.diverged, np.interp(run.diverged, curve[:, 0], curve[:, 1]), "x", color=colour, ms=5
+        )
 
 
 def _panels(r: Results, height: float) -> tuple[Figure, Sequence[Any]]:
@@ -113,7 +142,9 @@ def _panels(r: Results, height: float) -> tuple[Figure, Sequence[Any]]:
     return figure, list(axes.flat)
 
 
-def _series(r: Results, site: Any, rate: float) -> list[tuple[RoundingMode, float, dict[int, list[Run[Dose]]]]]:
+def _series(
+    r: Results, site: Any, rate: float
+) -> list[tuple[RoundingMode, float, dict[int, list[Run[Dose]]]]]:
     """(mode, how far to the side, bits -> results) of a panel."""
     modes = r.modes()
     place = {mode: ASIDE * (i - (len(modes) - 1) / 2) for i, mode in enumerate(modes)}
@@ -125,12 +156,24 @@ def _legend(figure: Figure, r: Results, exact: bool = True) -> Figure:
     from matplotlib.lines import Line2D
 
     styles = [(mode, *STYLE.get(mode, (QUIET, "x"))) for mode in r.modes()]
-    lines = [Line2D([], [], color=colour, marker=marker, ms=5, lw=1.3, label=mode_words(mode)) for mode, colour, marker in styles]
+    lines = [
+        Line2D([], [], color=colour, marker=marker, ms=5, lw=1.3, label=mode_words(mode))
+        for mode, colour, marker in styles
+    ]
     lines += [Line2D([], [], color=BAND, lw=5, label="exact (FP32)")] if exact else []
-    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), fontsize=8.5, frameon=False, labelcolor=INK)
+    figure.legend(
+        handles=lines,
+        loc="outside upper center",
+        ncols=len(lines),
+        fontsize=8.5,
+        frameon=False,
+        labelcolor=INK,
+    )
     return figure
 
 
 PICTURES: tuple[tuple[str, Callable[[Results], Figure]], ...] = (
-    ("How many steps does training survive?", times), ("What loss is left?", losses), ("What grows first?", norms),
-)  # fmt: skip
+    ("How many steps does training survive?", times),
+    ("What loss is left?", losses),
+    ("What grows first?", norms),
+)

@@ -10,7 +10,16 @@ from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.estimates import mean
 from roundscope.experiments.studies.framework.verdicts import interval
 
-HEADS = ("event", "mode", "p", "lr", "diverged", "final loss, nats", "above exact", "log2 growth of\n||W_Q|| over exact")
+HEADS = (
+    "event",
+    "mode",
+    "p",
+    "lr",
+    "diverged",
+    "final loss, nats",
+    "above exact",
+    "log2 growth of\n||W_Q|| over exact",
+)
 
 
 def points(r: Results) -> list[dict[str, Any]]:
@@ -18,12 +27,22 @@ def points(r: Results) -> list[dict[str, Any]]:
     found = []
     for (site, mode, bits, rate), own in sorted(r.points.items(), key=lambda item: _order(item[0])):
         time = time_of(own)
-        found.append({
-            "site": None if site is None else str(site), "mode": str(mode), "p": bits, "lr": rate, "steps": time.steps,
-            "runs": time.runs, "diverged": time.diverged, "times": [run.diverged for run in own],
-            "seeds": [run.condition.seed for run in own],
-            "losses": [run.loss for run in own], "growth": [growth(run) for run in own], "words": time.words,
-        })  # fmt: skip
+        found.append(
+            {
+                "site": None if site is None else str(site),
+                "mode": str(mode),
+                "p": bits,
+                "lr": rate,
+                "steps": time.steps,
+                "runs": time.runs,
+                "diverged": time.diverged,
+                "times": [run.diverged for run in own],
+                "seeds": [run.condition.seed for run in own],
+                "losses": [run.loss for run in own],
+                "growth": [growth(run) for run in own],
+                "words": time.words,
+            }
+        )
     return found
 
 
@@ -34,7 +53,9 @@ def rows(r: Results) -> list[list[str]]:
         loss = mean({run.condition.seed: run.loss for run in own})
         name = ["exact", "", ""] if site is None else [str(site), mode_words(mode), str(bits)]
         against = ["", ""] if site is None else [interval(r.excess(own)), interval(r.growth(own))]
-        found.append([*name, f"{rate:g}", time_of(own).words, interval(loss) + _lost(own), *against])
+        found.append(
+            [*name, f"{rate:g}", time_of(own).words, interval(loss) + _lost(own), *against]
+        )
     return found
 
 

@@ -1,8 +1,8 @@
 """What came of doses: points, their exact arms, and what a run's series say.
 
 A run's curve has (steps done, mean loss since the last entry, largest ||W_Q,h||_2), every 25 steps
-from 0. extra["shares"] has (steps done, mean over heads, largest of a head) of the share of rows with
-several P = 1 (`ties`); empty if they were not counted.
+from 0. extra["shares"] has (steps done, mean over heads, largest of a head) of the share of rows
+with several P = 1 (`ties`); empty if they were not counted.
 """
 
 import math
@@ -26,7 +26,9 @@ def growth(run: Run[Dose]) -> float:
 
 
 def ties(run: Run[Dose]) -> float:
-    """The mean share of rows with several P = 1 before the run diverged; NaN if none was counted."""
+    """The mean share of rows with several P = 1 before the run diverged; NaN if none was
+    counted.
+    """
     found = [mean for step, mean, _ in run.extra["shares"] if step <= run.time]
     return float(np.mean(found)) if found else math.nan
 
@@ -38,17 +40,23 @@ class Results:
         self.all = list(results)
         self.points: dict[Point, list[Run[Dose]]] = {}
         for r in self.all:
-            self.points.setdefault((r.condition.site, r.condition.mode, r.condition.bits, r.condition.rate), []).append(r)
+            self.points.setdefault(
+                (r.condition.site, r.condition.mode, r.condition.bits, r.condition.rate), []
+            ).append(r)
         self._exact = {r.condition: r for r in self.all if r.condition == r.condition.exact}
 
     def series(self, site: Site, mode: RoundingMode, rate: float) -> dict[int, list[Run[Dose]]]:
         """Bits -> results, in the order of bits."""
-        found = {p: own for (s, m, p, lr), own in self.points.items() if (s, m, lr) == (site, mode, rate)}
+        found = {
+            p: own for (s, m, p, lr), own in self.points.items() if (s, m, lr) == (site, mode, rate)
+        }
         return dict(sorted(found.items()))
 
     def panels(self) -> list[tuple[Site, float]]:
         """The (event, rate) that were measured, in their order."""
-        return list(dict.fromkeys((site, rate) for site, _, _, rate in self.points if site is not None))
+        return list(
+            dict.fromkeys((site, rate) for site, _, _, rate in self.points if site is not None)
+        )
 
     def modes(self) -> list[RoundingMode]:
         """In the order of RoundingMode."""
@@ -65,4 +73,6 @@ class Results:
 
     def growth(self, results: Sequence[Run[Dose]]) -> Estimate:
         """Growth of ||W_Q|| over the exact arm's: mean of log2 of it, pairs of seeds."""
-        return mean({r.condition.seed: math.log2(growth(r) / growth(self.exact(r))) for r in results})
+        return mean(
+            {r.condition.seed: math.log2(growth(r) / growth(self.exact(r))) for r in results}
+        )

@@ -1,4 +1,6 @@
-"""A launch: all its arms in one executable from the first step to the last, those that have diverged too."""
+"""A launch: all its arms in one executable from the first step to the last, those that have
+diverged too.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,16 +24,23 @@ TIES_EVERY = 100  # steps between two counts of rows with several P = 1
 Progress = Callable[[int], None]  # steps done
 
 
-def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False) -> list[Run[Dose]]:
-    """The results of doses of one structure, the same words and equally many steps, in their order; ties: with their `shares`.
+def launch(
+    config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False
+) -> list[Run[Dose]]:
+    """The results of doses of one structure, the same words and equally many steps, in their order;
+    ties: with their `shares`.
 
-    An arm whose weights are no longer finite goes on: arms are entries of one vmap, nothing crosses them and no branch depends on values.
-    Same doses, same device: same results; native sums may differ between numbers of arms in one launch.
+    An arm whose weights are no longer finite goes on: arms are entries of one vmap, nothing crosses
+    them and no branch depends on values. Same doses, same device: same results; native sums may
+    differ between numbers of arms in one launch.
     """
     settings = settings_of(config, doses)
-    state = one_step.start(settings.config, len(doses), [(config.init_seed + d.seed) % 2**32 for d in doses])
+    state = one_step.start(
+        settings.config, len(doses), [(config.init_seed + d.seed) % 2**32 for d in doses]
+    )
     group, drawn = Group(settings, list(range(len(doses))), state), drawing(settings)
-    follow, looks = Follow(len(doses)), [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
+    follow = Follow(len(doses))
+    looks = [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
     steps, shares = doses[0].steps, []
 
     def look(done: int) -> Any:
@@ -44,7 +53,10 @@ def launch(config: Config, doses: Sequence[Dose], progress: Progress, ties: bool
         looks.append((block.done, np.mean(block.losses, axis=0), block.look))
         progress(block.done)
     final = follow.final()
-    return [_result(dose, a, int(follow.first[a]), float(final[a]), looks, shares) for a, dose in enumerate(doses)]
+    return [
+        _result(dose, a, int(follow.first[a]), float(final[a]), looks, shares)
+        for a, dose in enumerate(doses)
+    ]
 
 
 def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:
@@ -62,9 +74,13 @@ def largest(params: Any) -> Array:
 
 
 def _result(
-    dose: Dose, arm: int, first: int, final: float, looks: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    dose: Dose,
+    arm: int,
+    first: int,
+    final: float,
+    looks: Sequence[tuple[int, np.ndarray, np.ndarray]],
     shares: Sequence[tuple[int, np.ndarray]],
-) -> Run[Dose]:  # fmt: skip
+) -> Run[Dose]:
     curve = tuple((step, float(loss[arm]), float(norm[arm])) for step, loss, norm in looks)
     return Run(
         condition=dose,

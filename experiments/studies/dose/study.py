@@ -150,7 +150,10 @@ def _found(asked: Topic, store: Store) -> Found | None:
 
 def _model(c: Config, what: str) -> str:
     data = "the sources of Python" if c.data == "stdlib" else c.data
-    return f"byte-level GPT of {c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch {c.batch}, on {data}; {what}"
+    return (
+        f"byte-level GPT of {c.layers} layers, width {c.width}, {c.heads} heads, context"
+        f" {c.context}, batch {c.batch}, on {data}; {what}"
+    )
 
 
 def _config(c: Config) -> dict[str, Any]:
@@ -158,12 +161,18 @@ def _config(c: Config) -> dict[str, Any]:
 
 
 CAPTIONS: dict[str, str] = {
-    "How many steps does training survive?": "Dots: seeds; marker: their median, hollow where it is "
-    "not reached; bar: smallest to largest (holds the median with 94 % for 5 seeds). An arrow: runs "
-    "that ended without divergence, all of them or as many as its number. " + RULE,
-    "What loss is left?": "Mean of the last 50 losses; line: median of the seeds. Grey: the range of "
-    "the exact arms, FP32 throughout, with the same weights and batches. A cross at the top edge: "
-    "some loss is not finite.",
-    "What grows first?": "The largest spectral norm of a head's query matrix at the fewest bits, a "
-    "line for each seed; a cross marks divergence. Grey: exact arms.",
+    "How many steps does training survive?": (
+        "Dots: seeds; marker: their median, hollow where it is not reached; bar: smallest to"
+        " largest (holds the median with 94 % for 5 seeds). An arrow: runs that ended without"
+        " divergence, all of them or as many as its number. " + RULE
+    ),
+    "What loss is left?": (
+        "Mean of the last 50 losses; line: median of the seeds. Grey: the range of the exact arms,"
+        " FP32 throughout, with the same weights and batches. A cross at the top edge: some loss is"
+        " not finite."
+    ),
+    "What grows first?": (
+        "The largest spectral norm of a head's query matrix at the fewest bits, a "
+        "line for each seed; a cross marks divergence. Grey: exact arms."
+    ),
 }

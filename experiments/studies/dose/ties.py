@@ -1,4 +1,6 @@
-"""Rows in which several P are 1: how many a training's attention has, as its plan rounds the scores."""
+"""Rows in which several P are 1: how many a training's attention has, as its plan rounds the
+scores.
+"""
 
 from functools import lru_cache, partial
 from typing import Any
@@ -19,9 +21,11 @@ from roundscope.experiments.train.gpt.step import numbers_only
 
 
 def shares(config: Config, params: Any, tokens: np.ndarray, plans: HeadPlans) -> np.ndarray:
-    """Share of rows with several scores within 1.955e-3 of the largest, where P rounds to 1 in BF16: (arms, layers, heads).
+    """Share of rows with several scores within 1.955e-3 of the largest, where P rounds to 1 in
+    BF16: (arms, layers, heads).
 
-    params and plans of arms; tokens (B, T + 1), or (A, B, T + 1): the first sequence is read. Scores are as the plan rounds them (SCALED).
+    params and plans of arms; tokens (B, T + 1), or (A, B, T + 1): the first sequence is read.
+    Scores are as the plan rounds them (SCALED).
     """
     one = tokens[..., :1, :].astype(np.int32)
     q, k = _reading(numbers_only(config))(params, one, plans)
@@ -45,18 +49,32 @@ def _reading(config: Config) -> Any:
 def _setup(config: Config, plans: HeadPlans) -> Setup:
     t, scale = config.context, config.head_width**-0.5
     return Setup(
-        plan=plans.like, queries=t, keys=t, block_q=t, block_k=t, heads=1, key_heads=1, scale=scale, whole_scale=scale, is_causal=True,
+        plan=plans.like,
+        queries=t,
+        keys=t,
+        block_q=t,
+        block_k=t,
+        heads=1,
+        key_heads=1,
+        scale=scale,
+        whole_scale=scale,
+        is_causal=True,
         record=Record(events=(Site.SCALED,)),
-    )  # fmt: skip
+    )
 
 
 @partial(jax.jit, static_argnums=0)
 def _shares(setup: Setup, table: Array, q: Array, k: Array) -> Array:
-    """Every (arm, layer, head) as a batch entry of one head; K in the place of V, which no score reads."""
+    """Every (arm, layer, head) as a batch entry of one head; K in the place of V, which no score
+    reads.
+    """
     t = setup.queries
     entries = [x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, x.shape[5]) for x in (q, k)]
     each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))
-    rounded = [engine.round_inputs(setup, s, engine.enter(x, t), each)[0] for s, x in zip((Site.Q, Site.K), entries, strict=True)]
+    rounded = [
+        engine.round_inputs(setup, s, engine.enter(x, t), each)[0]
+        for s, x in zip((Site.Q, Site.K), entries, strict=True)
+    ]
     _, seen = engine.forward(setup, *rounded, rounded[1], None, each)
     scores = seen["tiles"]["SCALED.events"][1].reshape(-1, t, t)
     scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -jnp.inf)

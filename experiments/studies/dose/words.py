@@ -17,15 +17,21 @@ MODES = {
     RoundingMode.AWAY_FROM_ZERO: "away from zero",
 }
 SITES = {
-    Site.OD: "O as delta reads it (OD)", Site.O: "O before normalisation (O)", Site.OUT: "output (OUT)", Site.P: "P", Site.PV: "P V",
-    Site.DP: "dP", Site.DS: "dS",
-}  # fmt: skip
+    Site.OD: "O as delta reads it (OD)",
+    Site.O: "O before normalisation (O)",
+    Site.OUT: "output (OUT)",
+    Site.P: "P",
+    Site.PV: "P V",
+    Site.DP: "dP",
+    Site.DS: "dS",
+}
 LEFT_OUT = (
-    "An injected bias against noise of the same size, what the threshold scales with, conditions that raise ties, and errors that "
-    "leave the rows of dS summing to zero are studies of their own (--study). With one tile as large as the context AO is 0, so "
-    "rounding O is rounding P V once. The probes' learning-rate schedule is not recorded; here the rate stays at its peak after the "
-    "warm-up, so that a time to divergence does not depend on the number of steps. Sums are native: numbers repeat on one kind of "
-    "device only."
+    "An injected bias against noise of the same size, what the threshold scales with, conditions"
+    " that raise ties, and errors that leave the rows of dS summing to zero are studies of their"
+    " own (--study). With one tile as large as the context AO is 0, so rounding O is rounding P V"
+    " once. The probes' learning-rate schedule is not recorded; here the rate stays at its peak"
+    " after the warm-up, so that a time to divergence does not depend on the number of steps. Sums"
+    " are native: numbers repeat on one kind of device only."
 )
 
 
@@ -43,12 +49,19 @@ def answer(r: Results) -> str:
     """The question, answered in one sentence from the rate where toward zero killed most."""
     chosen = _strongest(r)
     if chosen is None:
-        return "Toward zero at p bits and nearest-even at p - 1 were not both run at OD: the question is not asked here."
+        return (
+            "Toward zero at p bits and nearest-even at p - 1 were not both run at OD: the question"
+            " is not asked here."
+        )
     rate, p, zero, even = chosen
-    of_zero = f"O rounded toward zero to {p} significand bits before delta reads it made training diverge in {zero.words}"
+    of_zero = (
+        f"O rounded toward zero to {p} significand bits before delta reads it made training diverge"
+        f" in {zero.words}"
+    )
     excess = interval(r.excess(r.series(Site.OD, EVEN, rate)[p - 1]), " nats")
     of_even = (
-        f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.diverged} of {even.runs} (final loss above exact: {excess})"
+        f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.diverged} of"
+        f" {even.runs} (final loss above exact: {excess})"
     )
     where = f"{of_zero}, {of_even}{_also(r, rate, p)} (lr {rate:g})"
     if 2 * zero.diverged > zero.runs and not even.diverged:
@@ -59,16 +72,26 @@ def answer(r: Results) -> str:
 
 
 def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
-    """(rate, p, toward zero at p, nearest-even at p - 1) with the largest difference in the part of runs that diverged; of equal ones
-    the most bits.
+    """(rate, p, toward zero at p, nearest-even at p - 1) with the largest difference in the part of
+    runs that diverged; of equal ones the most bits.
     """
     rates = [rate for site, rate in r.panels() if site is Site.OD]
-    found = [(rate, p, time_of(zero), time_of(even)) for rate in rates for p, zero, even in same_size(r, rate)]
-    return max(found, key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]), default=None)
+    found = [
+        (rate, p, time_of(zero), time_of(even))
+        for rate in rates
+        for p, zero, even in same_size(r, rate)
+    ]
+    return max(
+        found,
+        key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]),
+        default=None,
+    )
 
 
 def _also(r: Results, rate: float, p: int) -> str:
-    """How many died of stochastic and of outward rounding to as many bits; empty if none was run."""
+    """How many died of stochastic and of outward rounding to as many bits; empty if none was
+    run.
+    """
     found = ""
     for mode, word in ((RANDOM, "stochastically"), (OUTWARD, "away from zero")):
         if own := r.series(Site.OD, mode, rate).get(p):
@@ -80,7 +103,10 @@ def _also(r: Results, rate: float, p: int) -> str:
 def _growth(r: Results, rate: float) -> str:
     series = r.series(Site.OD, ZERO, rate)
     least = min(series)
-    return f"||W_Q|| grew 2^{interval(r.growth(series[least]))} times as much as in the exact arm toward zero at {least} bits"
+    return (
+        f"||W_Q|| grew 2^{interval(r.growth(series[least]))} times as much as in the exact arm"
+        f" toward zero at {least} bits"
+    )
 
 
 def others(r: Results) -> str:

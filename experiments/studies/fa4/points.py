@@ -1,4 +1,6 @@
-"""What FlashAttention-4's plans do in the published experiment: exact E4M3 inputs, 8,192 keys, logits of a given deviation."""
+"""What FlashAttention-4's plans do in the published experiment: exact E4M3 inputs, 8,192 keys,
+logits of a given deviation.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,8 @@ from roundscope.emu.rounding.modes import E4M3
 from roundscope.experiments.studies.framework.errors import gain, relative_error
 
 DEVIATIONS = (0.25, 0.5, 1.0, 1.5, 2.0)
-PUBLISHED = {  # relative errors on a B300, against its BF16 kernel (Dao-AILab/flash-attention, pull request 2694)
+# relative errors on a B300, against its BF16 kernel (Dao-AILab/flash-attention, pull request 2694)
+PUBLISHED = {
     "fa4-fp8": (0.027, 0.031, 0.136, 0.305, 0.361),
     "fa4-fp8-offset4": (0.027, 0.028, 0.027, 0.024, 0.022),
 }
@@ -38,10 +41,17 @@ class Point:
 
 
 def inputs(seed: int, keys: int = KEYS, queries: int = QUERIES) -> Arrays:
-    """q, k, v of one head, (1, T, 1, 128): normal numbers within 3 that E4M3 has, so that nothing is lost before the kernel."""
+    """q, k, v of one head, (1, T, 1, 128): normal numbers within 3 that E4M3 has, so that nothing
+    is lost before the kernel.
+    """
     rng = np.random.default_rng(seed)
-    own = lambda tokens: np.clip(rng.standard_normal((1, tokens, 1, WIDTH)), -3.0, 3.0)  # noqa: E731
-    q, k, v = (np.asarray(round_to(own(tokens), E4M3), np.float64) for tokens in (queries, keys, keys))
+
+    def own(tokens):
+        return np.clip(rng.standard_normal((1, tokens, 1, WIDTH)), -3.0, 3.0)
+
+    q, k, v = (
+        np.asarray(round_to(own(tokens), E4M3), np.float64) for tokens in (queries, keys, keys)
+    )
     return q, k, v
 
 
@@ -50,11 +60,20 @@ def errors(plan: Plan | str, deviation: float, x: Arrays) -> tuple[float, float,
     plan = Plan.preset(plan) if isinstance(plan, str) else plan
     plan = plan.rounded(dict.fromkeys((Site.Q, Site.K, Site.V), E4M3))  # descale = 1
     ours, exact = (_out(p, deviation, x) for p in (plan, "exact"))
-    return relative_error(ours, exact), float(np.abs(ours - exact).sum() / np.abs(exact).sum()), gain(ours, exact)
+    return (
+        relative_error(ours, exact),
+        float(np.abs(ours - exact).sum() / np.abs(exact).sum()),
+        gain(ours, exact),
+    )
 
 
 def _out(plan: Plan | str, deviation: float, x: Arrays) -> np.ndarray:
-    return np.asarray(attend(*x, plan=plan, engine="numpy", block_q=TILE, block_k=TILE, scale=deviation / WIDTH**0.5), np.float64)
+    return np.asarray(
+        attend(
+            *x, plan=plan, engine="numpy", block_q=TILE, block_k=TILE, scale=deviation / WIDTH**0.5
+        ),
+        np.float64,
+    )
 
 
 def measured(seeds: Sequence[int]) -> Iterator[Point]:

@@ -1,4 +1,5 @@
-"""What the rest of dS (`training.rest`) says of a run: functions of what its `extra` holds as "rest".
+"""What the rest of dS (`training.rest`) says of a run: functions of what its `extra` holds as
+"rest".
 
 rest   |sum R|, sum |R| and sum |dW_Q| of layers and heads, in the steps after the warm-up
 """

@@ -24,7 +24,9 @@ class Results:
     changes (case, row) -> its changes of the preset
     """
 
-    def __init__(self, scale: Scale, entries: Sequence[Entry], found: Mapping[Trial, Run[Trial]]) -> None:
+    def __init__(
+        self, scale: Scale, entries: Sequence[Entry], found: Mapping[Trial, Run[Trial]]
+    ) -> None:
         self.by: dict[tuple[str, str], list[Run[Trial]]] = {}
         self.changes: dict[tuple[str, str], tuple[str, ...]] = {}
         for entry in entries:

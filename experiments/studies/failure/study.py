@@ -10,12 +10,7 @@ from roundscope.experiments.studies.failure.conditions.cases import AMPLIFIED
 from roundscope.experiments.studies.failure.conditions.heads import chosen
 from roundscope.experiments.studies.failure.conditions.rows import FAILS
 from roundscope.experiments.studies.failure.conditions.scale import Scale
-from roundscope.experiments.studies.failure.conditions.trials import (
-    Entry,
-    Trial,
-    entries,
-    key,
-)
+from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial, entries, key
 from roundscope.experiments.studies.failure.conditions.trials import launches as executables
 from roundscope.experiments.studies.failure.figures.pictures import FIGURES
 from roundscope.experiments.studies.failure.results import Results, whole
@@ -75,13 +70,19 @@ def _launch(scale: Scale, trials: Sequence[Trial]) -> Launch:
         steps=trials[0].steps,
         config=asdict(scale.config) | {"rate": scale.rate},
         keys=tuple(names.values()),
-        run=lambda progress: {names[run.condition]: run for run in training.launch(scale, trials, progress)},
+        run=lambda progress: {
+            names[run.condition]: run for run in training.launch(scale, trials, progress)
+        },
     )
 
 
 def sets(scale: Scale, store: Store) -> list[Entry]:
     """Row 8, whose heads are chosen from the failing runs of case A: empty until all are there."""
-    wanted = {e.trial: key(scale, e.trial) for e in entries(scale) if (e.case, e.row) == (AMPLIFIED, FAILS) and not scale.core}
+    wanted = {
+        e.trial: key(scale, e.trial)
+        for e in entries(scale)
+        if (e.case, e.row) == (AMPLIFIED, FAILS) and not scale.core
+    }
     found = store.read(wanted)
     if len(found) < len(wanted):
         return []
@@ -103,8 +104,13 @@ def results(scale: Scale, store: Store) -> Results | None:
 def _about(scale: Scale) -> dict[str, str]:
     c = scale.config
     return {
-        "model": f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch {c.batch}, byte-level, {c.data}",
-        "training": f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {scale.steps} steps, "
-        f"seeds {len(scale.seeds)}; layers, heads and factorial {scale.short} steps, "
-        f"seeds {len(scale.few)}",
+        "model": (
+            f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
+            f" {c.batch}, byte-level, {c.data}"
+        ),
+        "training": (
+            f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {scale.steps} steps, "
+            f"seeds {len(scale.seeds)}; layers, heads and factorial {scale.short} steps, "
+            f"seeds {len(scale.few)}"
+        ),
     }

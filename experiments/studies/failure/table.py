@@ -17,7 +17,12 @@ def records(r: Results) -> list[dict[str, Any]]:
     """A record per case and row."""
     words = _words(r)
     return [
-        {"case": case, "row": row, "words": words.get((case, row), PICKED), **_record(own, r.changes[case, row])}
+        {
+            "case": case,
+            "row": row,
+            "words": words.get((case, row), PICKED),
+            **_record(own, r.changes[case, row]),
+        }
         for (case, row), own in r.by.items()
     ]
 
@@ -42,7 +47,10 @@ def _record(own: Own, changes: Sequence[str]) -> dict[str, Any]:
 def rows(r: Results) -> list[list[str]]:
     """A line per case and row, in words."""
     words = _words(r)
-    return [[case, row, words.get((case, row), PICKED), times(own), *_numbers(r, case, own)] for (case, row), own in r.by.items()]
+    return [
+        [case, row, words.get((case, row), PICKED), times(own), *_numbers(r, case, own)]
+        for (case, row), own in r.by.items()
+    ]
 
 
 def _numbers(r: Results, case: str, own: Own) -> list[str]:
@@ -61,11 +69,19 @@ TABLE = Table(
     name="rows",
     title="Every row",
     heads=(
-        "case", "row", "what is different", "diverged", "loss above FP32, nats", "largest\n||W_Q||",
-        "rest of dS:\nshare", "steady",
+        "case",
+        "row",
+        "what is different",
+        "diverged",
+        "loss above FP32, nats",
+        "largest\n||W_Q||",
+        "rest of dS:\nshare",
+        "steady",
     ),
     rows=rows,
     records=records,
-    note="Medians over seeds; loss: mean [95 %] of runs that did not diverge, against FP32 of the "
-    "same seed and length.",
-)  # fmt: skip
+    note=(
+        "Medians over seeds; loss: mean [95 %] of runs that did not diverge, against FP32 of the "
+        "same seed and length."
+    ),
+)

@@ -1,4 +1,6 @@
-"""The one command of all studies: runs what is missing, then writes the page and the JSON, and prints."""
+"""The one command of all studies: runs what is missing, then writes the page and the JSON, and
+prints.
+"""
 
 import json
 import time
@@ -48,19 +50,27 @@ def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: b
     return INTERRUPTED if outcome.interrupted else FAILED if outcome.failure else 0
 
 
-def tell(study: Study, results: Any, static: Static, about: dict[str, Any], out: Path, as_json: bool) -> None:
+def tell(
+    study: Study, results: Any, static: Static, about: dict[str, Any], out: Path, as_json: bool
+) -> None:
     """PAGE.html and NAME.json, and the answer, tables and verdicts to stdout."""
     verdicts = [*study.claims(results), *static.verdicts]
     data = data_of(study, results, verdicts, about)
-    (out / f"{study.page}.html").write_text(page.html(study, results, verdicts, static, data), encoding="utf-8")
-    (out / f"{study.name}.json").write_text(json.dumps(plain(data), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / f"{study.page}.html").write_text(
+        page.html(study, results, verdicts, static, data), encoding="utf-8"
+    )
+    (out / f"{study.name}.json").write_text(
+        json.dumps(plain(data), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     if as_json:
         print_json(data)
     else:
         terminal.show(study, results, verdicts, data, out)
 
 
-def data_of(study: Study, results: Any, verdicts: Sequence[Verdict], about: dict[str, Any]) -> dict[str, Any]:
+def data_of(
+    study: Study, results: Any, verdicts: Sequence[Verdict], about: dict[str, Any]
+) -> dict[str, Any]:
     """A study as plain data."""
     head = {"question": study.question, "answer": study.answer(results)}
     judged = {"verdicts": plain(verdicts)} if verdicts else {}

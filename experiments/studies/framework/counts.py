@@ -1,4 +1,6 @@
-"""Counts of runs that diverged: intervals of shares, sign tests between paired runs, times to divergence."""
+"""Counts of runs that diverged: intervals of shares, sign tests between paired runs, times to
+divergence.
+"""
 
 import math
 from collections.abc import Iterable, Sequence

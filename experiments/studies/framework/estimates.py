@@ -1,4 +1,6 @@
-"""What seeds say of one number: means, ratios of pairs, exponents of growth, each with its 95 % t interval."""
+"""What seeds say of one number: means, ratios of pairs, exponents of growth, each with its 95 % t
+interval.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,16 +41,22 @@ def mean(values: Values) -> Estimate:
 def factor(values: Values) -> Estimate:
     """The geometric mean of numbers above zero; others are left out."""
     logs = mean({seed: math.log(v) for seed, v in values.items() if math.isfinite(v) and v > 0})
-    return Estimate(mean=_exp(logs.mean), low=_exp(logs.low), high=_exp(logs.high), seeds=logs.seeds)
+    return Estimate(
+        mean=_exp(logs.mean), low=_exp(logs.low), high=_exp(logs.high), seeds=logs.seeds
+    )
 
 
 def ratio(over: Values, under: Values) -> Estimate:
     """The geometric mean of over / under, seed by seed: both saw the same input."""
-    return factor({seed: over[seed] / under[seed] for seed in over if seed in under and under[seed] > 0})
+    return factor(
+        {seed: over[seed] / under[seed] for seed in over if seed in under and under[seed] > 0}
+    )
 
 
 def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
-    """b of  series ~ x^b: the least-squares slope of logarithms for every seed that all of series have, then over seeds."""
+    """b of  series ~ x^b: the least-squares slope of logarithms for every seed that all of series
+    have, then over seeds.
+    """
     if len(x) < 2:
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
     shared = set.intersection(*(set(values) for values in series))

@@ -10,31 +10,46 @@ from pathlib import Path
 
 RUNS = "key, condition, seed, steps, diverged, loss, curve, extra, config, device, finished"
 _ABOUT = "config, device, finished"
-_AUDIT = ", ".join(f"'{name}', json(number_text({name}))" for name in ("saturated", "underflow", "shrink", "error", "apart"))
+_AUDIT = ", ".join(
+    f"'{name}', json(number_text({name}))"
+    for name in ("saturated", "underflow", "shrink", "error", "apart")
+)
 KINDS = {  # application_id -> its rows as rows of `runs`
-    b"RSdo": f"""
-        SELECT key, json_object('site', site, 'mode', mode, 'bits', bits, 'rate', rate), seed, steps,
-            diverged, loss,
-            (SELECT coalesce(json_group_array(json_array(step, json(number_text(loss)), json(number_text(w_q)))), '[]')
+    b"RSdo": (
+        f"""
+        SELECT key, json_object('site', site, 'mode', mode, 'bits', bits, 'rate', rate),
+            seed, steps, diverged, loss,
+            (SELECT coalesce(json_group_array(
+                json_array(step, json(number_text(loss)), json(number_text(w_q)))), '[]')
              FROM (SELECT * FROM old.curves AS c WHERE c.key = doses.key ORDER BY step)),
             json_object('shares', json(coalesce({{shares}}, '[]'))), {_ABOUT}
-        FROM old.doses""",
-    b"RSqy": f"""
-        SELECT key, json_object('changes', changes, 'tiles', tiles), seed, steps, diverged, loss, curve,
-            json_object('norm', json(number_text(norm)), 'heads', json(heads), 'rest', json(rest)), {_ABOUT}
-        FROM old.trials""",
-    b"RSm8": f"""
+        FROM old.doses"""
+    ),
+    b"RSqy": (
+        f"""
+        SELECT key, json_object('changes', changes, 'tiles', tiles), seed, steps, diverged,
+            loss, curve, json_object('norm', json(number_text(norm)), 'heads', json(heads),
+                'rest', json(rest)), {_ABOUT}
+        FROM old.trials"""
+    ),
+    b"RSm8": (
+        f"""
         SELECT key, json_object('name', name, 'changes', changes, 'lr', lr), seed,
             json_extract(config, '$.steps'), diverged, loss, curve,
             json_object('audit', (SELECT json_group_array(json_object('step', step, 'layer', layer,
                 'matrix', matrix, 'operand', operand, 'element', element, 'rule', rule,
                 {_AUDIT}))
-                FROM (SELECT * FROM old.audit AS a WHERE a.key = trials.key ORDER BY rowid))), {_ABOUT}
-        FROM old.trials""",
-    b"RSpx": f"""
+                FROM (SELECT * FROM old.audit AS a WHERE a.key = trials.key ORDER BY rowid))),
+            {_ABOUT}
+        FROM old.trials"""
+    ),
+    b"RSpx": (
+        f"""
         SELECT key, json_object('name', name, 'changes', json(changes), 'lr', lr), seed, steps,
-            diverged, loss, curve, json_object('spikes', spikes, 'measures', json(measures)), {_ABOUT}
-        FROM old.runs""",
+            diverged, loss, curve,
+            json_object('spikes', spikes, 'measures', json(measures)), {_ABOUT}
+        FROM old.runs"""
+    ),
 }
 _BY_ID = {int.from_bytes(name, "big"): text for name, text in KINDS.items()}
 
@@ -51,7 +66,9 @@ def read_in(connection: sqlite3.Connection, folder: Path) -> None:
         if text := _BY_ID.get(_application(path)):
             connection.create_function("number_text", 1, _text, deterministic=True)
             connection.execute("ATTACH ? AS old", (str(path),))
-            has_shares = any(row[1] == "shares" for row in connection.execute("PRAGMA old.table_info(doses)"))
+            has_shares = any(
+                row[1] == "shares" for row in connection.execute("PRAGMA old.table_info(doses)")
+            )
             rows = text.format(shares="shares" if has_shares else "NULL")
             connection.execute(f"INSERT OR IGNORE INTO main.runs ({RUNS}) {rows}")
             connection.commit()

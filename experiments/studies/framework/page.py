@@ -1,4 +1,6 @@
-"""The page of a study: the picture that answers, one sentence, verdicts, other pictures, every number."""
+"""The page of a study: the picture that answers, one sentence, verdicts, other pictures, every
+number.
+"""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,14 +13,14 @@ from roundscope.experiments.studies.framework.verdicts import Verdict
 
 
 def html(
-    study: Study,
-    results: Any,
-    verdicts: Sequence[Verdict],
-    static: Static,
-    data: Mapping[str, Any],
+    study: Study, results: Any, verdicts: Sequence[Verdict], static: Static, data: Mapping[str, Any]
 ) -> str:
     """The whole page."""
-    opening, *others = [figure(f.title, picture, f.caption) for f in study.figures if (picture := f.draw(results)) is not None] or [""]
+    opening, *others = [
+        figure(f.title, picture, f.caption)
+        for f in study.figures
+        if (picture := f.draw(results)) is not None
+    ] or [""]
     body = [
         f"<h1>{escape(study.question)}</h1>",
         f"<p class=sub>{escape(study.paper)}</p>" if study.paper else "",
@@ -41,8 +43,9 @@ def missing(run: Mapping[str, Any], unit: str) -> str:
         return ""
     failure = f" The first that failed: {run['failure']}." if run.get("failure") else ""
     return (
-        f"Not complete: {run['there']} of {run['launches']} {unit} are there, and what is not whole, or needs none, is "
-        f"left out.{failure} The same command, without --draw, goes on and completes this page."
+        f"Not complete: {run['there']} of {run['launches']} {unit} are there, and what is not"
+        f" whole, or needs none, is left out.{failure} The same command, without --draw, goes on"
+        " and completes this page."
     )
 
 
@@ -95,7 +98,10 @@ def _queries(study: Study, verdicts: Sequence[Verdict]) -> str:
     known = [v for v in verdicts if v.queries]
     if not known:
         return ""
-    lines = (f"-- {v.figure}: {v.claim}; {v.case}; {v.sizes}\n" + ";\n".join(v.queries) + ";" for v in known)
+    lines = (
+        f"-- {v.figure}: {v.claim}; {v.case}; {v.sizes}\n" + ";\n".join(v.queries) + ";"
+        for v in known
+    )
     summary = f"<summary>SQL over {study.file or study.name}.sqlite</summary>"
     text = "\n\n".join(lines)
     shown = f"<details>{summary}<pre>{escape(text)}</pre></details>"

@@ -35,7 +35,9 @@ COLUMNS = {
     "device": "TEXT",
     "finished": "TEXT",
 }
-MADE = f"CREATE TABLE IF NOT EXISTS runs ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})"
+MADE = (
+    f"CREATE TABLE IF NOT EXISTS runs ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})"
+)
 INSERT = f"INSERT OR REPLACE INTO runs VALUES ({', '.join(f':{name}' for name in COLUMNS)})"
 
 

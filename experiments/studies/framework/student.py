@@ -13,10 +13,7 @@ Compute = Callable[[Progress], Sequence[Run[Arm]]]
 
 
 def launch(
-    title: str,
-    config: Config,
-    arms: Sequence[Arm],
-    compute: Compute | None = None,
+    title: str, config: Config, arms: Sequence[Arm], compute: Compute | None = None
 ) -> Launch:
     """Arms of one executable as a launch; compute: in place of a training from the first step."""
 

@@ -60,7 +60,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Generic[R]):
-    """title: a question;  draw: the picture, None where nothing is there to draw;  caption: how to read it."""
+    """title: a question;  draw: the picture, None where nothing is there to draw;  caption: how to
+    read it.
+    """
 
     title: str
     draw: Callable[[R], Picture | None]
@@ -69,7 +71,8 @@ class Figure(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Generic[R]):
-    """A line for each condition, for the page and the terminal; and the same as records, for the JSON.
+    """A line for each condition, for the page and the terminal; and the same as records, for the
+    JSON.
 
     name       its key in the JSON, and with `title` its place on the page
     heads      of the columns; a line break may stand in one
@@ -154,7 +157,9 @@ class Study(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Generic[R]):
-    """A sentence to be tested: source, where it stands; text; judge: its verdicts, one for each case."""
+    """A sentence to be tested: source, where it stands; text; judge: its verdicts, one for each
+    case.
+    """
 
     source: str
     text: str

@@ -15,11 +15,7 @@ from roundscope.experiments.studies.framework.verdicts import Verdict
 
 
 def show(
-    study: Study,
-    results: Any,
-    verdicts: Sequence[Verdict],
-    data: Mapping[str, Any],
-    out: Path,
+    study: Study, results: Any, verdicts: Sequence[Verdict], data: Mapping[str, Any], out: Path
 ) -> None:
     """Everything to stdout, in at most 100 columns."""
     screen = console()
@@ -40,7 +36,9 @@ def show(
 
 
 def _grid(table: Table, results: Any) -> Grid:
-    """The columns that are shown and not empty; a first cell that repeats the line above is left out."""
+    """The columns that are shown and not empty; a first cell that repeats the line above is left
+    out.
+    """
     made, before = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False), ""
     lines = table.rows(results)
     kept = [column for column in table.shown if any(line[column] for line in lines)]

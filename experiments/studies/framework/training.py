@@ -47,11 +47,7 @@ def launches(
 
 
 def read(
-    store: Store,
-    config: Config,
-    arms: Mapping[C, Arm],
-    *,
-    about: Hashable = None,
+    store: Store, config: Config, arms: Mapping[C, Arm], *, about: Hashable = None
 ) -> dict[C, Run[C]]:
     """What a store has of these arms."""
     return store.read({condition: key(config, arm, about) for condition, arm in arms.items()})
@@ -116,7 +112,9 @@ def trained(
     hold (steps done, mean loss since the point before, what `look` gave).
     """
     config, arms = settings.config, settings.arms
-    state = one_step.start(config, len(arms), [(config.init_seed + arm.seed) % WORD for arm in arms])
+    state = one_step.start(
+        config, len(arms), [(config.init_seed + arm.seed) % WORD for arm in arms]
+    )
     group, drawn = Group(settings, list(range(len(arms))), state), drawing(settings)
     follow, points = Follow(len(arms)), []
     if look is not None:
@@ -125,7 +123,9 @@ def trained(
     def seen(done: int) -> list[Any]:
         return [] if look is None else [look(group.state.params)]
 
-    for block in blocks(lambda n: group.advance(n, drawn(n)), 0, config.steps, look=seen, ahead=not early):
+    for block in blocks(
+        lambda n: group.advance(n, drawn(n)), 0, config.steps, look=seen, ahead=not early
+    ):
         losses = block.losses.astype(float)
         for number, loss in enumerate(losses, block.done - len(losses)):
             follow.update(number, loss)

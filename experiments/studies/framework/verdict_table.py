@@ -17,7 +17,10 @@ GREY = "#52606d"
 
 def html(verdicts: Sequence[Verdict], first: str = "row") -> str:
     """For a page; first: the head of the column that says where in the paper a claim stands."""
-    head = "".join(f"<th style='text-align:left'>{name}" for name in (first, "claim", "case", "measured", "verdict"))
+    head = "".join(
+        f"<th style='text-align:left'>{name}"
+        for name in (first, "claim", "case", "measured", "verdict")
+    )
     rows = "".join(_row(figure, claim, v) for figure, claim, v in _lines(verdicts))
     return f"<div class=wide><table><tr>{head}{rows}</table></div>"
 
@@ -26,7 +29,10 @@ def _row(figure: str, claim: str, v: Verdict) -> str:
     note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
     word = f"<b style='color:{ON_PAGE.get(v.word, GREY)}'>{v.word}</b>"
     cells = (escape(figure), escape(claim), escape(v.case), escape(v.measured) + note, word)
-    return "<tr>" + "".join(f"<td style='text-align:left;white-space:normal;vertical-align:top'>{cell}" for cell in cells)
+    return "<tr>" + "".join(
+        f"<td style='text-align:left;white-space:normal;vertical-align:top'>{cell}"
+        for cell in cells
+    )
 
 
 FIRST, CLAIM, CASE, VERDICT = 9, 28, 22, 12  # columns; of the first and of cases the most
@@ -40,12 +46,16 @@ def screen(verdicts: Sequence[Verdict], first: str = "row") -> "Table":
     for head, width in _widths(verdicts, first).items():
         made.add_column(head, width=width, overflow="fold")
     for figure, claim, v in _lines(verdicts):
-        made.add_row(figure, claim, v.case, v.measured, v.word.value, style=ON_TERMINAL.get(v.word, ""))
+        made.add_row(
+            figure, claim, v.case, v.measured, v.word.value, style=ON_TERMINAL.get(v.word, "")
+        )
     return made
 
 
 def _widths(verdicts: Sequence[Verdict], first: str) -> dict[str, int]:
-    """Columns as wide as what stands in them; what is left of the terminal goes to what was measured."""
+    """Columns as wide as what stands in them; what is left of the terminal goes to what was
+    measured.
+    """
     places = min(FIRST, max(len(text) for text in (first, *(v.figure for v in verdicts))))
     case = min(CASE, max(len(text) for text in ("case", *(v.case for v in verdicts))))
     gaps = 4

@@ -1,4 +1,6 @@
-"""`Verdict`: a claim of the paper beside our number, and the one rule that turns intervals into words."""
+"""`Verdict`: a claim of the paper beside our number, and the one rule that turns intervals into
+words.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ class Word(StrEnum):
 
     AGREES = "agrees"
     CONTRADICTS = "contradicts"
-    DEPENDS = "depends"  # it holds under some conditions that the paper does not state, and fails under others
+    # it holds under some conditions that the paper does not state, and fails under others
+    DEPENDS = "depends"
     UNDECIDED = "undecided"  # the interval reaches across the border of the claim, or there is none
     NOT_TESTABLE = "not testable"
 
@@ -33,9 +36,11 @@ class Verdict:
 
     figure    of the paper, or where else the claim stands;  claim: in the paper's sense
     case      emulation and input;  sizes: what all cells of it share
-    measured  our number with its interval, in words;  estimate: the same as numbers, None where there is none
+    measured  our number with its interval, in words;  estimate: the same as numbers, None where
+              there is none
     depends   on what, for DEPENDS; else what to mind
-    queries   SQL over the results file that gives the numbers, in the order in which `measured` uses them
+    queries   SQL over the results file that gives the numbers, in the order in which `measured`
+              uses them
     """
 
     figure: str
@@ -50,14 +55,18 @@ class Verdict:
 
 
 def judge(e: Estimate, holds: Range) -> Word:
-    """Agrees if the whole interval is where the claim holds, contradicts if none of it is, else undecided."""
+    """Agrees if the whole interval is where the claim holds, contradicts if none of it is, else
+    undecided.
+    """
     if e.inside(*holds):
         return Word.AGREES
     return Word.CONTRADICTS if e.outside(*holds) else Word.UNDECIDED
 
 
 def together(words: Sequence[Word]) -> Word:
-    """Of several conditions: what all of them say; depends where some agree and others contradict."""
+    """Of several conditions: what all of them say; depends where some agree and others
+    contradict.
+    """
     if Word.AGREES in words and Word.CONTRADICTS in words:
         return Word.DEPENDS
     return words[0] if len(set(words)) == 1 else Word.UNDECIDED

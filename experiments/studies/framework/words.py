@@ -1,4 +1,6 @@
-"""KEY=VALUE words and seeds of a study's command, and which fields of a training a study decides itself."""
+"""KEY=VALUE words and seeds of a study's command, and which fields of a training a study decides
+itself.
+"""
 
 from collections.abc import Sequence
 

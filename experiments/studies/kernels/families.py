@@ -1,7 +1,9 @@
-"""Inputs on which kernels are measured: BF16 numbers, with a feature that makes dQ tell the row sums of dS.
+"""Inputs on which kernels are measured: BF16 numbers, with a feature that makes dQ tell the row
+sums of dS.
 
-The last feature is 0 in q, v and dO and 1 in k: it changes no score, no output and no other gradient, and the last feature of dQ is scale
-times the row sum of dS, which is 0 in exact arithmetic.
+The last feature is 0 in q, v and dO and 1 in k: it changes no score, no output and no other
+gradient, and the last feature of dQ is scale times the row sum of dS, which is 0 in exact
+arithmetic.
 """
 
 import ml_dtypes
@@ -14,30 +16,50 @@ from roundscope.experiments.tensors.layers import read_layers, sample_path
 TOKENS, FEATURES = 512, 64
 SAMPLE = "real tensors"
 NAMES = {  # family -> its generator in sweeps
-    "Gaussian": "gaussian", "one-signed V": "one-signed-v", "sink": "sink", "ties": "ties", "wide logits": "large-logits",
+    "Gaussian": "gaussian",
+    "one-signed V": "one-signed-v",
+    "sink": "sink",
+    "ties": "ties",
+    "wide logits": "large-logits",
     "repeated maximum": "repeated-maximum",
-}  # fmt: skip
-LAYERS, COPIES = ("layer1", "layer4"), 4  # the shipped tensors over and over: with few heads kernels split keys
+}
+# the shipped tensors over and over: with few heads kernels split keys
+LAYERS = ("layer1", "layer4")
+COPIES = 4
 
 
 def inputs(family: str, heads: int, tokens: int = TOKENS) -> tuple[Inputs, int]:
-    """The arguments of a causal call, (B, T, N, H), and how many of its B N heads, the first ones, are different.
+    """The arguments of a causal call, (B, T, N, H), and how many of its B N heads, the first ones,
+    are different.
 
     Raises:
         ValueError: there is no family of that name.
     """
     if family == SAMPLE:
         layers = [read_layers(sample_path(), layer=name)[0] for name in LAYERS]
-        x = {role: np.concatenate([getattr(layer, role)[:1, :tokens] for layer in layers]) for role in ("q", "k", "v", "do")}
+        x = {
+            role: np.concatenate([getattr(layer, role)[:1, :tokens] for layer in layers])
+            for role in ("q", "k", "v", "do")
+        }
         different = len(LAYERS) * layers[0].q.shape[2]
         x = {role: np.concatenate([array] * COPIES) for role, array in x.items()}
     elif family in NAMES:
-        source = Source(family=NAMES[family], seed=0, queries=tokens, keys=tokens, heads=heads, features=FEATURES)
+        source = Source(
+            family=NAMES[family],
+            seed=0,
+            queries=tokens,
+            keys=tokens,
+            heads=heads,
+            features=FEATURES,
+        )
         x = {role: array[None] for role, array in FAMILIES[NAMES[family]](source).items()}
         different = heads
     else:
         raise ValueError(f"family={family}: must be one of {', '.join((*NAMES, SAMPLE))}")
-    x = {role: np.ascontiguousarray(array.astype(ml_dtypes.bfloat16).astype(np.float32)) for role, array in x.items()}
+    x = {
+        role: np.ascontiguousarray(array.astype(ml_dtypes.bfloat16).astype(np.float32))
+        for role, array in x.items()
+    }
     for role, array in x.items():
         array[..., -1] = 1.0 if role == "k" else 0.0
     q, k, v, do = (x[role] for role in ("q", "k", "v", "do"))

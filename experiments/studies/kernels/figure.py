@@ -20,7 +20,11 @@ MOST = 12.0  # z of the full colour
 
 def picture(rows: Sequence[Row]) -> Figure:
     """Kernels x families, coloured by z."""
-    kernels = [k for k in dict.fromkeys(row.kernel for row in rows) if not all(row.failed for row in rows if row.kernel == k)]
+    kernels = [
+        k
+        for k in dict.fromkeys(row.kernel for row in rows)
+        if not all(row.failed for row in rows if row.kernel == k)
+    ]
     families = list(dict.fromkeys(row.family for row in rows))
     by = {(row.kernel, row.family): row for row in rows}
     figure, axes = canvas(1.3 + 0.3 * len(kernels), 1, 2, sharey=True)
@@ -29,7 +33,9 @@ def picture(rows: Sequence[Row]) -> Figure:
             for x, family in enumerate(families):
                 _cell(ax, x, y, by.get((kernel, family)), result)
         ax.set(xlim=(-0.5, len(families) - 0.5), ylim=(len(kernels) - 0.5, -0.5))
-        ax.set_xticks(range(len(families)), [family.replace(" ", "\n") for family in families], fontsize=7.5)
+        ax.set_xticks(
+            range(len(families)), [family.replace(" ", "\n") for family in families], fontsize=7.5
+        )
         ax.set_yticks(range(len(kernels)), kernels, fontsize=8.5)
         ax.xaxis.tick_top()
         ax.tick_params(length=0)
@@ -47,7 +53,16 @@ def _cell(ax: Axes, x: int, y: int, row: Row | None, result: str) -> None:
     share = 0.5 + 0.5 * max(-1.0, min(1.0, gain.z / MOST)) if math.isfinite(gain.z) else 0.5
     ax.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, color=COLOURS(share), lw=0))
     clear = abs(gain.z) >= CLEAR
-    ax.text(x, y, shown(gain.mean), ha="center", va="center", fontsize=7.5, color=INK if clear else QUIET, weight="bold" if clear else None)
+    ax.text(
+        x,
+        y,
+        shown(gain.mean),
+        ha="center",
+        va="center",
+        fontsize=7.5,
+        color=INK if clear else QUIET,
+        weight="bold" if clear else None,
+    )
 
 
 def shown(gain: float) -> str:

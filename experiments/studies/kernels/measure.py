@@ -1,4 +1,6 @@
-"""What is measured of a kernel on a family: errors over the exact result, gains along it, and what its rows of dS sum to."""
+"""What is measured of a kernel on a family: errors over the exact result, gains along it, and what
+its rows of dS sum to.
+"""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,10 @@ TWIN_HEADS = 2  # on which a kernel is compared with its twin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean over heads, which are independent, and its z: the mean over its standard error. NaN where there is one head."""
+    """A mean over heads, which are independent, and its z: the mean over its standard error.
+
+    NaN where there is one head.
+    """
 
     mean: float
     z: float
@@ -29,9 +34,12 @@ class Row:
 
     error      result -> |kernel - exact| / |exact|, Frobenius, over all heads
     gain       result -> <kernel - exact, exact> / |exact|^2 of a head: below 0 it is too short
-    delta      <delta - exact delta, exact delta> / |exact delta|^2, delta = rowsum(dO O) of the kernel's own O
-    drift      rms of the row sums of dS over the rms of rowsum |dS|; signed: their mean over that rms
-    same       result -> share of numbers equal to the twin's in every bit;  over: result -> error / the twin's error
+    delta      <delta - exact delta, exact delta> / |exact delta|^2, delta = rowsum(dO O) of the
+               kernel's own O
+    drift      rms of the row sums of dS over the rms of rowsum |dS|; signed: their mean over that
+               rms
+    same       result -> share of numbers equal to the twin's in every bit;  over: result -> error /
+               the twin's error
     again      whether a second call gave the same bits;  failed: why there are no numbers
     """
 
@@ -74,13 +82,21 @@ def exact_of(x: Inputs, heads: int) -> Exact:
     """The exact results of the first heads, by the equations in binary64, head by head."""
     found: dict[str, list[np.ndarray]] = {name: [] for name in (*RESULTS, "rows")}
     seen = np.tri(x.q.shape[1], dtype=bool) if x.is_causal else True
-    for q, k, v, do in zip(*(by_head(getattr(x, n), heads) for n in ("q", "k", "v", "do")), strict=True):
+    for q, k, v, do in zip(
+        *(by_head(getattr(x, n), heads) for n in ("q", "k", "v", "do")), strict=True
+    ):
         s = np.where(seen, x.scale * (q @ k.T), -np.inf)
         p = np.exp(s - s.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
         out, dp = p @ v, do @ v.T
         ds = p * (dp - (do * out).sum(1, keepdims=True))
-        own = {"out": out, "dq": x.scale * (ds @ k), "dk": x.scale * (ds.T @ q), "dv": p.T @ do, "rows": np.abs(ds).sum(1)}
+        own = {
+            "out": out,
+            "dq": x.scale * (ds @ k),
+            "dk": x.scale * (ds.T @ q),
+            "dv": p.T @ do,
+            "rows": np.abs(ds).sum(1),
+        }
         for name, array in own.items():
             found[name].append(array)
     stacked = {name: np.stack(arrays) for name, arrays in found.items()}
@@ -92,7 +108,9 @@ def mean_of(values: np.ndarray) -> Mean:
     n = values.size
     spread = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
     centre = float(values.mean())
-    return Mean(mean=centre, z=0.0 if centre == 0.0 else float(centre / spread) if spread else math.inf)
+    return Mean(
+        mean=centre, z=0.0 if centre == 0.0 else float(centre / spread) if spread else math.inf
+    )
 
 
 def gains(own: np.ndarray, exact: np.ndarray) -> np.ndarray:
@@ -102,24 +120,50 @@ def gains(own: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return found
 
 
-def measured(name: str, family: str, kernel: Kernel, x: Inputs, heads: int, exact: Exact, twin: str, twins: Outputs | None) -> Row:
+def measured(
+    name: str,
+    family: str,
+    kernel: Kernel,
+    x: Inputs,
+    heads: int,
+    exact: Exact,
+    twin: str,
+    twins: Outputs | None,
+) -> Row:
     """The row of a kernel. An error of the kernel is a row that says so."""
     try:
         outputs, again = kernel(x), kernel(x)
     except Exception as error:
-        return Row(kernel=name, family=family, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}")
-    same_bits = all(np.array_equal(a, getattr(again, n), equal_nan=True) for n, a in outputs.named())
+        return Row(
+            kernel=name,
+            family=family,
+            failed=(
+                f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+            ),
+        )
+    same_bits = all(
+        np.array_equal(a, getattr(again, n), equal_nan=True) for n, a in outputs.named()
+    )
     own = {n: by_head(getattr(outputs, n), heads) for n in RESULTS}
-    cut = {n: (own[n][..., :-1], exact.results[n][..., :-1]) for n in RESULTS}  # without the feature of ones
+    cut = {
+        n: (own[n][..., :-1], exact.results[n][..., :-1]) for n in RESULTS
+    }  # without the feature of ones
     errors = {n: float(np.linalg.norm(a - b) / np.linalg.norm(b)) for n, (a, b) in cut.items()}
     do = by_head(x.do, heads)
     deltas = gains(*((do * y).sum(2) for y in (own["out"], exact.results["out"])))
     rows, size = own["dq"][..., -1] / x.scale, math.sqrt(float(np.square(exact.rows).mean()))
     row = Row(
-        kernel=name, family=family, heads=heads, error=errors, gain={n: mean_of(gains(a, b)) for n, (a, b) in cut.items()},
-        delta=mean_of(deltas), drift=math.sqrt(float(np.square(rows).mean())) / size, signed=mean_of(rows.mean(1) / size),
-        twin=twin, again=same_bits,
-    )  # fmt: skip
+        kernel=name,
+        family=family,
+        heads=heads,
+        error=errors,
+        gain={n: mean_of(gains(a, b)) for n, (a, b) in cut.items()},
+        delta=mean_of(deltas),
+        drift=math.sqrt(float(np.square(rows).mean())) / size,
+        signed=mean_of(rows.mean(1) / size),
+        twin=twin,
+        again=same_bits,
+    )
     return row if twins is None else _beside(row, own, exact, twins)
 
 
@@ -129,8 +173,14 @@ def _beside(row: Row, own: dict[str, np.ndarray], exact: Exact, twins: Outputs) 
     for n in RESULTS:
         theirs = by_head(getattr(twins, n), TWIN_HEADS)
         ours, want = own[n][: len(theirs)], exact.results[n][: len(theirs), :, :-1]
-        same[n] = float((ours.astype(np.float32).view(np.int32) == theirs.astype(np.float32).view(np.int32)).mean())
-        over[n] = float(np.linalg.norm(ours[..., :-1] - want) / np.linalg.norm(theirs[..., :-1] - want))
+        same[n] = float(
+            (
+                ours.astype(np.float32).view(np.int32) == theirs.astype(np.float32).view(np.int32)
+            ).mean()
+        )
+        over[n] = float(
+            np.linalg.norm(ours[..., :-1] - want) / np.linalg.norm(theirs[..., :-1] - want)
+        )
     return replace(row, same=same, over=over)
 
 
@@ -139,6 +189,20 @@ def twin_outputs(twin: str, x: Inputs) -> Outputs:
     x = first(x, TWIN_HEADS)
     block_q, block_k = TWINS[twin].tiles(x.q.shape[-1])
     with np.errstate(all="ignore"):
-        options: dict[str, Any] = {"scale": x.scale, "is_causal": x.is_causal, "record": None, "engine": "numpy"}
-        found = examine(x.q, x.k, x.v, x.do, plan=TWINS[twin].plan, block_q=block_q, block_k=min(block_k, x.k.shape[1]), **options)
+        options: dict[str, Any] = {
+            "scale": x.scale,
+            "is_causal": x.is_causal,
+            "record": None,
+            "engine": "numpy",
+        }
+        found = examine(
+            x.q,
+            x.k,
+            x.v,
+            x.do,
+            plan=TWINS[twin].plan,
+            block_q=block_q,
+            block_k=min(block_k, x.k.shape[1]),
+            **options,
+        )
     return Outputs(**{n: np.asarray(getattr(found, n), np.float32) for n in RESULTS})

@@ -1,4 +1,6 @@
-"""`roundscope kernels` as a `Study`: every kernel that runs here on every family, kept in measured.json."""
+"""`roundscope kernels` as a `Study`: every kernel that runs here on every family, kept in
+measured.json.
+"""
 
 import json
 import math
@@ -35,39 +37,73 @@ Rows = Sequence[Row]
 RECORD = "measured.json"
 HEADS = {True: 48, False: 4}  # with a GPU; without. With few heads kernels split keys
 TWIN_OF = {
-    "sdpa-flash": "fa2", "sdpa-cudnn": "cudnn", "jax-cudnn": "cudnn", "sdpa-efficient": "sdpa-efficient", "flex": "flex",
-    "eager": "eager", "jax-xla": "jax-xla", "sdpa-math": "sdpa-math", "pallas": "pallas-mha",
-    "triton-tutorial": "triton-tutorial", "released-eager": "qiu-yao-eager", "released-compiled": "qiu-yao-compiled",
-}  # fmt: skip
+    "sdpa-flash": "fa2",
+    "sdpa-cudnn": "cudnn",
+    "jax-cudnn": "cudnn",
+    "sdpa-efficient": "sdpa-efficient",
+    "flex": "flex",
+    "eager": "eager",
+    "jax-xla": "jax-xla",
+    "sdpa-math": "sdpa-math",
+    "pallas": "pallas-mha",
+    "triton-tutorial": "triton-tutorial",
+    "released-eager": "qiu-yao-eager",
+    "released-compiled": "qiu-yao-compiled",
+}
 CAPTION = (
-    "Gain: the mean over heads of <kernel - exact, exact> / |exact|^2; below 0 (orange) the result is too short, above 0 (blue) too long. "
-    f"Bold: |z| of {CLEAR:g} or more, heads being independent. -: the kernel does not run on these inputs."
+    "Gain: the mean over heads of <kernel - exact, exact> / |exact|^2; below 0 (orange) the result"
+    f" is too short, above 0 (blue) too long. Bold: |z| of {CLEAR:g} or more, heads being"
+    " independent. -: the kernel does not run on these inputs."
 )
 CAVEATS = (
-    "Causal calls on BF16 inputs; real tensors are 24 heads of the shipped sample, without their last feature. Errors include the rounding "
-    "of the result to BF16, whose relative rms is 1.7e-3. Repeated maximum and ties are made to show a bias; Gaussian is not."
+    "Causal calls on BF16 inputs; real tensors are 24 heads of the shipped sample, without their"
+    " last feature. Errors include the rounding of the result to BF16, whose relative rms is"
+    " 1.7e-3. Repeated maximum and ties are made to show a bias; Gaussian is not."
 )
 
 
-def run(*, out: Path, as_json: bool, draw: bool, released: Path | None, tutorial: Path | None, only: str | None) -> int:
+def run(
+    *,
+    out: Path,
+    as_json: bool,
+    draw: bool,
+    released: Path | None,
+    tutorial: Path | None,
+    only: str | None,
+) -> int:
     """report.html, kernels.json and measured.json in `out`; the exit code.
 
     Raises:
         UsageError: a kernel that is not known, or a path without its code.
     """
     if released is not None and not (released / "attention.py").is_file():
-        raise bad("--released", str(released), "has no attention.py; give a checkout of ucker/why-low-precision-training-fails")
+        raise bad(
+            "--released",
+            str(released),
+            "has no attention.py; give a checkout of ucker/why-low-precision-training-fails",
+        )
     if tutorial is not None and not tutorial.is_file():
-        raise bad("--tutorial", str(tutorial), "no such file; give Triton's python/tutorials/06-fused-attention.py")
+        raise bad(
+            "--tutorial",
+            str(tutorial),
+            "no such file; give Triton's python/tutorials/06-fused-attention.py",
+        )
     paths = {"released-eager": released, "released-compiled": released, "triton-tutorial": tutorial}
-    names = {**dict.fromkeys(ADAPTERS, ""), **{name: f":{path}" for name, path in paths.items() if path is not None}}
+    names = {
+        **dict.fromkeys(ADAPTERS, ""),
+        **{name: f":{path}" for name, path in paths.items() if path is not None},
+    }
     wanted = list(names) if only is None else [name.strip() for name in only.split(",")]
     for name in wanted:
         if name not in names and ":" not in name:
             needs = " (needs its path)" if name in OF_FILES else ""
-            raise bad("--only", name, f"must be among {', '.join(names)}, or module:function{needs}")
+            raise bad(
+                "--only", name, f"must be among {', '.join(names)}, or module:function{needs}"
+            )
     wanted = [name + names.get(name, "") for name in wanted]
-    return command.run(study(wanted), out=out, command=f"roundscope {KERNELS.command}", as_json=as_json, draw=draw)
+    return command.run(
+        study(wanted), out=out, command=f"roundscope {KERNELS.command}", as_json=as_json, draw=draw
+    )
 
 
 def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
@@ -79,30 +115,55 @@ def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
         unit="kernels x families",
         kept=RECORD,
         answer=answer,
-        figures=[Figure(title="Whose results are too short or too long?", draw=picture, caption=CAPTION)],
+        figures=[
+            Figure(title="Whose results are too short or too long?", draw=picture, caption=CAPTION)
+        ],
         tables=[
             Table(
-                name="rows", title="Every kernel on every family",
+                name="rows",
+                title="Every kernel on every family",
                 heads=(
-                    "family", "kernel", "error of out", "of dq", "gain of out, 1e-5 (z)", "of dq", "of delta",
-                    "row sums of dS, rms", "mean (z)", "twin: bits of out", "of dq, dk, dv", "error / twin's", "again",
+                    "family",
+                    "kernel",
+                    "error of out",
+                    "of dq",
+                    "gain of out, 1e-5 (z)",
+                    "of dq",
+                    "of delta",
+                    "row sums of dS, rms",
+                    "mean (z)",
+                    "twin: bits of out",
+                    "of dq, dk, dv",
+                    "error / twin's",
+                    "again",
                 ),
-                rows=table, records=plain, shown=(0, 1, 2, 4, 5, 7, 9, 12), grouped=True,
+                rows=table,
+                records=plain,
+                shown=(0, 1, 2, 4, 5, 7, 9, 12),
+                grouped=True,
             )
         ],
         caveats=CAVEATS,
         about={"inputs": f"{TOKENS} tokens, 64 features (real tensors 32), causal, seed 0"},
-    )  # fmt: skip
+    )
 
 
 def _measure(
-    names: Sequence[str], out: Path, draw: bool, heads: int | None = None,
-    families: Sequence[str] = (*NAMES, SAMPLE), tokens: int = TOKENS,
-) -> tuple[Outcome, Rows | None]:  # fmt: skip
+    names: Sequence[str],
+    out: Path,
+    draw: bool,
+    heads: int | None = None,
+    families: Sequence[str] = (*NAMES, SAMPLE),
+    tokens: int = TOKENS,
+) -> tuple[Outcome, Rows | None]:
     """What the folder's record holds, and, unless only that is drawn, what it lacks."""
     rows = read(out / RECORD)
     there = {(row.kernel, row.family) for row in rows}
-    todo = [] if draw else [(f, [n for n in names if (plain_name(n), f) not in there]) for f in families]
+    todo = (
+        []
+        if draw
+        else [(f, [n for n in names if (plain_name(n), f) not in there]) for f in families]
+    )
     total = sum(len(missing) for _, missing in todo)
     done = 0
     try:
@@ -114,7 +175,10 @@ def _measure(
                 write(out / RECORD, rows)
     except KeyboardInterrupt:
         return Outcome(launches=total, there=0, ran=done, interrupted=True), rows or None
-    return Outcome(launches=len(rows), there=len(rows), ran=done, devices=[device("xla")]), rows or None
+    return (
+        Outcome(launches=len(rows), there=len(rows), ran=done, devices=[device("xla")]),
+        rows or None,
+    )
 
 
 def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Iterator[Row]:
@@ -131,10 +195,19 @@ def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Ite
             for name in missing:
                 twin = TWIN_OF.get(plain_name(name), "")
                 wanted = twins.get((family, twin))
-                yield _row(name, family, *given[family], exacts[family].result(), twin, wanted.result() if wanted else None)
+                yield _row(
+                    name,
+                    family,
+                    *given[family],
+                    exacts[family].result(),
+                    twin,
+                    wanted.result() if wanted else None,
+                )
 
 
-def _row(name: str, family: str, x: Inputs, heads: int, exact: Any, twin: str, twins: Outputs | None) -> Row:
+def _row(
+    name: str, family: str, x: Inputs, heads: int, exact: Any, twin: str, twins: Outputs | None
+) -> Row:
     label = plain_name(name)
     try:
         run = kernel(name)
@@ -150,10 +223,23 @@ def write(path: Path, rows: Rows) -> None:
     import jax
     import jaxlib.version
 
-    found = {name: metadata.version(name) for name in ("torch", "triton", "transformers", "tokamax") if _is_there(metadata, name)}
-    about = versions("xla") | {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__} | found | {"device": device("xla")}
+    found = {
+        name: metadata.version(name)
+        for name in ("torch", "triton", "transformers", "tokamax")
+        if _is_there(metadata, name)
+    }
+    about = (
+        versions("xla")
+        | {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}
+        | found
+        | {"device": device("xla")}
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"versions": about, "rows": plain([asdict(row) for row in rows])}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"versions": about, "rows": plain([asdict(row) for row in rows])}, indent=1)
+        + "\n",
+        encoding="utf-8",
+    )
 
 
 def _is_there(metadata: Any, name: str) -> bool:
@@ -167,11 +253,19 @@ def read(path: Path) -> list[Row]:
     """The rows of a record; none without one."""
     if not path.is_file():
         return []
-    mean = lambda x: None if x is None else Mean(**{k: _number(v) for k, v in x.items()})  # noqa: E731
+
+    def mean(x):
+        return None if x is None else Mean(**{k: _number(v) for k, v in x.items()})
+
     found = []
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         gains = {name: mean(x) for name, x in row["gain"].items()}
-        own = {"gain": gains, "delta": mean(row["delta"]), "signed": mean(row["signed"]), "drift": _number(row["drift"])}
+        own = {
+            "gain": gains,
+            "delta": mean(row["delta"]),
+            "signed": mean(row["signed"]),
+            "drift": _number(row["drift"]),
+        }
         found.append(Row(**{**row, **own}))
     return found
 
@@ -187,10 +281,15 @@ def answer(rows: Rows) -> str:
     short = sum(row.gain["out"].mean < 0 for row in biased)
     kernels = len({row.kernel for row in there})
     again = sorted({row.kernel for row in there if not row.again})
-    told = f"{', '.join(again)} did not give the same bits twice" if again else "every kernel gave the same bits twice"
+    told = (
+        f"{', '.join(again)} did not give the same bits twice"
+        if again
+        else "every kernel gave the same bits twice"
+    )
     return (
-        f"Of {kernels} kernels on {len({row.family for row in there})} families, the output has a clear gain (|z| of {CLEAR:g} or more) in "
-        f"{len(biased)} of {len(there)} pairs, {short} of them too short; {told}."
+        f"Of {kernels} kernels on {len({row.family for row in there})} families, the output has a"
+        f" clear gain (|z| of {CLEAR:g} or more) in {len(biased)} of {len(there)} pairs, {short} of"
+        f" them too short; {told}."
     )
 
 
@@ -203,11 +302,24 @@ def table(rows: Rows) -> list[list[str]]:
 def _line(row: Row) -> list[str]:
     if row.failed or row.signed is None or row.delta is None:
         return [row.family, row.kernel, "-", *[""] * 5, f"does not run: {row.failed}", *[""] * 4]
-    gain = {name: f"{shown(x.mean)} ({x.z:+.1f})" for name, x in [*row.gain.items(), ("delta", row.delta)]}
+    gain = {
+        name: f"{shown(x.mean)} ({x.z:+.1f})"
+        for name, x in [*row.gain.items(), ("delta", row.delta)]
+    }
     same = [f"{row.same[name]:.4f}" if row.same else "" for name in RESULTS]
     over = f"{max(row.over.values()):.4f}" if row.over else ""
     return [
-        row.family, row.kernel, f"{row.error['out']:.2e}", f"{row.error['dq']:.2e}", gain["out"], gain["dq"], gain["delta"],
-        f"{row.drift:.1e}", f"{row.signed.mean:+.1e} ({row.signed.z:+.1f})", f"{row.twin} {same[0]}".strip(), " ".join(same[1:]), over,
+        row.family,
+        row.kernel,
+        f"{row.error['out']:.2e}",
+        f"{row.error['dq']:.2e}",
+        gain["out"],
+        gain["dq"],
+        gain["delta"],
+        f"{row.drift:.1e}",
+        f"{row.signed.mean:+.1e} ({row.signed.z:+.1f})",
+        f"{row.twin} {same[0]}".strip(),
+        " ".join(same[1:]),
+        over,
         "same" if row.again else "other",
-    ]  # fmt: skip
+    ]

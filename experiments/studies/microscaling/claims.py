@@ -1,4 +1,6 @@
-"""All verdicts in the order of the argument: does it fail, on what does it depend, what averts it, why, and what the code does."""
+"""All verdicts in the order of the argument: does it fail, on what does it depend, what averts it,
+why, and what the code does.
+"""
 
 from collections.abc import Iterator
 
@@ -15,33 +17,36 @@ from roundscope.experiments.studies.framework.verdicts import (
 )
 from roundscope.experiments.studies.microscaling import claims_arms, claims_code, claims_epsilon
 from roundscope.experiments.studies.microscaling.conditions import Scale
-from roundscope.experiments.studies.microscaling.found import (
-    Found,
-    limit_ratio,
-    limits,
-    shown,
-)
+from roundscope.experiments.studies.microscaling.found import Found, limit_ratio, limits, shown
 from roundscope.experiments.studies.microscaling.launches import Runs
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.results import paired
 
 HALF = 0.5
 RULES = (
-    "Two arms are compared seed by seed, on the same rows from the same weights: which diverged earlier (never is later than all steps)? "
-    "A claim agrees if the probability of so many wins, were a win as likely as a loss, is at most 0.05, one-sided; contradicts if that "
-    "of the losses is; else it is undecided, with too few seeds or because nothing is there. Shares have 95 % Clopper-Pearson intervals. A "
-    "setting's limit is the lowest of its rates at which a seed diverged, and counts as moved from 5 % on; ratios of limits pair seeds, "
-    "and seeds that no rate felled, or all did, say nothing. Intervals are not widened for the number of claims."
+    "Two arms are compared seed by seed, on the same rows from the same weights: which diverged"
+    " earlier (never is later than all steps)? A claim agrees if the probability of so many wins,"
+    " were a win as likely as a loss, is at most 0.05, one-sided; contradicts if that of the losses"
+    " is; else it is undecided, with too few seeds or because nothing is there. Shares have 95 %"
+    " Clopper-Pearson intervals. A setting's limit is the lowest of its rates at which a seed"
+    " diverged, and counts as moved from 5 % on; ratios of limits pair seeds, and seeds that no"
+    " rate felled, or all did, say nothing. Intervals are not widened for the number of claims."
 )
 
 
 def judged(found: Found, scale: Scale) -> list[Verdict]:
-    """Every claim of arXiv 2506.20752 and of ours that runs can touch; `static` has those of arithmetic."""
+    """Every claim of arXiv 2506.20752 and of ours that runs can touch; `static` has those of
+    arithmetic.
+    """
     return [
-        *instability(found, scale), *paper(found, scale), *effects(found, scale), *claims_arms.hybrids(found, scale),
+        *instability(found, scale),
+        *paper(found, scale),
+        *effects(found, scale),
+        *claims_arms.hybrids(found, scale),
         *claims_arms.judged(found, scale),
-        *claims_epsilon.judged(found, scale), *claims_code.judged(found, scale),
-    ]  # fmt: skip
+        *claims_epsilon.judged(found, scale),
+        *claims_code.judged(found, scale),
+    ]
 
 
 def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
@@ -53,34 +58,60 @@ def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
         if name == EXACT or not own or not exact:
             continue
         at, beside = found.of(base, name, scale.rate), found.of(base, EXACT, scale.rate)
-        smooth, here = name == "bf16", "at this rate and length; the published setting is a row of its own"
+        smooth = name == "bf16"
+        here = "at this rate and length; the published setting is a row of its own"
         yield Verdict(
-            figure="1", claim="BF16 is smooth" if smooth else "diverges where FP32 on the same rows does not",
-            case=f"{name}, lr {scale.rate:g}, {scale.base.config.steps} steps", sizes="",
-            word=_smooth(at) if smooth else _lone(at, beside), measured=f"{counted(at)}; FP32 {counted(beside)}",
+            figure="1",
+            claim="BF16 is smooth" if smooth else "diverges where FP32 on the same rows does not",
+            case=f"{name}, lr {scale.rate:g}, {scale.base.config.steps} steps",
+            sizes="",
+            word=_smooth(at) if smooth else _lone(at, beside),
+            measured=f"{counted(at)}; FP32 {counted(beside)}",
             note="" if smooth else here,
-        )  # fmt: skip
+        )
         if len(scale.base.rates) > 1:
-            yield _limit("1", f"{name} lowers the rate at which training diverges by 5 % or more", "all rates", own, exact, SMALLER)
+            yield _limit(
+                "1",
+                f"{name} lowers the rate at which training diverges by 5 % or more",
+                "all rates",
+                own,
+                exact,
+                SMALLER,
+            )
 
 
 def _smooth(own: Runs) -> Word:
-    """Of runs that should not diverge: agrees if fewer than half would, by the interval of their share."""
+    """Of runs that should not diverge: agrees if fewer than half would, by the interval of their
+    share.
+    """
     low, high = share(diverged(own), len(own))
     return Word.AGREES if high <= HALF else Word.CONTRADICTS if low > HALF else Word.UNDECIDED
 
 
 def _lone(own: Runs, exact: Runs) -> Word:
-    """Agrees by the test of signs; contradicts if fewer than half of the runs would diverge, by the interval of their share."""
+    """Agrees by the test of signs; contradicts if fewer than half of the runs would diverge, by the
+    interval of their share.
+    """
     word = signs(paired(own, exact)).word
-    return Word.CONTRADICTS if word is Word.UNDECIDED and share(diverged(own), len(own))[1] < HALF else word
+    return (
+        Word.CONTRADICTS
+        if word is Word.UNDECIDED and share(diverged(own), len(own))[1] < HALF
+        else word
+    )
 
 
 def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
     """The published setting, as long as it was run."""
     claim = "the published setting: E4M3 diverges near step 5090, FP32 does not"
     if scale.paper is None:
-        yield Verdict(figure="4", claim=claim, case="-", sizes="", word=Word.NOT_TESTABLE, measured="not run at this scale")
+        yield Verdict(
+            figure="4",
+            claim=claim,
+            case="-",
+            sizes="",
+            word=Word.NOT_TESTABLE,
+            measured="not run at this scale",
+        )
         return
     setting, formats, _ = scale.paper
     config = setting.config
@@ -89,9 +120,13 @@ def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
         own = found.paper.get(name, ())
         if own and exact and name != EXACT:
             yield Verdict(
-                figure="4", claim=claim, case=f"{name}, lr {config.lr:g}, {config.steps} steps", sizes="", word=_lone(own, exact),
+                figure="4",
+                claim=claim,
+                case=f"{name}, lr {config.lr:g}, {config.steps} steps",
+                sizes="",
+                word=_lone(own, exact),
                 measured=f"{counted(own)}; FP32 {counted(exact)}",
-            )  # fmt: skip
+            )
 
 
 def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
@@ -100,7 +135,9 @@ def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
         for name in scale.few:
             own, base = found.of(setting.name, name), found.of(scale.base.name, name)
             if own and base and len(setting.rates) > 1:
-                claim, holds = EFFECTS.get((setting.name, name == EXACT), (f"ours: {setting.name} moves the limit", None))
+                claim, holds = EFFECTS.get(
+                    (setting.name, name == EXACT), (f"ours: {setting.name} moves the limit", None)
+                )
                 yield _limit("2", claim, f"{setting.name}, {name}", own, base, holds)
     for setting in scale.settings[1:]:
         for name in scale.few:
@@ -108,9 +145,16 @@ def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
             if own and exact and name != EXACT:
                 wins = signs(paired(own, exact))
                 yield Verdict(
-                    figure="2", claim="the format diverges earlier than FP32 on the same rows", case=f"{setting.name}, {name}", sizes="",
-                    word=wins.word, measured=f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)} at all rates",
-                )  # fmt: skip
+                    figure="2",
+                    claim="the format diverges earlier than FP32 on the same rows",
+                    case=f"{setting.name}, {name}",
+                    sizes="",
+                    word=wins.word,
+                    measured=(
+                        f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)} at"
+                        " all rates"
+                    ),
+                )
 
 
 EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
@@ -121,12 +165,19 @@ EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
 }
 
 
-def _limit(figure: str, claim: str, case: str, own: Runs, base: Runs, holds: Range | None) -> Verdict:
+def _limit(
+    figure: str, claim: str, case: str, own: Runs, base: Runs, holds: Range | None
+) -> Verdict:
     """A ratio of limits; without a range the claim is that they differ."""
     e = limit_ratio(own, base)
     word = judge(e, holds) if holds else _differs(e)
-    told = f"limit {interval(e, 'x')}: {shown(limits(own))} against {shown(limits(base))}; {counted(own)} of all rates"
-    return Verdict(figure=figure, claim=claim, case=case, sizes="", word=word, measured=told, estimate=e)
+    told = (
+        f"limit {interval(e, 'x')}: {shown(limits(own))} against {shown(limits(base))};"
+        f" {counted(own)} of all rates"
+    )
+    return Verdict(
+        figure=figure, claim=claim, case=case, sizes="", word=word, measured=told, estimate=e
+    )
 
 
 def _differs(e: Estimate) -> Word:

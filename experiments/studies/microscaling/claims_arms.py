@@ -1,4 +1,6 @@
-"""The interventions of the paper's figure 4 and ours: averted, delayed or nothing, beyond the shams."""
+"""The interventions of the paper's figure 4 and ours: averted, delayed or nothing, beyond the
+shams.
+"""
 
 import math
 from collections.abc import Iterator
@@ -12,19 +14,30 @@ from roundscope.experiments.studies.framework.counts import (
     signs,
 )
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, number
-from roundscope.experiments.studies.microscaling.conditions import FORWARD, HYBRID, PAPER, SHAM, Scale
+from roundscope.experiments.studies.microscaling.conditions import (
+    FORWARD,
+    HYBRID,
+    PAPER,
+    SHAM,
+    Scale,
+)
 from roundscope.experiments.studies.microscaling.found import Found
 from roundscope.experiments.studies.microscaling.outcomes import Effect, Outcome, outcomes
 from roundscope.experiments.train.student.presets import UNCHANGED
 from roundscope.experiments.train.student.results import paired
 
 RULES = (
-    "Interventions. Shams leave the same state and differ in the rounding of one gradient in one step. An arm has an effect if it outlives "
-    "(or precedes) the unchanged run and every sham of its seed in more seeds than chance, 1 / (shams + 2) each, allows at the 5 % level: "
-    "averted if it then never diverged, delayed if it did. Delays are against the median of the unchanged run and shams, and lower bounds "
-    "where a run lived to the last step."
+    "Interventions. Shams leave the same state and differ in the rounding of one gradient in one"
+    " step. An arm has an effect if it outlives (or precedes) the unchanged run and every sham of"
+    " its seed in more seeds than chance, 1 / (shams + 2) each, allows at the 5 % level: averted if"
+    " it then never diverged, delayed if it did. Delays are against the median of the unchanged run"
+    " and shams, and lower bounds where a run lived to the last step."
 )
-STATED = ("LN in FP32", "activations BF16 forward", "activations BF16")  # of which the text says that they avert or delay
+STATED = (
+    "LN in FP32",
+    "activations BF16 forward",
+    "activations BF16",
+)  # of which the text says that they avert or delay
 HYBRIDS = (HYBRID, FORWARD)  # of the language models, where both were stable
 NOT_STATED = "the outcome is in a figure that we have not"
 
@@ -32,17 +45,33 @@ NOT_STATED = "the outcome is in a figure that we have not"
 def judged(found: Found, scale: Scale) -> list[Verdict]:
     """A verdict for every arm and lead, and how far shams scatter."""
     leads = [lead for lead in scale.leads if any(at == lead for _, at in found.parted)]
-    rows = [v for lead in leads for v in (*scatter(found, lead), *(_arm(o) for o in outcomes(found.parted, lead)))]
+    rows = [
+        v
+        for lead in leads
+        for v in (*scatter(found, lead), *(_arm(o) for o in outcomes(found.parted, lead)))
+    ]
     if not rows:
-        return [_untold("precision of LN or activations averts the divergence", "-",
-                        "no base run diverged where FP32 lived, or its arms are not there")]  # fmt: skip
+        return [
+            _untold(
+                "precision of LN or activations averts the divergence",
+                "-",
+                "no base run diverged where FP32 lived, or its arms are not there",
+            )
+        ]
     there = {name for runs in found.parted.values() for name in runs}
     gone = [(own, ours) for own, ours in PAPER.items() if ours not in there]
-    return rows + [_untold("averts or delays", f"{ours} ({own})", f"not an arm of {scale.mx}: it is RCEIL for E4M3") for own, ours in gone]
+    return rows + [
+        _untold(
+            "averts or delays", f"{ours} ({own})", f"not an arm of {scale.mx}: it is RCEIL for E4M3"
+        )
+        for own, ours in gone
+    ]
 
 
 def _untold(claim: str, case: str, why: str) -> Verdict:
-    return Verdict(figure="4", claim=claim, case=case, sizes="", word=Word.NOT_TESTABLE, measured=why)
+    return Verdict(
+        figure="4", claim=claim, case=case, sizes="", word=Word.NOT_TESTABLE, measured=why
+    )
 
 
 def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
@@ -51,41 +80,72 @@ def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
     for name in HYBRIDS:
         own = found.of(scale.base.name, f"{scale.mx}, {name}")
         if own and base:
-            wins, failed = signs(paired(base, own)), share(diverged(own), len(own))[0] >= 0.5 or diverged(own) == len(own)
+            wins = signs(paired(base, own))
+            failed = share(diverged(own), len(own))[0] >= 0.5 or diverged(own) == len(own)
             stable = wins.word is Word.AGREES and not diverged(own)
             yield Verdict(
-                figure="recipe", claim="the hybrid recipe is stable from the first step on", case=name, sizes="",
+                figure="recipe",
+                claim="the hybrid recipe is stable from the first step on",
+                case=name,
+                sizes="",
                 word=Word.AGREES if stable else Word.CONTRADICTS if failed else Word.UNDECIDED,
-                measured=f"{counted(own)}; {scale.mx} alone {counted(base)}; later in {wins.earlier} of {len(own)} seeds",
-            )  # fmt: skip
+                measured=(
+                    f"{counted(own)}; {scale.mx} alone {counted(base)}; later in {wins.earlier} of"
+                    f" {len(own)} seeds"
+                ),
+            )
 
 
 def scatter(found: Found, lead: int) -> Iterator[Verdict]:
     """How much the step of divergence moves by itself."""
     moved = [
         abs(r.time - runs[UNCHANGED].time)
-        for (_, at), runs in found.parted.items() if at == lead for name, r in runs.items() if name.startswith(SHAM)
-    ]  # fmt: skip
+        for (_, at), runs in found.parted.items()
+        if at == lead
+        for name, r in runs.items()
+        if name.startswith(SHAM)
+    ]
     lived = sum(map(math.isinf, moved))
     steps = sorted(x for x in moved if math.isfinite(x))
-    told = f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps" if steps else "none diverged"
+    told = (
+        f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
+        if steps
+        else "none diverged"
+    )
     yield Verdict(
-        figure="4", claim="ours: a change of half an ulp in one step moves the divergence", case=f"shams, {lead} steps before", sizes="",
-        word=Word.AGREES if any(moved) else Word.CONTRADICTS, measured=f"by {told}; {lived} of {len(moved)} did not diverge",
-    )  # fmt: skip
+        figure="4",
+        claim="ours: a change of half an ulp in one step moves the divergence",
+        case=f"shams, {lead} steps before",
+        sizes="",
+        word=Word.AGREES if any(moved) else Word.CONTRADICTS,
+        measured=f"by {told}; {lived} of {len(moved)} did not diverge",
+    )
 
 
 def _arm(o: Outcome) -> Verdict:
     """One arm at one lead."""
     own = next((name for name, ours in PAPER.items() if ours == o.name), None)
     lived = sum(map(math.isinf, o.runs.values()))
-    delay = f"delay {'at least ' if o.censored else ''}{interval(o.delay, ' steps')}" if o.runs else "no seed"
-    told = f"{o.effect}: {lived} of {len(o.runs)} never diverged; {delay}; shams scatter by {number(o.scatter)}"
+    delay = (
+        f"delay {'at least ' if o.censored else ''}{interval(o.delay, ' steps')}"
+        if o.runs
+        else "no seed"
+    )
+    told = (
+        f"{o.effect}: {lived} of {len(o.runs)} never diverged; {delay}; shams scatter by"
+        f" {number(o.scatter)}"
+    )
     wins = f"outlives all shams in {o.outlived} of {len(o.runs)}, precedes them in {o.preceded}"
     return Verdict(
-        figure="4", claim=_claim(o.name), case=f"{o.name}{f' ({own})' if own else ''}, {o.lead} steps before", sizes="",
-        word=_word(o, own), measured=f"{told}; {wins}", estimate=o.delay, note=NOT_STATED if own and o.name not in STATED else "",
-    )  # fmt: skip
+        figure="4",
+        claim=_claim(o.name),
+        case=f"{o.name}{f' ({own})' if own else ''}, {o.lead} steps before",
+        sizes="",
+        word=_word(o, own),
+        measured=f"{told}; {wins}",
+        estimate=o.delay,
+        note=NOT_STATED if own and o.name not in STATED else "",
+    )
 
 
 def _claim(name: str) -> str:
@@ -101,7 +161,13 @@ def _word(o: Outcome, own: str | None) -> Word:
     if o.effect is Effect.HASTENED:
         return Word.CONTRADICTS
     if o.name in HYBRIDS:
-        return Word.AGREES if o.effect is Effect.AVERTED else Word.CONTRADICTS if _all_failed(o) else Word.UNDECIDED
+        return (
+            Word.AGREES
+            if o.effect is Effect.AVERTED
+            else Word.CONTRADICTS
+            if _all_failed(o)
+            else Word.UNDECIDED
+        )
     return Word.AGREES if o.effect in (Effect.AVERTED, Effect.DELAYED) else Word.UNDECIDED
 
 

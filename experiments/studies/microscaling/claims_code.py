@@ -1,4 +1,6 @@
-"""Which discrepancies between the paper and its released code change a conclusion, and what decides it: a run, arithmetic, nothing."""
+"""Which discrepancies between the paper and its released code change a conclusion, and what decides
+it: a run, arithmetic, nothing.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +17,9 @@ from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.results import paired
 
 RULES = (
-    "Discrepancies: 'agrees' says that the conclusion changes, 'contradicts' that it does not, 'undecided' that an arm showed no effect "
-    "beyond the shams, which is no proof that there is none."
+    "Discrepancies: 'agrees' says that the conclusion changes, 'contradicts' that it does not,"
+    " 'undecided' that an arm showed no effect beyond the shams, which is no proof that there is"
+    " none."
 )
 
 REVERSE = {Word.AGREES: Word.CONTRADICTS, Word.CONTRADICTS: Word.AGREES}
@@ -36,7 +39,12 @@ class Finding:
 def judged(found: Found, scale: Scale) -> list[Verdict]:
     """A verdict for each."""
     rows = [(f, *f.decide(found, scale)) for f in FINDINGS]
-    return [Verdict(figure=f"3.5 {f.letter}", claim=f.claim, case=f.by, sizes="", word=word, measured=told) for f, word, told in rows]
+    return [
+        Verdict(
+            figure=f"3.5 {f.letter}", claim=f.claim, case=f.by, sizes="", word=word, measured=told
+        )
+        for f, word, told in rows
+    ]
 
 
 def _arms(*names: str) -> Decide:
@@ -63,23 +71,39 @@ def _told(own: Sequence[Outcome]) -> str:
 
 def _frozen(found: Found, scale: Scale) -> tuple[Word, str]:
     """b: does a shift that is frozen from the first step on move the divergence?"""
-    own, base = found.of(scale.base.name, f"{scale.mx}, {FROZEN}"), found.of(scale.base.name, scale.mx, scale.rate)
+    own = found.of(scale.base.name, f"{scale.mx}, {FROZEN}")
+    base = found.of(scale.base.name, scale.mx, scale.rate)
     if not own or not base:
         return Word.NOT_TESTABLE, "was not run"
     wins = signs(paired(own, base))
-    return Word.AGREES if wins.word is not Word.UNDECIDED else Word.UNDECIDED, f"{counted(own)}; trained {counted(base)}"
+    return (
+        Word.AGREES if wins.word is not Word.UNDECIDED else Word.UNDECIDED
+    ), f"{counted(own)}; trained {counted(base)}"
 
 
 def _confounded(found: Found, scale: Scale) -> tuple[Word, str]:
-    """b': is LN's precision alone, with the shift trained in both, judged as precision and shift together are, as released?"""
-    ln, frozen = (found.of(scale.base.name, f"{scale.mx}, {name}") for name in ("LN in FP32", FROZEN))
+    """b': is LN's precision alone, with the shift trained in both, judged as precision and shift
+    together are, as released?
+    """
+    ln, frozen = (
+        found.of(scale.base.name, f"{scale.mx}, {name}") for name in ("LN in FP32", FROZEN)
+    )
     base = found.of(scale.base.name, scale.mx, scale.rate)
     if not (ln and frozen and base):
         return Word.NOT_TESTABLE, "was not run"
     alone, released = signs(paired(base, ln)), signs(paired(frozen, ln))
-    told = f"LN in FP32 {counted(ln)}: later in {alone.earlier} of {len(ln)} seeds than LN in BF16 with a trained shift"
+    told = (
+        f"LN in FP32 {counted(ln)}: later in {alone.earlier} of {len(ln)} seeds than LN in BF16"
+        " with a trained shift"
+    )
     decided = alone.word is released.word is not Word.UNDECIDED
-    word = Word.AGREES if alone.word is not released.word else Word.CONTRADICTS if decided else Word.UNDECIDED
+    word = (
+        Word.AGREES
+        if alone.word is not released.word
+        else Word.CONTRADICTS
+        if decided
+        else Word.UNDECIDED
+    )
     return word, f"{told}, in {released.earlier} than with a frozen one"
 
 
@@ -89,7 +113,10 @@ def _targets(found: Found, scale: Scale) -> tuple[Word, str]:
     if not own or not exact:
         return Word.NOT_TESTABLE, "the base was not run"
     wins = signs(paired(own, exact))
-    told = f"{scale.mx} diverges earlier than FP32 with the same targets in {wins.earlier} of {len(own)} seeds"
+    told = (
+        f"{scale.mx} diverges earlier than FP32 with the same targets in {wins.earlier} of"
+        f" {len(own)} seeds"
+    )
     return (Word.CONTRADICTS if wins.word is Word.AGREES else Word.UNDECIDED), told
 
 
@@ -117,16 +144,64 @@ def _not(why: str) -> Decide:
 
 
 FINDINGS = (
-    Finding(letter="a", claim="LN's scales are never in MX: it matters", by="run: gamma in MX", decide=_arms("gamma in MX")),
-    Finding(letter="b", claim="LN's shift is frozen in MX: it matters", by="run: frozen from the first step", decide=_frozen),
-    Finding(letter="b'", claim="the LN intervention also trains the shift: its effect is not LN's precision",
-            by="run: both, from the first step", decide=_confounded),
-    Finding(letter="c", claim="GeLU is never rounded: it matters", by="run: phi in FP32", decide=_arms("phi in FP32")),
-    Finding(letter="d", claim="FP32 and MX have other targets: the failure needs that", by="run: same targets in both", decide=_targets),
-    Finding(letter="e", claim="epsilon is of two states: it is not the formats' error", by="run: both, same rows", decide=_states),
-    Finding(letter="f", claim="wrong constants of E3M2: its clip fraction is wrong", by="arithmetic", decide=_arithmetic(static.meta)),
-    Finding(letter="g", claim="ties go away from zero: that matters", by="run: ties to away", decide=_arms("ties to away")),
-    Finding(letter="h", claim="the transformer's MX file is not used", by="not decided", decide=_not("no run of the paper depends on it")),
-    Finding(letter="i", claim="clip fractions of blocks of 16: not those of the training", by="arithmetic",
-            decide=_arithmetic(static.blocks_of_16, reverse=True)),
-)  # fmt: skip
+    Finding(
+        letter="a",
+        claim="LN's scales are never in MX: it matters",
+        by="run: gamma in MX",
+        decide=_arms("gamma in MX"),
+    ),
+    Finding(
+        letter="b",
+        claim="LN's shift is frozen in MX: it matters",
+        by="run: frozen from the first step",
+        decide=_frozen,
+    ),
+    Finding(
+        letter="b'",
+        claim="the LN intervention also trains the shift: its effect is not LN's precision",
+        by="run: both, from the first step",
+        decide=_confounded,
+    ),
+    Finding(
+        letter="c",
+        claim="GeLU is never rounded: it matters",
+        by="run: phi in FP32",
+        decide=_arms("phi in FP32"),
+    ),
+    Finding(
+        letter="d",
+        claim="FP32 and MX have other targets: the failure needs that",
+        by="run: same targets in both",
+        decide=_targets,
+    ),
+    Finding(
+        letter="e",
+        claim="epsilon is of two states: it is not the formats' error",
+        by="run: both, same rows",
+        decide=_states,
+    ),
+    Finding(
+        letter="f",
+        claim="wrong constants of E3M2: its clip fraction is wrong",
+        by="arithmetic",
+        decide=_arithmetic(static.meta),
+    ),
+    Finding(
+        letter="g",
+        claim="ties go away from zero: that matters",
+        by="run: ties to away",
+        decide=_arms("ties to away"),
+    ),
+    Finding(
+        letter="h",
+        claim="the transformer's MX file is not used",
+        by="not decided",
+        decide=_not("no run of the paper depends on it"),
+    ),
+    Finding(
+        letter="i",
+        claim="clip fractions of blocks of 16: not those of the training",
+        by="arithmetic",
+        decide=_arithmetic(static.blocks_of_16, reverse=True),
+    ),
+)

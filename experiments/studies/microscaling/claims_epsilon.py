@@ -1,4 +1,6 @@
-"""What is said of the gradient's error: how large, how it grows before a divergence, where it comes from, and the released measure."""
+"""What is said of the gradient's error: how large, how it grows before a divergence, where it comes
+from, and the released measure.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -35,7 +37,9 @@ def runs_of(found: Found) -> Runs:
 
 
 def before(r: Run[Arm]) -> list[tuple[int, dict[str, float]]]:
-    """The looks at steps before divergence, the first at step 0 left out: nothing is trained there."""
+    """The looks at steps before divergence, the first at step 0 left out: nothing is trained
+    there.
+    """
     return [(step, dict(own)) for step, own in measures(r) if 0 < step < r.time]
 
 
@@ -66,39 +70,91 @@ def judged(found: Found, scale: Scale) -> list[Verdict]:
 def sizes(found: Found, scale: Scale) -> Iterator[Verdict]:
     """How large epsilon is, how it grows, and what the released code measures."""
     grown, last = ratio(late(found, "zeta"), early(found, "zeta")), factor(late(found, "zeta"))
-    yield _row("the error grows before the divergence", scale, grown, LARGER, f"zeta {interval(grown, 'x')} that of half way there")
-    yield _row("diverges where |epsilon| / |g| nears 2", scale, last, NEAR_TWO, f"zeta at the last look before: {interval(last)}",
-               "from memory of the paper: its bound on the noise")  # fmt: skip
+    yield _row(
+        "the error grows before the divergence",
+        scale,
+        grown,
+        LARGER,
+        f"zeta {interval(grown, 'x')} that of half way there",
+    )
+    yield _row(
+        "diverges where |epsilon| / |g| nears 2",
+        scale,
+        last,
+        NEAR_TWO,
+        f"zeta at the last look before: {interval(last)}",
+        "from memory of the paper: its bound on the noise",
+    )
     apart = ratio(middle(found, "zeta_apart"), middle(found, "zeta"))
-    yield _row("epsilon of two trainings is the formats' error (3.5 e)", scale, apart, SAME,
-               f"at different states zeta is {interval(apart, 'x')} that at the same state; cosine "
-               f"{interval(mean(middle(found, 'cosine_apart')))} against {interval(mean(middle(found, 'cosine')))}")  # fmt: skip
+    yield _row(
+        "epsilon of two trainings is the formats' error (3.5 e)",
+        scale,
+        apart,
+        SAME,
+        f"at different states zeta is {interval(apart, 'x')} that at the same state; cosine"
+        f" {interval(mean(middle(found, 'cosine_apart')))} against"
+        f" {interval(mean(middle(found, 'cosine')))}",
+    )
     along = mean(middle(found, "along"))
-    yield _row("the error is a bias that shortens the gradient", scale, along, (-math.inf, -0.005),
-               f"<epsilon, g> / |g|^2 = {interval(along)}")  # fmt: skip
+    yield _row(
+        "the error is a bias that shortens the gradient",
+        scale,
+        along,
+        (-math.inf, -0.005),
+        f"<epsilon, g> / |g|^2 = {interval(along)}",
+    )
 
 
 def sources(found: Found, scale: Scale) -> Iterator[Verdict]:
     """Saturation or grid, clusters of gamma, and the event with the largest part."""
     rceil = ratio(middle(found, "zeta_rceil"), middle(found, "zeta"))
-    yield _row("the error comes from clipping: RCEIL at the same state has less", scale, rceil, SMALLER, f"{interval(rceil, 'x')}")
+    yield _row(
+        "the error comes from clipping: RCEIL at the same state has less",
+        scale,
+        rceil,
+        SMALLER,
+        f"{interval(rceil, 'x')}",
+    )
     clipped, last = mean(middle(found, "x_clipped")), mean(middle(found, "x_last"))
     gamma = mean(middle(found, "gamma_last"))
-    yield _row("gamma's blocks fall into the last bin", scale, gamma, (0.5, 1.0),
-               f"{interval(_percent(gamma))} % of gamma in the last bin, of activations {interval(_percent(last))} % "
-               f"({interval(_percent(clipped))} % clipped)", "gamma is not in MX in the released code (3.5 a): what would be")  # fmt: skip
+    yield _row(
+        "gamma's blocks fall into the last bin",
+        scale,
+        gamma,
+        (0.5, 1.0),
+        f"{interval(_percent(gamma))} % of gamma in the last bin, of activations"
+        f" {interval(_percent(last))} % ({interval(_percent(clipped))} % clipped)",
+        "gamma is not in MX in the released code (3.5 a): what would be",
+    )
     spread, kinds = mean(middle(found, "gamma_ratio")), mean(middle(found, "gamma_distinct"))
-    yield _row("gamma clusters: max / min of a block is below 1.25", scale, spread, (1.0, 1.25),
-               f"max / min {interval(spread)}, {interval(kinds)} different numbers of 32")  # fmt: skip
+    yield _row(
+        "gamma clusters: max / min of a block is below 1.25",
+        scale,
+        spread,
+        (1.0, 1.25),
+        f"max / min {interval(spread)}, {interval(kinds)} different numbers of 32",
+    )
     name, part, sure = largest(found)
     forward = [Site.X, Site.X_W]
-    yield _row("activations make most of the error", scale, part, (math.sqrt(0.5), math.inf) if name in forward else (math.inf, math.inf),
-               f"largest: {name} ({name.formula}) in {sure} seeds, alone {interval(part, 'x')} the whole zeta")  # fmt: skip
+    yield _row(
+        "activations make most of the error",
+        scale,
+        part,
+        (math.sqrt(0.5), math.inf) if name in forward else (math.inf, math.inf),
+        f"largest: {name} ({name.formula}) in {sure} seeds, alone {interval(part, 'x')} the whole"
+        " zeta",
+    )
 
 
 def largest(found: Found) -> tuple[Site, Estimate, int]:
-    """The event whose own zeta is largest in the median, its part of the whole, and in how many seeds it is the largest."""
-    there = [site for site in Site if all(f"zeta_{site}" in own for r in runs_of(found) for _, own in before(r)[:1])]
+    """The event whose own zeta is largest in the median, its part of the whole, and in how many
+    seeds it is the largest.
+    """
+    there = [
+        site
+        for site in Site
+        if all(f"zeta_{site}" in own for r in runs_of(found) for _, own in before(r)[:1])
+    ]
     by = {site: middle(found, f"zeta_{site}") for site in there}
     name = max(there, key=lambda s: float(np.median(list(by[s].values()))))
     sure = sum(max(there, key=lambda s: by[s][seed]) is name for seed in by[name])
@@ -110,5 +166,13 @@ def _percent(e: Estimate) -> Estimate:
 
 
 def _row(claim: str, scale: Scale, e: Estimate, holds: Range, told: str, note: str = "") -> Verdict:
-    return Verdict(figure=FIGURE, claim=claim, case=f"{scale.mx}, lr {scale.rate:g}", sizes="", word=judge(e, holds), measured=told,
-                   estimate=e, note=note)  # fmt: skip
+    return Verdict(
+        figure=FIGURE,
+        claim=claim,
+        case=f"{scale.mx}, lr {scale.rate:g}",
+        sizes="",
+        word=judge(e, holds),
+        measured=told,
+        estimate=e,
+        note=note,
+    )

@@ -1,5 +1,6 @@
-"""What `roundscope reproduce su` trains: two scales, --quick for two cores and full for a GPU; formats from the
-first step at every rate; and the interventions, controls and shams of a run that diverges.
+"""What `roundscope reproduce su` trains: two scales, --quick for two cores and full for a GPU;
+formats from the first step at every rate; and the interventions, controls and shams of a run that
+diverges.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from roundscope.experiments.train.student.sites import Matrix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A student, and the rates at which it runs, ascending: the lowest trains, the highest fails in FP32 too."""
+    """A student, and the rates at which it runs, ascending: the lowest trains, the highest fails in
+    FP32 too.
+    """
 
     name: str
     config: Config
@@ -24,12 +27,14 @@ class Setting:
 class Scale:
     """Which students, formats and seeds.
 
-    mx       the format whose divergence the interventions avert; it diverges at `rate` of `base`, FP32 does not
+    mx       the format whose divergence the interventions avert; it diverges at `rate` of `base`,
+             FP32 does not
     base     the first setting; others differ from it in one thing
     formats  of the base; in the other settings FP32 and `few` run
     seeds    of all
     parted   seeds of the interventions: the first so many that diverge
-    leads    steps before a run's divergence at which its interventions part from it: well before and shortly before
+    leads    steps before a run's divergence at which its interventions part from it: well before
+             and shortly before
     shams    runs per seed and lead whose arithmetic differs in one gradient of one step only
     looks    steps between two measurements of epsilon
     paper    (the published setting, formats, seeds), a run a launch; None: not run
@@ -56,7 +61,9 @@ class Scale:
         return self.settings[0]
 
 
-def varied(base: Setting, **changes: tuple[dict[str, object], tuple[float, ...]]) -> tuple[Setting, ...]:
+def varied(
+    base: Setting, **changes: tuple[dict[str, object], tuple[float, ...]]
+) -> tuple[Setting, ...]:
     """The base and settings of one change each, by name."""
     return base, *(
         Setting(name=name.replace("_", " "), config=replace(base.config, **own), rates=rates)  # type: ignore[arg-type]
@@ -66,14 +73,38 @@ def varied(base: Setting, **changes: tuple[dict[str, object], tuple[float, ...]]
 
 SMALL = Config(depth=4, width=64, batch=64, steps=650, lr=0.1, min_lr=0.1, warmup=100, phi="swiglu")
 QUICK = Scale(
-    name="quick", mx="mxfp4", rate=0.1, formats=("fp32", "bf16", "mxfp8_e4m3", "mxfp4"), few=("fp32", "mxfp4"),
-    settings=varied(Setting(name="base", config=SMALL, rates=(0.1,)), no_LN=({"norm": False}, (0.0175,))),
-    seeds=tuple(range(6)), parted=3, leads=(200,), shams=2, looks=200,
-)  # fmt: skip
-ALL = ("fp32", "bf16", "mxfp8_e4m3", "mxfp8_e5m2", "e4m3 / e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxfp4:rceil")
+    name="quick",
+    mx="mxfp4",
+    rate=0.1,
+    formats=("fp32", "bf16", "mxfp8_e4m3", "mxfp4"),
+    few=("fp32", "mxfp4"),
+    settings=varied(
+        Setting(name="base", config=SMALL, rates=(0.1,)), no_LN=({"norm": False}, (0.0175,))
+    ),
+    seeds=tuple(range(6)),
+    parted=3,
+    leads=(200,),
+    shams=2,
+    looks=200,
+)
+ALL = (
+    "fp32",
+    "bf16",
+    "mxfp8_e4m3",
+    "mxfp8_e5m2",
+    "e4m3 / e5m2",
+    "mxfp6_e2m3",
+    "mxfp6_e3m2",
+    "mxfp4",
+    "mxfp4:rceil",
+)
 PUBLISHED = Setting(name="paper", config=Config(), rates=(Config().lr,))
 FULL = Scale(
-    name="full", mx="mxfp4", rate=0.1, formats=ALL, few=("fp32", "mxfp8_e4m3", "mxfp4"),
+    name="full",
+    mx="mxfp4",
+    rate=0.1,
+    formats=ALL,
+    few=("fp32", "mxfp8_e4m3", "mxfp4"),
     settings=varied(
         Setting(name="base", config=SMALL, rates=(0.085, 0.09, 0.095, 0.1, 0.105, 0.11)),
         no_LN=({"norm": False}, (0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02)),
@@ -84,29 +115,55 @@ FULL = Scale(
         depth_2=({"depth": 2}, (0.1, 0.12, 0.14, 0.16, 0.18, 0.2)),
         depth_8=({"depth": 8}, (0.04, 0.05, 0.06, 0.07, 0.08, 0.09)),
     ),
-    seeds=tuple(range(12)), parted=8, leads=(400, 200, 50), shams=6, looks=25,
-    paper=(PUBLISHED, ("fp32", "mxfp8_e4m3"), (0, 1)), arms=144,
-)  # fmt: skip
+    seeds=tuple(range(12)),
+    parted=8,
+    leads=(400, 200, 50),
+    shams=6,
+    looks=25,
+    paper=(PUBLISHED, ("fp32", "mxfp8_e4m3"), (0, 1)),
+    arms=144,
+)
 
 MIXED = "e4m3 / e5m2"
 WORDS = {MIXED: "-> mx=mxfp8_e4m3; site=backward -> mxfp8_e5m2", "bf16": "-> bf16"}
 SHAM = "sham"
 FROZEN = "beta frozen"
 HYBRID, FORWARD = "activations BF16, LN in FP32", "backward BF16"
-LN = {FROZEN: "-> beta=0", "LN in FP32": "site=norm -> fp32", f"LN in FP32, {FROZEN}": "site=norm -> fp32; -> beta=0"}
-ADDED = LN | {HYBRID: "site=activations -> bf16; site=norm -> fp32", FORWARD: "site=backward -> bf16"}
-"""From the first step on: LN's precision and its shift, each alone and both (frozen later, the shift keeps Adam's momentum); hybrids."""
+LN = {
+    FROZEN: "-> beta=0",
+    "LN in FP32": "site=norm -> fp32",
+    f"LN in FP32, {FROZEN}": "site=norm -> fp32; -> beta=0",
+}
+ADDED = LN | {
+    HYBRID: "site=activations -> bf16; site=norm -> fp32",
+    FORWARD: "site=backward -> bf16",
+}
+"""From the first step on: LN's precision and its shift, each alone and both (frozen later, the
+shift keeps Adam's momentum); hybrids.
+"""
 PAPER = {  # the paper's arm -> ours
-    "no_mx_inject": "all FP32", "bump_exp": "bump", "no_ln_q": "LN in FP32", "bf16_act": "activations BF16 forward",
-    "bf16_act_all": "activations BF16", "no_bp_quant": "backward BF16", "no_gelu_quant": "phi in FP32", "bf16_weight": "weights BF16",
-}  # fmt: skip
+    "no_mx_inject": "all FP32",
+    "bump_exp": "bump",
+    "no_ln_q": "LN in FP32",
+    "bf16_act": "activations BF16 forward",
+    "bf16_act_all": "activations BF16",
+    "no_bp_quant": "backward BF16",
+    "no_gelu_quant": "phi in FP32",
+    "bf16_weight": "weights BF16",
+}
 OURS = {"gamma in MX": "site=GAMMA -> {mx}"}
 
 
 def changes_of(format: str) -> Changes:
-    """What trains in a format from the first step on: a block format with its rule, bf16, fp32 or the mixture; or one and one of ADDED."""
+    """What trains in a format from the first step on: a block format with its rule, bf16, fp32 or
+    the mixture; or one and one of ADDED.
+    """
     name, _, more = format.partition(", ")
-    return () if format == EXACT else ((0, "; ".join([WORDS.get(name, f"-> mx={name}"), *([ADDED[more]] if more else [])])),)
+    return (
+        ()
+        if format == EXACT
+        else ((0, "; ".join([WORDS.get(name, f"-> mx={name}"), *([ADDED[more]] if more else [])])),)
+    )
 
 
 def changed(mx: str) -> tuple[str, ...]:
@@ -116,7 +173,12 @@ def changed(mx: str) -> tuple[str, ...]:
 
 def trained(setting: Setting, formats: Sequence[str], seeds: Sequence[int]) -> list[Arm]:
     """Formats x rates x seeds."""
-    return [Arm(name=f, changes=changes_of(f), lr=rate, seed=seed) for f in formats for rate in setting.rates for seed in seeds]
+    return [
+        Arm(name=f, changes=changes_of(f), lr=rate, seed=seed)
+        for f in formats
+        for rate in setting.rates
+        for seed in seeds
+    ]
 
 
 def base_arm(scale: Scale, seed: int) -> Arm:
@@ -125,24 +187,46 @@ def base_arm(scale: Scale, seed: int) -> Arm:
 
 
 def parted(scale: Scale, seed: int, first: int) -> list[Arm]:
-    """All arms that leave the base run of a seed at step `first`: unchanged, then shams, then changes that stay.
+    """All arms that leave the base run of a seed at step `first`: unchanged, then shams, then
+    changes that stay.
 
-    The unchanged one is told its format again: it is a run of its own, in another executable than the base's, and must not replace it.
+    The unchanged one is told its format again: it is a run of its own, in another executable than
+    the base's, and must not replace it.
     """
     base = base_arm(scale, seed)
     again = tuple((first, text) for _, text in base.changes)
     more = {name: text for name, text in interventions(scale.mx).items() if FROZEN not in name}
     more |= {name: text.format(mx=scale.mx) for name, text in OURS.items()}
-    kept = [replace(base, name=name, changes=(*base.changes, *((first, t.strip()) for t in text.split(";") if t.strip())))
-            for name, text in more.items()]  # fmt: skip
-    return [replace(kept[0], changes=(*base.changes, *again)), *shams(scale, base, first), *kept[1:]]
+    kept = [
+        replace(
+            base,
+            name=name,
+            changes=(*base.changes, *((first, t.strip()) for t in text.split(";") if t.strip())),
+        )
+        for name, text in more.items()
+    ]
+    return [
+        replace(kept[0], changes=(*base.changes, *again)),
+        *shams(scale, base, first),
+        *kept[1:],
+    ]
 
 
 def shams(scale: Scale, base: Arm, first: int) -> list[Arm]:
-    """Runs in which one matrix's gradient is not rounded to BF16, in step `first` alone: a change of half an ulp that means nothing."""
-    places = [(layer, matrix) for matrix in (Matrix.UP, Matrix.DOWN) for layer in range(scale.base.config.depth)]
+    """Runs in which one matrix's gradient is not rounded to BF16, in step `first` alone: a change
+    of half an ulp that means nothing.
+    """
+    places = [
+        (layer, matrix)
+        for matrix in (Matrix.UP, Matrix.DOWN)
+        for layer in range(scale.base.config.depth)
+    ]
     return [
-        replace(base, name=f"{SHAM} {k}", changes=(*base.changes, (first, f"{where} -> fp32"), (first + 1, f"{where} -> bf16")))
+        replace(
+            base,
+            name=f"{SHAM} {k}",
+            changes=(*base.changes, (first, f"{where} -> fp32"), (first + 1, f"{where} -> bf16")),
+        )
         for k, (layer, matrix) in enumerate(places[: scale.shams])
         for where in [f"layer={layer} matrix={matrix} site=DW"]
     ]

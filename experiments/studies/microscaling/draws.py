@@ -35,7 +35,11 @@ class Draws:
 @lru_cache(256)
 def stats(draws: Draws, f: BlockFormat, seed: int) -> BlockStats:
     """The statistics of one draw."""
-    x = np.random.Generator(np.random.Philox(key=seed)).standard_normal((BLOCKS, 32)).astype(np.float32)
+    x = (
+        np.random.Generator(np.random.Philox(key=seed))
+        .standard_normal((BLOCKS, 32))
+        .astype(np.float32)
+    )
     x = np.float32(draws.centre) + np.float32(draws.spread) * x
     return block_stats(np.asarray(round_to(x, "bf16"), np.float32) if draws.bf16 else x, f)
 

@@ -1,8 +1,10 @@
-"""The error epsilon of a gradient while a run goes to its divergence: at the same state, and as the released code takes it.
+"""The error epsilon of a gradient while a run goes to its divergence: at the same state, and as the
+released code takes it.
 
-same state   g_mx(theta) - g_32(theta): the formats' error, whole, with RCEIL in place of the arm's scales, and event by event (`measure`)
-apart        g_mx(theta_mx) - g_32(theta_32), of two trainings on the same rows, which is what the paper's code calls epsilon: the
-             distance of the trainings is in it
+same state   g_mx(theta) - g_32(theta): the formats' error, whole, with RCEIL in place of the arm's
+             scales, and event by event (`measure`)
+apart        g_mx(theta_mx) - g_32(theta_32), of two trainings on the same rows, which is what the
+             paper's code calls epsilon: the distance of the trainings is in it
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +29,18 @@ from roundscope.experiments.train.student.measure import measure
 Look = tuple[int, dict[str, np.ndarray]]  # step, name -> (arms,)
 
 
-def pair_up(config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Changes, progress: run.Progress) -> list[Run[Arm]]:
+def pair_up(
+    config: Config,
+    arms: Sequence[Arm],
+    exact: Sequence[Arm],
+    other: Changes,
+    progress: run.Progress,
+) -> list[Run[Arm]]:
     """The results of arms and of their FP32 partners (same seeds, in the same order).
 
-    The arms' have what was measured every `config.measure_every` steps: the names of `measure`, "zeta_apart" and "cosine_apart", and
-    "zeta_rceil": zeta of the changes `other` at the arms' states.
+    The arms' have what was measured every `config.measure_every` steps: the names of `measure`,
+    "zeta_apart" and "cosine_apart", and "zeta_rceil": zeta of the changes `other` at the arms'
+    states.
     """
     bare, both, looks = replace(config, measure_every=0), [*arms, *exact], []
     begin = run.fresh(bare, both)
@@ -40,19 +49,27 @@ def pair_up(config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Ch
         if until < config.steps:
             looks.append((until, _look(bare, arms, both, other, begin)))
     found = run.launch(bare, both, progress, begin)
-    return [replace(r, extra={**r.extra, "measures": _own(looks, i)}) if i < len(arms) else r for i, r in enumerate(found)]
+    return [
+        replace(r, extra={**r.extra, "measures": _own(looks, i)}) if i < len(arms) else r
+        for i, r in enumerate(found)
+    ]
 
 
 def _own(looks: Sequence[Look], i: int) -> tuple[tuple[int, Mapping[str, float]], ...]:
     return tuple((step, {name: float(v[i]) for name, v in found.items()}) for step, found in looks)
 
 
-def _look(config: Config, arms: Sequence[Arm], both: Sequence[Arm], other: Changes, begin: run.Begin) -> dict[str, np.ndarray]:
+def _look(
+    config: Config, arms: Sequence[Arm], both: Sequence[Arm], other: Changes, begin: run.Begin
+) -> dict[str, np.ndarray]:
     how, seeds, n = how_of(config, both), sorted({a.seed for a in arms}), len(arms)
     words = jnp.asarray([(config.seed + s) % 2**32 for s in seeds], jnp.uint32)
     x, y = steps.batches(config)(words, np.int32(begin.step))
     of = jnp.asarray([seeds.index(a.seed) for a in both])
-    first = lambda tree: jax.tree.map(lambda leaf: leaf[:n], tree)  # noqa: E731
+
+    def first(tree):
+        return jax.tree.map(lambda leaf: leaf[:n], tree)
+
     own, data = first(begin.state), run.data_of(config, both, begin.step)
     same = measure(config, how)(own, first(data), x, y, of[:n])
     rceil = run.data_of(config, [replace(a, changes=other) for a in arms], begin.step)
@@ -64,7 +81,9 @@ def _look(config: Config, arms: Sequence[Arm], both: Sequence[Arm], other: Chang
 
 @lru_cache(16)
 def _gradients(config: Config, how: How) -> Callable[..., Array]:
-    """The jitted (state, arms, x, y, of) -> every arm's gradient at its own state in its own arithmetic, (A, weights)."""
+    """The jitted (state, arms, x, y, of) -> every arm's gradient at its own state in its own
+    arithmetic, (A, weights).
+    """
     config = steps.numbers_only(config)
 
     def one(state: steps.State, arm: steps.Arms, x: Array, y: Array) -> Array:
@@ -75,4 +94,7 @@ def _gradients(config: Config, how: How) -> Callable[..., Array]:
 
 def _apart(g: Array, exact: Array) -> dict[str, Any]:
     size = jnp.linalg.norm(exact)
-    return {"zeta_apart": jnp.linalg.norm(g - exact) / size, "cosine_apart": jnp.vdot(g, exact) / (size * jnp.linalg.norm(g))}
+    return {
+        "zeta_apart": jnp.linalg.norm(g - exact) / size,
+        "cosine_apart": jnp.vdot(g, exact) / (size * jnp.linalg.norm(g)),
+    }

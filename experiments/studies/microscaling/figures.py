@@ -1,5 +1,5 @@
-"""The pictures: how interventions end, where settings fail, the gradient's error on the way to a divergence
-and the events that make it, and the losses.
+"""The pictures: how interventions end, where settings fail, the gradient's error on the way to a
+divergence and the events that make it, and the losses.
 """
 
 import math
@@ -13,7 +13,16 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.counts import diverged
-from roundscope.experiments.studies.framework.figures.series import CALM, COLOURS, GRID, INK, LETHAL, QUIET, SHARE, canvas
+from roundscope.experiments.studies.framework.figures.series import (
+    CALM,
+    COLOURS,
+    GRID,
+    INK,
+    LETHAL,
+    QUIET,
+    SHARE,
+    canvas,
+)
 from roundscope.experiments.studies.microscaling.claims_epsilon import before, runs_of
 from roundscope.experiments.studies.microscaling.conditions import SHAM, Scale
 from roundscope.experiments.studies.microscaling.found import Found
@@ -23,9 +32,18 @@ from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.experiments.train.student.presets import UNCHANGED
 from roundscope.experiments.train.student.results import measures
 
-COLOUR = {Effect.AVERTED: CALM, Effect.DELAYED: COLOURS[2], Effect.HASTENED: LETHAL, Effect.NONE: QUIET}
+COLOUR = {
+    Effect.AVERTED: CALM,
+    Effect.DELAYED: COLOURS[2],
+    Effect.HASTENED: LETHAL,
+    Effect.NONE: QUIET,
+}
 SHAMS = f"{SHAM}s: half an ulp in one step"
-LINES = (("zeta", "same state", COLOURS[0]), ("zeta_rceil", "same state, RCEIL", COLOURS[2]), ("zeta_apart", "two trainings", COLOURS[1]))
+LINES = (
+    ("zeta", "same state", COLOURS[0]),
+    ("zeta_rceil", "same state, RCEIL", COLOURS[2]),
+    ("zeta_apart", "two trainings", COLOURS[1]),
+)
 
 
 def opening(found: Found, scale: Scale) -> Figure | None:
@@ -33,7 +51,9 @@ def opening(found: Found, scale: Scale) -> Figure | None:
     leads = [lead for lead in scale.leads if any(at == lead for _, at in found.parted)]
     if not leads:
         return None
-    names = list(dict.fromkeys(n for runs in found.parted.values() for n in runs if not n.startswith(SHAM)))
+    names = list(
+        dict.fromkeys(n for runs in found.parted.values() for n in runs if not n.startswith(SHAM))
+    )
     lines = [UNCHANGED, SHAMS, *(n for n in names if n != UNCHANGED)]
     figure, axes = canvas(0.9 + 0.27 * len(lines), 1, len(leads), sharey=True)
     for ax, lead in zip(axes[0], leads, strict=True):
@@ -53,9 +73,21 @@ def _panel(ax: Axes, found: Found, lead: int, lines: Sequence[str]) -> None:
     for row, line in enumerate(lines):
         ax.axhline(row, color=GRID, lw=0.8, zorder=0)
         if line in words:
-            ax.axhspan(row - 0.45, row + 0.45, color=COLOUR[words[line]], alpha=0.0 if words[line] is Effect.NONE else 0.13, lw=0)
+            ax.axhspan(
+                row - 0.45,
+                row + 0.45,
+                color=COLOUR[words[line]],
+                alpha=0.0 if words[line] is Effect.NONE else 0.13,
+                lw=0,
+            )
         for i, (seed, runs) in enumerate(own.items()):
-            several = [r for n, r in runs.items() if n.startswith(SHAM)] if line == SHAMS else [runs[line]] if line in runs else []
+            several = (
+                [r for n, r in runs.items() if n.startswith(SHAM)]
+                if line == SHAMS
+                else [runs[line]]
+                if line in runs
+                else []
+            )
             for r in several:
                 y = row + 0.5 * ((i + 0.5) / len(own) - 0.5)
                 widest = max(widest, _dot(ax, r, starts[seed], y))
@@ -68,7 +100,16 @@ def _dot(ax: Axes, r: Run[Arm], start: int, y: float) -> float:
     """A run by its steps since the parting; the number that was drawn."""
     lived = r.diverged is None
     x = min(r.time, r.steps) - start
-    ax.plot(x, y, "o", color=CALM if lived else LETHAL, ms=4.2, mfc="white" if lived else None, alpha=0.85, mew=0.9 if lived else 0)
+    ax.plot(
+        x,
+        y,
+        "o",
+        color=CALM if lived else LETHAL,
+        ms=4.2,
+        mfc="white" if lived else None,
+        alpha=0.85,
+        mew=0.9 if lived else 0,
+    )
     return float(x)
 
 
@@ -83,7 +124,12 @@ def formats(found: Found, scale: Scale) -> Figure | None:
     if not settings:
         return None
     deep = [sum(name == s.name for name, _ in found.trained) for s in settings]
-    figure, axes = canvas(0.5 + 0.26 * sum(deep) + 0.52 * len(settings), len(settings), 1, gridspec_kw={"height_ratios": deep})
+    figure, axes = canvas(
+        0.5 + 0.26 * sum(deep) + 0.52 * len(settings),
+        len(settings),
+        1,
+        gridspec_kw={"height_ratios": deep},
+    )
     for ax, setting in zip(axes.flat, settings, strict=True):
         names = [f for name, f in found.trained if name == setting.name]
         for row, name in enumerate(names):
@@ -91,7 +137,9 @@ def formats(found: Found, scale: Scale) -> Figure | None:
                 if own := found.of(setting.name, name, rate):
                     _cell(ax, row, column, own)
         ax.set_yticks(range(len(names)), names, fontsize=8.5)
-        ax.set_xticks(range(len(setting.rates)), [f"{rate:g}" for rate in setting.rates], fontsize=8.5)
+        ax.set_xticks(
+            range(len(setting.rates)), [f"{rate:g}" for rate in setting.rates], fontsize=8.5
+        )
         ax.set_ylim(len(names) - 0.5, -0.5)
         ax.set_xlim(-0.5, max(3, *(len(s.rates) for s in settings)) - 0.5)
         ax.set_title(setting.name, fontsize=9.5, loc="left", color=INK)
@@ -103,14 +151,26 @@ def formats(found: Found, scale: Scale) -> Figure | None:
 
 def _cell(ax: Axes, row: int, column: int, own: Runs) -> None:
     k = diverged(own)
-    ax.add_patch(Rectangle((column - 0.49, row - 0.46), 0.98, 0.92, color=SHARE(k / len(own)), lw=0))
+    ax.add_patch(
+        Rectangle((column - 0.49, row - 0.46), 0.98, 0.92, color=SHARE(k / len(own)), lw=0)
+    )
     steps = sorted(r.diverged for r in own if r.diverged is not None)
     text = f"{k}/{len(own)}" + (f" at {np.median(steps):.0f}" if steps else "")
-    ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if k == len(own) else INK)
+    ax.text(
+        column,
+        row,
+        text,
+        ha="center",
+        va="center",
+        fontsize=8,
+        color="white" if k == len(own) else INK,
+    )
 
 
 def growth(found: Found, scale: Scale) -> Figure | None:
-    """zeta by steps before divergence, a line per seed; and what share of it each event has alone."""
+    """zeta by steps before divergence, a line per seed; and what share of it each event has
+    alone.
+    """
     own = runs_of(found)
     if not own:
         return None
@@ -120,8 +180,14 @@ def growth(found: Found, scale: Scale) -> Figure | None:
         for i, r in enumerate(own):
             looks = before(r)
             end = min(r.time, r.steps)
-            left.plot([step - end for step, _ in looks], [m[name] for _, m in looks], color=colour, lw=1.1, alpha=0.75,
-                      label=label if i == 0 else None)  # fmt: skip
+            left.plot(
+                [step - end for step, _ in looks],
+                [m[name] for _, m in looks],
+                color=colour,
+                lw=1.1,
+                alpha=0.75,
+                label=label if i == 0 else None,
+            )
     left.set_yscale("log")
     left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     left.yaxis.set_major_formatter("{x:g}")
@@ -134,9 +200,23 @@ def growth(found: Found, scale: Scale) -> Figure | None:
 
 
 def _events(ax: Axes, own: Runs) -> None:
-    names = [n for n in measures(own[0])[0][1] if n.startswith("zeta_") and n.removeprefix("zeta_") not in ("rceil", "apart")]
-    value = {n: [float(np.median([m[n] / m["zeta"] for _, m in looks])) for r in own if (looks := before(r))] for n in names}
-    order = sorted((n for n in names if any(v > 0 for v in value[n])), key=lambda n: -float(np.median(value[n])))
+    names = [
+        n
+        for n in measures(own[0])[0][1]
+        if n.startswith("zeta_") and n.removeprefix("zeta_") not in ("rceil", "apart")
+    ]
+    value = {
+        n: [
+            float(np.median([m[n] / m["zeta"] for _, m in looks]))
+            for r in own
+            if (looks := before(r))
+        ]
+        for n in names
+    }
+    order = sorted(
+        (n for n in names if any(v > 0 for v in value[n])),
+        key=lambda n: -float(np.median(value[n])),
+    )
     for row, n in enumerate(order):
         ax.plot(value[n], [row] * len(value[n]), "o", color=COLOURS[0], ms=4, alpha=0.7, mew=0)
     ax.set_yticks(range(len(order)), [n.removeprefix("zeta_") for n in order], fontsize=8.5)
@@ -159,7 +239,13 @@ def losses(found: Found, scale: Scale) -> Figure | None:
     for ax, (name, own) in zip(axes.flat, drawn.items(), strict=False):
         for r in [*exact, *own]:
             seen = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
-            ax.plot(seen[:, 0], seen[:, 1], color=QUIET if r.condition.name == EXACT else COLOURS[0], lw=0.9, alpha=0.8)
+            ax.plot(
+                seen[:, 0],
+                seen[:, 1],
+                color=QUIET if r.condition.name == EXACT else COLOURS[0],
+                lw=0.9,
+                alpha=0.8,
+            )
         ax.set_title(name, fontsize=9, loc="left")
         ax.set_yscale("log")
     for ax in list(axes.flat)[len(drawn) :]:

@@ -60,7 +60,10 @@ def _trained(scale: Scale, store: Store) -> dict[tuple[str, str], Runs]:
     wanted = [(scale.base, f, scale.seeds) for f in scale.formats]
     wanted += [(s, f, scale.seeds) for s in scale.settings[1:] for f in scale.few]
     wanted += [(at_rate(scale), f, few) for f in changed(scale.mx)]
-    runs = lambda s, f, seeds: whole(store, config_of(s), trained(s, [f], seeds))  # noqa: E731
+
+    def runs(s, f, seeds):
+        return whole(store, config_of(s), trained(s, [f], seeds))
+
     return {(s.name, f): runs(s, f, seeds) for s, f, seeds in wanted}
 
 

@@ -128,7 +128,10 @@ def interventions(scale: Scale, places: Sequence[tuple[int, int, int]]) -> list[
 
 def _launch(scale: Scale, part: Part, folder: Path) -> Launch:
     title = "student" if part.first is None else f"student, from step {part.first}"
-    compute = lambda progress: ran(scale, part, folder, progress)  # noqa: E731
+
+    def compute(progress):
+        return ran(scale, part, folder, progress)
+
     return student.launch(title, part.config, part.arms, compute)
 
 

@@ -35,9 +35,12 @@ PICTURES = (
     (
         "What averts the divergence?",
         figures.opening,
-        "A dot per run and seed, from states that are the same to the bit. Blue rows outlive their "
-        "shams and never diverged, green rows outlive them, red rows diverged before them; the "
-        "others cannot be told from the shams. Dotted: where the run diverged at first.",
+        (
+            "A dot per run and seed, from states that are the same to the bit. Blue rows outlive"
+            " their shams and never diverged, green rows outlive them, red rows diverged before"
+            " them; the others cannot be told from the shams. Dotted: where the run diverged at"
+            " first."
+        ),
     ),
     (
         "At which rates does training fail?",
@@ -47,9 +50,11 @@ PICTURES = (
     (
         "How large is the gradient's error, and where does it come from?",
         figures.growth,
-        "Left: every look before the divergence, a line per seed. Two trainings: the released "
-        "code's epsilon, which has the distance of the two in it. Right: one event rounded and all "
-        "others FP32, at the same states; a dot per seed, the median of its looks.",
+        (
+            "Left: every look before the divergence, a line per seed. Two trainings: the released"
+            " code's epsilon, which has the distance of the two in it. Right: one event rounded and"
+            " all others FP32, at the same states; a dot per seed, the median of its looks."
+        ),
     ),
     (
         "How does the loss run?",

@@ -1,1 +1,3 @@
-"""arXiv 2506.08027, Recipes for Pre-training LLMs with MXFP8: its claims on a small GPT and on the student-teacher proxy."""
+"""arXiv 2506.08027, Recipes for Pre-training LLMs with MXFP8: its claims on a small GPT and on the
+student-teacher proxy.
+"""

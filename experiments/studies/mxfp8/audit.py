@@ -1,8 +1,10 @@
-"""What block formats do to the operands of a training step: every tensor of a BF16 run, at some steps, under every scale rule and format.
+"""What block formats do to the operands of a training step: every tensor of a BF16 run, at some
+steps, under every scale rule and format.
 
 Of an operand V and what is kept of it, Q:
 
-    saturated   share of numbers that the block's scale cannot reach (|V| / X above the largest element)
+    saturated   share of numbers that the block's scale cannot reach (|V| / X above the largest
+                element)
     underflow   share of numbers other than 0 that become 0
     shrink      sum (Q - V) sign V / sum |V|: the signed part; below 0: numbers get smaller
     error       |Q - V| / |V|, Frobenius norms
@@ -31,14 +33,25 @@ ELEMENTS = {"E4M3": "mxfp8_e4m3", "E5M2": "mxfp8_e5m2"}
 CASES = tuple(product(ELEMENTS, RULES))
 ROWS = np.stack([row_of(block_format(ELEMENTS[name], rule=rule)) for name, rule in CASES])
 NUMBERS = ("saturated", "underflow", "shrink", "error")
-COPIES = {"X": (Site.X, Site.X_W), "W": (Site.W, Site.W_X), "G": (Site.G_X, Site.G_W)}  # of a tensor: along the row's axis, the column's
-NAMES = {Matrix.QKV: "qkv", Matrix.PROJ: "proj", Matrix.FC1: "up", Matrix.FC2: "down"}  # in the tree of parameters
+COPIES = {
+    "X": (Site.X, Site.X_W),
+    "W": (Site.W, Site.W_X),
+    "G": (Site.G_X, Site.G_W),
+}  # of a tensor: along the row's axis, the column's
+NAMES = {
+    Matrix.QKV: "qkv",
+    Matrix.PROJ: "proj",
+    Matrix.FC1: "up",
+    Matrix.FC2: "down",
+}  # in the tree of parameters
 
 Row = dict[str, Any]
 
 
 def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
-    """A row per layer, matrix, operand (an event's name), element format and rule; params of one arm, tokens (B, T + 1)."""
+    """A row per layer, matrix, operand (an event's name), element format and rule; params of one
+    arm, tokens (B, T + 1).
+    """
     found = []
     for matrix, tensors in operands(config)(params, tokens).items():
         for tensor, values in tensors.items():
@@ -46,27 +59,49 @@ def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
             own, apart = jax.device_get(_measured(values, sites[0].axis % 2, sites[1].axis % 2))
             places = product(range(config.layers), enumerate(CASES), enumerate(sites))
             found += [
-                {"layer": layer, "matrix": str(matrix), "operand": str(site), "element": element, "rule": str(rule),
-                 **{name: float(own[name][layer, i, copy]) for name in NUMBERS}, "apart": float(apart[layer, i])}
+                {
+                    "layer": layer,
+                    "matrix": str(matrix),
+                    "operand": str(site),
+                    "element": element,
+                    "rule": str(rule),
+                    **{name: float(own[name][layer, i, copy]) for name in NUMBERS},
+                    "apart": float(apart[layer, i]),
+                }
                 for layer, (i, (element, rule)), (copy, site) in places
-            ]  # fmt: skip
+            ]
     return found
 
 
 @lru_cache(8)
 def operands(config: Config) -> Any:
-    """(params, tokens) -> matrix -> X, W, G: what the products of an FP32 step read, (layers, rows, columns)."""
+    """(params, tokens) -> matrix -> X, W, G: what the products of an FP32 step read, (layers, rows,
+    columns).
+    """
     formats = formats_of(config, ["matrix=all -> fp32"])
     assert formats is not None
     how, table = how_of([formats]), formats.table()
 
     def read(params: Any, tokens: Array) -> dict[Matrix, dict[str, Array]]:
         layers = params["layers"]
-        wide = {"qkv": (config.width, -1), "proj": (-1, config.width), "up": (config.width, -1), "down": (-1, config.width)}
+        wide = {
+            "qkv": (config.width, -1),
+            "proj": (-1, config.width),
+            "up": (config.width, -1),
+            "down": (-1, config.width),
+        }
         weights = {m: layers[name].reshape(config.layers, *wide[name]) for m, name in NAMES.items()}
         rows = tokens.shape[0] * (tokens.shape[1] - 1)
-        taps = {m: tuple(jnp.zeros((config.layers, rows, n), jnp.float32) for n in w.shape[1:]) for m, w in weights.items()}
-        one = lambda taps: model.loss(params, tokens, None, config, linears=LinearPlans(how, jnp.asarray(table), taps))  # noqa: E731
+        taps = {
+            m: tuple(jnp.zeros((config.layers, rows, n), jnp.float32) for n in w.shape[1:])
+            for m, w in weights.items()
+        }
+
+        def one(taps):
+            return model.loss(
+                params, tokens, None, config, linears=LinearPlans(how, jnp.asarray(table), taps)
+            )
+
         seen = jax.grad(one)(taps)
         return {m: {"X": seen[m][0], "W": weights[m], "G": seen[m][1]} for m in MATRICES}
 
@@ -75,19 +110,25 @@ def operands(config: Config) -> Any:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], Array]:
-    """(NUMBERS (layers, cases, 2 copies), apart (layers, cases)) of a tensor (layers, rows, columns)."""
+    """(NUMBERS (layers, cases, 2 copies), apart (layers, cases)) of a tensor (layers, rows,
+    columns).
+    """
 
     def one(v: Array, case: Array) -> tuple[dict[str, Array], Array]:
         kept = [round_even(v, case, BLOCK, axis) for axis in (row, column)]
         own = [_of_copy(v, q, case, axis) for q, axis in zip(kept, (row, column), strict=True)]
-        return {name: jnp.stack([o[name] for o in own]) for name in NUMBERS}, jnp.linalg.norm(kept[0] - kept[1]) / jnp.linalg.norm(v)
+        return {name: jnp.stack([o[name] for o in own]) for name in NUMBERS}, jnp.linalg.norm(
+            kept[0] - kept[1]
+        ) / jnp.linalg.norm(v)
 
     cases = jnp.asarray(ROWS)
     return jax.lax.map(lambda v: jax.lax.map(lambda case: one(v, case), cases), values)
 
 
 def _of_copy(v: Array, q: Array, case: Array, axis: int) -> dict[str, Array]:
-    share = lambda flags, of: flags.sum().astype(jnp.float32) / of  # noqa: E731
+    def share(flags, of):
+        return flags.sum().astype(jnp.float32) / of
+
     return {
         "saturated": ends_row(v, case, BLOCK, axis)[0],
         "underflow": share((q == 0) & (v != 0), share(v != 0, 1.0)),

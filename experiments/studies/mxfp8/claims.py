@@ -1,4 +1,6 @@
-"""The paper's claims about training, each with what was measured and a verdict; and the rules that judge it."""
+"""The paper's claims about training, each with what was measured and a verdict; and the rules that
+judge it.
+"""
 
 import math
 from collections.abc import Iterator
@@ -20,10 +22,11 @@ from roundscope.experiments.studies.mxfp8.conditions import (
 from roundscope.experiments.studies.mxfp8.results import Results, Runs
 
 RULES = (
-    "Arms of one seed have the same weights and batches; differences are paired by seed and shown with 95 % t intervals. 'Agrees' if the "
-    "whole interval is where the claim holds, 'contradicts' if none of it is, 'undecided' otherwise. Losses: mean of the last 50 steps, of "
-    "runs that did not diverge. 'Floor diverges': not testable where no floor run diverged, or where FP32 or BF16 did too; agrees if no "
-    "RCEIL run did. Intervals are not widened for the number of claims."
+    "Arms of one seed have the same weights and batches; differences are paired by seed and shown"
+    " with 95 % t intervals. 'Agrees' if the whole interval is where the claim holds, 'contradicts'"
+    " if none of it is, 'undecided' otherwise. Losses: mean of the last 50 steps, of runs that did"
+    " not diverge. 'Floor diverges': not testable where no floor run diverged, or where FP32 or"
+    " BF16 did too; agrees if no RCEIL run did. Intervals are not widened for the number of claims."
 )
 WORSE, ANY = (0.0, math.inf), -math.inf
 HALF = 0.5  # per cent of perplexity
@@ -37,17 +40,41 @@ def judged(r: Results) -> list[Verdict]:
 
 def _floor(r: Results) -> Iterator[Verdict]:
     """Version 1 of the abstract: rounding of the scale decides whether training is stable."""
-    stable, lower = "with the floor of OCP MX 1.0 training can diverge, with RCEIL not", "RCEIL trains to a lower loss than floor"
+    stable = "with the floor of OCP MX 1.0 training can diverge, with RCEIL not"
+    lower = "RCEIL trains to a lower loss than floor"
     for model, rates, runs in (("GPT", r.rates, r.gpt), ("proxy", r.proxy_rates, r.proxy)):
         for lr in rates:
-            own: dict[str, Runs] = {name: runs.get((lr, name), []) for name in (FLOOR, RCEIL, BF16, FP32)}
-            yield _verdict("abstract, v1", stable, model, lr, _can(own), "; ".join(f"{name} {_times(x)}" for name, x in own.items()))
+            own: dict[str, Runs] = {
+                name: runs.get((lr, name), []) for name in (FLOOR, RCEIL, BF16, FP32)
+            }
+            yield _verdict(
+                "abstract, v1",
+                stable,
+                model,
+                lr,
+                _can(own),
+                "; ".join(f"{name} {_times(x)}" for name, x in own.items()),
+            )
     for lr in r.rates:
         e = r.gap(lr, FLOOR, RCEIL)
-        yield _verdict("abstract, v1", lower, "GPT", lr, judge(e, WORSE), f"floor's loss above RCEIL's {interval(e, ' nats')}")
+        yield _verdict(
+            "abstract, v1",
+            lower,
+            "GPT",
+            lr,
+            judge(e, WORSE),
+            f"floor's loss above RCEIL's {interval(e, ' nats')}",
+        )
     for lr in r.proxy_rates:
         e = r.over(lr, FLOOR, RCEIL)
-        yield _verdict("abstract, v1", lower, "proxy", lr, judge(e, WORSE), f"floor's loss above RCEIL's {interval(e, ' %')}")
+        yield _verdict(
+            "abstract, v1",
+            lower,
+            "proxy",
+            lr,
+            judge(e, WORSE),
+            f"floor's loss above RCEIL's {interval(e, ' %')}",
+        )
 
 
 def _can(own: dict[str, Runs]) -> Word:
@@ -66,7 +93,14 @@ def _recipe(r: Results) -> Iterator[Verdict]:
     claim = "E4M3 for all operands with RCEIL is within 0.5 % of BF16's perplexity"
     for lr in r.rates:
         e = _perplexity(r, lr, RCEIL, BF16)
-        yield _verdict("results, 8 B", claim, "GPT", lr, judge(e, (ANY, HALF)), f"perplexity above BF16's {interval(e, ' %')}")
+        yield _verdict(
+            "results, 8 B",
+            claim,
+            "GPT",
+            lr,
+            judge(e, (ANY, HALF)),
+            f"perplexity above BF16's {interval(e, ' %')}",
+        )
 
 
 def _perplexity(r: Results, lr: float, name: str, base: str) -> Estimate:
@@ -79,7 +113,14 @@ def _variants(r: Results) -> Iterator[Verdict]:
         for lr in r.rates:
             e = r.gap(lr, name, BF16)
             claim = f"every MX variant is slightly worse than BF16: {name}"
-            yield _verdict("results, 843 M", claim, "GPT", lr, judge(e, WORSE), f"loss above BF16's {interval(e, ' nats')}")
+            yield _verdict(
+                "results, 843 M",
+                claim,
+                "GPT",
+                lr,
+                judge(e, WORSE),
+                f"loss above BF16's {interval(e, ' nats')}",
+            )
 
 
 def _formats(r: Results) -> Iterator[Verdict]:
@@ -87,17 +128,41 @@ def _formats(r: Results) -> Iterator[Verdict]:
         for lr in r.rates:
             e = r.gap(lr, name, RCEIL)
             claim = f"E5M2 for {'all operands' if what == 'operands' else what} is worse than E4M3"
-            yield _verdict("results, formats", claim, "GPT", lr, judge(e, WORSE), f"loss above E4M3's {interval(e, ' nats')}")
+            yield _verdict(
+                "results, formats",
+                claim,
+                "GPT",
+                lr,
+                judge(e, WORSE),
+                f"loss above E4M3's {interval(e, ' nats')}",
+            )
 
 
 def _kept(r: Results) -> Iterator[Verdict]:
-    """Layers of the keep list. The embedding, the last norm and the output matrix are never quantised here."""
+    """Layers of the keep list.
+
+    The embedding, the last norm and the output matrix are never quantised here.
+    """
     for name in (FIRST, LAST, ENDS):
         for lr in r.rates:
             e = _perplexity(r, lr, RCEIL, name)
             claim = f"all layers may be MX: less than 0.5 % is gained by {name}"
-            yield _verdict("recipe", claim, "GPT", lr, judge(e, (ANY, HALF)), f"perplexity gained {interval(e, ' %')}")
+            yield _verdict(
+                "recipe",
+                claim,
+                "GPT",
+                lr,
+                judge(e, (ANY, HALF)),
+                f"perplexity gained {interval(e, ' %')}",
+            )
 
 
 def _verdict(figure: str, claim: str, model: str, lr: float, word: Word, measured: str) -> Verdict:
-    return Verdict(figure=figure, claim=claim, case=f"{model}, lr {lr:g}", sizes="", word=word, measured=measured)
+    return Verdict(
+        figure=figure,
+        claim=claim,
+        case=f"{model}, lr {lr:g}",
+        sizes="",
+        word=word,
+        measured=measured,
+    )

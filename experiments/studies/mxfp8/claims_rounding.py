@@ -1,4 +1,6 @@
-"""What the scale rule and the format do to the operands and to one gradient at the same state: no training enters."""
+"""What the scale rule and the format do to the operands and to one gradient at the same state: no
+training enters.
+"""
 
 import math
 from collections.abc import Iterator
@@ -21,29 +23,62 @@ def judged(r: Results) -> list[Verdict]:
 
 
 def _scales(r: Results) -> Iterator[Verdict]:
-    floor, up = ({"element": "E4M3", "rule": str(rule)} for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL))
-    shares = {rule: mean(_percent(r.audited("saturated", element="E4M3", rule=str(rule)))) for rule in ScaleRule if rule in _rules(r)}
+    floor, up = (
+        {"element": "E4M3", "rule": str(rule)} for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL)
+    )
+    shares = {
+        rule: mean(_percent(r.audited("saturated", element="E4M3", rule=str(rule))))
+        for rule in ScaleRule
+        if rule in _rules(r)
+    }
     measured = "; ".join(f"{rule} {interval(e, ' %')}" for rule, e in shares.items())
     never = shares and shares[ScaleRule.RCEIL].mean == 0.0 == shares[ScaleRule.CEIL].mean
     always = all(share > 0.0 for share in r.audited("saturated", **floor).values())
-    word = Word.NOT_TESTABLE if not shares else Word.AGREES if never and always else Word.CONTRADICTS
-    yield _audit("conversion", "floor saturates the largest numbers, rounding the scale up never does", word, measured)
-    shrink = _difference(r.audited("shrink", **floor), r.audited("shrink", **up))
-    yield _audit("ours", "floor shrinks operands more than RCEIL", judge(shrink, BELOW), f"floor - RCEIL {interval(shrink)} of sum |V|")
-    lost = ratio(r.audited("underflow", element="E4M3", rule=str(ScaleRule.CEIL)), r.audited("underflow", **up))
+    word = (
+        Word.NOT_TESTABLE if not shares else Word.AGREES if never and always else Word.CONTRADICTS
+    )
     yield _audit(
-        "ours", "ceil of the maximum loses more small numbers than RCEIL", judge(lost, LARGER), f"underflow, CEIL / RCEIL {interval(lost)}"
+        "conversion",
+        "floor saturates the largest numbers, rounding the scale up never does",
+        word,
+        measured,
+    )
+    shrink = _difference(r.audited("shrink", **floor), r.audited("shrink", **up))
+    yield _audit(
+        "ours",
+        "floor shrinks operands more than RCEIL",
+        judge(shrink, BELOW),
+        f"floor - RCEIL {interval(shrink)} of sum |V|",
+    )
+    lost = ratio(
+        r.audited("underflow", element="E4M3", rule=str(ScaleRule.CEIL)),
+        r.audited("underflow", **up),
+    )
+    yield _audit(
+        "ours",
+        "ceil of the maximum loses more small numbers than RCEIL",
+        judge(lost, LARGER),
+        f"underflow, CEIL / RCEIL {interval(lost)}",
     )
 
 
 def _elements(r: Results) -> Iterator[Verdict]:
     for tensor, name in TENSORS.items():
         sites = tuple(map(str, COPIES[tensor]))
-        wide, narrow = ({"operand": sites, "rule": str(ScaleRule.RCEIL), "element": e} for e in ("E5M2", "E4M3"))
+        wide, narrow = (
+            {"operand": sites, "rule": str(ScaleRule.RCEIL), "element": e} for e in ("E5M2", "E4M3")
+        )
         error = ratio(r.audited("error", **wide), r.audited("error", **narrow))
-        zeros = [interval(mean(_percent(r.audited("underflow", **own))), " %") for own in (wide, narrow)]
+        zeros = [
+            interval(mean(_percent(r.audited("underflow", **own))), " %") for own in (wide, narrow)
+        ]
         measured = f"error, E5M2 / E4M3 {interval(error)}; to zero {zeros[0]} and {zeros[1]}"
-        yield _audit("formats", f"32 numbers need E4M3's precision more than E5M2's range: {name}", judge(error, LARGER), measured)
+        yield _audit(
+            "formats",
+            f"32 numbers need E4M3's precision more than E5M2's range: {name}",
+            judge(error, LARGER),
+            measured,
+        )
 
 
 def _copies(r: Results) -> Iterator[Verdict]:
@@ -52,28 +87,48 @@ def _copies(r: Results) -> Iterator[Verdict]:
         for tensor, name in TENSORS.items():
             where = {"operand": str(COPIES[tensor][0]), "element": "E4M3", "rule": str(rule)}
             e = mean(apart(r, **where))
-            claim = f"the row's and the column's copy differ by less than either's error: {name}, {rule}"
-            yield _audit("recipe", claim, judge(e, (-math.inf, 1.0)), f"|Q_row - Q_col| / |Q - V| {interval(e)}")
+            claim = (
+                f"the row's and the column's copy differ by less than either's error: {name},"
+                f" {rule}"
+            )
+            yield _audit(
+                "recipe",
+                claim,
+                judge(e, (-math.inf, 1.0)),
+                f"|Q_row - Q_col| / |Q - V| {interval(e)}",
+            )
 
 
 def apart(r: Results, **where: str) -> Values:
-    """How far the two copies are apart in units of the rounding error, by seed; the operand of `where` is the row's."""
+    """How far the two copies are apart in units of the rounding error, by seed; the operand of
+    `where` is the row's.
+    """
     distance, error = r.audited("apart", **where), r.audited("error", **where)
     return {seed: distance[seed] / error[seed] for seed in distance}
 
 
 def _epsilon(r: Results) -> Iterator[Verdict]:
-    """The proxy of arXiv 2506.20752 with this paper's rule: gradients against FP32's at the same weights and rows."""
+    """The proxy of arXiv 2506.20752 with this paper's rule: gradients against FP32's at the same
+    weights and rows.
+    """
     for lr in r.proxy_rates:
         zeta = ratio(r.seen(lr, FLOOR, "zeta"), r.seen(lr, RCEIL, "zeta"))
         yield _proxy(
-            "floor's gradient is farther from FP32's than RCEIL's", lr, judge(zeta, LARGER), f"zeta, floor / RCEIL {interval(zeta)}"
+            "floor's gradient is farther from FP32's than RCEIL's",
+            lr,
+            judge(zeta, LARGER),
+            f"zeta, floor / RCEIL {interval(zeta)}",
         )
     for lr in r.proxy_rates:
         own = {name: mean(r.seen(lr, name, "along")) for name in (FLOOR, RCEIL, FLOOR_SR, RCEIL_SR)}
         lean = _difference(r.seen(lr, FLOOR, "along"), r.seen(lr, RCEIL, "along"))
-        measured = f"along g: {'; '.join(f'{name} {interval(e)}' for name, e in own.items())}; floor - RCEIL {interval(lean)}"
-        yield _proxy("floor shortens the gradient more than RCEIL", lr, judge(lean, BELOW), measured)
+        measured = (
+            f"along g: {'; '.join(f'{name} {interval(e)}' for name, e in own.items())}; floor -"
+            f" RCEIL {interval(lean)}"
+        )
+        yield _proxy(
+            "floor shortens the gradient more than RCEIL", lr, judge(lean, BELOW), measured
+        )
     for name, drawn in ((FLOOR, FLOOR_SR), (RCEIL, RCEIL_SR)):
         for lr in r.proxy_rates:
             e = ratio(_size(r.seen(lr, drawn, "along")), _size(r.seen(lr, name, "along")))
@@ -81,7 +136,12 @@ def _epsilon(r: Results) -> Iterator[Verdict]:
             yield _proxy(claim, lr, judge(e, MOST), f"|along|, stochastic / nearest {interval(e)}")
     for lr in r.proxy_rates:
         e = r.over(lr, FLOOR_SR, FLOOR)
-        yield _proxy("with floor, stochastic elements train better", lr, judge(e, BELOW), f"loss above nearest's {interval(e, ' %')}")
+        yield _proxy(
+            "with floor, stochastic elements train better",
+            lr,
+            judge(e, BELOW),
+            f"loss above nearest's {interval(e, ' %')}",
+        )
 
 
 def _rules(r: Results) -> set[str]:
@@ -105,4 +165,6 @@ def _audit(figure: str, claim: str, word: Word, measured: str) -> Verdict:
 
 
 def _proxy(claim: str, lr: float, word: Word, measured: str) -> Verdict:
-    return Verdict(figure="ours", claim=claim, case=f"proxy, lr {lr:g}", sizes="", word=word, measured=measured)
+    return Verdict(
+        figure="ours", claim=claim, case=f"proxy, lr {lr:g}", sizes="", word=word, measured=measured
+    )

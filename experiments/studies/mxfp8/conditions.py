@@ -1,5 +1,6 @@
-"""What `roundscope reproduce mxfp8` trains: two scales, --quick for two cores and full for a GPU; and the arms of
-both models, by name, as changes in the words of the trainer and of the student, launch by launch.
+"""What `roundscope reproduce mxfp8` trains: two scales, --quick for two cores and full for a GPU;
+and the arms of both models, by name, as changes in the words of the trainer and of the student,
+launch by launch.
 """
 
 from dataclasses import dataclass, replace
@@ -12,13 +13,15 @@ from roundscope.experiments.train.settings import Settings
 from roundscope.experiments.train.student.arms import Arm, groups
 from roundscope.experiments.train.student.config import Config as Proxy
 
-# attention stays FP32 (the paper keeps it in BF16 or more); products in FP32 where an arm does not say otherwise
+# attention stays FP32 (the paper keeps it in BF16 or more); products in FP32 where an arm does not
+# say otherwise
 GPT = {"plan": "jax", "matmul": "fp32", "data": "stdlib"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A GPT and a proxy, each at some peak rates; all arms of a model see the same batches of a seed.
+    """A GPT and a proxy, each at some peak rates; all arms of a model see the same batches of a
+    seed.
 
     looks   steps of the BF16 runs at which operands are audited, in parts of the run
     """
@@ -41,21 +44,32 @@ class Scale:
 QUICK = Scale(
     name="quick",
     gpt=Config(layers=3, heads=2, width=32, context=32, batch=8, steps=300, warmup=50, **GPT),  # type: ignore[arg-type]
-    rates=(3e-3, 1e-2), seeds=tuple(range(5)),
+    rates=(3e-3, 1e-2),
+    seeds=tuple(range(5)),
     proxy=Proxy(depth=2, width=64, batch=64, steps=300, warmup=50, phi="swiglu", measure_every=50),
-    proxy_rates=(0.03, 0.1), proxy_seeds=tuple(range(10)),
-)  # fmt: skip
+    proxy_rates=(0.03, 0.1),
+    proxy_seeds=tuple(range(10)),
+)
 FULL = Scale(
     name="full",
     gpt=Config(layers=4, heads=4, width=128, context=128, batch=16, steps=2000, warmup=100, **GPT),  # type: ignore[arg-type]
-    rates=(1e-3, 1e-2), seeds=tuple(range(5)),
-    proxy=Proxy(depth=4, width=128, batch=256, steps=2000, warmup=100, phi="swiglu", measure_every=100),
-    proxy_rates=(6e-4, 1e-2, 5e-2), proxy_seeds=tuple(range(10)),
-)  # fmt: skip
+    rates=(1e-3, 1e-2),
+    seeds=tuple(range(5)),
+    proxy=Proxy(
+        depth=4, width=128, batch=256, steps=2000, warmup=100, phi="swiglu", measure_every=100
+    ),
+    proxy_rates=(6e-4, 1e-2, 5e-2),
+    proxy_seeds=tuple(range(10)),
+)
 
 FP32, BF16, FLOOR, RCEIL = "fp32", "bf16", "E4M3 floor", "E4M3 RCEIL"
 FLOOR_SR, RCEIL_SR = "E4M3 floor, stochastic", "E4M3 RCEIL, stochastic"
-E5M2 = {"weights": "W in E5M2", "activations": "A in E5M2", "gradients": "G in E5M2", "operands": "W, A, G in E5M2"}
+E5M2 = {
+    "weights": "W in E5M2",
+    "activations": "A in E5M2",
+    "gradients": "G in E5M2",
+    "operands": "W, A, G in E5M2",
+}
 FIRST, LAST, ENDS = "first layer BF16", "last layer BF16", "first and last BF16"
 RECIPE = "-> mx=mxfp8_e4m3:rceil"
 PROXY = {
@@ -67,13 +81,19 @@ PROXY = {
     RCEIL_SR: "-> mx=mxfp8_e4m3:rceil:stochastic",
 }
 WORDS = {  # for the report
-    FP32: "no rounding", BF16: "every operand and result of a linear layer, LayerNorm and the activation function in BF16",
+    FP32: "no rounding",
+    BF16: (
+        "every operand and result of a linear layer, LayerNorm and the activation function in BF16"
+    ),
     FLOOR: "operands in MXFP8 E4M3, scale by the floor of OCP MX 1.0; the rest as BF16",
     RCEIL: "the same with the scale rounded up, the paper's recipe",
-    FLOOR_SR: "floor, elements rounded stochastically", RCEIL_SR: "RCEIL, elements rounded stochastically",
+    FLOOR_SR: "floor, elements rounded stochastically",
+    RCEIL_SR: "RCEIL, elements rounded stochastically",
     **{name: f"RCEIL; {what} in E5M2, the rest E4M3" for what, name in E5M2.items()},
-    FIRST: "RCEIL; the first layer's operands stay BF16", LAST: "the last layer's", ENDS: "both",
-}  # fmt: skip
+    FIRST: "RCEIL; the first layer's operands stay BF16",
+    LAST: "the last layer's",
+    ENDS: "both",
+}
 
 
 def gpt_arms(config: Config) -> dict[str, str]:
@@ -81,15 +101,20 @@ def gpt_arms(config: Config) -> dict[str, str]:
     last = config.layers - 1
     kept = {FIRST: "0", LAST: f"{last}", ENDS: f"0,{last}"}
     return {
-        FP32: "matrix=all -> fp32", BF16: "matrix=all -> bf16", FLOOR: "-> mx=mxfp8_e4m3", RCEIL: RECIPE,
+        FP32: "matrix=all -> fp32",
+        BF16: "matrix=all -> bf16",
+        FLOOR: "-> mx=mxfp8_e4m3",
+        RCEIL: RECIPE,
         **{name: f"{RECIPE}; site={what} -> mxfp8_e5m2:rceil" for what, name in E5M2.items()},
         **{name: f"{RECIPE}; layer={layers} matrix=all -> bf16" for name, layers in kept.items()},
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One training of the GPT: an arm, its changes, its peak rate, the seed of its weights and batches."""
+    """One training of the GPT: an arm, its changes, its peak rate, the seed of its weights and
+    batches.
+    """
 
     name: str
     changes: str
@@ -105,14 +130,26 @@ def key(scale: Scale, t: Trial) -> str:
 def trials(scale: Scale) -> list[list[Trial]]:
     """All of the GPT, by launch: one for each rate."""
     return [
-        [Trial(name=n, changes=text, lr=lr, seed=s) for n, text in gpt_arms(scale.gpt).items() for s in scale.seeds] for lr in scale.rates
+        [
+            Trial(name=n, changes=text, lr=lr, seed=s)
+            for n, text in gpt_arms(scale.gpt).items()
+            for s in scale.seeds
+        ]
+        for lr in scale.rates
     ]
 
 
 def settings_of(scale: Scale, own: list[Trial]) -> Settings:
     """Trials as arms of one run."""
-    arms = tuple(TrainArm(name=f"{t.name}/{t.seed}", changes=tuple(t.changes.split("; ")), lr=t.lr, seed=t.seed) for t in own)
-    found = Settings(config=replace(scale.gpt, lr=1.0, min_lr=0.1), arms=arms)  # the cosine ends at a tenth of an arm's peak
+    arms = tuple(
+        TrainArm(
+            name=f"{t.name}/{t.seed}", changes=tuple(t.changes.split("; ")), lr=t.lr, seed=t.seed
+        )
+        for t in own
+    )
+    found = Settings(
+        config=replace(scale.gpt, lr=1.0, min_lr=0.1), arms=arms
+    )  # the cosine ends at a tenth of an arm's peak
     assert len(numbers(found)) == 1
     return found
 
@@ -121,7 +158,11 @@ def proxy_arms(scale: Scale) -> list[list[Arm]]:
     """All of the proxy, by launch: one for each rate and executable."""
     config = scale.proxy
     own = [
-        [Arm(name=n, changes=((0, text),), lr=lr, seed=s) for n, text in PROXY.items() for s in scale.proxy_seeds]
+        [
+            Arm(name=n, changes=((0, text),), lr=lr, seed=s)
+            for n, text in PROXY.items()
+            for s in scale.proxy_seeds
+        ]
         for lr in scale.proxy_rates
     ]
     return [group for arms in own for group in groups(config, arms)]

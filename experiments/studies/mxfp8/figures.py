@@ -1,4 +1,6 @@
-"""The pictures: losses of arms, the gradient's error, what formats do to operands, how far two copies are apart."""
+"""The pictures: losses of arms, the gradient's error, what formats do to operands, how far two
+copies are apart.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,23 +10,42 @@ from matplotlib.figure import Figure
 
 from roundscope.experiments.studies.framework.counts import diverged
 from roundscope.experiments.studies.framework.estimates import Values, factor, mean
-from roundscope.experiments.studies.framework.figures.series import COLOURS, GRID, INK, MARKERS, QUIET, canvas
+from roundscope.experiments.studies.framework.figures.series import (
+    COLOURS,
+    GRID,
+    INK,
+    MARKERS,
+    QUIET,
+    canvas,
+)
 from roundscope.experiments.studies.mxfp8.audit import CASES, COPIES
 from roundscope.experiments.studies.mxfp8.claims_rounding import apart
 from roundscope.experiments.studies.mxfp8.conditions import BF16, FP32, PROXY, Scale, gpt_arms
 from roundscope.experiments.studies.mxfp8.results import Results, Runs, losses
 from roundscope.experiments.train.gpt.linear_words import MATRICES
 
-HEADS = {"saturated": "saturated, %", "underflow": "to zero, %", "shrink": "shrink, % of sum |V|", "error": "|Q - V| / |V|, %"}
+HEADS = {
+    "saturated": "saturated, %",
+    "underflow": "to zero, %",
+    "shrink": "shrink, % of sum |V|",
+    "error": "|Q - V| / |V|, %",
+}
 
 
 def opening(r: Results, scale: Scale) -> Figure:
-    """The GPT's final loss above BF16's: a panel per rate, a row per arm, a dot per seed, the 95 % interval."""
+    """The GPT's final loss above BF16's: a panel per rate, a row per arm, a dot per seed, the 95 %
+    interval.
+    """
     names = [name for name in gpt_arms(scale.gpt) if name != BF16]
     figure, axes = canvas(0.9 + 0.3 * len(names), 1, len(r.rates), sharey=True)
     for ax, lr in zip(axes.flat, r.rates, strict=True):
         for row, name in enumerate(names):
-            _row(ax, row, {s: 1e3 * gap for s, gap in r.gaps(lr, name, BF16).items()}, QUIET if name == FP32 else COLOURS[0])
+            _row(
+                ax,
+                row,
+                {s: 1e3 * gap for s, gap in r.gaps(lr, name, BF16).items()},
+                QUIET if name == FP32 else COLOURS[0],
+            )
             _count(ax, row, r.gpt.get((lr, name), []))
         _rows(ax, names, f"lr {lr:g}", "final loss above BF16's, mnats")
         ax.axvline(0.0, color=INK, lw=0.8)
@@ -55,7 +76,13 @@ def epsilon(r: Results) -> Figure:
         shift = 0.22 * (i - (len(r.proxy_rates) - 1) / 2)
         for row, name in enumerate(names):
             for ax, measure in zip(axes.flat, ("zeta", "along"), strict=True):
-                _row(ax, row + shift, r.seen(lr, name, measure), COLOURS[i], geometric=measure == "zeta")
+                _row(
+                    ax,
+                    row + shift,
+                    r.seen(lr, name, measure),
+                    COLOURS[i],
+                    geometric=measure == "zeta",
+                )
         axes[0, 0].plot([], [], "o", color=COLOURS[i], label=f"lr {lr:g}")
     _rows(axes[0, 0], names, "", "zeta = |epsilon| / |g|")
     _rows(axes[0, 1], names, "", "<epsilon, g> / |g|^2: below 0 shortens the step")
@@ -66,14 +93,30 @@ def epsilon(r: Results) -> Figure:
 
 
 def audit(r: Results) -> Figure:
-    """What every rule and format does to every operand, means over layers, matrices, steps and seeds."""
+    """What every rule and format does to every operand, means over layers, matrices, steps and
+    seeds.
+    """
     operands = [str(site) for pair in COPIES.values() for site in pair]
     figure, axes = canvas(4.3, 1, 4, sharey=True)
     for i, (element, rule) in enumerate(CASES):
-        style = {"marker": MARKERS[i % 4], "color": COLOURS[0 if element == "E4M3" else 1], "mfc": "none" if i % 2 else None, "ls": "none"}
+        style = {
+            "marker": MARKERS[i % 4],
+            "color": COLOURS[0 if element == "E4M3" else 1],
+            "mfc": "none" if i % 2 else None,
+            "ls": "none",
+        }
         for ax, number in zip(axes.flat, HEADS, strict=True):
-            x = [100.0 * mean(r.audited(number, operand=o, element=element, rule=str(rule))).mean for o in operands]
-            ax.plot(x, [row + 0.08 * (i - 3.5) for row in range(len(operands))], ms=4.5, label=f"{element} {rule}", **style)
+            x = [
+                100.0 * mean(r.audited(number, operand=o, element=element, rule=str(rule))).mean
+                for o in operands
+            ]
+            ax.plot(
+                x,
+                [row + 0.08 * (i - 3.5) for row in range(len(operands))],
+                ms=4.5,
+                label=f"{element} {rule}",
+                **style,
+            )
     for ax, head in zip(axes.flat, HEADS.values(), strict=True):
         _rows(ax, operands, "", head)
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -88,9 +131,24 @@ def copies(r: Results) -> Figure:
     rules = list(dict.fromkeys(str(rule) for _, rule in CASES))
     for i, rule in enumerate(rules):
         for row, (tensor, matrix) in enumerate(places):
-            own = mean(apart(r, operand=str(COPIES[tensor][0]), matrix=matrix, element="E4M3", rule=rule)).mean
-            axes[0, 0].plot(own, row, MARKERS[i], color=COLOURS[i], ms=5, mfc="none" if i % 2 else None, label=None if row else rule)
-    _rows(axes[0, 0], [f"{tensor} of {matrix}" for tensor, matrix in places], "", "|Q_row - Q_col| / |Q - V|")
+            own = mean(
+                apart(r, operand=str(COPIES[tensor][0]), matrix=matrix, element="E4M3", rule=rule)
+            ).mean
+            axes[0, 0].plot(
+                own,
+                row,
+                MARKERS[i],
+                color=COLOURS[i],
+                ms=5,
+                mfc="none" if i % 2 else None,
+                label=None if row else rule,
+            )
+    _rows(
+        axes[0, 0],
+        [f"{tensor} of {matrix}" for tensor, matrix in places],
+        "",
+        "|Q_row - Q_col| / |Q - V|",
+    )
     figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
     return figure
 
@@ -109,7 +167,16 @@ def _count(ax: Axes, row: int, own: Runs) -> None:
     """How many diverged, where any did."""
     if diverged(own):
         text = f"{diverged(own)} of {len(own)} diverged"
-        ax.text(0.99, row, text, transform=ax.get_yaxis_transform(), ha="right", va="center", fontsize=8, color=COLOURS[1])
+        ax.text(
+            0.99,
+            row,
+            text,
+            transform=ax.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            fontsize=8,
+            color=COLOURS[1],
+        )
 
 
 def _rows(ax: Axes, names: Sequence[str], title: str, label: str) -> None:

@@ -31,7 +31,9 @@ from roundscope.experiments.train.loop import EVERY, blocks, drawing
 
 def planned(scale: Scale, store: Store) -> list[Launch]:
     """The proxy's launches by rate and executable, then the GPT's, one for each rate."""
-    proxy = [student.launch(f"proxy, lr {arms[0].lr:g}", scale.proxy, arms) for arms in proxy_arms(scale)]
+    proxy = [
+        student.launch(f"proxy, lr {arms[0].lr:g}", scale.proxy, arms) for arms in proxy_arms(scale)
+    ]
     return [*proxy, *(_gpt(scale, own) for own in trials(scale))]
 
 
@@ -52,7 +54,9 @@ def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Run[T
     extra["audit"]  of a BF16 arm: `audit.audit` at the steps of the scale, each row with its step
     """
     settings, steps = settings_of(scale, list(own)), scale.gpt.steps
-    state = one_step.start(settings.config, len(own), [settings.config.init_seed + t.seed for t in own])
+    state = one_step.start(
+        settings.config, len(own), [settings.config.init_seed + t.seed for t in own]
+    )
     group, drawn = Group(settings, list(range(len(own))), state), drawing(settings)
     audits, looks = {t: list[Row]() for t in own if t.name == BF16}, list[np.ndarray]()
 
@@ -100,4 +104,6 @@ def _audit(
     for a, trial in enumerate(own):
         if trial in audits:
             mine = jax.tree.map(lambda leaf, a=a: leaf[a], params)
-            audits[trial] += [{"step": number, **row} for row in audit(scale.gpt, mine, drawn[trial.seed])]
+            audits[trial] += [
+                {"step": number, **row} for row in audit(scale.gpt, mine, drawn[trial.seed])
+            ]

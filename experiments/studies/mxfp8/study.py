@@ -30,7 +30,10 @@ AUDIT = (
     "W and W_X the weights, G_X and G_W the gradients, blocked along the axis that the product "
     "sums over. Below 0, numbers shrink."
 )
-COPIES = "A scale is a power of two, so both copies round alike except where one is clipped or below the element's normal range."
+COPIES = (
+    "A scale is a power of two, so both copies round alike except where one is clipped or below the"
+    " element's normal range."
+)
 ARMS = f"Arms. {'. '.join(f'{name}: {text}' for name, text in WORDS.items())}."
 FIGURES = (
     Figure(
@@ -41,17 +44,15 @@ FIGURES = (
     Figure(
         title="How wrong is the proxy's gradient at one state?",
         draw=figures.epsilon,
-        caption="Against FP32's at the same weights and rows; medians over each run before it diverged.",
+        caption=(
+            "Against FP32's at the same weights and rows; medians over each run before it diverged."
+        ),
     ),
     Figure(
-        title="What do rules and formats do to the operands?",
-        draw=figures.audit,
-        caption=AUDIT,
+        title="What do rules and formats do to the operands?", draw=figures.audit, caption=AUDIT
     ),
     Figure(
-        title="How far are the two copies of a tensor apart?",
-        draw=figures.copies,
-        caption=COPIES,
+        title="How far are the two copies of a tensor apart?", draw=figures.copies, caption=COPIES
     ),
 )
 

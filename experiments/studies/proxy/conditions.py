@@ -71,7 +71,8 @@ def asked(
         raise bad(
             "--from",
             first,
-            "a step from which the interventions differ; it belongs to --study interventions, and that to it",
+            "a step from which the interventions differ; it belongs to --study interventions, and"
+            " that to it",
         )
     if first is not None and not 0 < first < config.steps:
         raise bad("--from", first, f"a step after the first and before the last, {config.steps}")

@@ -1,4 +1,6 @@
-"""The pictures: when runs diverge, their losses, the error of the gradient along the run, and which events make it."""
+"""The pictures: when runs diverge, their losses, the error of the gradient along the run, and which
+events make it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +19,9 @@ COLUMNS = 3
 
 
 def outcomes(results: Sequence[Result]) -> Figure:
-    """Steps to divergence and final loss: a row per arm, a dot per seed; an open triangle: it ended without."""
+    """Steps to divergence and final loss: a row per arm, a dot per seed; an open triangle: it ended
+    without.
+    """
     own = of_arms(results)
     figure, axes = canvas(0.9 + 0.27 * len(own), 1, 2, sharey=True)
     for row, (name, runs) in enumerate(own.items()):
@@ -26,7 +30,14 @@ def outcomes(results: Sequence[Result]) -> Figure:
             y = row + 0.3 * ((i + 0.5) / len(runs) - 0.5)
             ended = r.diverged is None
             x = min(r.time, r.steps)
-            axes[0, 0].plot(x, y, ">" if ended else "o", color=colour if ended else COLOURS[1], mfc="none" if ended else None, ms=5)
+            axes[0, 0].plot(
+                x,
+                y,
+                ">" if ended else "o",
+                color=colour if ended else COLOURS[1],
+                mfc="none" if ended else None,
+                ms=5,
+            )
             _loss(axes[0, 1], r, y, colour if ended else COLOURS[1])
     axes[0, 0].set_yticks(range(len(own)), list(own), fontsize=9)
     axes[0, 0].set_ylim(len(own) - 0.5, -0.5)
@@ -74,29 +85,58 @@ def losses(results: Sequence[Result]) -> Figure:
 
 def errors(results: Sequence[Result]) -> Figure | None:
     """zeta and 1 - cosine along the run, medians over seeds; None where nothing was measured."""
-    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(measures(r) for r in runs)}
+    own = {
+        name: runs
+        for name, runs in of_arms(results).items()
+        if name != EXACT and any(measures(r) for r in runs)
+    }
     if not own:
         return None
     figure, axes = canvas(3.4, 1, 2)
     for i, (name, runs) in enumerate(own.items()):
-        style = {"color": COLOURS[i % len(COLOURS)], "ls": ("-", "--", ":")[i // len(COLOURS) % 3], "lw": 1.3, "label": name}
-        for ax, read in zip(axes.flat, (lambda m: m["zeta"], lambda m: 1.0 - m["cosine"]), strict=True):
+        style = {
+            "color": COLOURS[i % len(COLOURS)],
+            "ls": ("-", "--", ":")[i // len(COLOURS) % 3],
+            "lw": 1.3,
+            "label": name,
+        }
+        for ax, read in zip(
+            axes.flat, (lambda m: m["zeta"], lambda m: 1.0 - m["cosine"]), strict=True
+        ):
             steps = [step for step, _ in measures(runs[0])]
             values = np.array([[read(found) for _, found in measures(r)] for r in runs])
-            middle = np.nanmedian(np.where(values > 0, values, np.nan), axis=0) if (values > 0).any(axis=0).all() else values[0]
+            middle = (
+                np.nanmedian(np.where(values > 0, values, np.nan), axis=0)
+                if (values > 0).any(axis=0).all()
+                else values[0]
+            )
             ax.plot(steps, middle, **style)
     for ax, title in zip(axes.flat, ("zeta = |epsilon| / |g|", "1 - cosine"), strict=True):
         ax.set_yscale("log")
         ax.set_xlabel("steps")
         ax.set_ylabel(title)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=5, fontsize=8.5, frameon=False)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=5,
+        fontsize=8.5,
+        frameon=False,
+    )
     return figure
 
 
 def sites(results: Sequence[Result]) -> Figure | None:
     """zeta of every event alone: a dot per arm; None where nothing was measured."""
-    own = {name: runs for name, runs in of_arms(results).items() if name != EXACT and any(measures(r) for r in runs)}
-    there = [site for site in Site if f"zeta_{site}" in {n for runs in own.values() for n in measured(runs)}]
+    own = {
+        name: runs
+        for name, runs in of_arms(results).items()
+        if name != EXACT and any(measures(r) for r in runs)
+    }
+    there = [
+        site
+        for site in Site
+        if f"zeta_{site}" in {n for runs in own.values() for n in measured(runs)}
+    ]
     if not there:
         return None
     figure, axes = canvas(0.9 + 0.26 * len(there))
@@ -105,7 +145,14 @@ def sites(results: Sequence[Result]) -> Figure | None:
         x = [float(np.median([before(r, f"zeta_{site}") for r in runs])) for site in there]
         kept = [(v, row) for row, v in enumerate(x) if v > 0]
         if kept:
-            ax.plot(*zip(*kept, strict=True), "osD^vPX*"[i % 8], color=COLOURS[i % len(COLOURS)], ms=5, alpha=0.85, label=name)
+            ax.plot(
+                *zip(*kept, strict=True),
+                "osD^vPX*"[i % 8],
+                color=COLOURS[i % len(COLOURS)],
+                ms=5,
+                alpha=0.85,
+                label=name,
+            )
     ax.set_xscale("log")
     ax.set_yticks(range(len(there)), [f"{site}: {site.formula}" for site in there], fontsize=8.5)
     ax.set_ylim(len(there) - 0.5, -0.5)

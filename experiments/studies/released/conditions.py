@@ -1,4 +1,6 @@
-"""What is trained: two arithmetics of one published algorithm, cases that may fail, and what is changed in each."""
+"""What is trained: two arithmetics of one published algorithm, cases that may fail, and what is
+changed in each.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,24 +13,38 @@ from roundscope.experiments.train.settings import Arm
 
 PRESET, COMPILED = "qiu-yao", "qiu-yao-compiled"
 ARITHMETICS = (PRESET, COMPILED)
-ITSELF, EXACT, OUTPUT, OTHER, CENTRED, SWAPPED = (
-    "as it is", "FP32", "O path in FP32", "delta = rowsum(P dP)", "delta centered", "scores of the backward swapped",
-)  # fmt: skip
-SLOW, FAST, ZERO, FEWER, PDP = (
-    "the rate of the other cases", "three times the rate", "O path toward zero, 6 bits", "6 bits at every BF16 event", OTHER,
-)  # fmt: skip
+ITSELF = "as it is"
+EXACT = "FP32"
+OUTPUT = "O path in FP32"
+OTHER = "delta = rowsum(P dP)"
+CENTRED = "delta centered"
+SWAPPED = "scores of the backward swapped"
+SLOW = "the rate of the other cases"
+FAST = "three times the rate"
+ZERO = "O path toward zero, 6 bits"
+FEWER = "6 bits at every BF16 event"
+PDP = OTHER
 CHANGES = {
-    ITSELF: (), EXACT: ("-> fp32",), OUTPUT: ("site=PV,AO,O,OUT -> fp32",), OTHER: ("-> delta_from=P_DP",),
+    ITSELF: (),
+    EXACT: ("-> fp32",),
+    OUTPUT: ("site=PV,AO,O,OUT -> fp32",),
+    OTHER: ("-> delta_from=P_DP",),
     CENTRED: ("-> delta_from=CENTRED",),
-}  # fmt: skip
-SWAPS = {  # the preset's backward does not round its scores as the forward did; the compiled code's does
+}
+# the preset's backward does not round its scores as the forward did; the compiled code's does
+SWAPS = {
     PRESET: ("site=S -> fp32", "site=SCALED,SCALED_B -> bf16"),
     COMPILED: ("site=S_B -> fp32",),
 }
 SINGLES = {  # of the compiled code at three times the rate: what is exact alone
-    "scores in FP32": "S,S_B", "m and l kept in FP32": "MS,LANES", "P in FP32": "P,P_B", "dP in FP32": "DP", "dS in FP32": "DS",
-    "q, k, v, dO in FP32": "Q,K,V,DO", "gradients in FP32": "DQP,DKP,DVP,DQ_OUT,DK_OUT,DV_OUT",
-}  # fmt: skip
+    "scores in FP32": "S,S_B",
+    "m and l kept in FP32": "MS,LANES",
+    "P in FP32": "P,P_B",
+    "dP in FP32": "DP",
+    "dS in FP32": "DS",
+    "q, k, v, dO in FP32": "Q,K,V,DO",
+    "gradients in FP32": "DQP,DKP,DVP,DQ_OUT,DK_OUT,DV_OUT",
+}
 ROWS = {  # case -> its rows
     SLOW: (ITSELF, EXACT, CENTRED),
     FAST: (ITSELF, EXACT, OUTPUT, OTHER, CENTRED, SWAPPED),
@@ -60,13 +76,19 @@ class Scale:
 
 
 QUICK = Scale(
-    name="quick", rate=2e-2, fast=3, seeds=2,
+    name="quick",
+    rate=2e-2,
+    fast=3,
+    seeds=2,
     config=Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50, steps=300),
-)  # fmt: skip
+)
 FULL = Scale(
-    name="full", rate=1e-2, fast=10, seeds=5,
+    name="full",
+    rate=1e-2,
+    fast=10,
+    seeds=5,
     config=Config(layers=4, heads=4, width=128, context=128, batch=16, warmup=100, steps=1000),
-)  # fmt: skip
+)
 
 
 def conditions(scale: Scale) -> Iterator[Condition]:
@@ -90,7 +112,9 @@ def arm(scale: Scale, c: Condition) -> Arm:
     """How a condition trains."""
     changes = (*_case(c), *_row(c))
     name = f"{c.case}, {c.row}, {c.seed}"
-    return Arm(name=name, changes=changes, lr=scale.rate * (3 if c.case == FAST else 1), seed=c.seed)
+    return Arm(
+        name=name, changes=changes, lr=scale.rate * (3 if c.case == FAST else 1), seed=c.seed
+    )
 
 
 def _row(c: Condition) -> tuple[str, ...]:
@@ -103,7 +127,10 @@ def _row(c: Condition) -> tuple[str, ...]:
 def _case(c: Condition) -> tuple[str, ...]:
     """What a case changes in an arithmetic."""
     if c.case == ZERO:  # the paper's mechanism alone: scores and statistics exact
-        return (f"site={','.join(_scores(c.arithmetic))} -> fp32", "site=PV,AO,O,OUT -> e8m5:toward-zero")
+        return (
+            f"site={','.join(_scores(c.arithmetic))} -> fp32",
+            "site=PV,AO,O,OUT -> e8m5:toward-zero",
+        )
     if c.case == FEWER:
         return (f"site={','.join(low(c.arithmetic))} -> e8m5",)
     return CHANGES[OTHER] if c.case == PDP else ()
@@ -117,5 +144,16 @@ def low(arithmetic: str) -> list[Site]:
 
 def _scores(arithmetic: str) -> list[Site]:
     """Those of the scores, the maximum and the row sum among them."""
-    own = {Site.S, Site.SCALED, Site.X, Site.M, Site.DM, Site.L, Site.MS, Site.LANES, Site.S_B, Site.SCALED_B}
+    own = {
+        Site.S,
+        Site.SCALED,
+        Site.X,
+        Site.M,
+        Site.DM,
+        Site.L,
+        Site.MS,
+        Site.LANES,
+        Site.S_B,
+        Site.SCALED_B,
+    }
     return [site for site in low(arithmetic) if site in own]

@@ -1,4 +1,6 @@
-"""The study: trainings on the preset qiu-yao and on the arithmetic that the released code runs compiled, side by side."""
+"""The study: trainings on the preset qiu-yao and on the arithmetic that the released code runs
+compiled, side by side.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -38,14 +40,18 @@ QUESTION = "Which rows of arXiv 2510.04212 stand on the arithmetic that its trai
 Runs = list[Run[Condition]]
 Results = dict[tuple[str, str, str], Runs]  # (arithmetic, case, row) -> runs in the order of seeds
 CAPTION = (
-    "How many runs diverged, of how many, and the median step. qiu-yao: the preset, whose backward is FP32 and does not round its scores "
-    "as the forward did. qiu-yao-compiled: what the released code computes as its training runs it, compiled and under autocast; on one "
-    "tile it has every bit of that code's output (docs/kernels.md). Scores of the backward swapped: in the preset they are rounded as the "
-    "forward did, in the compiled code they are not."
+    "How many runs diverged, of how many, and the median step. qiu-yao: the preset, whose backward"
+    " is FP32 and does not round its scores as the forward did. qiu-yao-compiled: what the released"
+    " code computes as its training runs it, compiled and under autocast; on one tile it has every"
+    " bit of that code's output (docs/kernels.md). Scores of the backward swapped: in the preset"
+    " they are rounded as the forward did, in the compiled code they are not."
 )
 RULES = (
-    "Fails: a one-sided sign test over seeds against FP32 at the same rate, which diverges earlier. Cured: the same test of the case "
-    "itself against the repaired one. Repairs of cases that do not fail are not testable. Intervals of shares are Clopper-Pearson's, 95 %.",
+    (
+        "Fails: a one-sided sign test over seeds against FP32 at the same rate, which diverges"
+        " earlier. Cured: the same test of the case itself against the repaired one. Repairs of"
+        " cases that do not fail are not testable. Intervals of shares are Clopper-Pearson's, 95 %."
+    ),
 )
 HEADS = ("case", "what is different", *(f"diverged:\n{name}" for name in ARITHMETICS))
 
@@ -67,13 +73,31 @@ def study(scale: Scale) -> Study[Results]:
         answer=answer,
         claims=lambda r: [*fails(r), *repairs(r), *route(r)],
         figures=[Figure(title="What diverges, on which arithmetic?", draw=draw, caption=CAPTION)],
-        tables=[Table(name="rows", title="Every row", heads=HEADS, rows=rows, records=records, shown=(0, 1, 2, 3), grouped=True)],
+        tables=[
+            Table(
+                name="rows",
+                title="Every row",
+                heads=HEADS,
+                rows=rows,
+                records=records,
+                shown=(0, 1, 2, 3),
+                grouped=True,
+            )
+        ],
         rules=RULES,
-        caveats="Small models on Python's sources; the paper's own has 12 layers and trains for thousands of steps. Sums are native.",
+        caveats=(
+            "Small models on Python's sources; the paper's own has 12 layers and trains for"
+            " thousands of steps. Sums are native."
+        ),
         about={
-            "model": f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch {c.batch}, byte-level, {c.data}",
-            "training": f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {c.steps} steps; seeds {scale.fast} at three times the "
-            f"rate, else {scale.seeds}",
+            "model": (
+                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
+                f" {c.batch}, byte-level, {c.data}"
+            ),
+            "training": (
+                f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {c.steps} steps; seeds"
+                f" {scale.fast} at three times the rate, else {scale.seeds}"
+            ),
         },
         config={k: v for k, v in asdict(c).items() if k not in NAMED},
         scale=scale.name,
@@ -86,7 +110,11 @@ def _arms(scale: Scale, arithmetic: str) -> dict[Condition, Arm]:
 
 def launches(scale: Scale, store: Store) -> list[Launch]:
     """Of both arithmetics."""
-    return [x for name in ARITHMETICS for x in training.launches(store, config_of(scale, name), _arms(scale, name))]
+    return [
+        x
+        for name in ARITHMETICS
+        for x in training.launches(store, config_of(scale, name), _arms(scale, name))
+    ]
 
 
 def results(scale: Scale, store: Store) -> Results | None:
@@ -123,7 +151,14 @@ def fails(r: Results) -> Iterator[Verdict]:
         for name in ARITHMETICS:
             own, exact = r.get((name, case, ITSELF), []), _exact(r, name, case)
             measured = f"{counted(own)}; FP32 {times(exact)}"
-            yield Verdict(figure="0", claim=f"diverges: {case}", case=name, sizes="", word=_earlier(own, exact), measured=measured)
+            yield Verdict(
+                figure="0",
+                claim=f"diverges: {case}",
+                case=name,
+                sizes="",
+                word=_earlier(own, exact),
+                measured=measured,
+            )
 
 
 def repairs(r: Results) -> Iterator[Verdict]:
@@ -134,39 +169,76 @@ def repairs(r: Results) -> Iterator[Verdict]:
         own = r.get((name, case, ITSELF), [])
         word = _earlier(own, runs) if _is_killed(r, name, case) else Word.NOT_TESTABLE
         measured = f"{counted(runs)}; the case itself {times(own)}"
-        yield Verdict(figure="5 to 9", claim=f"{row} cures: {case}", case=name, sizes="", word=word, measured=measured)
+        yield Verdict(
+            figure="5 to 9",
+            claim=f"{row} cures: {case}",
+            case=name,
+            sizes="",
+            word=word,
+            measured=measured,
+        )
 
 
 def route(r: Results) -> Iterator[Verdict]:
-    """The second route, through scores that the backward rounds otherwise: what swapping them does where delta is rowsum(P dP)."""
+    """The second route, through scores that the backward rounds otherwise: what swapping them does
+    where delta is rowsum(P dP).
+    """
     apart, alike = r.get((COMPILED, PDP, SWAPPED), []), r.get((COMPILED, PDP, ITSELF), [])
-    claim = "with delta = rowsum(P dP) the released arithmetic diverges once its backward no longer repeats the scores"
+    claim = (
+        "with delta = rowsum(P dP) the released arithmetic diverges once its backward no longer"
+        " repeats the scores"
+    )
     measured = f"not repeated {times(apart)}; as released {times(alike)}"
-    yield Verdict(figure="5", claim=claim, case=COMPILED, sizes="", word=_earlier(apart, alike), measured=measured)
+    yield Verdict(
+        figure="5",
+        claim=claim,
+        case=COMPILED,
+        sizes="",
+        word=_earlier(apart, alike),
+        measured=measured,
+    )
 
 
 def answer(r: Results) -> str:
     """What fails on each arithmetic."""
     parts = []
     for name in ARITHMETICS:
-        own = [f"{case} ({times(r[name, case, ITSELF])})" for case in ROWS if (name, case, ITSELF) in r and _is_killed(r, name, case)]
-        parts.append(f"{name} fails in {len(own)} of {len(ROWS)} cases" + (f": {'; '.join(own)}" if own else ""))
+        own = [
+            f"{case} ({times(r[name, case, ITSELF])})"
+            for case in ROWS
+            if (name, case, ITSELF) in r and _is_killed(r, name, case)
+        ]
+        parts.append(
+            f"{name} fails in {len(own)} of {len(ROWS)} cases"
+            + (f": {'; '.join(own)}" if own else "")
+        )
     parts += [told for name in ARITHMETICS if (told := _best(r, name))]
     return ". ".join(parts) + "."
 
 
 def _best(r: Results, name: str) -> str:
     """Which change averts most divergences at three times the rate."""
-    tried = {row: runs for (own, case, row), runs in r.items() if own == name and case == FAST and row not in (ITSELF, EXACT)}
+    tried = {
+        row: runs
+        for (own, case, row), runs in r.items()
+        if own == name and case == FAST and row not in (ITSELF, EXACT)
+    }
     if not tried or not _is_killed(r, name, FAST):
         return ""
     best = min(tried, key=lambda row: diverged(tried[row]))
     rest = [diverged(runs) for row, runs in tried.items() if row != best]
-    return f"At {FAST} {best} helps {name} most: {counted(tried[best])}; with every other change {min(rest, default=0)} or more diverged"
+    return (
+        f"At {FAST} {best} helps {name} most: {counted(tried[best])}; with every other change"
+        f" {min(rest, default=0)} or more diverged"
+    )
 
 
 def _lines() -> list[tuple[str, str]]:
-    return [(case, row) for case, own in ROWS.items() for row in (*own, *(SINGLES if case == FAST else ()))]
+    return [
+        (case, row)
+        for case, own in ROWS.items()
+        for row in (*own, *(SINGLES if case == FAST else ()))
+    ]
 
 
 def draw(r: Results) -> Picture | None:
@@ -182,7 +254,16 @@ def draw(r: Results) -> Picture | None:
     for y, (case, _) in enumerate(lines):
         if case != last:
             ax.axhline(y - 0.5, color=INK, lw=0.8)
-            ax.text(-0.62, y, case, ha="right", va="center", fontsize=8.5, weight="bold", transform=ax.transData)
+            ax.text(
+                -0.62,
+                y,
+                case,
+                ha="right",
+                va="center",
+                fontsize=8.5,
+                weight="bold",
+                transform=ax.transData,
+            )
         last = case
     ax.set(xlim=(-0.5, len(ARITHMETICS) - 0.5), ylim=(len(lines) - 0.5, -0.5))
     ax.set_xticks(range(len(ARITHMETICS)), ARITHMETICS, fontsize=9)
@@ -212,8 +293,14 @@ def records(r: Results) -> list[dict[str, object]]:
     """A record for each arithmetic, case and row."""
     return [
         {
-            "arithmetic": name, "case": case, "row": row, "runs": len(runs), "diverged": diverged(runs),
-            "steps": [run.diverged for run in runs], "losses": [run.loss for run in runs], "seeds": [run.condition.seed for run in runs],
+            "arithmetic": name,
+            "case": case,
+            "row": row,
+            "runs": len(runs),
+            "diverged": diverged(runs),
+            "steps": [run.diverged for run in runs],
+            "losses": [run.loss for run in runs],
+            "seeds": [run.condition.seed for run in runs],
         }
         for (name, case, row), runs in r.items()
-    ]  # fmt: skip
+    ]

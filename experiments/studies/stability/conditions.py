@@ -7,9 +7,20 @@ from roundscope.experiments.studies.stability.emulations import BASELINE, FORMAT
 from roundscope.experiments.studies.stability.scale import REAL, Scale
 from roundscope.experiments.sweep.conditions.cell import Cell, Value
 
-FAMILIES = ("gaussian", "one-signed-v", "sink")  # diffuse; sums that grow; one key that dominates from the first tile
-GROUPS = ("DM+ALPHA+AL+AO", "AL+L", "AO+O", "AL+L+AO+O")  # one of a pair alone hides behind the other
-EVENTS = tuple(str(s) for s in Site if s.stage == "forward" and s not in (Site.LSE, *OF_KERNELS))  # Q, K, V are BF16 numbers already
+FAMILIES = (
+    "gaussian",
+    "one-signed-v",
+    "sink",
+)  # diffuse; sums that grow; one key that dominates from the first tile
+GROUPS = (
+    "DM+ALPHA+AL+AO",
+    "AL+L",
+    "AO+O",
+    "AL+L+AO+O",
+)  # one of a pair alone hides behind the other
+EVENTS = tuple(
+    str(s) for s in Site if s.stage == "forward" and s not in (Site.LSE, *OF_KERNELS)
+)  # Q, K, V are BF16 numbers already
 
 ROW_SUM: Point = {"format.L": "fp32"}  # all of the row sum that qiu-yao keeps in BF16
 CONTROLS: dict[str, Point] = {
@@ -99,7 +110,9 @@ def attribution(scale: Scale) -> Iterator[Point]:
 
 
 def bias(scale: Scale) -> Iterator[Point]:
-    """Sign beside magnitude (arXiv 2510.04212): repeated maxima, more and more key tiles, with and without its stabiliser."""
+    """Sign beside magnitude (arXiv 2510.04212): repeated maxima, more and more key tiles, with and
+    without its stabiliser.
+    """
     for family in ("gaussian", "repeated-maximum", REAL):
         for count in (1, 16) if family == REAL else scale.counts:
             for stabiliser in ("none", "2"):
@@ -114,14 +127,22 @@ def biased(scale: Scale, family: str, count: int, stabiliser: str, **more: Value
 
 
 STUDIES = {
-    "formats (Fig. 3, 4)": formats, "sequence length (Fig. 5)": lengths, "number of key tiles (Fig. 4, 6c)": tiles,
-    "shape of tiles (Fig. 6a, b)": blocks, "controls": controls, "attribution": attribution, "bias (arXiv 2510.04212)": bias,
-}  # fmt: skip
+    "formats (Fig. 3, 4)": formats,
+    "sequence length (Fig. 5)": lengths,
+    "number of key tiles (Fig. 4, 6c)": tiles,
+    "shape of tiles (Fig. 6a, b)": blocks,
+    "controls": controls,
+    "attribution": attribution,
+    "bias (arXiv 2510.04212)": bias,
+}
 
 
 def cells(scale: Scale, engine: str) -> dict[str, list[Cell]]:
     """The cells of every study, all seeds. A cell that several studies share is in each."""
-    return {name: [cell for point in study(scale) for cell in repeated(point, scale, engine)] for name, study in STUDIES.items()}
+    return {
+        name: [cell for point in study(scale) for cell in repeated(point, scale, engine)]
+        for name, study in STUDIES.items()
+    }
 
 
 def repeated(point: Mapping[str, Value], scale: Scale, engine: str) -> list[Cell]:

@@ -1,4 +1,6 @@
-"""How the paper's arithmetic may be meant: it does not say where its re-implementation rounds, so there are several emulations."""
+"""How the paper's arithmetic may be meant: it does not say where its re-implementation rounds, so
+there are several emulations.
+"""
 
 from roundscope.experiments.studies.stability.scale import REAL
 from roundscope.experiments.sweep.conditions.cell import Value
@@ -24,8 +26,13 @@ def emulation(name: str) -> Point:
     return {"preset": "fp32", "format": form} if kind == "ops" else {"preset": f"all:{form}"}
 
 
-def at(name: str, size: tuple[int, int], block_k: int, family: str = "gaussian", **more: Value) -> Point:
-    """A point: an emulation at (T, N) in tiles of 64 queries. Real tensors bring their own N, and S and H."""
+def at(
+    name: str, size: tuple[int, int], block_k: int, family: str = "gaussian", **more: Value
+) -> Point:
+    """A point: an emulation at (T, N) in tiles of 64 queries.
+
+    Real tensors bring their own N, and S and H.
+    """
     length, heads = size
     place: Point = {"T": length, "block_k": block_k, "input": family}
     return emulation(name) | place | ({} if family == REAL else {"N": heads}) | more

@@ -21,12 +21,7 @@ Came = tuple[Outcome, Results | None]
 
 
 def measured(
-    out: Path,
-    draw: bool,
-    *,
-    cells: Sequence[Cell],
-    training: Training,
-    jobs: int | None,
+    out: Path, draw: bool, *, cells: Sequence[Cell], training: Training, jobs: int | None
 ) -> Came:
     """Measures what the folder's file lacks, and again what failed. No results after Ctrl-C.
 

@@ -1,4 +1,6 @@
-"""Measured cells by condition: a metric's value for every seed, and the SQL that gives the same from the file."""
+"""Measured cells by condition: a metric's value for every seed, and the SQL that gives the same
+from the file.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +17,23 @@ Row = Mapping[str, Any]
 Place = tuple[tuple[str, Value | None], ...]
 Values = dict[int, float]  # by seed
 
-CHANGED = tuple(f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O"))  # by CONTROLS, in any file's columns
-AXES = ("preset", "format", "key_order", "stabiliser", "only", "but", "block_q", "block_k", "T", "N", "input", *CHANGED)
+CHANGED = tuple(
+    f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O")
+)  # by CONTROLS, in any file's columns
+AXES = (
+    "preset",
+    "format",
+    "key_order",
+    "stabiliser",
+    "only",
+    "but",
+    "block_q",
+    "block_k",
+    "T",
+    "N",
+    "input",
+    *CHANGED,
+)
 
 DERIVED = {  # name -> SQL of METRICS
     "std_abs": "sqrt(max(0, rms * rms - mean_abs * mean_abs))",
@@ -41,7 +58,9 @@ class Results:
     trained_on: Sequence[str] = ()
 
     def values(self, point: Point, metric: str) -> Values:
-        """A metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed; NaN where there is none."""
+        """A metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed; NaN where there is
+        none.
+        """
         return {seed: self._number(row, metric) for seed, row in self.rows(point).items()}
 
     def rows(self, point: Point) -> Mapping[int, Row]:
@@ -68,9 +87,13 @@ def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:
     cells: dict[Place, dict[int, Row]] = {}
     for row in rows:
         if row["status"] == "ok":
-            cells.setdefault(tuple((name, row.get(name)) for name in _axes(str(row["input"]))), {})[int(row["seed"])] = row
+            cells.setdefault(tuple((name, row.get(name)) for name in _axes(str(row["input"]))), {})[
+                int(row["seed"])
+            ] = row
     failed = tuple(row for row in rows if row["status"] != "ok")
-    return Results(cells=cells, sites={(row["key"], row["site"]): row for row in sites}, failed=failed)
+    return Results(
+        cells=cells, sites={(row["key"], row["site"]): row for row in sites}, failed=failed
+    )
 
 
 def place_of(point: Point) -> Place:
@@ -84,7 +107,10 @@ def query(point: Point, metric: str) -> str:
     what = DERIVED.get(metric, metric)
     where = " AND ".join(_condition(axis, value) for axis, value in place_of(point))
     if dot:
-        return f"SELECT seed, s.{name} FROM cells JOIN sites s USING (key) WHERE s.site = '{site}' AND {where}"
+        return (
+            f"SELECT seed, s.{name} FROM cells JOIN sites s USING (key) WHERE s.site = '{site}' AND"
+            f" {where}"
+        )
     return f"SELECT seed, {what} FROM cells WHERE {where}"
 
 

@@ -17,7 +17,9 @@ from roundscope.experiments.sweep.conditions.values import ENGINES
 
 
 def asked(quick: bool, engine: str, jobs: int | None) -> Study[Results]:
-    """The study at the scale of --quick, or in full. Raises UsageError for what cannot measure it."""
+    """The study at the scale of --quick, or in full. Raises UsageError for what cannot measure
+    it.
+    """
     if engine not in ENGINES:
         raise bad("--engine", engine, f"use {' or '.join(ENGINES)}")
     if jobs is not None and jobs < 1:

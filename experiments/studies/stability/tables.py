@@ -73,7 +73,9 @@ def _events(r: Results, scale: Scale) -> list[dict[str, Any]]:
     return found
 
 
-def _line(event: str, input: str, alone: Estimate, tiled_over_unfused: Estimate, left_out: Estimate) -> list[str]:
+def _line(
+    event: str, input: str, alone: Estimate, tiled_over_unfused: Estimate, left_out: Estimate
+) -> list[str]:
     """An event as text."""
     is_exact = not alone.mean > EXACT
     costs = "tiled only" if tiled_over_unfused.mean > 1e6 else interval(tiled_over_unfused, "x")

@@ -1,1 +1,3 @@
-"""How tensor cores bias long sums, and in which order this machine adds: `roundscope accumulators`."""
+"""How tensor cores bias long sums, and in which order this machine adds: `roundscope
+accumulators`.
+"""

@@ -1,9 +1,13 @@
-"""In which order does a device add? The tree of a sum, found by masking: `roundscope accumulators --order`.
+"""In which order does a device add?
 
-FPRev's idea (arXiv 2411.00442): among n terms that are all a small u, let term i be M and term j be -M, M so large that any sum of u's
-vanishes beside it. What is added to M before -M comes is lost, so the result is u times the terms outside of the smallest subtree that
-holds i and j. The n (n - 1) / 2 sizes of subtrees are the tree: two terms are in different children of a node exactly if no smaller
-subtree holds both. A node with more than two children adds them at once, as tensor cores do.
+The tree of a sum, found by masking: `roundscope accumulators --order`.
+
+FPRev's idea (arXiv 2411.00442): among n terms that are all a small u, let term i be M and term j be
+-M, M so large that any sum of u's vanishes beside it. What is added to M before -M comes is lost,
+so the result is u times the terms outside of the smallest subtree that holds i and j. The n (n - 1)
+/ 2 sizes of subtrees are the tree: two terms are in different children of a node exactly if no
+smaller subtree holds both. A node with more than two children adds them at once, as tensor cores
+do.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,9 +23,15 @@ from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, print_json
 
 TERMS = 64
-MASK, UNIT = 2.0**14, 2.0**-20  # of every factor type from FP16 on; 2^-20 times TERMS is below half an ulp of MASK in binary32
-Product = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rows, TERMS), (TERMS, columns) -> (rows, columns)
-Tree = int | tuple[Any, ...]  # a term, or the children of a node, each a Tree; children by their first term
+# of every factor type from FP16 on; 2^-20 times TERMS is below half an ulp of MASK in binary32
+MASK = 2.0**14
+UNIT = 2.0**-20
+Product = Callable[
+    [np.ndarray, np.ndarray], np.ndarray
+]  # (rows, TERMS), (TERMS, columns) -> (rows, columns)
+Tree = (
+    int | tuple[Any, ...]
+)  # a term, or the children of a node, each a Tree; children by their first term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +43,30 @@ class Way:
 
 
 def sizes(product: Product, terms: int = TERMS) -> np.ndarray:
-    """(terms, terms): how many terms the smallest subtree has that holds both. Raises ValueError where results are no multiples of u."""
+    """(terms, terms): how many terms the smallest subtree has that holds both.
+
+    Raises ValueError where results are no multiples of u.
+    """
     first, second = np.triu_indices(terms, 1)
     a = np.full((first.size, terms), UNIT, np.float32)
     pairs = np.arange(first.size)
     a[pairs, first], a[pairs, second] = MASK, -MASK
     left = np.asarray(product(a, np.ones((terms, TERMS), np.float32)), np.float64)[:, 0] / UNIT
     if not np.array_equal(left, np.round(left)) or left.min() < 0 or left.max() > terms - 2:
-        raise ValueError("product: what is left of the small terms is no whole number of them; its sums do not vanish beside the large one")
+        raise ValueError(
+            "product: what is left of the small terms is no whole number of them; its sums do not"
+            " vanish beside the large one"
+        )
     found = np.zeros((terms, terms), int)
     found[first, second] = found[second, first] = terms - left
     return found
 
 
 def tree_of(size: np.ndarray, terms: tuple[int, ...] | None = None) -> Tree:
-    """The tree whose subtrees have these sizes. Raises ValueError where there is none: the order is not the same for all sums."""
+    """The tree whose subtrees have these sizes.
+
+    Raises ValueError where there is none: the order is not the same for all sums.
+    """
     terms = tuple(range(len(size))) if terms is None else terms
     if len(terms) == 1:
         return terms[0]
@@ -61,26 +80,47 @@ def tree_of(size: np.ndarray, terms: tuple[int, ...] | None = None) -> Tree:
 
 
 def _across(children: list[list[int]]) -> Iterator[tuple[int, int]]:
-    return ((a, b) for i, one in enumerate(children) for other in children[i + 1 :] for a in one for b in other)
+    return (
+        (a, b)
+        for i, one in enumerate(children)
+        for other in children[i + 1 :]
+        for a in one
+        for b in other
+    )
 
 
 def told(product: Product) -> str:
-    """The order in words: an accumulator of `emu` that adds in the same tree, or the tree's outline."""
+    """The order in words: an accumulator of `emu` that adds in the same tree, or the tree's
+    outline.
+    """
     try:
         tree = tree_of(sizes(product))
     except ValueError as error:
         return f"not found: {error}"
-    return next((name for name, known in _known().items() if known == tree), f"another tree: {outline(tree)}")
+    return next(
+        (name for name, known in _known().items() if known == tree),
+        f"another tree: {outline(tree)}",
+    )
 
 
 @cache
 def _known() -> dict[str, Tree]:
     accumulators = {
-        "ascending": Accumulator(), "pairwise": Accumulator(order=Order.PAIRWISE), "halves": Accumulator(order=Order.HALVES),
-        **{f"chunks of {c}, each ascending": Accumulator(order=Order.CHUNKED, chunk=c) for c in (4, 8, 16, 32)},
-    }  # fmt: skip
-    found = {name: tree_of(sizes(partial(dot, accumulator=acc))) for name, acc in accumulators.items()}
-    return found | {f"{c} and the sum so far at once, ascending: a tensor core": _at_once(c) for c in (4, 8, 16, 32)}
+        "ascending": Accumulator(),
+        "pairwise": Accumulator(order=Order.PAIRWISE),
+        "halves": Accumulator(order=Order.HALVES),
+        **{
+            f"chunks of {c}, each ascending": Accumulator(order=Order.CHUNKED, chunk=c)
+            for c in (4, 8, 16, 32)
+        },
+    }
+    found = {
+        name: tree_of(sizes(partial(dot, accumulator=acc))) for name, acc in accumulators.items()
+    }
+    return found | {
+        f"{c} and the sum so far at once, ascending: a tensor core": _at_once(c)
+        for c in (4, 8, 16, 32)
+    }
 
 
 def _at_once(chunk: int) -> Tree:
@@ -91,13 +131,17 @@ def _at_once(chunk: int) -> Tree:
 
 
 def outline(tree: Tree, depth: int = 3) -> str:
-    """The upper nodes of a tree: terms, runs of them as 16..31, brackets for nodes, ... for what is deeper."""
+    """The upper nodes of a tree: terms, runs of them as 16..31, brackets for nodes, ... for what is
+    deeper.
+    """
     if isinstance(tree, int):
         return str(tree)
     if depth == 0:
         return "(...)"
     parts: list[str] = []
-    for _, run in groupby(enumerate(tree), lambda at: at[1] - at[0] if isinstance(at[1], int) else None):
+    for _, run in groupby(
+        enumerate(tree), lambda at: at[1] - at[0] if isinstance(at[1], int) else None
+    ):
         children = [child for _, child in run]
         if isinstance(children[0], int) and len(children) > 2:
             parts.append(f"{children[0]}..{children[-1]}")
@@ -116,7 +160,9 @@ def _products() -> dict[str, Product]:
     import jax.numpy as jnp
 
     def on_jax(dtype: Any, precision: Any) -> Product:
-        multiply = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32))
+        multiply = jax.jit(
+            lambda a, b: jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
+        )
         return lambda a, b: np.asarray(multiply(jnp.asarray(a, dtype), jnp.asarray(b, dtype)))
 
     device = jax.devices()[0].device_kind

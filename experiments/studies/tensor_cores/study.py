@@ -52,7 +52,9 @@ def study() -> Study[Points]:
         measure=_measure,
         unit="points",
         answer=answer,
-        figures=[Figure(title="Mean error against the length of the sum", draw=picture, caption=CAPTION)],
+        figures=[
+            Figure(title="Mean error against the length of the sum", draw=picture, caption=CAPTION)
+        ],
         tables=[
             Table(
                 name="points",

@@ -1,7 +1,9 @@
-"""How sums of products are biased on tensor cores: their error against K, beside binary32 rounded to nearest even.
+"""How sums of products are biased on tensor cores: their error against K, beside binary32 rounded
+to nearest even.
 
-The error of a sum is (|c| - |exact|) / sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32 at 1: below 0 it is toward zero. For
-products of one sign that is the relative error; for others it is what a backward error analysis bounds.
+The error of a sum is (|c| - |exact|) / sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32
+at 1: below 0 it is toward zero. For products of one sign that is the relative error; for others it
+is what a backward error analysis bounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,11 +41,15 @@ def promoted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Hopper's FP8 sums of 128 products each, added up in binary32: arXiv 2412.19437, 3.3.2."""
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
     for lo in range(0, a.shape[1], PROMOTED):
-        total += _core("hopper", "e4m3fn")(a[:, lo : lo + PROMOTED], b[lo : lo + PROMOTED]).astype(np.float32)
+        total += _core("hopper", "e4m3fn")(a[:, lo : lo + PROMOTED], b[lo : lo + PROMOTED]).astype(
+            np.float32
+        )
     return total.astype(np.float64)
 
 
-NEAREST, HOPPER, HOPPER_FP8 = "BF16, binary32 to nearest", "BF16, Hopper: 25 bits", "E4M3, Hopper: 13 bits"
+NEAREST = "BF16, binary32 to nearest"
+HOPPER = "BF16, Hopper: 25 bits"
+HOPPER_FP8 = "E4M3, Hopper: 13 bits"
 MODELS = (
     Model(name=NEAREST, operand="bf16", add=dot),
     Model(name="BF16, Ampere: 24 bits", operand="bf16", add=_core("ampere", "bf16")),
@@ -56,7 +62,9 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A model on inputs of one kind at one K: mean error over seeds, and its root mean square, both in u."""
+    """A model on inputs of one kind at one K: mean error over seeds, and its root mean square, both
+    in u.
+    """
 
     model: str
     inputs: str
@@ -77,7 +85,11 @@ def errors(model: Model, seed: int, k: int, inputs: str) -> np.ndarray:
     """The errors of SIDE^2 sums, in u."""
     a, b = factors(seed, k, model.operand, inputs)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    found: np.ndarray = (np.abs(model.add(a, b)) - np.abs(wide_a @ wide_b)) / (np.abs(wide_a) @ np.abs(wide_b)) / UNIT
+    found: np.ndarray = (
+        (np.abs(model.add(a, b)) - np.abs(wide_a @ wide_b))
+        / (np.abs(wide_a) @ np.abs(wide_b))
+        / UNIT
+    )
     return found
 
 
@@ -88,4 +100,10 @@ def measured(lengths: Sequence[int]) -> Iterator[Point]:
             for k in lengths:
                 found = {seed: errors(model, seed, k, inputs) for seed in SEEDS}
                 rms = float(np.sqrt(np.mean([np.square(e).mean() for e in found.values()])))
-                yield Point(model=model.name, inputs=inputs, k=k, lean=mean({s: float(e.mean()) for s, e in found.items()}), rms=rms)
+                yield Point(
+                    model=model.name,
+                    inputs=inputs,
+                    k=k,
+                    lean=mean({s: float(e.mean()) for s, e in found.items()}),
+                    rms=rms,
+                )

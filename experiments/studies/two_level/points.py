@@ -1,4 +1,6 @@
-"""Errors of O in FP8 on Hopper's tensor cores, by keys, values, and how often the accumulator of O is flushed."""
+"""Errors of O in FP8 on Hopper's tensor cores, by keys, values, and how often the accumulator of O
+is flushed.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,26 +41,39 @@ class Point:
 
 
 def plans() -> dict[str, Plan]:
-    """Return the plans by the name of their sums: sums in FP32 first, then those of the tensor core by how often O is flushed."""
+    """Return the plans by the name of their sums: sums in FP32 first, then those of the tensor core
+    by how often O is flushed.
+    """
     cores = Plan.preset("fa3-fp8@hopper")
-    return {FP32: Plan.preset("fa3-fp8")} | {sums(n): cores.changed(f"flushed_tiles={n}") for n in FLUSHED}
+    return {FP32: Plan.preset("fa3-fp8")} | {
+        sums(n): cores.changed(f"flushed_tiles={n}") for n in FLUSHED
+    }
 
 
 def sums(tiles: int) -> str:
-    """Return the name of sums that are flushed every so many tiles, such as "every 4 tiles"; 0 is "never"."""
+    """Return the name of sums that are flushed every so many tiles, such as "every 4 tiles"; 0 is
+    "never".
+    """
     return {0: "never", 1: "every tile"}.get(tiles, f"every {tiles} tiles")
 
 
 def inputs(values: str, keys: int, seed: int) -> Arrays:
     """q, k, v of one head, (1, T, 1, 128), numbers that E4M3 has.
 
-    Of real tensors: rows of the shipped layer 4, four heads of 32 features side by side, drawn with replacement.
+    Of real tensors: rows of the shipped layer 4, four heads of 32 features side by side, drawn with
+    replacement.
     """
     rng = np.random.default_rng((seed, keys))
     if values == REAL:
         [layer] = read_layers(sample_path(), layer="layer4")
-        four = lambda x: np.concatenate([x[0, :, head] for head in range(4)], axis=1)  # noqa: E731
-        arrays = [four(x)[rng.integers(0, x.shape[1], size)] for x, size in ((layer.q, QUERIES), (layer.k, keys), (layer.v, keys))]
+
+        def four(x):
+            return np.concatenate([x[0, :, head] for head in range(4)], axis=1)
+
+        arrays = [
+            four(x)[rng.integers(0, x.shape[1], size)]
+            for x, size in ((layer.q, QUERIES), (layer.k, keys), (layer.v, keys))
+        ]
     else:
         arrays = [rng.standard_normal((size, WIDTH)) for size in (QUERIES, keys, keys)]
         arrays[2] = np.abs(arrays[2]) if values == ONE_SIGNED else arrays[2]
@@ -67,7 +82,9 @@ def inputs(values: str, keys: int, seed: int) -> Arrays:
 
 
 def _out(plan: Plan | str, x: Arrays) -> np.ndarray:
-    return np.asarray(attend(*x, plan=plan, engine="numpy", block_q=QUERIES, block_k=TILE), np.float64)
+    return np.asarray(
+        attend(*x, plan=plan, engine="numpy", block_q=QUERIES, block_k=TILE), np.float64
+    )
 
 
 def measured(seeds: Sequence[int]) -> Iterator[Point]:
@@ -80,5 +97,8 @@ def measured(seeds: Sequence[int]) -> Iterator[Point]:
                 point = Point(values=values, keys=keys, sums=name)
                 for seed, x in given.items():
                     out = _out(plan, x)
-                    point.error[seed], point.gain[seed] = relative_error(out, exact[seed]), gain(out, exact[seed])
+                    point.error[seed], point.gain[seed] = (
+                        relative_error(out, exact[seed]),
+                        gain(out, exact[seed]),
+                    )
                 yield point

@@ -1,4 +1,6 @@
-"""`roundscope reproduce two-level` as a `Study`: everything is computed in seconds, no results file is kept."""
+"""`roundscope reproduce two-level` as a `Study`: everything is computed in seconds, no results file
+is kept.
+"""
 
 from collections.abc import Sequence
 
@@ -7,10 +9,23 @@ from matplotlib.figure import Figure as Picture
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.studies.catalogue import TWO_LEVEL
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
-from roundscope.experiments.studies.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
+from roundscope.experiments.studies.framework.figures.series import (
+    COLOURS,
+    INK,
+    MARKERS,
+    canvas,
+    series,
+)
 from roundscope.experiments.studies.framework.loop import computed
 from roundscope.experiments.studies.framework.study import Figure, Study, Table
-from roundscope.experiments.studies.framework.verdicts import LARGER, SAME, Range, Verdict, interval, judge
+from roundscope.experiments.studies.framework.verdicts import (
+    LARGER,
+    SAME,
+    Range,
+    Verdict,
+    interval,
+    judge,
+)
 from roundscope.experiments.studies.two_level.points import (
     FP32,
     KEYS,
@@ -27,19 +42,28 @@ from roundscope.experiments.studies.two_level.points import (
 
 Points = Sequence[Point]
 SLIGHTLY: Range = (1.0, 1.25)
-CLAIMS = (  # where it stands, claim, sums, over which, the range of the ratio of errors in which it holds
+# where it stands, claim, sums, over which, the range of the ratio of errors in which it holds
+CLAIMS = (
     ("#104", "the tensor core's own sums lose accuracy in a long context", "never", FP32, LARGER),
     ("#104", "flushed at every tile they do not", "every tile", FP32, SAME),
-    ("#122", "flushed every 4 tiles they lose slightly more", "every 4 tiles", "every tile", SLIGHTLY),
+    (
+        "#122",
+        "flushed every 4 tiles they lose slightly more",
+        "every 4 tiles",
+        "every tile",
+        SLIGHTLY,
+    ),
 )
 HEADS = ("V", "keys", "accumulator of O", "rms error", "O is too short by")
 CAPTION = (
-    "Minus the gain <O - exact, exact> / |exact|^2 of FP8 attention on Hopper's tensor cores, whose sums cut off what they do not hold; "
-    "means over seeds. FP32: the same with sums in FP32, which shows what the casts of P to E4M3 do."
+    "Minus the gain <O - exact, exact> / |exact|^2 of FP8 attention on Hopper's tensor cores, whose"
+    " sums cut off what they do not hold; means over seeds. FP32: the same with sums in FP32, which"
+    " shows what the casts of P to E4M3 do."
 )
 CAVEATS = (
-    "The sums are those of Hopper's tensor cores, bit by bit (docs/measurements.md); vLLM's kernels were not compared. One-signed V is "
-    "made to show the effect; rows of real tensors are drawn from 512, so keys repeat. Published is a model's accuracy in a search."
+    "The sums are those of Hopper's tensor cores, bit by bit (docs/measurements.md); vLLM's kernels"
+    " were not compared. One-signed V is made to show the effect; rows of real tensors are drawn"
+    " from 512, so keys repeat. Published is a model's accuracy in a search."
 )
 
 
@@ -52,18 +76,38 @@ def study(seeds: Sequence[int], scale: str = "") -> Study[Points]:
     """The study of these seeds."""
     total = len(VALUES) * len(KEYS) * len(plans())
     return Study(
-        name=TWO_LEVEL.name, paper=TWO_LEVEL.paper, question=TWO_LEVEL.question, scale=scale, unit="points",
+        name=TWO_LEVEL.name,
+        paper=TWO_LEVEL.paper,
+        question=TWO_LEVEL.question,
+        scale=scale,
+        unit="points",
         measure=lambda out, draw: computed(TWO_LEVEL.name, total, measured(seeds)),
-        answer=answer, claims=claims, caveats=CAVEATS,
+        answer=answer,
+        claims=claims,
+        caveats=CAVEATS,
         rules=[
             "A claim holds if the 95 % t interval of the ratio of errors is where it says: "
             "5 % or more above 1, within 5 % of it, up to 25 % above."
         ],
         figures=[Figure(title="How much too short is the output?", draw=picture, caption=CAPTION)],
-        tables=[Table(name="points", title="Errors of the output", heads=HEADS, rows=rows, records=plain, grouped=True,
-            shown=(0, 1, 2, 3, 4))],
-        about={"inputs": f"one head of {QUERIES} queries and {WIDTH} features a seed, in E4M3, tiles of {TILE} keys"},
-    )  # fmt: skip
+        tables=[
+            Table(
+                name="points",
+                title="Errors of the output",
+                heads=HEADS,
+                rows=rows,
+                records=plain,
+                grouped=True,
+                shown=(0, 1, 2, 3, 4),
+            )
+        ],
+        about={
+            "inputs": (
+                f"one head of {QUERIES} queries and {WIDTH} features a seed, in E4M3, tiles of"
+                f" {TILE} keys"
+            )
+        },
+    )
 
 
 def _by(points: Points, keys: int) -> dict[tuple[str, str], Point]:
@@ -80,12 +124,22 @@ def claims(points: Points) -> list[Verdict]:
     ]
 
 
-def _verdict(values: str, own: Point, other: Point, where: str, claim: str, holds: Range) -> Verdict:
+def _verdict(
+    values: str, own: Point, other: Point, where: str, claim: str, holds: Range
+) -> Verdict:
     over: Estimate = mean({seed: x / other.error[seed] for seed, x in own.error.items()})
     return Verdict(
-        figure=f"pull request {where}", claim=claim, case=values, sizes=f"{KEYS[-1]:,} keys", word=judge(over, holds),
-        measured=f"error {interval(over)} of that {'of ' if other.sums == FP32 else 'flushed at '}{other.sums}", estimate=over,
-    )  # fmt: skip
+        figure=f"pull request {where}",
+        claim=claim,
+        case=values,
+        sizes=f"{KEYS[-1]:,} keys",
+        word=judge(over, holds),
+        measured=(
+            f"error {interval(over)} of that"
+            f" {'of ' if other.sums == FP32 else 'flushed at '}{other.sums}"
+        ),
+        estimate=over,
+    )
 
 
 def _short(point: Point) -> float:
@@ -95,16 +149,23 @@ def _short(point: Point) -> float:
 def answer(points: Points) -> str:
     """How short O is with the most keys."""
     by = _by(points, KEYS[-1])
+    flushed = ("never", "every 4 tiles", "every tile", FP32)
     told = "; ".join(
-        f"{values}: {', '.join(f'{_short(by[values, name]):.2g} % {name}' for name in ('never', 'every 4 tiles', 'every tile', FP32))}"
+        f"{values}: {', '.join(f'{_short(by[values, name]):.2g} % {name}' for name in flushed)}"
         for values in (ONE_SIGNED, REAL)
     )
-    return f"With {KEYS[-1]:,} keys O is too short by, where its accumulator is flushed never or so often, or sums are in FP32: {told}."
+    return (
+        f"With {KEYS[-1]:,} keys O is too short by, where its accumulator is flushed never or so"
+        f" often, or sums are in FP32: {told}."
+    )
 
 
 def rows(points: Points) -> list[list[str]]:
     """A line for each point."""
-    return [[p.values, f"{p.keys:,}", p.sums, interval(mean(p.error)), f"{_short(p):.2g} %"] for p in points]
+    return [
+        [p.values, f"{p.keys:,}", p.sums, interval(mean(p.error)), f"{_short(p):.2g} %"]
+        for p in points
+    ]
 
 
 def picture(points: Points) -> Picture:
@@ -115,11 +176,25 @@ def picture(points: Points) -> Picture:
             own = [p for p in points if p.values == values and p.sums == name]
             short = [{seed: -100.0 * g for seed, g in p.gain.items()} for p in own]
             label = {FP32: FP32, "never": "never flushed"}.get(name, f"flushed {name}")
-            series(ax, [p.keys for p in own], short, label=label, color=colour, marker=marker, geometric=False)
+            series(
+                ax,
+                [p.keys for p in own],
+                short,
+                label=label,
+                color=colour,
+                marker=marker,
+                geometric=False,
+            )
         ax.set(xscale="log", yscale="log", xlabel="keys", ylim=(0.03, 40))
         ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
         ax.set_xticks(KEYS, [f"{keys:,}" for keys in KEYS])
         ax.minorticks_off()
         ax.set_title(f"O is too short by, %: {values}", fontsize=10, loc="left", color=INK)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=5,
+        fontsize=8,
+        frameon=False,
+    )
     return figure

@@ -1,9 +1,13 @@
-"""The axes of a sweep: words of the command line and TOML files -> `Spec` -> points (parameter -> value).
+"""The axes of a sweep: words of the command line and TOML files -> `Spec` -> points (parameter ->
+value).
 
-words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32   an axis given twice: the values are joined
-a file    axes.toml: `backward`, `zip` and the table `axes`; words replace the file's axes of the same name
-          O=bf16,fp32 is format.O, PV.sum=exact is accumulator.PV: the words of every verb (docs/grammar.md)
-ranges    a:b and a:b:step, as Python's range: the stop is left out; also 0-9, both ends. Whole numbers only
+words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32   an axis given twice: the
+          values are joined
+a file    axes.toml: `backward`, `zip` and the table `axes`; words replace the file's axes of the
+          same name O=bf16,fp32 is format.O, PV.sum=exact is accumulator.PV: the words of every verb
+          (docs/grammar.md)
+ranges    a:b and a:b:step, as Python's range: the stop is left out; also 0-9, both ends. Whole
+          numbers only
 """
 
 import itertools
@@ -20,7 +24,8 @@ from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import PER_SITE, Value
 from roundscope.experiments.sweep.conditions.values import WHOLE, axis_named, typed
 
-MOST = 1_000_000  # points that one sweep may have: a stop that is a digit too long should not fill the memory
+# points that one sweep may have: a stop that is a digit too long should not fill the memory
+MOST = 1_000_000
 Axes = dict[str, Sequence[Value]]
 
 
@@ -33,21 +38,27 @@ class Spec:
 
 
 def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = False) -> Spec:
-    """The sweep that words, --zip and --backward ask for. Raises UsageError naming argument, value and repair.
+    """The sweep that words, --zip and --backward ask for.
+
+    Raises UsageError naming argument, value and repair.
 
     words   AXIS=VALUE,VALUE and at most one file that ends in .toml
     zips    each "AXIS,AXIS": these advance together instead of crossing
     """
     files = [w for w in words if w.endswith(".toml") and "=" not in w]
     if len(files) > 1:
-        raise bad("AXES", files[1], f"{files[0]} is given already; one file, and words for what differs")
+        raise bad(
+            "AXES", files[1], f"{files[0]} is given already; one file, and words for what differs"
+        )
     axes, groups = _file(Path(files[0])) if files else ({}, [])
     given = _words([w for w in words if w not in files])
     if backward and list(given.setdefault("backward", [True])) != [True]:
         raise UsageError("--backward: the axis backward is given too; choose one")
     axes |= given
     if not axes:
-        raise UsageError("AXES is missing: give at least one, such as preset=qiu-yao,fa2-bf16 or a .toml file")
+        raise UsageError(
+            "AXES is missing: give at least one, such as preset=qiu-yao,fa2-bf16 or a .toml file"
+        )
     groups += [tuple(axis_named(name.strip()) for name in text.split(",")) for text in zips]
     _check_tile(axes)
     _check_zips(groups, axes)
@@ -55,14 +66,24 @@ def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = Fal
 
 
 def points(spec: Spec) -> list[dict[str, Value]]:
-    """Every combination of the axes, the last axis fastest; a zip stands where its first axis stands."""
+    """Every combination of the axes, the last axis fastest; a zip stands where its first axis
+    stands.
+    """
     axes, zipped = dict(spec.axes), {name: group for group in spec.zips for name in group}
     groups = list(dict.fromkeys(zipped.get(name, (name,)) for name in axes))
     count = math.prod(len(axes[group[0]]) for group in groups)
     if count > MOST:
-        raise UsageError(f"AXES: {count} points, a sweep has up to {MOST}; split it, the parts may share a file")
-    rows = [[dict(zip(group, row, strict=True)) for row in zip(*(axes[n] for n in group), strict=True)] for group in groups]
-    return [{name: row[name] for name in axes for row in chosen if name in row} for chosen in itertools.product(*rows)]
+        raise UsageError(
+            f"AXES: {count} points, a sweep has up to {MOST}; split it, the parts may share a file"
+        )
+    rows = [
+        [dict(zip(group, row, strict=True)) for row in zip(*(axes[n] for n in group), strict=True)]
+        for group in groups
+    ]
+    return [
+        {name: row[name] for name in axes for row in chosen if name in row}
+        for chosen in itertools.product(*rows)
+    ]
 
 
 def _words(words: Sequence[str]) -> Axes:
@@ -70,7 +91,11 @@ def _words(words: Sequence[str]) -> Axes:
     for word in words:
         name, found, text = word.partition("=")
         if not found:
-            raise bad("AXES", word, "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml")
+            raise bad(
+                "AXES",
+                word,
+                "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml",
+            )
         values = text.split(",")
         name = _axis(name.strip(), values)
         axes[name] = [*axes.get(name, ()), *_values(name, values)]
@@ -78,7 +103,9 @@ def _words(words: Sequence[str]) -> Axes:
 
 
 def _axis(name: str, values: Sequence[Any]) -> str:
-    """The axis that a word is of. S is the number of keys, and with a format behind it the event."""
+    """The axis that a word is of. S is the number of keys, and with a format behind it the
+    event.
+    """
     of_event = name == "S" and any(isinstance(v, str) and v[:1].isalpha() for v in values)
     return "format.S" if of_event else axis_named(name)
 
@@ -100,11 +127,15 @@ def _file(path: Path) -> tuple[Axes, list[tuple[str, ...]]]:
 def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
     for name in data:
         if name not in ("axes", "zip", "backward"):
-            raise UsageError(unknown("entry", name, ("axes", "zip", "backward"), "; axes belong under [axes]"))
+            raise UsageError(
+                unknown("entry", name, ("axes", "zip", "backward"), "; axes belong under [axes]")
+            )
     table, groups = data.get("axes", {}), data.get("zip", [])
     if not isinstance(table, dict):
         raise bad("axes", table, "write a table: [axes], and below it T = [128, 256]")
-    if not isinstance(groups, list) or not all(isinstance(g, list) and all(isinstance(n, str) for n in g) for g in groups):
+    if not isinstance(groups, list) or not all(
+        isinstance(g, list) and all(isinstance(n, str) for n in g) for g in groups
+    ):
         raise bad("zip", groups, 'write a list of lists, such as [["block_q", "block_k"]]')
     if "backward" in data and "backward" in table:
         raise UsageError("backward: given both above and under [axes]; choose one")
@@ -121,7 +152,9 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Axes by name; format.O = ... and PV.sum = ... without quotation marks are tables in TOML."""
     for name, value in table.items():
         inner = isinstance(value, dict) and (name in PER_SITE or set(value) <= {"sum", *PER_SITE})
-        yield from ((f"{name}.{site}", v) for site, v in value.items()) if inner else [(name, value)]
+        yield from (
+            ((f"{name}.{site}", v) for site, v in value.items()) if inner else [(name, value)]
+        )
 
 
 def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
@@ -132,7 +165,11 @@ def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
     for value in values:
         if not isinstance(value, str | int | float | bool):
             raise bad(name, value, "a value is text, a number, true or false")
-        numbers = _range(name, value) if name in WHOLE and isinstance(value, str) and is_range(value) else (value,)
+        numbers = (
+            _range(name, value)
+            if name in WHOLE and isinstance(value, str) and is_range(value)
+            else (value,)
+        )
         found.extend(typed(name, n) for n in numbers)
     return found
 
@@ -159,10 +196,18 @@ def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[V
             raise bad("--zip", text, "name two axes or more, such as block_q,block_k")
         for name in group:
             if name not in axes:
-                raise bad("--zip", text, f"the axis {name} has no values; give {name}=..., or leave it out")
+                raise bad(
+                    "--zip",
+                    text,
+                    f"the axis {name} has no values; give {name}=..., or leave it out",
+                )
             if name in seen:
                 raise bad("--zip", text, f"the axis {name} is zipped twice; put all in one group")
             seen.add(name)
             first, here = len(axes[group[0]]), len(axes[name])
             if here != first:
-                raise bad("--zip", text, f"{group[0]} has {first} values and {name} has {here}; they advance together")
+                raise bad(
+                    "--zip",
+                    text,
+                    f"{group[0]} has {first} values and {name} has {here}; they advance together",
+                )

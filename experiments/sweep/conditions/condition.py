@@ -1,4 +1,6 @@
-"""A point of a sweep -> `Cell`: every parameter after defaults, the plan built, the injection placed, errors named."""
+"""A point of a sweep -> `Cell`: every parameter after defaults, the plan built, the injection
+placed, errors named.
+"""
 
 from collections.abc import Mapping
 
@@ -18,7 +20,8 @@ from roundscope.experiments.trace.options import Request, check_places, injectio
 def cell_of(point: Mapping[str, Value]) -> Cell:
     """The cell of a point of `axes.points`. Raises UsageError naming parameter, value and repair.
 
-    What the point leaves out has its default. S follows T, and sizes follow the file where the input is one.
+    What the point leaves out has its default. S follows T, and sizes follow the file where the
+    input is one.
     """
     given = _given(point)
     file = sizes_of(str(given.get("input", DEFAULTS["input"])))
@@ -30,26 +33,45 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
     try:
         plan = plan_of(settings, int(parameters["seed"]))
     except ValueError as error:
-        raise UsageError(f"{' '.join(f'{name}={value}' for name, value in settings)}: {error}") from None
+        raise UsageError(
+            f"{' '.join(f'{name}={value}' for name, value in settings)}: {error}"
+        ) from None
     _check_named(parameters, plan)
     inject = _injections(parameters, plan, file)
-    return Cell(parameters=tuple(parameters.items()), plan=plan, inject=inject, content="" if file is None else file.content)
+    return Cell(
+        parameters=tuple(parameters.items()),
+        plan=plan,
+        inject=inject,
+        content="" if file is None else file.content,
+    )
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:
-    """The point's own parameters, in one spelling; `tile` and a format with a mode as the two that they stand for."""
+    """The point's own parameters, in one spelling; `tile` and a format with a mode as the two that
+    they stand for.
+    """
     given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
     if "tile" in given:
         if both := [name for name in ("block_q", "block_k") if name in given]:
-            raise bad("tile", given["tile"], f"sets block_q and block_k, and {both[0]} is given too; choose one")
+            raise bad(
+                "tile",
+                given["tile"],
+                f"sets block_q and block_k, and {both[0]} is given too; choose one",
+            )
         given["block_q"] = given["block_k"] = given.pop("tile")
-    for name in [name for name, value in given.items() if name.partition(".")[0] == "format" and ":" in str(value)]:
+    for name in [
+        name
+        for name, value in given.items()
+        if name.partition(".")[0] == "format" and ":" in str(value)
+    ]:
         given |= _two(name, str(given[name]), given)
     return given
 
 
 def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
-    """O=bf16:stochastic as format.O=bf16 and mode.O=stochastic, so that both spellings are one condition."""
+    """O=bf16:stochastic as format.O=bf16 and mode.O=stochastic, so that both spellings are one
+    condition.
+    """
     rounding, mode = without_mode(text)
     other = name.replace("format", "mode", 1)
     if mode and given.get(other, "preset") != "preset":
@@ -59,26 +81,42 @@ def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """All of DEFAULTS in their order, those given of OPTIONAL, then the axes of single sites in the order of the algorithm."""
-    sizes: dict[str, Value] = {} if file is None else {name: getattr(file, name) for name in ("T", "S", "N", "H")}
-    if "T" in given and (file is None or file.T == file.S):  # a file of cross-attention keeps its own keys
+    """All of DEFAULTS in their order, those given of OPTIONAL, then the axes of single sites in the
+    order of the algorithm.
+    """
+    sizes: dict[str, Value] = (
+        {} if file is None else {name: getattr(file, name) for name in ("T", "S", "N", "H")}
+    )
+    if "T" in given and (
+        file is None or file.T == file.S
+    ):  # a file of cross-attention keeps its own keys
         sizes["S"] = given["T"]
     whole = {name: given.get(name, sizes.get(name, default)) for name, default in DEFAULTS.items()}
-    return whole | {name: given[name] for name in sorted((n for n in given if n not in DEFAULTS), key=_rank)}
+    return whole | {
+        name: given[name] for name in sorted((n for n in given if n not in DEFAULTS), key=_rank)
+    }
 
 
 def _rank(name: str) -> tuple[int, int]:
     kind, _, site = name.partition(".")
-    return (PER_SITE.index(kind), list(Site).index(site_named(site))) if site else (-1, OPTIONAL.index(name))
+    return (
+        (PER_SITE.index(kind), list(Site).index(site_named(site)))
+        if site
+        else (-1, OPTIONAL.index(name))
+    )
 
 
 def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:
-    """Raises UsageError if a parameter names an event that this plan never reaches: it would silently do nothing."""
+    """Raises UsageError if a parameter names an event that this plan never reaches: it would
+    silently do nothing.
+    """
     for name, value in parameters.items():
         if (name not in ("only", "but") and "." not in name) or not changes_plan(name, value):
             continue
         kind, _, site = name.partition(".")
-        for place in places_of(str(value)) if not site else ((site_named(site), kind == "accumulator"),):
+        for place in (
+            places_of(str(value)) if not site else ((site_named(site), kind == "accumulator"),)
+        ):
             try:
                 _check_reached(place, plan, bool(parameters["backward"]))
             except ValueError as error:
@@ -90,11 +128,18 @@ def _check_reached(place: Place, plan: Plan, backward: bool) -> None:
     if not step:
         occurs(plan, site)
     if not backward and (site.stage == "backward" or site is Site.DO):
-        raise ValueError(f"{site} belongs to the backward, which does not run; give --backward or choose a forward site")
+        raise ValueError(
+            f"{site} belongs to the backward, which does not run; give --backward or choose a"
+            " forward site"
+        )
 
 
-def _injections(parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None) -> tuple[Injection, ...]:
-    """The injection, read against the final plan, at places that the cell has; the seed is that of its noise."""
+def _injections(
+    parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
+) -> tuple[Injection, ...]:
+    """The injection, read against the final plan, at places that the cell has; the seed is that of
+    its noise.
+    """
     text = str(parameters["injection"])
     if text == "none":
         return ()
@@ -102,24 +147,46 @@ def _injections(parameters: Mapping[str, Value], plan: Plan, file: FileSizes | N
         made = injection(text, plan, int(parameters["seed"]))
         _check_places(made, parameters, plan, file)
     except UsageError as error:
-        hint = "" if ":" in text else " (on the command line a comma ends a value; one with commas goes into a .toml file)"
+        hint = (
+            ""
+            if ":" in text
+            else (
+                " (on the command line a comma ends a value; one with commas goes into a .toml"
+                " file)"
+            )
+        )
         raise UsageError(str(error).replace("--inject", "injection", 1) + hint) from None
     if isinstance(made.what, FlipBit) and parameters["engine"] == "xla":
-        raise bad("injection", text, "engine xla takes formats as data and cannot flip bits; use engine=numpy")
+        raise bad(
+            "injection",
+            text,
+            "engine xla takes formats as data and cannot flip bits; use engine=numpy",
+        )
     return (made,)
 
 
-def _check_places(made: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None) -> None:
+def _check_places(
+    made: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
+) -> None:
     try:
         _check_reached((made.site, False), plan, bool(parameters["backward"]))
     except ValueError as error:
         raise bad("injection", str(parameters["injection"]), str(error)) from None
     queries, keys, heads, features = (int(parameters[name]) for name in ("T", "S", "N", "H"))
     block_k = keys if plan.normalise_first else int(parameters["block_k"])
-    request = Request(plan=plan, against=plan, block_q=int(parameters["block_q"]), block_k=block_k, inject=(made,))
+    request = Request(
+        plan=plan, against=plan, block_q=int(parameters["block_q"]), block_k=block_k, inject=(made,)
+    )
     groups = 1 if file is None else file.N // file.key_heads
     sizes = Sizes(
-        batch=1, queries=queries, keys=keys, heads=heads, key_heads=max(1, heads // groups), features=features,
-        value_features=features if file is None else file.width, block_q=request.block_q, block_k=block_k,
-    )  # fmt: skip
+        batch=1,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        key_heads=max(1, heads // groups),
+        features=features,
+        value_features=features if file is None else file.width,
+        block_q=request.block_q,
+        block_k=block_k,
+    )
     check_places(request, sizes, bool(parameters["backward"]), "the cell")

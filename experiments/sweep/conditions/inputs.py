@@ -25,7 +25,8 @@ SINK, REPEATED = 10.0, 12.0  # how far the chosen keys' scores stand above the m
 class Inputs:
     """One cell's tensors, float64, read-only.
 
-    q, do   (1, T, N, H);  k, v  (1, S, N, H). From a file: k, v with its key heads, do None if it has none
+    q, do   (1, T, N, H);  k, v  (1, S, N, H). From a file: k, v with its key heads, do None if it
+            has none
     scale   of the scores, from a file's metadata; None: 1 / sqrt(H)
 
     Drawn values are BF16 numbers: rounding the inputs to BF16 or wider changes none of them.
@@ -40,7 +41,9 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Random numbers of one family and seed, one stream per role: a longer draw begins with the shorter one."""
+    """Random numbers of one family and seed, one stream per role: a longer draw begins with the
+    shorter one.
+    """
 
     family: str
     seed: int
@@ -57,7 +60,10 @@ class Source:
     def normals(self) -> Tensors:
         """q, k, v, do ~ N(0, 1), (tokens, heads, features)."""
         rows = {"q": self.queries, "k": self.keys, "v": self.keys, "do": self.queries}
-        return {role: self.stream(role).standard_normal((n, self.heads, self.features)) for role, n in rows.items()}
+        return {
+            role: self.stream(role).standard_normal((n, self.heads, self.features))
+            for role, n in rows.items()
+        }
 
     def signs(self) -> np.ndarray:
         """A direction of signs per head, (heads, features): exact in every format with a sign."""
@@ -65,16 +71,20 @@ class Source:
 
 
 def gaussian(source: Source) -> Tensors:
-    """q, k, v, do ~ N(0, 1): scores of variance 1, diffuse softmax. The random tensors of arXiv 2405.02803, phase 1."""
+    """q, k, v, do ~ N(0, 1): scores of variance 1, diffuse softmax.
+
+    The random tensors of arXiv 2405.02803, phase 1.
+    """
     return source.normals()
 
 
 def repeated_maximum(source: Source) -> Tensors:
-    """Pairs of equal keys, 64 apart, about 12 above every other score: P = 1 several times in a row, in a tile and across.
+    """Pairs of equal keys, 64 apart, about 12 above every other score: P = 1 several times in a
+    row, in a tile and across.
 
-    Their V lies in (-4, -2], all others are negative and weigh little, so that a sum of V ends on a tie or just beyond it
-    and BF16 rounds it away from zero: the bias of arXiv 2510.04212, Claim 3. dO is negative too (its Fig. 5b, c),
-    so that errors of delta add up.
+    Their V lies in (-4, -2], all others are negative and weigh little, so that a sum of V ends on a
+    tie or just beyond it and BF16 rounds it away from zero: the bias of arXiv 2510.04212, Claim 3.
+    dO is negative too (its Fig. 5b, c), so that errors of delta add up.
     """
     x, chosen = _towards(source, source.normals(), REPEATED), np.arange(source.keys) % APART < 2
     steps = source.stream("chosen").integers(0, 128, (source.keys, source.heads, source.features))
@@ -85,9 +95,11 @@ def repeated_maximum(source: Source) -> Tensors:
 
 
 def sink(source: Source) -> Tensors:
-    """The first key's score is about 10 above the others: it takes most of the mass, and the maximum stands from the first tile.
+    """The first key's score is about 10 above the others: it takes most of the mass, and the
+    maximum stands from the first tile.
 
-    All other P are small: in FP8 they underflow (arXiv 2606.06521), and P = 1 is frequent (arXiv 2510.04212, App. D).
+    All other P are small: in FP8 they underflow (arXiv 2606.06521), and P = 1 is frequent (arXiv
+    2510.04212, App. D).
     """
     x = _towards(source, source.normals(), SINK)
     x["k"][0] = source.signs()
@@ -97,18 +109,22 @@ def sink(source: Source) -> Tensors:
 def outlier_channel(source: Source) -> Tensors:
     """One feature of each head is large: k about 20 with one sign, q 10 times as wide.
 
-    Scores then share an offset of about 25 that softmax does not see and a rounding of S does: their differences
-    lose bits. The large channels of trained models, which also set the scale of FP8 operands (arXiv 2208.07339).
+    Scores then share an offset of about 25 that softmax does not see and a rounding of S does:
+    their differences lose bits. The large channels of trained models, which also set the scale of
+    FP8 operands (arXiv 2208.07339).
     """
     x = source.normals()
-    heads, channel = np.arange(source.heads), source.stream("channel").integers(0, source.features, source.heads)
+    heads = np.arange(source.heads)
+    channel = source.stream("channel").integers(0, source.features, source.heads)
     x["q"][:, heads, channel] *= 10.0
     x["k"][:, heads, channel] += 20.0
     return x
 
 
 def one_signed_v(source: Source) -> Tensors:
-    """v < 0 throughout: sums of P V grow and never cancel, so that a bias of their roundings stays (arXiv 2510.04212, Fig. 6a)."""
+    """v < 0 throughout: sums of P V grow and never cancel, so that a bias of their roundings stays
+    (arXiv 2510.04212, Fig. 6a).
+    """
     x = source.normals()
     return x | {"v": -np.abs(x["v"])}
 
@@ -116,22 +132,27 @@ def one_signed_v(source: Source) -> Tensors:
 def large_logits(source: Source) -> Tensors:
     """q 12 times as wide: scores with a standard deviation of 12, softmax near one-hot.
 
-    An absolute error of a score is a relative error of P, so coarse S shows most here; and later tiles often raise
-    the maximum by much (the rescalings of arXiv 2405.02803).
+    An absolute error of a score is a relative error of P, so coarse S shows most here; and later
+    tiles often raise the maximum by much (the rescalings of arXiv 2405.02803).
     """
     x = source.normals()
     return x | {"q": x["q"] * 12.0}
 
 
 def ties(source: Source) -> Tensors:
-    """Values on coarse binary grids, so that scores and sums of V lie exactly between two BF16 numbers: rules for ties decide.
+    """Values on coarse binary grids, so that scores and sums of V lie exactly between two BF16
+    numbers: rules for ties decide.
 
-    q is on multiples of 1/4, k of 1/8, so q k is on 1/32, half an ulp of BF16 from 8 to 16; for every other query q is 0,
-    all its P are 1 and its sums of V (multiples of 1/32) tie. The ties of arXiv 2510.04212, section 3.3 (PAPERS oracle 2).
+    q is on multiples of 1/4, k of 1/8, so q k is on 1/32, half an ulp of BF16 from 8 to 16; for
+    every other query q is 0, all its P are 1 and its sums of V (multiples of 1/32) tie. The ties of
+    arXiv 2510.04212, section 3.3 (PAPERS oracle 2).
     """
     x = source.normals()
     x["q"][1::2] = 0.0
-    return {role: np.rint(x[role] * grid) / grid for role, grid in {"q": 4.0, "k": 8.0, "v": 32.0, "do": 32.0}.items()}
+    return {
+        role: np.rint(x[role] * grid) / grid
+        for role, grid in {"q": 4.0, "k": 8.0, "v": 32.0, "do": 32.0}.items()
+    }
 
 
 FAMILIES: dict[str, Callable[[Source], Tensors]] = {
@@ -148,18 +169,24 @@ FAMILIES: dict[str, Callable[[Source], Tensors]] = {
 def draw(cell: Cell) -> Inputs:
     """The inputs of a cell. Drawn ones depend on family, seed, N and H; more tokens only add rows.
 
-    Raises UsageError for a file that cannot be read, is smaller than the cell asks for, or is not the one it was planned with.
+    Raises UsageError for a file that cannot be read, is smaller than the cell asks for, or is not
+    the one it was planned with.
     """
     family, (t, s, n, h) = str(cell["input"]), (int(cell[size]) for size in SIZES)
     if family not in FAMILIES:
         return _from_file(family, cell)
     source = Source(family=family, seed=int(cell["seed"]), queries=t, keys=s, heads=n, features=h)
-    x = {role: _frozen(tensor.astype(ml_dtypes.bfloat16)) for role, tensor in FAMILIES[family](source).items()}
+    x = {
+        role: _frozen(tensor.astype(ml_dtypes.bfloat16))
+        for role, tensor in FAMILIES[family](source).items()
+    }
     return Inputs(q=x["q"], k=x["k"], v=x["v"], do=x["do"])
 
 
 def file_of(name: str) -> tuple[Path, str | None]:
-    """(path, layer or None) of an input that is no family: sample, sample:LAYER, PATH or PATH:LAYER."""
+    """(path, layer or None) of an input that is no family: sample, sample:LAYER, PATH or
+    PATH:LAYER.
+    """
     path, _, layer = name.rpartition(":")
     if not path or Path(name).is_file():
         path, layer = name, ""
@@ -167,7 +194,9 @@ def file_of(name: str) -> tuple[Path, str | None]:
 
 
 def _from_file(name: str, cell: Cell) -> Inputs:
-    """The layer named, or the first: the first sequence's first T queries, S keys and N heads, in float32 as in the file."""
+    """The layer named, or the first: the first sequence's first T queries, S keys and N heads, in
+    float32 as in the file.
+    """
     from roundscope.experiments.sweep.conditions.sources import check_fits, sizes_of
 
     path, layer = file_of(name)
@@ -175,15 +204,28 @@ def _from_file(name: str, cell: Cell) -> Inputs:
     if (sizes := sizes_of(name)) is not None:
         check_fits(name, sizes, {"T": t, "S": s, "N": n, "H": h}, bool(cell["backward"]))
     if cell.content not in ("", digest := hashlib.sha256(path.read_bytes()).hexdigest()):
-        raise bad("input", name, f"this file has SHA-256 {digest[:8]}, the sweep was planned with {cell.content[:8]}; put that one back")
+        raise bad(
+            "input",
+            name,
+            f"this file has SHA-256 {digest[:8]}, the sweep was planned with {cell.content[:8]};"
+            " put that one back",
+        )
     x = read_layers(path, layer=layer)[0]
     g = max(1, n * x.k.shape[2] // x.q.shape[2])
     do = None if x.do is None else _frozen(x.do[:1, :t, :n])
-    return Inputs(q=_frozen(x.q[:1, :t, :n]), k=_frozen(x.k[:1, :s, :g]), v=_frozen(x.v[:1, :s, :g]), do=do, scale=x.scale)
+    return Inputs(
+        q=_frozen(x.q[:1, :t, :n]),
+        k=_frozen(x.k[:1, :s, :g]),
+        v=_frozen(x.v[:1, :s, :g]),
+        do=do,
+        scale=x.scale,
+    )
 
 
 def _towards(source: Source, x: Tensors, score: float) -> Tensors:
-    """q moved so that its score against the head's signs is about `score`, and k without its part along them."""
+    """q moved so that its score against the head's signs is about `score`, and k without its part
+    along them.
+    """
     signs, h = source.signs(), source.features
     along = (x["k"] * signs).sum(-1, keepdims=True) / h
     return x | {"q": x["q"] + signs * (score / math.sqrt(h)), "k": x["k"] - along * signs}

@@ -1,4 +1,6 @@
-"""`roundscope sweep --axes`: every axis with its values, default and meaning, inputs, grammars, an example, and the metrics."""
+"""`roundscope sweep --axes`: every axis with its values, default and meaning, inputs, grammars, an
+example, and the metrics.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,12 +34,21 @@ seed = "0:10"
 _SIZE, _TRUTH = "a whole number from 1, or a range a:b:step", "true false"
 _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, meaning)
     "plan": {
-        "preset": (" ".join([*PRESETS, *TWINS, "all:FORMAT", "each@ARCHITECTURE"]), "the plan that the other axes change"),
-        "format": (" ".join([*(f.name for f in NAMED.values() if f.zero and f.signed), "e<x>m<y>"]), "of every event"),
+        "preset": (
+            " ".join([*PRESETS, *TWINS, "all:FORMAT", "each@ARCHITECTURE"]),
+            "the plan that the other axes change",
+        ),
+        "format": (
+            " ".join([*(f.name for f in NAMED.values() if f.zero and f.signed), "e<x>m<y>"]),
+            "of every event",
+        ),
         "mode": (" ".join(RoundingMode), "rounding mode of every event"),
         "accumulator": ("see below", "how every sum of products adds up"),
         "exp": (" ".join(Exponential), "the exponential"),
-        "delta_from": (" ".join(DeltaFrom), "where delta takes its operands; as the preset says if left out"),
+        "delta_from": (
+            " ".join(DeltaFrom),
+            "where delta takes its operands; as the preset says if left out",
+        ),
         "stabiliser": ("none, or beta above 1", "the shift of the maximum (arXiv 2510.04212)"),
         "key_order": (" ".join(KeyOrder), "order of the key tiles"),
         "only": ("all, or SITE+SITE.step", "every other event in binary64"),
@@ -46,28 +57,48 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
         "injection": ("none, or see below", "a controlled error"),
     },
     "sizes": {
-        "T": (_SIZE, "queries; S follows it"), "S": (_SIZE, "keys"), "N": (_SIZE, "heads"), "H": (_SIZE, "features per head"),
-        "tile": (_SIZE, "block_q and block_k at once; 64"), "block_q": (_SIZE, "queries per tile"), "block_k": (_SIZE, "keys per tile"),
+        "T": (_SIZE, "queries; S follows it"),
+        "S": (_SIZE, "keys"),
+        "N": (_SIZE, "heads"),
+        "H": (_SIZE, "features per head"),
+        "tile": (_SIZE, "block_q and block_k at once; 64"),
+        "block_q": (_SIZE, "queries per tile"),
+        "block_k": (_SIZE, "keys per tile"),
     },
     "run": {
-        "input": ("see below", "the tensors"), "seed": ("a whole number from 0, or a:b", "of the tensors, stochastic rounding and noise"),
-        "causal": (_TRUTH, "query t sees keys s <= t"), "backward": (_TRUTH, "gradients too"),
+        "input": ("see below", "the tensors"),
+        "seed": ("a whole number from 0, or a:b", "of the tensors, stochastic rounding and noise"),
+        "causal": (_TRUTH, "query t sees keys s <= t"),
+        "backward": (_TRUTH, "gradients too"),
         "engine": (" ".join(ENGINES), "the same bits"),
     },
-}  # fmt: skip
+}
 _GRAMMARS = {
-    "one event": f"SITE=ROUNDING, such as O=bf16:stochastic, and SITE.sum=ACCUMULATOR at {' '.join(PRODUCTS)}; "
-    f"or {' '.join(f'{kind}.SITE' for kind in PER_SITE)}",
+    "one event": (
+        "SITE=ROUNDING, such as O=bf16:stochastic, and SITE.sum=ACCUMULATOR at"
+        f" {' '.join(PRODUCTS)}; or {' '.join(f'{kind}.SITE' for kind in PER_SITE)}"
+    ),
     "SITE": " ".join(Site) + "; S=bf16 is the event, S=512 the keys",
-    "ROUNDING": f"FORMAT[:MODE][:OVERFLOW], MODE {' '.join(RoundingMode)}, OVERFLOW {' '.join(Overflow)}",
-    "blocks": f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product: P=mxfp8_e4m3[:RULE][:MODE], "
-    f"RULE {' '.join(ScaleRule)}",
-    "ACCUMULATOR": "ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps or without (fp32) | native | "
-    f"tensor cores: ARCHITECTURE:TYPE[:fp16], of {' '.join(ARCHITECTURES)}, such as hopper:bf16",
+    "ROUNDING": (
+        f"FORMAT[:MODE][:OVERFLOW], MODE {' '.join(RoundingMode)}, OVERFLOW {' '.join(Overflow)}"
+    ),
+    "blocks": (
+        f"{' '.join(BLOCK_NAMED)}, at {' '.join(BLOCK_AXIS)}, along the sum of the first product:"
+        f" P=mxfp8_e4m3[:RULE][:MODE], RULE {' '.join(ScaleRule)}"
+    ),
+    "ACCUMULATOR": (
+        "ascending | pairwise | halves | chunkedN | exact, each with :FORMAT[:MODE] of its steps"
+        " or without (fp32) | native | tensor cores: ARCHITECTURE:TYPE[:fp16], of"
+        f" {' '.join(ARCHITECTURES)}, such as hopper:bf16"
+    ),
     "only, but": "SITE+SITE, an event each; SITE.step: the steps of its sum",
-    "ranges": "0:64 and 0:64:2 leave the stop out, as Python's; 0-63 has both ends; lists by commas",
-    "injection": "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; "
-    f"WHERE {' '.join(f'{name}=' for name in WHERES)} with numbers and ranges: O:ulps=0.5:rows=0:64",
+    "ranges": (
+        "0:64 and 0:64:2 leave the stop out, as Python's; 0-63 has both ends; lists by commas"
+    ),
+    "injection": (
+        "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; WHERE"
+        f" {' '.join(f'{name}=' for name in WHERES)} with numbers and ranges: O:ulps=0.5:rows=0:64"
+    ),
     "all of it": "docs/grammar.md, the same words in trace, sweep, train, proxy and Python",
 }
 
@@ -85,8 +116,13 @@ def data() -> dict[str, Any]:
         for name, (values, meaning) in members.items()
     }
     return {
-        "axes": axes, "grammars": _GRAMMARS, "inputs": _inputs(), "example": EXAMPLE, "metrics": METRICS, "site_metrics": SITE_METRICS,
-    }  # fmt: skip
+        "axes": axes,
+        "grammars": _GRAMMARS,
+        "inputs": _inputs(),
+        "example": EXAMPLE,
+        "metrics": METRICS,
+        "site_metrics": SITE_METRICS,
+    }
 
 
 def _default(name: str) -> Any:
@@ -95,8 +131,14 @@ def _default(name: str) -> Any:
 
 def _inputs() -> dict[str, str]:
     """Each family with the first line of what it says of itself, and files."""
-    drawn = {name: " ".join((family.__doc__ or "").split("\n\n")[0].split()) for name, family in FAMILIES.items()}
-    return drawn | {SAMPLE: "the real tensors that come with Roundscope; sample:LAYER", "PATH[:LAYER]": "a safetensors or npz file"}
+    drawn = {
+        name: " ".join((family.__doc__ or "").split("\n\n")[0].split())
+        for name, family in FAMILIES.items()
+    }
+    return drawn | {
+        SAMPLE: "the real tensors that come with Roundscope; sample:LAYER",
+        "PATH[:LAYER]": "a safetensors or npz file",
+    }
 
 
 def show(*, as_json: bool) -> None:
@@ -106,7 +148,10 @@ def show(*, as_json: bool) -> None:
         print_json(found)
         return
     for group, members in _AXES.items():
-        rows = [(name, str(found["axes"][name]["default"]).lower(), *words) for name, words in members.items()]
+        rows = [
+            (name, str(found["axes"][name]["default"]).lower(), *words)
+            for name, words in members.items()
+        ]
         _table(f"axes: {group}", ("axis", "default", "values", "meaning"), rows)
     for title, part in (("how to write them", "grammars"), ("inputs", "inputs")):
         _table(title, ("", ""), list(found[part].items()))

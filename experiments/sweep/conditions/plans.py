@@ -10,13 +10,24 @@ from roundscope.emu.rounding.modes import Rounding, RoundingMode
 from roundscope.experiments.sweep.conditions.cell import Value
 
 Settings = tuple[tuple[str, Value], ...]
-UNCHANGED = ("preset", "all", "none", False)  # values that leave the plan as it is; a stabiliser of none does not
+UNCHANGED = (
+    "preset",
+    "all",
+    "none",
+    False,
+)  # values that leave the plan as it is; a stabiliser of none does not
 ORDER = tuple(KINDS)
 
 
 def settings_of(parameters: dict[str, Value]) -> Settings:
-    """The parameters that make up the plan: the preset, and in the order in which they apply, those that change it."""
-    changes = [(name, value) for name, value in parameters.items() if name.partition(".")[0] in ORDER and changes_plan(name, value)]
+    """The parameters that make up the plan: the preset, and in the order in which they apply, those
+    that change it.
+    """
+    changes = [
+        (name, value)
+        for name, value in parameters.items()
+        if name.partition(".")[0] in ORDER and changes_plan(name, value)
+    ]
     changes.sort(key=lambda c: (ORDER.index(c[0].partition(".")[0]), "." in c[0]))
     return (("preset", parameters["preset"]), *changes)
 
@@ -28,9 +39,16 @@ def changes_plan(name: str, value: Value) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def plan_of(settings: Settings, seed: int) -> Plan:
-    """The plan of `settings_of`, its stochastic roundings drawn from `seed`. Raises ValueError for what no plan can be."""
+    """The plan of `settings_of`, its stochastic roundings drawn from `seed`.
+
+    Raises ValueError for what no plan can be.
+    """
     plan = _built(settings)
-    return plan.seeded(seed) if any(r.mode == RoundingMode.STOCHASTIC for r in _roundings(plan)) else plan
+    return (
+        plan.seeded(seed)
+        if any(r.mode == RoundingMode.STOCHASTIC for r in _roundings(plan))
+        else plan
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,4 +1,7 @@
-"""What a file of tensors offers a sweep: its digest and its sizes. Each file is read once per process."""
+"""What a file of tensors offers a sweep: its digest and its sizes.
+
+Each file is read once per process.
+"""
 
 import functools
 import hashlib
@@ -11,7 +14,9 @@ from roundscope.experiments.errors import UsageError, bad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSizes:
-    """One layer of a file: queries T, keys S, heads N, features H; key_heads, features of v, and whether it has do."""
+    """One layer of a file: queries T, keys S, heads N, features H; key_heads, features of v, and
+    whether it has do.
+    """
 
     content: str  # SHA-256 of the file
     T: int
@@ -25,7 +30,10 @@ class FileSizes:
 
 @functools.cache
 def sizes_of(name: str) -> FileSizes | None:
-    """The sizes of an input that is a file, None for a drawn one. Raises UsageError for neither, or a file that cannot be used."""
+    """The sizes of an input that is a file, None for a drawn one.
+
+    Raises UsageError for neither, or a file that cannot be used.
+    """
     from roundscope.experiments.sweep.conditions.inputs import FAMILIES, SAMPLE, file_of
 
     if name in FAMILIES:
@@ -34,26 +42,48 @@ def sizes_of(name: str) -> FileSizes | None:
     if not path.is_file():
         if "/" in name or "." in name:
             raise bad("input", name, "no such file; give a safetensors or npz file, PATH[:LAYER]")
-        raise UsageError(unknown("input", name, (*FAMILIES, SAMPLE), "or a safetensors or npz file, PATH[:LAYER]"))
+        raise UsageError(
+            unknown(
+                "input", name, (*FAMILIES, SAMPLE), "or a safetensors or npz file, PATH[:LAYER]"
+            )
+        )
     (t, n, h), (s, g, width), has_do = _layer(name, path, layer)
-    return FileSizes(content=_digest(path), T=t, S=s, N=n, H=h, key_heads=g, width=width, has_do=has_do)
+    return FileSizes(
+        content=_digest(path), T=t, S=s, N=n, H=h, key_heads=g, width=width, has_do=has_do
+    )
 
 
 def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool) -> None:
-    """Raises UsageError for more than the file has. T, S and N crop; a head's features cannot be."""
+    """Raises UsageError for more than the file has. T, S and N crop; a head's features cannot
+    be.
+    """
     for size in ("T", "S", "N"):
         if asked[size] > (there := getattr(file, size)):
             raise bad(size, asked[size], f"input {name} has {there}; ask for that or less")
     if asked["H"] != file.H:
-        raise bad("H", asked["H"], f"input {name} has {file.H} features per head, which cannot be cut; leave H out")
+        raise bad(
+            "H",
+            asked["H"],
+            f"input {name} has {file.H} features per head, which cannot be cut; leave H out",
+        )
     group = file.N // file.key_heads
     if asked["N"] > group and asked["N"] % group:
-        raise bad("N", asked["N"], f"input {name} has {group} query heads per key head; ask for a multiple, or fewer")
+        raise bad(
+            "N",
+            asked["N"],
+            f"input {name} has {group} query heads per key head; ask for a multiple, or fewer",
+        )
     if backward and not file.has_do:
-        raise bad("backward", "true", f"input {name} has no do; add it to the file, or sweep the forward alone")
+        raise bad(
+            "backward",
+            "true",
+            f"input {name} has no do; add it to the file, or sweep the forward alone",
+        )
 
 
-def _layer(name: str, path: Path, layer: str | None) -> tuple[tuple[int, int, int], tuple[int, int, int], bool]:
+def _layer(
+    name: str, path: Path, layer: str | None
+) -> tuple[tuple[int, int, int], tuple[int, int, int], bool]:
     """((T, N, H), (S, key heads, features of v), has do) of the layer named, or the first."""
     from roundscope.experiments.tensors.layers import read_layers
 
@@ -61,9 +91,16 @@ def _layer(name: str, path: Path, layer: str | None) -> tuple[tuple[int, int, in
         x = read_layers(path, layer=layer)[0]
     except UsageError as error:
         save = "add an entry" if path.suffix == ".npz" else "save it with metadata"
-        text = str(error).replace("give --layout BNTH", f"{save} layout=BNTH").replace("or --layout BTNH", "or layout=BTNH")
+        text = (
+            str(error)
+            .replace("give --layout BNTH", f"{save} layout=BNTH")
+            .replace("or --layout BTNH", "or layout=BTNH")
+        )
         text = text.replace("layout None: the file's metadata has none", "the file names no layout")
-        raise UsageError(f"input '{name}': {text.replace('or allow NaN to go on', 'for a sweep compares numbers')}") from None
+        raise UsageError(
+            f"input '{name}':"
+            f" {text.replace('or allow NaN to go on', 'for a sweep compares numbers')}"
+        ) from None
     return x.q.shape[1:], x.v.shape[1:], x.do is not None
 
 

@@ -1,4 +1,6 @@
-"""What a value of each axis may be: words, or what TOML has, to the one form in which it is a parameter."""
+"""What a value of each axis may be: words, or what TOML has, to the one form in which it is a
+parameter.
+"""
 
 import functools
 import re
@@ -17,7 +19,10 @@ LARGEST = 2**31 - 1  # of a size
 
 
 def axis_named(name: str) -> str:
-    """The axis of that name: O is format.O, PV.sum is accumulator.PV. Raises UsageError with the nearest name."""
+    """The axis of that name: O is format.O, PV.sum is accumulator.PV.
+
+    Raises UsageError with the nearest name.
+    """
     if name in (*DEFAULTS, *OPTIONAL, "tile"):
         return name
     if name in ("plan", *ALIASES):
@@ -34,27 +39,44 @@ def axis_named(name: str) -> str:
     except ValueError as error:
         raise UsageError(f"axis '{name}': {error}") from None
     if kind == "accumulator" and found not in PRODUCTS:
-        raise UsageError(f"axis '{name}': {found} is no sum of products; those are {' '.join(PRODUCTS)}")
+        raise UsageError(
+            f"axis '{name}': {found} is no sum of products; those are {' '.join(PRODUCTS)}"
+        )
     return f"{kind}.{found}"
 
 
 @functools.lru_cache(maxsize=1 << 16, typed=True)
 def typed(name: str, value: Value) -> Value:
-    """A value of the axis `name` as the type of its default, in one spelling. Raises UsageError naming both and the repair."""
+    """A value of the axis `name` as the type of its default, in one spelling.
+
+    Raises UsageError naming both and the repair.
+    """
     kind = name.partition(".")[0]
     try:
         if value == "preset" and DEFAULTS.get(kind, "preset") == "preset":
             return "preset"
         return _READERS[kind](value)
     except ValueError as error:
-        shown = f"'{value}'" if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-        before = name if f"unknown {name} {shown}" in str(error) else f"{name} {shown}"  # which the message says itself
+        shown = (
+            f"'{value}'"
+            if isinstance(value, str)
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+        )
+        before = (
+            name if f"unknown {name} {shown}" in str(error) else f"{name} {shown}"
+        )  # which the message says itself
         raise UsageError(str(error) if before == name else f"{before}: {error}") from None
 
 
 def _whole(lowest: int, largest: int) -> Callable[[Value], Value]:
     def read(value: Value) -> Value:
-        number = int(value) if isinstance(value, str) and re.fullmatch("[+-]?[0-9]{1,20}", value) else value
+        number = (
+            int(value)
+            if isinstance(value, str) and re.fullmatch("[+-]?[0-9]{1,20}", value)
+            else value
+        )
         if type(number) is not int or not lowest <= number <= largest:
             raise ValueError(f"give a whole number from {lowest} to {largest}")
         return number
@@ -95,9 +117,20 @@ def _or(word: str, read: Callable[[Value], Value]) -> Callable[[Value], Value]:
 
 
 _READERS: dict[str, Callable[[Value], Value]] = {
-    **{name: _whole(1, LARGEST) for name in WHOLE}, "seed": _whole(0, 2**32 - 1),
-    "causal": _truth, "backward": _truth, "unfused": _truth, "preset": _changing("plan"), "stabiliser": stabiliser_words,
-    **{kind: _changing(kind) for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")},
-    "only": _or("all", _changing("only")), "but": _or("none", _changing("but")),
-    "engine": _text(_engine), "injection": _text(str), "input": _text(str),
-}  # fmt: skip
+    **{name: _whole(1, LARGEST) for name in WHOLE},
+    "seed": _whole(0, 2**32 - 1),
+    "causal": _truth,
+    "backward": _truth,
+    "unfused": _truth,
+    "preset": _changing("plan"),
+    "stabiliser": stabiliser_words,
+    **{
+        kind: _changing(kind)
+        for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")
+    },
+    "only": _or("all", _changing("only")),
+    "but": _or("none", _changing("but")),
+    "engine": _text(_engine),
+    "injection": _text(str),
+    "input": _text(str),
+}

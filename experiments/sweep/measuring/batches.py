@@ -7,16 +7,26 @@ from roundscope.experiments.sweep.conditions.cell import Cell
 
 Batch = list[Cell]
 
-_INPUT = ("input", "T", "S", "N", "H", "seed", "causal", "backward")  # what inputs and their golden values depend on
+_INPUT = (
+    "input",
+    "T",
+    "S",
+    "N",
+    "H",
+    "seed",
+    "causal",
+    "backward",
+)  # what inputs and their golden values depend on
 
 
 def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:
     """Batches of one group each, in the order of first appearance, cells of equal input together.
 
-    They hold up to `measure.batch_size` cells. Under xla a full batch is one call, and groups of a single call go a few at a
-    time (`measure.ABREAST`), so that they compile side by side. numpy measures cell by cell: there,
-    since a worker draws an input and computes its golden values once, a batch breaks no run of equal input that fits
-    into it, and batches are small enough that no worker waits long for the last one.
+    They hold up to `measure.batch_size` cells. Under xla a full batch is one call, and groups of a
+    single call go a few at a time (`measure.ABREAST`), so that they compile side by side. numpy
+    measures cell by cell: there, since a worker draws an input and computes its golden values once,
+    a batch breaks no run of equal input that fits into it, and batches are small enough that no
+    worker waits long for the last one.
     """
     from roundscope.experiments.sweep.measuring.measure import ABREAST, batch_size, group
 

@@ -1,6 +1,8 @@
-"""Calls of `examine` for cells of one group, and what they are compared with: golden and unfused results, kept in memory.
+"""Calls of `examine` for cells of one group, and what they are compared with: golden and unfused
+results, kept in memory.
 
-Under xla all results stay on the device: batches of `Arrays` with the cells, and what pads them, along the first axis.
+Under xla all results stay on the device: batches of `Arrays` with the cells, and what pads them,
+along the first axis.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,18 +28,26 @@ from roundscope.experiments.sweep.measuring.tensors import Tensors
 
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 EXACT = Plan.preset("exact")
-REFERENCE_ROWS = {"numpy": 32, "xla": 128}  # query tile of golden and unfused calls: it changes no bit, and these were fastest
+REFERENCE_ROWS = {
+    "numpy": 32,
+    "xla": 128,
+}  # query tile of golden and unfused calls: it changes no bit, and these were fastest
 REFERENCES = 128  # entries of such a call at most: many cells share few
 NO_SAY = BACKWARD | RESCALES | {Site.LSE}  # in the output of unfused attention
 
 HOST, DEVICE = 64 << 20, 4 << 30  # bytes of one memory, and of one on a GPU
 _NUMBERS = count()
 _INPUTS = Kept(HOST)
-_GOLDEN, _UNFUSED = ({"numpy": Kept(HOST), "xla": Kept(DEVICE if has_gpu() else HOST)} for _ in range(2))
+_GOLDEN, _UNFUSED = (
+    {"numpy": Kept(HOST), "xla": Kept(DEVICE if has_gpu() else HOST)} for _ in range(2)
+)
 
 
 def inputs_of(cells: Sequence[Cell]) -> list[Inputs]:
-    """The tensors of cells; those that are not kept are drawn at once, on all cores. Raises as `draw`."""
+    """The tensors of cells; those that are not kept are drawn at once, on all cores.
+
+    Raises as `draw`.
+    """
     keys = [_input_key(cell) for cell in cells]
     found = {key: _INPUTS.get(key) for key in keys}
     missing = {key: cell for key, cell in zip(keys, cells, strict=True) if found[key] is None}
@@ -48,39 +58,77 @@ def inputs_of(cells: Sequence[Cell]) -> list[Inputs]:
         drawn = [draw(cell) for cell in missing.values()]
     for key, x in zip(missing, drawn, strict=True):
         found[key] = x
-        _INPUTS.put([key], x, sum(part.nbytes for part in (x.q, x.k, x.v, x.do) if part is not None))
+        _INPUTS.put(
+            [key], x, sum(part.nbytes for part in (x.q, x.k, x.v, x.do) if part is not None)
+        )
     return [found[key] for key in keys]
 
 
 def attention_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Examined:
-    """Cells of one group in one call, the last repeated up to `size` of them, with the ones of P and ALPHA counted."""
+    """Cells of one group in one call, the last repeated up to `size` of them, with the ones of P
+    and ALPHA counted.
+    """
     plans, record = [c.plan for c in cells], Record(ones=(Site.P, Site.ALPHA))
-    blocks, backward = (int(cells[0]["block_q"]), int(cells[0]["block_k"])), bool(cells[0]["backward"])
-    return _examine(cells[0], tensors, range(len(cells)), plans, size, blocks, backward, record=record, inject=cells[0].inject)
+    blocks = (int(cells[0]["block_q"]), int(cells[0]["block_k"]))
+    backward = bool(cells[0]["backward"])
+    return _examine(
+        cells[0],
+        tensors,
+        range(len(cells)),
+        plans,
+        size,
+        blocks,
+        backward,
+        record=record,
+        inject=cells[0].inject,
+    )
 
 
 def golden_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
     """Unfused attention in binary64 throughout, on the cells' engine."""
     keys = [(_input_key(c), c["causal"]) for c in cells]
-    return _shared(_GOLDEN, keys, cells, tensors, size, lambda chosen: [EXACT] * len(chosen), bool(cells[0]["backward"]))
+    return _shared(
+        _GOLDEN,
+        keys,
+        cells,
+        tensors,
+        size,
+        lambda chosen: [EXACT] * len(chosen),
+        bool(cells[0]["backward"]),
+    )
 
 
 def unfused_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
     """The output of `unfused_plan`, without injections and backward."""
     plans = [unfused_plan(c.plan) for c in cells]
-    keys = [(_input_key(c), c["causal"], _number(plan)) for c, plan in zip(cells, plans, strict=True)]
-    return _shared(_UNFUSED, keys, cells, tensors, size, lambda chosen: [plans[i] for i in chosen], False)
+    keys = [
+        (_input_key(c), c["causal"], _number(plan)) for c, plan in zip(cells, plans, strict=True)
+    ]
+    return _shared(
+        _UNFUSED, keys, cells, tensors, size, lambda chosen: [plans[i] for i in chosen], False
+    )
 
 
 @lru_cache(4096)
 def unfused_plan(plan: Plan) -> Plan:
-    """Softmax first, in the formats of a plan; what has no say in the output is set alike, so that more cells share it."""
+    """Softmax first, in the formats of a plan; what has no say in the output is set alike, so that
+    more cells share it.
+    """
     heard = plan.rounded(dict.fromkeys(NO_SAY, BINARY64))
-    accumulators = tuple(Accumulator(step=BINARY64) if site in NO_SAY else plan.accumulator(site) for site in PRODUCTS)
+    accumulators = tuple(
+        Accumulator(step=BINARY64) if site in NO_SAY else plan.accumulator(site)
+        for site in PRODUCTS
+    )
     return replace(
-        heard, name="unfused", accumulators=accumulators, normalise_first=True, pv_into_o=False,
-        key_order=KeyOrder.ASCENDING, row_sum_of=EXACT.row_sum_of, delta_from=EXACT.delta_from,
-    )  # fmt: skip
+        heard,
+        name="unfused",
+        accumulators=accumulators,
+        normalise_first=True,
+        pv_into_o=False,
+        key_order=KeyOrder.ASCENDING,
+        row_sum_of=EXACT.row_sum_of,
+        delta_from=EXACT.delta_from,
+    )
 
 
 @lru_cache(4096)
@@ -102,11 +150,16 @@ def _input_key(cell: Cell) -> Hashable:
 
 
 def _shared(
-    kept: dict[str, Kept], keys: Sequence[Hashable], cells: Sequence[Cell], tensors: Tensors, size: int,
-    plans: Callable[[list[int]], list[Plan]], backward: bool,
-) -> Arrays:  # fmt: skip
-    """Results by key, in a batch of `size`: those that are kept already, and calls of 1 or `REFERENCES` entries (two executables)
-    for all others.
+    kept: dict[str, Kept],
+    keys: Sequence[Hashable],
+    cells: Sequence[Cell],
+    tensors: Tensors,
+    size: int,
+    plans: Callable[[list[int]], list[Plan]],
+    backward: bool,
+) -> Arrays:
+    """Results by key, in a batch of `size`: those that are kept already, and calls of 1 or
+    `REFERENCES` entries (two executables) for all others.
     """
     engine = str(cells[0]["engine"])
     first = {key: i for i, key in reversed(list(enumerate(keys)))}
@@ -117,7 +170,9 @@ def _shared(
         some = missing[lo : lo + entries]
         called = 1 if len(missing) == 1 else entries
         blocks = REFERENCE_ROWS[engine], int(cells[0]["S"])
-        arrays = results_of(_examine(cells[0], tensors, some, plans(some), called, blocks, backward))
+        arrays = results_of(
+            _examine(cells[0], tensors, some, plans(some), called, blocks, backward)
+        )
         places = {keys[i]: place for place, i in enumerate(some)}
         found |= dict.fromkeys(places, (arrays, places))
         kept[engine].put(list(places), (arrays, places), sum(x.nbytes for x in arrays.values()))
@@ -133,10 +188,20 @@ def _chosen(engine: str) -> Callable[..., Arrays]:
 
 
 def _examine(
-    cell: Cell, tensors: Tensors, some: Sequence[int], plans: Sequence[Plan], size: int, blocks: tuple[int, int], backward: bool,
-    record: Record | None = None, inject: tuple[Injection, ...] = (),
-) -> Examined:  # fmt: skip
-    """One call of `examine` for some cells, in the shapes of `cell`. One plan is given as such where one is enough."""
+    cell: Cell,
+    tensors: Tensors,
+    some: Sequence[int],
+    plans: Sequence[Plan],
+    size: int,
+    blocks: tuple[int, int],
+    backward: bool,
+    record: Record | None = None,
+    inject: tuple[Injection, ...] = (),
+) -> Examined:
+    """One call of `examine` for some cells, in the shapes of `cell`.
+
+    One plan is given as such where one is enough.
+    """
     if cell["engine"] == "xla":
         keep_compilations()
     more = size - len(plans)
@@ -145,7 +210,14 @@ def _examine(
     options: dict[str, Any] = {"engine": cell["engine"], "record": record, "inject": inject}
     q, k, v = (tensors.of(role, every) for role in "qkv")
     return examine(
-        q, k, v, tensors.of("do", every) if backward and tensors.first.do is not None else None,
-        plan=plans[0] if one else plans, block_q=blocks[0], block_k=blocks[1],
-        scale=tensors.first.scale, is_causal=bool(cell["causal"]), **options,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        tensors.of("do", every) if backward and tensors.first.do is not None else None,
+        plan=plans[0] if one else plans,
+        block_q=blocks[0],
+        block_k=blocks[1],
+        scale=tensors.first.scale,
+        is_causal=bool(cell["causal"]),
+        **options,
+    )

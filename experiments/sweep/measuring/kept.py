@@ -8,8 +8,11 @@ from typing import Any
 
 
 class Kept:
-    """Values up to a number of bytes, each under one or more keys; the least recently used go first, the newest always stays.
-    Threads may share it."""
+    """Values up to a number of bytes, each under one or more keys; the least recently used go
+    first, the newest always stays.
+
+    Threads may share it.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.bytes, self._numbers = limit, 0, count()
@@ -26,7 +29,9 @@ class Kept:
             return self._kept[self._number[key]][0]
 
     def put(self, keys: Sequence[Hashable], value: Any, size: int) -> None:
-        """Keep a value of `size` bytes under these keys; what they held before goes, with all its keys."""
+        """Keep a value of `size` bytes under these keys; what they held before goes, with all its
+        keys.
+        """
         with self._lock:
             for old in {self._number[key] for key in keys if key in self._number}:
                 self._drop(old)

@@ -1,8 +1,10 @@
-"""The numbers of a sweep's cells, many cells at a time: pure functions of arrays with the cells along the first axis.
+"""The numbers of a sweep's cells, many cells at a time: pure functions of arrays with the cells
+along the first axis.
 
-Deviations come from the sums of `experiments.sweep.measuring.sums`, equal to the bit on every engine and in any grouping of cells; the few
-quotients and roots of a cell are taken here, by NumPy on the host. The sums of errors behind SITE_METRICS were added by the
-engines and agree to about 1e-12; their counts are equal.
+Deviations come from the sums of `experiments.sweep.measuring.sums`, equal to the bit on every
+engine and in any grouping of cells; the few quotients and roots of a cell are taken here, by NumPy
+on the host. The sums of errors behind SITE_METRICS were added by the engines and agree to about
+1e-12; their counts are equal.
 
 A standard error takes rows, query x head, as independent. It is NaN for a single row.
 """
@@ -27,10 +29,18 @@ METRICS: dict[str, str] = {
     "rel_rms": "rms over the root mean square of golden",
     "mean": "mean signed out - golden",
     "mean_se": "its standard error over rows",
-    "mean_ulps": "mean over the mean ulp of OUT's format in the binades of golden (one entry near 0 would drown a mean of ratios)",
+    "mean_ulps": (
+        "mean over the mean ulp of OUT's format in the binades of golden (one entry near 0 would"
+        " drown a mean of ratios)"
+    ),
     "mean_ulps_se": "mean_se over the same",
-    "not_finite": "entries of out that are NaN or infinite; deviations are over the others, NaN if there are none",
-    "unfused_max_abs": "largest |unfused - golden|: the same formats, softmax first and P V over the whole row",
+    "not_finite": (
+        "entries of out that are NaN or infinite; deviations are over the others, NaN if there are"
+        " none"
+    ),
+    "unfused_max_abs": (
+        "largest |unfused - golden|: the same formats, softmax first and P V over the whole row"
+    ),
     "unfused_rms": "root mean square of unfused - golden",
     "ratio_max": "max_abs over unfused_max_abs: what tiling costs",
     "ratio_rms": "rms over unfused_rms",
@@ -43,21 +53,28 @@ METRICS: dict[str, str] = {
         f"{g}_{name}": f"{meaning} of {g} - golden"
         for g in GRADIENTS
         for name, meaning in {
-            "max_abs": "largest magnitude", "rms": "root mean square", "mean": "signed mean",
+            "max_abs": "largest magnitude",
+            "rms": "root mean square",
+            "mean": "signed mean",
             "rel_rms": "root mean square, relative to golden's,",
         }.items()
     },
     "delta_bias": "mean signed delta - golden, over rows",
     "delta_bias_se": "its standard error over rows",
-    "delta_coherence": "|sum| over the root of the sum of squares of delta - golden: about 1 or less where signs are coins",
-}  # fmt: skip
+    "delta_coherence": (
+        "|sum| over the root of the sum of squares of delta - golden: about 1 or less where signs"
+        " are coins"
+    ),
+}
 
 SITE_METRICS: dict[str, str] = {
     "n": "rounding events",
     "inexact": "share of events that changed the number",
     "ties": "share of events exactly half way between two numbers",
     "mean_ulps": "mean signed error in ulps: the bias",
-    "se_ulps": "its standard error, errors of a row taken together (experiments.trace.analysis.bias.lean)",
+    "se_ulps": (
+        "its standard error, errors of a row taken together (experiments.trace.analysis.bias.lean)"
+    ),
     "mean_abs_ulps": "mean |error| in ulps",
     "rms_ulps": "root mean square error in ulps",
     "mean_error": "mean signed error in value",
@@ -73,9 +90,13 @@ SITE_METRICS: dict[str, str] = {
 
 
 def of_sums(sums: dict[str, Sums], formats: Sequence[Format]) -> Metrics:
-    """METRICS of cells from their `sums_of`, but for `softmax_events`; formats: of each cell's OUT."""
+    """METRICS of cells from their `sums_of`, but for `softmax_events`; formats: of each cell's
+    OUT.
+    """
     found = forward(sums["out"], formats)
-    found |= against_unfused(found, sums["unfused"], sums["between"]) | {"lse_max_abs": _peak(sums["lse"])}
+    found |= against_unfused(found, sums["unfused"], sums["between"]) | {
+        "lse_max_abs": _peak(sums["lse"])
+    }
     return found | (backward(sums) if "delta" in sums else {})
 
 
@@ -86,21 +107,32 @@ def deviations(s: Sums) -> Metrics:
 
 
 def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
-    """Of out: `deviations`, relative and signed too, in ulps of each cell's OUT format, and entries that are not finite."""
+    """Of out: `deviations`, relative and signed too, in ulps of each cell's OUT format, and entries
+    that are not finite.
+    """
     found = deviations(s) | _mean("mean", s)
     # 2^(e - p + 1) is an ulp in binade e
     ulp = np.ldexp(s["binades"] / s["entries"], [1 - f.precision for f in formats])
     return {
-        **found, "rel_rms": _relative(found["rms"], s), "mean_ulps": found["mean"] / ulp, "mean_ulps_se": found["mean_se"] / ulp,
+        **found,
+        "rel_rms": _relative(found["rms"], s),
+        "mean_ulps": found["mean"] / ulp,
+        "mean_ulps_se": found["mean_se"] / ulp,
         "not_finite": (s["entries"] - s["finite"]).astype(np.float64),
-    }  # fmt: skip
+    }
 
 
 def against_unfused(mine: Metrics, unfused: Sums, between: Sums) -> Metrics:
-    """What tiling costs: `mine` (the `deviations` of out) against those of unfused; between: out - unfused."""
+    """What tiling costs: `mine` (the `deviations` of out) against those of unfused; between: out -
+    unfused.
+    """
     other = deviations(unfused)
     ratios = {f"ratio_{short}": _ratio(mine[name], other[name]) for short, name in _RATIOS.items()}
-    return {"unfused_max_abs": other["max_abs"], "unfused_rms": other["rms"], "vs_unfused_max": _peak(between)} | ratios
+    return {
+        "unfused_max_abs": other["max_abs"],
+        "unfused_rms": other["rms"],
+        "vs_unfused_max": _peak(between),
+    } | ratios
 
 
 _RATIOS = {"max": "max_abs", "rms": "rms", "mean_abs": "mean_abs"}
@@ -111,7 +143,10 @@ def softmax_events(trace: Trace) -> Metrics:
     ones, same = trace.ones["P"], trace.ones["ALPHA"]
     cells, rows = ones.shape[0], ones[0, :, 0].size
     moved = trace.stats["ALPHA"].n.reshape(cells, -1).sum(-1) - same.reshape(cells, -1).sum(-1)
-    return {"several_ones": (ones >= 2).any(2).reshape(cells, -1).mean(-1), "rescales": moved / rows}
+    return {
+        "several_ones": (ones >= 2).any(2).reshape(cells, -1).mean(-1),
+        "rescales": moved / rows,
+    }
 
 
 def backward(sums: dict[str, Sums]) -> Metrics:
@@ -120,7 +155,12 @@ def backward(sums: dict[str, Sums]) -> Metrics:
     for g in GRADIENTS:
         s, n = sums[g], _none(sums[g]["n"])
         rms = np.sqrt(s["square"] / n)
-        seen = {"max_abs": _peak(s), "rms": rms, "mean": _plus(s["sum"]) / n, "rel_rms": _relative(rms, s)}
+        seen = {
+            "max_abs": _peak(s),
+            "rms": rms,
+            "mean": _plus(s["sum"]) / n,
+            "rel_rms": _relative(rms, s),
+        }
         found |= {f"{g}_{name}": value for name, value in seen.items()}
     s = sums["delta"]
     coherence = np.where(s["n"] > 0, _ratio(np.abs(s["sum"]), np.sqrt(s["square"])), np.nan)
@@ -144,17 +184,27 @@ def sites(trace: Trace) -> list[dict[str, dict[str, float]]]:
 def _site(trace: Trace, name: str) -> Metrics:
     stats = trace.stats[name]
     total = {f: np.asarray(getattr(stats, f)).sum(-1) for f in stats.__dataclass_fields__}
-    n, groups = np.maximum(total["n"], 1), np.ascontiguousarray(trace.rows[name]).reshape(len(stats.n), -1)
+    n = np.maximum(total["n"], 1)
+    groups = np.ascontiguousarray(trace.rows[name]).reshape(len(stats.n), -1)
     sums, squares = groups.sum(-1), (groups * groups).sum(-1)
-    centred = np.maximum.reduce([squares - sums**2 / groups.shape[1], total["sq_ulps"] - sums**2 / n, np.zeros(len(n))])
+    centred = np.maximum.reduce(
+        [squares - sums**2 / groups.shape[1], total["sq_ulps"] - sums**2 / n, np.zeros(len(n))]
+    )
     root = np.sqrt(total["sq_ulps"])
     return {
-        "n": total["n"], "inexact": total["inexact"] / n, "ties": total["ties"] / n, "mean_ulps": total["ulps"] / n,
-        "se_ulps": np.sqrt(centred) / n, "mean_abs_ulps": total["abs_ulps"] / n, "rms_ulps": np.sqrt(total["sq_ulps"] / n),
-        "mean_error": total["error"] / n, "rms_error": np.sqrt(total["sq_error"] / n),
-        "peak_ulps": np.asarray(stats.peak).max(-1), "coherence": np.abs(total["ulps"]) / np.where(root > 0.0, root, np.inf),
+        "n": total["n"],
+        "inexact": total["inexact"] / n,
+        "ties": total["ties"] / n,
+        "mean_ulps": total["ulps"] / n,
+        "se_ulps": np.sqrt(centred) / n,
+        "mean_abs_ulps": total["abs_ulps"] / n,
+        "rms_ulps": np.sqrt(total["sq_ulps"] / n),
+        "mean_error": total["error"] / n,
+        "rms_error": np.sqrt(total["sq_error"] / n),
+        "peak_ulps": np.asarray(stats.peak).max(-1),
+        "coherence": np.abs(total["ulps"]) / np.where(root > 0.0, root, np.inf),
         **{f: total[f] for f in ("carries", "overflow", "underflow", "subnormal", "nan")},
-    }  # fmt: skip
+    }
 
 
 def _peak(s: Sums) -> np.ndarray:
@@ -162,9 +212,14 @@ def _peak(s: Sums) -> np.ndarray:
 
 
 def _mean(name: str, s: Sums) -> Metrics:
-    """The mean over the entries counted, and the standard error of the mean of row means, rows without entries left out."""
+    """The mean over the entries counted, and the standard error of the mean of row means, rows
+    without entries left out.
+    """
     variance = s["spread"] / _none(s["filled"] - 1)
-    return {name: _plus(s["sum"]) / _none(s["n"]), f"{name}_se": np.sqrt(variance / _none(s["filled"]))}
+    return {
+        name: _plus(s["sum"]) / _none(s["n"]),
+        f"{name}_se": np.sqrt(variance / _none(s["filled"])),
+    }
 
 
 def _relative(rms: np.ndarray, s: Sums) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Results of cells that stay on JAX's device: `chosen` entries as one batch, and `sums`, of which numbers alone come back."""
+"""Results of cells that stay on JAX's device: `chosen` entries as one batch, and `sums`, of which
+numbers alone come back.
+"""
 
 from collections.abc import Sequence
 
@@ -12,14 +14,21 @@ from roundscope.experiments.sweep.measuring.sums import Arrays, Sums, sums_of
 
 
 def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
-    """The entries (arrays, place in them) as one batch of `size`, the last repeated. Shapes are few: those of the batches."""
+    """The entries (arrays, place in them) as one batch of `size`, the last repeated.
+
+    Shapes are few: those of the batches.
+    """
     padded = [*found, *[found[-1]] * (size - len(found))]
     batches = {id(arrays): arrays for arrays, _ in padded}
     batch: Arrays | None = None
     with jax.enable_x64(True):
         for key, arrays in batches.items():
             places = np.array([place if id(x) == key else -1 for x, place in padded])
-            batch = _taken(arrays, np.maximum(places, 0)) if batch is None else _filled(batch, arrays, places)
+            batch = (
+                _taken(arrays, np.maximum(places, 0))
+                if batch is None
+                else _filled(batch, arrays, places)
+            )
     done: Arrays = jax.block_until_ready(batch)  # so that the time is that of this part
     return done
 
@@ -32,7 +41,9 @@ def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dic
 
 
 @jax.jit
-def _sums(zero: Array, mine: Arrays, golden: Arrays, unfused: Arrays, emin: Array) -> dict[str, Sums]:
+def _sums(
+    zero: Array, mine: Arrays, golden: Arrays, unfused: Arrays, emin: Array
+) -> dict[str, Sums]:
     """zero: an argument, so that no compiler sees through it."""
     return sums_of(xla_ops(zero), mine, golden, unfused, emin)
 

@@ -1,4 +1,6 @@
-"""Results of cells in NumPy: `chosen` and `sums`, as `experiments.sweep.measuring.on_device` has them for JAX arrays."""
+"""Results of cells in NumPy: `chosen` and `sums`, as `experiments.sweep.measuring.on_device` has
+them for JAX arrays.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +13,17 @@ from roundscope.experiments.sweep.measuring.sums import Arrays, Sums, sums_of
 
 def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
     """The entries (arrays, place in them) as one batch."""
-    return {name: np.concatenate([arrays[name][place : place + 1] for arrays, place in found]) for name in found[0][0]}
+    return {
+        name: np.concatenate([arrays[name][place : place + 1] for arrays, place in found])
+        for name in found[0][0]
+    }
 
 
 def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dict[str, Sums]:
     """`sums_of`. In memory order, so that reshaping copies no array twice."""
-    mine, golden, unfused = ({name: _ordered(x) for name, x in arrays.items()} for arrays in (mine, golden, unfused))
+    mine, golden, unfused = (
+        {name: _ordered(x) for name, x in arrays.items()} for arrays in (mine, golden, unfused)
+    )
     with np.errstate(all="ignore"):  # inf - inf and the like are seen and left out
         return sums_of(numpy_ops(), mine, golden, unfused, emin)
 

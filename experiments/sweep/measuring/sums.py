@@ -1,9 +1,11 @@
-"""What METRICS are made of: sums, counts and maxima over the entries of each cell, written once for every array library.
+"""What METRICS are made of: sums, counts and maxima over the entries of each cell, written once for
+every array library.
 
-Every sum is a halving tree, so its order is fixed by its length alone; a product that is added goes through `Ops.multiply`,
-which no compiler fuses; quotients of the results and roots are left to the host (`experiments.sweep.measuring.metrics`). So numpy, xla on
-a CPU and xla on a GPU give the same bits, whatever cells share a call. XLA on a CPU flushes numbers below 2^-1022: it would show
-only in a cell all of whose deviations are below 2^-511.
+Every sum is a halving tree, so its order is fixed by its length alone; a product that is added goes
+through `Ops.multiply`, which no compiler fuses; quotients of the results and roots are left to the
+host (`experiments.sweep.measuring.metrics`). So numpy, xla on a CPU and xla on a GPU give the same
+bits, whatever cells share a call. XLA on a CPU flushes numbers below 2^-1022: it would show only in
+a cell all of whose deviations are below 2^-511.
 
 Arrays are binary64 with the cells along the first axis: (C, T or S, N, H), lse and delta (C, T, N).
 """
@@ -18,7 +20,9 @@ GRADIENTS = ("dq", "dk", "dv")
 
 
 def total(xp: Any, x: Array) -> Array:
-    """The sum over the last axis, x[:half] + x[half:] again and again, after zeros up to a power of two."""
+    """The sum over the last axis, x[:half] + x[half:] again and again, after zeros up to a power of
+    two.
+    """
     size = x.shape[-1]
     half = 1 << (size - 1).bit_length()
     if half > size:
@@ -29,19 +33,33 @@ def total(xp: Any, x: Array) -> Array:
     return x[..., 0]
 
 
-def sums_of(ops: Ops, mine: Arrays, golden: Arrays, unfused: Arrays, emin: Array) -> dict[str, Sums]:
-    """All that METRICS need of the results of cells. emin: the exponent of the smallest normal number of each cell's OUT format."""
+def sums_of(
+    ops: Ops, mine: Arrays, golden: Arrays, unfused: Arrays, emin: Array
+) -> dict[str, Sums]:
+    """All that METRICS need of the results of cells. emin: the exponent of the smallest normal
+    number of each cell's OUT format.
+    """
     out, exact, plain = (_rows(x["out"]) for x in (mine, golden, unfused))
     found = {
-        "out": _deviation(ops, out, exact, "peak size square rows golden") | {"finite": _count(ops.xp.isfinite(out))},
+        "out": (
+            _deviation(ops, out, exact, "peak size square rows golden")
+            | {"finite": _count(ops.xp.isfinite(out))}
+        ),
         "unfused": _deviation(ops, plain, exact, "peak size square"),
         "between": _deviation(ops, out, plain, "peak"),
-        "lse": _deviation(ops, _rows(mine["lse"][..., None]), _rows(golden["lse"][..., None]), "peak"),
+        "lse": _deviation(
+            ops, _rows(mine["lse"][..., None]), _rows(golden["lse"][..., None]), "peak"
+        ),
     }
     found["out"]["binades"] = _binades(ops, exact, emin)
     if "delta" in mine:
-        found |= {g: _deviation(ops, _rows(mine[g]), _rows(golden[g]), "peak square sum golden") for g in GRADIENTS}
-        found["delta"] = _deviation(ops, _rows(mine["delta"][..., None]), _rows(golden["delta"][..., None]), "square rows")
+        found |= {
+            g: _deviation(ops, _rows(mine[g]), _rows(golden[g]), "peak square sum golden")
+            for g in GRADIENTS
+        }
+        found["delta"] = _deviation(
+            ops, _rows(mine["delta"][..., None]), _rows(golden["delta"][..., None]), "square rows"
+        )
     return found
 
 
@@ -50,7 +68,8 @@ def _deviation(ops: Ops, x: Array, golden: Array, wanted: str) -> Sums:
 
     n       entries counted;  entries: all there are
     peak    largest magnitude;  size, square, sum: sums of magnitudes, squares, and with sign
-    rows    sum, `filled` (rows with entries), and `spread`: squares of their means about the mean of those
+    rows    sum, `filled` (rows with entries), and `spread`: squares of their means about the mean
+            of those
     golden  squares of golden, all entries
     """
     xp, names = ops.xp, wanted.split()

@@ -9,7 +9,9 @@ from roundscope.experiments.sweep.conditions.inputs import Inputs
 
 
 class Tensors:
-    """Inputs by cell. Under xla each travels to the device once, however many cells and calls share it."""
+    """Inputs by cell. Under xla each travels to the device once, however many cells and calls share
+    it.
+    """
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
         own = {id(x): x for x in inputs}
@@ -33,6 +35,8 @@ class Tensors:
         with jax.enable_x64(True):
             if role not in self._sent:
                 parts = [getattr(x, role) for x in self._own]
-                missing = (1 << (len(parts) - 1).bit_length()) - len(parts)  # few shapes, few compilations
+                missing = (1 << (len(parts) - 1).bit_length()) - len(
+                    parts
+                )  # few shapes, few compilations
                 self._sent[role] = jax.device_put(np.concatenate([*parts, *parts[-1:] * missing]))
             return taken(self._sent[role], self._places[list(chosen)])

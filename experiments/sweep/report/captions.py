@@ -15,22 +15,37 @@ def against(frame: Frame, cut: Slice) -> str:
     """Below deviation against an axis."""
     axis = cut.across
     if not axis.numeric:
-        return f"Which {axis.label} deviates most? {_extremes(frame, cut)} {_shown(frame, cut, 'rms')}"
+        return (
+            f"Which {axis.label} deviates most? {_extremes(frame, cut)} {_shown(frame, cut, 'rms')}"
+        )
     slopes = _slopes(frame, cut)
     if not slopes.size:
-        return f"Does the deviation grow with {axis.label}? No two values of it can be compared. {_shown(frame, cut, 'rms')}"
-    among = f" ({slopes.min():+.2f} to {slopes.max():+.2f} over the lines)" if slopes.size > 1 else ""
-    return f"Does the deviation grow with {axis.label}? rms goes as its power {np.median(slopes):+.2f}{among}. {_shown(frame, cut, 'rms')}"
+        return (
+            f"Does the deviation grow with {axis.label}? No two values of it can be compared."
+            f" {_shown(frame, cut, 'rms')}"
+        )
+    among = (
+        f" ({slopes.min():+.2f} to {slopes.max():+.2f} over the lines)" if slopes.size > 1 else ""
+    )
+    return (
+        f"Does the deviation grow with {axis.label}? rms goes as its power"
+        f" {np.median(slopes):+.2f}{among}. {_shown(frame, cut, 'rms')}"
+    )
 
 
 def comparable(frame: Frame, cut: Slice) -> bool:
-    """Whether the axis across has two values that can be compared; a picture of it would show nothing otherwise."""
+    """Whether the axis across has two values that can be compared; a picture of it would show
+    nothing otherwise.
+    """
     return bool(_slopes(frame, cut).size) if cut.across.numeric else len(_means(frame, cut)) > 1
 
 
 def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
-    """The exponent of rms in the axis across, one per line and row, from the means by least squares."""
-    y, x = frame.metric("rms"), np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)]
+    """The exponent of rms in the axis across, one per line and row, from the means by least
+    squares.
+    """
+    y = frame.metric("rms")
+    x = np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)]
     usable, found = cut.cells & np.isfinite(y) & (y > 0), []
     others = [axis for axis in (cut.lines, cut.rows) if axis is not None]
     place = np.stack([frame.code(a) for a in others], 1) if others else np.zeros((len(y), 1), int)
@@ -49,29 +64,52 @@ def _extremes(frame: Frame, cut: Slice) -> str:
     word = cut.across.word
     if means[high] <= 1.001 * means[low]:
         return "None: the geometric means of rms are equal to a thousandth."
-    return f"{word(high)} (rms {number(means[high])}), least {word(low)} ({number(means[low])}); geometric means over what is shown."
+    return (
+        f"{word(high)} (rms {number(means[high])}), least {word(low)} ({number(means[low])});"
+        " geometric means over what is shown."
+    )
 
 
 def _means(frame: Frame, cut: Slice) -> dict[int, float]:
     """The geometric mean of rms at each value that is shown and has one."""
     y, code = frame.metric("rms"), frame.code(cut.across)
-    means = {c: centre("rms", y[cut.cells & (code == c) & (y > 0)])[0] for c in cut.shown[cut.across.name]}
+    means = {
+        c: centre("rms", y[cut.cells & (code == c) & (y > 0)])[0]
+        for c in cut.shown[cut.across.name]
+    }
     return {c: mean for c, mean in means.items() if np.isfinite(mean)}
 
 
 def _shown(frame: Frame, cut: Slice, metric: str) -> str:
     """How seeds are shown, what is held and what is left out."""
     mark = "lines and bands" if cut.across.numeric and metric in LOG else "marks and bars"
-    kind = "geometric means and their" if metric in LOG else "means (geometric where the scale is logarithmic) and their"
-    parts = [f"{seeds_words(frame, cut.cells)} (faint dots); {mark}: {kind} 95 % t intervals over seeds."]
+    kind = (
+        "geometric means and their"
+        if metric in LOG
+        else "means (geometric where the scale is logarithmic) and their"
+    )
+    parts = [
+        f"{seeds_words(frame, cut.cells)} (faint dots); {mark}: {kind} 95 % t intervals over seeds."
+    ]
     if one_seed(frame, cut.cells):
         parts = ["One seed each: no spread is known."]
     parts += _left(frame, cut)
     if cut.held:
-        parts.append(f"All at {listed([f'{k} = {v}' for k, v in cut.held.items()])}, where the most conditions are and rms is largest.")
-    lost = int((cut.cells & ~(frame.metric(metric) > 0 if metric in LOG else np.isfinite(frame.metric(metric)))).sum())
+        parts.append(
+            f"All at {listed([f'{k} = {v}' for k, v in cut.held.items()])}, where the most"
+            " conditions are and rms is largest."
+        )
+    lost = int(
+        (
+            cut.cells
+            & ~(frame.metric(metric) > 0 if metric in LOG else np.isfinite(frame.metric(metric)))
+        ).sum()
+    )
     if lost:
-        parts.append(f"{lost} cells without a finite {metric}{' above 0' if metric in LOG else ''} are left out.")
+        parts.append(
+            f"{lost} cells without a finite {metric}{' above 0' if metric in LOG else ''} are left"
+            " out."
+        )
     return " ".join(parts)
 
 
@@ -80,7 +118,10 @@ def _left(frame: Frame, cut: Slice) -> list[str]:
     for axis in (cut.across, cut.lines, cut.rows):
         if axis is not None and (more := len(axis.values) - len(cut.shown[axis.name])):
             which = "evenly chosen" if axis.numeric else "those with the largest deviation"
-            found.append(f"{more} of {len(axis.values)} values of {axis.label} are not shown ({which}, and with cells here, are).")
+            found.append(
+                f"{more} of {len(axis.values)} values of {axis.label} are not shown ({which}, and"
+                " with cells here, are)."
+            )
     return found
 
 
@@ -99,12 +140,16 @@ def one_seed(frame: Frame, cells: np.ndarray) -> bool:
 def signed(frame: Frame, cut: Slice, metric: str) -> str:
     """Below signed means: how many conditions lean."""
     y = frame.metric(metric)
-    found = [mean_interval(y[cut.cells & (frame.condition == c)]) for c in np.unique(frame.condition[cut.cells])]
+    found = [
+        mean_interval(y[cut.cells & (frame.condition == c)])
+        for c in np.unique(frame.condition[cut.cells])
+    ]
     known = [(mean, half) for mean, half in found if np.isfinite(half)]
     leaning = sum(abs(mean) > half for mean, half in known)
     what = "delta" if metric == "delta_bias" else "the output"
     answer = (
-        f"In {leaning} of {len(known)} conditions shown the interval over seeds leaves out 0 (1 in 20 does by chance)."
+        f"In {leaning} of {len(known)} conditions shown the interval over seeds leaves out 0 (1 in"
+        " 20 does by chance)."
         if known
         else "One seed cannot tell."
     )
@@ -114,11 +159,14 @@ def signed(frame: Frame, cut: Slice, metric: str) -> str:
 
 def softmax(frame: Frame, cut: Slice) -> str:
     """Below rows with several P = 1 and rescales."""
-    share, rescales = (float(np.nanmax(frame.metric(name)[cut.cells])) for name in ("several_ones", "rescales"))
+    share, rescales = (
+        float(np.nanmax(frame.metric(name)[cut.cells])) for name in ("several_ones", "rescales")
+    )
     return (
-        f"How often do rows see two or more P = 1, and how often does the running maximum move? Up to {percent(share)} of the rows, "
-        f"and up to {number(rescales)} key tiles per row. {_shown(frame, cut, 'several_ones')}"
-    )  # fmt: skip
+        "How often do rows see two or more P = 1, and how often does the running maximum move? Up"
+        f" to {percent(share)} of the rows, and up to {number(rescales)} key tiles per row."
+        f" {_shown(frame, cut, 'several_ones')}"
+    )
 
 
 def pair(frame: Frame, cut: Slice, together: float) -> str:
@@ -126,10 +174,12 @@ def pair(frame: Frame, cut: Slice, together: float) -> str:
     a, b = cut.lines, cut.across
     assert a is not None
     return (
-        f"Does {b.label} act alike at every {a.label}? Together they explain {percent(together)} of the variance of log rms beyond what "
-        f"each explains alone (0: alike, as factors). Means ± half of the 95 % t interval over seeds, {seeds_words(frame, cut.cells)}; "
-        f"right: the largest error over that of unfused attention in the same formats, what tiling costs.{_at(cut.held)}"
-    )  # fmt: skip
+        f"Does {b.label} act alike at every {a.label}? Together they explain {percent(together)} of"
+        " the variance of log rms beyond what each explains alone (0: alike, as factors). Means ±"
+        f" half of the 95 % t interval over seeds, {seeds_words(frame, cut.cells)}; right: the"
+        " largest error over that of unfused attention in the same formats, what tiling"
+        f" costs.{_at(cut.held)}"
+    )
 
 
 def _at(held: dict[str, str]) -> str:
@@ -137,9 +187,15 @@ def _at(held: dict[str, str]) -> str:
 
 
 def sites(
-    frame: Frame, cut: Slice | None, cells: np.ndarray, names: Sequence[Site], rms: np.ndarray, lean: np.ndarray, words: list[str],
+    frame: Frame,
+    cut: Slice | None,
+    cells: np.ndarray,
+    names: Sequence[Site],
+    rms: np.ndarray,
+    lean: np.ndarray,
+    words: list[str],
     quiet: Sequence[Site],
-) -> str:  # fmt: skip
+) -> str:
     """Below errors by site; rms (sites, columns), lean (sites, columns, mean and half)."""
     held = {} if cut is None else dict(cut.held)
     if cut is not None and cut.lines is not None:
@@ -147,10 +203,11 @@ def sites(
     none = f" Without any error: {' '.join(quiet)}." if quiet else ""
     means = lean[..., 0]
     return (
-        f"Which events err most, and which way? rms is largest in {_largest(rms, rms, names, words)}, the mean signed error in "
-        f"{_largest(np.abs(means), means, names, words)}; in value, so that an event of large numbers has large errors. "
-        f"{_sites_spread(frame, cells, bool(words))}{_at(held)}{none}"
-    )  # fmt: skip
+        "Which events err most, and which way? rms is largest in"
+        f" {_largest(rms, rms, names, words)}, the mean signed error in"
+        f" {_largest(np.abs(means), means, names, words)}; in value, so that an event of large"
+        f" numbers has large errors. {_sites_spread(frame, cells, bool(words))}{_at(held)}{none}"
+    )
 
 
 def _largest(size: np.ndarray, x: np.ndarray, names: Sequence[Site], words: list[str]) -> str:
@@ -163,8 +220,14 @@ def _sites_spread(frame: Frame, cells: np.ndarray, mapped: bool) -> str:
     if one_seed(frame, cells):
         return "One seed."
     interval = "95 % t interval over seeds"
-    shown = f"pale: mean signed errors whose {interval} holds 0; a number stands where it does not (1 in 20 by chance)"
-    return f"Means over seeds, {seeds_words(frame, cells)}; {shown if mapped else f'bars: {interval}'}."
+    shown = (
+        f"pale: mean signed errors whose {interval} holds 0; a number stands where it does not (1"
+        " in 20 by chance)"
+    )
+    return (
+        f"Means over seeds, {seeds_words(frame, cells)};"
+        f" {shown if mapped else f'bars: {interval}'}."
+    )
 
 
 def _only(frame: Frame, axis: Axis, cells: np.ndarray) -> str:

@@ -1,4 +1,6 @@
-"""How much of a metric each axis explains, with the seeds as the floor of noise, and intervals of means over seeds."""
+"""How much of a metric each axis explains, with the seeds as the floor of noise, and intervals of
+means over seeds.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +12,9 @@ from roundscope.experiments.sweep.storage.frames import Axis, Frame
 
 FALSE_ALARMS = 0.01  # of a report, that seeds alone make any axis stand out
 MAGNITUDES = ("max_abs", "rms", "rel_rms", "mean_abs", "ratio_max", "ratio_rms", "vs_unfused_max")
-LOG = frozenset(n for n in METRICS if n.endswith(MAGNITUDES))  # metrics above zero: drawn and explained by their logarithm
+LOG = frozenset(
+    n for n in METRICS if n.endswith(MAGNITUDES)
+)  # metrics above zero: drawn and explained by their logarithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,8 @@ class Effect:
     """What one axis explains of a metric.
 
     share  sum of squares between the means of its values over the whole (main effect, eta squared)
-    limit  the share that seeds alone would give less than once in a hundred reports; NaN where there is one seed
+    limit  the share that seeds alone would give less than once in a hundred reports; NaN where
+           there is one seed
     """
 
     axis: Axis
@@ -33,8 +38,9 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Effects, the largest first; `seeds`: the share within conditions, which no axis explains, NaN without repetition;
-    `crossed`: whether every combination of values is there, so that the shares add up to at most 1.
+    """Effects, the largest first; `seeds`: the share within conditions, which no axis explains, NaN
+    without repetition; `crossed`: whether every combination of values is there, so that the shares
+    add up to at most 1.
     """
 
     effects: tuple[Effect, ...]
@@ -44,7 +50,9 @@ class Shares:
 
 
 def mean_interval(x: np.ndarray) -> tuple[float, float]:
-    """Mean and half of its 95 % t interval, of the finite numbers; NaN without any, and half NaN for a single one."""
+    """Mean and half of its 95 % t interval, of the finite numbers; NaN without any, and half NaN
+    for a single one.
+    """
     x = x[np.isfinite(x)]
     if not x.size:
         return np.nan, np.nan
@@ -60,7 +68,9 @@ def scaled(metric: str, x: np.ndarray) -> np.ndarray:
 
 
 def centre(metric: str, x: np.ndarray) -> tuple[float, float, float]:
-    """Mean and ends of its 95 % interval over seeds, of the logarithm where `scaled` takes it (a geometric mean)."""
+    """Mean and ends of its 95 % interval over seeds, of the logarithm where `scaled` takes it (a
+    geometric mean).
+    """
     mean, half = mean_interval(scaled(metric, x))
     low, high = mean - half, mean + half
     return (10.0**mean, 10.0**low, 10.0**high) if metric in LOG else (mean, low, high)
@@ -74,19 +84,25 @@ def shares(frame: Frame, metric: str = "rms") -> Shares:
     whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
     if whole <= 1e-24 * float((y * y).sum()):
         whole = 0.0  # equal, but for the rounding of their mean
-    found = [_effect(axis, y, codes[:, i], seeds, whole, len(frame.axes)) for i, axis in enumerate(frame.axes)]
+    found = [
+        _effect(axis, y, codes[:, i], seeds, whole, len(frame.axes))
+        for i, axis in enumerate(frame.axes)
+    ]
     inside = _within(y, condition)
     repeated = y.size > np.unique(condition).size
     return Shares(
         effects=tuple(sorted(found, key=lambda e: -e.share)),
         seeds=inside / whole if whole and repeated else np.nan,
         cells=int(y.size),
-        crossed=np.unique(condition).size == np.prod([len(a.values) for a in frame.axes], dtype=float),
+        crossed=np.unique(condition).size
+        == np.prod([len(a.values) for a in frame.axes], dtype=float),
     )
 
 
 def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
-    """What two axes explain together beyond the sum of what each explains: their interaction, 0 to 1 where crossed."""
+    """What two axes explain together beyond the sum of what each explains: their interaction, 0 to
+    1 where crossed.
+    """
     y = scaled(metric, frame.metric(metric))
     use = np.isfinite(y)
     y, x, z = y[use], frame.code(a)[use], frame.code(b)[use]
@@ -98,14 +114,20 @@ def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
 
 
 def fold(frame: Frame, axis: Axis, metric: str = "rms") -> tuple[np.ndarray, np.ndarray]:
-    """(codes of the axis that have the metric, mean of the `scaled` metric over all cells of each)."""
+    """(codes of the axis that have the metric, mean of the `scaled` metric over all cells of
+    each).
+    """
     y, code = scaled(metric, frame.metric(metric)), frame.code(axis)
     means = {int(c): float(np.nanmean(y[code == c])) for c in np.unique(code[np.isfinite(y)])}
     return np.array(list(means), dtype=int), np.array(list(means.values()))
 
 
-def _effect(axis: Axis, y: np.ndarray, code: np.ndarray, seeds: np.ndarray, whole: float, tests: int) -> Effect:
-    """The noise of an axis is that of its values' means by seed: one seed's cells share their input, and count as one."""
+def _effect(
+    axis: Axis, y: np.ndarray, code: np.ndarray, seeds: np.ndarray, whole: float, tests: int
+) -> Effect:
+    """The noise of an axis is that of its values' means by seed: one seed's cells share their
+    input, and count as one.
+    """
     if not whole:
         return Effect(axis=axis, share=0.0, limit=np.nan)
     groups, by_seed = np.unique(np.stack([code, seeds], 1), axis=0, return_inverse=True)
@@ -115,7 +137,11 @@ def _effect(axis: Axis, y: np.ndarray, code: np.ndarray, seeds: np.ndarray, whol
         return Effect(axis=axis, share=_between(y, code) / whole, limit=np.nan)
     noise = (_between(y, by_seed.reshape(-1)) - _between(y, code)) / free
     quantile = fdtri(levels - 1, free, 1 - FALSE_ALARMS / tests)
-    return Effect(axis=axis, share=_between(y, code) / whole, limit=float((levels - 1) * noise * quantile / whole))
+    return Effect(
+        axis=axis,
+        share=_between(y, code) / whole,
+        limit=float((levels - 1) * noise * quantile / whole),
+    )
 
 
 def _between(y: np.ndarray, group: np.ndarray) -> float:

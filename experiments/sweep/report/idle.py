@@ -1,4 +1,6 @@
-"""Axes that changed nothing: between any two of their values, all else equal, every metric is the same to the bit."""
+"""Axes that changed nothing: between any two of their values, all else equal, every metric is the
+same to the bit.
+"""
 
 import numpy as np
 
@@ -7,7 +9,9 @@ from roundscope.experiments.sweep.storage.frames import Frame
 
 
 def idle(frame: Frame) -> list[str]:
-    """The axes (their labels) that changed no bit of a metric, in no pair of cells that differ in them alone."""
+    """The axes (their labels) that changed no bit of a metric, in no pair of cells that differ in
+    them alone.
+    """
     if not frame.axes:
         return []
     results, seeds = _numbered(np.stack([frame.metric(name) for name in METRICS], 1)), frame.seeds()
@@ -15,7 +19,9 @@ def idle(frame: Frame) -> list[str]:
     for axis in frame.axes:
         others = [frame.code(other) for other in frame.axes if other is not axis]
         place = _numbered(np.stack([*others, seeds], 1).astype(np.float64))
-        places, outcomes = (np.unique(np.stack(x, 1), axis=0).shape[0] for x in ([place], [place, results]))
+        places, outcomes = (
+            np.unique(np.stack(x, 1), axis=0).shape[0] for x in ([place], [place, results])
+        )
         if places == outcomes and places < len(place):
             found.append(axis.label)
     return found
@@ -27,6 +33,8 @@ def sentences(frame: Frame) -> list[str]:
 
 
 def _numbered(rows: np.ndarray) -> np.ndarray:
-    """A number for each row of a table of float64, the same for rows of the same bits; every NaN is one."""
+    """A number for each row of a table of float64, the same for rows of the same bits; every NaN is
+    one.
+    """
     bits = np.ascontiguousarray(np.where(np.isnan(rows), np.nan, rows)).view(np.int64)
     return np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1)

@@ -23,16 +23,24 @@ def sentence(frame: Frame, found: Shares) -> str:
         return f"{_most(frame, found)}; without several seeds nothing tells an effect from chance."
     if not first.stands_out:
         share = percent(first.share)
-        return f"No axis stands out from the seeds: the largest, {first.axis.label}, explains {share} of the variance of log rms."
+        return (
+            f"No axis stands out from the seeds: the largest, {first.axis.label}, explains {share}"
+            " of the variance of log rms."
+        )
     return f"{_most(frame, found)}{_next(found)}; the seeds alone make {percent(found.seeds)}."
 
 
 def _most(frame: Frame, found: Shares) -> str:
     first = found.effects[0]
     codes, means = fold(frame, first.axis)
-    high, low = first.axis.word(int(codes[means.argmax()])), first.axis.word(int(codes[means.argmin()]))
+    high = first.axis.word(int(codes[means.argmax()]))
+    low = first.axis.word(int(codes[means.argmin()]))
     ratio = 10 ** float(means.max() - means.min())
-    than = f"{times(ratio)} as large at {high} as at {low}" if ratio >= 2 else f"{times(ratio)} at {high} than at {low}"
+    than = (
+        f"{times(ratio)} as large at {high} as at {low}"
+        if ratio >= 2
+        else f"{times(ratio)} at {high} than at {low}"
+    )
     explains = f"it explains {percent(first.share)} of the variance of log rms, and rms is {than}"
     return f"{first.axis.label} matters most for the deviation: {explains}"
 
@@ -41,14 +49,24 @@ def _next(found: Shares) -> str:
     if len(found.effects) < 2:
         return ""
     second = found.effects[1]
-    return f"; next is {second.axis.label} with {percent(second.share)}{'' if second.stands_out else ', which seeds could give too'}"
+    return (
+        f"; next is {second.axis.label} with"
+        f" {percent(second.share)}{'' if second.stands_out else ', which seeds could give too'}"
+    )
 
 
 def _alone(frame: Frame) -> str:
     rms, largest = (mean_interval(frame.metric(name)) for name in ("rms", "max_abs"))
-    seeds = f"{len(frame.rows)} seeds of one condition" if len(frame.rows) > 1 else "One condition, one seed"
+    seeds = (
+        f"{len(frame.rows)} seeds of one condition"
+        if len(frame.rows) > 1
+        else "One condition, one seed"
+    )
     share = percent(mean_interval(frame.metric("rel_rms"))[0])
-    return f"{seeds}: rms from float64 is {with_interval(*rms)} ({share} of its rms), the largest difference {with_interval(*largest)}."
+    return (
+        f"{seeds}: rms from float64 is {with_interval(*rms)} ({share} of its rms), the largest"
+        f" difference {with_interval(*largest)}."
+    )
 
 
 def _rms(frame: Frame) -> float:
@@ -58,27 +76,45 @@ def _rms(frame: Frame) -> float:
 def opening(frame: Frame, found: Shares) -> str:
     """What the opening picture shows."""
     crossed = (
-        "Combinations: what the axes explain together, beyond each alone." if found.crossed
-        else "The axes are not fully crossed here: an axis' share contains that of others that move with it."
-    )  # fmt: skip
+        "Combinations: what the axes explain together, beyond each alone."
+        if found.crossed
+        else (
+            "The axes are not fully crossed here: an axis' share contains that of others that move"
+            " with it."
+        )
+    )
     limit = "One seed: no floor of noise is known."
     if any(np.isfinite(e.limit) for e in found.effects):
-        limit = "Blue line: what the seeds could give by chance (1 % over all axes); red: beyond it."
-    seeds = " Seeds: the variance within conditions, which no axis explains." if np.isfinite(found.seeds) else ""
+        limit = (
+            "Blue line: what the seeds could give by chance (1 % over all axes); red: beyond it."
+        )
+    seeds = (
+        " Seeds: the variance within conditions, which no axis explains."
+        if np.isfinite(found.seeds)
+        else ""
+    )
     return (
-        f"Left: the share of the variance of log rms over {found.cells} cells that lies between the values of one axis (main effect, "
-        f"eta squared). {limit} {crossed}{seeds} Right: the rms of every cell by {found.effects[0].axis.label} (dots), geometric means "
-        f"(lines).{_missing(frame)}"
-    )  # fmt: skip
+        f"Left: the share of the variance of log rms over {found.cells} cells that lies between the"
+        f" values of one axis (main effect, eta squared). {limit} {crossed}{seeds} Right: the rms"
+        f" of every cell by {found.effects[0].axis.label} (dots), geometric means"
+        f" (lines).{_missing(frame)}"
+    )
 
 
 def _missing(frame: Frame) -> str:
     rms = frame.metric("rms")
     none, zero = int((~np.isfinite(rms)).sum()), int((rms == 0).sum())
-    lost = [f"{many(n, 'cell')} {what}" for n, what in ((none, "without a finite rms"), (zero, "of rms 0")) if n]
+    lost = [
+        f"{many(n, 'cell')} {what}"
+        for n, what in ((none, "without a finite rms"), (zero, "of rms 0"))
+        if n
+    ]
     return f" Left out: {listed(lost)}." if lost else ""
 
 
 def seeds(frame: Frame) -> str:
     """Below the picture of seeds."""
-    return f"{len(frame.rows)} seeds (dots); line and band: mean and its 95 % t interval over seeds, of the logarithm for rms and largest."
+    return (
+        f"{len(frame.rows)} seeds (dots); line and band: mean and its 95 % t interval over seeds,"
+        " of the logarithm for rms and largest."
+    )

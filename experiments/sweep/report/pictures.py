@@ -1,4 +1,6 @@
-"""The pictures of a sweep's report with their captions: each caption asks a question and answers it."""
+"""The pictures of a sweep's report with their captions: each caption asks a question and answers
+it.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,21 +15,33 @@ from roundscope.experiments.sweep.report.words import AXES_LABELS, with_interval
 from roundscope.experiments.sweep.storage.frames import Axis, Frame, sites_of
 
 Picture = tuple[str, Any, str]
-FIRST = ("T", "S", "block_q", "block_k", "format")  # axes that come first, in this order; the others by their effect
+FIRST = (
+    "T",
+    "S",
+    "block_q",
+    "block_k",
+    "format",
+)  # axes that come first, in this order; the others by their effect
 MOST = 8  # pictures of deviation against an axis
-DEVIATION, SIGNED, SOFTMAX = ("rms", "max_abs", "rel_rms"), ("mean_ulps", "mean", "mean_abs"), ("several_ones", "rescales")
+DEVIATION = ("rms", "max_abs", "rel_rms")
+SIGNED = ("mean_ulps", "mean", "mean_abs")
+SOFTMAX = ("several_ones", "rescales")
 BACKWARD = ("delta_bias", "dq_rel_rms", "dk_rel_rms", "dv_rel_rms")
 
 
 def opening(frame: Frame, found: Shares) -> Picture | None:
-    """The picture that says which axis matters most; the seeds where nothing else varies; None for a single cell."""
+    """The picture that says which axis matters most; the seeds where nothing else varies; None for
+    a single cell.
+    """
     if frame.axes and found.cells and found.effects[0].share > 0.0:
         first, rms = found.effects[0].axis, frame.metric("rms")
         usable = np.isfinite(rms) & (rms > 0)
         figure = plots_opening.opening(found, first, (frame.code(first), rms, usable))
         return "Share of each axis, and the first of them", figure, lead.opening(frame, found)
     last = "delta_bias" if np.isfinite(frame.metric("delta_bias")).any() else "mean_ulps"
-    values = {name: frame.metric(name)[np.argsort(frame.seeds())] for name in ("rms", "max_abs", last)}
+    values = {
+        name: frame.metric(name)[np.argsort(frame.seeds())] for name in ("rms", "max_abs", last)
+    }
     if frame.axes or len(frame.rows) < 2 or not np.isfinite(values["rms"]).any():
         return None
     return "How much do seeds differ?", plots_opening.seeds(values), lead.seeds(frame)
@@ -43,8 +57,16 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
     order = [axis for axis in order if captions.comparable(frame, slice_of(frame, axis))]
     for axis in order[:MOST]:
         cut = slice_of(frame, axis)
-        note = f" {len(order) - MOST} more axes have no picture." if axis is order[:MOST][-1] and len(order) > MOST else ""
-        yield f"Deviation against {axis.label}", plots.against(frame, cut, DEVIATION), captions.against(frame, cut) + note
+        note = (
+            f" {len(order) - MOST} more axes have no picture."
+            if axis is order[:MOST][-1] and len(order) > MOST
+            else ""
+        )
+        yield (
+            f"Deviation against {axis.label}",
+            plots.against(frame, cut, DEVIATION),
+            captions.against(frame, cut) + note,
+        )
     yield from _pair(frame, found)
     yield from _sites(frame, found)
     if frame.axes:
@@ -52,16 +74,39 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
 
 
 def _others(frame: Frame) -> Iterator[Picture]:
-    """Signed errors, softmax events and gradients, each against the axis that explains most of it."""
+    """Signed errors, softmax events and gradients, each against the axis that explains most of
+    it.
+    """
     if np.isfinite(frame.metric("mean_ulps")).any():
         cut = _cut(frame, "mean_abs")
-        yield "Signed mean beside magnitude", plots.against(frame, cut, SIGNED), captions.signed(frame, cut, "mean_ulps")
-    if (np.nan_to_num(frame.metric("several_ones")) > 0).any() or (np.nan_to_num(frame.metric("rescales")) > 0).any():
-        cut = _cut(frame, "several_ones" if (np.nan_to_num(frame.metric("several_ones")) > 0).any() else "rescales")
-        yield "Rows with several P = 1, and rescales", plots.against(frame, cut, SOFTMAX), captions.softmax(frame, cut)
+        yield (
+            "Signed mean beside magnitude",
+            plots.against(frame, cut, SIGNED),
+            captions.signed(frame, cut, "mean_ulps"),
+        )
+    if (np.nan_to_num(frame.metric("several_ones")) > 0).any() or (
+        np.nan_to_num(frame.metric("rescales")) > 0
+    ).any():
+        cut = _cut(
+            frame,
+            (
+                "several_ones"
+                if (np.nan_to_num(frame.metric("several_ones")) > 0).any()
+                else "rescales"
+            ),
+        )
+        yield (
+            "Rows with several P = 1, and rescales",
+            plots.against(frame, cut, SOFTMAX),
+            captions.softmax(frame, cut),
+        )
     if np.isfinite(frame.metric("delta_bias")).any():
         cut = _cut(frame, "dq_rel_rms", flat=True)
-        yield "Backward: bias of delta, and gradients", plots.against(frame, cut, BACKWARD), captions.signed(frame, cut, "delta_bias")
+        yield (
+            "Backward: bias of delta, and gradients",
+            plots.against(frame, cut, BACKWARD),
+            captions.signed(frame, cut, "delta_bias"),
+        )
 
 
 def _cut(frame: Frame, metric: str, flat: bool = False) -> Slice:
@@ -70,7 +115,9 @@ def _cut(frame: Frame, metric: str, flat: bool = False) -> Slice:
 
 
 def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Tile and format where both vary, else the two axes that explain most: do they act together?"""
+    """Tile and format where both vary, else the two axes that explain most: do they act
+    together?
+    """
     tile = frame.axis("block_k") or frame.axis("block_q")
     a, b = frame.axis("format"), tile
     if (a is None or b is None) and len(found.effects) > 1:
@@ -79,32 +126,58 @@ def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
         return
     cut = slice_of(frame, b, "rms", lines=a, flat=True)
     rows, columns = [c for c in cut.of(a) if c is not None], [c for c in cut.of(b) if c is not None]
-    values = {name: _table(frame, cut, name, (a, rows), (b, columns)) for name in ("rms", "ratio_max")}
+    values = {
+        name: _table(frame, cut, name, (a, rows), (b, columns)) for name in ("rms", "ratio_max")
+    }
     values = {name: v for name, v in values.items() if np.isfinite(v[0]).any()}
     labels = AXES_LABELS.get(a.label, a.label), AXES_LABELS.get(b.label, b.label)
-    figure = plots_maps.pair([a.word(c) for c in rows], [b.word(c) for c in columns], values, labels)
-    yield f"{a.label} and {b.label} together", figure, captions.pair(frame, cut, joint_share(frame, "rms", a, b))
+    figure = plots_maps.pair(
+        [a.word(c) for c in rows], [b.word(c) for c in columns], values, labels
+    )
+    yield (
+        f"{a.label} and {b.label} together",
+        figure,
+        captions.pair(frame, cut, joint_share(frame, "rms", a, b)),
+    )
 
 
 def _table(
-    frame: Frame, cut: Slice, metric: str, rows: tuple[Axis, list[int]], columns: tuple[Axis, list[int]]
-) -> tuple[np.ndarray, list[list[str]]]:  # fmt: skip
+    frame: Frame,
+    cut: Slice,
+    metric: str,
+    rows: tuple[Axis, list[int]],
+    columns: tuple[Axis, list[int]],
+) -> tuple[np.ndarray, list[list[str]]]:
     """(means, mean ± interval as text) of a metric by two axes."""
     y, a, b = frame.metric(metric), frame.code(rows[0]), frame.code(columns[0])
-    found = [[mean_interval(y[cut.cells & (a == i) & (b == j)]) for j in columns[1]] for i in rows[1]]
+    found = [
+        [mean_interval(y[cut.cells & (a == i) & (b == j)]) for j in columns[1]] for i in rows[1]
+    ]
     text = [[with_interval(*pair).replace(" ± ", "\n± ") for pair in row] for row in found]
     return np.array([[mean for mean, _ in row] for row in found]), text
 
 
 def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Errors by site and format, or by site and the axis that explains most; bars where no axis varies."""
-    axis = frame.axis("format") or frame.axis("preset") or (found.effects[0].axis if found.effects else None)
+    """Errors by site and format, or by site and the axis that explains most; bars where no axis
+    varies.
+    """
+    axis = (
+        frame.axis("format")
+        or frame.axis("preset")
+        or (found.effects[0].axis if found.effects else None)
+    )
     cut = None if axis is None else slice_of(frame, axis, flat=True)
     cells, codes = np.ones(len(frame.rows), bool), [-1]
     if cut is not None and axis is not None:
-        cells = cut.cells if cut.lines is None else cut.cells & (frame.code(cut.lines) == _largest(frame, cut.lines, cut.cells))
+        cells = (
+            cut.cells
+            if cut.lines is None
+            else cut.cells & (frame.code(cut.lines) == _largest(frame, cut.lines, cut.cells))
+        )
         codes = chosen(frame, axis, cells, LINES)
-    members = [np.flatnonzero(cells if axis is None else cells & (frame.code(axis) == c)) for c in codes]
+    members = [
+        np.flatnonzero(cells if axis is None else cells & (frame.code(axis) == c)) for c in codes
+    ]
     rms, bias = _site_numbers(frame, members)
     names = [s for s in Site if any(np.nanmax(x, initial=0.0) > 0 for x in rms[s])]
     if not names:
@@ -122,7 +195,11 @@ def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
     words = [axis.word(c) for c in codes]
     across = AXES_LABELS.get(axis.label, axis.label)
     figure = plots_maps.sites(list(names), words, mean, lean[..., 0], lean[..., 1], across)
-    yield f"Errors by event and {axis.label}", figure, captions.sites(frame, cut, cells, names, mean, lean, words, quiet)
+    yield (
+        f"Errors by event and {axis.label}",
+        figure,
+        captions.sites(frame, cut, cells, names, mean, lean, words, quiet),
+    )
 
 
 def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
@@ -131,17 +208,27 @@ def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
     usable = cells & np.isfinite(y)
     there = np.unique(code[usable if usable.any() else cells])
     size = {
-        int(c): (np.unique(frame.condition[cells & (code == c)]).size, float(np.nan_to_num(y[usable & (code == c)]).sum())) for c in there
+        int(c): (
+            np.unique(frame.condition[cells & (code == c)]).size,
+            float(np.nan_to_num(y[usable & (code == c)]).sum()),
+        )
+        for c in there
     }
     return max(size, key=lambda c: size[c])
 
 
-def _site_numbers(frame: Frame, members: list[np.ndarray]) -> tuple[dict[Site, list[np.ndarray]], dict[Site, list[np.ndarray]]]:
-    """(rms errors, mean errors) of every site: for each group of cells, the numbers of its cells that have the site."""
+def _site_numbers(
+    frame: Frame, members: list[np.ndarray]
+) -> tuple[dict[Site, list[np.ndarray]], dict[Site, list[np.ndarray]]]:
+    """(rms errors, mean errors) of every site: for each group of cells, the numbers of its cells
+    that have the site.
+    """
     rows = sites_of(frame.path, [frame.rows[i]["key"] for group in members for i in group])
 
     def of(site: Site, name: str) -> list[np.ndarray]:
-        groups = [[rows[frame.rows[i]["key"]].get(site, {}).get(name) for i in group] for group in members]
+        groups = [
+            [rows[frame.rows[i]["key"]].get(site, {}).get(name) for i in group] for group in members
+        ]
         return [np.array([x for x in group if x is not None], dtype=np.float64) for group in groups]
 
     return {s: of(s, "rms_error") for s in Site}, {s: of(s, "mean_error") for s in Site}

@@ -1,4 +1,7 @@
-"""The pictures of a sweep, as matplotlib Figures. No pyplot; colours that colour-blind readers tell apart."""
+"""The pictures of a sweep, as matplotlib Figures.
+
+No pyplot; colours that colour-blind readers tell apart.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -16,7 +19,16 @@ from roundscope.experiments.sweep.report.words import AXES_LABELS, METRIC_LABELS
 from roundscope.experiments.sweep.storage.frames import Frame
 from roundscope.experiments.trace.plots import INK, WIDTH
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933", "#8c6d31")  # Okabe and Ito, two changed
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#1f2933",
+    "#8c6d31",
+)  # Okabe and Ito, two changed
 MARKERS = "osD^vPX*"
 
 
@@ -35,18 +47,27 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple
 
 
 def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
-    """Metrics along one axis: a column for each, a row for each value of the rows' axis; seeds as faint dots."""
+    """Metrics along one axis: a column for each, a row for each value of the rows' axis; seeds as
+    faint dots.
+    """
     rows, wrap = cut.of(cut.rows), 2 if len(metrics) == 4 else len(metrics)
     deep = len(rows) if wrap == len(metrics) else 2
-    wordy = max(len(short(cut.across.word(int(c or 0)), 18)) for c in cut.of(cut.across)) > 6 and not cut.across.numeric
-    figure, axes = canvas(0.9 + (2.35 if deep > 1 else 2.7) * deep + 0.4 * wordy, deep, wrap, sharex=True)
+    wordy = (
+        max(len(short(cut.across.word(int(c or 0)), 18)) for c in cut.of(cut.across)) > 6
+        and not cut.across.numeric
+    )
+    figure, axes = canvas(
+        0.9 + (2.35 if deep > 1 else 2.7) * deep + 0.4 * wordy, deep, wrap, sharex=True
+    )
     for i, row in enumerate(rows if wrap == len(metrics) else rows[:1]):
         for j, metric in enumerate(metrics):
             ax = axes[i, j] if wrap == len(metrics) else axes.flat[j]
             _lines(ax, frame, cut, metric, row)
             ax.set_ylabel(METRIC_LABELS.get(metric, metric))
             if cut.rows is not None and j == 0 and row is not None:
-                ax.set_title(short(f"{cut.rows.label} = {cut.rows.word(row)}", 44), fontsize=9.5, loc="left")
+                ax.set_title(
+                    short(f"{cut.rows.label} = {cut.rows.word(row)}", 44), fontsize=9.5, loc="left"
+                )
     scales.share(axes, columns=wrap == len(metrics))
     for ax in axes[-1]:
         ax.set_xlabel(AXES_LABELS.get(cut.across.label, cut.across.label))
@@ -63,23 +84,46 @@ def _lines(ax: Axes, frame: Frame, cut: Slice, metric: str, row: int | None) -> 
     scales.across(ax, cut)
     lines = cut.of(cut.lines)
     for k, line in enumerate(lines):
-        chosen = mask if line is None or cut.lines is None else mask & (frame.code(cut.lines) == line)
+        chosen = (
+            mask if line is None or cut.lines is None else mask & (frame.code(cut.lines) == line)
+        )
         _line(ax, frame, cut, metric, y, chosen, k, len(lines))
 
 
-def _line(ax: Axes, frame: Frame, cut: Slice, metric: str, y: np.ndarray, mask: np.ndarray, k: int, of: int) -> None:
-    """Seeds as dots, the mean as a line, its interval as a band (numbers across) or as bars (words)."""
+def _line(
+    ax: Axes,
+    frame: Frame,
+    cut: Slice,
+    metric: str,
+    y: np.ndarray,
+    mask: np.ndarray,
+    k: int,
+    of: int,
+) -> None:
+    """Seeds as dots, the mean as a line, its interval as a band (numbers across) or as bars
+    (words).
+    """
     code, colour = frame.code(cut.across), _colour(cut, k, of)
     usable = mask & np.isfinite(y) & ((y > 0) | (metric not in LOG))
     there = [c for c in cut.shown[cut.across.name] if (usable & (code == c)).any()]
     if not there:
         return
     banded, seeds = cut.across.numeric and metric in LOG, usable & np.isin(code, there)
-    beside = {c: float(cut.across.values[c]) if banded else _place(cut, c, k + 0.38, of) for c in there}  # bars would hide them
+    beside = {
+        c: float(cut.across.values[c]) if banded else _place(cut, c, k + 0.38, of) for c in there
+    }  # bars would hide them
     places = [beside[int(c)] for c in code[seeds]]
     ax.plot(places, y[seeds], ".", color=colour, ms=5.5, alpha=0.45, mew=0)
     if f"{metric}_se" in METRICS:
-        ax.errorbar(places, y[seeds], frame.metric(f"{metric}_se")[seeds], fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.35)
+        ax.errorbar(
+            places,
+            y[seeds],
+            frame.metric(f"{metric}_se")[seeds],
+            fmt="none",
+            ecolor=colour,
+            elinewidth=0.8,
+            alpha=0.35,
+        )
     mean, low, high = np.array([centre(metric, y[usable & (code == c)]) for c in there]).T
     x = np.array([float(cut.across.values[c]) if banded else _place(cut, c, k, of) for c in there])
     marker = MARKERS[k % len(MARKERS)]
@@ -116,9 +160,25 @@ def _legend(figure: Figure, cut: Slice) -> None:
     codes = cut.shown[cut.lines.name]
     names = [short(cut.lines.word(c), 34) for c in codes]
     handles = [
-        Line2D([], [], color=_colour(cut, k, len(codes)), marker=MARKERS[k % len(MARKERS)], ms=5, lw=1.4, label=name)
+        Line2D(
+            [],
+            [],
+            color=_colour(cut, k, len(codes)),
+            marker=MARKERS[k % len(MARKERS)],
+            ms=5,
+            lw=1.4,
+            label=name,
+        )
         for k, name in enumerate(names)
     ]
     columns = max(1, min(len(names), 100 // (max(map(len, names)) + 7)))
-    figure.legend(handles=handles, title=cut.lines.label, loc="outside upper left", ncols=columns, fontsize=9, title_fontsize=9.5,
-                  frameon=False, alignment="left")  # fmt: skip
+    figure.legend(
+        handles=handles,
+        title=cut.lines.label,
+        loc="outside upper left",
+        ncols=columns,
+        fontsize=9,
+        title_fontsize=9.5,
+        frameon=False,
+        alignment="left",
+    )

@@ -17,18 +17,36 @@ from roundscope.experiments.sweep.report.words import METRIC_LABELS, number, sho
 from roundscope.experiments.trace.plots import DOWN, INK, QUIET
 
 
-def sites(names: list[str], columns: list[str], rms: np.ndarray, bias: np.ndarray, half: np.ndarray, across: str) -> Figure:
-    """Errors in value by site (rows) and value of an axis (columns): root mean square, and mean signed error.
+def sites(
+    names: list[str],
+    columns: list[str],
+    rms: np.ndarray,
+    bias: np.ndarray,
+    half: np.ndarray,
+    across: str,
+) -> Figure:
+    """Errors in value by site (rows) and value of an axis (columns): root mean square, and mean
+    signed error.
 
-    half: of the interval of bias over seeds; a number is written where it leaves out 0, or is NaN (one seed).
+    half: of the interval of bias over seeds; a number is written where it leaves out 0, or is NaN
+    (one seed).
     """
     tilt = max(map(len, columns)) * len(columns) > 40
     figure, axes = canvas(1.5 + 0.22 * len(names) + 0.4 * tilt, 1, 2, sharey=True)
     left, right = axes[0]
     size = rms[np.isfinite(rms) & (rms > 0)]
-    _map(left, np.where(rms > 0, rms, np.nan), "viridis", LogNorm(*_ends(size)), [[_brief(x) for x in row] for row in rms])
+    _map(
+        left,
+        np.where(rms > 0, rms, np.nan),
+        "viridis",
+        LogNorm(*_ends(size)),
+        [[_brief(x) for x in row] for row in rms],
+    )
     sure = np.isfinite(bias) & (bias != 0.0) & ~(np.abs(bias) <= half)
-    text = [[_brief(b, sign=True) if s else "" for b, s in zip(*row, strict=True)] for row in zip(bias, sure, strict=True)]
+    text = [
+        [_brief(b, sign=True) if s else "" for b, s in zip(*row, strict=True)]
+        for row in zip(bias, sure, strict=True)
+    ]
     size = np.abs(bias[np.isfinite(bias) & (bias != 0.0)])
     size = size if size.size else np.ones(1)
     norm = SymLogNorm(vmin=-size.max(), vmax=size.max(), **symmetric(size))
@@ -42,14 +60,18 @@ def sites(names: list[str], columns: list[str], rms: np.ndarray, bias: np.ndarra
 
 
 def site_bars(names: list[str], rms: np.ndarray, bias: np.ndarray, half: np.ndarray) -> Figure:
-    """The same of a single condition: rms and bias of each site, bars for the interval over seeds."""
+    """The same of a single condition: rms and bias of each site, bars for the interval over
+    seeds.
+    """
     figure, axes = canvas(1.1 + 0.21 * len(names), 1, 2, sharey=True)
     left, right = axes[0]
     y = np.arange(len(names))[::-1]
     left.barh(y, rms, color=QUIET, height=0.6)
     left.set_xscale("log")
     left.set_xlabel("rms error in value")
-    right.errorbar(bias, y, xerr=np.nan_to_num(half), fmt="o", color=DOWN, ms=4, capsize=2.5, lw=1.2)
+    right.errorbar(
+        bias, y, xerr=np.nan_to_num(half), fmt="o", color=DOWN, ms=4, capsize=2.5, lw=1.2
+    )
     size = np.abs(bias[bias != 0.0])
     if size.size and size.max() > 30 * size.min():
         right.set_xscale("symlog", **symmetric(size))
@@ -60,8 +82,15 @@ def site_bars(names: list[str], rms: np.ndarray, bias: np.ndarray, half: np.ndar
     return figure
 
 
-def pair(rows: list[str], columns: list[str], values: dict[str, tuple[np.ndarray, list[list[str]]]], labels: tuple[str, str]) -> Figure:
-    """Metrics by two axes, one map each; values: metric -> (numbers, what is written into each cell)."""
+def pair(
+    rows: list[str],
+    columns: list[str],
+    values: dict[str, tuple[np.ndarray, list[list[str]]]],
+    labels: tuple[str, str],
+) -> Figure:
+    """Metrics by two axes, one map each; values: metric -> (numbers, what is written into each
+    cell).
+    """
     tilt = max(map(len, columns)) * len(columns) > 40
     figure, axes = canvas(1.7 + 0.36 * len(rows) + 0.4 * tilt, 1, len(values), sharey=True)
     for ax, (metric, (x, text)) in zip(axes[0], values.items(), strict=True):
@@ -77,12 +106,31 @@ def pair(rows: list[str], columns: list[str], values: dict[str, tuple[np.ndarray
     return figure
 
 
-def _map(ax: Axes, x: np.ndarray, colours: str, norm: Any, text: list[list[str]], faint: np.ndarray | None = None) -> None:
-    """A map with its bar; text that is legible on each colour. Cells without a number are grey, those of `faint` pale."""
+def _map(
+    ax: Axes,
+    x: np.ndarray,
+    colours: str,
+    norm: Any,
+    text: list[list[str]],
+    faint: np.ndarray | None = None,
+) -> None:
+    """A map with its bar; text that is legible on each colour.
+
+    Cells without a number are grey, those of `faint` pale.
+    """
     ax.set_facecolor("#e6e8eb")
     if faint is not None:
-        ax.imshow(np.where(np.isfinite(x), 1.0, np.nan), cmap="gray", vmin=0, vmax=1, aspect="auto")  # white below what is pale
-    ax.imshow(x, cmap=colours, norm=norm, aspect="auto", interpolation="nearest", alpha=None if faint is None else 1 - 0.75 * faint)
+        ax.imshow(
+            np.where(np.isfinite(x), 1.0, np.nan), cmap="gray", vmin=0, vmax=1, aspect="auto"
+        )  # white below what is pale
+    ax.imshow(
+        x,
+        cmap=colours,
+        norm=norm,
+        aspect="auto",
+        interpolation="nearest",
+        alpha=None if faint is None else 1 - 0.75 * faint,
+    )
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     bar = ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.015, aspect=30)
@@ -94,7 +142,15 @@ def _map(ax: Axes, x: np.ndarray, colours: str, norm: Any, text: list[list[str]]
     for (i, j), value in np.ndenumerate(x):
         shade = colormaps[colours](norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
         dark = 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] < 0.5
-        ax.text(j, i, text[i][j], ha="center", va="center", fontsize=size, color="white" if dark else INK)
+        ax.text(
+            j,
+            i,
+            text[i][j],
+            ha="center",
+            va="center",
+            fontsize=size,
+            color="white" if dark else INK,
+        )
 
 
 def _ends(x: np.ndarray) -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""The first picture of a sweep's report: which axis matters most; or, where only the seed varies, the seeds."""
+"""The first picture of a sweep's report: which axis matters most; or, where only the seed varies,
+the seeds.
+"""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,7 +18,8 @@ BARS, ACROSS = 8, 16  # the most that the picture shows
 
 
 def opening(found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Figure:
-    """What each axis explains of rms, over what seeds alone might give; and rms by value of the axis that explains most.
+    """What each axis explains of rms, over what seeds alone might give; and rms by value of the
+    axis that explains most.
 
     cells: (code of the axis, rms, whether it is usable) of every cell.
     """
@@ -29,9 +32,14 @@ def opening(found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.n
 
 
 def _bars(ax: Axes, found: Shares, names: list[str]) -> None:
-    """A bar for each axis, for what they explain in combination and for the seeds; on a logarithmic scale if all but one are short."""
+    """A bar for each axis, for what they explain in combination and for the seeds; on a logarithmic
+    scale if all but one are short.
+    """
     effects = found.effects[: len(names)]
-    bars = [(short(n, 26), e.share, UP if e.stands_out else QUIET) for n, e in zip(names, effects, strict=True)]
+    bars = [
+        (short(n, 26), e.share, UP if e.stands_out else QUIET)
+        for n, e in zip(names, effects, strict=True)
+    ]
     if found.crossed and len(found.effects) > 1:
         rest = 1.0 - sum(e.share for e in found.effects) - np.nan_to_num(found.seeds)
         bars.append(("combinations", max(0.0, rest), QUIET))
@@ -41,7 +49,14 @@ def _bars(ax: Axes, found: Shares, names: list[str]) -> None:
     wide = _share_scale(ax, share)
     ax.barh(y, share, color=[bar[2] for bar in bars], height=0.55)
     for place, x in zip(y, share, strict=True):
-        ax.text(max(x, ax.get_xlim()[0]) * 1.15 if wide else x + 2.0, place, f" {percent(x / 100)}", va="center", fontsize=9, color=INK)
+        ax.text(
+            max(x, ax.get_xlim()[0]) * 1.15 if wide else x + 2.0,
+            place,
+            f" {percent(x / 100)}",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
     limits = np.array([min(100 * e.limit, 100.0) for e in effects])
     ax.vlines(limits, y[: limits.size] - 0.4, y[: limits.size] + 0.4, color=DOWN, lw=1.8)
     ax.set_yticks(y, [bar[0] for bar in bars])
@@ -70,7 +85,9 @@ def _by_value(ax: Axes, axis: Axis, code: np.ndarray, rms: np.ndarray, usable: n
     ax.set_yscale("log")
     for place, c in enumerate(codes):
         y = rms[usable & (code == c)]
-        aside = 0.5 * ((np.arange(y.size) * 0.618034) % 1.0 - 0.5)  # spread evenly, the same in every run
+        aside = 0.5 * (
+            (np.arange(y.size) * 0.618034) % 1.0 - 0.5
+        )  # spread evenly, the same in every run
         ax.plot(place + aside, y, ".", color=DOWN, ms=4, alpha=min(0.6, 40 / y.size + 0.1), mew=0)
         ax.plot([place - 0.32, place + 0.32], [10 ** np.log10(y).mean()] * 2, color=INK, lw=1.8)
     names = [short(axis.word(int(c)), 18) for c in codes]

@@ -1,4 +1,7 @@
-"""report.html of a sweep: one file that opens anywhere, without scripts or other files. Pictures first, then numbers."""
+"""report.html of a sweep: one file that opens anywhere, without scripts or other files.
+
+Pictures first, then numbers.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,18 +22,23 @@ from roundscope.experiments.sweep.storage.frames import Frame, frame_of
 
 Progress = Callable[[str], None]
 
-HOW = """<b>Deviation.</b> Differences from unfused attention in binary64 on the same tensors; entries that are NaN or infinite are left out
-of it and counted (not finite). <b>Seeds.</b> A seed draws the tensors, the stochastic roundings and the noise; an input file is the same
-for every seed. Intervals are 95 % t intervals of the mean over seeds: they say how well a mean is known, nothing of other inputs. On
-logarithmic scales the logarithm is averaged. <b>Share of variance.</b> The sum of squares of log10 rms between the values of an axis over
-the whole, each axis alone. Its floor of noise: an F test in which the cells of one value and one seed count as one, since they share
-their tensors; seeds alone would make an axis stand out in one report of a hundred."""
+HOW = """<b>Deviation.</b> Differences from unfused attention in binary64 on the same tensors;
+entries that are NaN or infinite are left out of it and counted (not finite). <b>Seeds.</b> A
+seed draws the tensors, the stochastic roundings and the noise; an input file is the same for
+every seed. Intervals are 95 % t intervals of the mean over seeds: they say how well a mean is
+known, nothing of other inputs. On logarithmic scales the logarithm is averaged. <b>Share of
+variance.</b> The sum of squares of log10 rms between the values of an axis over the whole, each
+axis alone. Its floor of noise: an F test in which the cells of one value and one seed count as
+one, since they share their tensors; seeds alone would make an axis stand out in one report of a
+hundred."""
 
 
 def write(path: Path, out: Path | None = None, progress: Progress = lambda _: None) -> Path:
-    """Writes the report of a results file, to FILE.html beside it where no `out` is given, and returns where it is.
+    """Writes the report of a results file, to FILE.html beside it where no `out` is given, and
+    returns where it is.
 
-    Raises UsageError for a file without cells or an `out` that cannot be, StorageError where it cannot be written.
+    Raises UsageError for a file without cells or an `out` that cannot be, StorageError where it
+    cannot be written.
     """
     out = path.with_suffix(".html") if out is None else out
     if out.is_dir():
@@ -42,7 +50,9 @@ def write(path: Path, out: Path | None = None, progress: Progress = lambda _: No
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{out}: {error.strerror or error}; see its folder, or choose another file") from error
+        raise StorageError(
+            f"{out}: {error.strerror or error}; see its folder, or choose another file"
+        ) from error
     return out
 
 
@@ -53,8 +63,15 @@ def html(frame: Frame, progress: Progress = lambda _: None) -> str:
     for title, picture, caption in pictures(frame, found):
         progress(title)
         parts.append(figure(title, picture, caption))
-    parts += [conditions(frame), failures(frame), f"<h2>How to read it</h2><p class=note>{HOW}</p>", run(frame)]
-    return document(f"Roundscope: sweep {frame.path.name}", "\n".join(part for part in parts if part))
+    parts += [
+        conditions(frame),
+        failures(frame),
+        f"<h2>How to read it</h2><p class=note>{HOW}</p>",
+        run(frame),
+    ]
+    return document(
+        f"Roundscope: sweep {frame.path.name}", "\n".join(part for part in parts if part)
+    )
 
 
 def _opening(frame: Frame, found: Shares) -> str:
@@ -63,7 +80,10 @@ def _opening(frame: Frame, found: Shares) -> str:
     lead = sentence(frame, found)
     sub = f"{frame.path.name}: {counts(frame)}"
     still = "".join(f"<p>{escape(sentence)}.</p>" for sentence in idle.sentences(frame))
-    return f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p><p class=lead>{escape(lead)}</p>{still}{shown}"
+    return (
+        f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p><p"
+        f" class=lead>{escape(lead)}</p>{still}{shown}"
+    )
 
 
 def counts(frame: Frame) -> str:
@@ -71,8 +91,16 @@ def counts(frame: Frame) -> str:
     lost = int((np.nan_to_num(frame.metric("not_finite")) > 0).sum())
     seeds = Counter(row["seed"] for row in frame.rows + frame.failed)
     ran = len(np.unique(frame.condition))
-    parts = [many(len(frame.rows) + len(frame.failed), "cell"), many(ran, "condition"), many(len(seeds), "seed")]
+    parts = [
+        many(len(frame.rows) + len(frame.failed), "cell"),
+        many(ran, "condition"),
+        many(len(seeds), "seed"),
+    ]
     parts += [f"{len(frame.failed)} failed"] if frame.failed else []
     parts += [f"{lost} with NaN or infinities in their output"] if lost else []
-    parts += [f"{frame.repeated} computed again since, of which the last counts"] if frame.repeated else []
+    parts += (
+        [f"{frame.repeated} computed again since, of which the last counts"]
+        if frame.repeated
+        else []
+    )
     return ", ".join(parts) + "."

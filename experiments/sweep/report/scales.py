@@ -33,7 +33,9 @@ def across(ax: Axes, cut: Slice) -> None:
 
 
 def upward(ax: Axes, metric: str, y: np.ndarray) -> None:
-    """Logarithmic for magnitudes that are there; about zero, and logarithmic far from it, for signed numbers of many sizes."""
+    """Logarithmic for magnitudes that are there; about zero, and logarithmic far from it, for
+    signed numbers of many sizes.
+    """
     finite = y[np.isfinite(y)]
     size = np.abs(finite[finite != 0.0])
     if metric in LOG:
@@ -53,14 +55,21 @@ def upward(ax: Axes, metric: str, y: np.ndarray) -> None:
 
 
 def symmetric(size: np.ndarray) -> dict[str, Any]:
-    """A scale about zero for numbers of these sizes: linear below, logarithmic beyond, four decades at most."""
-    return {"linthresh": max(float(np.quantile(size, 0.25)), 1e-4 * float(size.max())), "linscale": 0.7}
+    """A scale about zero for numbers of these sizes: linear below, logarithmic beyond, four decades
+    at most.
+    """
+    return {
+        "linthresh": max(float(np.quantile(size, 0.25)), 1e-4 * float(size.max())),
+        "linscale": 0.7,
+    }
 
 
 def symmetric_ticks(size: np.ndarray, most: int = 3) -> FixedLocator:
     """Zero and a few powers of ten on either side of it, those of `symmetric` that stand apart."""
     low, high = symmetric(size)["linthresh"], float(size.max())
-    powers = list(range(int(np.ceil(np.log10(4 * low))), int(np.floor(np.log10(high))) + 1)) or [int(np.floor(np.log10(high)))]
+    powers = list(range(int(np.ceil(np.log10(4 * low))), int(np.floor(np.log10(high))) + 1)) or [
+        int(np.floor(np.log10(high)))
+    ]
     ticks = [10.0**power for power in powers[:: -(-len(powers) // most)]]
     return FixedLocator([*(-t for t in ticks), 0.0, *ticks])
 
@@ -75,4 +84,10 @@ def share(axes: Any, columns: bool) -> None:
 
 def named(ax: Axes, names: list[str], tilt: bool) -> None:
     """Names across at 0, 1, 2 and so on, aslant where they would touch."""
-    ax.set_xticks(range(len(names)), names, rotation=35 if tilt else 0, ha="right" if tilt else "center", rotation_mode="anchor")
+    ax.set_xticks(
+        range(len(names)),
+        names,
+        rotation=35 if tilt else 0,
+        ha="right" if tilt else "center",
+        rotation_mode="anchor",
+    )

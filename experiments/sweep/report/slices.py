@@ -1,4 +1,6 @@
-"""What one picture shows of a frame: the axis across, the axis of lines, the axis of rows, and where all others are held."""
+"""What one picture shows of a frame: the axis across, the axis of lines, the axis of rows, and
+where all others are held.
+"""
 
 from dataclasses import dataclass
 
@@ -14,8 +16,10 @@ LINES, ROWS, ACROSS = 8, 3, 24  # the most that one picture shows
 class Slice:
     """Cells of a frame in one picture.
 
-    across, lines, rows     axes (lines and rows None where nothing else varies), and which codes of each are shown
-    held                    axes that the picture does not show -> the one value that all its cells have
+    across, lines, rows     axes (lines and rows None where nothing else varies), and which codes of
+                            each are shown
+    held                    axes that the picture does not show -> the one value that all its cells
+                            have
     cells                   (cells,) bool
     """
 
@@ -31,11 +35,14 @@ class Slice:
         return [None] if axis is None else list(self.shown[axis.name])
 
 
-def slice_of(frame: Frame, across: Axis, metric: str = "rms", lines: Axis | None = None, flat: bool = False) -> Slice:
+def slice_of(
+    frame: Frame, across: Axis, metric: str = "rms", lines: Axis | None = None, flat: bool = False
+) -> Slice:
     """The cells that a picture of `metric` along `across` shows.
 
-    Lines are the axis that explains most of the metric, rows the next if it matters (none where `flat`). Every other
-    axis is held where the most conditions are and, among such places, rms is largest.
+    Lines are the axis that explains most of the metric, rows the next if it matters (none where
+    `flat`). Every other axis is held where the most conditions are and, among such places, rms is
+    largest.
     """
     effects = shares(frame, metric).effects
     others = [e.axis for e in effects if e.axis not in (across, lines)]
@@ -53,19 +60,25 @@ def slice_of(frame: Frame, across: Axis, metric: str = "rms", lines: Axis | None
 
 
 def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
-    """Codes of an axis, at most so many: numbers evenly from first to last, others those with the largest rms."""
+    """Codes of an axis, at most so many: numbers evenly from first to last, others those with the
+    largest rms.
+    """
     code = frame.code(axis)
     there = [int(c) for c in np.unique(code[cells])]
     if len(there) <= most:
         return there
     if axis.numeric:
-        return [there[i] for i in np.unique(np.linspace(0, len(there) - 1, most).round().astype(int))]
+        return [
+            there[i] for i in np.unique(np.linspace(0, len(there) - 1, most).round().astype(int))
+        ]
     y = scaled("rms", frame.metric("rms"))
     return sorted(sorted(there, key=lambda c: -_mean(y[cells & (code == c)]))[:most])
 
 
 def _matters(axis: Axis, effects: tuple[Effect, ...]) -> bool:
-    """Whether an axis explains 5 % of what the strongest one leaves, and more than the seeds would."""
+    """Whether an axis explains 5 % of what the strongest one leaves, and more than the seeds
+    would.
+    """
     own = next(e for e in effects if e.axis == axis)
     return own.share > 0.05 * (1.0 - effects[0].share) and not own.share <= own.limit
 
@@ -81,7 +94,9 @@ def _held(frame: Frame, free: list[Axis], metric: str) -> tuple[np.ndarray, dict
     finite = np.isfinite(scaled(metric, frame.metric(metric)))
     size = [np.unique(frame.condition[finite & (number == p)]).size for p in range(len(places))]
     best = max(range(len(places)), key=lambda p: (size[p], _mean(y[number == p])))
-    return number == best, {axis.label: axis.word(int(c)) for (_, axis), c in zip(axes, places[best], strict=True)}
+    return number == best, {
+        axis.label: axis.word(int(c)) for (_, axis), c in zip(axes, places[best], strict=True)
+    }
 
 
 def _mean(y: np.ndarray) -> float:

@@ -16,13 +16,24 @@ from roundscope.experiments.sweep.report.words import short, with_interval
 from roundscope.experiments.sweep.running.dry_run import duration
 from roundscope.experiments.sweep.storage.frames import TOGETHER, Frame, Row, parameters
 
-MOST, ERRORS, VALUES = 200, 40, 24  # rows of conditions, kinds of failures, values of an axis that are listed
-COLUMNS = {"rms": "rms", "max_abs": "largest", "rel_rms": "relative rms", "mean_ulps": "mean,\nulps of OUT",
-           "ratio_max": "largest /\nunfused's", "delta_bias": "mean of\ndelta"}  # fmt: skip
+# rows of conditions, kinds of failures, values of an axis that are listed
+MOST = 200
+ERRORS = 40
+VALUES = 24
+COLUMNS = {
+    "rms": "rms",
+    "max_abs": "largest",
+    "rel_rms": "relative rms",
+    "mean_ulps": "mean,\nulps of OUT",
+    "ratio_max": "largest /\nunfused's",
+    "delta_bias": "mean of\ndelta",
+}
 
 
 def conditions(frame: Frame) -> str:
-    """Every condition with mean ± interval of the main metrics, the largest rms first; what is not finite is in red."""
+    """Every condition with mean ± interval of the main metrics, the largest rms first; what is not
+    finite is in red.
+    """
     if not frame.rows:
         return ""
     names = _names(frame)
@@ -36,14 +47,30 @@ def conditions(frame: Frame) -> str:
         cells, row = frame.condition == c, frame.rows[first[c]]
         lost = int((np.nan_to_num(frame.metric("not_finite")[cells]) > 0).sum())
         bad = failed[tuple(row[n] for n in names)]
-        seeds = f"{int(cells.sum())}" + (f", {bad} failed" if bad else "") + (f", {lost} not finite" if lost else "")
+        seeds = (
+            f"{int(cells.sum())}"
+            + (f", {bad} failed" if bad else "")
+            + (f", {lost} not finite" if lost else "")
+        )
         rows.append(
-            [*(short(str(row[n]), 40) for n in names), seeds, *(with_interval(*mean_interval(frame.metric(m)[cells])) for m in metrics)]
+            [
+                *(short(str(row[n]), 40) for n in names),
+                seeds,
+                *(with_interval(*mean_interval(frame.metric(m)[cells])) for m in metrics),
+            ]
         )
         marked.append(lost > 0)
-    more = f"<p class=note>{len(order) - MOST} more conditions are in the file.</p>" if len(order) > MOST else ""
+    more = (
+        f"<p class=note>{len(order) - MOST} more conditions are in the file.</p>"
+        if len(order) > MOST
+        else ""
+    )
     note = "<p class=note>Mean ± half of the 95 % t interval over seeds"
-    note += "; red: some seed's output has NaN or infinities, which its numbers leave out.</p>" if any(marked) else ".</p>"
+    note += (
+        "; red: some seed's output has NaN or infinities, which its numbers leave out.</p>"
+        if any(marked)
+        else ".</p>"
+    )
     tile = {axis.name: axis.label for axis in frame.axes if axis.label == "tile"}
     heads = [*(tile.get(n, n) for n in names), "seeds", *(COLUMNS[m] for m in metrics)]
     return f"<h2>All conditions, the largest rms first</h2>{note}{grid(heads, rows, marked)}{more}"
@@ -53,14 +80,25 @@ def _names(frame: Frame) -> list[str]:
     """The parameters of the table's columns: those that vary among cells that are ok."""
     found = []
     for axis in frame.axes:
-        found += [axis.name, *(n for n in axis.also if TOGETHER.get(n) != axis.name or any(r[n] != r[axis.name] for r in frame.rows))]
+        found += [
+            axis.name,
+            *(
+                n
+                for n in axis.also
+                if TOGETHER.get(n) != axis.name or any(r[n] != r[axis.name] for r in frame.rows)
+            ),
+        ]
     return found
 
 
 def _failed_by_condition(frame: Frame) -> dict[tuple[Value, ...], int]:
     """How many cells of each condition failed: equal in all that varies but the seed."""
     found: dict[tuple[Value, ...], int] = defaultdict(int)
-    fixed = {name: frame.rows[0][name] for name in frame.names if name != "seed" and name not in _names(frame)}
+    fixed = {
+        name: frame.rows[0][name]
+        for name in frame.names
+        if name != "seed" and name not in _names(frame)
+    }
     for row in frame.failed:
         if all(row[n] in (value, row.get(TOGETHER.get(n, ""))) for n, value in fixed.items()):
             found[tuple(row[n] for n in _names(frame))] += 1
@@ -75,10 +113,20 @@ def failures(frame: Frame) -> str:
     for row in frame.failed:
         groups[str(row["error"])].append(row)
     order = sorted(groups, key=lambda error: -len(groups[error]))
-    rows = [[str(len(groups[e])), _words(groups[e][0], frame.names), short(e, 300)] for e in order[:ERRORS]]
-    more = f"<p class=note>{len(order) - ERRORS} more kinds of errors are in the file.</p>" if len(order) > ERRORS else ""
+    rows = [
+        [str(len(groups[e])), _words(groups[e][0], frame.names), short(e, 300)]
+        for e in order[:ERRORS]
+    ]
+    more = (
+        f"<p class=note>{len(order) - ERRORS} more kinds of errors are in the file.</p>"
+        if len(order) > ERRORS
+        else ""
+    )
     note = "<p class=note>To try them again: the same command with --retry-failed.</p>"
-    return f"<h2>{len(frame.failed)} cells failed</h2>{grid(['cells', 'the first of them', 'error'], rows)}{note}{more}"
+    return (
+        f"<h2>{len(frame.failed)} cells"
+        f" failed</h2>{grid(['cells', 'the first of them', 'error'], rows)}{note}{more}"
+    )
 
 
 def _words(row: Row, names: tuple[str, ...]) -> str:
@@ -114,20 +162,32 @@ def run(frame: Frame) -> str:
 
 def _values(rows: list[Row], name: str) -> str:
     values = sorted({row[name] for row in rows}, key=lambda v: (isinstance(v, str), v))
-    if len(values) > 2 and all(isinstance(v, int) for v in values) and values == list(range(values[0], values[-1] + 1)):
+    if (
+        len(values) > 2
+        and all(isinstance(v, int) for v in values)
+        and values == list(range(values[0], values[-1] + 1))
+    ):
         return f"{values[0]} to {values[-1]}"
     more = f" and {len(values) - VALUES} more" if len(values) > VALUES else ""
     return " ".join(str(v) for v in values[:VALUES]) + more
 
 
 def _numerics(rows: list[Row]) -> str:
-    """The version of the numbers: known where this Roundscope gives the last cell the key that it has."""
+    """The version of the numbers: known where this Roundscope gives the last cell the key that it
+    has.
+    """
     from roundscope.experiments.sweep.conditions.condition import cell_of
 
     given = {name: rows[-1][name] for name in parameters(rows)}
-    fewer = {name: value for name, value in given.items() if name in DEFAULTS or value != "preset"}  # an axis that it may lack
+    fewer = {
+        name: value for name, value in given.items() if name in DEFAULTS or value != "preset"
+    }  # an axis that it may lack
     try:
         same = rows[-1]["key"] in (cell_of(given).key, cell_of(fewer).key)
     except UsageError:
         return "not known (its input is not here)"
-    return str(NUMERICS) if same else f"not that of this Roundscope ({NUMERICS}), or another input file"
+    return (
+        str(NUMERICS)
+        if same
+        else f"not that of this Roundscope ({NUMERICS}), or another input file"
+    )

@@ -3,17 +3,31 @@
 import numpy as np
 
 METRIC_LABELS = {
-    "rms": "rms of out − float64", "max_abs": "largest |out − float64|", "rel_rms": "rms / rms of float64",
-    "mean_abs": "mean |out − float64|", "mean": "mean of out − float64", "mean_ulps": "mean error, ulps of OUT",
-    "several_ones": "share of rows with several P = 1", "rescales": "rescales per row", "ratio_max": "largest error / unfused's",
-    "delta_bias": "mean of delta − float64", "dq_rel_rms": "dq: rms / rms of float64", "dk_rel_rms": "dk: rms / rms of float64",
+    "rms": "rms of out − float64",
+    "max_abs": "largest |out − float64|",
+    "rel_rms": "rms / rms of float64",
+    "mean_abs": "mean |out − float64|",
+    "mean": "mean of out − float64",
+    "mean_ulps": "mean error, ulps of OUT",
+    "several_ones": "share of rows with several P = 1",
+    "rescales": "rescales per row",
+    "ratio_max": "largest error / unfused's",
+    "delta_bias": "mean of delta − float64",
+    "dq_rel_rms": "dq: rms / rms of float64",
+    "dk_rel_rms": "dk: rms / rms of float64",
     "dv_rel_rms": "dv: rms / rms of float64",
-}  # fmt: skip
+}
 AXES_LABELS = {
-    "T": "T, queries and keys", "S": "S, keys", "tile": "tile, queries = keys per tile", "block_k": "block_k, keys per tile",
-    "block_q": "block_q, queries per tile", "format": "format of all events, by precision", "N": "N, heads", "H": "H, features",
+    "T": "T, queries and keys",
+    "S": "S, keys",
+    "tile": "tile, queries = keys per tile",
+    "block_k": "block_k, keys per tile",
+    "block_q": "block_q, queries per tile",
+    "format": "format of all events, by precision",
+    "N": "N, heads",
+    "H": "H, features",
     "stabiliser": "stabiliser, beta",
-}  # fmt: skip
+}
 
 
 def short(text: str, most: int) -> str:
@@ -43,7 +57,11 @@ def fold(ratio: float) -> str:
     """How many times as large, or by how many per cent."""
     if ratio < 2:
         return f"{100 * (ratio - 1):.2g} % larger"
-    return f"{number(ratio, 2)} times" if ratio < 100 or ratio >= 1e6 else f"{float(f'{ratio:.2g}'):,.0f} times".replace(",", " ")
+    return (
+        f"{number(ratio, 2)} times"
+        if ratio < 100 or ratio >= 1e6
+        else f"{float(f'{ratio:.2g}'):,.0f} times".replace(",", " ")
+    )
 
 
 def listed(words: list[str]) -> str:

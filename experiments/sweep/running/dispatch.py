@@ -12,7 +12,9 @@ from roundscope.experiments.sweep.running.executors import is_death
 from roundscope.experiments.sweep.running.pool import Crew, hello
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
-Opened = Callable[[bool], AbstractContextManager[Crew]]  # alone -> a crew; alone: one worker is enough
+Opened = Callable[
+    [bool], AbstractContextManager[Crew]
+]  # alone -> a crew; alone: one worker is enough
 
 AHEAD = 2  # batches under way per worker: the next one is there when one is done
 _POLL = 0.5  # seconds between looks at Ctrl-C and at the workers
@@ -26,13 +28,21 @@ class Dispatch:
     stop      says that no more is wanted
     """
 
-    def __init__(self, measure: Measure, opened: Opened, save: Callable[[Batch, list[Result]], None], stop: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        measure: Measure,
+        opened: Opened,
+        save: Callable[[Batch, list[Result]], None],
+        stop: Callable[[], bool],
+    ) -> None:
         self.measure, self.opened, self.save, self.stop = measure, opened, save, stop
         self.queue: deque[Batch] = deque()
         self.suspects: deque[Batch] = deque()  # were under way when a worker died
 
     def all(self, batches: Iterable[Batch]) -> None:
-        """Measures every cell. Raises KeyboardInterrupt if `stop` says so, with all that has arrived saved."""
+        """Measures every cell. Raises KeyboardInterrupt if `stop` says so, with all that has
+        arrived saved.
+        """
         self.queue.extend(batches)
         while self.queue:
             self._together()
@@ -42,7 +52,9 @@ class Dispatch:
             self._alone(alone)
 
     def _together(self) -> None:
-        """Works on the queue until it is done or the crew breaks; what was under way then is suspect."""
+        """Works on the queue until it is done or the crew breaks; what was under way then is
+        suspect.
+        """
         flying: dict[Future, Batch] = {}
         with self.opened(False) as crew:
             self._greet(crew)
@@ -68,7 +80,9 @@ class Dispatch:
         return True
 
     def _take(self, future: Future, batch: Batch) -> None:
-        """Saves what came back; a batch that raised is sent again cell by cell, one whose worker died is suspect."""
+        """Saves what came back; a batch that raised is sent again cell by cell, one whose worker
+        died is suspect.
+        """
         error = _error_of(future)
         if error is None:
             self.save(batch, future.result())
@@ -87,7 +101,9 @@ class Dispatch:
         raise KeyboardInterrupt
 
     def _alone(self, cells: deque[Batch]) -> None:
-        """One suspect cell under way at a time, until the crew breaks: the cell that it died of is then known."""
+        """One suspect cell under way at a time, until the crew breaks: the cell that it died of is
+        then known.
+        """
         with self.opened(True) as crew:
             self._greet(crew)
             while cells:
@@ -100,7 +116,15 @@ class Dispatch:
                 if error is None or not is_death(error):
                     self._take(future, batch)
                     continue
-                self.save(batch, [_failed(batch[0], f"the worker died ({crew.death(error)}) measuring this cell alone")])
+                self.save(
+                    batch,
+                    [
+                        _failed(
+                            batch[0],
+                            f"the worker died ({crew.death(error)}) measuring this cell alone",
+                        )
+                    ],
+                )
                 if isinstance(error, BrokenExecutor):
                     return
 
@@ -109,8 +133,14 @@ class Dispatch:
         future = crew.executor.submit(hello)
         self._await(future, crew)
         if error := _error_of(future):
-            cause = crew.death(error) if is_death(error) else f"{type(error).__name__}: {one_line(error)}"
-            raise ExecutorError(f"workers cannot start ({cause}); is roundscope installed for them?") from error
+            cause = (
+                crew.death(error)
+                if is_death(error)
+                else f"{type(error).__name__}: {one_line(error)}"
+            )
+            raise ExecutorError(
+                f"workers cannot start ({cause}); is roundscope installed for them?"
+            ) from error
 
     def _await(self, future: Future, crew: Crew) -> None:
         while not wait([future], _POLL).done:
@@ -122,7 +152,10 @@ class Dispatch:
 
 def _error_of(future: Future) -> BaseException | None:
     if future.cancelled():
-        raise ExecutorError("the executor dropped its work: did its scheduler end? What arrived is saved; run again to go on")
+        raise ExecutorError(
+            "the executor dropped its work: did its scheduler end? What arrived is saved; run again"
+            " to go on"
+        )
     return future.exception()
 
 

@@ -1,4 +1,6 @@
-"""What a sweep would do, before it does: how many cells, which, how many the file holds, and about how long."""
+"""What a sweep would do, before it does: how many cells, which, how many the file holds, and about
+how long.
+"""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +18,33 @@ SHOWN = 8
 BACKWARD = 3.5  # forward and backward over the forward alone, in products
 TOKENS, HEADS = 256, 4  # of a cell that is timed, at most
 PATIENCE = 3.0  # seconds of a first run after which there is no second
-START, COMPILING = 2.0, 15.0  # seconds until the workers are there, and of compiling a group of cells for xla
+# seconds until the workers are there, and of compiling a group of cells for xla
+START = 2.0
+COMPILING = 15.0
 GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/measurements.md)
 LARGE = 1e9  # bytes of a cell that are worth a word
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once
-INPUTS = ("input", "seed", "T", "S", "N", "H", "causal", "backward", "engine")  # what these depend on
+INPUTS = (
+    "input",
+    "seed",
+    "T",
+    "S",
+    "N",
+    "H",
+    "causal",
+    "backward",
+    "engine",
+)  # what these depend on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """points: of the axes;  cells: different ones;  same: left out, for a seed changes nothing there;
+    """points: of the axes;  cells: different ones;  same: left out, for a seed changes nothing
+    there;
+
     ok, failed: held by the file;  todo: cells that would run;
-    seconds: about how long they take, None if the cell that was tried failed, for the reason `error`;
+    seconds: about how long they take, None if the cell that was tried failed, for the reason
+    `error`;
     memory: bytes that the largest takes while it is measured, about.
     """
 
@@ -44,42 +61,75 @@ class Preview:
 
 
 def preview(
-    points: int, cells: Sequence[Cell], held: Mapping[str, str], *, retry_failed: bool, workers: int, measure: Measure, same: int = 0,
-) -> Preview:  # fmt: skip
+    points: int,
+    cells: Sequence[Cell],
+    held: Mapping[str, str],
+    *,
+    retry_failed: bool,
+    workers: int,
+    measure: Measure,
+    same: int = 0,
+) -> Preview:
     """The preview of cells; held: key -> status of what the file has."""
     from roundscope.experiments.sweep.measuring.measure import memory
 
     status = [held.get(cell.key) for cell in cells]
-    todo = [c for c, s in zip(cells, status, strict=True) if s is None or (s == "failed" and retry_failed)]
+    todo = [
+        c
+        for c, s in zip(cells, status, strict=True)
+        if s is None or (s == "failed" and retry_failed)
+    ]
     seconds, error = _seconds(todo, workers, measure)
     names = varying(cells)
     first = [{name: cell[name] for name in names} for cell in cells[:SHOWN]]
     ok, failed = status.count("ok"), status.count("failed")
     return Preview(
-        points=points, cells=len(cells), same=same, ok=ok, failed=failed, todo=len(todo), first=first, seconds=seconds, error=error,
+        points=points,
+        cells=len(cells),
+        same=same,
+        ok=ok,
+        failed=failed,
+        todo=len(todo),
+        first=first,
+        seconds=seconds,
+        error=error,
         memory=max(map(memory, todo), default=0),
-    )  # fmt: skip
+    )
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
-    """Parameters that differ between cells, S where it does not follow T; where nothing does, what is no default."""
+    """Parameters that differ between cells, S where it does not follow T; where nothing does, what
+    is no default.
+    """
     values: dict[str, set[Any]] = {}
     for cell in cells:
         for name, value in cell.parameters:
             values.setdefault(name, set()).add(value)
     follows = all(cell["S"] == cell["T"] for cell in cells)
-    names = [name for name, found in values.items() if len(found) > 1 and not (name == "S" and follows)]
-    return names or [name for name, value in cells[0].parameters if DEFAULTS.get(name) != value] or ["preset"]
+    names = [
+        name for name, found in values.items() if len(found) > 1 and not (name == "S" and follows)
+    ]
+    return (
+        names
+        or [name for name, value in cells[0].parameters if DEFAULTS.get(name) != value]
+        or ["preset"]
+    )
 
 
 def work(cell: Cell) -> float:
-    """Operations of a cell, in units that are the same for all: N T S H, and more with a backward."""
+    """Operations of a cell, in units that are the same for all: N T S H, and more with a
+    backward.
+    """
     n, t, s, h = (int(cell[name]) for name in ("N", "T", "S", "H"))
     return n * t * s * h * (BACKWARD if cell["backward"] else 1.0)
 
 
-def _seconds(cells: Sequence[Cell], workers: int, measure: Measure) -> tuple[float | None, str | None]:
-    """(about how long the workers take, their start included, None), or (None, why nobody knows). xla has one worker, as in `run`."""
+def _seconds(
+    cells: Sequence[Cell], workers: int, measure: Measure
+) -> tuple[float | None, str | None]:
+    """(about how long the workers take, their start included, None), or (None, why nobody knows).
+    xla has one worker, as in `run`.
+    """
     total = 0.0
     for engine in dict.fromkeys(cell["engine"] for cell in cells):
         own = [cell for cell in cells if cell["engine"] == engine]
@@ -87,21 +137,29 @@ def _seconds(cells: Sequence[Cell], workers: int, measure: Measure) -> tuple[flo
             spent = _scaled(own, _Timer(own, measure))
         except ArithmeticError as error:
             return None, str(error)
-        total += START + (_under_xla(own, spent) if engine == "xla" else spent / min(workers, len(own)))
+        total += START + (
+            _under_xla(own, spent) if engine == "xla" else spent / min(workers, len(own))
+        )
     return total, None
 
 
 def _under_xla(cells: Sequence[Cell], seconds: float) -> float:
-    """Seconds of cells under xla, from those of numpy on one core: compiling one to time it would take longer than a user waits."""
+    """Seconds of cells under xla, from those of numpy on one core: compiling one to time it would
+    take longer than a user waits.
+    """
     from roundscope.experiments.results.machine import has_gpu
     from roundscope.experiments.sweep.measuring.measure import group
     from roundscope.experiments.sweep.running.executors import cores
 
-    return COMPILING * len({group(cell) for cell in cells}) + (sum(map(work, cells)) / GPU if has_gpu() else seconds / cores())
+    return COMPILING * len({group(cell) for cell in cells}) + (
+        sum(map(work, cells)) / GPU if has_gpu() else seconds / cores()
+    )
 
 
 def small(cell: Cell) -> Cell:
-    """A cell as this one that takes no time: fewer tokens and heads, and no injection, whose place it may not have."""
+    """A cell as this one that takes no time: fewer tokens and heads, and no injection, whose place
+    it may not have.
+    """
     sizes = dict(cell.parameters)
     heads = 1 if cell.content else min(int(sizes["N"]), HEADS)  # a file's heads come in groups
     fewer: dict[str, Value] = {
@@ -115,7 +173,9 @@ def small(cell: Cell) -> Cell:
 
 
 def _scaled(cells: Sequence[Cell], timed: Callable[[Cell], float]) -> float:
-    """Seconds of all cells: a line in `work` through small ones like the cheapest and the dearest, both warm."""
+    """Seconds of all cells: a line in `work` through small ones like the cheapest and the dearest,
+    both warm.
+    """
     cheap, dear = small(min(cells, key=work)), small(max(cells, key=work))
     high = timed(dear)
     ratio = work(dear) / work(cheap)
@@ -127,11 +187,15 @@ def _scaled(cells: Sequence[Cell], timed: Callable[[Cell], float]) -> float:
 
 
 class _Timer:
-    """Times cells like some of `cells`: with seeds that no sweep uses, for inputs and golden results are kept between cells."""
+    """Times cells like some of `cells`: with seeds that no sweep uses, for inputs and golden
+    results are kept between cells.
+    """
 
     def __init__(self, cells: Sequence[Cell], measure: Measure) -> None:
         self.measure, self.seeds = measure, itertools.count(2**32 - 1, -1)
-        self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(cells)  # cells with inputs of their own
+        self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(
+            cells
+        )  # cells with inputs of their own
 
     def __call__(self, cell: Cell) -> float:
         """Seconds of a cell: of the second run, for the first one loads and compiles."""
@@ -152,7 +216,10 @@ class _Timer:
 def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_away: int) -> None:
     """The preview on the terminal."""
     screen = console()
-    say = lambda text: screen.print(text, markup=False, soft_wrap=True)  # noqa: E731
+
+    def say(text):
+        return screen.print(text, markup=False, soft_wrap=True)
+
     equal = f" ({p.points} points; equal ones are one cell)" if p.points != p.cells + p.same else ""
     say(f"{many(p.cells, 'cell')}{equal}, {p.todo} to compute")
     if p.same:
@@ -190,13 +257,28 @@ def _cost(p: Preview, workers: int, executor: str | None) -> str:
         return "nothing to compute"
     if p.seconds is None:
         return f"no estimate, the cell that was tried fails: {p.error}"
-    crew = f"{workers} worker{'s' * (workers > 1)}" + (" as fast as this machine" if executor is not None else "")
-    memory = f"; about {p.memory / 1e9:.0f} GB per cell, each worker has one at a time" if p.memory > LARGE else ""
-    return f"about {duration(p.seconds)} with {crew}, from one small cell, their start included{memory}"
+    crew = f"{workers} worker{'s' * (workers > 1)}" + (
+        " as fast as this machine" if executor is not None else ""
+    )
+    memory = (
+        f"; about {p.memory / 1e9:.0f} GB per cell, each worker has one at a time"
+        if p.memory > LARGE
+        else ""
+    )
+    return (
+        f"about {duration(p.seconds)} with {crew}, from one small cell, their start"
+        f" included{memory}"
+    )
 
 
 def duration(seconds: float) -> str:
     """Seconds in words, two digits or so."""
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h" if seconds < 2e5 else f"{seconds / 86400:.1f} days"
+    return (
+        f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+        if seconds < 2e5
+        else f"{seconds / 86400:.1f} days"
+    )

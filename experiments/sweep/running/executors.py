@@ -1,4 +1,6 @@
-"""Where cells are measured: processes here, a Dask cluster, or whatever a factory of the user's returns."""
+"""Where cells are measured: processes here, a Dask cluster, or whatever a factory of the user's
+returns.
+"""
 
 import importlib
 import os
@@ -16,9 +18,10 @@ _CONNECT = 10  # seconds to find a scheduler, or to find it again
 def executor_for(text: str | None, jobs: int | None) -> AbstractContextManager[Crew]:
     """The executor that --executor names: None for processes here, dask:ADDRESS, or MODULE:FACTORY.
 
-    `jobs` is the number of workers to count on; None for the cores of this process here, the cluster's own number, or
-    the executor's. Left with an exception, what still runs is abandoned. Raises UsageError for a text that names
-    nothing, ExecutorError for a scheduler that does not answer.
+    `jobs` is the number of workers to count on; None for the cores of this process here, the
+    cluster's own number, or the executor's. Left with an exception, what still runs is abandoned.
+    Raises UsageError for a text that names nothing, ExecutorError for a scheduler that does not
+    answer.
     """
     if text is None:
         return local(jobs or cores())
@@ -36,33 +39,44 @@ def cores() -> int:
 def is_death(error: BaseException) -> bool:
     """Whether an error says that a worker died, whatever it was doing."""
     scheduler = sys.modules.get("distributed.scheduler")
-    return isinstance(error, BrokenExecutor) or (scheduler is not None and isinstance(error, scheduler.KilledWorker))
+    return isinstance(error, BrokenExecutor) or (
+        scheduler is not None and isinstance(error, scheduler.KilledWorker)
+    )
 
 
 @contextmanager
 def _dask(text: str, address: str, jobs: int | None) -> Iterator[Crew]:
     """A Dask cluster's workers.
 
-    Dask runs what was on a dead worker again, by itself, and gives up with KilledWorker when several died of one task
-    (its `allowed-failures`); `retries` would be for tasks that raise, which ours do not. `pure=False`: a batch sent
-    again is to be measured again, not answered by the failure of the first.
+    Dask runs what was on a dead worker again, by itself, and gives up with KilledWorker when
+    several died of one task (its `allowed-failures`); `retries` would be for tasks that raise,
+    which ours do not. `pure=False`: a batch sent again is to be measured again, not answered by the
+    failure of the first.
     """
     try:
         from distributed import Client
     except ImportError:
-        raise bad("--executor", text, "needs dask.distributed; run  pip install 'roundscope[cluster]'") from None
+        raise bad(
+            "--executor", text, "needs dask.distributed; run  pip install 'roundscope[cluster]'"
+        ) from None
     try:
         client = Client(address, timeout=_CONNECT, set_as_default=False)
     except ValueError as error:
         raise bad("--executor", text, f"is no address of a scheduler ({one_line(error)})") from None
     except OSError:
-        raise ExecutorError(f"--executor {text!r}: no scheduler answers there in {_CONNECT} s; start one with  dask scheduler") from None
+        raise ExecutorError(
+            f"--executor {text!r}: no scheduler answers there in {_CONNECT} s; start one with  dask"
+            " scheduler"
+        ) from None
 
     def workers() -> int:
         try:
             return jobs or sum(client.nthreads().values())
         except (OSError, RuntimeError, ValueError) as error:
-            raise ExecutorError(f"--executor {text!r}: the scheduler is gone ({one_line(error)}); run again to go on") from error
+            raise ExecutorError(
+                f"--executor {text!r}: the scheduler is gone ({one_line(error)}); run again to"
+                " go on"
+            ) from error
 
     with client, _left(client.get_executor(pure=False)) as executor:
         yield Crew(executor, workers, one_line)
@@ -74,13 +88,24 @@ def _made(text: str, module: str, name: str, jobs: int | None) -> Iterator[Crew]
     try:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise bad("--executor", text, f"cannot be imported ({one_line(error)}); is its folder on PYTHONPATH?") from error
+        raise bad(
+            "--executor",
+            text,
+            f"cannot be imported ({one_line(error)}); is its folder on PYTHONPATH?",
+        ) from error
     try:
         executor = factory()
     except Exception as error:
-        raise ExecutorError(f"--executor {text!r}: the factory failed with {type(error).__name__}: {one_line(error)}") from error
+        raise ExecutorError(
+            f"--executor {text!r}: the factory failed with {type(error).__name__}:"
+            f" {one_line(error)}"
+        ) from error
     if not isinstance(executor, Executor):
-        raise bad("--executor", text, f"returned a {type(executor).__name__}; return a concurrent.futures.Executor")
+        raise bad(
+            "--executor",
+            text,
+            f"returned a {type(executor).__name__}; return a concurrent.futures.Executor",
+        )
     own = getattr(executor, "_max_workers", None)  # of both pools of the standard library
     with _left(executor):
         yield Crew(executor, lambda: jobs or own or cores(), one_line)

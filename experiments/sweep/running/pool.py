@@ -20,7 +20,9 @@ from roundscope.experiments.errors import one_line
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """An executor, how many workers it has now (a cluster's come and go), and how one of them died."""
+    """An executor, how many workers it has now (a cluster's come and go), and how one of them
+    died.
+    """
 
     executor: Executor
     workers: Callable[[], int]
@@ -33,7 +35,9 @@ def hello() -> int:
 
 
 class _Worker(SpawnProcess):
-    """A process that Ctrl-C never reaches: a terminal sends it to the workers too, one that still imports among them."""
+    """A process that Ctrl-C never reaches: a terminal sends it to the workers too, one that still
+    imports among them.
+    """
 
     def start(self) -> None:
         resource_tracker.ensure_running()  # started below, it would unblock what is blocked here
@@ -45,7 +49,9 @@ class _Worker(SpawnProcess):
 
 
 class _Spawn(SpawnContext):
-    """Fresh processes (a fork of a process with threads can hang), remembered: how they died is asked afterwards."""
+    """Fresh processes (a fork of a process with threads can hang), remembered: how they died is
+    asked afterwards.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +76,8 @@ def local(jobs: int) -> Iterator[Crew]:
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(jobs > 1,))
 
     def death(error: BaseException) -> str:
-        pool.shutdown()  # it is broken: this waits for its processes, whose exit codes are then known
+        # it is broken: this waits for its processes, whose exit codes are then known
+        pool.shutdown()
         return next((_cause(p.exitcode) for p in context.started if p.exitcode), one_line(error))
 
     try:
@@ -92,9 +99,11 @@ def _start(one_thread: bool) -> None:
     """In a worker: ends when the sweep ends, and keeps to one core if it has neighbours."""
     threading.Thread(target=_follow, daemon=True).start()
     if one_thread:
-        # read when numba and numpy are first imported, which is later here, and for all threads; what
-        # numba.set_num_threads sets holds for the calling thread alone
-        os.environ |= dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        # read when numba and numpy are first imported, which is later here, and for all threads;
+        # what numba.set_num_threads sets holds for the calling thread alone
+        os.environ |= dict.fromkeys(
+            ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+        )
         if "numba" in sys.modules:
             sys.modules["numba"].set_num_threads(1)
 

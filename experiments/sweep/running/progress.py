@@ -6,7 +6,9 @@ from contextlib import contextmanager
 
 from roundscope.experiments.report.terminal import console
 
-Progress = Callable[[int, int, int], None]  # cells measured, failed ones among them, cells to measure
+Progress = Callable[
+    [int, int, int], None
+]  # cells measured, failed ones among them, cells to measure
 
 
 def silent(done: int, failed: int, total: int) -> None:
@@ -23,18 +25,31 @@ def bar() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    columns = (
+        TextColumn("sweep"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Bar(*columns, console=screen, transient=True) as shown:
         task, start = shown.add_task("", total=None), time.perf_counter()
 
         def progress(done: int, failed: int, total: int) -> None:
-            shown.update(task, completed=done, total=total, description=_words(done, failed, total, time.perf_counter() - start))
+            shown.update(
+                task,
+                completed=done,
+                total=total,
+                description=_words(done, failed, total, time.perf_counter() - start),
+            )
 
         yield progress
 
 
 def _words(done: int, failed: int, total: int, seconds: float) -> str:
-    """The mean rate since the start, workers' start included; what is left at that rate; failures if there are any."""
+    """The mean rate since the start, workers' start included; what is left at that rate; failures
+    if there are any.
+    """
     if not done:
         return "starting"
     left = round((total - done) * seconds / done)

@@ -22,7 +22,8 @@ from roundscope.experiments.sweep.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a sweep came to: cells measured now, failed (now, or earlier and not tried again), and there already.
+    """What a sweep came to: cells measured now, failed (now, or earlier and not tried again), and
+    there already.
 
     `parts` are the workers' seconds by kind of work, added up; `seconds` is what passed here.
     """
@@ -36,29 +37,44 @@ class Outcome:
 
 
 def run(
-    cells: Sequence[Cell], store: Store, *, jobs: int | None = None, executor: str | None = None, retry_failed: bool = False,
-    measure: Measure | None = None, progress: Progress = silent,
-) -> Outcome:  # fmt: skip
+    cells: Sequence[Cell],
+    store: Store,
+    *,
+    jobs: int | None = None,
+    executor: str | None = None,
+    retry_failed: bool = False,
+    measure: Measure | None = None,
+    progress: Progress = silent,
+) -> Outcome:
     """Measures the cells that the store does not have and saves them as they come.
 
-    Cells whose key is 'ok' are skipped, failed ones too unless `retry_failed`. Ctrl-C or SIGTERM saves what has arrived
-    and returns; a second one stops at once. A cell whose measurement raises or kills its worker becomes a failed row.
-    Raises StorageError if the file cannot be written, ExecutorError if workers cannot start or are gone, UsageError for
-    jobs below 1 and for an executor that is none; what was saved stays.
+    Cells whose key is 'ok' are skipped, failed ones too unless `retry_failed`. Ctrl-C or SIGTERM
+    saves what has arrived and returns; a second one stops at once. A cell whose measurement raises
+    or kills its worker becomes a failed row. Raises StorageError if the file cannot be written,
+    ExecutorError if workers cannot start or are gone, UsageError for jobs below 1 and for an
+    executor that is none; what was saved stays.
     """
     if jobs is not None and jobs < 1:
         raise bad("--jobs", jobs, "give 1 or more")
     began, unique = time.perf_counter(), {cell.key: cell for cell in cells}
     held = store.statuses()
-    missing = [c for key, c in unique.items() if key not in held or (retry_failed and held[key] == "failed")]
+    missing = [
+        c
+        for key, c in unique.items()
+        if key not in held or (retry_failed and held[key] == "failed")
+    ]
     tally = _Tally(store, len(missing), progress)
     interrupted = _measured(missing, measure or _default(), tally, jobs, executor)
     left_failed = sum(held.get(key) == "failed" for key in unique) if not retry_failed else 0
     skipped = sum(held.get(key) == "ok" for key in unique)
     return Outcome(
-        done=tally.done, failed=tally.failed + left_failed, skipped=skipped, seconds=time.perf_counter() - began,
-        interrupted=interrupted, parts=dict(tally.parts),
-    )  # fmt: skip
+        done=tally.done,
+        failed=tally.failed + left_failed,
+        skipped=skipped,
+        seconds=time.perf_counter() - began,
+        interrupted=interrupted,
+        parts=dict(tally.parts),
+    )
 
 
 def _default() -> Measure:
@@ -77,9 +93,14 @@ class _Tally:
         progress(0, 0, total)
 
     def save(self, batch: Batch, results: list[Result]) -> None:
-        """Raises ExecutorError for results that are not of these cells: a key holds the version of the numeric core."""
+        """Raises ExecutorError for results that are not of these cells: a key holds the version of
+        the numeric core.
+        """
         if [r.key for r in results] != [cell.key for cell in batch]:
-            raise ExecutorError("a worker measured other cells than it was sent: install this version of roundscope on every worker")
+            raise ExecutorError(
+                "a worker measured other cells than it was sent: install this version of roundscope"
+                " on every worker"
+            )
         self.store.save(list(zip(batch, results, strict=True)))
         self.failed += sum(r.error is not None for r in results)
         self.done += sum(r.error is None for r in results)
@@ -88,8 +109,13 @@ class _Tally:
         self.progress(self.done + self.failed, self.failed, self.total)
 
 
-def _measured(missing: Sequence[Cell], measure: Measure, tally: _Tally, jobs: int | None, executor: str | None) -> bool:
-    """Measures cells; whether Ctrl-C ended it. Here, engine after engine: xla has all cores, or the GPU, in one process."""
+def _measured(
+    missing: Sequence[Cell], measure: Measure, tally: _Tally, jobs: int | None, executor: str | None
+) -> bool:
+    """Measures cells; whether Ctrl-C ended it.
+
+    Here, engine after engine: xla has all cores, or the GPU, in one process.
+    """
     engines = ("numpy", "xla") if executor is None else (None,)
     with _interrupts() as stop:
         try:
@@ -109,7 +135,9 @@ def _crew(executor: str | None, wanted: int | None, alone: bool) -> AbstractCont
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM as a question, so that they never fall into a transaction; the second one acts as ever."""
+    """Ctrl-C and SIGTERM as a question, so that they never fall into a transaction; the second one
+    acts as ever.
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set

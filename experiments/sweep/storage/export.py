@@ -19,8 +19,9 @@ _PIECE = 10_000  # rows in memory at a time
 def export(path: Path, out: Path, table: str = "cells") -> int:
     """Writes a table of a results file to OUT.csv or OUT.parquet and returns the count of its rows.
 
-    Numbers keep every bit; NULL is an empty field of CSV and null in Parquet; JSON stays text. A file OUT is
-    replaced when the new one is complete. Raises UsageError for another ending, another table, one without rows, or no pyarrow.
+    Numbers keep every bit; NULL is an empty field of CSV and null in Parquet; JSON stays text. A
+    file OUT is replaced when the new one is complete. Raises UsageError for another ending, another
+    table, one without rows, or no pyarrow.
     """
     write = {".csv": _write_csv, ".parquet": _write_parquet}.get(out.suffix)
     if write is None:
@@ -41,15 +42,22 @@ def _complete(out: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.replace(out)
     except OSError as error:
-        raise StorageError(f"{out}: {error.strerror or error}; see its folder, or choose another file") from error
+        raise StorageError(
+            f"{out}: {error.strerror or error}; see its folder, or choose another file"
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
-    """The columns and their types: parameters, axes of single sites, then the results, and what is JSON last."""
+    """The columns and their types: parameters, axes of single sites, then the results, and what is
+    JSON last.
+    """
     kinds = columns_of(connection, table)
-    rank = lambda name: 0 if name in DEFAULTS else 1 if is_extra(name) else 3 if name in JSON_COLUMNS else 2  # noqa: E731
+
+    def rank(name):
+        return 0 if name in DEFAULTS else 1 if is_extra(name) else 3 if name in JSON_COLUMNS else 2
+
     return {name: kinds[name] for name in (sorted(kinds, key=rank) if table == "cells" else kinds)}
 
 
@@ -77,13 +85,22 @@ def _write_parquet(connection: sqlite3.Connection, table: str, file: Path) -> in
         import pyarrow as pa
         import pyarrow.parquet as parquet
     except ImportError:
-        raise UsageError("Parquet needs pyarrow: run  pip install 'roundscope[parquet]'  or end the file in .csv") from None
+        raise UsageError(
+            "Parquet needs pyarrow: run  pip install 'roundscope[parquet]'  or end the file in .csv"
+        ) from None
     kinds: dict[str, Callable[[], Any]] = {"REAL": pa.float64, "INTEGER": pa.int64}
-    schema = pa.schema([(name, kinds.get(kind, pa.string)()) for name, kind in _columns(connection, table).items()])
+    schema = pa.schema(
+        [(name, kinds.get(kind, pa.string)()) for name, kind in _columns(connection, table).items()]
+    )
     count = 0
     with parquet.ParquetWriter(file, schema) as writer:
         for piece in _pieces(connection, table):
             columns = zip(*piece, strict=True)
-            writer.write_table(pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema))
+            writer.write_table(
+                pa.Table.from_arrays(
+                    [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)],
+                    schema=schema,
+                )
+            )
             count += len(piece)
     return count

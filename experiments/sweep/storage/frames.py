@@ -1,7 +1,10 @@
-"""A results file as a `Frame`: which parameters vary, and every cell's place among their values. No pictures, no statistics."""
+"""A results file as a `Frame`: which parameters vary, and every cell's place among their values.
+
+No pictures, no statistics.
+"""
 
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,16 @@ from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
 HEAVY = ("plan", "parts")  # columns that no picture needs
-TOGETHER = {"S": "T", "block_k": "block_q"}  # where the second equals the first in every cell, the two are one axis
+TOGETHER = {
+    "S": "T",
+    "block_k": "block_q",
+}  # where the second equals the first in every cell, the two are one axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A parameter with several values among the cells that are ok; `also`: parameters that advance with it.
+    """A parameter with several values among the cells that are ok; `also`: parameters that advance
+    with it.
 
     label  its name in pictures: "tile" where both sides of the tile are equal throughout
     """
@@ -49,7 +56,8 @@ class Frame:
 
     rows       cells that are ok;  codes (cells, axes): the index of each one's value of each axis
     condition  (cells,) numbers of conditions, from 0;  failed: the other cells
-    names      parameters that vary among all cells, failed ones too;  repeated: cells of which the file has a later one
+    names      parameters that vary among all cells, failed ones too;  repeated: cells of which the
+               file has a later one
     """
 
     path: Path
@@ -80,7 +88,10 @@ class Frame:
 
 
 def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
-    """The frame of a results file, or of the cells with some keys. Raises UsageError for one without cells, and as `store.reading`."""
+    """The frame of a results file, or of the cells with some keys.
+
+    Raises UsageError for one without cells, and as `store.reading`.
+    """
     cells = [row for row in _cells(path) if keys is None or row["key"] in keys]
     if not cells:
         raise bad("file", str(path), "holds no cells; fill it with  roundscope sweep")
@@ -88,16 +99,34 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
     latest = list({tuple(row[name] for name in names): row for row in cells}.values())
     rows = [row for row in latest if row["status"] == "ok"]
     axes = _axes(rows, [name for name in names if name != "seed"])
-    codes = np.array([[axis.values.index(row[axis.name]) for axis in axes] for row in rows], dtype=np.int64)
+    codes = np.array(
+        [[axis.values.index(row[axis.name]) for axis in axes] for row in rows], dtype=np.int64
+    )
     codes = codes.reshape(len(rows), len(axes))
-    condition = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1) if axes else np.zeros(len(rows), np.int64)
+    condition = (
+        np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
+        if axes
+        else np.zeros(len(rows), np.int64)
+    )
     varying = tuple(name for name in names if len({row[name] for row in latest}) > 1)
     failed = [row for row in latest if row["status"] != "ok"]
     repeated = len(cells) - len(latest)
     return Frame(
-        path=path, rows=rows, failed=failed, repeated=repeated, names=varying, axes=axes, codes=codes, condition=condition,
-        numbers={name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64) for name in METRICS},
-    )  # fmt: skip
+        path=path,
+        rows=rows,
+        failed=failed,
+        repeated=repeated,
+        names=varying,
+        axes=axes,
+        codes=codes,
+        condition=condition,
+        numbers={
+            name: np.array(
+                [np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64
+            )
+            for name in METRICS
+        },
+    )
 
 
 def parameters(rows: Sequence[Row]) -> list[str]:
@@ -109,11 +138,16 @@ def sites_of(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Row]]:
     """Key -> site -> its columns, of the cells named."""
     with reading(path) as connection:
         query = "SELECT * FROM sites WHERE key = ?"
-        return {key: {row["site"]: dict(row) for row in connection.execute(query, (key,))} for key in keys}
+        return {
+            key: {row["site"]: dict(row) for row in connection.execute(query, (key,))}
+            for key in keys
+        }
 
 
 def _cells(path: Path) -> list[Row]:
-    """Every cell without its HEAVY columns, a later one last; parameters in the words of the command line."""
+    """Every cell without its HEAVY columns, a later one last; parameters in the words of the
+    command line.
+    """
     with reading(path) as connection:
         columns = [name for name in columns_of(connection, "cells") if name not in HEAVY]
         query = f"SELECT {', '.join(map(quoted, columns))} FROM cells ORDER BY rowid"
@@ -130,17 +164,23 @@ def _worded(row: Row) -> Row:
 
 
 def _axes(rows: Sequence[Row], names: Sequence[str]) -> tuple[Axis, ...]:
-    """The parameters that vary; those of which each value has one partner in another are one axis, named as the first."""
+    """The parameters that vary; those of which each value has one partner in another are one axis,
+    named as the first.
+    """
     columns = {name: [row[name] for row in rows] for name in names}
     varying = [name for name in names if len(set(columns[name])) > 1]
     hidden = [a for a, b in TOGETHER.items() if columns[a] == columns[b]]
     found: list[Axis] = []
     for name in (n for n in varying if n not in hidden):
-        twin = next((i for i, axis in enumerate(found) if _paired(columns[axis.name], columns[name])), None)
+        twin = next(
+            (i for i, axis in enumerate(found) if _paired(columns[axis.name], columns[name])), None
+        )
         if twin is None:
             equal = tuple(a for a in hidden if TOGETHER[a] == name)
             label = "tile" if "block_k" in equal else name
-            found.append(Axis(name=name, label=label, values=_ordered(name, set(columns[name])), also=equal))
+            found.append(
+                Axis(name=name, label=label, values=_ordered(name, set(columns[name])), also=equal)
+            )
         else:
             old = found[twin]
             found[twin] = replace(old, label=_with(old.label, name), also=(*old.also, name))
@@ -157,9 +197,16 @@ def _paired(a: Sequence[Value], b: Sequence[Value]) -> bool:
 
 
 def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
-    """Numbers ascending; formats by precision; else the default first and then by name, numbers in it as numbers."""
-    by_format: Callable[[Value], Any] = lambda v: (v != "preset", _precision(str(v)))  # noqa: E731
-    by_name: Callable[[Value], Any] = lambda v: (v != DEFAULTS.get(name.partition(".")[0]), _natural(str(v)))  # noqa: E731
+    """Numbers ascending; formats by precision; else the default first and then by name, numbers in
+    it as numbers.
+    """
+
+    def by_format(v: Value) -> Any:
+        return (v != "preset", _precision(str(v)))
+
+    def by_name(v: Value) -> Any:
+        return (v != DEFAULTS.get(name.partition(".")[0]), _natural(str(v)))
+
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(values))  # type: ignore[type-var]
     return tuple(sorted(values, key=by_format if name.partition(".")[0] == "format" else by_name))
@@ -174,4 +221,8 @@ def _precision(name: str) -> tuple[int, int, str]:
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", text)
+        if part
+    ]

@@ -9,15 +9,21 @@ from roundscope.experiments.errors import StorageError, UsageError, bad, one_lin
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS
 
 APPLICATION = int.from_bytes(b"RSsw", "big")  # SQLite's application_id: whose file it is
-SCHEMA = 1  # SQLite's user_version; raised when a column changes its name or meaning, not when one is added
+# SQLite's user_version; raised when a column changes its name or meaning, not when one is added
+SCHEMA = 1
 
 JSON_COLUMNS = ("parts", "versions", "plan")
 TABLES = ("cells", "sites")
 
 _AMISS = {  # the start of SQLite's name of an error -> what it means here
-    "SQLITE_FULL": "the disk is full; what was saved before is intact: free some space and run again",
+    "SQLITE_FULL": (
+        "the disk is full; what was saved before is intact: free some space and run again"
+    ),
     "SQLITE_IOERR": "the disk cannot be read or written ({}); is it full or gone?",
-    "SQLITE_CORRUPT": "the file is damaged ({}); recover what is left with  sqlite3 FILE .recover  or choose another file",
+    "SQLITE_CORRUPT": (
+        "the file is damaged ({}); recover what is left with  sqlite3 FILE .recover  or choose"
+        " another file"
+    ),
     "SQLITE_NOTADB": "is no SQLite file, or a damaged one; choose another file",
     "SQLITE_READONLY": "cannot be written; change its permissions or choose another --out",
     "SQLITE_CANTOPEN": "cannot be opened ({}); see its permissions and its folder's",
@@ -28,7 +34,9 @@ _AMISS = {  # the start of SQLite's name of an error -> what it means here
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """SQLite's errors as a StorageError of one line that names the file; faults of our own SQL stay what they are."""
+    """SQLite's errors as a StorageError of one line that names the file; faults of our own SQL stay
+    what they are.
+    """
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -45,12 +53,23 @@ def quoted(name: str) -> str:
 
 
 def cell_columns() -> dict[str, str]:
-    """The columns of `cells` and their types, in order; axes of single sites are added when first met."""
+    """The columns of `cells` and their types, in order; axes of single sites are added when first
+    met.
+    """
     from roundscope.experiments.sweep.measuring.metrics import METRICS
 
     before = {"key": "TEXT PRIMARY KEY", "status": "TEXT NOT NULL", "error": "TEXT"}
-    parameters = {name: "INTEGER" if isinstance(value, int) else "TEXT" for name, value in DEFAULTS.items()}
-    after = {"seconds": "REAL", "parts": "TEXT", "device": "TEXT", "versions": "TEXT", "plan": "TEXT", "finished": "TEXT"}
+    parameters = {
+        name: "INTEGER" if isinstance(value, int) else "TEXT" for name, value in DEFAULTS.items()
+    }
+    after = {
+        "seconds": "REAL",
+        "parts": "TEXT",
+        "device": "TEXT",
+        "versions": "TEXT",
+        "plan": "TEXT",
+        "finished": "TEXT",
+    }
     return before | parameters | dict.fromkeys(METRICS, "REAL") | after
 
 
@@ -62,7 +81,10 @@ def site_columns() -> dict[str, str]:
 
 
 def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
-    """Makes the tables of a new file and adds the columns that an older one lacks; `fresh` makes all anew. How many cells that deletes.
+    """Makes the tables of a new file and adds the columns that an older one lacks; `fresh` makes
+    all anew.
+
+    How many cells that deletes.
 
     Call it in a transaction. Raises UsageError for a file that is not ours or of another schema.
     """
@@ -74,17 +96,26 @@ def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
         _create(connection)
     add_columns(connection, "cells", cell_columns())
     add_columns(connection, "sites", site_columns())
-    connection.execute(f"PRAGMA user_version = {SCHEMA}")  # always: a file that cannot be written says so now
+    connection.execute(
+        f"PRAGMA user_version = {SCHEMA}"
+    )  # always: a file that cannot be written says so now
     return lost
 
 
 def _count(connection: sqlite3.Connection) -> int:
-    [(count,)] = connection.execute("SELECT count(*) FROM cells") if columns_of(connection, "cells") else [(0,)]
+    [(count,)] = (
+        connection.execute("SELECT count(*) FROM cells")
+        if columns_of(connection, "cells")
+        else [(0,)]
+    )
     return int(count)
 
 
 def is_ours(connection: sqlite3.Connection, path: Path, argument: str = "--out") -> bool:
-    """Whether the file has our tables; False for an empty one. Raises UsageError for another program's."""
+    """Whether the file has our tables; False for an empty one.
+
+    Raises UsageError for another program's.
+    """
     [(application,)] = connection.execute("PRAGMA application_id")
     [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
     if application != APPLICATION and (application or tables):
@@ -96,9 +127,14 @@ def check_version(connection: sqlite3.Connection, path: Path, repair: str) -> No
     """Raises UsageError for a file of an older or a newer schema."""
     [(version,)] = connection.execute("PRAGMA user_version")
     if version > SCHEMA:
-        raise UsageError(f"{path}: written by a newer roundscope (schema {version}, here {SCHEMA}); update roundscope, or {repair}")
+        raise UsageError(
+            f"{path}: written by a newer roundscope (schema {version}, here {SCHEMA}); update"
+            f" roundscope, or {repair}"
+        )
     if version < SCHEMA:
-        raise UsageError(f"{path}: written by an older roundscope (schema {version}, here {SCHEMA}); {repair}")
+        raise UsageError(
+            f"{path}: written by an older roundscope (schema {version}, here {SCHEMA}); {repair}"
+        )
 
 
 def _create(connection: sqlite3.Connection) -> None:
@@ -106,7 +142,9 @@ def _create(connection: sqlite3.Connection) -> None:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
     connection.execute(f"CREATE TABLE cells ({_declared(cell_columns())})")
     # without row numbers: the long key is then stored once per row and not twice
-    connection.execute(f"CREATE TABLE sites ({_declared(site_columns())}, PRIMARY KEY (key, site)) WITHOUT ROWID")
+    connection.execute(
+        f"CREATE TABLE sites ({_declared(site_columns())}, PRIMARY KEY (key, site)) WITHOUT ROWID"
+    )
     connection.execute(f"PRAGMA application_id = {APPLICATION}")
 
 

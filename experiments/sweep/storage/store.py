@@ -1,4 +1,6 @@
-"""The results file: an SQLite database, one row per cell and one per cell and site, that no crash can spoil."""
+"""The results file: an SQLite database, one row per cell and one per cell and site, that no crash
+can spoil.
+"""
 
 import json
 import sqlite3
@@ -25,24 +27,33 @@ _PATIENCE = 30.0  # seconds to wait for another program's transaction
 
 
 class Store:
-    """A results file that is open for writing; made by `writing`. `thrown_away`: cells that `fresh` has deleted."""
+    """A results file that is open for writing; made by `writing`.
+
+    `thrown_away`: cells that `fresh` has deleted.
+    """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, thrown_away: int = 0) -> None:
         self.connection, self.path, self.thrown_away = connection, path, thrown_away
 
     def statuses(self) -> dict[str, str]:
-        """Key -> 'ok' or 'failed' of every cell that is there. Raises StorageError if the file is damaged."""
+        """Key -> 'ok' or 'failed' of every cell that is there.
+
+        Raises StorageError if the file is damaged.
+        """
         with explained(self.path):
             return dict(self.connection.execute("SELECT key, status FROM cells"))
 
     def save(self, pairs: Sequence[tuple[Cell, Result]]) -> None:
         """Writes cells and what was measured of them, all or none; on the disk when this returns.
 
-        A row of the same key is replaced. Raises StorageError (a full disk), which leaves the file as it was.
+        A row of the same key is replaced. Raises StorageError (a full disk), which leaves the file
+        as it was.
         """
         with explained(self.path), _transaction(self.connection) as c:
             for cell, result in pairs:
-                add_columns(c, "cells", {name: "TEXT" for name, _ in cell.parameters if is_extra(name)})
+                add_columns(
+                    c, "cells", {name: "TEXT" for name, _ in cell.parameters if is_extra(name)}
+                )
                 _insert(c, "cells", _row(cell, result))
                 c.execute("DELETE FROM sites WHERE key = ?", (result.key,))
                 for site, numbers in result.sites.items():
@@ -53,14 +64,21 @@ class Store:
 def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
     """Opens a results file, new or old, and holds it; `fresh` deletes what it has, for good.
 
-    Raises UsageError for a file that cannot be ours (another program's, a folder, another schema), StorageError for
-    one that another sweep holds, that is damaged or that cannot be written. None of these changes the file.
+    Raises UsageError for a file that cannot be ours (another program's, a folder, another schema),
+    StorageError for one that another sweep holds, that is damaged or that cannot be written. None
+    of these changes the file.
     """
     path = path.resolve()  # a link and its target are one file
     _check_place(path, "--out")
-    with locked(path), explained(path), closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection:
+    with (
+        locked(path),
+        explained(path),
+        closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
+    ):
         is_ours(connection, path)  # before the first byte is written
-        connection.execute("PRAGMA journal_mode = WAL")  # readers while we write; a file system without it keeps its journal
+        connection.execute(
+            "PRAGMA journal_mode = WAL"
+        )  # readers while we write; a file system without it keeps its journal
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk
         with _transaction(connection):
             lost = prepare(connection, path, fresh)
@@ -68,7 +86,10 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
 
 
 def read_cells(path: Path) -> list[dict[str, Any]]:
-    """Every cell as column -> value, in the order of saving; parts, versions and plan as data. Needs no lock."""
+    """Every cell as column -> value, in the order of saving; parts, versions and plan as data.
+
+    Needs no lock.
+    """
     with reading(path) as connection:
         return [_parsed(row) for row in connection.execute("SELECT * FROM cells ORDER BY rowid")]
 
@@ -94,18 +115,25 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection that changes no row; it may fold in what a killed sweep left in FILE-wal, and tidies up behind itself,
-    which one of SQLite's mode=ro does not. In a folder that we may not write to, one that needs no file next to it.
+    """A connection that changes no row; it may fold in what a killed sweep left in FILE-wal, and
+    tidies up behind itself, which one of SQLite's mode=ro does not.
+
+    In a folder that we may not write to, one that needs no file next to it.
     """
     path = path.resolve()
-    connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE, isolation_level=None)
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE, isolation_level=None
+    )
     try:
         connection.execute("PRAGMA query_only = ON")
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
         return connection
     except sqlite3.OperationalError as error:
         connection.close()
-        refused = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+        refused = error.sqlite_errorcode & 0xFF in (
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_READONLY,
+        )
         left = path.with_name(path.name + "-wal")
         if not refused or (left.exists() and left.stat().st_size):
             raise  # what is in that file would be missing
@@ -142,7 +170,10 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]
 
 def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> None:
     columns = ", ".join(map(quoted, row))
-    connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
+    connection.execute(
+        f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})",
+        list(row.values()),
+    )
 
 
 def _row(cell: Cell, result: Result) -> dict[str, Any]:
@@ -163,4 +194,7 @@ def _row(cell: Cell, result: Result) -> dict[str, Any]:
 
 
 def _parsed(row: sqlite3.Row) -> dict[str, Any]:
-    return {name: json.loads(row[name]) if name in JSON_COLUMNS and row[name] else row[name] for name in row.keys()}  # noqa: SIM118
+    return {
+        name: json.loads(row[name]) if name in JSON_COLUMNS and row[name] else row[name]
+        for name in row.keys()  # noqa: SIM118
+    }

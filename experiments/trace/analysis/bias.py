@@ -1,10 +1,13 @@
-"""Which events lean, and what follows: statistics of a trace. Sums are binary64; no number is rounded further.
+"""Which events lean, and what follows: statistics of a trace.
 
-The null. Flip the signs of all errors of a row together, by a fair coin per row. The sum over rows then has mean 0
-and variance sum_r s_r^2, s_r a row's sum of signed ulps, so  z = sum_r s_r / sqrt(sum_r s_r^2).  Errors inside a row
-may depend on each other in any way. Where rows share arguments (exp of a BF16 number has few), equal arguments make
-equal errors, so the coin is flipped once per distinct argument as well, and the larger of the two variances counts,
-and never less than that of independent events, sum of squares of all errors.
+Sums are binary64; no number is rounded further.
+
+The null. Flip the signs of all errors of a row together, by a fair coin per row. The sum over rows
+then has mean 0 and variance sum_r s_r^2, s_r a row's sum of signed ulps, so  z = sum_r s_r /
+sqrt(sum_r s_r^2).  Errors inside a row may depend on each other in any way. Where rows share
+arguments (exp of a BF16 number has few), equal arguments make equal errors, so the coin is flipped
+once per distinct argument as well, and the larger of the two variances counts, and never less than
+that of independent events, sum of squares of all errors.
 """
 
 import math
@@ -23,7 +26,9 @@ FALSE_ALARMS = 0.01  # chance that a report without any bias marks something
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lean:
-    """A mean signed error against the null: mean and standard error per event, z, and the null's deviation of the mean."""
+    """A mean signed error against the null: mean and standard error per event, z, and the null's
+    deviation of the mean.
+    """
 
     mean: float
     se: float
@@ -39,26 +44,37 @@ def threshold(tests: int) -> float:
 def lean(clusters: Sequence[Any], n: int, independent: float = 0.0) -> Lean:
     """The mean of n errors against sign flips of clusters.
 
-    clusters     for each way to group the events (rows; distinct arguments), the sum of signed errors of each group
+    clusters     for each way to group the events (rows; distinct arguments), the sum of signed
+                 errors of each group
     independent  sum of squares of all errors, if known
 
-    z = total / sqrt(max over ways of sum_c s_c^2), at most sqrt(groups) by Cauchy-Schwarz; the standard error is
-    that of the groups about their mean. Law: a common factor changes mean, se and null, and leaves z.
+    z = total / sqrt(max over ways of sum_c s_c^2), at most sqrt(groups) by Cauchy-Schwarz; the
+    standard error is that of the groups about their mean. Law: a common factor changes mean, se and
+    null, and leaves z.
     """
     groups = [np.asarray(c, dtype=np.float64).reshape(-1) for c in clusters]
     total, n = float(groups[0].sum()), max(n, 1)
     flips = [float(c @ c) for c in groups]
     null = math.sqrt(max(*flips, independent, 0.0))
-    centred = max(flips[0] - total**2 / max(groups[0].size, 1), independent - total**2 / n, *flips[1:], 0.0)
-    return Lean(mean=total / n, se=math.sqrt(centred) / n, z=total / null if null > 0.0 else 0.0, null=null / n)
+    centred = max(
+        flips[0] - total**2 / max(groups[0].size, 1), independent - total**2 / n, *flips[1:], 0.0
+    )
+    return Lean(
+        mean=total / n,
+        se=math.sqrt(centred) / n,
+        z=total / null if null > 0.0 else 0.0,
+        null=null / n,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One line of the table: a site's counts over all heads, and its lean.
 
-    by_rows   the lean that flips of rows alone would show;  distinct: number of distinct arguments, if counted
-    leans     whether |z| exceeds the threshold;  shared: whether it does by rows only, for equal arguments round alike
+    by_rows   the lean that flips of rows alone would show;  distinct: number of distinct arguments,
+              if counted
+    leans     whether |z| exceeds the threshold;  shared: whether it does by rows only, for equal
+              arguments round alike
     worst     (batch, head) whose mean lies farthest from zero, and that mean
     """
 
@@ -85,8 +101,12 @@ class Event:
         return self.counts[name] / max(self.counts["n"], 1)
 
 
-def event(name: str, f: Format, stats: Stats, rows: np.ndarray, limit: float, distinct: Any = None) -> Event:
-    """From a site's stats (batch, heads) and row sums (batch, heads, rows); distinct: (arguments, sums) or None."""
+def event(
+    name: str, f: Format, stats: Stats, rows: np.ndarray, limit: float, distinct: Any = None
+) -> Event:
+    """From a site's stats (batch, heads) and row sums (batch, heads, rows); distinct: (arguments,
+    sums) or None.
+    """
     total = stats.total()
     n, squares = int(total.n), float(total.sq_ulps)
     by_rows = lean([rows], n, squares)
@@ -94,15 +114,25 @@ def event(name: str, f: Format, stats: Stats, rows: np.ndarray, limit: float, di
     means = np.where(stats.n > 0, stats.mean_ulps, 0.0)
     worst = np.unravel_index(int(np.abs(means).argmax()), means.shape)
     return Event(
-        name=name, format=f, counts=total.as_dict(), lean=both, by_rows=by_rows, leans=abs(both.z) > limit,
+        name=name,
+        format=f,
+        counts=total.as_dict(),
+        lean=both,
+        by_rows=by_rows,
+        leans=abs(both.z) > limit,
         shared=abs(by_rows.z) > limit >= abs(both.z),
-        distinct=None if distinct is None else int(distinct[0].size), mean_abs=float(total.mean_abs_ulps),
-        peak=float(total.peak), worst=(int(worst[0]), int(worst[1])), worst_mean=float(means[worst]),
-    )  # fmt: skip
+        distinct=None if distinct is None else int(distinct[0].size),
+        mean_abs=float(total.mean_abs_ulps),
+        peak=float(total.peak),
+        worst=(int(worst[0]), int(worst[1])),
+        worst_mean=float(means[worst]),
+    )
 
 
 def head_leans(stats: Stats, rows: np.ndarray, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Mean signed ulps and z of every (batch, head); ratio: how much wider than the rows' the event's null is."""
+    """Mean signed ulps and z of every (batch, head); ratio: how much wider than the rows' the
+    event's null is.
+    """
     null = np.sqrt((rows**2).sum(-1))
     null = np.maximum(null, np.sqrt(stats.sq_ulps)) * ratio
     return stats.mean_ulps, rows.sum(-1) / np.where(null > 0.0, null, math.inf)

@@ -1,6 +1,8 @@
-"""What rounding does to the results: differences in value, delta's error along tokens, rows with several P = 1.
+"""What rounding does to the results: differences in value, delta's error along tokens, rows with
+several P = 1.
 
-Differences are binary64, of results that left in binary32 or binary64; statistics as in experiments.trace.analysis.bias.
+Differences are binary64, of results that left in binary32 or binary64; statistics as in
+experiments.trace.analysis.bias.
 """
 
 import math
@@ -13,7 +15,8 @@ from roundscope.experiments.trace.analysis.bias import Lean, lean, threshold
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    """a - b in value: largest |.|, root mean square, mean, and the root mean square relative to that of b.
+    """a - b in value: largest |.|, root mean square, mean, and the root mean square relative to
+    that of b.
 
     NaN in both places count as equal; other non-finite differences are counted in `not_finite`.
     """
@@ -24,14 +27,19 @@ def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     d, size = d[finite], float(np.sqrt(np.mean(b[finite] ** 2))) if finite.any() else 0.0
     rms = float(np.sqrt(np.mean(d**2))) if d.size else 0.0
     return {
-        "max_abs": float(np.abs(d).max(initial=0.0)), "rms": rms, "mean": float(d.mean()) if d.size else 0.0,
-        "relative_rms": rms / size if size > 0.0 else 0.0, "not_finite": int((~finite).sum()),
-    }  # fmt: skip
+        "max_abs": float(np.abs(d).max(initial=0.0)),
+        "rms": rms,
+        "mean": float(d.mean()) if d.size else 0.0,
+        "relative_rms": rms / size if size > 0.0 else 0.0,
+        "not_finite": int((~finite).sum()),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaDrift:
-    """delta(plan) - delta(against), (B, T, N): z of its sum over the tokens of each head against sign flips, the worst head."""
+    """delta(plan) - delta(against), (B, T, N): z of its sum over the tokens of each head against
+    sign flips, the worst head.
+    """
 
     error: np.ndarray
     z: np.ndarray
@@ -47,7 +55,9 @@ class DeltaDrift:
 
     @property
     def crossing(self) -> int | None:
-        """The first token at which the worst head's running sum stands beyond the threshold's curve; None if it never does."""
+        """The first token at which the worst head's running sum stands beyond the threshold's
+        curve; None if it never does.
+        """
         error = self.error[self.worst[0], :, self.worst[1]]
         band = self.limit * np.sqrt(np.cumsum(error**2))
         beyond = np.flatnonzero(np.abs(np.cumsum(error)) > band)
@@ -55,21 +65,35 @@ class DeltaDrift:
 
 
 def delta_drift(delta: Any, other: Any, out: Any, other_out: Any, do: Any) -> DeltaDrift:
-    """How delta's error adds up along tokens. By linearity it equals rowsum dO (O - O_against) if delta comes from O."""
-    d = np.nan_to_num(np.asarray(delta, np.float64) - np.asarray(other, np.float64), posinf=0.0, neginf=0.0)
-    from_o = (np.asarray(do, np.float64) * (np.asarray(out, np.float64) - np.asarray(other_out, np.float64))).sum(-1)
+    """How delta's error adds up along tokens.
+
+    By linearity it equals rowsum dO (O - O_against) if delta comes from O.
+    """
+    d = np.nan_to_num(
+        np.asarray(delta, np.float64) - np.asarray(other, np.float64), posinf=0.0, neginf=0.0
+    )
+    from_o = (
+        np.asarray(do, np.float64)
+        * (np.asarray(out, np.float64) - np.asarray(other_out, np.float64))
+    ).sum(-1)
     null = np.sqrt((d**2).sum(1))
     z = d.sum(1) / np.where(null > 0.0, null, math.inf)
     b, n = np.unravel_index(int(np.abs(z).argmax()), z.shape)
     return DeltaDrift(
-        error=d, z=z, worst=(int(b), int(n)), limit=threshold(z.size), overall=lean([d], d.size),
+        error=d,
+        z=z,
+        worst=(int(b), int(n)),
+        limit=threshold(z.size),
+        overall=lean([d], d.size),
         identity=float(np.nanmax(np.abs(d - from_o), initial=0.0)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One site's errors in key-tile rows with several P = 1 and in the others, signed and away from zero."""
+    """One site's errors in key-tile rows with several P = 1 and in the others, signed and away from
+    zero.
+    """
 
     site: str
     events: tuple[int, int]  # with several, others
@@ -78,23 +102,31 @@ class Share:
 
     @property
     def share(self) -> float:
-        """The part of the total away-from-zero error that comes from rows with several P = 1 (nan if the total is 0)."""
+        """The part of the total away-from-zero error that comes from rows with several P = 1 (nan
+        if the total is 0).
+        """
         sums = [x.mean * n for x, n in zip(self.away, self.events, strict=True)]
         return sums[0] / sum(sums) if sum(sums) else math.nan
 
     @property
     def z(self) -> float:
         """Difference of the two means away from zero, in its standard errors."""
-        (a, b) = self.away
+        a, b = self.away
         error = math.hypot(a.se, b.se)
         return (a.mean - b.mean) / error if error > 0.0 and min(self.events) else 0.0
 
 
 def share(
-    site: str, signed: np.ndarray, away: np.ndarray, several: np.ndarray, exists: np.ndarray, features: int,
+    site: str,
+    signed: np.ndarray,
+    away: np.ndarray,
+    several: np.ndarray,
+    exists: np.ndarray,
+    features: int,
     wider: tuple[float, float] = (1.0, 1.0),
-) -> Share:  # fmt: skip
-    """signed, away, several: (B, N, tiles, T); exists: broadcastable; groups of the null are rows (B, N, T).
+) -> Share:
+    """signed, away, several: (B, N, tiles, T); exists: broadcastable; groups of the null are rows
+    (B, N, T).
 
     wider: by how much shared arguments widen the standard errors of signed and away.
     """

@@ -2,9 +2,10 @@
 
     Err(t) = round(sum_{s <= t} P[T,s] V[s,i]) - sum_{s <= t} P[T,s] V[s,i]
 
-The sum is the ascending binary32 fold of the rounded P and V (exact products); `round` is that of the first event
-after it that is narrower than binary32: PV, else O, else OUT (then the sum is divided by the row sum l first). The
-row is computed as one key tile, so that P is relative to the row's own maximum. Without injections.
+The sum is the ascending binary32 fold of the rounded P and V (exact products); `round` is that of
+the first event after it that is narrower than binary32: PV, else O, else OUT (then the sum is
+divided by the row sum l first). The row is computed as one key tile, so that P is relative to the
+row's own maximum. Without injections.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +24,9 @@ Place = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """One (batch, head, row, feature), by key: P and V as rounded, the sum, its running error in value; ulp of the whole sum."""
+    """One (batch, head, row, feature), by key: P and V as rounded, the sum, its running error in
+    value; ulp of the whole sum.
+    """
 
     where: Place
     several: bool
@@ -36,11 +39,16 @@ class Running:
 
 
 def most_biased(seen: Observed, several: np.ndarray | None, count: int = 1) -> list[Place]:
-    """(batch, head, row, feature) of the `count` rows with the largest |error| in value of PV and O summed over tiles (else of OUT).
+    """(batch, head, row, feature) of the `count` rows with the largest |error| in value of PV and O
+    summed over tiles (else of OUT).
 
     Only rows with several P = 1, if there are any; several: (B, N, T). Empty if nothing rounds.
     """
-    errors: list[Any] = [seen.focus[s].value for s in ("PV", "O") if s in seen.focus and seen.focus[s].histogram.any()]
+    errors: list[Any] = [
+        seen.focus[s].value
+        for s in ("PV", "O")
+        if s in seen.focus and seen.focus[s].histogram.any()
+    ]
     errors = errors or [seen.focus["OUT"].value] * bool(seen.focus["OUT"].histogram.any())
     if not errors:
         return []
@@ -49,19 +57,26 @@ def most_biased(seen: Observed, several: np.ndarray | None, count: int = 1) -> l
     if several is not None and several.any():
         largest = np.where(several, largest, -1.0)
     best = np.argsort(-largest, axis=None, kind="stable")[:count]
-    rows = [tuple(int(i) for i in np.unravel_index(k, largest.shape)) for k in best if largest.flat[k] >= 0.0]
+    rows = [
+        tuple(int(i) for i in np.unravel_index(k, largest.shape))
+        for k in best
+        if largest.flat[k] >= 0.0
+    ]
     return [(*row, int(size[row].argmax())) for row in rows]  # type: ignore[misc]
 
 
 def running(seen: Observed, several: np.ndarray | None) -> Running | None:
-    """Equation 5 at the most biased place where the whole row has several P = 1, or else at the most biased of all.
+    """Equation 5 at the most biased place where the whole row has several P = 1, or else at the
+    most biased of all.
 
     None if no event after P V is narrower than binary32.
     """
     site, first = _rounding_site(seen), None
     if site is None:
         return None
-    for place in most_biased(seen, several, CANDIDATES if several is not None and several.any() else 1):
+    for place in most_biased(
+        seen, several, CANDIDATES if several is not None and several.any() else 1
+    ):
         row = _row(seen, *place)
         first = first or (place, row)
         if (row[0] == 1.0).sum() > 1:
@@ -69,14 +84,25 @@ def running(seen: Observed, several: np.ndarray | None) -> Running | None:
     return None if first is None else _running(seen, site, *first)
 
 
-def _running(seen: Observed, site: Site, place: Place, row: tuple[np.ndarray, np.ndarray, float]) -> Running:
+def _running(
+    seen: Observed, site: Site, place: Place, row: tuple[np.ndarray, np.ndarray, float]
+) -> Running:
     p, v, l = row
     total = _fold(p, v) / (l if site is Site.OUT else 1.0)
     r = seen.request.plan[site]
     nearest = replace(r, mode=RoundingMode.TIES_TO_EVEN) if r.mode is RoundingMode.STOCHASTIC else r
     error = np.asarray(round_to(total, nearest)) - total
     ulp = float(np.ldexp(1.0, int(np.frexp(total[-1])[1]) - r.format.precision))
-    return Running(where=place, several=int((p == 1.0).sum()) > 1, site=str(site), p=p, v=v, total=total, error=error, ulp=ulp)
+    return Running(
+        where=place,
+        several=int((p == 1.0).sum()) > 1,
+        site=str(site),
+        p=p,
+        v=v,
+        total=total,
+        error=error,
+        ulp=ulp,
+    )
 
 
 def _rounding_site(seen: Observed) -> Site | None:
@@ -91,10 +117,15 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     g = n * layer.k.shape[2] // layer.q.shape[2]
     keys = slice(0, t + 1 if request.causal else layer.k.shape[1])
     whole = replace(request, block_k=layer.k.shape[1], causal=False, engine="numpy")
-    cut = lambda x: x[b : b + 1, keys, g : g + 1]  # noqa: E731
+
+    def cut(x):
+        return x[b : b + 1, keys, g : g + 1]
+
     record = Record(events=(Site.P, Site.V, Site.L))
     row = layer.q[b : b + 1, t : t + 1, n : n + 1]
-    events = call(row, cut(layer.k), cut(layer.v), None, whole, request.plan, seen.scale, record).trace.events
+    events = call(
+        row, cut(layer.k), cut(layer.v), None, whole, request.plan, seen.scale, record
+    ).trace.events
     l = 1.0 if request.plan.normalise_first else float(events["L"][1].reshape(-1)[-1])
     return events["P"][1].reshape(-1), events["V"][1][0, 0, :, i], l
 

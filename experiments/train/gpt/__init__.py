@@ -1,1 +1,3 @@
-"""The GPT: model, its emulated attention and linear layers, changes of their arithmetic, monitors, data."""
+"""The GPT: model, its emulated attention and linear layers, changes of their arithmetic, monitors,
+data.
+"""

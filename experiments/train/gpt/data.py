@@ -1,4 +1,7 @@
-"""Tokens to train on: nanoGPT's files, Python's own sources, synthetic streams. A batch depends on (data, seed, step) alone."""
+"""Tokens to train on: nanoGPT's files, Python's own sources, synthetic streams.
+
+A batch depends on (data, seed, step) alone.
+"""
 
 import hashlib
 import platform
@@ -23,8 +26,10 @@ SINK = 4  # one token in so many of 'sink' is the sink
 class Batches:
     """Where batches come from.
 
-    name, seed, size, length, vocab   the data, its seed, (batch, context + 1) and the number of tokens
-    about    what the data is, for the record: two runs see identical batches if this and the fields above agree
+    name, seed, size, length, vocab   the data, its seed, (batch, context + 1) and the number of
+                                      tokens
+    about    what the data is, for the record: two runs see identical batches if this and the fields
+             above agree
     """
 
     name: str
@@ -47,20 +52,30 @@ class Batches:
         bits = np.random.Philox(key=np.array([self.seed, 2 * step + part], np.uint64))
         tokens = self.draw(self, part, bits)
         if tokens.max() >= self.vocab:
-            raise bad("vocab", self.vocab, f"the data has token {tokens.max()}; give at least vocab={tokens.max() + 1}")
+            raise bad(
+                "vocab",
+                self.vocab,
+                f"the data has token {tokens.max()}; give at least vocab={tokens.max() + 1}",
+            )
         return tokens.astype(np.int32)
 
 
 def batches(config: Any, seed: int | None = None) -> Batches:
     """The batches of a config: its data, data_seed (or `seed`), batch, context and vocab.
 
-    data   'stdlib', 'repeat', 'sink', or a folder with train.bin and val.bin. Raises UsageError for others and for too little data.
+    data   'stdlib', 'repeat', 'sink', or a folder with train.bin and val.bin. Raises UsageError for
+           others and for too little data.
     """
     draw, about = _source(config)
     return Batches(
-        name=config.data, seed=config.data_seed if seed is None else seed, size=config.batch, length=config.context + 1,
-        vocab=config.vocab, about=about, draw=draw,
-    )  # fmt: skip
+        name=config.data,
+        seed=config.data_seed if seed is None else seed,
+        size=config.batch,
+        length=config.context + 1,
+        vocab=config.vocab,
+        about=about,
+        draw=draw,
+    )
 
 
 def _source(config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
@@ -70,7 +85,10 @@ def _source(config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
         return _from_files(stdlib(), config)
     if Path(config.data).is_dir():
         return _from_files(Path(config.data), config)
-    raise UsageError(f"{unknown('data', config.data, ('stdlib', *_SYNTHETIC))}, or a folder with train.bin and val.bin")
+    raise UsageError(
+        f"{unknown('data', config.data, ('stdlib', *_SYNTHETIC))}, or a folder with train.bin and"
+        " val.bin"
+    )
 
 
 def _from_files(folder: Path, config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
@@ -81,15 +99,30 @@ def _from_files(folder: Path, config: Any) -> tuple[Callable[..., np.ndarray], d
         first = bits.random_raw(own.size) % np.uint64(tokens.size - own.length + 1)
         return np.stack([tokens[i : i + own.length] for i in first.astype(np.int64)])
 
-    return draw, {"folder": str(folder), "train": parts[0].size, "val": parts[1].size, "fingerprint": _fingerprint(parts)}
+    return draw, {
+        "folder": str(folder),
+        "train": parts[0].size,
+        "val": parts[1].size,
+        "fingerprint": _fingerprint(parts),
+    }
 
 
 def _tokens(path: Path, config: Any) -> np.ndarray:
     if not path.is_file():
-        raise bad("data", config.data, f"has no {path.name}; make it with  roundscope prepare DIR_OR_FILES --out {path.parent}")
+        raise bad(
+            "data",
+            config.data,
+            f"has no {path.name}; make it with  roundscope prepare DIR_OR_FILES --out"
+            f" {path.parent}",
+        )
     size, least = path.stat().st_size, 2 * (config.context + 1)
     if size % 2 or size < least:
-        raise bad("data", config.data, f"{path.name} has {size} bytes; uint16 tokens for one context need an even number from {least} up")
+        raise bad(
+            "data",
+            config.data,
+            f"{path.name} has {size} bytes; uint16 tokens for one context need an even number from"
+            f" {least} up",
+        )
     return np.memmap(path, "<u2", "r")
 
 
@@ -97,25 +130,43 @@ def _fingerprint(parts: tuple[np.ndarray, ...]) -> str:
     """Of the sizes and both ends of each file: reading all of a large one would take minutes."""
     digest = hashlib.sha256()
     for tokens in parts:
-        digest.update(f"{tokens.size}:".encode() + tokens[: 1 << 19].tobytes() + tokens[-(1 << 19) :].tobytes())
+        digest.update(
+            f"{tokens.size}:".encode()
+            + tokens[: 1 << 19].tobytes()
+            + tokens[-(1 << 19) :].tobytes()
+        )
     return digest.hexdigest()
 
 
 def stdlib() -> Path:
-    """The folder of the running Python's standard library as tokens, made in the user's cache on first use; its tests are left out."""
+    """The folder of the running Python's standard library as tokens, made in the user's cache on
+    first use; its tests are left out.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
     found = sorted((f.relative_to(root).as_posix(), f) for f in root.rglob("*.py"))
     files = [(name, f) for name, f in found if not left_out & set(name.split("/"))]
-    listed = hashlib.sha256("\n".join(f"{name} {f.stat().st_size}" for name, f in files).encode()).hexdigest()[:12]
-    folder = Path.home() / ".cache" / "roundscope" / "data" / f"stdlib-{platform.python_version()}-{listed}"
+    listed = hashlib.sha256(
+        "\n".join(f"{name} {f.stat().st_size}" for name, f in files).encode()
+    ).hexdigest()[:12]
+    folder = (
+        Path.home()
+        / ".cache"
+        / "roundscope"
+        / "data"
+        / f"stdlib-{platform.python_version()}-{listed}"
+    )
     if not (folder / "train.bin").is_file():
-        prepare.write(folder, ((name, f.read_bytes()) for name, f in files), python=platform.python_version())
+        prepare.write(
+            folder, ((name, f.read_bytes()) for name, f in files), python=platform.python_version()
+        )
     return folder
 
 
 def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Runs of 1 to 16 equal tokens: without position embedding equal tokens have equal scores, so that several share the maximum."""
+    """Runs of 1 to 16 equal tokens: without position embedding equal tokens have equal scores, so
+    that several share the maximum.
+    """
     raw = bits.random_raw((own.size, 2, own.length))
     ends = (1 + raw[:, 0] % np.uint64(LONGEST)).cumsum(axis=1)
     tokens = raw[:, 1] % np.uint64(own.vocab)
@@ -124,7 +175,9 @@ def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
 
 
 def _sink(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Token 0 first and in one place out of four after; what follows each is fixed up to noise, so that there is something to learn."""
+    """Token 0 first and in one place out of four after; what follows each is fixed up to noise, so
+    that there is something to learn.
+    """
     raw = bits.random_raw((2, own.size, own.length))
     tokens = np.zeros((own.size, own.length), np.uint64)
     vocab = np.uint64(own.vocab)

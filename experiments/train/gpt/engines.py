@@ -1,4 +1,8 @@
-"""The engines of a training's attention beside XLA's: fused kernels, whose plan is part of the executable, and cuDNN. What each refuses."""
+"""The engines of a training's attention beside XLA's: fused kernels, whose plan is part of the
+executable, and cuDNN.
+
+What each refuses.
+"""
 
 from functools import lru_cache
 
@@ -23,7 +27,9 @@ def has_device(config: Config) -> bool:
 
 
 def check_engine(config: Config) -> None:
-    """Raises UsageError for an engine that this machine has not, or that does not take the model."""
+    """Raises UsageError for an engine that this machine has not, or that does not take the
+    model.
+    """
     if not has_device(config):
         raise bad("engine", config.engine, "needs a GPU, and JAX sees none; give engine=xla")
     if config.engine == CUDNN:
@@ -32,16 +38,36 @@ def check_engine(config: Config) -> None:
 
 @lru_cache(64)
 def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
-    """The plan of all layers and heads. Raises UsageError for what fused kernels do not do, before anything is compiled."""
+    """The plan of all layers and heads.
+
+    Raises UsageError for what fused kernels do not do, before anything is compiled.
+    """
     if wrongs is not None:
-        raise bad("engine", PALLAS, "an offset of what delta reads is data, which fused kernels do not take; give engine=xla")
+        raise bad(
+            "engine",
+            PALLAS,
+            "an offset of what delta reads is data, which fused kernels do not take; give"
+            " engine=xla",
+        )
     plan = plans[0][0]
     if any(other != plan for layer in plans for other in layer):
-        raise bad("engine", PALLAS, "a fused kernel has one plan, but layers or heads differ; change all of them, or give engine=xla")
+        raise bad(
+            "engine",
+            PALLAS,
+            "a fused kernel has one plan, but layers or heads differ; change all of them, or give"
+            " engine=xla",
+        )
     if is_stochastic(plan):
-        raise bad("engine", PALLAS, "random bits of a fused kernel would be the same at every step; give engine=xla")
+        raise bad(
+            "engine",
+            PALLAS,
+            "random bits of a fused kernel would be the same at every step; give engine=xla",
+        )
     if config.tile not in TILES:
-        told = f"tiles of fused kernels have {', '.join(map(str, TILES[:-1]))} or {TILES[-1]} rows, not {config.tile}"
+        told = (
+            f"tiles of fused kernels have {', '.join(map(str, TILES[:-1]))} or {TILES[-1]} rows,"
+            f" not {config.tile}"
+        )
         raise bad("block", config.block, f"{told}; give block=64, and no shorter context")
     _try(config, plan)
     return plan
@@ -49,7 +75,9 @@ def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
 
 def _try(config: Config, plan: Plan | None) -> None:
     """Attention and its derivative without numbers: what it refuses, it refuses here."""
-    x = jax.ShapeDtypeStruct((config.batch, config.context, config.heads, config.head_width), jnp.float32)
+    x = jax.ShapeDtypeStruct(
+        (config.batch, config.context, config.heads, config.head_width), jnp.float32
+    )
 
     def total(q: Array, k: Array, v: Array) -> Array:
         return model.attended(q, k, v, plan, config).sum()

@@ -1,7 +1,8 @@
-"""The changes `offset=C:KIND[:all]` of a run: what delta reads wrongly (`experiments.train.gpt.offset`), per layer and head.
+"""The changes `offset=C:KIND[:all]` of a run: what delta reads wrongly
+(`experiments.train.gpt.offset`), per layer and head.
 
-They are no edits of a plan: a format or a preset leaves them as they are. Where delta reads no output (P_DP, CENTRED), nothing of it can
-be wrong.
+They are no edits of a plan: a format or a preset leaves them as they are. Where delta reads no
+output (P_DP, CENTRED), nothing of it can be wrong.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,8 @@ LARGEST = float(np.finfo(np.float32).max)
 def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
     """Of every layer and head, by config.changes, then texts; None if no head has any.
 
-    Raises UsageError naming the change and the repair. c = 0 is an offset too: it shares the executable of another c.
+    Raises UsageError naming the change and the repair. c = 0 is an offset too: it shares the
+    executable of another c.
     """
     found: list[list[Wrong | None]] = [[None] * config.heads for _ in range(config.layers)]
     for text in (*config.changes, *texts):
@@ -37,9 +39,14 @@ def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
 
 
 def check(plans: Plans | None, wrongs: Wrongs | None, texts: Sequence[str]) -> None:
-    """Raises UsageError where delta reads no output that could be wrong; delta_from is the same in all layers and heads."""
+    """Raises UsageError where delta reads no output that could be wrong; delta_from is the same in
+    all layers and heads.
+    """
     if plans is not None and wrongs is not None and not readable(plans[0][0]):
-        repair = f"delta_from={plans[0][0].delta_from} reads no output that could be off; use delta_from=OUT or O, or offset=none"
+        repair = (
+            f"delta_from={plans[0][0].delta_from} reads no output that could be off; use"
+            " delta_from=OUT or O, or offset=none"
+        )
         raise bad("changes", "; ".join(texts), repair)
 
 
@@ -78,7 +85,10 @@ def _wrong(text: str) -> Wrong:
     except ValueError:
         size = np.inf
     if not abs(size) <= LARGEST or not kind or (more and rows != ALL):
-        raise ValueError(f"offset={text}: write none, or C:KIND or C:KIND:{ALL} with a number C, as in  offset=16:bias")
+        raise ValueError(
+            f"offset={text}: write none, or C:KIND or C:KIND:{ALL} with a number C, as in "
+            " offset=16:bias"
+        )
     if kind not in KINDS:
         raise ValueError(f"offset={text}: {unknown('kind', kind, KINDS)}")
     return Wrong(c=size, kind=kind, everywhere=bool(more))

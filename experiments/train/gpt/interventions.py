@@ -1,14 +1,18 @@
-"""What is changed in the attention of a run, in words (docs/grammar.md), and the plan per layer and head that comes of it.
+"""What is changed in the attention of a run, in words (docs/grammar.md), and the plan per layer and
+head that comes of it.
 
     layer=1 head=7 -> O=fp32                    layer=0:3,5 site=PV,O -> bf16:stochastic
     backward=fp32                               -> plan=fp32 ; site=OD -> e8m3:toward-zero
     layer=1 head=0:2 -> offset=16:bias          -> offset=-1:noise:all
 
-left     layer= head= numbers and ranges; site= names of events, or inputs, forward, backward. What is left out is: all of them
+left     layer= head= numbers and ranges; site= names of events, or inputs, forward, backward. What
+         is left out is: all of them
 right    a change of `attention.grammar`; plan=PRESET keeps the sums that the config says; or
-         offset=C:bias|noise|fixed[:all]|none, no edit of a plan (`injected`): the output that delta reads is off by C x half a BF16
-         ulp of V, in rows with several P = 1 or in all; it stays, whatever else changes, until offset=none. C = 0 keeps the executable
-matrix=  and mx= are of the linear layers (`linear_words`): such changes leave the attention's plans alone
+         offset=C:bias|noise|fixed[:all]|none, no edit of a plan (`injected`): the output that delta
+         reads is off by C x half a BF16 ulp of V, in rows with several P = 1 or in all; it stays,
+         whatever else changes, until offset=none. C = 0 keeps the executable
+matrix=  and mx= are of the linear layers (`linear_words`): such changes leave the attention's plans
+         alone
 """
 
 import functools
@@ -57,11 +61,14 @@ def changes_of(text: str) -> tuple[Change, ...]:
 
 
 def plans_of(config: Config, texts: Sequence[str] = (), seed: int = 0) -> Plans | None:
-    """The plan of every layer and head: the config's preset with its sums, then config.changes, then texts.
+    """The plan of every layer and head: the config's preset with its sums, then config.changes,
+    then texts.
 
     seed   of all stochastic roundings. None for plan = "jax", which takes no change.
-    Raises UsageError for a layer or head that is not there, an event that a plan has not, and plans of two structures: what changes the
-    program (stabiliser, delta_from, accumulators, stochastic rounding, some presets) must be the same in all layers and heads.
+    Raises UsageError for a layer or head that is not there, an event that a plan has not, and plans
+    of two structures: what changes the
+    program (stabiliser, delta_from, accumulators, stochastic rounding, some presets) must be the
+    same in all layers and heads.
     """
     texts = (*config.changes, *texts)
     changes = [change for text in texts for change in changes_of(text) if change.matrices is None]
@@ -95,7 +102,10 @@ def layers_of(change: Change, config: Config) -> Sequence[int]:
 
 def _there(change: Change, name: str, chosen: tuple[int, ...] | None, size: int) -> Sequence[int]:
     if chosen and max(chosen) >= size:
-        raise UsageError(f"change '{change.text}': {name}={max(chosen)}: the model has {size}, numbered from 0 to {size - 1}")
+        raise UsageError(
+            f"change '{change.text}': {name}={max(chosen)}: the model has {size}, numbered from 0"
+            f" to {size - 1}"
+        )
     return chosen or range(size)
 
 
@@ -104,7 +114,9 @@ def _apply(plans: list[list[Plan]], change: Change, config: Config) -> None:
         for edit in change.edits:
             try:
                 plan = grammar.edited(plans[layer][head], edit)
-                plans[layer][head] = native(plan) if edit.kind == "plan" and config.sums == "native" else plan
+                plans[layer][head] = (
+                    native(plan) if edit.kind == "plan" and config.sums == "native" else plan
+                )
             except ValueError as error:
                 raise UsageError(f"change '{change.text}': {error}") from None
 
@@ -116,8 +128,9 @@ def _check_structure(plans: list[list[Plan]], texts: Sequence[str]) -> None:
         common_structure([plan for row in plans for plan in row])
     except ValueError:
         repair = (
-            "only formats and modes other than stochastic may differ between heads; for stabiliser, delta_from, accumulator, "
-            "stochastic rounding and presets that differ in these leave layer= and head= out"
+            "only formats and modes other than stochastic may differ between heads; for stabiliser,"
+            " delta_from, accumulator, stochastic rounding and presets that differ in these leave"
+            " layer= and head= out"
         )
         raise bad("changes", "; ".join(texts), repair) from None
 
@@ -133,5 +146,7 @@ def _change(change: grammar.Change) -> Change:
     offsets = tuple(value for name, value in change.what if name == OFFSET)
     if offsets and "site" in where:
         raise ValueError("offset= is of what delta reads; leave site= out")
-    edits = grammar.edits_of(replace(change, what=tuple(pair for pair in change.what if pair[0] != OFFSET)), (OFFSET, MX))
+    edits = grammar.edits_of(
+        replace(change, what=tuple(pair for pair in change.what if pair[0] != OFFSET)), (OFFSET, MX)
+    )
     return Change(text=text, layers=layers, heads=heads, edits=edits, offsets=offsets)

@@ -1,6 +1,8 @@
-"""The pieces of a layer: norms, products, the activation function; each as it is, or with its events rounded where a layer has any.
+"""The pieces of a layer: norms, products, the activation function; each as it is, or with its
+events rounded where a layer has any.
 
-events: the `LinearPlans` of one layer, table (matrices, events, FIELDS); None: `experiments.train.gpt.linear` and nothing else.
+events: the `LinearPlans` of one layer, table (matrices, events, FIELDS); None:
+`experiments.train.gpt.linear` and nothing else.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,10 @@ LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
 
 
 def product(x: Array, w: Array, kind: str, events: LinearPlans | None, matrix: Matrix) -> Array:
-    """x (..., in) times w (in, out); kind is Config.matmul, for a layer without events. Blocks of X_W and G_W run over all rows of x."""
+    """x (..., in) times w (in, out); kind is Config.matmul, for a layer without events.
+
+    Blocks of X_W and G_W run over all rows of x.
+    """
     if events is None:
         return linear(x, w, kind)
     rows = x.reshape(-1, x.shape[-1])
@@ -34,7 +39,9 @@ def normed(x: Array, scale: Array, events: LinearPlans | None, matrix: Matrix) -
     if events is None:
         return layer_norm(x, scale)
     rows, how = _rows(events, matrix), events.how
-    y = layer_norm(mx.passed(how, None, Site.DLN, x, rows), mx.passed(how, Site.GAMMA, None, scale, rows))
+    y = layer_norm(
+        mx.passed(how, None, Site.DLN, x, rows), mx.passed(how, Site.GAMMA, None, scale, rows)
+    )
     return mx.passed(how, Site.LN, None, y, rows)
 
 
@@ -43,7 +50,9 @@ def passed_phi(phi: Callable[[Array], Array], h: Array, events: LinearPlans | No
     if events is None:
         return phi(h)
     rows = _rows(events, Matrix.FC1)
-    return mx.passed(events.how, Site.PHI, None, phi(mx.passed(events.how, None, Site.DPHI, h, rows)), rows)
+    return mx.passed(
+        events.how, Site.PHI, None, phi(mx.passed(events.how, None, Site.DPHI, h, rows)), rows
+    )
 
 
 def _rows(events: LinearPlans, matrix: Matrix) -> Array:
@@ -53,7 +62,9 @@ def _rows(events: LinearPlans, matrix: Matrix) -> Array:
 
 @jax.custom_vjp
 def watched(y: Array, x: Array, taps: Any) -> Array:
-    """y; the gradient by taps = (zeros like x, zeros like y) is (x, dy): what the product's backward reads."""
+    """y; the gradient by taps = (zeros like x, zeros like y) is (x, dy): what the product's
+    backward reads.
+    """
     return y
 
 
@@ -63,7 +74,11 @@ watched.defvjp(lambda y, x, taps: (y, x), lambda x, g: (g, jnp.zeros_like(x), (x
 def layer_norm(x: Array, scale: Array) -> Array:
     """(x - mean) / sqrt(var + 1e-5) times the scale, over the last axis."""
     centred = x - x.mean(-1, keepdims=True)
-    return centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + jnp.asarray(LAYER_NORM, x.dtype)) * scale
+    return (
+        centred
+        * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + jnp.asarray(LAYER_NORM, x.dtype))
+        * scale
+    )
 
 
 def rms_norm(x: Array, scale: Array) -> Array:

@@ -1,8 +1,10 @@
-"""Linear layers and the embedding, with backwards of their own: what rounds where, and nothing whose order is left to chance.
+"""Linear layers and the embedding, with backwards of their own: what rounds where, and nothing
+whose order is left to chance.
 
-matmul="bf16" is the paper's "BF16 forward, FP32 backward" (arXiv 2510.04212): the forward rounds both operands to BF16
-and adds the exact products in FP32; the backward multiplies the same rounded operands with the FP32 gradient, in FP32.
-(PyTorch's autocast also rounds the result and the gradients to BF16.) matmul="fp16" is the same with FP16. Sums are in the device's order.
+matmul="bf16" is the paper's "BF16 forward, FP32 backward" (arXiv 2510.04212): the forward rounds
+both operands to BF16 and adds the exact products in FP32; the backward multiplies the same rounded
+operands with the FP32 gradient, in FP32. (PyTorch's autocast also rounds the result and the
+gradients to BF16.) matmul="fp16" is the same with FP16. Sums are in the device's order.
 """
 
 from functools import partial
@@ -25,7 +27,8 @@ def linear(x: Array, w: Array, kind: str) -> Array:
 def _forward(x: Array, w: Array, kind: str) -> tuple[Array, tuple[Array, Array]]:
     if kind in BITS:
         x, w = rounded(x, kind), rounded(w, kind)
-        # numbers of both formats are TF32 numbers: nothing is lost on a GPU, whose default for FP32 operands is TF32
+        # numbers of both formats are TF32 numbers: nothing is lost on a GPU, whose default for FP32
+        # operands is TF32
         return jnp.matmul(x, w, precision=lax.Precision.DEFAULT), (x, w)
     return jnp.matmul(x, w, precision=FULL), (x, w)
 
@@ -40,14 +43,21 @@ linear.defvjp(_forward, _backward)
 
 
 def rounded(x: Array, kind: str = "bf16") -> Array:
-    """x rounded to BF16 or FP16, as float32: `astype` there and back is deleted by XLA, this is not. Beyond FP16's range: infinite."""
+    """x rounded to BF16 or FP16, as float32: `astype` there and back is deleted by XLA, this is
+    not.
+
+    Beyond FP16's range: infinite.
+    """
     exponent, mantissa = BITS[kind]
     return lax.reduce_precision(x, exponent_bits=exponent, mantissa_bits=mantissa)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: Array, tokens: Array, vocab: int) -> Array:
-    """Rows (..., D) of the table (V, D). Its gradient is a product with one-hot rows: a scatter adds in any order on a GPU."""
+    """Rows (..., D) of the table (V, D).
+
+    Its gradient is a product with one-hot rows: a scatter adds in any order on a GPU.
+    """
     return table[tokens]
 
 
@@ -64,7 +74,10 @@ embed.defvjp(_embed_forward, _embed_backward)
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Mean of log sum exp - the target's logit; logits (..., V) float32, targets (...) integers. No gather, so no scatter backwards."""
+    """Mean of log sum exp - the target's logit; logits (..., V) float32, targets (...) integers.
+
+    No gather, so no scatter backwards.
+    """
     hit = jnp.arange(logits.shape[-1], dtype=targets.dtype) == targets[..., None]
     chosen = jnp.where(hit, logits, jnp.zeros((), logits.dtype)).sum(-1)
     return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()

@@ -1,7 +1,9 @@
-"""What the linear layers of a run round, as data: `LinearPlans` beside the attention's `HeadPlans`, None where nothing asks for it.
+"""What the linear layers of a run round, as data: `LinearPlans` beside the attention's `HeadPlans`,
+None where nothing asks for it.
 
-A run without a change of its linear layers has no table and no events in its executables: `experiments.train.gpt.linear` alone. Before the
-first change the events round as `Config.matmul` says, so that mx= and formats change what is there.
+A run without a change of its linear layers has no table and no events in its executables:
+`experiments.train.gpt.linear` alone. Before the first change the events round as `Config.matmul`
+says, so that mx= and formats change what is there.
 """
 
 from collections.abc import Sequence
@@ -32,9 +34,11 @@ from roundscope.experiments.train.mx.sites import GROUPS, Site
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class LinearPlans:
-    """The formats of all linear layers as data, a pytree: `how` is static, `table` (layers, matrices, events, FIELDS) int32 may be mapped.
+    """The formats of all linear layers as data, a pytree: `how` is static, `table` (layers,
+    matrices, events, FIELDS) int32 may be mapped.
 
-    taps   None, or zeros whose gradient is what the products read (`model.watched`): matrix -> x (layers, rows, in), g (layers, rows, out)
+    taps   None, or zeros whose gradient is what the products read (`model.watched`): matrix -> x
+           (layers, rows, in), g (layers, rows, out)
     """
 
     how: How = field(metadata={"static": True})
@@ -43,16 +47,27 @@ class LinearPlans:
 
 
 def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
-    """Of every layer and matrix, by config.changes, then texts; None if no change is of linear layers.
+    """Of every layer and matrix, by config.changes, then texts; None if no change is of linear
+    layers.
 
-    Raises UsageError for a layer that is not there, and for a width or context that blocks do not divide.
+    Raises UsageError for a layer that is not there, and for a width or context that blocks do not
+    divide.
     """
-    changes = [change for text in (*config.changes, *texts) for change in changes_of(text) if change.matrices is not None]
+    changes = [
+        change
+        for text in (*config.changes, *texts)
+        for change in changes_of(text)
+        if change.matrices is not None
+    ]
     if not changes:
         return None
     for name in ("width", "context"):
         if getattr(config, name) % BLOCK:
-            raise bad(name, getattr(config, name), f"'{changes[0].text}' needs a multiple of the block of {BLOCK} numbers")
+            raise bad(
+                name,
+                getattr(config, name),
+                f"'{changes[0].text}' needs a multiple of the block of {BLOCK} numbers",
+            )
     formats = np.full((config.layers, len(MATRICES), len(Site)), BINARY32, dtype=object)
     if config.matmul != "fp32":
         operands = (*GROUPS["weights"], *GROUPS["activations"])
@@ -63,7 +78,12 @@ def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
 
 
 def _apply(formats: np.ndarray, change: Change, config: Config) -> None:
-    put_written(formats, layers_of(change, config), [MATRICES.index(m) for m in change.matrices or ()], change.written)
+    put_written(
+        formats,
+        layers_of(change, config),
+        [MATRICES.index(m) for m in change.matrices or ()],
+        change.written,
+    )
 
 
 def how_of(found: Sequence[Formats]) -> How:
@@ -77,7 +97,10 @@ def by_arm(how: How, found: Sequence[Formats], seeds: Sequence[int]) -> LinearPl
 
 
 def linear_at(plans: LinearPlans | None, step: Any) -> LinearPlans | None:
-    """The plans of one step: stochastic roundings draw from (seed, step, place). Those that draw none come back as they are."""
+    """The plans of one step: stochastic roundings draw from (seed, step, place).
+
+    Those that draw none come back as they are.
+    """
     if plans is None or not plans.how.drawn:
         return plans
     return replace(plans, table=reseeded(jax.numpy.asarray(plans.table), jax.numpy.asarray(step)))
@@ -89,4 +112,7 @@ def described(found: Formats | None) -> list[dict[str, Any]]:
     for layer, row in enumerate(found.formats if found is not None else ()):
         for matrix, own in zip(MATRICES, row, strict=True):
             where.setdefault(own, []).append([layer, str(matrix)])
-    return [{"formats": {str(s): str(f) for s, f in zip(Site, own, strict=True)}, "layers_matrices": at} for own, at in where.items()]
+    return [
+        {"formats": {str(s): str(f) for s, f in zip(Site, own, strict=True)}, "layers_matrices": at}
+        for own, at in where.items()
+    ]

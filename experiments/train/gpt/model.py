@@ -1,13 +1,16 @@
-"""nanoGPT in JAX: parameters are a plain dict, layers are stacked along axis 0 and run by one scan, attention is `attend`.
+"""nanoGPT in JAX: parameters are a plain dict, layers are stacked along axis 0 and run by one scan,
+attention is `attend`.
 
-Shapes: L layers, N heads of H features, D = N H, M = mlp_ratio D, B sequences of T tokens, V tokens.
+Shapes: L layers, N heads of H features, D = N H, M = mlp_ratio D, B sequences of T tokens, V
+tokens.
 
     embedding (V, D)   position (T, D), if asked   head (V, D), unless tied   norm (D,)
-    layers:  norm1, norm2 (L, D)   qkv (L, D, 3, N, H)   proj (L, N, H, D)   up (L, D, M)   down (L, M, D)
-             norm_q, norm_k (L, H), if qk_norm
+    layers:  norm1, norm2 (L, D)   qkv (L, D, 3, N, H)   proj (L, N, H, D)   up (L, D, M)   down (L,
+             M, D) norm_q, norm_k (L, H), if qk_norm
 
-W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits and loss are FP32; linear layers as
-`experiments.train.gpt.linear` says, or with roundings at named events (`experiments.train.gpt.linear_plans`), attention as its plan says.
+W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits and loss are FP32;
+linear layers as `experiments.train.gpt.linear` says, or with roundings at named events
+(`experiments.train.gpt.linear_plans`), attention as its plan says.
 """
 
 import math
@@ -36,13 +39,19 @@ from roundscope.experiments.train.gpt.linear_words import Matrix
 from roundscope.experiments.train.gpt.offset import Offset
 
 Params = dict[str, Any]
-Planned = HeadPlans | Plan | None  # of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
-Wrong = Callable[[Array, Array, Array], Array]  # q, k, v -> the error of the output as delta reads it
+Planned = (
+    HeadPlans | Plan | None
+)  # of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
+Wrong = Callable[
+    [Array, Array, Array], Array
+]  # q, k, v -> the error of the output as delta reads it
 SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
 
 
 class Seen(NamedTuple):
-    """What one layer's attention read, stacked over layers: x (L, B, T, D) after the norm; q, k, v (L, B, T, N, H)."""
+    """What one layer's attention read, stacked over layers: x (L, B, T, D) after the norm; q, k, v
+    (L, B, T, N, H).
+    """
 
     x: Array
     q: Array
@@ -60,36 +69,63 @@ def init(config: Config, key: Array) -> Params:
 
     into_residual = SPREAD / math.sqrt(2 * L)
     layers = {
-        "norm1": jnp.ones((L, D), jnp.float32), "norm2": jnp.ones((L, D), jnp.float32),
-        "qkv": normal(L, D, 3, c.heads, c.head_width), "proj": normal(L, c.heads, c.head_width, D, spread=into_residual),
-        "up": normal(L, D, c.mlp_ratio * D), "down": normal(L, c.mlp_ratio * D, D, spread=into_residual),
-    }  # fmt: skip
+        "norm1": jnp.ones((L, D), jnp.float32),
+        "norm2": jnp.ones((L, D), jnp.float32),
+        "qkv": normal(L, D, 3, c.heads, c.head_width),
+        "proj": normal(L, c.heads, c.head_width, D, spread=into_residual),
+        "up": normal(L, D, c.mlp_ratio * D),
+        "down": normal(L, c.mlp_ratio * D, D, spread=into_residual),
+    }
     if c.qk_norm:
         layers |= {name: jnp.ones((L, c.head_width), jnp.float32) for name in ("norm_q", "norm_k")}
-    params = {"embedding": normal(c.vocab, D), "norm": jnp.ones((D,), jnp.float32), "layers": layers}
-    position, head = normal(c.context, D), normal(c.vocab, D)  # drawn in any case: the other weights do not depend on the options
-    return params | ({"position": position} if c.position else {}) | ({} if c.tied else {"head": head})
+    params = {
+        "embedding": normal(c.vocab, D),
+        "norm": jnp.ones((D,), jnp.float32),
+        "layers": layers,
+    }
+    # drawn in any case: the other weights do not depend on the options
+    position = normal(c.context, D)
+    head = normal(c.vocab, D)
+    return (
+        params | ({"position": position} if c.position else {}) | ({} if c.tied else {"head": head})
+    )
 
 
 def loss(
-    params: Params, tokens: Array, plans: Planned, config: Config, offset: Offset | None = None, linears: LinearPlans | None = None
+    params: Params,
+    tokens: Array,
+    plans: Planned,
+    config: Config,
+    offset: Offset | None = None,
+    linears: LinearPlans | None = None,
 ) -> Array:
-    """Mean cross-entropy of the next token in nats; tokens (B, T + 1) integers, plans (layers, heads, ...), one, or None (plan = "jax")."""
+    """Mean cross-entropy of the next token in nats; tokens (B, T + 1) integers, plans (layers,
+    heads, ...), one, or None (plan = "jax").
+    """
     return run(params, tokens, plans, config, offset=offset, linears=linears)[0]
 
 
-def attention_inputs(params: Params, tokens: Array, plans: Planned, config: Config) -> tuple[Array, Array, Array]:
+def attention_inputs(
+    params: Params, tokens: Array, plans: Planned, config: Config
+) -> tuple[Array, Array, Array]:
     """q, k, v of every layer, (L, B, T, N, H) float32, as `attend` gets them."""
     seen = run(params, tokens, plans, config)[1]
     return seen.q, seen.k, seen.v
 
 
 def run(
-    params: Params, tokens: Array, plans: Planned, config: Config, taps: Array | None = None, offset: Offset | None = None,
+    params: Params,
+    tokens: Array,
+    plans: Planned,
+    config: Config,
+    taps: Array | None = None,
+    offset: Offset | None = None,
     linears: LinearPlans | None = None,
-) -> tuple[Array, Seen]:  # fmt: skip
-    """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions' outputs: the loss's
-    derivative by them, at zero, is dO; offset: an error of what delta reads; linears: events of the linear layers, None: none.
+) -> tuple[Array, Seen]:
+    """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions'
+    outputs: the loss's derivative by them, at zero, is dO; offset: an error of what delta reads;
+    linears: events of the linear layers, None: none.
+
     What is not used of the second costs nothing under jit.
     """
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -97,7 +133,9 @@ def run(
     if config.position:
         x = x + params["position"][: x.shape[1]]
 
-    def layer(x: Array, own: tuple[Params, Any, Array | None, Any, LinearPlans | None]) -> tuple[Array, Seen]:
+    def layer(
+        x: Array, own: tuple[Params, Any, Array | None, Any, LinearPlans | None]
+    ) -> tuple[Array, Seen]:
         w, table, tap, number, events = own
         heads = HeadPlans(plans.like, table) if isinstance(plans, HeadPlans) else plans
         wrong = None if offset is None else partial(offsets.error, offset, number)
@@ -113,28 +151,53 @@ def run(
 
 
 def _attention(
-    x: Array, w: Params, plans: Planned, config: Config, events: LinearPlans | None, tap: Array | None, wrong: Wrong | None = None
+    x: Array,
+    w: Params,
+    plans: Planned,
+    config: Config,
+    events: LinearPlans | None,
+    tap: Array | None,
+    wrong: Wrong | None = None,
 ) -> tuple[Array, Seen]:
     """x plus the layer's attention, and what it read."""
     read = normed(x, w["norm1"], events, Matrix.QKV)
     qkv = product(read, w["qkv"].reshape(config.width, -1), config.matmul, events, Matrix.QKV)
-    q, k, v = (qkv.reshape(*x.shape[:2], 3, config.heads, config.head_width)[:, :, i] for i in range(3))
+    q, k, v = (
+        qkv.reshape(*x.shape[:2], 3, config.heads, config.head_width)[:, :, i] for i in range(3)
+    )
     if config.qk_norm:
         q, k = rms_norm(q, w["norm_q"]), rms_norm(k, w["norm_k"])
     out = attended(q, k, v, plans, config, None if wrong is None else wrong(q, k, v))
     out = out if tap is None else out + tap
-    y = product(out.reshape(x.shape), w["proj"].reshape(config.width, config.width), config.matmul, events, Matrix.PROJ)
+    y = product(
+        out.reshape(x.shape),
+        w["proj"].reshape(config.width, config.width),
+        config.matmul,
+        events,
+        Matrix.PROJ,
+    )
     return x + y, Seen(read, q, k, v)
 
 
-def attended(q: Array, k: Array, v: Array, plans: Planned, config: Config, delta_error: Array | None = None) -> Array:
-    """Causal attention of one layer by its heads' plans, by one plan in fused kernels, or, without any, JAX's own (Config.plan = "jax")."""
+def attended(
+    q: Array, k: Array, v: Array, plans: Planned, config: Config, delta_error: Array | None = None
+) -> Array:
+    """Causal attention of one layer by its heads' plans, by one plan in fused kernels, or, without
+    any, JAX's own (Config.plan = "jax").
+    """
     if plans is None:
         return _jax_attention(q, k, v, config)
     out: Array = attend(
-        q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, is_causal=True, delta_error=delta_error,
+        q,
+        k,
+        v,
+        plan=plans,
+        block_q=config.tile,
+        block_k=config.tile,
+        is_causal=True,
+        delta_error=delta_error,
         engine="pallas" if isinstance(plans, Plan) else "xla",
-    )  # fmt: skip
+    )
     return out
 
 
@@ -143,7 +206,9 @@ def _jax_attention(q: Array, k: Array, v: Array, config: Config) -> Array:
         raise ValueError(f"plans: None, must be given for plan={config.plan}")
     if config.engine == CUDNN:
         q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").astype(jnp.float32)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").astype(
+            jnp.float32
+        )
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 

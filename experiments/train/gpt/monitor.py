@@ -1,21 +1,32 @@
-"""What is watched in a run, every n steps, from one sequence of the step's batch: cheap, and outside the training step.
+"""What is watched in a run, every n steps, from one sequence of the step's batch: cheap, and
+outside the training step.
 
 Per arm, layer and head, over the sequence's T rows:
-    w_q_norm       ||W_Q,h||_2, by power iteration on its Gram matrix: G <- G^2 / ||G||, 8 times, is 256 iterations
+    w_q_norm       ||W_Q,h||_2, by power iteration on its Gram matrix: G <- G^2 / ||G||, 8 times, is
+    256 iterations
     several_ones   share of rows in which several P are exactly 1
-    gaps           rows by top1 - top2 of their scores (as the plan rounds them): 0, then up to 1e-3, 1e-2, 0.1, 1, 10, more
-    v_skew         mean over features of |mean over tokens of sign V|: 1 if every feature of V keeps one sign
-    delta_sum      sum over rows of  x = delta - delta_exact,  delta_exact = rowsum(dO O) in binary64 from the same rounded q, k, v, dO
+    gaps           rows by top1 - top2 of their scores (as the plan rounds them): 0, then up to
+    1e-3, 1e-2, 0.1, 1, 10, more
+    v_skew         mean over features of |mean over tokens of sign V|: 1 if every feature of V keeps
+    one sign
+    delta_sum      sum over rows of  x = delta - delta_exact,  delta_exact = rowsum(dO O) in
+    binary64 from the same rounded q, k, v, dO
     delta_square   sum of x^2
-    drift          |R| / |dW_Q|, Frobenius norms: the share of W_Q's gradient that comes of rows of dS which do not sum to zero, as they
-                   do in exact arithmetic:  r = rowsum(dS),  R = alpha sum over rows of r[t] X[t]^T (PK)[t],  X what W_Q reads,
-                   PK in binary64 from the same rounded q and k; dW_Q = X^T dQ of this sequence alone (with qk_norm: after the norm)
+    drift          |R| / |dW_Q|, Frobenius norms: the share of W_Q's gradient that comes of rows of
+    dS which do not sum to zero, as they
+                   do in exact arithmetic:  r = rowsum(dS),  R = alpha sum over rows of r[t] X[t]^T
+                   (PK)[t],  X what W_Q reads,
+                   PK in binary64 from the same rounded q and k; dW_Q = X^T dQ of this sequence
+                   alone (with qk_norm: after the norm)
     w_q_gradient   that |dW_Q|: where it is small, drift is large though little is made
-    coherence      A = |sum x| / sqrt(sum x^2): about 1 for errors of random sign, sqrt(T) for errors of one sign
-and running_sum, running_coherence: the same over all rows monitored so far. An injected error (`offset`) counts as one of delta's.
+    coherence      A = |sum x| / sqrt(sum x^2): about 1 for errors of random sign, sqrt(T) for
+    errors of one sign
+and running_sum, running_coherence: the same over all rows monitored so far. An injected error
+(`offset`) counts as one of delta's.
 
-Every 10th time also the mean error of every event, in ulps: of 32 rows, one head of each layer in turn, by the numpy engine; of a run in
-fused kernels of a sample of the tiles of every head (`attention.tiles.sample`), by those kernels.
+Every 10th time also the mean error of every event, in ulps: of 32 rows, one head of each layer in
+turn, by the numpy engine; of a run in fused kernels of a sample of the tiles of every head
+(`attention.tiles.sample`), by those kernels.
 """
 
 from functools import lru_cache, partial
@@ -40,26 +51,52 @@ from roundscope.experiments.train.gpt.offset import Offset, error
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 from roundscope.experiments.train.rows import drift, exact_delta
 
-EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)  # of gaps: rows with a gap up to each, and one more for the rest
+EDGES = (
+    0.0,
+    1e-3,
+    1e-2,
+    0.1,
+    1.0,
+    10.0,
+)  # of gaps: rows with a gap up to each, and one more for the rest
 SITES_EVERY, ROWS = 10, 32
 TILES = 2  # at most, looked at of a head, and with each of the other side, by fused kernels
-MEASURED = ("w_q_norm", "several_ones", "v_skew", "delta_sum", "delta_square", "drift", "w_q_gradient")
+MEASURED = (
+    "w_q_norm",
+    "several_ones",
+    "v_skew",
+    "delta_sum",
+    "delta_square",
+    "drift",
+    "w_q_gradient",
+)
 
 
 def look(
-    config: Config, params: Any, tokens: Any, plans: HeadPlans | None, step: int, offset: Offset | None = None,
-    linears: LinearPlans | None = None, fused: Plan | None = None,
-) -> tuple[dict[str, np.ndarray], Any]:  # fmt: skip
-    """(the numbers above, each (A, L, N), gaps with an axis of classes behind; q, k, v, dO of the sequence, (A, L, 1, T, N, H)).
+    config: Config,
+    params: Any,
+    tokens: Any,
+    plans: HeadPlans | None,
+    step: int,
+    offset: Offset | None = None,
+    linears: LinearPlans | None = None,
+    fused: Plan | None = None,
+) -> tuple[dict[str, np.ndarray], Any]:
+    """(the numbers above, each (A, L, N), gaps with an axis of classes behind; q, k, v, dO of the
+    sequence, (A, L, 1, T, N, H)).
 
-    params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms. With plan = "jax", w_q_norm only, and None.
-    offset   what delta reads wrongly, of arms; noise has the law of the step's, not its signs;  linears: of arms
+    params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms. With plan =
+             "jax", w_q_norm only, and None.
+    offset   what delta reads wrongly, of arms; noise has the law of the step's, not its signs;
+             linears: of arms
     fused    the plan of fused kernels, where the run has them
     """
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
-    seen, wrong, x = _reading(numbers_only(config), fused)(params, tokens, plans, np.int32(step), offset, linears)
+    seen, wrong, x = _reading(numbers_only(config), fused)(
+        params, tokens, plans, np.int32(step), offset, linears
+    )
     with jax.enable_x64(True):
         table = _table_at(plans, np.int32(step))
         measured = _measured(_setup(config, plans.like), table, *seen, wrong, x)
@@ -73,12 +110,16 @@ def query_norms(qkv: Array) -> Array:
     gram = jnp.einsum("alndh,alndg->alnhg", w, w, precision="highest")
     power = gram
     for _ in range(8):
-        power = power / jnp.maximum(jnp.linalg.norm(power, axis=(-2, -1), keepdims=True), jnp.float32(1e-30))
+        power = power / jnp.maximum(
+            jnp.linalg.norm(power, axis=(-2, -1), keepdims=True), jnp.float32(1e-30)
+        )
         power = jnp.matmul(power, power, precision="highest")
     column = jnp.argmax(jnp.linalg.norm(power, axis=-2), axis=-1)
     v = jnp.take_along_axis(power, column[..., None, None], axis=-1)[..., 0]
     wv = jnp.einsum("alndh,alnh->alnd", w, v, precision="highest")
-    return jnp.linalg.norm(wv, axis=-1) / jnp.maximum(jnp.linalg.norm(v, axis=-1), jnp.float32(1e-30))
+    return jnp.linalg.norm(wv, axis=-1) / jnp.maximum(
+        jnp.linalg.norm(v, axis=-1), jnp.float32(1e-30)
+    )
 
 
 def coherence(total: Any, squares: Any) -> np.ndarray:
@@ -90,7 +131,9 @@ def coherence(total: Any, squares: Any) -> np.ndarray:
 def sites(
     config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Plan | None = None
 ) -> list[dict[str, tuple[float, float]]]:
-    """Per arm: event -> (mean error, mean |error|) in ulps, over the last rows of head number `turn` of every layer, or a sample of all."""
+    """Per arm: event -> (mean error, mean |error|) in ulps, over the last rows of head number
+    `turn` of every layer, or a sample of all.
+    """
     if fused is not None:
         return _of_a_sample(config, seen, fused)
     head = turn % config.heads
@@ -102,20 +145,45 @@ def sites(
         if own is None:
             continue
         one = [x[a][:, :, None] for x in (q, k, v, do)]
-        found.append(_site_means([layer[head] for layer in own], mask, config.tile, one[0][:, rows], one[1], one[2], one[3][:, rows]))
+        found.append(
+            _site_means(
+                [layer[head] for layer in own],
+                mask,
+                config.tile,
+                one[0][:, rows],
+                one[1],
+                one[2],
+                one[3][:, rows],
+            )
+        )
     return found
 
 
-def _site_means(plans: list[Plan], mask: np.ndarray, tile: int, q: Any, k: Any, v: Any, do: Any) -> dict[str, tuple[float, float]]:
-    return _means(examine(q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy").trace.stats)
+def _site_means(
+    plans: list[Plan], mask: np.ndarray, tile: int, q: Any, k: Any, v: Any, do: Any
+) -> dict[str, tuple[float, float]]:
+    return _means(
+        examine(
+            q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy"
+        ).trace.stats
+    )
 
 
 def _of_a_sample(config: Config, seen: Any, plan: Plan) -> list[dict[str, tuple[float, float]]]:
     """Of all layers and heads, each layer a batch entry; the same tiles of every arm."""
     tiles = -(-config.context // config.tile)
-    options: dict[str, Any] = {"plan": plan, "block_q": config.tile, "block_k": config.tile, "is_causal": True, "engine": "pallas"}
+    options: dict[str, Any] = {
+        "plan": plan,
+        "block_q": config.tile,
+        "block_k": config.tile,
+        "is_causal": True,
+        "engine": "pallas",
+    }
     record, arms = Record(every=-(-tiles // TILES)), zip(*seen, strict=True)
-    return [_means(examine(*(x[:, 0] for x in arm), **options, record=record).trace.stats) for arm in arms]
+    return [
+        _means(examine(*(x[:, 0] for x in arm), **options, record=record).trace.stats)
+        for arm in arms
+    ]
 
 
 def _means(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
@@ -125,23 +193,42 @@ def _means(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
 
 @lru_cache(64)
 def _reading(config: Config, fused: Plan | None) -> Any:
-    """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; what the output is off by as delta reads it, or None; and what W_Q
-    reads, (A, L, 1, T, D).
+    """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; what the output is off by as delta
+    reads it, or None; and what W_Q reads, (A, L, 1, T, D).
     """
 
     def one(
-        params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None, linears: LinearPlans | None
+        params: Any,
+        tokens: Array,
+        plans: HeadPlans,
+        step: Any,
+        offset: Offset | None,
+        linears: LinearPlans | None,
     ) -> tuple[tuple[Array, ...], Array | None, Array]:
         shape = (config.layers, 1, tokens.shape[1] - 1, config.heads, config.head_width)
         offset = offset and offset._replace(step=step)
         own = fused or plans_at(plans, step)
-        run = lambda taps: model.run(params, tokens, own, config, taps, offset, linear_at(linears, step))  # noqa: E731
+
+        def run(taps):
+            return model.run(params, tokens, own, config, taps, offset, linear_at(linears, step))
+
         do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
-        wrong = offset and jax.vmap(partial(error, offset))(jnp.arange(config.layers), seen.q, seen.k, seen.v)
+        wrong = offset and jax.vmap(partial(error, offset))(
+            jnp.arange(config.layers), seen.q, seen.k, seen.v
+        )
         return (seen.q, seen.k, seen.v, do), wrong, seen.x
 
-    def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any, offset: Offset | None, linears: LinearPlans | None) -> Any:
-        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None, 0, 0))(params, tokens, plans, step, offset, linears)
+    def all_arms(
+        params: Any,
+        tokens: Array,
+        plans: HeadPlans,
+        step: Any,
+        offset: Offset | None,
+        linears: LinearPlans | None,
+    ) -> Any:
+        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None, 0, 0))(
+            params, tokens, plans, step, offset, linears
+        )
 
     return jax.jit(all_arms)
 
@@ -156,23 +243,49 @@ def _table_at(plans: HeadPlans, step: Any) -> Array:
 def _setup(config: Config, like: Plan) -> Setup:
     t, scale = config.context, config.head_width**-0.5
     return Setup(
-        plan=like, queries=t, keys=t, block_q=config.tile, block_k=max(config.tile, t) if like.normalise_first else config.tile,
-        heads=1, key_heads=1, scale=scale, whole_scale=scale, is_causal=True, record=Record(ones=(Site.P,), events=(Site.SCALED, Site.DS)),
-    )  # fmt: skip
+        plan=like,
+        queries=t,
+        keys=t,
+        block_q=config.tile,
+        block_k=max(config.tile, t) if like.normalise_first else config.tile,
+        heads=1,
+        key_heads=1,
+        scale=scale,
+        whole_scale=scale,
+        is_causal=True,
+        record=Record(ones=(Site.P,), events=(Site.SCALED, Site.DS)),
+    )
 
 
 @partial(jax.jit, static_argnums=0)
 def _measured(
-    setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Array, wrong: Array | None = None, x: Array | None = None
+    setup: Setup,
+    table: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    wrong: Array | None = None,
+    x: Array | None = None,
 ) -> dict[str, Array]:
-    """Every (arm, layer, head) as a batch entry of one head; drift only with x. What no number below needs, XLA leaves out."""
+    """Every (arm, layer, head) as a batch entry of one head; drift only with x. What no number
+    below needs, XLA leaves out.
+    """
     lead, (t, features) = (*q.shape[:2], q.shape[4]), (q.shape[3], q.shape[5])
-    entry = lambda x: x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, features)  # noqa: E731
+
+    def entry(x):
+        return x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, features)
+
     entries = [entry(x) for x in (q, k, v, do)]
     each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))
     rounded = [
         engine.round_inputs(setup, site, engine.enter(x, block), each)[0]
-        for site, x, block in zip((Site.Q, Site.K, Site.V, Site.DO), entries, (setup.block_q, setup.block_k) * 2, strict=True)
+        for site, x, block in zip(
+            (Site.Q, Site.K, Site.V, Site.DO),
+            entries,
+            (setup.block_q, setup.block_k) * 2,
+            strict=True,
+        )
     ]
     q, k, v, do = rounded
     (out, wide, lse), seen = engine.forward(setup, q, k, v, None, each)
@@ -183,9 +296,11 @@ def _measured(
     scores = seen["tiles"]["SCALED.events"][1]  # (heads, query tiles, key tiles, rows, keys)
     gaps = _gaps(scores.swapaxes(2, 3).reshape(scores.shape[0], q.shape[1], -1)[:, :t, :t])
     found = {
-        "several_ones": (ones > 1).mean(1), "v_skew": jnp.abs(jnp.sign(v[:, :t]).mean(1)).mean(1),
-        "delta_sum": off.sum(1), "delta_square": (off * off).sum(1),
-    }  # fmt: skip
+        "several_ones": (ones > 1).mean(1),
+        "v_skew": jnp.abs(jnp.sign(v[:, :t]).mean(1)).mean(1),
+        "delta_sum": off.sum(1),
+        "delta_square": (off * off).sum(1),
+    }
     if x is not None:
         ds = seen_back["tiles"]["DS.events"][1]  # (heads, key tiles, query tiles, rows, keys)
         ds = ds.transpose(0, 2, 3, 1, 4).reshape(ds.shape[0], q.shape[1], -1)[:, :t, :t]
@@ -200,6 +315,8 @@ def _gaps(scores: Array) -> Array:
     """How many rows, from the second on, have top1 - top2 in each class: (heads, classes)."""
     seen = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -jnp.inf)[:, 1:]
     top = seen.max(-1)
-    again = jnp.where(jnp.arange(seen.shape[-1]) == seen.argmax(-1)[..., None], -jnp.inf, seen).max(-1)
+    again = jnp.where(jnp.arange(seen.shape[-1]) == seen.argmax(-1)[..., None], -jnp.inf, seen).max(
+        -1
+    )
     kind = jnp.searchsorted(jnp.asarray(EDGES), top - again)
     return (kind[..., None] == jnp.arange(len(EDGES) + 1, dtype=kind.dtype)).sum(1)

@@ -1,11 +1,14 @@
-"""A controlled error of the output as delta reads it, as data: c times half a BF16 ulp of V, in rows where several P are 1.
+"""A controlled error of the output as delta reads it, as data: c times half a BF16 ulp of V, in
+rows where several P are 1.
 
-    e[t, h] = c x sign x half an ulp of the mean |V[s, h]|,  over the keys s whose P rounds to 1 in BF16: a score within
-              1.955e-3 of the row's maximum; 0 in rows with fewer than two such keys, unless it is everywhere
+    e[t, h] = c x sign x half an ulp of the mean |V[s, h]|,  over the keys s whose P rounds to 1 in
+              BF16: a score within 1.955e-3 of the row's maximum; 0 in rows with fewer than two such
+              keys, unless it is everywhere
 
-sign    BIAS   that of sum V[s, h] over these keys: the error leans away from zero, as the rounding of P V does in the paper
-        NOISE  random, afresh for every step, token, head and feature: the same rows, the same sizes, no mean
-        FIXED  BIAS times a random sign per layer, head and feature that stays the whole run: it leans, but not with V
+sign    BIAS   that of sum V[s, h] over these keys: the error leans away from zero, as the rounding
+        of P V does in the paper NOISE  random, afresh for every step, token, head and feature: the
+        same rows, the same sizes, no mean FIXED  BIAS times a random sign per layer, head and
+        feature that stays the whole run: it leans, but not with V
 """
 
 from collections.abc import Sequence
@@ -26,7 +29,9 @@ EXPONENT = np.uint32(0x7F80_0000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """What one head's delta reads wrongly: c (below 0: the other way), a kind, and whether in all rows."""
+    """What one head's delta reads wrongly: c (below 0: the other way), a kind, and whether in all
+    rows.
+    """
 
     c: float
     kind: str
@@ -38,8 +43,8 @@ Wrongs = tuple[tuple[Wrong | None, ...], ...]  # of each layer, of each head
 
 
 class Offset(NamedTuple):
-    """Of arms, or of one without the axis A: c (A, L, N) float32, kind (its place in KINDS) (A, L, N) int32, everywhere (A, L, N) bool,
-    seed (A,) uint32, step (A,) int32.
+    """Of arms, or of one without the axis A: c (A, L, N) float32, kind (its place in KINDS) (A, L,
+    N) int32, everywhere (A, L, N) bool, seed (A,) uint32, step (A,) int32.
     """
 
     c: Any
@@ -50,18 +55,31 @@ class Offset(NamedTuple):
 
 
 def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
-    """Of arms, from what each head has wrong, and a seed each; at step 0. A head without any has c = 0."""
-    field = lambda of, dtype: np.array([[[of(w or NOTHING) for w in row] for row in arm] for arm in given], dtype)  # noqa: E731
+    """Of arms, from what each head has wrong, and a seed each; at step 0.
+
+    A head without any has c = 0.
+    """
+
+    def field(of, dtype):
+        return np.array([[[of(w or NOTHING) for w in row] for row in arm] for arm in given], dtype)
+
     return Offset(
-        c=field(lambda w: w.c, np.float32), kind=field(lambda w: KINDS.index(w.kind), np.int32),
-        everywhere=field(lambda w: w.everywhere, bool), seed=np.array(seeds, np.uint32), step=np.zeros(len(given), np.int32),
-    )  # fmt: skip
+        c=field(lambda w: w.c, np.float32),
+        kind=field(lambda w: KINDS.index(w.kind), np.int32),
+        everywhere=field(lambda w: w.everywhere, bool),
+        seed=np.array(seeds, np.uint32),
+        step=np.zeros(len(given), np.int32),
+    )
 
 
 def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
-    """e (B, T, N, H) of causal attention, without a derivative. q, k, v (B, T, N, H) float32; layer its number."""
+    """e (B, T, N, H) of causal attention, without a derivative. q, k, v (B, T, N, H) float32; layer
+    its number.
+    """
     q, k, v = (lax.stop_gradient(x) for x in (q, k, v))
-    c, kind, everywhere = (jnp.asarray(x)[layer][:, None] for x in (offset.c, offset.kind, offset.everywhere))
+    c, kind, everywhere = (
+        jnp.asarray(x)[layer][:, None] for x in (offset.c, offset.kind, offset.everywhere)
+    )
     ones = ones_of(q, k)
     hit = (ones.sum(-1, keepdims=True) > 1) | everywhere[..., None]
     share = (ones & hit).astype(v.dtype)  # (B, N, T, S)
@@ -71,21 +89,31 @@ def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
 
 
 def ones_of(q: Array, k: Array) -> Array:
-    """Where P rounds to 1 in BF16, (B, N, T, S): keys that a query sees and whose score is within 1.955e-3 of the largest."""
+    """Where P rounds to 1 in BF16, (B, N, T, S): keys that a query sees and whose score is within
+    1.955e-3 of the largest.
+    """
     s = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") * jnp.float32(q.shape[-1] ** -0.5)
     s = jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -jnp.inf)
     return s >= s.max(-1, keepdims=True) - jnp.float32(WINDOW)
 
 
 def half_ulp(x: Array) -> Array:
-    """Half a BF16 ulp of float32 numbers, 2^(e - 8) of 2^e <= |x| < 2^(e + 1); 0 of 0 and of subnormal numbers."""
-    power = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT, jnp.float32)
+    """Half a BF16 ulp of float32 numbers, 2^(e - 8) of 2^e <= |x| < 2^(e + 1); 0 of 0 and of
+    subnormal numbers.
+    """
+    power = lax.bitcast_convert_type(
+        lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT, jnp.float32
+    )
     return power * jnp.float32(2.0**-8)
 
 
 def _sign(offset: Offset, kind: Array, layer: Any, total: Array) -> Array:
     key = jax.random.fold_in(jax.random.key(offset.seed), layer)
     fixed = jax.random.rademacher(key, total.shape[2:], total.dtype)
-    noise = jax.random.rademacher(jax.random.fold_in(key, offset.step + 1), total.shape, total.dtype)
+    noise = jax.random.rademacher(
+        jax.random.fold_in(key, offset.step + 1), total.shape, total.dtype
+    )
     of_v = jnp.sign(total)
-    return jnp.where(kind == KINDS.index(NOISE), noise, jnp.where(kind == KINDS.index(FIXED), fixed * of_v, of_v))
+    return jnp.where(
+        kind == KINDS.index(NOISE), noise, jnp.where(kind == KINDS.index(FIXED), fixed * of_v, of_v)
+    )

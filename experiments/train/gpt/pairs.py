@@ -1,10 +1,12 @@
-"""Same-state pairs: what two plans make of the same weights and batch, and equations 1 and 2 of arXiv 2510.04212.
+"""Same-state pairs: what two plans make of the same weights and batch, and equations 1 and 2 of
+arXiv 2510.04212.
 
     (1)  dQ_hp - dQ_lp = alpha diag(delta_lp - delta_hp) (P K)
     (2)  dW^Q_hp - dW^Q_lp = alpha sum_T (delta_lp - delta_hp)[T] (PK)[T]^T X[T]
 
-They hold to the last bits of binary64 where the plans differ in delta alone (site OD) and the rest is exact, sums included;
-for any other pair the difference of both sides says how much is not delta's.
+They hold to the last bits of binary64 where the plans differ in delta alone (site OD) and the rest
+is exact, sums included; for any other pair the difference of both sides says how much is not
+delta's.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,8 @@ from roundscope.experiments.train.gpt.linear_plans import LinearPlans
 class Pair:
     """Two plans at one state; NumPy, float64, leading axis of layers.
 
-    high, low   what each plan makes of the same q, k, v and dO: dq, dk, dv, out (L, B, T, N, H), delta, lse (L, B, T, N)
+    high, low   what each plan makes of the same q, k, v and dO: dq, dk, dv, out (L, B, T, N, H),
+                delta, lse (L, B, T, N)
     pk, x       P K in exact arithmetic (L, B, T, N, H); what W^Q reads (L, B, T, D)
     alpha       the scale of the scores
     """
@@ -47,7 +50,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atoms:
-    """Factors of the rank-1 terms of (2) in one head, M = B T tokens: sum over T of weight[T] x[T] pk[T]^T is the difference.
+    """Factors of the rank-1 terms of (2) in one head, M = B T tokens: sum over T of weight[T] x[T]
+    pk[T]^T is the difference.
 
     weight (M,): alpha (delta_lp - delta_hp);  pk (M, H);  x (M, D)
     """
@@ -58,7 +62,8 @@ class Atoms:
 
 
 def gradients(params: Any, tokens: Any, plans: HeadPlans | None, config: Config) -> tuple[Any, Any]:
-    """(loss, gradients) of the whole model, in the type of the parameters; float64 ones need 64-bit types enabled.
+    """(loss, gradients) of the whole model, in the type of the parameters; float64 ones need 64-bit
+    types enabled.
 
     Two plans at the same weights and batch are two calls, one executable if they share a structure.
     """
@@ -68,25 +73,35 @@ def gradients(params: Any, tokens: Any, plans: HeadPlans | None, config: Config)
 
 @lru_cache(16)
 def _compiled(config: Config) -> Any:
-    return jax.jit(jax.value_and_grad(lambda params, tokens, plans: model.loss(params, tokens, plans, config)))
+    return jax.jit(
+        jax.value_and_grad(lambda params, tokens, plans: model.loss(params, tokens, plans, config))
+    )
 
 
 def pair(params: Any, tokens: Any, high: HeadPlans, low: HeadPlans, config: Config) -> Pair:
-    """The pair at the state that `high` reaches: its q, k, v, X and dO of every layer go into both backwards.
+    """The pair at the state that `high` reaches: its q, k, v, X and dO of every layer go into both
+    backwards.
 
-    high, low: tables (layers, heads, ...); stochastic ones as `step.plans_at` gives them. Raises UsageError for plan = "jax".
+    high, low: tables (layers, heads, ...); stochastic ones as `step.plans_at` gives them. Raises
+    UsageError for plan = "jax".
     """
     if config.plan == JAX:
         raise bad("plan", JAX, "is not emulated: a pair needs two emulated plans")
     x, q, k, v, do = (np.asarray(leaf, np.float64) for leaf in read(params, tokens, high, config))
     with jax.enable_x64(True):
-        both = [Pulled(*(np.asarray(leaf) for leaf in _pulled(config.tile, q, k, v, do, plans))) for plans in (high, low)]
+        both = [
+            Pulled(*(np.asarray(leaf) for leaf in _pulled(config.tile, q, k, v, do, plans)))
+            for plans in (high, low)
+        ]
         pk = np.asarray(_pk(q, k))
     return Pair(high=both[0], low=both[1], pk=pk, x=x, alpha=config.head_width**-0.5)
 
 
-def read(params: Any, tokens: Any, plans: HeadPlans, config: Config, linears: LinearPlans | None = None) -> tuple[Any, Any, Any, Any, Any]:
-    """What the attention of every layer reads at one state: x (L, B, T, D), q, k, v and dO (L, B, T, N, H).
+def read(
+    params: Any, tokens: Any, plans: HeadPlans, config: Config, linears: LinearPlans | None = None
+) -> tuple[Any, Any, Any, Any, Any]:
+    """What the attention of every layer reads at one state: x (L, B, T, D), q, k, v and dO (L, B,
+    T, N, H).
 
     linears: what the linear layers round, of one arm and step; None: nothing
     """
@@ -98,10 +113,15 @@ def read(params: Any, tokens: Any, plans: HeadPlans, config: Config, linears: Li
 def _state(config: Config) -> Any:
     """(what attention read, dO) of every layer."""
 
-    def state(params: Any, tokens: Any, plans: HeadPlans, linears: LinearPlans | None = None) -> Any:
+    def state(
+        params: Any, tokens: Any, plans: HeadPlans, linears: LinearPlans | None = None
+    ) -> Any:
         shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
         taps = jnp.zeros(shape, params["embedding"].dtype)
-        do, seen = jax.grad(lambda taps: model.run(params, tokens, plans, config, taps, linears=linears), has_aux=True)(taps)
+        do, seen = jax.grad(
+            lambda taps: model.run(params, tokens, plans, config, taps, linears=linears),
+            has_aux=True,
+        )(taps)
         return seen, do
 
     return jax.jit(state)
@@ -109,9 +129,18 @@ def _state(config: Config) -> Any:
 
 @partial(jax.jit, static_argnums=0)
 def _pulled(tile: int, q: Any, k: Any, v: Any, do: Any, plans: HeadPlans) -> Pulled:
-    one = lambda q, k, v, do, table: pulled(  # noqa: E731
-        q, k, v, do, plan=HeadPlans(plans.like, table), block_q=tile, block_k=tile, is_causal=True
-    )
+    def one(q, k, v, do, table):
+        return pulled(
+            q,
+            k,
+            v,
+            do,
+            plan=HeadPlans(plans.like, table),
+            block_q=tile,
+            block_k=tile,
+            is_causal=True,
+        )
+
     return jax.vmap(one)(q, k, v, do, jnp.asarray(plans.table))
 
 
@@ -130,9 +159,13 @@ def equation_1(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def equation_2(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Both sides of (2), (L, N, D, H): X^T dQ is the gradient of W^Q of a head (with qk_norm, of the product after the norm)."""
+    """Both sides of (2), (L, N, D, H): X^T dQ is the gradient of W^Q of a head (with qk_norm, of
+    the product after the norm).
+    """
     left = np.einsum("lbtd,lbtnh->lndh", pair.x, pair.high.dq - pair.low.dq, optimize=True)
-    right = np.einsum("lbtd,lbtn,lbtnh->lndh", pair.x, pair.alpha * pair.delta_error, pair.pk, optimize=True)
+    right = np.einsum(
+        "lbtd,lbtn,lbtnh->lndh", pair.x, pair.alpha * pair.delta_error, pair.pk, optimize=True
+    )
     return left, right
 
 
@@ -140,4 +173,6 @@ def atoms(pair: Pair, layer: int, head: int) -> Atoms:
     """The rank-1 terms of one head in factors; no (D, H) matrix is formed."""
     weight = pair.alpha * pair.delta_error[layer, :, :, head]
     pk, x = pair.pk[layer, :, :, head], pair.x[layer]
-    return Atoms(weight=weight.reshape(-1), pk=pk.reshape(-1, pk.shape[-1]), x=x.reshape(-1, x.shape[-1]))
+    return Atoms(
+        weight=weight.reshape(-1), pk=pk.reshape(-1, pk.shape[-1]), x=x.reshape(-1, x.shape[-1])
+    )

@@ -1,4 +1,6 @@
-"""The plans of a run as data: from a config's preset to tables with an axis of layers, and one of arms."""
+"""The plans of a run as data: from a config's preset to tables with an axis of layers, and one of
+arms.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +15,10 @@ from roundscope.experiments.train.config import JAX, Config
 
 
 def base(config: Config) -> Plan:
-    """The preset with the config's way to add up, before any change. Raises UsageError for plan = "jax", which is none."""
+    """The preset with the config's way to add up, before any change.
+
+    Raises UsageError for plan = "jax", which is none.
+    """
     if config.plan == JAX:
         raise bad("plan", JAX, "is not emulated and has no events; choose a preset, such as fp32")
     plan = Plan.preset(config.plan)
@@ -22,7 +27,10 @@ def base(config: Config) -> Plan:
 
 def native(plan: Plan) -> Plan:
     """The plan with every sum of products added up by the device, in float32."""
-    return replace(plan, accumulators=tuple(Accumulator(order=Order.NATIVE, step=a.step) for a in plan.accumulators))
+    return replace(
+        plan,
+        accumulators=tuple(Accumulator(order=Order.NATIVE, step=a.step) for a in plan.accumulators),
+    )
 
 
 def uniform(config: Config, plan: Plan | None = None) -> HeadPlans | None:
@@ -33,13 +41,20 @@ def uniform(config: Config, plan: Plan | None = None) -> HeadPlans | None:
 
 
 def by_layer(plans: Sequence[Sequence[Plan]]) -> HeadPlans:
-    """plans[layer][head] as a table (layers, heads, rows, FIELDS, 2). Raises ValueError for plans of two structures."""
+    """plans[layer][head] as a table (layers, heads, rows, FIELDS, 2).
+
+    Raises ValueError for plans of two structures.
+    """
     like = common_structure([plan for layer in plans for plan in layer])
-    return HeadPlans(like, np.stack([np.stack([table_of(plan) for plan in layer]) for layer in plans]))
+    return HeadPlans(
+        like, np.stack([np.stack([table_of(plan) for plan in layer]) for layer in plans])
+    )
 
 
 def by_arm(plans: Sequence[HeadPlans | None]) -> HeadPlans | None:
-    """Plans of arms as one table with a leading axis of arms. Raises ValueError for plans of two structures.
+    """Plans of arms as one table with a leading axis of arms.
+
+    Raises ValueError for plans of two structures.
 
     None (plan = "jax") only if all are.
     """
@@ -47,5 +62,7 @@ def by_arm(plans: Sequence[HeadPlans | None]) -> HeadPlans | None:
     if not given:
         return None
     if len(given) < len(plans) or len({p.like for p in given}) > 1:
-        raise ValueError("arms: their plans differ in more than formats, modes and seeds; run them separately")
+        raise ValueError(
+            "arms: their plans differ in more than formats, modes and seeds; run them separately"
+        )
     return HeadPlans(given[0].like, np.stack([p.table for p in given]))

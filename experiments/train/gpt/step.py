@@ -46,53 +46,86 @@ def shape_of(config: Config) -> Any:
 
 
 def advance(config: Config, fused: Plan | None = None) -> Step:
-    """The jitted step: (state, tokens, plans, lr, offset, linears) -> (state, losses (A,), gradient norms (A,)).
+    """The jitted step: (state, tokens, plans, lr, offset, linears) -> (state, losses (A,), gradient
+    norms (A,)).
 
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
-    plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax". Stochastic roundings get fresh
-            seeds from the step and the layer (`plans_at`)
-    fused   the plan of all arms, layers and heads where fused kernels run it: part of the step, which then has None for plans
+    plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax".
+            Stochastic roundings get fresh seeds from the step and the layer (`plans_at`)
+    fused   the plan of all arms, layers and heads where fused kernels run it: part of the step,
+            which then has None for plans
     lr      (A,) float32: the peak of each arm; `optimiser.rate` makes the step's own of it
-    offset  of arms, what delta's operand is off by (`experiments.train.gpt.offset`), or None: another executable, without it
-    linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None: another executable, without it
+    offset  of arms, what delta's operand is off by (`experiments.train.gpt.offset`), or None:
+            another executable, without it
+    linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None:
+    another executable, without it
 
-    Losses and norms (before clipping) are those at the weights that came in. Same state, tokens, plans and lr, same device: same bits.
+    Losses and norms (before clipping) are those at the weights that came in. Same state, tokens,
+    plans and lr, same device: same bits.
     """
     return _advance(numbers_only(config), fused)
 
 
 def numbers_only(config: Config) -> Config:
-    """The config without what does not enter a step, so that runs that differ in it share an executable."""
-    watching: dict[str, Any] = {"checkpoint_every": 1, "keep": 1, "monitor_every": 1, "drift_alarm": None}
+    """The config without what does not enter a step, so that runs that differ in it share an
+    executable.
+    """
+    watching: dict[str, Any] = {
+        "checkpoint_every": 1,
+        "keep": 1,
+        "monitor_every": 1,
+        "drift_alarm": None,
+    }
     return replace(config, changes=(), data="", data_seed=0, init_seed=0, **watching)
 
 
 @lru_cache(64)
 def _advance(config: Config, fused: Plan | None) -> Step:
     def one(
-        state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None, linears: LinearPlans | None
+        state: State,
+        tokens: Array,
+        plans: HeadPlans | None,
+        lr: Array,
+        offset: Offset | None,
+        linears: LinearPlans | None,
     ) -> step.Seen:
         own, events = fused or plans_at(plans, state.step), linear_at(linears, state.step)
         offset = offset and offset._replace(step=state.step)
-        return step.one(config, state, lr, lambda params: model.loss(params, tokens, own, config, offset, events))
+        return step.one(
+            config,
+            state,
+            lr,
+            lambda params: model.loss(params, tokens, own, config, offset, events),
+        )
 
     def all_arms(
-        state: State, tokens: Array, plans: HeadPlans | None, lr: Array, offset: Offset | None = None, linears: LinearPlans | None = None
+        state: State,
+        tokens: Array,
+        plans: HeadPlans | None,
+        lr: Array,
+        offset: Offset | None = None,
+        linears: LinearPlans | None = None,
     ) -> step.Seen:
         own_batch = 0 if tokens.ndim == 3 else None
-        return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0, 0))(state, tokens, plans, lr, offset, linears)
+        return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0, 0))(
+            state, tokens, plans, lr, offset, linears
+        )
 
     return step.compiled(all_arms)
 
 
 def plans_at(plans: HeadPlans | None, step: Any) -> HeadPlans | None:
-    """The plans (layers, heads, ...) of one step: stochastic roundings get seeds of (their own seed, step, layer).
+    """The plans (layers, heads, ...) of one step: stochastic roundings get seeds of (their own
+    seed, step, layer).
 
-    Heads and batch entries have random streams of their own already, and arms are told apart by the seeds of their plans,
-    never by their place: an arm alone and among others draws the same bits. Plans that draw none come back as they are.
+    Heads and batch entries have random streams of their own already, and arms are told apart by the
+    seeds of their plans, never by their place: an arm alone and among others draws the same bits.
+    Plans that draw none come back as they are.
     """
     if plans is None or not is_stochastic(plans.like):
         return plans
     layers = plans.table.shape[0]
-    number = jnp.asarray(step).astype(jnp.uint32) * np.uint32(layers) + jnp.arange(layers, dtype=jnp.uint32)
+    number = jnp.asarray(step).astype(jnp.uint32) * np.uint32(layers) + jnp.arange(
+        layers, dtype=jnp.uint32
+    )
     return reseeded(plans, number[:, None])

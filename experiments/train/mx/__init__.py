@@ -1,1 +1,3 @@
-"""Linear layers whose operands and results are rounded to block-scaled formats: shared by the proxy and the GPT."""
+"""Linear layers whose operands and results are rounded to block-scaled formats: shared by the proxy
+and the GPT.
+"""

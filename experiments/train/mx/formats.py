@@ -1,4 +1,6 @@
-"""`Formats`: what every event of every layer and matrix keeps of a number, in words and as the table of numbers that XLA reads."""
+"""`Formats`: what every event of every layer and matrix keeps of a number, in words and as the
+table of numbers that XLA reads.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,12 +36,24 @@ class Formats:
     def drawn(self) -> frozenset[Site]:
         """The events with a stochastic rounding somewhere."""
         stochastic = RoundingMode.STOCHASTIC
-        return frozenset(site for row in self.formats for own in row for site in Site if _element(own[INDEX[site]]).mode is stochastic)
+        return frozenset(
+            site
+            for row in self.formats
+            for own in row
+            for site in Site
+            if _element(own[INDEX[site]]).mode is stochastic
+        )
 
     @property
     def rounded(self) -> frozenset[Site]:
         """The events that are not FP32 everywhere."""
-        return frozenset(site for row in self.formats for own in row for site in Site if own[INDEX[site]] != BINARY32)
+        return frozenset(
+            site
+            for row in self.formats
+            for own in row
+            for site in Site
+            if own[INDEX[site]] != BINARY32
+        )
 
     @property
     def even(self) -> bool:
@@ -47,8 +61,12 @@ class Formats:
         return all(is_even(f) for row in self.formats for own in row for f in own)
 
     def table(self, seed: int = 0) -> np.ndarray:
-        """As `round_row` reads it, (layers, matrices, events, FIELDS) int32; seed: of all stochastic roundings."""
-        table = np.array([[[row_of(f) for f in own] for own in row] for row in self.formats], np.int32)
+        """As `round_row` reads it, (layers, matrices, events, FIELDS) int32; seed: of all
+        stochastic roundings.
+        """
+        table = np.array(
+            [[[row_of(f) for f in own] for own in row] for row in self.formats], np.int32
+        )
         table[..., SEED] = np.uint32(seed).view(np.int32)
         return table
 
@@ -58,7 +76,9 @@ def _element(f: Kept) -> Rounding:
 
 
 def reseeded(table: Array, step: Array) -> Array:
-    """The table (layers, matrices, events, FIELDS) of one step: every event draws from (its seed, step, place)."""
+    """The table (layers, matrices, events, FIELDS) of one step: every event draws from (its seed,
+    step, place).
+    """
     seeds = lax.bitcast_convert_type(table[..., SEED], jnp.uint32)
     place = jnp.arange(seeds.size, dtype=jnp.uint32).reshape(seeds.shape)
     step = jnp.broadcast_to(step.astype(jnp.uint32), seeds.shape)
@@ -66,14 +86,24 @@ def reseeded(table: Array, step: Array) -> Array:
     return table.at[..., SEED].set(lax.bitcast_convert_type(word, jnp.int32))
 
 
-def put(formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], sites: Sequence[Site], f: Kept) -> None:
+def put(
+    formats: np.ndarray,
+    layers: Sequence[int],
+    matrices: Sequence[int],
+    sites: Sequence[Site],
+    f: Kept,
+) -> None:
     """Writes a format into some places of an array of objects (layers, matrices, events)."""
-    for index in ((layer, matrix, INDEX[site]) for layer in layers for matrix in matrices for site in sites):
+    for index in (
+        (layer, matrix, INDEX[site]) for layer in layers for matrix in matrices for site in sites
+    ):
         formats[index] = f
 
 
 def put_mx(formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], f: Kept) -> None:
-    """mx=FORMAT: the six operands in it, every other event in BF16, as the emulator of arXiv 2506.20752 does."""
+    """mx=FORMAT: the six operands in it, every other event in BF16, as the emulator of arXiv
+    2506.20752 does.
+    """
     put(formats, layers, matrices, tuple(Site), BF16)
     put(formats, layers, matrices, GROUPS["operands"], f)
 
@@ -102,7 +132,10 @@ def kept(text: str, block: int) -> Kept:
 
 
 def written(change: Change, block: int) -> Written:
-    """(events, format) of what a change of linear layers writes, in turn; events None: mx=. Raises ValueError."""
+    """(events, format) of what a change of linear layers writes, in turn; events None: mx=.
+
+    Raises ValueError.
+    """
     place = change.where.get("site")
     return tuple((_events(name, place), kept(value, block)) for name, value in change.what)
 
@@ -111,7 +144,10 @@ def _events(name: str, place: str | None) -> tuple[Site, ...] | None:
     if name == MX or (name and name not in (*Site, *GROUPS)):
         if name != MX:
             named = f"{unknown('site', name, (*Site, *GROUPS, MX))}; put ; between two changes"
-            raise ValueError(f"{name}= is not of linear layers; those take SITE=FORMAT[:RULE][:MODE] or {MX}=FORMAT; {named}")
+            raise ValueError(
+                f"{name}= is not of linear layers; those take SITE=FORMAT[:RULE][:MODE] or"
+                f" {MX}=FORMAT; {named}"
+            )
         if place is not None:
             raise ValueError(f"{MX}= is of all events; leave site= out, or write the format alone")
         return None
@@ -121,8 +157,12 @@ def _events(name: str, place: str | None) -> tuple[Site, ...] | None:
     return tuple(site for part in names for site in sites_named(part))
 
 
-def put_written(formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], what: Written) -> None:
-    """Writes what a change says into some places of an array of objects (layers, matrices, events)."""
+def put_written(
+    formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], what: Written
+) -> None:
+    """Writes what a change says into some places of an array of objects (layers, matrices,
+    events).
+    """
     for sites, f in what:
         if sites is None:
             put_mx(formats, layers, matrices, f)

@@ -1,4 +1,6 @@
-"""A product x W whose six operands and three results are rounded, and an identity that rounds: forward and backward apart."""
+"""A product x W whose six operands and three results are rounded, and an identity that rounds:
+forward and backward apart.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +18,9 @@ Rows = Array  # (events, FIELDS) int32: a layer's, of one matrix
 
 
 class How(NamedTuple):
-    """What is not data: the block's size, the events that round in some arm, those that may draw lots, whether all others are `is_even`."""
+    """What is not data: the block's size, the events that round in some arm, those that may draw
+    lots, whether all others are `is_even`.
+    """
 
     size: int
     rounded: frozenset[Site]
@@ -26,7 +30,9 @@ class How(NamedTuple):
 
 def how_of(size: int, found: Sequence[Formats]) -> How:
     """What an executable needs that serves all of these formats; size: numbers of a block."""
-    rounded, drawn = (frozenset[Site]().union(*(getattr(f, name) for f in found)) for name in ("rounded", "drawn"))
+    rounded, drawn = (
+        frozenset[Site]().union(*(getattr(f, name) for f in found)) for name in ("rounded", "drawn")
+    )
     return How(size, rounded, drawn, all(f.even for f in found))
 
 
@@ -40,17 +46,22 @@ def rounded(how: How, x: Array, rows: Rows, site: Site) -> Array:
 
 
 def _times(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)  # or a GPU drops bits of the operands (TF32)
+    return jnp.matmul(
+        a, b, precision=lax.Precision.HIGHEST
+    )  # or a GPU drops bits of the operands (TF32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def linear(how: How, x: Array, w: Array, rows: Rows) -> Array:
     """Y(X(x) W(w)) with sums in FP32: x (batch, in), w (in, out) -> (batch, out).
 
-    Backward, of g: DX(G_X(g) W_X(w)^T) and DW(X_W(x)^T G_W(g)). Every rounding starts from x, w and g as they are, so an operand
-    along one axis and the same along the other are two roundings of one number.
+    Backward, of g: DX(G_X(g) W_X(w)^T) and DW(X_W(x)^T G_W(g)). Every rounding starts from x, w and
+    g as they are, so an operand along one axis and the same along the other are two roundings of
+    one number.
     """
-    return rounded(how, _times(rounded(how, x, rows, Site.X), rounded(how, w, rows, Site.W)), rows, Site.Y)
+    return rounded(
+        how, _times(rounded(how, x, rows, Site.X), rounded(how, w, rows, Site.W)), rows, Site.Y
+    )
 
 
 def _forward(how: How, x: Array, w: Array, rows: Rows) -> tuple[Array, Any]:
@@ -73,11 +84,15 @@ def passed(how: How, forward: Site | None, backward: Site | None, x: Array, rows
     return x if forward is None else rounded(how, x, rows, forward)
 
 
-def _forward_passed(how: How, forward: Site | None, backward: Site | None, x: Array, rows: Rows) -> tuple[Array, Rows]:
+def _forward_passed(
+    how: How, forward: Site | None, backward: Site | None, x: Array, rows: Rows
+) -> tuple[Array, Rows]:
     return passed(how, forward, backward, x, rows), rows
 
 
-def _backward_passed(how: How, forward: Site | None, backward: Site | None, rows: Rows, g: Array) -> tuple[Array, None]:
+def _backward_passed(
+    how: How, forward: Site | None, backward: Site | None, rows: Rows, g: Array
+) -> tuple[Array, None]:
     return (g if backward is None else rounded(how, g, rows, backward)), None
 
 

@@ -83,12 +83,18 @@ def training(folder: Path) -> Training:
             "has no step in its log yet; wait for the first monitor or checkpoint",
         )
     heads, alarms = record.rows(folder, "heads"), record.rows(folder, "alarms")
-    changes = {arm["name"]: tuple(arm["changes"]) for arm in (checkpoint.about(folder) or {"arms": []})["arms"]}
+    changes = {
+        arm["name"]: tuple(arm["changes"])
+        for arm in (checkpoint.about(folder) or {"arms": []})["arms"]
+    }
     arms = [
         _arm(
             arm,
             changes.get(arm["name"]),
-            *([row for row in rows if row["arm"] == arm["name"]] for rows in (steps, heads, alarms)),
+            *(
+                [row for row in rows if row["arm"] == arm["name"]]
+                for rows in (steps, heads, alarms)
+            ),
         )
         for arm in json.loads(about["arms"])["arms"]
     ]
@@ -109,10 +115,18 @@ def _arm(
 ) -> Arm:
     looks, drift, w_q = _looks(heads)
     return Arm(
-        name=arm["name"], group=arm["name"].removesuffix(f"/{arm['seed']}"), changes=changes, lr=arm["lr"],
-        step=np.array([row["step"] for row in steps], int), loss=_numbers(steps, "loss"), norm=_numbers(steps, "gradient_norm"),
-        looks=looks, drift=drift, w_q=w_q, alarms=alarms,
-    )  # fmt: skip
+        name=arm["name"],
+        group=arm["name"].removesuffix(f"/{arm['seed']}"),
+        changes=changes,
+        lr=arm["lr"],
+        step=np.array([row["step"] for row in steps], int),
+        loss=_numbers(steps, "loss"),
+        norm=_numbers(steps, "gradient_norm"),
+        looks=looks,
+        drift=drift,
+        w_q=w_q,
+        alarms=alarms,
+    )
 
 
 def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:

@@ -41,7 +41,9 @@ def write(folder: Path, out: Path | None = None) -> Path:
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{out}: {error.strerror or error}; see its folder, or choose another file") from error
+        raise StorageError(
+            f"{out}: {error.strerror or error}; see its folder, or choose another file"
+        ) from error
     return out
 
 
@@ -51,7 +53,10 @@ def html(t: Training) -> str:
     title = f"Training run {t.folder.resolve().name}"
     began = f"begun {t.about['began']}, {t.about['device']}"
     parts = [
-        f"<h1>{escape(title)}</h1><p class=sub>{last} of {t.config['steps']} steps; {escape(began)}</p>",
+        (
+            f"<h1>{escape(title)}</h1><p class=sub>{last} of {t.config['steps']} steps;"
+            f" {escape(began)}</p>"
+        ),
         f"<p class=lead>{escape(sentence(t))}</p>",
         *_pictures(t),
         f"<h2>Arms</h2>{_arms(t)}",
@@ -71,7 +76,10 @@ def sentence(t: Training) -> str:
     said += [f"With alarms, and not diverged: {_some(warned)}."] if warned else []
     said += [f"Without any alarm: {_some(calm)}."] if calm else []
     pointed = t.config["plan"] != JAX and (diverged or warned)
-    return " ".join(said + ([f"Which roundings are behind it: roundscope diagnose {t.folder}"] if pointed else []))
+    return " ".join(
+        said
+        + ([f"Which roundings are behind it: roundscope diagnose {t.folder}"] if pointed else [])
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -80,11 +88,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _pictures(t: Training) -> list[str]:
-    left_out = "" if len(t.arms) <= pictures.MOST else f" The first {pictures.MOST} of {len(t.arms)} arms."
+    left_out = (
+        "" if len(t.arms) <= pictures.MOST else f" The first {pictures.MOST} of {len(t.arms)} arms."
+    )
     seeds = " Seeds of an arm share its colour." if len(t.groups) < len(t.arms) else ""
     drift = (
-        "A line for each head, coloured by layer: the share of the gradient of W_Q that rows of dS make which do not sum to zero. In exact "
-        f"arithmetic it is 0; what is below {pictures.LEAST:g} is drawn there.{left_out}"
+        "A line for each head, coloured by layer: the share of the gradient of W_Q that rows of dS"
+        " make which do not sum to zero. In exact arithmetic it is 0; what is below"
+        f" {pictures.LEAST:g} is drawn there.{left_out}"
     )
     found = [
         ("Does the loss fall?", pictures.losses(t), f"Every step's loss on its own batch.{seeds}"),
@@ -100,7 +111,9 @@ def _pictures(t: Training) -> list[str]:
             f"Spectral norm of every head's W_Q, coloured by layer.{left_out}",
         ),
     ]
-    return [figure(title, picture, caption) for title, picture, caption in found if picture is not None]
+    return [
+        figure(title, picture, caption) for title, picture, caption in found if picture is not None
+    ]
 
 
 def _arms(t: Training) -> str:
@@ -122,9 +135,15 @@ def _row(arm: Arm) -> list[str]:
     changes = "?" if arm.changes is None else "; ".join(arm.changes) or "none"
     where = "" if math.isnan(drift) else f"{layer}, {head}"
     return [
-        arm.name, changes, f"{arm.lr:g}", _number(arm.loss[-1]), _number(arm.norm[-1]),
-        "" if arm.diverged is None else str(arm.diverged), "" if math.isnan(drift) else f"{drift:.2g}", where,
-    ]  # fmt: skip
+        arm.name,
+        changes,
+        f"{arm.lr:g}",
+        _number(arm.loss[-1]),
+        _number(arm.norm[-1]),
+        "" if arm.diverged is None else str(arm.diverged),
+        "" if math.isnan(drift) else f"{drift:.2g}",
+        where,
+    ]
 
 
 def _number(x: float) -> str:
@@ -132,7 +151,9 @@ def _number(x: float) -> str:
 
 
 def _alarms(t: Training) -> str:
-    found = sorted(((a, arm.name) for arm in t.arms for a in arm.alarms), key=lambda pair: pair[0]["step"])
+    found = sorted(
+        ((a, arm.name) for arm in t.arms for a in arm.alarms), key=lambda pair: pair[0]["step"]
+    )
     if not found:
         return "<p>None.</p>"
     rows = [
@@ -153,15 +174,24 @@ def _how(t: Training) -> str:
     above = "no threshold" if limit is None else f"{limit:g}"
     texts = [
         f"<b>Divergence.</b> {RULE} A spike: {SPIKE} losses in a row above it.",
-        f"<b>Growth of the gradient norm.</b> The median of the last {RECENT} norms is more than {GROWTH:g} times the lowest such "
-        "median so far. It often comes long before the loss rises.",
-        f"<b>Drift.</b> A heuristic: of the gradient of W_Q, summed over heads and looks, more than {above} (drift_alarm) is made by "
-        f"rows of dS that do not sum to zero, after at least {LOOKS} looks. It is measured on one sequence of the batch. It says that "
-        "rounding pushes W_Q in a direction that nothing asked for, not that the run will diverge. A head alone may be above it "
-        "without an alarm, where its gradient is small.",
+        (
+            f"<b>Growth of the gradient norm.</b> The median of the last {RECENT} norms is more"
+            f" than {GROWTH:g} times the lowest such median so far. It often comes long before the"
+            " loss rises."
+        ),
+        (
+            "<b>Drift.</b> A heuristic: of the gradient of W_Q, summed over heads and looks, more"
+            f" than {above} (drift_alarm) is made by rows of dS that do not sum to zero, after at"
+            f" least {LOOKS} looks. It is measured on one sequence of the batch. It says that"
+            " rounding pushes W_Q in a direction that nothing asked for, not that the run will"
+            " diverge. A head alone may be above it without an alarm, where its gradient is small."
+        ),
     ]
     return "".join(f"<p class=note>{text}</p>" for text in texts)
 
 
 def _config(t: Training) -> str:
-    return "  ".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in t.config.items())
+    return "  ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in t.config.items()
+    )

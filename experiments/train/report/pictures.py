@@ -26,7 +26,9 @@ def losses(t: Training) -> Figure:
 
 def norms(t: Training) -> Figure:
     """Every arm's gradient norm before clipping, and its alarms."""
-    return _series(t, "gradient norm", "gradient norm, before clipping", lambda arm: arm.norm, log=True)
+    return _series(
+        t, "gradient norm", "gradient norm, before clipping", lambda arm: arm.norm, log=True
+    )
 
 
 def drifts(t: Training) -> Figure | None:
@@ -38,7 +40,13 @@ def drifts(t: Training) -> Figure | None:
     def one(ax: Axes) -> None:
         ax.set_yscale("log")
         if limit is not None:
-            ax.axhline(limit, color=UP, lw=0.9, ls="--", label=f"threshold of all heads together, {limit:g}")
+            ax.axhline(
+                limit,
+                color=UP,
+                lw=0.9,
+                ls="--",
+                label=f"threshold of all heads together, {limit:g}",
+            )
 
     return _heads(t, "drift", lambda arm: np.maximum(arm.drift, LEAST), one)
 
@@ -50,7 +58,9 @@ def query_norms(t: Training) -> Figure | None:
     return _heads(t, "||W_Q||", lambda arm: arm.w_q, lambda ax: None)
 
 
-def _series(t: Training, series: str, label: str, of: Callable[[Arm], np.ndarray], log: bool | None) -> Figure:
+def _series(
+    t: Training, series: str, label: str, of: Callable[[Arm], np.ndarray], log: bool | None
+) -> Figure:
     figure, axes = canvas(3.5)
     ax, drawn = axes[0, 0], set[str]()
     for arm in t.arms:
@@ -81,7 +91,9 @@ def _alarms(ax: Axes, arm: Arm, y: np.ndarray, series: str, colour: str) -> None
             before = np.flatnonzero(np.isfinite(y) & (arm.step <= alarm["step"]))
             if before.size:
                 place = alarm["step"], y[before[-1]]
-                ax.plot(*place, MARKS[alarm["kind"]], color=colour, mec=INK, mew=0.8, ms=7, zorder=5)
+                ax.plot(
+                    *place, MARKS[alarm["kind"]], color=colour, mec=INK, mew=0.8, ms=7, zorder=5
+                )
 
 
 def _marks(t: Training, series: str) -> list[str]:
@@ -90,7 +102,9 @@ def _marks(t: Training, series: str) -> list[str]:
     return [kind for kind in MARKS if kind in there]
 
 
-def _heads(t: Training, label: str, of: Callable[[Arm], np.ndarray], prepare: Callable[[Axes], None]) -> Figure:
+def _heads(
+    t: Training, label: str, of: Callable[[Arm], np.ndarray], prepare: Callable[[Axes], None]
+) -> Figure:
     arms = t.arms[:MOST]
     columns = min(COLUMNS, len(arms))
     rows = -(-len(arms) // columns)

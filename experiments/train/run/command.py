@@ -1,4 +1,6 @@
-"""`roundscope train`: a new run, a run that goes on, or a branch of one, and what came of it in a few lines."""
+"""`roundscope train`: a new run, a run that goes on, or a branch of one, and what came of it in a
+few lines.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +14,26 @@ from roundscope.experiments.train import checkpoint, origins
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.origins import Origin
 
-SIGNALLED = 128  # plus the signal's number: the exit code of what a signal ended, 130 after Ctrl-C, 143 after SIGTERM
+# plus the signal's number: the exit code of what a signal ended, 130 after Ctrl-C, 143 after
+# SIGTERM
+SIGNALLED = 128
 
 
 def run(
-    words: Sequence[str], *, out: Path | None, resume: Path | None, first: int | None, at: Sequence[str],
-    arms: Sequence[str], seeds: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    words: Sequence[str],
+    *,
+    out: Path | None,
+    resume: Path | None,
+    first: int | None,
+    at: Sequence[str],
+    arms: Sequence[str],
+    seeds: str | None,
+    as_json: bool,
+) -> int:
     """Trains. The exit code: 0, 130 after Ctrl-C, or 143 after SIGTERM.
 
-    Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be used now.
+    Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be
+    used now.
     """
     from roundscope.experiments.compile_cache import keep_compilations
 
@@ -31,7 +43,15 @@ def run(
             raise bad("--from", first, "a step of which run? Name it with --resume DIR")
         origin = origins.new(words, arms=arms, at=at, seeds=seeds)
     else:
-        origin = origins.earlier(resume, words, first=first, arms=arms, at=at, seeds=seeds, is_branch=_differ(out, resume))
+        origin = origins.earlier(
+            resume,
+            words,
+            first=first,
+            arms=arms,
+            at=at,
+            seeds=seeds,
+            is_branch=_differ(out, resume),
+        )
         out = out or resume
     out = _place(out, origin, resume)
     for note in origin.notes:
@@ -54,7 +74,12 @@ def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
     if out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
     if not origin.in_place and checkpoint.steps(out):
-        raise bad("--out", str(out), f"holds a run already; go on with  roundscope train --resume {out}  or choose another folder")
+        raise bad(
+            "--out",
+            str(out),
+            f"holds a run already; go on with  roundscope train --resume {out}  or choose another"
+            " folder",
+        )
     return out
 
 
@@ -79,7 +104,10 @@ def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
 
 @contextmanager
 def _stopping() -> Iterator[Callable[[], int]]:
-    """The signal (Ctrl-C's or SIGTERM) after which the run shall stop with its step, 0 for none. A second one ends it at once."""
+    """The signal (Ctrl-C's or SIGTERM) after which the run shall stop with its step, 0 for none.
+
+    A second one ends it at once.
+    """
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
@@ -104,20 +132,36 @@ def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str,
     last = {row["arm"]: row for row in losses}
     arms = [
         {
-            "name": name, "loss": row["loss"], "gradient_norm": row["gradient_norm"],
-            "alarms": [{k: a[k] for k in ("step", "series", "kind", "value", "bound")} for a in alarms if a["arm"] == name],
+            "name": name,
+            "loss": row["loss"],
+            "gradient_norm": row["gradient_norm"],
+            "alarms": [
+                {k: a[k] for k in ("step", "series", "kind", "value", "bound")}
+                for a in alarms
+                if a["arm"] == name
+            ],
         }
         for name, row in last.items()
-    ]  # fmt: skip
-    return {"folder": str(out), "step": step, "steps": steps, "interrupted": interrupted, "arms": arms}
+    ]
+    return {
+        "folder": str(out),
+        "step": step,
+        "steps": steps,
+        "interrupted": interrupted,
+        "arms": arms,
+    }
 
 
 def _show(found: dict[str, Any], *, emulated: bool) -> None:
-    say = lambda text: console().print(text, markup=False, soft_wrap=True)  # noqa: E731
+    def say(text):
+        return console().print(text, markup=False, soft_wrap=True)
+
     say(f"step {found['step']} of {found['steps']}, in {found['folder']}")
     for arm in found["arms"]:
         loss = "not finite" if arm["loss"] is None else f"{arm['loss']:.4f}"
-        alarms = "".join(f"; {a['kind']} of {a['series']} at step {a['step']}" for a in arm["alarms"][:3])
+        alarms = "".join(
+            f"; {a['kind']} of {a['series']} at step {a['step']}" for a in arm["alarms"][:3]
+        )
         left = len(arm["alarms"]) - 3
         more = f"; {left} more alarm{'s' * (left > 1)}" if left > 0 else ""
         say(f"{arm['name']}: loss {loss}{alarms}{more}")
@@ -125,4 +169,6 @@ def _show(found: dict[str, Any], *, emulated: bool) -> None:
         say(f"which roundings are behind it: roundscope diagnose {found['folder']}")
     say(f"drawn: roundscope report {found['folder']}")
     if found["interrupted"]:
-        say(f"interrupted, nothing is lost; go on with  roundscope train --resume {found['folder']}")
+        say(
+            f"interrupted, nothing is lost; go on with  roundscope train --resume {found['folder']}"
+        )

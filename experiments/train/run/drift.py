@@ -32,7 +32,9 @@ class DriftWatch:
         self.made, self.whole = np.zeros(shape), np.zeros(shape)
         self.looks, self.told = np.zeros(shape[0], int), np.zeros(shape[0], bool)
 
-    def update(self, step: int, arms: Sequence[int], drift: np.ndarray, gradient: np.ndarray) -> list[Alarm]:
+    def update(
+        self, step: int, arms: Sequence[int], drift: np.ndarray, gradient: np.ndarray
+    ) -> list[Alarm]:
         """What begins at this step, of the arms with these numbers.
 
         drift, gradient (arms, layers, heads): |R| / |dW_Q| and |dW_Q|. A look that is not finite

@@ -60,4 +60,7 @@ def headline(view: View) -> str:
     """Steps done, steps per second and time left at that rate."""
     if not view.rate > 0.0:
         return f"step {view.step} of {view.steps}, compiling"
-    return f"step {view.step} of {view.steps}, {view.rate:.3g} steps/s, {left(view.steps - view.step, view.rate)}"
+    return (
+        f"step {view.step} of {view.steps}, {view.rate:.3g} steps/s,"
+        f" {left(view.steps - view.step, view.rate)}"
+    )

@@ -12,18 +12,35 @@ Row = dict[str, Any]
 Running = dict[tuple[str, int, int], tuple[float, float]]
 
 
-def steps(names: Sequence[str], step: int, losses: np.ndarray, norms: np.ndarray, rates: np.ndarray) -> list[Row]:
+def steps(
+    names: Sequence[str], step: int, losses: np.ndarray, norms: np.ndarray, rates: np.ndarray
+) -> list[Row]:
     """Rows of `steps`, one per arm."""
     columns = zip(names, losses.tolist(), norms.tolist(), rates.tolist(), strict=True)
-    return [{"arm": name, "step": step, "loss": loss, "gradient_norm": norm, "lr": lr} for name, loss, norm, lr in columns]
+    return [
+        {"arm": name, "step": step, "loss": loss, "gradient_norm": norm, "lr": lr}
+        for name, loss, norm, lr in columns
+    ]
 
 
 def alarms(names: Sequence[str], found: Sequence[Alarm]) -> list[Row]:
     """Rows of `alarms`."""
-    return [{"arm": names[a.arm], "step": a.step, "series": a.series, "kind": a.kind, "value": a.value, "bound": a.limit} for a in found]
+    return [
+        {
+            "arm": names[a.arm],
+            "step": a.step,
+            "series": a.series,
+            "kind": a.kind,
+            "value": a.value,
+            "bound": a.limit,
+        }
+        for a in found
+    ]
 
 
-def heads(names: Sequence[str], step: int, found: dict[str, np.ndarray], running: Running) -> list[Row]:
+def heads(
+    names: Sequence[str], step: int, found: dict[str, np.ndarray], running: Running
+) -> list[Row]:
     """Rows of `heads`, one per arm, layer and head; `running` goes on."""
     rows = []
     for arm, layer, head in np.ndindex(found["w_q_norm"].shape):
@@ -41,7 +58,9 @@ def heads(names: Sequence[str], step: int, found: dict[str, np.ndarray], running
     return rows
 
 
-def sites(names: Sequence[str], step: int, found: Sequence[dict[str, tuple[float, float]]]) -> list[Row]:
+def sites(
+    names: Sequence[str], step: int, found: Sequence[dict[str, tuple[float, float]]]
+) -> list[Row]:
     """Rows of `sites`, one per arm and event."""
     return [
         {"arm": name, "step": step, "site": site, "mean_ulps": mean, "mean_abs_ulps": absolute}

@@ -1,4 +1,6 @@
-"""`roundscope prepare`: any text as bytes, in the files that nanoGPT reads: train.bin and val.bin, uint16, one token per byte."""
+"""`roundscope prepare`: any text as bytes, in the files that nanoGPT reads: train.bin and val.bin,
+uint16, one token per byte.
+"""
 
 import hashlib
 import json
@@ -15,29 +17,49 @@ SHARE = 10  # one byte in so many, the last ones, is for validation
 
 
 def run(paths: Sequence[Path], out: Path, as_json: bool) -> None:
-    """Writes OUT/train.bin, val.bin and meta.json from files and all files of folders, and says what was written."""
+    """Writes OUT/train.bin, val.bin and meta.json from files and all files of folders, and says
+    what was written.
+    """
     from roundscope.experiments.report.terminal import console, print_json
 
     if (out / "train.bin").exists():
         raise bad("--out", str(out), "holds a train.bin already; choose another folder")
     files, skipped = texts(paths)
-    meta = write(out, ((str(f), f.read_bytes()) for f in files)) | {"skipped": [str(f) for f in skipped]}
+    meta = write(out, ((str(f), f.read_bytes()) for f in files)) | {
+        "skipped": [str(f) for f in skipped]
+    }
     if as_json:
         return print_json(meta)
-    say = lambda text: console().print(text, markup=False, soft_wrap=True)  # noqa: E731
-    say(f"written: {out} ({meta['train']} tokens to train on, {meta['val']} for validation, {meta['files']} files)")
+
+    def say(text):
+        return console().print(text, markup=False, soft_wrap=True)
+
+    say(
+        f"written: {out} ({meta['train']} tokens to train on, {meta['val']} for validation,"
+        f" {meta['files']} files)"
+    )
     if skipped:
-        say(f"left out: {len(skipped)} files that hold zero bytes and so are no text, the first {skipped[0]}")
+        say(
+            f"left out: {len(skipped)} files that hold zero bytes and so are no text, the first"
+            f" {skipped[0]}"
+        )
     say(f"train on it: roundscope train data={out} --out RUN")
 
 
 def texts(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """(text files, others), folders searched in the order of names, hidden files left out. Raises UsageError if there is no text."""
+    """(text files, others), folders searched in the order of names, hidden files left out.
+
+    Raises UsageError if there is no text.
+    """
     found = [file for path in paths for file in _files(path)]
     is_text = {file: b"\0" not in file.read_bytes() for file in found}
     kept = [f for f in found if is_text[f]]
     if not any(f.stat().st_size for f in kept):
-        raise bad("DIR_OR_FILES", " ".join(map(str, paths)), "holds no text; name text files or folders with some")
+        raise bad(
+            "DIR_OR_FILES",
+            " ".join(map(str, paths)),
+            "holds no text; name text files or folders with some",
+        )
     return kept, [f for f in found if not is_text[f]]
 
 
@@ -47,7 +69,11 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
         return
-    inside = (f for f in path.rglob("*") if f.is_file() and not any(part.startswith(".") for part in f.relative_to(path).parts))
+    inside = (
+        f
+        for f in path.rglob("*")
+        if f.is_file() and not any(part.startswith(".") for part in f.relative_to(path).parts)
+    )
     yield from sorted(inside, key=lambda f: f.relative_to(path).as_posix())
 
 
@@ -60,9 +86,13 @@ def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> di
     tokens = np.frombuffer(b"".join(parts), np.uint8).astype("<u2")
     cut = tokens.size - tokens.size // SHARE
     meta = {
-        "vocab": 256, "train": cut, "val": tokens.size - cut, "files": len(names),
-        "sha256": hashlib.sha256(tokens.tobytes()).hexdigest(), **about,
-    }  # fmt: skip
+        "vocab": 256,
+        "train": cut,
+        "val": tokens.size - cut,
+        "files": len(names),
+        "sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+        **about,
+    }
     out.mkdir(parents=True, exist_ok=True)
     into(out / "meta.json", (json.dumps(meta, indent=1) + "\n").encode())
     into(out / "val.bin", tokens[cut:].tobytes())

@@ -1,6 +1,9 @@
-"""A training run in its folder: steps, monitors, the spike rule, checkpoints, the log. Deterministic to the bit.
+"""A training run in its folder: steps, monitors, the spike rule, checkpoints, the log.
 
-Losses stay on the device until the next monitor or checkpoint, so that no step waits for the one before it.
+Deterministic to the bit.
+
+Losses stay on the device until the next monitor or checkpoint, so that no step waits for the one
+before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +28,9 @@ from roundscope.experiments.train.settings import Settings, plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Where a run is: steps done, of how many, steps per second; per arm its name, last loss, rate, and whether an alarm goes on."""
+    """Where a run is: steps done, of how many, steps per second; per arm its name, last loss, rate,
+    and whether an alarm goes on.
+    """
 
     step: int
     steps: int
@@ -35,7 +40,9 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Where a run begins: the state of all its arms at a step, what the spike rule kept, and of which arm there each of ours goes on."""
+    """Where a run begins: the state of all its arms at a step, what the spike rule kept, and of
+    which arm there each of ours goes on.
+    """
 
     step: int
     state: Any
@@ -52,7 +59,10 @@ class Run:
         self.groups = groups(settings, begin.state)
         self.batches = batches_of(settings)
         c, arms = settings.config, len(self.names)
-        self.series, self.drift = spikes.watches(arms), DriftWatch((arms, c.layers, c.heads), c.drift_alarm)
+        self.series, self.drift = (
+            spikes.watches(arms),
+            DriftWatch((arms, c.layers, c.heads), c.drift_alarm),
+        )
         watches: list[Any] = [*self.series, self.drift]
         self.watches = tuple(watches)
         for own, kept in zip(self.watches, begin.watch, strict=False):  # an older run kept fewer
@@ -62,7 +72,10 @@ class Run:
         self.losses, self.pace = np.full(arms, np.nan), Pace()
 
     def go(self, show: Callable[[View], None], stop: Callable[[], bool]) -> bool:
-        """Every step up to config.steps, unless `stop()` between two; then a checkpoint. Whether the end was reached."""
+        """Every step up to config.steps, unless `stop()` between two; then a checkpoint.
+
+        Whether the end was reached.
+        """
         c, first = self.settings.config, self.number
         while self.number < c.steps and not stop():
             if self.number % c.checkpoint_every == 0 and self.number != first:
@@ -71,7 +84,9 @@ class Run:
             if self.number % c.monitor_every == 0:
                 self._monitor(batches)
                 show(self._view())
-            self.waiting.append((self.number, [group.advance(self.number, batches) for group in self.groups]))
+            self.waiting.append(
+                (self.number, [group.advance(self.number, batches) for group in self.groups])
+            )
             self.number += 1
             if self.number == first + 1:
                 jax.block_until_ready(self.waiting)
@@ -85,21 +100,37 @@ class Run:
         self._flush()
         self.log.commit()
         about = next(iter(self.batches.values())).about
-        meta = described(self.settings) | {"data": about, "watch": [watch.state() for watch in self.watches]}
-        checkpoint.save(self.folder, self.number, together(self.groups), meta, keep=self.settings.config.keep)
+        meta = described(self.settings) | {
+            "data": about,
+            "watch": [watch.state() for watch in self.watches],
+        }
+        checkpoint.save(
+            self.folder, self.number, together(self.groups), meta, keep=self.settings.config.keep
+        )
 
     def _flush(self) -> None:
-        """Losses and norms of the steps since the last time: from the device to the log and the spike rule."""
+        """Losses and norms of the steps since the last time: from the device to the log and the
+        spike rule.
+        """
         waiting, self.waiting = jax.device_get(self.waiting), []
         if not waiting:
             return
         order = [a for group in self.groups for a in group.arms]
-        rates = np.outer(_shares(self.settings, [number for number, _ in waiting]), [arm.lr for arm in self.settings.arms])
+        rates = np.outer(
+            _shares(self.settings, [number for number, _ in waiting]),
+            [arm.lr for arm in self.settings.arms],
+        )
         for (number, seen), rate in zip(waiting, rates, strict=True):
             losses, norms = np.empty(len(order)), np.empty(len(order))
-            losses[order], norms[order] = (np.concatenate([part[i] for part in seen]) for i in range(2))
+            losses[order], norms[order] = (
+                np.concatenate([part[i] for part in seen]) for i in range(2)
+            )
             self.log.add("steps", observe.steps(self.names, number, losses, norms, rate))
-            alarms = [a for watch, x in zip(self.series, (losses, norms), strict=True) for a in watch.update(number, x)]
+            alarms = [
+                a
+                for watch, x in zip(self.series, (losses, norms), strict=True)
+                for a in watch.update(number, x)
+            ]
             self.log.add("alarms", observe.alarms(self.names, alarms))
             self._pin(alarms)
             self.losses = losses
@@ -109,7 +140,10 @@ class Run:
         for alarm in alarms:
             before = [s for s in checkpoint.steps(self.folder) if s <= alarm.step - alarm.delay]
             if before:
-                reason = f"before {alarm.kind} of {alarm.series} of {self.names[alarm.arm]} at step {alarm.step}"
+                reason = (
+                    f"before {alarm.kind} of {alarm.series} of {self.names[alarm.arm]} at step"
+                    f" {alarm.step}"
+                )
                 checkpoint.pin(self.folder, before[-1], reason, most=self.settings.config.keep)
 
     def _monitor(self, batches: dict[int, np.ndarray]) -> None:
@@ -120,13 +154,19 @@ class Run:
             names = [self.names[a] for a in group.arms]
             tokens = group.own(batches)[..., :1, :]
             own = group.offset(self.number), group.linears(self.number), group.fused(self.number)
-            found, seen = monitor.look(self.settings.config, group.state.params, tokens, tables, self.number, *own)
+            found, seen = monitor.look(
+                self.settings.config, group.state.params, tokens, tables, self.number, *own
+            )
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
             if "drift" in found:
-                drifting = self.drift.update(self.number, group.arms, found["drift"], found["w_q_gradient"])
+                drifting = self.drift.update(
+                    self.number, group.arms, found["drift"], found["w_q_gradient"]
+                )
                 self.log.add("alarms", observe.alarms(self.names, drifting))
             if seen is not None and rest == 0:
-                means = monitor.sites(self.settings.config, seen, plans, turn, group.fused(self.number))
+                means = monitor.sites(
+                    self.settings.config, seen, plans, turn, group.fused(self.number)
+                )
                 self.log.add("sites", observe.sites(names, self.number, means))
         self.log.commit()
 
@@ -134,17 +174,32 @@ class Run:
         if self.number > self.pace.last:
             self.pace.mark(self.number)
         going = np.any([watch.going_on() for watch in self.watches], axis=0)
-        rates = _shares(self.settings, [self.number])[0] * np.array([arm.lr for arm in self.settings.arms])
-        arms = tuple(zip(self.names, self.losses.tolist(), rates.tolist(), going.tolist(), strict=True))
-        return View(step=self.number, steps=self.settings.config.steps, rate=self.pace.rate, arms=arms)
+        rates = _shares(self.settings, [self.number])[0] * np.array(
+            [arm.lr for arm in self.settings.arms]
+        )
+        arms = tuple(
+            zip(self.names, self.losses.tolist(), rates.tolist(), going.tolist(), strict=True)
+        )
+        return View(
+            step=self.number, steps=self.settings.config.steps, rate=self.pace.rate, arms=arms
+        )
 
 
 def described(settings: Settings) -> dict[str, Any]:
     """The settings as a checkpoint keeps them."""
-    arms = [{"name": a.name, "changes": list(a.changes), "lr": a.lr, "seed": a.seed} for a in settings.arms]
-    return {"config": plain(settings.config), "arms": arms, "at": [list(pair) for pair in settings.at]}
+    arms = [
+        {"name": a.name, "changes": list(a.changes), "lr": a.lr, "seed": a.seed}
+        for a in settings.arms
+    ]
+    return {
+        "config": plain(settings.config),
+        "arms": arms,
+        "at": [list(pair) for pair in settings.at],
+    }
 
 
 def _shares(settings: Settings, numbers: Sequence[int]) -> np.ndarray:
     """The learning rates of steps over their peak."""
-    return np.asarray(optimiser.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0)))
+    return np.asarray(
+        optimiser.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0))
+    )

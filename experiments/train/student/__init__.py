@@ -1,1 +1,3 @@
-"""The student and teacher of arXiv 2506.20752: a residual MLP trained with block-scaled formats at named places."""
+"""The student and teacher of arXiv 2506.20752: a residual MLP trained with block-scaled formats at
+named places.
+"""

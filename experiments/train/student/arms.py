@@ -1,4 +1,6 @@
-"""`Arm`, one run among several on the same rows: its name, its changes, its rate, its seed; and which run in one executable."""
+"""`Arm`, one run among several on the same rows: its name, its changes, its rate, its seed; and
+which run in one executable.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,12 +13,16 @@ from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
 
 EXACT = "fp32"
-Changes = tuple[tuple[int, str], ...]  # (step, text): text holds from this step on, after all texts of earlier steps
+Changes = tuple[
+    tuple[int, str], ...
+]  # (step, text): text holds from this step on, after all texts of earlier steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One run. changes: as `plan.plan_of` reads them, each from its step on; lr: the peak; seed: added to the config's."""
+    """One run. changes: as `plan.plan_of` reads them, each from its step on; lr: the peak; seed:
+    added to the config's.
+    """
 
     name: str
     changes: Changes = ()
@@ -34,14 +40,20 @@ class Arm:
 
 
 def arm_of(config: Config, text: str, first: int = 0, before: Changes = ()) -> Arm:
-    """NAME=CHANGE[;CHANGE], each from step `first` on, over those of `before`; lr=... is a change too. Raises UsageError."""
+    """NAME=CHANGE[;CHANGE], each from step `first` on, over those of `before`; lr=... is a change
+    too.
+
+    Raises UsageError.
+    """
     name, given, rest = text.partition("=")
     if not given or not name.strip() or "->" in name:
         raise bad("--arm", text, "write NAME=CHANGE, such as  floor='-> mx=mxfp8_e4m3'")
     parts = [part.strip() for part in rest.split(";") if part.strip()]
     rates = [part for part in parts if part.startswith("lr=")]
     changes = tuple((first, part) for part in parts if part not in rates)
-    arm = Arm(name=name.strip(), changes=(*before, *changes), lr=_rate(rates[-1]) if rates else config.lr)
+    arm = Arm(
+        name=name.strip(), changes=(*before, *changes), lr=_rate(rates[-1]) if rates else config.lr
+    )
     for step in arm.firsts:
         plan_of(config, arm.texts(step))
     return arm

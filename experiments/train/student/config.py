@@ -1,4 +1,6 @@
-"""`Config`: everything that decides a run of the proxy but its arms, and the checks that name what is wrong with it."""
+"""`Config`: everything that decides a run of the proxy but its arms, and the checks that name what
+is wrong with it.
+"""
 
 from dataclasses import dataclass
 
@@ -10,17 +12,21 @@ PHI = ("relu", "gelu", "swiglu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A student that learns a teacher, arXiv 2506.20752: A_k = A_{k-1} + W2_k phi(W1_k LN(A_{k-1})), mean squared error.
+    """A student that learns a teacher, arXiv 2506.20752: A_k = A_{k-1} + W2_k phi(W1_k
+    LN(A_{k-1})), mean squared error.
 
     depth, width, ratio   layers, features d, hidden features / d
     phi                   relu, gelu (by erf) or swiglu: silu(gate) times up, a third matrix
-    norm                  whether the student has LayerNorm (scale gamma and shift beta); the teacher never has
+    norm                  whether the student has LayerNorm (scale gamma and shift beta); the
+                          teacher never has
     batch, steps          fresh rows x ~ N(0, I) in every step, none twice
     noise                 standard deviation of the noise of the targets
-    lr, min_lr, warmup    peak and end of the cosine, steps of linear warm-up; Adam with beta1, beta2, no decay, no clipping
+    lr, min_lr, warmup    peak and end of the cosine, steps of linear warm-up; Adam with beta1,
+                          beta2, no decay, no clipping
     block                 numbers of a block
     seed                  of the first arm's weights, teacher and rows
-    measure_every         steps between gradients measured against FP32 at the same weights and rows; 0: never
+    measure_every         steps between gradients measured against FP32 at the same weights and
+                          rows; 0: never
 
     Raises UsageError naming the field, its value and the repair.
     """
@@ -48,7 +54,11 @@ class Config:
                 raise bad(name, getattr(self, name), "give a whole number of at least 1")
         for name in ("width", "batch"):
             if getattr(self, name) % self.block:
-                raise bad(name, getattr(self, name), f"must be a multiple of the block of {self.block} numbers")
+                raise bad(
+                    name,
+                    getattr(self, name),
+                    f"must be a multiple of the block of {self.block} numbers",
+                )
         if self.phi not in PHI:
             raise bad("phi", self.phi, f"use {', '.join(PHI[:-1])} or {PHI[-1]}")
         if not 0.0 <= self.noise < float("inf"):
@@ -68,6 +78,13 @@ class Config:
     def optimiser(self) -> Optimiser:
         """Its numbers, where the trainer's Adam and rate look for them; checked there."""
         return Optimiser(
-            lr=self.lr, min_lr=self.min_lr, warmup=self.warmup, steps=self.steps, decay_steps=max(self.steps, self.warmup, 1),
-            beta1=self.beta1, beta2=self.beta2, clip=None, weight_decay=0.0,
-        )  # fmt: skip
+            lr=self.lr,
+            min_lr=self.min_lr,
+            warmup=self.warmup,
+            steps=self.steps,
+            decay_steps=max(self.steps, self.warmup, 1),
+            beta1=self.beta1,
+            beta2=self.beta2,
+            clip=None,
+            weight_decay=0.0,
+        )

@@ -1,4 +1,6 @@
-"""The products and roundings of a layer: those of `experiments.train.mx.linear`, under the name that the proxy has for them."""
+"""The products and roundings of a layer: those of `experiments.train.mx.linear`, under the name
+that the proxy has for them.
+"""
 
 from roundscope.experiments.train.mx.linear import How, linear, passed, rounded
 

@@ -1,12 +1,15 @@
-"""What rounding does to one gradient: that of an arm against FP32's at the same weights and rows, all events together and one by one.
+"""What rounding does to one gradient: that of an arm against FP32's at the same weights and rows,
+all events together and one by one.
 
 Of g, the FP32 gradient of all weights, and g + epsilon, the arm's:
 
-    zeta = |epsilon| / |g|      cosine = <g, g + epsilon> / |g| |g + epsilon|      along = <epsilon, g> / |g|^2
+    zeta = |epsilon| / |g|      cosine = <g, g + epsilon> / |g| |g + epsilon|      along = <epsilon,
+                                g> / |g|^2
 
-`along` is the signed part, what shortens or lengthens the step. And of the numbers themselves, in the format of the operand X of UP:
-clipped, what the block's scale cannot reach; last, what became the largest element; of LayerNorm's gamma also how clustered its blocks
-are: the mean over blocks of max |gamma| / min |gamma|, and of how many different numbers a block of 32 still has.
+`along` is the signed part, what shortens or lengthens the step. And of the numbers themselves, in
+the format of the operand X of UP: clipped, what the block's scale cannot reach; last, what became
+the largest element; of LayerNorm's gamma also how clustered its blocks are: the mean over blocks of
+max |gamma| / min |gamma|, and of how many different numbers a block of 32 still has.
 """
 
 from collections.abc import Callable
@@ -33,28 +36,44 @@ NAMES = ("zeta", "cosine", "along", "x_clipped", "x_last", "w_clipped", "w_last"
 
 @lru_cache(16)
 def measure(config: Config, how: How) -> Callable[..., dict[str, Array]]:
-    """The jitted (state, arms, x, y, of) -> name -> (A,), and "zeta_SITE" of every event that some arm rounds, that event alone.
+    """The jitted (state, arms, x, y, of) -> name -> (A,), and "zeta_SITE" of every event that some
+    arm rounds, that event alone.
 
     Shares are means over layers. NaN: gamma's of a student without LayerNorm.
     """
     config = numbers_only(config)
-    one = lambda state, arm, x, y: _measured(config, how, state, arm, x, y)  # noqa: E731
+
+    def one(state, arm, x, y):
+        return _measured(config, how, state, arm, x, y)
+
     return jax.jit(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))
 
 
-def _measured(config: Config, how: How, state: State, arm: Arms, x: Array, y: Array) -> dict[str, Array]:
+def _measured(
+    config: Config, how: How, state: State, arm: Arms, x: Array, y: Array
+) -> dict[str, Array]:
     table = reseeded(arm.table, state.step) if how.drawn else arm.table
 
     def gradient(tables: Array) -> Array:
-        found: Array = ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, tables))[0]
+        found: Array = ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, tables))[
+            0
+        ]
         return found
 
     exact = jnp.broadcast_to(jnp.asarray(row_of(BINARY32)), table.shape)
     sites = [site for site in Site if site in how.rounded]
-    kept = jnp.asarray([[False] * len(Site), [True] * len(Site), *([other == site for other in Site] for site in sites)])
+    kept = jnp.asarray(
+        [
+            [False] * len(Site),
+            [True] * len(Site),
+            *([other == site for other in Site] for site in sites),
+        ]
+    )
 
     def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, dict[str, Array]]:
-        """The gradient with the events that are kept, against g, which the first makes; one scan, so that it is compiled once."""
+        """The gradient with the events that are kept, against g, which the first makes; one scan,
+        so that it is compiled once.
+        """
         own = gradient(jnp.where(at[1][:, None], table, exact))
         g = jnp.where(at[0] == 0, own, g)
         return g, compared(own - g, g)

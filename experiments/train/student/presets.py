@@ -19,7 +19,9 @@ def formats() -> dict[str, str]:
 
 
 def interventions(mx: str) -> dict[str, str]:
-    """The arms of figure 4 of arXiv 2506.20752, and those that separate what they change at once."""
+    """The arms of figure 4 of arXiv 2506.20752, and those that separate what they change at
+    once.
+    """
     e = block_format(mx).element.format
     bump = {"bump": f"site=operands -> {mx}:bump"} if e.max_finite == 1.75 * 2.0**e.emax else {}
     return {

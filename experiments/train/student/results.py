@@ -53,7 +53,10 @@ def lone(runs: Sequence[Result]) -> list[str]:
     """The arms that diverged with a seed with which FP32 at the same rate did not."""
     arms = of_arms(runs)
     exact = arms.pop(EXACT, [])
-    fails = lambda r, e: r.diverged is not None and e.diverged is None  # noqa: E731
+
+    def fails(r, e):
+        return r.diverged is not None and e.diverged is None
+
     return [name for name, own in arms.items() if any(fails(r, e) for r, e in paired(own, exact))]
 
 

@@ -1,4 +1,6 @@
-"""A launch: arms of one executable from the first step to the last; arms that share a beginning share its computation."""
+"""A launch: arms of one executable from the first step to the last; arms that share a beginning
+share its computation.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +25,9 @@ Progress = Callable[[int], None]  # steps done
 
 
 class Begin(NamedTuple):
-    """Where arms go on: steps done, states with an axis of arms, the losses and gradient norms (steps, arms) so far."""
+    """Where arms go on: steps done, states with an axis of arms, the losses and gradient norms
+    (steps, arms) so far.
+    """
 
     step: int
     state: steps.State
@@ -32,7 +36,9 @@ class Begin(NamedTuple):
 
     def take(self, arms: Sequence[int]) -> "Begin":
         """Of some arms, one several times perhaps."""
-        return Begin(self.step, pick(self.state, arms), self.losses[:, list(arms)], self.norms[:, list(arms)])
+        return Begin(
+            self.step, pick(self.state, arms), self.losses[:, list(arms)], self.norms[:, list(arms)]
+        )
 
 
 def data_of(config: Config, arms: Sequence[Arm], number: int) -> steps.Arms:
@@ -55,8 +61,10 @@ def fresh(config: Config, arms: Sequence[Arm]) -> Begin:
 def advance(
     config: Config, arms: Sequence[Arm], begin: Begin, until: int, progress: Progress
 ) -> tuple[Begin, list[tuple[int, dict[str, np.ndarray]]]]:
-    """The arms at step `until`, and what was measured on the way. Same arms, same device: same bits; an arm whose weights are no longer
-    finite goes on, since no branch depends on values.
+    """The arms at step `until`, and what was measured on the way.
+
+    Same arms, same device: same bits; an arm whose weights are no longer finite goes on, since no
+    branch depends on values.
     """
     how, seeds = how_of(config, arms), sorted({a.seed for a in arms})
     words = jnp.asarray([(config.seed + s) % 2**32 for s in seeds], jnp.uint32)
@@ -81,20 +89,42 @@ def advance(
     return Begin(until, state, np.concatenate(losses), np.concatenate(norms)), measured
 
 
-def launch(config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin | None = None) -> list[Result]:
-    """The results of arms of one group, in their order, from `begin` (an axis of arms) or from the first step."""
+def launch(
+    config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin | None = None
+) -> list[Result]:
+    """The results of arms of one group, in their order, from `begin` (an axis of arms) or from the
+    first step.
+    """
     end, measured = advance(config, arms, begin or fresh(config, arms), config.steps, progress)
     follow = followed(end.losses, DOUBLING)
     final = follow.final()
-    return [_result(config, arm, i, follow, float(final[i]), end, measured) for i, arm in enumerate(arms)]
+    return [
+        _result(config, arm, i, follow, float(final[i]), end, measured)
+        for i, arm in enumerate(arms)
+    ]
 
 
-def _result(config: Config, arm: Arm, i: int, follow: Follow, final: float, end: Begin, measured: Any) -> Result:
+def _result(
+    config: Config, arm: Arm, i: int, follow: Follow, final: float, end: Begin, measured: Any
+) -> Result:
     looks = range(0, config.steps, EVERY)
-    curve = tuple((min(n + EVERY, config.steps), float(end.losses[n : n + EVERY, i].max()), float(end.norms[n, i])) for n in looks)
+    curve = tuple(
+        (
+            min(n + EVERY, config.steps),
+            float(end.losses[n : n + EVERY, i].max()),
+            float(end.norms[n, i]),
+        )
+        for n in looks
+    )
     first = int(follow.first[i])
-    measures = tuple((step, {name: float(v[i]) for name, v in found.items()}) for step, found in measured)
+    measures = tuple(
+        (step, {name: float(v[i]) for name, v in found.items()}) for step, found in measured
+    )
     return Run(
-        condition=arm, steps=config.steps, diverged=None if first < 0 else first, loss=final, curve=curve,
+        condition=arm,
+        steps=config.steps,
+        diverged=None if first < 0 else first,
+        loss=final,
+        curve=curve,
         extra={"spikes": int(follow.spikes[i]), "measures": measures},
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""`Matrix`: of which product of a layer of the proxy an event is; the events themselves are those of `experiments.train.mx.sites`."""
+"""`Matrix`: of which product of a layer of the proxy an event is; the events themselves are those
+of `experiments.train.mx.sites`.
+"""
 
 from enum import StrEnum
 

@@ -1,4 +1,6 @@
-"""One step of all arms of a student at once, the weights themselves in FP32; and the rows of a step."""
+"""One step of all arms of a student at once, the weights themselves in FP32; and the rows of a
+step.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +28,9 @@ STUDENT, TEACHER, ROWS = 0, 1, 2  # what a seed's keys are for
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arms:
-    """What differs between arms, as data: tables (A, layers, matrices, events, FIELDS), rates (A,), beta (A,) 1 where it is trained."""
+    """What differs between arms, as data: tables (A, layers, matrices, events, FIELDS), rates (A,),
+    beta (A,) 1 where it is trained.
+    """
 
     table: Any
     lr: Any
@@ -34,13 +38,17 @@ class Arms:
 
 
 def numbers_only(config: Config) -> Config:
-    """The config without what does not enter a step, so that runs that differ in it share an executable."""
+    """The config without what does not enter a step, so that runs that differ in it share an
+    executable.
+    """
     return replace(config, seed=0, measure_every=0)
 
 
 def start(config: Config, seeds: Sequence[int]) -> State:
     """Arms at step 0, each with the weights of its seed, whatever arms are beside it."""
-    return states.start(_fresh(numbers_only(config)), [(config.seed + seed) % 2**32 for seed in seeds])
+    return states.start(
+        _fresh(numbers_only(config)), [(config.seed + seed) % 2**32 for seed in seeds]
+    )
 
 
 @lru_cache(16)
@@ -54,7 +62,9 @@ def _fresh(config: Config) -> Callable[[Any], State]:
 
 @lru_cache(16)
 def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
-    """(seeds (S,), step) -> x, y (S, batch, width): fresh rows, the teacher's answers in FP32 and their noise."""
+    """(seeds (S,), step) -> x, y (S, batch, width): fresh rows, the teacher's answers in FP32 and
+    their noise.
+    """
     config = numbers_only(config)
 
     def one(seed: Array, step: Array) -> tuple[Array, Array]:
@@ -62,14 +72,17 @@ def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
         taught = model.init(config, jax.random.fold_in(key, TEACHER), norm=False)
         rows, noise = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, ROWS), step))
         x = jax.random.normal(rows, (config.batch, config.width), jnp.float32)
-        return x, model.teacher(config, taught, x) + np.float32(config.noise) * jax.random.normal(noise, x.shape, jnp.float32)
+        return x, model.teacher(config, taught, x) + np.float32(config.noise) * jax.random.normal(
+            noise, x.shape, jnp.float32
+        )
 
     return jax.jit(jax.vmap(one, in_axes=(0, None)))
 
 
 @lru_cache(16)
 def advance(config: Config, how: How) -> Callable[..., step.Seen]:
-    """The jitted step: (state, arms, x, y, of) -> (state, losses (A,), gradient norms (A,)) at the weights that came in.
+    """The jitted step: (state, arms, x, y, of) -> (state, losses (A,), gradient norms (A,)) at the
+    weights that came in.
 
     x, y  (S, batch, width); of (A,): which of them is an arm's
     """
@@ -77,9 +90,14 @@ def advance(config: Config, how: How) -> Callable[..., step.Seen]:
 
     def one(state: State, arm: Arms, x: Array, y: Array) -> step.Seen:
         table = reseeded(arm.table, state.step) if how.drawn else arm.table
+
         # of the updates too: Adam's memory would go on moving a beta without a gradient
-        trained = lambda tree: tree | ({"beta": tree["beta"] * arm.beta} if "beta" in tree else {})  # noqa: E731
-        loss = lambda params: model.loss(params, config, how, x, y, table)  # noqa: E731
+        def trained(tree):
+            return tree | ({"beta": tree["beta"] * arm.beta} if "beta" in tree else {})
+
+        def loss(params):
+            return model.loss(params, config, how, x, y, table)
+
         return step.one(config.optimiser, state, arm.lr, loss, trained)
 
     return step.compiled(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))

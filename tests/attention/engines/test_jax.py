@@ -1,4 +1,6 @@
-"""`attend` as a JAX function: jit, vmap, grad, narrow and wide types, 64-bit mode off and on, no needless compilation."""
+"""`attend` as a JAX function: jit, vmap, grad, narrow and wide types, 64-bit mode off and on, no
+needless compilation.
+"""
 
 import re
 
@@ -41,8 +43,12 @@ def on_device():
 def test_a_trace_without_numbers_is_refused(transformed):
     """JAX's own words of tracers, which do not say what to do."""
     q = on_device()[0]
-    with pytest.raises(ValueError, match=r"record: inside jit, grad or vmap .* call examine outside"):
-        transformed(lambda q: attend(q, K, V, record=Record(), **OPTIONS)[0].sum())(q[None] if transformed is jax.vmap else q)
+    with pytest.raises(
+        ValueError, match=r"record: inside jit, grad or vmap .* call examine outside"
+    ):
+        transformed(lambda q: attend(q, K, V, record=Record(), **OPTIONS)[0].sum())(
+            q[None] if transformed is jax.vmap else q
+        )
 
 
 def test_arrays_choose_the_engine():
@@ -62,7 +68,9 @@ def test_jit_gives_the_same_bits(truth):
 
 
 def test_grad_is_the_emulated_backward(truth):
-    """JAX differentiating through the roundings (zero almost everywhere), or a backward of its own."""
+    """JAX differentiating through the roundings (zero almost everywhere), or a backward of its
+    own.
+    """
     for transform in (lambda f: f, jax.jit):
         dq, dk, dv = transform(jax.grad(loss, argnums=(0, 1, 2)))(*on_device())
         assert same(dq, truth.dq)
@@ -74,7 +82,9 @@ def test_vmap_maps_calls(truth):
     """Heads or batches mixed when a leading axis is mapped."""
     mapped = jax.vmap(lambda q, k, v: attend(q[None], k[None], v[None], **OPTIONS)[0])(*on_device())
     assert same(mapped, truth.out)
-    gradient = jax.vmap(jax.grad(lambda q, k, v, do: (attend(q[None], k[None], v[None], **OPTIONS)[0] * do).sum()))
+    gradient = jax.vmap(
+        jax.grad(lambda q, k, v, do: (attend(q[None], k[None], v[None], **OPTIONS)[0] * do).sum())
+    )
     assert same(gradient(*on_device(), jnp.asarray(DO)), truth.dq)
 
 
@@ -85,7 +95,9 @@ def test_bf16_inputs_enter_exactly(truth):
     dq, dk, dv = jax.grad(loss, argnums=(0, 1, 2))(*narrow)
     for got, want in ((dq, truth.dq), (dk, truth.dk), (dv, truth.dv)):
         assert got.dtype == jnp.bfloat16
-        assert same(np.asarray(got).astype(np.float32), want)  # the outputs of fa2-bf16 are BF16 numbers
+        assert same(
+            np.asarray(got).astype(np.float32), want
+        )  # the outputs of fa2-bf16 are BF16 numbers
     as_numpy = [x.astype(ml_dtypes.bfloat16) for x in (Q, K, V)]
     assert same(attend(*as_numpy, **OPTIONS), truth.out)
 
@@ -111,7 +123,8 @@ def test_the_event_of_a_narrow_input_happens(dtype, change):
 
 def test_the_event_of_a_narrow_input_happens_by_head():
     """The first head's plan taken for that of all."""
-    narrow, plans = [(1.01 * x).astype(jnp.bfloat16) for x in on_device()], [Plan.preset("fa2-bf16")] * 4
+    narrow = [(1.01 * x).astype(jnp.bfloat16) for x in on_device()]
+    plans = [Plan.preset("fa2-bf16")] * 4
     plans[1] = plans[1].at("Q", "e5m2")
     together = attend(*narrow, **OPTIONS | {"plan": head_plans(plans)})
     alone = attend(*narrow, **OPTIONS | {"plan": plans[1]})
@@ -138,7 +151,9 @@ def test_float64_inputs_with_64_bit_mode_off_and_on():
     assert same(attend(*wide, engine="xla", **options), want)
     with jax.enable_x64(True):
         assert same(attend(*(jnp.asarray(x) for x in wide), **options), want)
-        dq = jax.grad(lambda q: (attend(q, *wide[1:], **options) * DO.astype(np.float64)).sum())(jnp.asarray(wide[0]))
+        dq = jax.grad(lambda q: (attend(q, *wide[1:], **options) * DO.astype(np.float64)).sum())(
+            jnp.asarray(wide[0])
+        )
     full = examine(*wide, DO.astype(np.float64), engine="numpy", record=None, **options)
     assert same(dq, full.dq)
 
@@ -154,7 +169,9 @@ def test_equal_setups_compile_once():
         plan = Plan.preset("fp32").at(Site.O, "fp16", "stochastic", seed=6)
         inject = [Injection(site=Site.O, what=SetTo(value=injected), rows=range(3))]
         arrays = [x + shift for x in (Q, K, V)]
-        return np.asarray(attend(*arrays, plan=plan, block_q=8, block_k=8, inject=inject, engine="xla"))
+        return np.asarray(
+            attend(*arrays, plan=plan, block_q=8, block_k=8, inject=inject, engine="xla")
+        )
 
     call(0)
     assert compiled
@@ -169,25 +186,30 @@ def test_no_narrow_type_in_the_program():
     """`astype(bf16).astype(f32)`, which XLA deletes: roundings must be integer steps."""
     for preset in ("fa2-bf16", "all:e4m3fn", "qiu-yao"):
         options = OPTIONS | {"plan": Plan.preset(preset)}
-        gradient = jax.grad(lambda q, k, v, o=options: attend(q, k, v, **o).sum(), argnums=(0, 1, 2))
+        gradient = jax.grad(
+            lambda q, k, v, o=options: attend(q, k, v, **o).sum(), argnums=(0, 1, 2)
+        )
         program = str(jax.make_jaxpr(gradient)(*on_device()))
         assert "f64[" in program
         assert not re.search(r"\b(bf16|f16|f8\w*|f4\w*)\[|reduce_precision", program)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"block_q": 0}, ("block_q=0",)),
-    ({"block_k": -8}, ("block_k=-8",)),
-    ({"engine": "cuda"}, ("engine='cuda'", "numpy", "xla")),
-    ({"mask": np.ones((2, 1, 20, 24), np.int8)}, ("mask", "int8", "bool")),
-    ({"mask": np.ones((3, 1, 20, 24), bool)}, ("mask", "(3, 1, 20, 24)", "(2, 4, 20, 24)")),
-    ({"q": Q[0]}, ("q", "(20, 4, 8)")),
-    ({"q": Q[:, :0]}, ("q", "none 0")),
-    ({"q": Q[..., :5]}, ("k", "features")),
-    ({"q": Q[:, :, :3]}, ("3 heads", "multiple")),
-    ({"k": K[:, :20]}, ("v", "agree")),
-    ({"do": DO[:, :9]}, ("do", "(2, 9, 4, 8)", "(2, 20, 4, 8)")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block_q": 0}, ("block_q=0",)),
+        ({"block_k": -8}, ("block_k=-8",)),
+        ({"engine": "cuda"}, ("engine='cuda'", "numpy", "xla")),
+        ({"mask": np.ones((2, 1, 20, 24), np.int8)}, ("mask", "int8", "bool")),
+        ({"mask": np.ones((3, 1, 20, 24), bool)}, ("mask", "(3, 1, 20, 24)", "(2, 4, 20, 24)")),
+        ({"q": Q[0]}, ("q", "(20, 4, 8)")),
+        ({"q": Q[:, :0]}, ("q", "none 0")),
+        ({"q": Q[..., :5]}, ("k", "features")),
+        ({"q": Q[:, :, :3]}, ("3 heads", "multiple")),
+        ({"k": K[:, :20]}, ("v", "agree")),
+        ({"do": DO[:, :9]}, ("do", "(2, 9, 4, 8)", "(2, 20, 4, 8)")),
+    ],
+)
 def test_errors_name_the_argument(change, words):
     """A shape that broadcasts by accident."""
     arguments = {"q": Q, "k": K, "v": V, "do": DO} | OPTIONS | change
@@ -201,16 +223,32 @@ def test_errors_name_the_argument(change, words):
 @pytest.mark.parametrize(
     ("f", "shape", "dtype", "steps"),
     [
-        (lambda x: _leave(x, 1, 4, False), (1, 4, 2), "float64", ["convert", "optimization_barrier"]),
+        (
+            lambda x: _leave(x, 1, 4, False),
+            (1, 4, 2),
+            "float64",
+            ["convert", "optimization_barrier"],
+        ),
         (lambda x: _enter(x, 4), (1, 4, 1, 2), "float32", ["optimization_barrier", "convert"]),
-        (lambda x: _enter(x, 4), (1, 4, 1, 2), "bfloat16", ["optimization_barrier", "convert", "convert"]),
+        (
+            lambda x: _enter(x, 4),
+            (1, 4, 1, 2),
+            "bfloat16",
+            ["optimization_barrier", "convert", "convert"],
+        ),
     ],
     ids=["leave", "enter", "enter from bfloat16"],
 )
 def test_xla_on_a_gpu_sees_no_conversion_to_undo(f, shape, dtype, steps):
-    """To a narrower type and back XLA leaves out both, and the rounding with them: results of one call that enter the next would be wider,
-    and inputs that the caller's program rounds.
+    """To a narrower type and back XLA leaves out both, and the rounding with them: results of one
+    call that enter the next would be wider, and inputs that the caller's program rounds.
     """
     with jax.enable_x64(True):
-        lowered = jax.jit(f).trace(jnp.zeros(shape, dtype)).lower(lowering_platforms=("cuda",)).as_text()
-    assert [word for word in re.findall(r"stablehlo\.(\w+)", lowered) if word in ("convert", "optimization_barrier")] == steps
+        lowered = (
+            jax.jit(f).trace(jnp.zeros(shape, dtype)).lower(lowering_platforms=("cuda",)).as_text()
+        )
+    assert [
+        word
+        for word in re.findall(r"stablehlo\.(\w+)", lowered)
+        if word in ("convert", "optimization_barrier")
+    ] == steps

@@ -1,4 +1,6 @@
-"""Attention over several devices, here parts of one processor: in a program of its own, which must say so before it meets JAX."""
+"""Attention over several devices, here parts of one processor: in a program of its own, which must
+say so before it meets JAX.
+"""
 
 import os
 import subprocess
@@ -24,15 +26,26 @@ results = []
 for f in (one, many):
     out, pull = jax.vjp(jax.jit(f), q, k, v)
     results.append((out, *pull(jax.device_put(do, out.sharding))))
-same = [np.array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32)) for a, b in zip(*results)]
+bits = lambda x: np.asarray(x).view(np.int32)
+same = [np.array_equal(bits(a), bits(b)) for a, b in zip(*results)]
 print(same, len(results[1][0].sharding.device_set))
 """
 
 
 def test_four_devices_give_the_bits_of_one():
-    """A head that lands elsewhere, a key head of another query head, a gradient summed over devices."""
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
+    """A head that lands elsewhere, a key head of another query head, a gradient summed over
+    devices.
+    """
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.stdout == "[True, True, True, True] 4\n", done.stderr[-2000:]
 
 
@@ -48,4 +61,10 @@ def test_what_it_refuses():
     from roundscope.attention import Plan
 
     with pytest.raises(ValueError, match=r"plan=fp32\*: random bits depend on a head's number"):
-        attend_sharded(q, q, q, mesh=mesh_of_one("batch", "heads"), plan=Plan.preset("fp32").at("O", "bf16", "stochastic"))
+        attend_sharded(
+            q,
+            q,
+            q,
+            mesh=mesh_of_one("batch", "heads"),
+            plan=Plan.preset("fp32").at("O", "bf16", "stochastic"),
+        )

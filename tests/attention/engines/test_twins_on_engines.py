@@ -1,4 +1,6 @@
-"""Twins of real kernels on the NumPy engine, under XLA and in fused kernels, which run two of them and refuse the others: every bit."""
+"""Twins of real kernels on the NumPy engine, under XLA and in fused kernels, which run two of them
+and refuse the others: every bit.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,15 @@ def inputs(tokens=TOKENS, heads=2, key_heads=2):
 
 def run(twin, *arrays, engine, record=None, block_q=16, **options):
     block_k = WHOLE if twin in UNFUSED else 16 if block_q == 16 else 32
-    return examine(*arrays, plan=TWINS[twin].plan, engine=engine, record=record, block_q=block_q, block_k=block_k, **options)
+    return examine(
+        *arrays,
+        plan=TWINS[twin].plan,
+        engine=engine,
+        record=record,
+        block_q=block_q,
+        block_k=block_k,
+        **options,
+    )
 
 
 def compared(twin, *arrays, **options):
@@ -41,7 +51,9 @@ def cells():
 
 @pytest.mark.parametrize(("twin", "causal"), list(cells()))
 def test_every_bit_is_equal(twin, causal):
-    """A step of a kernel that XLA contracts, reorders or deletes; lanes and pages that are cut otherwise."""
+    """A step of a kernel that XLA contracts, reorders or deletes; lanes and pages that are cut
+    otherwise.
+    """
     record = Record() if twin == "eager" else None
     q, k, v, do = inputs()
     assert compared(twin, q, k, v, do, is_causal=causal, record=record) == []
@@ -63,17 +75,32 @@ def test_statistics_are_equal(twin):
 @thorough
 @pytest.mark.parametrize("twin", TWINS)
 def test_other_tiles_and_grouped_heads_are_equal(twin):
-    """Rows of lanes that take tiles of 16 keys for granted; key heads paired with the wrong query heads."""
+    """Rows of lanes that take tiles of 16 keys for granted; key heads paired with the wrong query
+    heads.
+    """
     mask = np.random.default_rng(4).random((1, 1, TOKENS, TOKENS)) < 0.6
     mask[0, 0, 5] = False
     assert compared(twin, *inputs(key_heads=1), block_q=32, mask=mask) == []
 
 
-@pytest.mark.parametrize(("twin", "causal"), [("fa2", True), ("cudnn", False), *(pytest.param(*x, marks=thorough) for x in FUSED_TOO)])
+@pytest.mark.parametrize(
+    ("twin", "causal"),
+    [("fa2", True), ("cudnn", False), *(pytest.param(*x, marks=thorough) for x in FUSED_TOO)],
+)
 def test_fused_kernels_give_every_bit(twin, causal):
-    """Lanes that a reduction adds in another order, a product that is rounded before its sum, queries walked the wrong way."""
-    wide = [f"{site}=fp32" for site in ("OUT", "DQ_OUT", "DK_OUT", "DV_OUT")]  # a last cast would hide the order of a sum
-    options = {"plan": TWINS[twin].plan.changed(*wide), "block_q": 16, "block_k": 16, "is_causal": causal, "record": None}
+    """Lanes that a reduction adds in another order, a product that is rounded before its sum,
+    queries walked the wrong way.
+    """
+    wide = [
+        f"{site}=fp32" for site in ("OUT", "DQ_OUT", "DK_OUT", "DV_OUT")
+    ]  # a last cast would hide the order of a sum
+    options = {
+        "plan": TWINS[twin].plan.changed(*wide),
+        "block_q": 16,
+        "block_k": 16,
+        "is_causal": causal,
+        "record": None,
+    }
     ours, fused = (examine(*inputs(64), engine=engine, **options) for engine in ("numpy", "pallas"))
     assert differences(ours, fused) == []
 
@@ -83,7 +110,9 @@ def test_fused_kernels_refuse_other_twins_and_name_the_engine(twin):
     """Another arithmetic than the plan's, in silence."""
     arrays = inputs(32)
     with pytest.raises(ValueError, match="engine='xla'"):
-        examine(*arrays, plan=TWINS[twin].plan, engine="pallas", record=None, block_q=16, block_k=32)
+        examine(
+            *arrays, plan=TWINS[twin].plan, engine="pallas", record=None, block_q=16, block_k=32
+        )
 
 
 def test_fused_kernels_refuse_to_trace_a_twin():

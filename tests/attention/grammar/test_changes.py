@@ -37,7 +37,10 @@ BY_HAND = [
     ("O=e5m2:inf", BASE.at("O", "e5m2", overflow="inf")),
     ("O=e4m3fnuz", BASE.at("O", "e4m3fnuz", overflow="nan")),
     ("P=mxfp8_e4m3:rceil", BASE.at("P", block_format("mxfp8_e4m3", rule="rceil"))),
-    ("P=mxfp4:stochastic:even", BASE.at("P", block_format("mxfp4", "stochastic", rule="even", seed=7))),
+    (
+        "P=mxfp4:stochastic:even",
+        BASE.at("P", block_format("mxfp4", "stochastic", rule="even", seed=7)),
+    ),
     ("inputs=bf16", BASE.rounded(dict.fromkeys((Site.Q, Site.K, Site.V, Site.DO), BF16))),
     ("O=bf16 P=fp16", BASE.at("O", BF16).at("P", "fp16")),
     ("O=bf16;P=fp16 ; O=fp32", BASE.at("P", "fp16")),
@@ -48,9 +51,20 @@ BY_HAND = [
     ("O.mode=to-odd", BASE.at("O", "fp32", "to-odd")),
     ("mode=toward-zero", BASE.rounded(dict.fromkeys(Site, rounding("fp32", "toward-zero")))),
     ("PV.sum=ascending:bf16", BASE.adding("PV", Accumulator(step=BF16))),
-    ("accumulator.PV=chunked8:bf16", BASE.adding("PV", Accumulator(order=Order.CHUNKED, chunk=8, step=BF16))),
-    ("site=PV,S -> sum=exact", BASE.adding("PV", Accumulator(order=Order.EXACT)).adding("S", Accumulator(order=Order.EXACT))),
-    ("sum=pairwise", replace(BASE, accumulators=(Accumulator(order=Order.PAIRWISE),) * len(PRODUCTS))),
+    (
+        "accumulator.PV=chunked8:bf16",
+        BASE.adding("PV", Accumulator(order=Order.CHUNKED, chunk=8, step=BF16)),
+    ),
+    (
+        "site=PV,S -> sum=exact",
+        BASE.adding("PV", Accumulator(order=Order.EXACT)).adding(
+            "S", Accumulator(order=Order.EXACT)
+        ),
+    ),
+    (
+        "sum=pairwise",
+        replace(BASE, accumulators=(Accumulator(order=Order.PAIRWISE),) * len(PRODUCTS)),
+    ),
     ("PV.sum=hopper:bf16", BASE.adding("PV", Accumulator.tensor_core("hopper", "bf16"))),
     ("delta_from=P_DP", replace(BASE, delta_from=DeltaFrom.P_DP)),
     ("exp=base2", replace(BASE, exp=Exponential.BASE2)),
@@ -62,32 +76,56 @@ BY_HAND = [
     ("plan=qiu-yao O=fp32", Plan.preset("qiu-yao").at("O", "fp32")),
     ("only=O+PV.step", EXACT.at("O", "fp32").adding("PV", BASE.accumulator(Site.PV))),
     ("but=O", BASE.at("O", BINARY64)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "wanted"), BY_HAND, ids=[text for text, _ in BY_HAND])
 def test_words_are_the_plan_made_by_hand(text, wanted):
-    """A word that reaches another site, loses its mode, or is another kind of change than it says."""
+    """A word that reaches another site, loses its mode, or is another kind of change than it
+    says.
+    """
     assert unnamed(BASE.changed(text, seed=7)) == unnamed(wanted)
 
 
 def test_changes_apply_in_turn_and_the_name_says_that_there_were_some():
-    assert BASE.changed("O=bf16", "O=fp16") == BASE.at("O", "fp16") and BASE.changed("O=bf16").name == "fp32*"
-    assert BASE.changed() == BASE and BASE.changed("") == BASE and BASE.changed("plan=qiu-yao") == Plan.preset("qiu-yao")
+    assert (
+        BASE.changed("O=bf16", "O=fp16") == BASE.at("O", "fp16")
+        and BASE.changed("O=bf16").name == "fp32*"
+    )
+    assert (
+        BASE.changed() == BASE
+        and BASE.changed("") == BASE
+        and BASE.changed("plan=qiu-yao") == Plan.preset("qiu-yao")
+    )
 
 
 def test_seeds_are_those_of_stochastic_roundings_only():
     """A seed that tells apart plans which draw nothing, or that misses the steps of sums."""
     plan = BASE.changed("O=bf16:stochastic", "PV.sum=ascending:bf16:stochastic", seed=5)
     assert (plan[Site.O].seed, plan.accumulator(Site.PV).step.seed, plan[Site.P].seed) == (5, 5, 0)
-    assert plan.changed("P=bf16")[Site.O].seed == 5 and BASE.changed("O=bf16", seed=5) == BASE.changed("O=bf16", seed=6)
+    assert plan.changed("P=bf16")[Site.O].seed == 5 and BASE.changed(
+        "O=bf16", seed=5
+    ) == BASE.changed("O=bf16", seed=6)
 
 
-SUMS = ["exact:bf16", "chunked3:bf16:toward-zero", "halves", "native", "ada:e5m2", "volta:fp16:fp16"]
+SUMS = [
+    "exact:bf16",
+    "chunked3:bf16:toward-zero",
+    "halves",
+    "native",
+    "ada:e5m2",
+    "volta:fp16:fp16",
+]
 OF_PLANS = [
-    "delta_from=CENTRED", "delta_from=O", "exp=base2", "stabiliser=3.25", "unfused=true", "key_order=descending", "only=O",
+    "delta_from=CENTRED",
+    "delta_from=O",
+    "exp=base2",
+    "stabiliser=3.25",
+    "unfused=true",
+    "key_order=descending",
+    "only=O",
     "but=P+PV.step",
-]  # fmt: skip
+]
 
 
 def texts(*parts):
@@ -133,22 +171,45 @@ def test_every_block_format_and_sum_is_spelled_as_it_is_read():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("O", "write SITE=FORMAT[:MODE], as in O=bf16:stochastic"), ("=bf16", "write SITE=FORMAT"), ("O=", "write SITE=FORMAT"),
-        ("site=O bf16", "WHERE -> WHAT"), ("site=O ->", "WHERE -> WHAT"), ("site=O site=P -> bf16", "each once"),
-        ("OO=bf16", "unknown site 'OO'; did you mean 'O'"), ("delta_form=O", "did you mean 'delta_from'"),
-        ("O=bf61", "unknown format 'bf61'; did you mean 'bf16'"), ("O=mxfp9", "in blocks: mxfp8_e4m3"),
-        ("O=bf16:stochastik", "did you mean 'stochastic'"), ("O=bf16:stochastic:to-odd", "stochastic and to-odd are both a mode"),
-        ("O=bf16:saturate:inf", "both a overflow"), ("O=bf16:rceil", "has no scale"), ("O=e8m0fnu", "scale format"),
-        ("P=mxfp4:ceil:floor", "both a rule"), ("O=mxfp4", "the operands of products are"), ("O=e4m3fn:inf", "has no infinity"),
-        ("PV.sum=exactly", "did you mean 'exact'"), ("P.sum=exact", "P is no sum of products"), ("PV.sum=hopper", "hopper:bf16"),
-        ("PV.sum=ascending:mxfp4", "is of blocks"), ("PV.sum=native:bf16", "leave the format out"),
-        ("PV.step=bf16", "write PV.sum=ORDER:FORMAT"), ("PV.sums=exact", "unknown site 'PV.sums'"),
-        ("exp=bf16", "the event is EXP"), ("delta_from=PDP", "did you mean 'P_DP'"), ("stabiliser=1", "above 1"),
-        ("unfused=1", "true or false"), ("plan=qiu", "unknown preset 'qiu'"), ("site=O -> plan=fp32", "leave site= out"),
-        ("site=O -> P=bf16", "leave site= out"), ("layer=1 -> O=bf16", "there is no layer= here"), ("laier=1 -> O=bf16", "unknown place"),
-        ("plan=fa2-bf16 PV=bf16", "use O"), ("unfused=true AO=bf16", "never rescales"), ("only=PW", "unknown site 'PW'"),
+        ("O", "write SITE=FORMAT[:MODE], as in O=bf16:stochastic"),
+        ("=bf16", "write SITE=FORMAT"),
+        ("O=", "write SITE=FORMAT"),
+        ("site=O bf16", "WHERE -> WHAT"),
+        ("site=O ->", "WHERE -> WHAT"),
+        ("site=O site=P -> bf16", "each once"),
+        ("OO=bf16", "unknown site 'OO'; did you mean 'O'"),
+        ("delta_form=O", "did you mean 'delta_from'"),
+        ("O=bf61", "unknown format 'bf61'; did you mean 'bf16'"),
+        ("O=mxfp9", "in blocks: mxfp8_e4m3"),
+        ("O=bf16:stochastik", "did you mean 'stochastic'"),
+        ("O=bf16:stochastic:to-odd", "stochastic and to-odd are both a mode"),
+        ("O=bf16:saturate:inf", "both a overflow"),
+        ("O=bf16:rceil", "has no scale"),
+        ("O=e8m0fnu", "scale format"),
+        ("P=mxfp4:ceil:floor", "both a rule"),
+        ("O=mxfp4", "the operands of products are"),
+        ("O=e4m3fn:inf", "has no infinity"),
+        ("PV.sum=exactly", "did you mean 'exact'"),
+        ("P.sum=exact", "P is no sum of products"),
+        ("PV.sum=hopper", "hopper:bf16"),
+        ("PV.sum=ascending:mxfp4", "is of blocks"),
+        ("PV.sum=native:bf16", "leave the format out"),
+        ("PV.step=bf16", "write PV.sum=ORDER:FORMAT"),
+        ("PV.sums=exact", "unknown site 'PV.sums'"),
+        ("exp=bf16", "the event is EXP"),
+        ("delta_from=PDP", "did you mean 'P_DP'"),
+        ("stabiliser=1", "above 1"),
+        ("unfused=1", "true or false"),
+        ("plan=qiu", "unknown preset 'qiu'"),
+        ("site=O -> plan=fp32", "leave site= out"),
+        ("site=O -> P=bf16", "leave site= out"),
+        ("layer=1 -> O=bf16", "there is no layer= here"),
+        ("laier=1 -> O=bf16", "unknown place"),
+        ("plan=fa2-bf16 PV=bf16", "use O"),
+        ("unfused=true AO=bf16", "never rescales"),
+        ("only=PW", "unknown site 'PW'"),
     ],
-)  # fmt: skip
+)
 def test_errors_name_the_word_and_the_repair(text, said):
     """A word that is silently ignored, or a traceback."""
     with pytest.raises(ValueError) as error:

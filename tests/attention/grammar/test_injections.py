@@ -1,4 +1,6 @@
-"""Injections in words. A colon separates words and stands in ranges: both at once is where a parser goes wrong."""
+"""Injections in words. A colon separates words and stands in ranges: both at once is where a parser
+goes wrong.
+"""
 
 import pytest
 from hypothesis import given
@@ -11,39 +13,72 @@ from roundscope.attention.sites import Axes
 NUMBER = st.integers(0, 99)
 PART = st.one_of(
     NUMBER.map(lambda a: (str(a), [a])),
-    st.tuples(NUMBER, st.integers(1, 9)).map(lambda p: (f"{p[0]}:{sum(p)}", list(range(p[0], sum(p))))),
+    st.tuples(NUMBER, st.integers(1, 9)).map(
+        lambda p: (f"{p[0]}:{sum(p)}", list(range(p[0], sum(p))))
+    ),
     st.tuples(NUMBER, st.integers(1, 9), st.integers(1, 3)).map(
         lambda p: (f"{p[0]}:{p[0] + p[1]}:{p[2]}", list(range(p[0], p[0] + p[1], p[2])))
     ),
-    st.tuples(NUMBER, st.integers(0, 9)).map(lambda p: (f"{p[0]}-{sum(p)}", list(range(p[0], sum(p) + 1)))),
+    st.tuples(NUMBER, st.integers(0, 9)).map(
+        lambda p: (f"{p[0]}-{sum(p)}", list(range(p[0], sum(p) + 1)))
+    ),
     st.integers(1, 9).map(lambda b: (f":{b}", list(range(b)))),
 )
-WHERE = st.lists(PART, min_size=1, max_size=3).map(lambda parts: (",".join(p[0] for p in parts), [i for p in parts for i in p[1]]))
+WHERE = st.lists(PART, min_size=1, max_size=3).map(
+    lambda parts: (",".join(p[0] for p in parts), [i for p in parts for i in p[1]])
+)
 WHATS = [
-    ("exact", Exact()), ("ulps=0.5", AddUlps(ulps=0.5)), ("ulps=-1e-3", AddUlps(ulps=-1e-3)), ("bias=1e+2", Bias(value=100.0)),
-    ("set=-1", SetTo(value=-1.0)), ("flip=3", FlipBit(bit=3)), ("noise=.25", Noise(ulps=0.25, seed=9)),
-]  # fmt: skip
+    ("exact", Exact()),
+    ("ulps=0.5", AddUlps(ulps=0.5)),
+    ("ulps=-1e-3", AddUlps(ulps=-1e-3)),
+    ("bias=1e+2", Bias(value=100.0)),
+    ("set=-1", SetTo(value=-1.0)),
+    ("flip=3", FlipBit(bit=3)),
+    ("noise=.25", Noise(ulps=0.25, seed=9)),
+]
 
 
 @given(
-    st.sampled_from(list(Site)), st.sampled_from(WHATS), st.dictionaries(st.sampled_from(["batch", "heads", "rows", "tiles"]), WHERE),
+    st.sampled_from(list(Site)),
+    st.sampled_from(WHATS),
+    st.dictionaries(st.sampled_from(["batch", "heads", "rows", "tiles"]), WHERE),
     st.booleans(),
-)  # fmt: skip
+)
 def test_every_word_is_read_as_it_stands(site, what, where, low):
-    """A number of a range taken for the next word, a word for a range's end, a place that is lost or that takes another's numbers."""
-    text = ":".join([site.lower() if low else site, what[0], *(f"{name}={words}" for name, (words, _) in where.items())])
+    """A number of a range taken for the next word, a word for a range's end, a place that is lost
+    or that takes another's numbers.
+    """
+    text = ":".join(
+        [
+            site.lower() if low else site,
+            what[0],
+            *(f"{name}={words}" for name, (words, _) in where.items()),
+        ]
+    )
     made = Injection.parse(text, seed=9)
     assert (made.site, made.what) == (site, what[1])
     for name in ("batch", "heads", "rows", "tiles", "columns", "features"):
         found = getattr(made, name)
-        assert (None if found is None else list(found)) == (where[name][1] if name in where else None)
+        assert (None if found is None else list(found)) == (
+            where[name][1] if name in where else None
+        )
 
 
-@given(st.sampled_from(list(Site)), st.sampled_from(WHATS), st.sets(NUMBER, min_size=1), st.sets(NUMBER))
+@given(
+    st.sampled_from(list(Site)),
+    st.sampled_from(WHATS),
+    st.sets(NUMBER, min_size=1),
+    st.sets(NUMBER),
+)
 def test_injections_are_spelled_as_they_are_read(site, what, rows, last):
     """A report that names another injection than the one that was made."""
     name = {Axes.TS: "columns", Axes.TH: "features", Axes.SH: "features"}.get(site.axes, "heads")
-    made = Injection(site=site, what=what[1], rows=tuple(sorted(rows)), **({name: tuple(sorted(last))} if last else {}))
+    made = Injection(
+        site=site,
+        what=what[1],
+        rows=tuple(sorted(rows)),
+        **({name: tuple(sorted(last))} if last else {}),
+    )
     again = Injection.parse(injection_words(made), seed=9)
     assert (again.site, again.what, set(again.rows)) == (site, made.what, rows)
     assert set(getattr(again, name) or ()) == last
@@ -58,14 +93,27 @@ def test_numbers_that_six_digits_cannot_hold_are_spelled_in_full():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("O", "write SITE:WHAT[:WHERE]"), ("O:", "write SITE:WHAT"), (":exact", "unknown site ''"), ("OO:exact", "did you mean 'O'"),
-        ("O:ulsp=1", "did you mean 'ulps'"), ("O:exact=1", "unknown change"), ("O:ulps", "unknown change"), ("O:ulps=", "'' is no finite"),
-        ("O:ulps=nan", "no finite number"), ("O:flip=1.5", "a bit is a whole number"), ("O:exact:row=1", "did you mean 'rows'"),
-        ("O:exact:rows", "unknown place"), ("O:exact:rows=", "'': no whole number"), ("O:exact:rows=0:64:x", "unknown place 'x'"),
-        ("O:exact:0:64", "unknown change 'exact:0:64'"), ("O:exact:rows=64:0", "is empty"), ("O:exact:rows=1:rows=2", "given twice"),
-        ("O:exact:rows=0:64:", "write a range"), ("O:exact:columns=1", "use rows or features"),
+        ("O", "write SITE:WHAT[:WHERE]"),
+        ("O:", "write SITE:WHAT"),
+        (":exact", "unknown site ''"),
+        ("OO:exact", "did you mean 'O'"),
+        ("O:ulsp=1", "did you mean 'ulps'"),
+        ("O:exact=1", "unknown change"),
+        ("O:ulps", "unknown change"),
+        ("O:ulps=", "'' is no finite"),
+        ("O:ulps=nan", "no finite number"),
+        ("O:flip=1.5", "a bit is a whole number"),
+        ("O:exact:row=1", "did you mean 'rows'"),
+        ("O:exact:rows", "unknown place"),
+        ("O:exact:rows=", "'': no whole number"),
+        ("O:exact:rows=0:64:x", "unknown place 'x'"),
+        ("O:exact:0:64", "unknown change 'exact:0:64'"),
+        ("O:exact:rows=64:0", "is empty"),
+        ("O:exact:rows=1:rows=2", "given twice"),
+        ("O:exact:rows=0:64:", "write a range"),
+        ("O:exact:columns=1", "use rows or features"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(text, said):
     """A word that is silently ignored, or a traceback."""
     with pytest.raises(ValueError) as error:
@@ -76,10 +124,13 @@ def test_what_is_wrong_is_named(text, said):
 @pytest.mark.parametrize(
     ("text", "plan", "said"),
     [
-        ("PV:exact", "fa2-bf16", "inject at O"), ("AO:exact", "baseline-bf16", "never rescales"), ("O:flip=16", "qiu-yao", "bits 0 to 15"),
-        ("P:set=1e6", "fa3-fp8", "largest number is 448"), ("O:set=0.3", "qiu-yao", "the nearest number it has is 0.30078125"),
+        ("PV:exact", "fa2-bf16", "inject at O"),
+        ("AO:exact", "baseline-bf16", "never rescales"),
+        ("O:flip=16", "qiu-yao", "bits 0 to 15"),
+        ("P:set=1e6", "fa3-fp8", "largest number is 448"),
+        ("O:set=0.3", "qiu-yao", "the nearest number it has is 0.30078125"),
     ],
-)  # fmt: skip
+)
 def test_what_a_plan_has_not_is_named(text, plan, said):
     """An injection that does nothing."""
     with pytest.raises(ValueError, match=said):

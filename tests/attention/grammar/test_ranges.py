@@ -34,24 +34,43 @@ def test_a_dash_has_both_ends(first, last):
 def test_lists_join_all_of_these():
     """A part that ends the list, or that takes the place of another."""
     assert numbers("7,0:3,5-6,10:4:-3,:2") == (7, 0, 1, 2, 5, 6, 10, 7, 0, 1)
-    assert numbers("3") == (3,) and selection("3") == range(3, 4) and selection("1,2") == (1, 2) and not is_range("3")
+    assert (
+        numbers("3") == (3,)
+        and selection("3") == range(3, 4)
+        and selection("1,2") == (1, 2)
+        and not is_range("3")
+    )
 
 
 @given(st.sets(SMALL, min_size=1))
 def test_numbers_are_spelled_as_they_are_read(chosen):
     """A run that loses its last number in words."""
-    assert set(numbers(spelled(tuple(chosen)))) == chosen and spelled(range(0, 64)) == "0:64" and spelled(3) == "3"
+    assert (
+        set(numbers(spelled(tuple(chosen)))) == chosen
+        and spelled(range(0, 64)) == "0:64"
+        and spelled(3) == "3"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "'': no whole number from 0"), ("x", "'x': no whole number"), ("-3", "'-3': no whole number"), ("1,", "'': no whole number"),
-        ("1.5", "'1.5'"), ("²", "'²'"), ("0:x", "'0:x': write a range as a:b"), ("0:", "'0:': write a range as a:b"),
-        ("-3:5", "'-3:5': write a range"), ("0:1:2:3", "write a range"), ("0:9999999", "has 9999999 values"), ("1-2-3", "'1-2-3'"),
-        ("0:5:0", "the step is 0"), ("5:5", "the stop is left out, so that 0:10 is 0 to 9"),
+        ("", "'': no whole number from 0"),
+        ("x", "'x': no whole number"),
+        ("-3", "'-3': no whole number"),
+        ("1,", "'': no whole number"),
+        ("1.5", "'1.5'"),
+        ("²", "'²'"),
+        ("0:x", "'0:x': write a range as a:b"),
+        ("0:", "'0:': write a range as a:b"),
+        ("-3:5", "'-3:5': write a range"),
+        ("0:1:2:3", "write a range"),
+        ("0:9999999", "has 9999999 values"),
+        ("1-2-3", "'1-2-3'"),
+        ("0:5:0", "the step is 0"),
+        ("5:5", "the stop is left out, so that 0:10 is 0 to 9"),
     ],
-)  # fmt: skip
+)
 def test_what_is_none_is_named(text, said):
     """A traceback, or digits of another script taken for numbers."""
     with pytest.raises(ValueError) as error:

@@ -45,7 +45,9 @@ def test_other_presets_reach_the_twins_too(twin, preset):
 
 
 def test_every_field_of_kernels_has_its_word_and_every_value():
-    """A new field, or value of one, that the grammar does not know: it has to be here and on the page."""
+    """A new field, or value of one, that the grammar does not know: it has to be here and on the
+    page.
+    """
     words = {name: KINDS[name] for name in OF_KERNEL}
     log2_e = "exp=base2 log2_e=scale"
     before = {
@@ -63,12 +65,16 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
     types = {f.name: f.type for f in fields(Plan)}
     for name in words:
         old = getattr(BASE.changed(before.get(name, "")), name)
-        values = {bool: (True, False), int: (0, 1, 3), float: (0.0, 2.5, 4.0), Polynomial | None: (None, Polynomial(10, 4, 1))}.get(
-            types[name]
-        ) or tuple(type(old))
+        values = {
+            bool: (True, False),
+            int: (0, 1, 3),
+            float: (0.0, 2.5, 4.0),
+            Polynomial | None: (None, Polynomial(10, 4, 1)),
+        }.get(types[name]) or tuple(type(old))
         for value in values:
             base = BASE.changed("unfused=true" if value is Sinks.KEY else before.get(name, ""))
-            made = base.changed(f"{name}={str(value).lower() if isinstance(value, bool) or value is None else value}")
+            word = str(value).lower() if isinstance(value, bool) or value is None else value
+            made = base.changed(f"{name}={word}")
             assert getattr(made, name) == value and type(getattr(made, name)) is type(value)
             assert unnamed(replace(made, **{name: old})) == unnamed(base)
             assert unnamed(base.changed(*differences(made, base))) == unnamed(made)
@@ -81,14 +87,19 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         ("octets8", Accumulator(order=Order.OCTETS, chunk=8)),
         ("octets2:bf16", Accumulator(order=Order.OCTETS, chunk=2, step=rounding("bf16"))),
         ("warps4", Accumulator(order=Order.WARPS, chunk=4)),
-        ("warps8:fp16:toward-zero", Accumulator(order=Order.WARPS, chunk=8, step=rounding("fp16", "toward-zero"))),
+        (
+            "warps8:fp16:toward-zero",
+            Accumulator(order=Order.WARPS, chunk=8, step=rounding("fp16", "toward-zero")),
+        ),
         ("hopper:bf16", HOPPER),
         ("hopper-8:bf16", EIGHTS),
         ("volta-2:fp16:fp16", replace(Accumulator.tensor_core("volta", "fp16", "fp16"), chunk=2)),
     ],
 )
 def test_a_sum_s_word_is_the_sum(word, wanted):
-    """The order warps, and a tensor core's shorter instruction, that were in plans but not in words."""
+    """The order warps, and a tensor core's shorter instruction, that were in plans but not in
+    words.
+    """
     assert accumulator_of(word) == wanted and accumulator_words(wanted) == word
     assert BASE.changed(f"S.sum={word}").accumulator(Site.S) == wanted
 
@@ -107,26 +118,42 @@ def test_every_shorter_tensor_core_is_spelled_as_it_is_read():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("S.sum=hopper-17:bf16", "1 to 16 products"), ("S.sum=hopper-0:bf16", "1 to 16 products"),
-        ("S.sum=hopper-:bf16", "1 to 16 products"), ("S.sum=hopper-x:bf16", "1 to 16 products"),
-        ("S.sum=hopper-8", "hopper-8:bf16"), ("S.sum=hoper-8:bf16", "unknown accumulator 'hoper-8'"),
-        ("S.sum=strided", "strided32"), ("S.sum=octets", "octets8"), ("S.sum=octets0", "chunk=0"),
-        ("S.sum=warp", "did you mean 'warps4'"), ("S.sum=warps12", "a power of two"),
-        ("S.sum=warps:bf16:stochastic", "no random bits"), ("S.sum=strided32:bf16:stochastic", "no random bits"),
-        ("exp=ex3", "did you mean 'ex2'"), ("log2_e=scale", "exp=base2 or exp=ex2"),
-        ("exp=cuda log2_e=scale", "exp=base2 or exp=ex2"), ("log2_e=scales", "did you mean 'scale"),
+        ("S.sum=hopper-17:bf16", "1 to 16 products"),
+        ("S.sum=hopper-0:bf16", "1 to 16 products"),
+        ("S.sum=hopper-:bf16", "1 to 16 products"),
+        ("S.sum=hopper-x:bf16", "1 to 16 products"),
+        ("S.sum=hopper-8", "hopper-8:bf16"),
+        ("S.sum=hoper-8:bf16", "unknown accumulator 'hoper-8'"),
+        ("S.sum=strided", "strided32"),
+        ("S.sum=octets", "octets8"),
+        ("S.sum=octets0", "chunk=0"),
+        ("S.sum=warp", "did you mean 'warps4'"),
+        ("S.sum=warps12", "a power of two"),
+        ("S.sum=warps:bf16:stochastic", "no random bits"),
+        ("S.sum=strided32:bf16:stochastic", "no random bits"),
+        ("exp=ex3", "did you mean 'ex2'"),
+        ("log2_e=scale", "exp=base2 or exp=ex2"),
+        ("exp=cuda log2_e=scale", "exp=base2 or exp=ex2"),
+        ("log2_e=scales", "did you mean 'scale"),
         ("fused_exponent=1", "true or false"),
-        ("saved_p=true", "normalise_first"), ("score_gradient=quotient", "saved_p and delta_from=P_DP"),
+        ("saved_p=true", "normalise_first"),
+        ("score_gradient=quotient", "saved_p and delta_from=P_DP"),
         ("row_sum=lane", "did you mean 'lanes'"),
-        ("reciprocal=rpc", "did you mean 'rcp'"), ("log=lg", "did you mean 'lg2'"),
+        ("reciprocal=rpc", "did you mean 'rcp'"),
+        ("log=lg", "did you mean 'lg2'"),
         ("exponent_again=later", "unknown exponent of the backward 'later'"),
-        ("score_gradient=difernce", "did you mean 'difference'"), ("registers=yes", "true or false"),
-        ("gradient_scale=registers", "did you mean 'register'"), ("query_order=down", "unknown order of queries"),
-        ("exp=ex2 log2_e=scale stabiliser=2", "log2_e=none"), ("site=O -> registers=true", "leave site= out"),
-        ("LS=bf16", "use SCALED"), ("OI=bf16", "use OUT"), ("row_sum=lanes ROWSUM=bf16", "use L"),
+        ("score_gradient=difernce", "did you mean 'difference'"),
+        ("registers=yes", "true or false"),
+        ("gradient_scale=registers", "did you mean 'register'"),
+        ("query_order=down", "unknown order of queries"),
+        ("exp=ex2 log2_e=scale stabiliser=2", "log2_e=none"),
+        ("site=O -> registers=true", "leave site= out"),
+        ("LS=bf16", "use SCALED"),
+        ("OI=bf16", "use OUT"),
+        ("row_sum=lanes ROWSUM=bf16", "use L"),
         ("unfused=true saved_p=true S_B=bf16", "use S, X or EXP"),
     ],
-)  # fmt: skip
+)
 def test_errors_name_the_word_and_the_repair(text, said):
     """A word that is silently ignored, or a traceback."""
     with pytest.raises(ValueError) as error:

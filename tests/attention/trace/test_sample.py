@@ -1,4 +1,6 @@
-"""A trace of a sample of tiles: the same events on every engine, as the docstring says, and the statistics of those and no others."""
+"""A trace of a sample of tiles: the same events on every engine, as the docstring says, and the
+statistics of those and no others.
+"""
 
 import math
 from collections import Counter
@@ -15,7 +17,15 @@ from tests.attention.small import INPUTS, B, H, N, S, T, run
 from tests.checks.engines import RESULTS, bits, differences
 
 EVERY, BLOCKS = 3, (4, 5)
-WHOLE = (*(site for site in Site if site.stage == "inputs"), *ONCE, Site.OD, Site.DELTA, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
+WHOLE = (
+    *(site for site in Site if site.stage == "inputs"),
+    *ONCE,
+    Site.OD,
+    Site.DELTA,
+    Site.DQ_OUT,
+    Site.DK_OUT,
+    Site.DV_OUT,
+)
 QUERIES, KEYS = -(-T // BLOCKS[0]), -(-S // BLOCKS[1])
 
 
@@ -53,14 +63,24 @@ def entries_seen(site, head, shape):
 
 
 def test_the_statistics_of_the_sample():
-    """Another tile, one of another head, rows of inputs that no tile of the sample has; a place counted in the rows seen, not in all."""
+    """Another tile, one of another head, rows of inputs that no tile of the sample has; a place
+    counted in the rows seen, not in all.
+    """
     plan = Plan.preset("qiu-yao")
-    seen, whole = (run("qiu-yao", record=Record(events=tuple(Site), every=n), blocks=BLOCKS) for n in (EVERY, 1))
+    seen, whole = (
+        run("qiu-yao", record=Record(events=tuple(Site), every=n), blocks=BLOCKS)
+        for n in (EVERY, 1)
+    )
     assert [x for x in differences(seen, whole) if x.startswith("events of")] == []
     compared = set()
     for name, (before, after) in seen.trace.events.items():
         site, found = Site(name), seen.trace.stats[name]
-        if site in (Site.DM, Site.ALPHA, Site.AL, Site.AO):  # events that a row's first tile does not have
+        if site in (
+            Site.DM,
+            Site.ALPHA,
+            Site.AL,
+            Site.AO,
+        ):  # events that a row's first tile does not have
             continue
         for b, n in np.ndindex(found.n.shape):
             head = b * found.n.shape[1] + n
@@ -87,32 +107,51 @@ def _shape(site, x):
 
 
 def test_ones_and_rows_are_of_the_sample():
-    """Ones counted in tiles that nobody looks at; sums of rows that are not those of the statistics."""
-    whole, part = (run("qiu-yao", record=Record(ones=(Site.ALPHA, Site.INV), every=n), blocks=BLOCKS).trace for n in (1, EVERY))
+    """Ones counted in tiles that nobody looks at; sums of rows that are not those of the
+    statistics.
+    """
+    whole, part = (
+        run("qiu-yao", record=Record(ones=(Site.ALPHA, Site.INV), every=n), blocks=BLOCKS).trace
+        for n in (1, EVERY)
+    )
     assert 0 < part.ones["ALPHA"].sum() < whole.ones["ALPHA"].sum()
     for b, n in np.ndindex(B, N):
         tiles = np.arange(T) // BLOCKS[0]
         pairs = pairs_seen(b * N + n, QUERIES, KEYS)
         looked = np.array([[(i, j) in pairs for i in tiles] for j in range(KEYS)])
-        assert np.array_equal(part.ones["ALPHA"][b, n], np.where(looked, whole.ones["ALPHA"][b, n], 0))
+        assert np.array_equal(
+            part.ones["ALPHA"][b, n], np.where(looked, whole.ones["ALPHA"][b, n], 0)
+        )
         own = np.isin(tiles, list(tiles_seen(b * N + n, QUERIES)))
         assert np.array_equal(part.rows["OUT"][b, n], np.where(own, whole.rows["OUT"][b, n], 0.0))
 
 
 def test_engines_look_at_the_same_tiles():
     """Arithmetic of 32 bits in one of them."""
-    options = {"plan": "fa2-bf16", "record": Record(ones=(Site.P, Site.INV), every=2), "block_q": 8, "block_k": 8, "is_causal": True}
+    options = {
+        "plan": "fa2-bf16",
+        "record": Record(ones=(Site.P, Site.INV), every=2),
+        "block_q": 8,
+        "block_k": 8,
+        "is_causal": True,
+    }
     ours, theirs = (examine(*INPUTS[:3], engine=name, **options) for name in ("numpy", "xla"))
     assert differences(ours, theirs) == []
 
 
 def test_a_sample_changes_no_bit_and_has_steps():
     """A rounding where a tile is looked at; steps of a sum that are counted in every tile."""
-    part, whole = (run("fa2-bf16", record=Record(steps=(Site.PV, Site.DELTA), every=n), blocks=BLOCKS) for n in (EVERY, 1))
+    part, whole = (
+        run("fa2-bf16", record=Record(steps=(Site.PV, Site.DELTA), every=n), blocks=BLOCKS)
+        for n in (EVERY, 1)
+    )
     of_keys = [min(BLOCKS[1], S - j * BLOCKS[1]) for j in range(KEYS)]
     for b, n in np.ndindex(B, N):
-        pairs, rows = pairs_seen(b * N + n, QUERIES, KEYS), BLOCKS[0] * len(tiles_seen(b * N + n, QUERIES))
-        assert part.trace.stats["PV.step"].n[b, n] == sum(BLOCKS[0] * of_keys[j] * H for _, j in pairs)
+        pairs = pairs_seen(b * N + n, QUERIES, KEYS)
+        rows = BLOCKS[0] * len(tiles_seen(b * N + n, QUERIES))
+        assert part.trace.stats["PV.step"].n[b, n] == sum(
+            BLOCKS[0] * of_keys[j] * H for _, j in pairs
+        )
         assert part.trace.stats["DELTA.step"].n[b, n] == rows * H
     for name in RESULTS:
         assert np.array_equal(bits(getattr(part, name)), bits(getattr(whole, name))), name
@@ -130,10 +169,17 @@ def test_no_place_is_preferred(tiles, every):
         assert (places >= 0).sum() == count
     often = Counter(np.concatenate(seen).tolist())
     assert set(often) == set(range(tiles))
-    assert max(often.values()) - min(often.values()) <= 4 * count  # of 24 count: a discrepancy, not a law of large numbers
+    assert (
+        max(often.values()) - min(often.values()) <= 4 * count
+    )  # of 24 count: a discrepancy, not a law of large numbers
 
 
 def test_a_sample_of_no_tile_is_refused():
     for every in (0, 2.0):
-        with pytest.raises(ValueError, match=f"every={every}: a whole number, one tile in so many, both ways; 1 for all events"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                f"every={every}: a whole number, one tile in so many, both ways; 1 for all events"
+            ),
+        ):
             Record(every=every)

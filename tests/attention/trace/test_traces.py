@@ -17,10 +17,16 @@ EVERYTHING = Record(events=tuple(Site), steps=PRODUCTS)
 OTHERS = ("exact", "fp32", "fa2-bf16", "baseline-bf16", "all:bf16", "all:e4m3fn")
 
 
-@pytest.mark.parametrize("plan", ["qiu-yao", "fa3-fp8", *(pytest.param(p, marks=pytest.mark.thorough) for p in OTHERS)])
+@pytest.mark.parametrize(
+    "plan", ["qiu-yao", "fa3-fp8", *(pytest.param(p, marks=pytest.mark.thorough) for p in OTHERS)]
+)
 def test_a_trace_never_changes_a_bit(plan):
-    """A recorded sum that adds in another order, or an event that is rounded where it is only looked at."""
-    silent, *watched = (run(plan, record=record, blocks=(5, 7)) for record in (None, Record(), EVERYTHING))
+    """A recorded sum that adds in another order, or an event that is rounded where it is only
+    looked at.
+    """
+    silent, *watched = (
+        run(plan, record=record, blocks=(5, 7)) for record in (None, Record(), EVERYTHING)
+    )
     for seen in watched:
         for name in RESULTS:
             assert np.array_equal(bits(getattr(silent, name)), bits(getattr(seen, name))), name
@@ -30,15 +36,22 @@ def test_a_trace_never_changes_a_bit(plan):
 
 def test_places_where_v_is_wider_than_q():
     """A place in rows of v's features, of an event that has q's."""
-    x = [normal(130 + i, *shape) for i, shape in enumerate([(1, 8, 1, 4), (1, 8, 1, 4), (1, 8, 1, 8), (1, 8, 1, 8)])]
+    x = [
+        normal(130 + i, *shape)
+        for i, shape in enumerate([(1, 8, 1, 4), (1, 8, 1, 4), (1, 8, 1, 8), (1, 8, 1, 8)])
+    ]
     plan = Plan.preset("fa2-bf16").at("DQ", "bf16").at("DK", "bf16").at("DV", "bf16")
-    trace = run(plan, record=Record(events=(Site.DQ, Site.DK, Site.DV)), inputs=x, blocks=(4, 4)).trace
+    trace = run(
+        plan, record=Record(events=(Site.DQ, Site.DK, Site.DV)), inputs=x, blocks=(4, 4)
+    ).trace
     for name, (before, after) in trace.events.items():
         error = np.abs(after - before)[0, 0]  # (tiles, rows, features)
         place, width = int(trace.stats[name].place[0, 0]), error.shape[-1]
         assert trace.stats[name].peak[0, 0] > 0.0
         unit = np.exp2(np.floor(np.log2(np.abs(before[0, 0]))) - 7)
-        assert (error / unit)[:, place // width, place % width].max() == trace.stats[name].peak[0, 0], name
+        assert (error / unit)[:, place // width, place % width].max() == trace.stats[name].peak[
+            0, 0
+        ], name
 
 
 @pytest.mark.parametrize("order", [Order.PAIRWISE, Order.CHUNKED, Order.EXACT])
@@ -53,7 +66,9 @@ def test_recorded_steps_change_no_bit(order):
 
 
 def recomputed(before, after, f):
-    """The statistics of events by NumPy's own frexp and fsum-like sums: (B, heads, ...) -> dict of (B, heads)."""
+    """The statistics of events by NumPy's own frexp and fsum-like sums: (B, heads, ...) -> dict of
+    (B, heads).
+    """
     finite = np.isfinite(before) & np.isfinite(after)
     error = np.where(finite, np.where(finite, after, 0) - np.where(finite, before, 0), 0.0)
     exponent = np.maximum(np.frexp(np.where(finite, before, 0.0))[1] - 1, f.emin)
@@ -63,19 +78,31 @@ def recomputed(before, after, f):
     bigger, smaller = np.abs(after) > np.abs(before), np.abs(after) < np.abs(before)
     grown = np.where(after == 0, -9999, np.frexp(after)[1] - 1) > exponent
     out = {
-        "inexact": error != 0, "ties": np.abs(ulps) == 0.5, "ties_away": (np.abs(ulps) == 0.5) & bigger,
-        "away": bigger, "toward": smaller, "carries": bigger & grown, "underflow": (before != 0) & (after == 0),
-        "subnormal": (after != 0) & (np.abs(after) < f.min_normal), "nan": np.isnan(after),
-        "error": error, "abs_error": np.abs(error), "sq_error": error**2,
-        "ulps": ulps, "abs_ulps": np.abs(ulps), "sq_ulps": ulps**2,
-    }  # fmt: skip
+        "inexact": error != 0,
+        "ties": np.abs(ulps) == 0.5,
+        "ties_away": (np.abs(ulps) == 0.5) & bigger,
+        "away": bigger,
+        "toward": smaller,
+        "carries": bigger & grown,
+        "underflow": (before != 0) & (after == 0),
+        "subnormal": (after != 0) & (np.abs(after) < f.min_normal),
+        "nan": np.isnan(after),
+        "error": error,
+        "abs_error": np.abs(error),
+        "sq_error": error**2,
+        "ulps": ulps,
+        "abs_ulps": np.abs(ulps),
+        "sq_ulps": ulps**2,
+    }
     return {k: v.sum(axes) for k, v in out.items()} | {"peak": np.abs(ulps).max(axes)}, ulps
 
 
 @pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16", "all:e4m3fn"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_recorded_events_give_the_statistics(plan, causal):
-    """Statistics over other entries than the events; rows summed along the wrong axis; a place in the wrong tile."""
+    """Statistics over other entries than the events; rows summed along the wrong axis; a place in
+    the wrong tile.
+    """
     preset = Plan.preset(plan)
     seen = run(plan, record=EVERYTHING, is_causal=causal, blocks=(8, 16))
     checked = 0
@@ -95,23 +122,44 @@ def test_recorded_events_give_the_statistics(plan, causal):
                 assert np.all(np.abs(got - value) <= 1e-12 * size), (name, field)
         row = ulps.ndim - (1 if site.axes is Axes.T else 2)
         per_row = ulps.sum(tuple(a for a in range(2, ulps.ndim) if a != row))
-        assert np.all(np.abs(seen.trace.rows[name] - per_row) <= 1e-12 * (1 + want["abs_ulps"][..., None])), name
-        if ulps.ndim == 4 and site.axes is not Axes.T:  # not repeated: the place is a flat index of the head
+        assert np.all(
+            np.abs(seen.trace.rows[name] - per_row) <= 1e-12 * (1 + want["abs_ulps"][..., None])
+        ), name
+        if (
+            ulps.ndim == 4 and site.axes is not Axes.T
+        ):  # not repeated: the place is a flat index of the head
             flat = np.abs(ulps).reshape(*ulps.shape[:2], -1)
             at_place = np.take_along_axis(flat, np.maximum(stats.place, 0)[..., None], -1)[..., 0]
             assert np.array_equal(at_place, stats.peak), name
         checked += 1
-    assert checked == len(set(Site) - OF_KERNELS) - preset.pv_into_o  # PV has no event of its own where it accumulates into O
+    assert (
+        checked == len(set(Site) - OF_KERNELS) - preset.pv_into_o
+    )  # PV has no event of its own where it accumulates into O
 
 
 def test_counts_of_events():
     """Padding counted, a tile skipped or counted twice; the first tile's rescaling counted."""
     inputs = [x[:, :n] for x, n in zip(INPUTS, (21, 30, 30, 21), strict=True)]
-    stats = run("qiu-yao", inputs=inputs).trace.stats  # 3 x 4 tiles of 8 x 8, the last ones not full
+    stats = run(
+        "qiu-yao", inputs=inputs
+    ).trace.stats  # 3 x 4 tiles of 8 x 8, the last ones not full
     for name, s in stats.items():
         site = Site(name)
         once = {Axes.TS: 21 * 30, Axes.T: 21, Axes.TH: 21 * H, Axes.SH: 30 * H}[site.axes]
-        tiles = {"M": 4, "ROWSUM": 4, "L": 4, "PV": 4, "O": 4, "DQ": 4, "DM": 3, "ALPHA": 3, "AL": 3, "AO": 3, "DV": 3, "DK": 3}
+        tiles = {
+            "M": 4,
+            "ROWSUM": 4,
+            "L": 4,
+            "PV": 4,
+            "O": 4,
+            "DQ": 4,
+            "DM": 3,
+            "ALPHA": 3,
+            "AL": 3,
+            "AO": 3,
+            "DV": 3,
+            "DK": 3,
+        }
         assert s.n.shape == (B, G if name in ("K", "V", "DK_OUT", "DV_OUT") else N)
         assert np.all(s.n == once * tiles.get(name, 1)), name
 
@@ -154,17 +202,23 @@ def test_steps_are_the_accumulators_own_roundings():
 def test_statistics_of_inputs_do_not_depend_on_tiles():
     """A summary that depends on how the work was cut."""
     noisy = [x * np.float32(1.0 + 2.0**-12) for x in INPUTS]
-    a, b = (run("fa2-bf16", inputs=noisy, blocks=blocks).trace.stats for blocks in ((8, 8), (5, 32)))
+    a, b = (
+        run("fa2-bf16", inputs=noisy, blocks=blocks).trace.stats for blocks in ((8, 8), (5, 32))
+    )
     for name in ("Q", "K", "V", "DO"):
         for field in fields(Stats):
-            assert np.allclose(getattr(a[name], field.name), getattr(b[name], field.name), rtol=1e-12, atol=1e-9), (name, field.name)
+            assert np.allclose(
+                getattr(a[name], field.name), getattr(b[name], field.name), rtol=1e-12, atol=1e-9
+            ), (name, field.name)
         assert np.all(a[name].inexact > 0)
 
 
 def test_summaries_merge():
     """Merging that loses the worst event, or averages sums."""
     stats = run("qiu-yao").trace.stats["P"]
-    parts = [Stats(**{f.name: getattr(stats, f.name)[:, h] for f in fields(Stats)}) for h in range(N)]
+    parts = [
+        Stats(**{f.name: getattr(stats, f.name)[:, h] for f in fields(Stats)}) for h in range(N)
+    ]
     forward, backward = sum(parts[1:], parts[0]), sum(parts[-2::-1], parts[-1])
     for name in COUNTS:
         assert np.array_equal(getattr(forward, name), getattr(stats, name).sum(1))

@@ -1,4 +1,7 @@
-"""Binary64 functions on narrower numbers: the same bits, and that they are narrower. The machine models the instructions."""
+"""Binary64 functions on narrower numbers: the same bits, and that they are narrower.
+
+The machine models the instructions.
+"""
 
 import dataclasses
 from collections import Counter
@@ -56,11 +59,21 @@ def machine(calls):
             calls["quotient"] += 1
             return plain.divide(a, b)
 
-        yield dataclasses.replace(plain, combined=combined, combined16=combined16, scaled16=scaled16, exp=exp, round=round_, divide=divide)
+        yield dataclasses.replace(
+            plain,
+            combined=combined,
+            combined16=combined16,
+            scaled16=scaled16,
+            exp=exp,
+            round=round_,
+            divide=divide,
+        )
 
 
 def numbers(name, seed, scale=1.0):
-    """Of a format, of mixed sizes: sums of two are ties, and a little off ties, of narrower ones."""
+    """Of a format, of mixed sizes: sums of two are ties, and a little off ties, of narrower
+    ones.
+    """
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(64, 64)) * 2.0 ** rng.integers(-12, 12, (64, 64)) * scale
     x[0, :8] = [0.0, -0.0, np.inf, -np.inf, 1.0, -1.0, 2.0**-126, 2.0**100]
@@ -72,7 +85,9 @@ def held(x, name):
 
 
 def run(machine, f, formats, *args):
-    found, nothing = narrowed(machine, lambda *x: (tuple(jax.tree.leaves(f(*x))), {}), formats)(*args)
+    found, nothing = narrowed(machine, lambda *x: (tuple(jax.tree.leaves(f(*x))), {}), formats)(
+        *args
+    )
     assert nothing == {}
     return [np.asarray(x) for x in found]
 
@@ -83,7 +98,9 @@ WRITTEN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": product}
 
 @pytest.mark.parametrize("r", [BINARY32, BF16, FP16], ids=str)
 @pytest.mark.parametrize(
-    "formats", [("bf16", "bf16"), ("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp16", "fp16")], ids="-".join
+    "formats",
+    [("bf16", "bf16"), ("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp16", "fp16")],
+    ids="-".join,
 )
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_one_instruction_rounds_as_binary64_and_once(machine, calls, operation, formats, r):
@@ -91,7 +108,13 @@ def test_one_instruction_rounds_as_binary64_and_once(machine, calls, operation, 
     a, b = (numbers(name, n) for n, name in enumerate(formats))
     with np.errstate(invalid="ignore", over="ignore"):
         want = round_to(OPERATIONS[operation](a, b), r)
-    (got,) = run(machine, lambda x, y: round_event(WRITTEN[operation](x, y), r), [r.format.name], held(a, formats[0]), held(b, formats[1]))
+    (got,) = run(
+        machine,
+        lambda x, y: round_event(WRITTEN[operation](x, y), r),
+        [r.format.name],
+        held(a, formats[0]),
+        held(b, formats[1]),
+    )
     assert np.array_equal(bits(got), bits(want))
     if set(formats) == {r.format.name}:
         assert calls == {operation if r == BINARY32 else f"{operation} of 16 bits": 1}
@@ -104,10 +127,17 @@ def test_one_instruction_rounds_as_binary64_and_once(machine, calls, operation, 
 
 
 @pytest.mark.parametrize(
-    ("r", "x", "y", "want"), [(BF16, 1 + 2.0**-8, 2.0**-60, 1.0), (BF16, 257.0, 2.0**-50, 256.0), (FP16, 2.0**-25, 2.0**-90, 0.0)]
+    ("r", "x", "y", "want"),
+    [
+        (BF16, 1 + 2.0**-8, 2.0**-60, 1.0),
+        (BF16, 257.0, 2.0**-50, 256.0),
+        (FP16, 2.0**-25, 2.0**-90, 0.0),
+    ],
 )
 def test_a_sum_has_53_bits_before_it_is_narrowed(machine, r, x, y, want):
-    """An instruction that rounds the exact sum to odd would see what binary64 has dropped beside a tie."""
+    """An instruction that rounds the exact sum to odd would see what binary64 has dropped beside a
+    tie.
+    """
     a, b = (held(np.full((2, 2), v), "fp32") for v in (x, y))
     (got,) = run(machine, lambda a, b: round_event(a + b, r), ["fp32"], a, b)
     assert np.array_equal(got, np.full((2, 2), want))
@@ -117,7 +147,9 @@ def test_a_number_of_16_bits_times_a_constant(machine, calls):
     """The scale of scores is such a number, or it is not."""
     x = held(numbers("bf16", 3), "bf16")
     for scale in (0.125, float(np.float32(0.3))):
-        (got,) = run(machine, lambda x, scale=scale: round_event(product(x, scale), BF16), ["bf16"], x)
+        (got,) = run(
+            machine, lambda x, scale=scale: round_event(product(x, scale), BF16), ["bf16"], x
+        )
         assert np.array_equal(bits(got), bits(round_to(np.asarray(x.array) * scale, BF16)))
     assert calls == {"mul of 16 bits": 1, "mul to odd": 1}
 
@@ -141,22 +173,39 @@ def test_what_has_no_instruction_runs_in_binary64(machine, calls):
 
     def f(x, y):
         total = (x + y) + y
-        return round_event(x + y, DOWN), round_event(x + y, E4M3), round_event(total, BF16), round_event(x / y, BINARY32)
+        return (
+            round_event(x + y, DOWN),
+            round_event(x + y, E4M3),
+            round_event(total, BF16),
+            round_event(x / y, BINARY32),
+        )
 
     with np.errstate(all="ignore"):
-        want = round_to(a + b, DOWN), round_to(a + b, E4M3), round_to((a + b) + b, BF16), round_to(a / b, BINARY32)
-    for x, y in zip(run(machine, f, ["fp64"] * 4, held(a, "fp32"), held(b, "bf16")), want, strict=True):
+        want = (
+            round_to(a + b, DOWN),
+            round_to(a + b, E4M3),
+            round_to((a + b) + b, BF16),
+            round_to(a / b, BINARY32),
+        )
+    for x, y in zip(
+        run(machine, f, ["fp64"] * 4, held(a, "fp32"), held(b, "bf16")), want, strict=True
+    ):
         assert np.array_equal(bits(x), bits(y))
     assert calls == {"binary64": 4, "quotient": 1}
 
 
 def test_exp_knows_what_it_reads(machine, calls):
-    """The short series for bfloat16 numbers alone, and neither for another rounding of the result."""
+    """The short series for bfloat16 numbers alone, and neither for another rounding of the
+    result.
+    """
     x = np.minimum(numbers("fp32", 5), 80.0)
     y = round_to(x, BF16)
 
     def f(x, y):
-        return [round_event(marks.function(exp64, v), r) for v, r in ((x, BINARY32), (y, BINARY32), (x, BF16))]
+        return [
+            round_event(marks.function(exp64, v), r)
+            for v, r in ((x, BINARY32), (y, BINARY32), (x, BF16))
+        ]
 
     got = run(machine, f, ["fp32", "fp32", "bf16"], held(x, "fp32"), held(y, "bf16"))
     with np.errstate(all="ignore"):
@@ -167,7 +216,9 @@ def test_exp_knows_what_it_reads(machine, calls):
 
 
 def test_what_moves_stays_narrow(machine):
-    """A mask, a maximum, an axis more, a constant that every format holds: still bfloat16 or binary32."""
+    """A mask, a maximum, an axis more, a constant that every format holds: still bfloat16 or
+    binary32.
+    """
     x = held(numbers("bf16", 6), "bf16")
     seen = []
 
@@ -177,7 +228,9 @@ def test_what_moves_stays_narrow(machine):
         m = jnp.where(m == -jnp.inf, 0.0, m)[:, None]
         return round_event(x - m, BF16)
 
-    watched = dataclasses.replace(machine, combined16=lambda *a: seen.append(a[3]) or machine.combined16(*a))
+    watched = dataclasses.replace(
+        machine, combined16=lambda *a: seen.append(a[3]) or machine.combined16(*a)
+    )
     (got,) = run(watched, f, ["bf16"], x)
     a = np.asarray(x.array)
     m = a.max(axis=1)
@@ -196,13 +249,19 @@ def test_a_rounding_that_waits_for_its_reader(machine):
 
 
 def test_what_is_seen_beside_the_numbers(machine, calls):
-    """An event that had nothing to round is one array before and after; what nobody asks for is not computed."""
+    """An event that had nothing to round is one array before and after; what nobody asks for is not
+    computed.
+    """
     x = held(numbers("bf16", 7), "bf16")
 
     def f(x):
         y = round_event(x, BINARY32)
         round_event(x, DOWN)
-        return (y,), {"exact": (x, y), "rounded": (x + 1.0, round_event(x + 1.0, BF16)), "flag": x > 0.0}
+        return (y,), {
+            "exact": (x, y),
+            "rounded": (x + 1.0, round_event(x + 1.0, BF16)),
+            "flag": x > 0.0,
+        }
 
     _, seen = narrowed(machine, f, ["fp32"])(x)
     before, after = seen["exact"]

@@ -35,11 +35,19 @@ def primitives(f, *x):
 
 
 def test_the_transpose_is_that_of_the_numbers():
-    """A broadcast along the wrong axis, a product of the wrong factors, a mask or a row that is not turned; each once, and no mark left."""
+    """A broadcast along the wrong axis, a product of the wrong factors, a mask or a row that is not
+    turned; each once, and no mark left.
+    """
     with jax.enable_x64(True):
-        q, k, row, mask = numbers(1, 8, 16), numbers(2, 32, 16), numbers(3, 8), numbers(4, 8, 32) > 0.0
+        q = numbers(1, 8, 16)
+        k = numbers(2, 32, 16)
+        row = numbers(3, 8)
+        mask = numbers(4, 8, 32) > 0.0
         machine = kernel_machine(jnp.int64(0), {}, on_gpu=False)
-        run = lambda f: narrowed(machine, lambda *x: ((f(*x),), {}), [FP64])(*args)[0][0]  # noqa: E731
+
+        def run(f):
+            return narrowed(machine, lambda *x: ((f(*x),), {}), [FP64])(*args)[0][0]
+
         args = *(Held(array=x, format=FP64) for x in (q, k, row)), mask
         turned = untransposed(lambda *x: marks.transposed(scores(*x)))
         assert np.array_equal(run(turned), run(scores).T)
@@ -63,4 +71,6 @@ def test_what_nobody_asks_for_is_not_computed():
 
 def test_what_it_cannot_turn_it_says():
     with pytest.raises(NotImplementedError, match="the transpose of what cumsum makes"):
-        jax.make_jaxpr(untransposed(lambda x: jnp.transpose(jnp.cumsum(x, axis=0))))(jnp.ones((2, 3)))
+        jax.make_jaxpr(untransposed(lambda x: jnp.transpose(jnp.cumsum(x, axis=0))))(
+            jnp.ones((2, 3))
+        )

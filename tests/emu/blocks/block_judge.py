@@ -1,4 +1,5 @@
-"""One block quantised from the definitions, in exact rational arithmetic: what the tests of block formats compare with.
+"""One block quantised from the definitions, in exact rational arithmetic: what the tests of block
+formats compare with.
 
 It shares the records and the judge of one rounding with emu, and no line of the block code.
 """
@@ -35,7 +36,9 @@ def scale(top: Fraction, f: BlockFormat, tensor: Fraction = Fraction(1)) -> Frac
     elif f.rule is ScaleRule.RCEIL and f.scale.precision == 1:
         x = TWO ** _ceil_log2(top / m)
     else:
-        mode = RoundingMode.TOWARD_POSITIVE if f.rule is ScaleRule.RCEIL else RoundingMode.TIES_TO_EVEN
+        mode = (
+            RoundingMode.TOWARD_POSITIVE if f.rule is ScaleRule.RCEIL else RoundingMode.TIES_TO_EVEN
+        )
         bounded = min(max(top / (m * tensor), low), high)
         x = Fraction(judge(bounded, Rounding(format=f.scale, mode=mode)))
     return min(max(x, low), high)
@@ -47,15 +50,23 @@ def _ceil_log2(x: Fraction) -> int:
 
 
 def tensor_scale(x: np.ndarray, f: BlockFormat) -> Fraction:
-    """T: the largest finite magnitude over the product of the two largest numbers, rounded to binary32."""
-    top = max((Fraction(float(abs(v))) for v in x.reshape(-1) if math.isfinite(v)), default=Fraction(0))
+    """T: the largest finite magnitude over the product of the two largest numbers, rounded to
+    binary32.
+    """
+    top = max(
+        (Fraction(float(abs(v))) for v in x.reshape(-1) if math.isfinite(v)), default=Fraction(0)
+    )
     if not f.tensor or not top:
         return Fraction(1)
     exact = top / Fraction(f.scale.max_finite) / Fraction(f.element.format.max_finite)
-    return max(Fraction(float(np.float32(float(exact)))), Fraction(2) ** -149)  # two roundings: fine away from ties
+    return max(
+        Fraction(float(np.float32(float(exact)))), Fraction(2) ** -149
+    )  # two roundings: fine away from ties
 
 
-def block(values: Sequence[float], f: BlockFormat, random: Sequence[int], tensor: Fraction = Fraction(1)) -> tuple[float, list[float]]:
+def block(
+    values: Sequence[float], f: BlockFormat, random: Sequence[int], tensor: Fraction = Fraction(1)
+) -> tuple[float, list[float]]:
     """(X, elements P) of one block; (NaN, zeros) where a value is no finite number."""
     if not all(map(math.isfinite, values)):
         return math.nan, [0.0] * len(values)

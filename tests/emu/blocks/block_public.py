@@ -1,10 +1,12 @@
-"""The rules of two public libraries, written anew in NumPy's binary32 from what their sources do, step by step.
+"""The rules of two public libraries, written anew in NumPy's binary32 from what their sources do,
+step by step.
 
 microxcaling (mx/mx_ops.py, mx/elemwise_ops.py): quantise and back, blocks along the last axis.
-torchao (prototype/mx_formats/mx_tensor.py, nvfp4_tensor.py): the scale rules and what they scale, as on its main
-branch after 0.18.0. Element casts there are the format's cast to nearest even, saturating; a NaN or an infinity
-makes the whole block NaN. What 0.18.0 itself does otherwise is `torchao_018_rceil`, and EVEN, which gives a finite
-scale where the rounded maximum is no binary32 number.
+torchao (prototype/mx_formats/mx_tensor.py, nvfp4_tensor.py): the scale rules and what they scale,
+as on its main branch after 0.18.0. Element casts there are the format's cast to nearest even,
+saturating; a NaN or an infinity makes the whole block NaN. What 0.18.0 itself does otherwise is
+`torchao_018_rceil`, and EVEN, which gives a finite scale where the rounded maximum is no binary32
+number.
 """
 
 import math
@@ -14,14 +16,20 @@ import numpy as np
 
 F32 = np.float32
 MICROXCALING = {  # exponent bits, mantissa bits with sign and leading one, emax, largest
-    "mxfp8_e4m3": (4, 5, 8, 448.0), "mxfp8_e5m2": (5, 4, 15, 57344.0), "mxfp6_e3m2": (3, 4, 4, 28.0),
-    "mxfp6_e2m3": (2, 5, 2, 7.5), "mxfp4": (2, 3, 2, 6.0), "mxint8": (0, 8, 0, 127 / 64),
-}  # fmt: skip
+    "mxfp8_e4m3": (4, 5, 8, 448.0),
+    "mxfp8_e5m2": (5, 4, 15, 57344.0),
+    "mxfp6_e3m2": (3, 4, 4, 28.0),
+    "mxfp6_e2m3": (2, 5, 2, 7.5),
+    "mxfp4": (2, 3, 2, 6.0),
+    "mxint8": (0, 8, 0, 127 / 64),
+}
 TORCHAO = {  # dtype, largest, exponent of the largest, mantissa bits
-    "mxfp8_e4m3": (ml_dtypes.float8_e4m3fn, 448.0, 8, 3), "mxfp8_e5m2": (ml_dtypes.float8_e5m2, 57344.0, 15, 2),
-    "mxfp6_e3m2": (ml_dtypes.float6_e3m2fn, 28.0, 4, 2), "mxfp6_e2m3": (ml_dtypes.float6_e2m3fn, 7.5, 2, 3),
+    "mxfp8_e4m3": (ml_dtypes.float8_e4m3fn, 448.0, 8, 3),
+    "mxfp8_e5m2": (ml_dtypes.float8_e5m2, 57344.0, 15, 2),
+    "mxfp6_e3m2": (ml_dtypes.float6_e3m2fn, 28.0, 4, 2),
+    "mxfp6_e2m3": (ml_dtypes.float6_e2m3fn, 7.5, 2, 3),
     "mxfp4": (ml_dtypes.float4_e2m1fn, 6.0, 2, 1),
-}  # fmt: skip
+}
 
 
 def floor_log2(x: np.ndarray) -> np.ndarray:
@@ -35,14 +43,22 @@ def two_to(e: np.ndarray) -> np.ndarray:
 
 
 def microxcaling(x: np.ndarray, name: str, mode: str = "nearest") -> np.ndarray:
-    """quantize_mx_op of blocks (n, k), scale_bits 8; mode: nearest (ties away), even, or floor (toward zero)."""
+    """quantize_mx_op of blocks (n, k), scale_bits 8; mode: nearest (ties away), even, or floor
+    (toward zero).
+    """
     exponent_bits, bits, emax, largest = MICROXCALING[name]
     top = np.abs(x).max(axis=1, keepdims=True)
     shared = floor_log2(np.where(top == 0, F32(2.0**-126), top)) - F32(emax)
     shared = np.where(shared > 127, F32(np.nan), np.maximum(shared, F32(-127)))
     scale = two_to(shared)
     a = x / scale
-    e = np.maximum(floor_log2(np.where(a == 0, F32(1), np.abs(a))), F32(2 - 2.0 ** (exponent_bits - 1))) if exponent_bits else F32(0) * a
+    e = (
+        np.maximum(
+            floor_log2(np.where(a == 0, F32(1), np.abs(a))), F32(2 - 2.0 ** (exponent_bits - 1))
+        )
+        if exponent_bits
+        else F32(0) * a
+    )
     n = np.abs(a / two_to(e) * F32(2.0 ** (bits - 2)))
     if mode == "nearest":
         n = np.floor(n + F32(0.5))
@@ -72,7 +88,9 @@ def torchao_scale(top: np.ndarray, name: str, rule: str) -> np.ndarray:
 
 
 def torchao_018_rceil(top: np.ndarray, name: str) -> np.ndarray:
-    """The exponent of RCEIL in torchao 0.18.0: ceil(log2(top / m)), quotient and logarithm rounded to binary32."""
+    """The exponent of RCEIL in torchao 0.18.0: ceil(log2(top / m)), quotient and logarithm rounded
+    to binary32.
+    """
     quotient = (top / F32(TORCHAO[name][1])).astype(F32)
     return np.ceil(np.log2(quotient.astype(np.float64)).astype(F32))
 

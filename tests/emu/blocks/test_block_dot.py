@@ -1,4 +1,6 @@
-"""Sums of products of blocked matrices against exact arithmetic, every accumulator, both executors."""
+"""Sums of products of blocked matrices against exact arithmetic, every accumulator, both
+executors.
+"""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -16,9 +18,14 @@ A = (RNG.standard_normal((3, 70)) * np.exp2(RNG.integers(-3, 4, (3, 70)))).astyp
 B = RNG.standard_normal((70, 4)).astype(np.float32)
 STOCHASTIC = Accumulator(step=rounding("bf16", "stochastic", seed=3))
 ACCUMULATORS = (
-    Accumulator(), Accumulator(order=Order.PAIRWISE), Accumulator(order=Order.CHUNKED, chunk=32), Accumulator(order=Order.EXACT),
-    Accumulator(step=rounding("bf16")), Accumulator(step=rounding("tf32", "toward-zero")), STOCHASTIC,
-)  # fmt: skip
+    Accumulator(),
+    Accumulator(order=Order.PAIRWISE),
+    Accumulator(order=Order.CHUNKED, chunk=32),
+    Accumulator(order=Order.EXACT),
+    Accumulator(step=rounding("bf16")),
+    Accumulator(step=rounding("tf32", "toward-zero")),
+    STOCHASTIC,
+)
 DEEPSEEK = replace(BLOCK_NAMED["fp8_1x128"], size=16)
 SMALL = {**BLOCK_NAMED, "fp8_1x16": DEEPSEEK, "fp8_2x16": replace(DEEPSEEK, rows=2)}
 
@@ -30,7 +37,9 @@ def both(name: str) -> tuple[emu.Blocked, emu.Blocked]:
 def on_xla(name: str, *rest: object) -> np.ndarray:
     """Quantised and added up in one compiled function."""
     f = SMALL[name]
-    return np.asarray(jax.jit(lambda a, b: dot(to_blocks(a, f, axis=1), to_blocks(b, f, axis=0), *rest))(A, B))
+    return np.asarray(
+        jax.jit(lambda a, b: dot(to_blocks(a, f, axis=1), to_blocks(b, f, axis=0), *rest))(A, B)
+    )
 
 
 @pytest.mark.parametrize("acc", ACCUMULATORS, ids=str)
@@ -47,7 +56,9 @@ def test_mx_is_the_sum_of_its_numbers(name: str, acc: Accumulator) -> None:
 
 
 def test_exact_order_is_the_rounded_exact_sum() -> None:
-    """OCP MX 1.0, 6.2: the sum over blocks of X(A) X(B) times the sum of P(A) P(B), in fractions."""
+    """OCP MX 1.0, 6.2: the sum over blocks of X(A) X(B) times the sum of P(A) P(B), in
+    fractions.
+    """
     for name in ("mxfp8_e5m2", "mxfp6_e3m2", "mxfp4"):
         a, b = both(name)
         got = dot(a, b, Accumulator(order=Order.EXACT))
@@ -57,18 +68,27 @@ def test_exact_order_is_the_rounded_exact_sum() -> None:
                 for j in range(3):
                     part = slice(32 * j, 32 * j + 32)
                     inner = sum(
-                        Fraction(float(p)) * Fraction(float(q)) for p, q in zip(a.elements[t, part], b.elements[part, n], strict=True)
+                        Fraction(float(p)) * Fraction(float(q))
+                        for p, q in zip(a.elements[t, part], b.elements[part, n], strict=True)
                     )
-                    total += Fraction(float(a.scales[t, j])) * Fraction(float(b.scales[j, n])) * inner
+                    total += (
+                        Fraction(float(a.scales[t, j])) * Fraction(float(b.scales[j, n])) * inner
+                    )
                 assert got[t, n] == judge(total, emu.BINARY32)  # type: ignore[arg-type]
 
 
 def test_nvfp4_multiplies_by_both_tensor_scales_at_the_end() -> None:
-    """The exact sum of E2M1 x E4M3 numbers, rounded; times binary32(T_A T_B), rounded; plus init, rounded."""
+    """The exact sum of E2M1 x E4M3 numbers, rounded; times binary32(T_A T_B), rounded; plus init,
+    rounded.
+    """
     a, b = both("nvfp4")
     init = RNG.standard_normal((3, 4)).astype(np.float32)
     one = np.float32(1)
-    sums = dot(from_blocks(replace(a, tensor=one)), from_blocks(replace(b, tensor=one)), Accumulator(order=Order.EXACT))
+    sums = dot(
+        from_blocks(replace(a, tensor=one)),
+        from_blocks(replace(b, tensor=one)),
+        Accumulator(order=Order.EXACT),
+    )
     alpha = np.float32(a.tensor) * np.float32(b.tensor)
     want = (sums.astype(np.float32) * alpha) + init
     np.testing.assert_array_equal(dot(a, b, Accumulator(order=Order.EXACT), init), want)
@@ -77,7 +97,9 @@ def test_nvfp4_multiplies_by_both_tensor_scales_at_the_end() -> None:
 
 @pytest.mark.parametrize("name", ["fp8_1x16", "fp8_2x16"])
 def test_binary32_scales_multiply_each_block_sum(name: str) -> None:
-    """Block sums in binary32 order, each times binary32(X X'), fused into the total; the last block is short."""
+    """Block sums in binary32 order, each times binary32(X X'), fused into the total; the last block
+    is short.
+    """
     a, b = both(name)
     rows = SMALL[name].rows
     total = np.zeros((3, 4))
@@ -85,7 +107,11 @@ def test_binary32_scales_multiply_each_block_sum(name: str) -> None:
         part = slice(16 * j, min(16 * j + 16, 70))
         block = np.zeros((3, 4))
         for k in range(part.start, part.stop):
-            block = (block + a.elements[:, k, None].astype(float) * b.elements[k].astype(float)).astype(np.float32).astype(float)
+            block = (
+                (block + a.elements[:, k, None].astype(float) * b.elements[k].astype(float))
+                .astype(np.float32)
+                .astype(float)
+            )
         x = np.repeat(a.scales[:, j], rows)[:3, None] * np.repeat(b.scales[j], rows)[:4]
         total = (total + block * x.astype(float)).astype(np.float32).astype(float)
     np.testing.assert_array_equal(dot(a, b), total)
@@ -100,11 +126,16 @@ def test_every_accumulator_takes_binary32_scales_alike_on_both_executors() -> No
         if acc in (Accumulator(), STOCHASTIC):
             np.testing.assert_array_equal(got, on_xla("fp8_1x16", acc))
         assert np.abs(got - dot(*both("fp8_1x16"))).max() < 0.3 * np.abs(got).max()
-    assert not np.array_equal(dot(*both("fp8_1x16"), STOCHASTIC), dot(*both("fp8_1x16"), Accumulator(step=rounding("bf16"))))
+    assert not np.array_equal(
+        dot(*both("fp8_1x16"), STOCHASTIC),
+        dot(*both("fp8_1x16"), Accumulator(step=rounding("bf16"))),
+    )
 
 
 def test_stochastic_block_sums_draw_their_own_bits() -> None:
-    """Random bits of one block used again in the next: equal blocks would then all have equal sums."""
+    """Random bits of one block used again in the next: equal blocks would then all have equal
+    sums.
+    """
     x = np.tile(RNG.standard_normal((1, 16)), (64, 4)).astype(np.float32)
     a, b = to_blocks(x, DEEPSEEK), to_blocks(x.T, DEEPSEEK, axis=0)
     steps: list = []
@@ -118,11 +149,18 @@ def test_native_order_and_plain_operands() -> None:
     a = both("fp8_1x16")[0]
     close = from_blocks(a).astype(float) @ B.astype(float)
     np.testing.assert_allclose(dot(a, B), close, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(dot(*both("mxfp8_e4m3"), Accumulator(order=Order.NATIVE)), dot(*both("mxfp8_e4m3")), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        dot(*both("mxfp8_e4m3"), Accumulator(order=Order.NATIVE)),
+        dot(*both("mxfp8_e4m3")),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_steps_are_every_addition() -> None:
-    """(before, after) of each addition, those of the scales too: after is the rounding of before."""
+    """(before, after) of each addition, those of the scales too: after is the rounding of
+    before.
+    """
     for name, count in (("mxfp4", 70), ("fp8_1x16", 70 + 5), ("nvfp4", 70 + 2)):
         steps: list = []
         got = dot(*both(name), init=np.ones((3, 4)), steps=steps)

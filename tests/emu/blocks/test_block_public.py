@@ -1,4 +1,6 @@
-"""Bit-equality with microxcaling's and torchao's rules, and each class of difference with an example."""
+"""Bit-equality with microxcaling's and torchao's rules, and each class of difference with an
+example.
+"""
 
 import numpy as np
 import pytest
@@ -33,7 +35,9 @@ def blocks(n: int) -> np.ndarray:
 @pytest.mark.parametrize("mode", X_MODES)
 @pytest.mark.parametrize("name", MICROXCALING)
 def test_microxcaling(name: str, mode: str) -> None:
-    """Equal in every bit but the sign of zero, the mode said in our words: its `nearest` is ties to away."""
+    """Equal in every bit but the sign of zero, the mode said in our words: its `nearest` is ties to
+    away.
+    """
     x = blocks(4000)
     with np.errstate(all="ignore"):
         theirs = microxcaling(x, name, mode)
@@ -50,16 +54,22 @@ def test_microxcaling_ties_go_away() -> None:
 
 
 def test_microxcaling_rounds_up_just_below_half() -> None:
-    """floor(n + 0.5) in binary32 at n = 0.5 - 2^-25: the sum rounds to 1, so what is below half of the smallest becomes it."""
+    """floor(n + 0.5) in binary32 at n = 0.5 - 2^-25: the sum rounds to 1, so what is below half of
+    the smallest becomes it.
+    """
     x = np.array([[448.0, 2.0**-9 * (0.5 - 2.0**-25)]], F32)
     assert round_blocks(x, "mxfp8_e4m3", mode="ties-to-away").tolist() == [[448.0, 0.0]]
     assert microxcaling(x, "mxfp8_e4m3").tolist() == [[448.0, 2.0**-9]]
 
 
 def test_microxcaling_takes_a_rounded_logarithm() -> None:
-    """log2 of the number below 2^11 rounds to 11 in binary32: the scale is twice what floor(log2) says."""
+    """log2 of the number below 2^11 rounds to 11 in binary32: the scale is twice what floor(log2)
+    says.
+    """
     x = np.array([[np.nextafter(F32(2048), F32(0)), 1.0625]], F32)
-    ours, theirs = (f(x, "mxfp6_e2m3") for f in (lambda *a: round_blocks(*a, mode="ties-to-away"), microxcaling))
+    ours, theirs = (
+        f(x, "mxfp6_e2m3") for f in (lambda *a: round_blocks(*a, mode="ties-to-away"), microxcaling)
+    )
     assert float(to_blocks(x, "mxfp6_e2m3").scales[0, 0]) == 2.0**8
     assert (ours[0, 0], theirs[0, 0]) == (1920.0, 2048.0)
 
@@ -79,12 +89,14 @@ def test_torchao(name: str, rule: str) -> None:
 def test_torchao_scales_of_every_significand(name: str, rule: str) -> None:
     """Maxima of a binade: every 61st, and all 2^17 around the element's largest number.
 
-    RCEIL of the main branch differs in none (nor in any of all 2^23): a / m by a rounded 1 / m, rounded, keeps to its
-    side of 1.
+    RCEIL of the main branch differs in none (nor in any of all 2^23): a / m by a rounded 1 / m,
+    rounded, keeps to its side of 1.
     """
     largest = int(F32(BLOCK_NAMED[name].element.format.max_finite).view(np.int32)) & 0x7FFFFF
     near = np.arange(max(largest - (1 << 16), 0), min(largest + (1 << 16), 1 << 23), dtype=np.int32)
-    tops = (np.concatenate([np.arange(0, 1 << 23, 61, dtype=np.int32), near]) + (127 << 23)).view(F32)
+    tops = (np.concatenate([np.arange(0, 1 << 23, 61, dtype=np.int32), near]) + (127 << 23)).view(
+        F32
+    )
     ours = np.asarray(to_blocks(tops[:, None], block_format(name, rule=rule)).scales)[:, 0]
     theirs = np.exp2(torchao_scale(tops, name, rule) - 127.0)
     differ = np.flatnonzero(ours != theirs)
@@ -93,22 +105,30 @@ def test_torchao_scales_of_every_significand(name: str, rule: str) -> None:
 
 @pytest.mark.parametrize("name", TORCHAO)
 def test_torchao_018_takes_a_rounded_logarithm(name: str) -> None:
-    """RCEIL of 0.18.0: log2 of what is just above 1 rounds to a whole number, so X is half of the exact rule's."""
+    """RCEIL of 0.18.0: log2 of what is just above 1 rounds to a whole number, so X is half of the
+    exact rule's.
+    """
     largest = F32(TORCHAO[name][1])
     first = np.nextafter(largest, F32(np.inf))
     for exponent in (-30, -8, 1, 2, 40):
         above = (first.view(np.int32) + np.arange(1 << 12, dtype=np.int32)).view(F32)
         tops = np.ldexp(above, exponent).astype(F32)
-        ours = np.log2(np.asarray(to_blocks(tops[:, None], block_format(name, rule="rceil")).scales)[:, 0])
+        ours = np.log2(
+            np.asarray(to_blocks(tops[:, None], block_format(name, rule="rceil")).scales)[:, 0]
+        )
         theirs = torchao_018_rceil(tops, name)
         short = np.flatnonzero(ours != theirs)
         assert (ours == exponent + 1).all() and (theirs[short] == exponent).all()
         assert np.array_equal(short, np.arange(short.size)) and short.size < 1 << 7
-    assert short.size > 0  # where the exponent has six bits, few are left for the fraction of the logarithm
+    assert (
+        short.size > 0
+    )  # where the exponent has six bits, few are left for the fraction of the logarithm
 
 
 def test_torchao_even_overflows_to_nan() -> None:
-    """A maximum that rounds up beyond binary32 makes the block NaN on the main branch, its scale 2^(128 - emax) here."""
+    """A maximum that rounds up beyond binary32 makes the block NaN on the main branch, its scale
+    2^(128 - emax) here.
+    """
     x = np.array([[np.finfo(F32).max, 1.0]], F32)
     with np.errstate(all="ignore"):
         assert np.isnan(torchao(x, "mxfp8_e4m3", "even")).all()
@@ -116,7 +136,9 @@ def test_torchao_even_overflows_to_nan() -> None:
 
 
 def test_torchao_nvfp4() -> None:
-    """Equal but for two classes: scales that theirs keeps above 2^-6, and quotients that binary32 rounds onto a tie."""
+    """Equal but for two classes: scales that theirs keeps above 2^-6, and quotients that binary32
+    rounds onto a tie.
+    """
     x = (RNG.standard_normal((20000, 16)) * np.exp2(RNG.integers(-20, 1, (20000, 1)))).astype(F32)
     b = to_blocks(x, BLOCK_NAMED["nvfp4"])
     elements, scales, tensor = torchao_nvfp4(x)

@@ -1,4 +1,6 @@
-"""Block formats on both executors against exact rational arithmetic, bit for bit; layouts; the fast paths."""
+"""Block formats on both executors against exact rational arithmetic, bit for bit; layouts; the fast
+paths.
+"""
 
 import math
 from dataclasses import replace
@@ -29,14 +31,30 @@ E5M0 = Format(name="e5m0", precision=1, emin=-15, max_finite=2.0**15, inf=False,
 OTHERS = {
     "bf16 elements": BlockFormat(element=rounding("bf16", overflow="saturate"), size=8),
     "fp32 scale, floor": BlockFormat(element=emu.E4M3, size=8, scale=format_named("fp32")),
-    "fp32 scale, rceil": BlockFormat(element=emu.E4M3, size=8, scale=format_named("fp32"), rule=ScaleRule.RCEIL),
+    "fp32 scale, rceil": BlockFormat(
+        element=emu.E4M3, size=8, scale=format_named("fp32"), rule=ScaleRule.RCEIL
+    ),
     "e8m0 scale, nearest": BlockFormat(element=emu.E4M3, size=8, rule=ScaleRule.NEAREST),
-    "bf16 scale": BlockFormat(element=rounding("e3m4", overflow="saturate"), size=5, scale=format_named("bf16"), rule=ScaleRule.NEAREST),
-    "five-bit scale": BlockFormat(element=rounding("e2m1fn"), size=16, scale=E5M0, rule=ScaleRule.RCEIL),
+    "bf16 scale": BlockFormat(
+        element=rounding("e3m4", overflow="saturate"),
+        size=5,
+        scale=format_named("bf16"),
+        rule=ScaleRule.NEAREST,
+    ),
+    "five-bit scale": BlockFormat(
+        element=rounding("e2m1fn"), size=16, scale=E5M0, rule=ScaleRule.RCEIL
+    ),
     "e5m2 to infinity": BlockFormat(element=rounding("e5m2", overflow="inf"), size=8),
     "e4m3 to NaN": BlockFormat(element=rounding("e4m3fn", overflow="nan"), size=8),
 }
-FORMATS = {**{n: replace(f, size=min(f.size, 32), rows=1) for n, f in BLOCK_NAMED.items() if n != "fp8_128x128"}, **OTHERS}
+FORMATS = {
+    **{
+        n: replace(f, size=min(f.size, 32), rows=1)
+        for n, f in BLOCK_NAMED.items()
+        if n != "fp8_128x128"
+    },
+    **OTHERS,
+}
 formats = pytest.mark.parametrize("name", FORMATS)
 
 
@@ -48,29 +66,45 @@ def bits(x: object) -> np.ndarray:
 
 
 def cases(f: BlockFormat) -> np.ndarray:
-    """Blocks (n, size) of float32: normal numbers at many exponents, ties and their neighbours, subnormals, specials."""
+    """Blocks (n, size) of float32: normal numbers at many exponents, ties and their neighbours,
+    subnormals, specials.
+    """
     k = f.size
     with np.errstate(over="ignore"):
-        plain = [np.ldexp(RNG.standard_normal(k), e) for e in (-149, -140, -133, -127, -126, -118, -60, -1, 0, 7, 100, 118, 126)]
+        plain = [
+            np.ldexp(RNG.standard_normal(k), e)
+            for e in (-149, -140, -133, -127, -126, -118, -60, -1, 0, 7, 100, 118, 126)
+        ]
         wide = [np.ldexp(RNG.standard_normal(k), RNG.integers(-40, 1, k)) for _ in range(2)]
         x = np.array([*plain, *wide]).astype(np.float32)
-    unit = math.ldexp(1.0, f.element.format.emax - f.element.format.precision)  # half an ulp at the top
+    unit = math.ldexp(
+        1.0, f.element.format.emax - f.element.format.precision
+    )  # half an ulp at the top
     top = np.array([f.element.format.max_finite - n * unit for n in range(k)])
     exact = np.concatenate([np.ldexp(top, e)[None] for e in (0, -100)]).astype(np.float32)
     around = [exact, np.nextafter(exact, np.float32(0)), np.nextafter(exact, np.float32(np.inf))]
-    halves = np.ldexp(np.arange(k) + 0.5, -3 - f.element.format.precision).astype(np.float32)  # ties among subnormal elements
+    halves = np.ldexp(np.arange(k) + 0.5, -3 - f.element.format.precision).astype(
+        np.float32
+    )  # ties among subnormal elements
     halves[0] = f.element.format.max_finite
     special = np.zeros((6, k), np.float32)
     special[0, 1] = -0.0
     special[1, :2], special[2, :2], special[3, :2] = (np.nan, 1), (np.inf, 1), (-np.inf, 1)
     special[4, 0], special[5, 0] = 2.0**-149, -np.finfo(np.float32).max
-    x = np.concatenate([x[np.isfinite(x).all(axis=1)], *around, halves[None], -halves[None], special])
-    return x if not f.tensor else x[np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max(axis=1) < 2.0**20]
+    x = np.concatenate(
+        [x[np.isfinite(x).all(axis=1)], *around, halves[None], -halves[None], special]
+    )
+    return (
+        x if not f.tensor else x[np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max(axis=1) < 2.0**20]
+    )
 
 
 def judged(x: np.ndarray, f: BlockFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Elements, scales and numbers of blocks, exactly."""
-    tensor, lots = tensor_scale(x, f), event_bits(np, f.element.seed, 0, np.zeros_like(x, int), np.arange(x.size).reshape(x.shape)).tolist()
+    tensor = tensor_scale(x, f)
+    lots = event_bits(
+        np, f.element.seed, 0, np.zeros_like(x, int), np.arange(x.size).reshape(x.shape)
+    ).tolist()
     found = [block(row.tolist(), f, lot, tensor) for row, lot in zip(x, lots, strict=True)]
     numbers = [[_product(p, s, tensor) for p in elements] for s, elements in found]
     with np.errstate(over="ignore"):
@@ -102,7 +136,9 @@ def on_xla(x: np.ndarray, f: BlockFormat) -> tuple[object, ...]:
 @pytest.mark.parametrize("mode", ["ties-to-even", "toward-negative", "stochastic"])
 @formats
 def test_both_executors_are_the_judges(name: str, mode: str) -> None:
-    """A wrong carry at a scale's threshold, double rounding of V / X, a flushed subnormal, a NaN that stayed in its element."""
+    """A wrong carry at a scale's threshold, double rounding of V / X, a flushed subnormal, a NaN
+    that stayed in its element.
+    """
     f = block_format(FORMATS[name], mode, seed=11)
     x = cases(f)
     elements, scales, numbers = judged(x, f)
@@ -129,12 +165,16 @@ def test_float64_arrays_are_the_judges(name: str, mode: str) -> None:
 
 
 def test_float64_quotients_next_to_ties() -> None:
-    """V = (tie) X and its neighbours in binary64; numbers so small that a quotient would become 0."""
+    """V = (tie) X and its neighbours in binary64; numbers so small that a quotient would
+    become 0.
+    """
     f = replace(BLOCK_NAMED["fp8_1x128"], size=64)
     scales = (1 + RNG.random(40)).astype(np.float32).astype(np.float64)
     ties = np.arange(17, 32, 2) / 16.0
     exact = scales[:, None] * ties
-    x = np.concatenate([448 * scales[:, None], exact, np.nextafter(exact, 0.0), np.nextafter(exact, 9.0)], axis=1)
+    x = np.concatenate(
+        [448 * scales[:, None], exact, np.nextafter(exact, 0.0), np.nextafter(exact, 9.0)], axis=1
+    )
     elements, found, _ = judged(x, f)
     np.testing.assert_array_equal(found[:, 0], scales)
     np.testing.assert_array_equal(to_blocks(x, f).elements, elements)
@@ -146,14 +186,25 @@ def test_float64_quotients_next_to_ties() -> None:
 
 @formats
 def test_rounding_is_quantising_and_back_on_many_numbers(name: str) -> None:
-    """The fast paths of both executors against the definition, over all of binary32's exponents, in every mode."""
+    """The fast paths of both executors against the definition, over all of binary32's exponents, in
+    every mode.
+    """
     f = FORMATS[name]
     x = RNG.integers(0, 2**32, (1 << 12, f.size), dtype=np.uint32).view(np.float32)
     x = np.where(np.isfinite(x), x, np.float32(1.5))
-    x = np.concatenate([x, np.ldexp(RNG.standard_normal((1 << 12, f.size)), RNG.integers(-149, 124, (1 << 12, 1))).astype(np.float32)])
+    x = np.concatenate(
+        [
+            x,
+            np.ldexp(
+                RNG.standard_normal((1 << 12, f.size)), RNG.integers(-149, 124, (1 << 12, 1))
+            ).astype(np.float32),
+        ]
+    )
     for mode in RoundingMode:
         r = block_format(f, mode, seed=2)
         want = from_blocks(to_blocks(x, r))
         np.testing.assert_array_equal(bits(round_blocks(x, r)), bits(want))
         if mode in ("ties-to-even", "ties-to-away"):
-            np.testing.assert_array_equal(bits(jax.jit(lambda x, r=r: round_blocks(x, r))(x)), bits(want))
+            np.testing.assert_array_equal(
+                bits(jax.jit(lambda x, r=r: round_blocks(x, r))(x)), bits(want)
+            )

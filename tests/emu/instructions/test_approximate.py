@@ -71,7 +71,9 @@ def test_a_binade_is_what_the_gpu_gives(function: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("function", OF_A_SAMPLE, **NAMES)
 def test_numbers_of_every_exponent_are_what_the_gpu_gives(function: Callable[..., Any]) -> None:
-    """A subnormal that is not flushed, a sign that is lost, an argument of large size cut wrongly."""
+    """A subnormal that is not flushed, a sign that is lost, an argument of large size cut
+    wrongly.
+    """
     assert digest(results(function, sampled_words())) == OF_A_SAMPLE[function]
 
 
@@ -102,7 +104,9 @@ def test_special_numbers_of_ex2() -> None:
 
 
 def test_special_numbers_of_lg2() -> None:
-    """-inf of a subnormal's own logarithm, NaN of -0; of negative powers of two the H200 falls short (0xc2fbffff at 2^-126)."""
+    """-inf of a subnormal's own logarithm, NaN of -0; of negative powers of two the H200 falls
+    short (0xc2fbffff at 2^-126).
+    """
     x = INF, -INF, NAN, 0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, -(2.0**-126), -1.0
     assert_same(of(lg2, *x), [INF, NAN, NAN, -INF, -INF, -INF, -INF, -125.99999237060547, NAN, NAN])
     exponents = np.arange(-126, 128).astype(np.float32)
@@ -113,7 +117,9 @@ def test_special_numbers_of_lg2() -> None:
 
 
 def test_special_numbers_of_rcp() -> None:
-    """The sign of an infinite or zero result, a subnormal argument or result that is not flushed."""
+    """The sign of an infinite or zero result, a subnormal argument or result that is not
+    flushed.
+    """
     x = INF, -INF, NAN, 0.0, -0.0, 2.0**-127, -(2.0**-149), 2.0**126, 2.0**127, -(2.0**127)
     assert_same(of(rcp, *x), [0.0, -0.0, NAN, INF, -INF, INF, -INF, LEAST, 0.0, -0.0])
     exponents = np.arange(-126.0, 127.0)
@@ -150,16 +156,20 @@ def in_ulps(got: list[float], x: np.ndarray, exact: Callable[[Any], Any]) -> flo
         (expf, mpmath.exp, numbers(-103.0, -87.4, 500), 1.0),
     ],
     ids=["ex2", "rcp", "lg2", "expf", "expf near 0", "expf subnormal"],
-)  # fmt: skip
+)
 def test_errors_are_within_the_documented_bounds(
     function: Callable[..., Any], exact: Callable[[Any], Any], x: np.ndarray, most: float
 ) -> None:
-    """An interval's coefficients exchanged with another's, log2 e rounded once too often, a power of two too many."""
+    """An interval's coefficients exchanged with another's, log2 e rounded once too often, a power
+    of two too many.
+    """
     x = x.astype(np.float32).astype(np.float64)
     assert in_ulps(of(function, *x), x, exact) <= most
 
 
 def test_lg2_near_one_is_within_its_absolute_bound() -> None:
-    """A cut at 24 bits of the wrong number: between 1/2 and 2 the error is absolute, 2^-22 [PTX ISA, lg2]."""
+    """A cut at 24 bits of the wrong number: between 1/2 and 2 the error is absolute, 2^-22 [PTX
+    ISA, lg2].
+    """
     x = numbers(0.5, 2.0, 20000)
     assert np.abs(np.array(of(lg2, *x)) - np.log2(x)).max() <= 2.0**-22

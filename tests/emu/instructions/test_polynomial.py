@@ -1,4 +1,6 @@
-"""The polynomial 2^x of FlashAttention-4: the steps of its PTX on words and in exact fractions, its bound, both engines."""
+"""The polynomial 2^x of FlashAttention-4: the steps of its PTX on words and in exact fractions, its
+bound, both engines.
+"""
 
 import math
 from fractions import Fraction
@@ -11,11 +13,35 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.instructions.polynomial import poly_ex2
 
-WORDS = ("3D9DF09D", "3E6906A4", "3F31F519", "3F800000")  # of the PTX that the same code emits for pairs (`e2e_asm2`)
+WORDS = (
+    "3D9DF09D",
+    "3E6906A4",
+    "3F31F519",
+    "3F800000",
+)  # of the PTX that the same code emits for pairs (`e2e_asm2`)
 SPECIAL = np.array(
-    [-np.inf, -1e30, -127.5, -127.0, -126.5, -126.0, -1e-30, -(2.0**-26), -0.0, 0.0, 1e-30, 0.5, 1.0, 126.999, 127.0, 127.99999]
+    [
+        -np.inf,
+        -1e30,
+        -127.5,
+        -127.0,
+        -126.5,
+        -126.0,
+        -1e-30,
+        -(2.0**-26),
+        -0.0,
+        0.0,
+        1e-30,
+        0.5,
+        1.0,
+        126.999,
+        127.0,
+        127.99999,
+    ]
 )
-ARGUMENTS = np.concatenate([SPECIAL, np.random.default_rng(3).uniform(-128.0, 16.0, 400), np.arange(-126.0, 128.0, 7.0)])
+ARGUMENTS = np.concatenate(
+    [SPECIAL, np.random.default_rng(3).uniform(-128.0, 16.0, 400), np.arange(-126.0, 128.0, 7.0)]
+)
 ARGUMENTS = ARGUMENTS.astype(np.float32).astype(np.float64)
 
 
@@ -37,7 +63,9 @@ def by_the_ptx(x: float) -> float:
     p = words[0]
     for word in words[1:]:
         p = nearest(p * fraction + word)
-    total = (int(np.float32(float(rounded)).view(np.uint32)) << 23) + int(np.float32(float(p)).view(np.uint32))
+    total = (int(np.float32(float(rounded)).view(np.uint32)) << 23) + int(
+        np.float32(float(p)).view(np.uint32)
+    )
     return float(np.uint32(total & 0xFFFFFFFF).view(np.float32))
 
 
@@ -61,7 +89,9 @@ def test_engines_agree():
     assert np.array_equal(got, poly_ex2(numpy_ops(), ARGUMENTS))
 
 
-@pytest.mark.parametrize(("x", "y"), [(np.nan, np.nan), (128.0, np.inf), (np.inf, np.inf), (-np.inf, 0.0)])
+@pytest.mark.parametrize(
+    ("x", "y"), [(np.nan, np.nan), (128.0, np.inf), (np.inf, np.inf), (-np.inf, 0.0)]
+)
 def test_special_numbers(x, y):
     """NaN that becomes a number."""
     assert np.array_equal(poly_ex2(numpy_ops(), np.array([x])), [y], equal_nan=True)

@@ -14,14 +14,24 @@ from roundscope.emu.rounding.modes import BF16, BINARY64, Rounding, RoundingMode
 from roundscope.emu.rounding.nearest import nearest_even, takes_nearest_even
 from roundscope.emu.rounding.rule import C64, target_of
 
-COVERED = [r for n in (*NAMED, "e5m10", "e6m9", "e4m3") for o in (None, "saturate") if takes_nearest_even(r := rounding(n, overflow=o))]
+COVERED = [
+    r
+    for n in (*NAMED, "e5m10", "e6m9", "e4m3")
+    for o in (None, "saturate")
+    if takes_nearest_even(r := rounding(n, overflow=o))
+]
 
 
 def arguments(r: Rounding) -> np.ndarray:
-    """Wide random numbers, ties and their neighbours at every exponent of the format, zeros, specials."""
+    """Wide random numbers, ties and their neighbours at every exponent of the format, zeros,
+    specials.
+    """
     rng, f = np.random.default_rng(0), r.format
     wide = np.ldexp(rng.standard_normal(1 << 16), rng.integers(-170, 135, 1 << 16))
-    odd = np.ldexp(rng.integers(-(2**12), 2**12, 1 << 15).astype(float), rng.integers(f.emin - f.precision - 14, f.emax, 1 << 15))
+    odd = np.ldexp(
+        rng.integers(-(2**12), 2**12, 1 << 15).astype(float),
+        rng.integers(f.emin - f.precision - 14, f.emax, 1 << 15),
+    )
     ties = np.concatenate([odd, np.nextafter(odd, np.inf), np.nextafter(odd, -np.inf)])
     edge = f.max_finite * np.array([1.0, 1.0 + 2.0**-53, 1 + 2.0 ** -(f.precision + 1), 1.5, 2.0])
     special = np.array([0.0, np.inf, np.nan, 1e-300, 1e300, f.min_positive / 2, f.min_positive])
@@ -50,7 +60,9 @@ def every_binade() -> np.ndarray:
 
 @pytest.mark.parametrize("r", COVERED, ids=str)
 def test_two_additions_in_every_binade(r: Rounding) -> None:
-    """The constant of a large number was NaN in one binade, near 2^995 for fp32, and so was the result."""
+    """The constant of a large number was NaN in one binade, near 2^995 for fp32, and so was the
+    result.
+    """
     x = every_binade()
     beyond, small = np.abs(x) >= 2.0 ** (r.format.emax + 1), np.abs(x) < r.format.min_positive / 4
     over = {"inf": np.inf, "nan": np.nan, "saturate": r.format.max_finite}[r.overflow]
@@ -75,7 +87,10 @@ def test_what_overflows_by_far_is_infinite_in_sums_and_exp() -> None:
         midpoint = f.max_finite + 2.0 ** (f.emax - f.precision)
         assert np.array_equal(np.isinf(emu.exp(jnp.asarray(x), name)), x > np.log(midpoint))
     with jax.enable_x64(True):
-        factors = jnp.asarray(np.array([[1.5], [-1.5]]) * 2.0 ** np.arange(400.0, 1023.0)), jnp.ones((623, 1))
+        factors = (
+            jnp.asarray(np.array([[1.5], [-1.5]]) * 2.0 ** np.arange(400.0, 1023.0)),
+            jnp.ones((623, 1)),
+        )
         each = [emu.dot(factors[0][:, k : k + 1], factors[1][:1]) for k in (0, 571, 595, 622)]
     assert all(np.array_equal(np.asarray(y), [[np.inf], [-np.inf]]) for y in each)
 
@@ -89,7 +104,9 @@ def test_binary64_as_data_leaves_a_number_as_it_is() -> None:
     """Two additions would lose the last bit of 53."""
     with jax.enable_x64(True):
         x = np.nextafter(arguments(BF16), 0.0)
-        assert np.array_equal(np.asarray(_as_data(x, row_of(BINARY64))).view(np.int64), x.view(np.int64))
+        assert np.array_equal(
+            np.asarray(_as_data(x, row_of(BINARY64))).view(np.int64), x.view(np.int64)
+        )
 
 
 @pytest.mark.parametrize("mode", [m for m in RoundingMode if m is not RoundingMode.STOCHASTIC])
@@ -99,8 +116,11 @@ def test_the_rule_takes_formats_and_modes_as_data(name: str, mode: RoundingMode)
     r = rounding(name, mode)
     with jax.enable_x64(True):
         x = np.concatenate([arguments(r if r.format.fits_binary32 else BF16), [1e308, -1e308]])
-        found, expected = np.asarray(_rule_as_data(x, row_of(r))), np.asarray(round_wide(jnp.asarray(x), r))
-    same = (found.view(np.int64) == expected.view(np.int64)) | (np.isnan(found) & np.isnan(expected))
+        found = np.asarray(_rule_as_data(x, row_of(r)))
+        expected = np.asarray(round_wide(jnp.asarray(x), r))
+    same = (found.view(np.int64) == expected.view(np.int64)) | (
+        np.isnan(found) & np.isnan(expected)
+    )
     assert same.all(), x[~same][:4]
 
 
@@ -110,5 +130,10 @@ def _rule_as_data(x, row):
 
 
 def test_other_roundings_are_left_to_the_rule() -> None:
-    others = rounding("bf16", "toward-zero"), rounding("fp64"), rounding("e4m3fnuz"), rounding("e8m0fnu")
+    others = (
+        rounding("bf16", "toward-zero"),
+        rounding("fp64"),
+        rounding("e4m3fnuz"),
+        rounding("e8m0fnu"),
+    )
     assert not any(takes_nearest_even(r) for r in others)

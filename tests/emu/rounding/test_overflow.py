@@ -11,11 +11,22 @@ from roundscope import emu
 from roundscope.emu.rounding.modes import without_saturation
 
 BEYOND = {  # twice the largest finite number, rounded by the format's own rule
-    "e4m3fn": 448.0, "e5m2": 57344.0, "e3m2fn": 28.0, "e2m3fn": 7.5, "e2m1fn": 6.0,
-    "fp64": math.inf, "fp32": math.inf, "tf32": math.inf, "bf16": math.inf,
-    "fp16": math.inf, "e5m10": math.inf, "e4m3": math.inf,
-    "e5m2fnuz": math.nan, "e4m3fnuz": math.nan, "e8m0fnu": math.nan,
-}  # fmt: skip
+    "e4m3fn": 448.0,
+    "e5m2": 57344.0,
+    "e3m2fn": 28.0,
+    "e2m3fn": 7.5,
+    "e2m1fn": 6.0,
+    "fp64": math.inf,
+    "fp32": math.inf,
+    "tf32": math.inf,
+    "bf16": math.inf,
+    "fp16": math.inf,
+    "e5m10": math.inf,
+    "e4m3": math.inf,
+    "e5m2fnuz": math.nan,
+    "e4m3fnuz": math.nan,
+    "e8m0fnu": math.nan,
+}
 
 
 @pytest.mark.parametrize("name", BEYOND)
@@ -43,8 +54,18 @@ def test_every_named_format_is_in_the_table():
 
 def test_one_e4m3_and_one_e5m2():
     """Two roundings of one name: constants, words, blocks."""
-    assert emu.rounding("e4m3fn") == emu.E4M3 == emu.rounding("e4m3fn", overflow="saturate") == emu.block_format("mxfp8_e4m3").element
-    assert emu.rounding("e5m2") == emu.E5M2 == emu.rounding("e5m2", overflow="saturate") == emu.block_format("mxfp8_e5m2").element
+    assert (
+        emu.rounding("e4m3fn")
+        == emu.E4M3
+        == emu.rounding("e4m3fn", overflow="saturate")
+        == emu.block_format("mxfp8_e4m3").element
+    )
+    assert (
+        emu.rounding("e5m2")
+        == emu.E5M2
+        == emu.rounding("e5m2", overflow="saturate")
+        == emu.block_format("mxfp8_e5m2").element
+    )
     assert emu.round_to(500.0, "e4m3fn") == emu.round_to(500.0, emu.E4M3) == 448
     assert emu.round_to(1e6, "e5m2") == emu.round_to(1e6, emu.E5M2) == 57344
 

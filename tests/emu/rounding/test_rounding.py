@@ -1,4 +1,6 @@
-"""The rule on both executors against ml_dtypes, the judge, and known answers; one body, many cases."""
+"""The rule on both executors against ml_dtypes, the judge, and known answers; one body, many
+cases.
+"""
 
 import math
 import warnings
@@ -22,7 +24,9 @@ from roundscope.emu.rounding.threefry import random31, threefry2x32
 from tests.checks.exhaustive import REFERENCES, different, documented, reference, rounder
 
 USER_FORMATS = ("e5m10", "e4m3", "e2m1", "e3m4", "e8m16", "e11m20", "e6m40")
-CORNERS = (  # one significand bit, where every kept bit is a leading one; in two, at a carrier's own lowest exponent
+# one significand bit, where every kept bit is a leading one; in two, at a carrier's own lowest
+# exponent
+CORNERS = (
     Format(name="p1", precision=1, emin=-20, max_finite=2.0**20, inf=True, nan=True),
     Format(name="p1-low32", precision=1, emin=-126, max_finite=1.0, inf=False, nan=False),
     Format(name="p1-low64", precision=1, emin=-1022, max_finite=1.0, inf=False, nan=True),
@@ -30,7 +34,13 @@ CORNERS = (  # one significand bit, where every kept bit is a leading one; in tw
 )
 FORMATS = (*map(format_named, (*NAMED, *USER_FORMATS)), *CORNERS)
 SOME_LONG = [  # each is 32 programs of XLA
-    pytest.param(f, marks=[pytest.mark.thorough] if f.name in ("e5m10", "e2m1", "e3m4", "e8m16", "e6m40") else []) for f in FORMATS
+    pytest.param(
+        f,
+        marks=(
+            [pytest.mark.thorough] if f.name in ("e5m10", "e2m1", "e3m4", "e8m16", "e6m40") else []
+        ),
+    )
+    for f in FORMATS
 ]
 MODES = tuple(RoundingMode)
 CARRIERS = (np.float32, np.float64)
@@ -66,7 +76,10 @@ def assert_same(got: np.ndarray, want: np.ndarray, x: np.ndarray) -> None:
     wrong = np.flatnonzero(words(got) != words(want))
     if wrong.size:
         i = wrong[0]
-        pytest.fail(f"{wrong.size} of {x.size} differ; {hexed(x[i])} gives {hexed(got[i])}, expected {hexed(want[i])}")
+        pytest.fail(
+            f"{wrong.size} of {x.size} differ; {hexed(x[i])} gives {hexed(got[i])}, expected"
+            f" {hexed(want[i])}"
+        )
 
 
 # ------------------------------------------------------------------------------------- ml_dtypes
@@ -76,8 +89,9 @@ def assert_same(got: np.ndarray, want: np.ndarray, x: np.ndarray) -> None:
 def stratified() -> np.ndarray:
     """2^22 binary32 numbers: every sign and exponent, every ten leading fraction bits, eight tails.
 
-    Ten bits hold the kept part and the round bit of every format here but fp16, whose kept part they are;
-    the tails are all its round and sticky cases: 0, 1, around one half, all ones, and two random ones.
+    Ten bits hold the kept part and the round bit of every format here but fp16, whose kept part
+    they are; the tails are all its round and sticky cases: 0, 1, around one half, all ones, and two
+    random ones.
     """
     tails = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF], np.uint32)
     heads = np.arange(1 << 19, dtype=np.uint32) << 13
@@ -98,7 +112,13 @@ def test_nearest_even_is_ml_dtypes(name: str, executor: str) -> None:
     unknown = at[~np.logical_or.reduce(list(known.values()))]
     assert_same(got[unknown], want[unknown], x[unknown])
     classes = {label for label, mask in known.items() if mask.any()}
-    assert classes == ({"NaN kept"} if not format_named(name).nan else {"above 2^-127"} if name == "e8m0fnu" else set())
+    assert classes == (
+        {"NaN kept"}
+        if not format_named(name).nan
+        else {"above 2^-127"}
+        if name == "e8m0fnu"
+        else set()
+    )
 
 
 @executors
@@ -118,11 +138,19 @@ def test_e8m0fnu_between_its_two_smallest_is_the_judges(executor: str) -> None:
 def boundaries(f: Format, dtype: type) -> np.ndarray:
     """Where a rounding can go wrong, as numbers of the carrier.
 
-    Exponents from below the smallest number to beyond the largest; at each the first, second, middle and
-    last codes; at each code the quarters of the gap above it, and one carrier ulp to either side of them.
+    Exponents from below the smallest number to beyond the largest; at each the first, second,
+    middle and last codes; at each code the quarters of the gap above it, and one carrier ulp to
+    either side of them.
     """
     p, low, high = f.precision, f.emin - f.precision, f.emax + 2
-    exponents = {*range(low - 1, low + 3), *range(f.emin - 1, f.emin + 2), -1, 0, 1, *range(high - 3, high + 1)}
+    exponents = {
+        *range(low - 1, low + 3),
+        *range(f.emin - 1, f.emin + 2),
+        -1,
+        0,
+        1,
+        *range(high - 3, high + 1),
+    }
     top = 1 << (p - 1)
     codes = {top, top + 1, top + top // 2 + 1, max(top, 2 * top - 2), 2 * top - 1}
     quarters = [4 * k + q for k in codes for q in range(4)]
@@ -134,7 +162,9 @@ def boundaries(f: Format, dtype: type) -> np.ndarray:
         exact = np.concatenate([x, kept]).astype(dtype)
         around = [exact, np.nextafter(exact, dtype(0)), np.nextafter(exact, dtype(np.inf))]
     x = np.unique(np.concatenate(around))
-    return np.concatenate([x, -x, np.array([np.nan, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal], dtype)])
+    return np.concatenate(
+        [x, -x, np.array([np.nan, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal], dtype)]
+    )
 
 
 def anything(f: Format, dtype: type, seed: int) -> np.ndarray:
@@ -142,14 +172,21 @@ def anything(f: Format, dtype: type, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     word = np.uint32 if dtype is np.float32 else np.uint64
     bits = rng.integers(0, np.iinfo(word).max, 100, dtype=word).view(dtype)
-    limits = (max(f.emin - f.precision - 1, -1074), min(f.emax + 1, 1023 if dtype is np.float64 else 127))
-    scaled = np.ldexp(rng.uniform(1, 2, 100) * rng.choice([-1, 1], 100), rng.integers(*limits, 100)).astype(dtype)
+    limits = (
+        max(f.emin - f.precision - 1, -1074),
+        min(f.emax + 1, 1023 if dtype is np.float64 else 127),
+    )
+    scaled = np.ldexp(
+        rng.uniform(1, 2, 100) * rng.choice([-1, 1], 100), rng.integers(*limits, 100)
+    ).astype(dtype)
     x = np.concatenate([bits, scaled])
     return x[~np.isnan(x)]
 
 
 def cases(f: Format, dtype: type) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs, and random integers for the stochastic mode, the least and the greatest among them."""
+    """Inputs, and random integers for the stochastic mode, the least and the greatest among
+    them.
+    """
     x = np.concatenate([boundaries(f, dtype), anything(f, dtype, 2)])
     random = np.random.default_rng(3).integers(0, 1 << 31, x.size, dtype=np.int32)
     random[::5], random[1::5] = 0, (1 << 31) - 1
@@ -187,13 +224,25 @@ def test_every_mode_and_format_is_the_judges(f: Format, mode: RoundingMode, dtyp
 @pytest.mark.parametrize("overflow", ["inf", "nan", "saturate"])
 @pytest.mark.parametrize("name", ["bf16", "e5m2", "e4m3fn", "e4m3fnuz", "e8m0fnu"])
 @executors
-def test_every_overflow_policy_is_the_judges(name: str, overflow: str, mode: RoundingMode, executor: str) -> None:
+def test_every_overflow_policy_is_the_judges(
+    name: str, overflow: str, mode: RoundingMode, executor: str
+) -> None:
     if overflow == "inf" and not format_named(name).inf:
         return  # an error: test_errors_name_the_repair
     r = rounding(name, mode, overflow=overflow)
     top = r.format.max_finite
     step = math.ldexp(1.0, r.format.emax - r.format.precision)  # half an ulp of the largest number
-    x = np.array([top, top + step / 2, top + step, math.nextafter(top + step, 0), top + 2 * step, top * 8, math.inf])
+    x = np.array(
+        [
+            top,
+            top + step / 2,
+            top + step,
+            math.nextafter(top + step, 0),
+            top + 2 * step,
+            top * 8,
+            math.inf,
+        ]
+    )
     x = np.concatenate([x, -x])
     random = np.resize(np.array([0, 1 << 30, (1 << 31) - 1], np.int32), x.size)
     assert_same(EXECUTORS[executor](x, r, random), judged(x, r, random), x)
@@ -213,10 +262,13 @@ def test_nan_policy(name: str, policy: str, executor: str) -> None:
 def test_executors_agree_on_the_bits_of_nan(name: str, dtype: type) -> None:
     word = np.int32 if dtype is np.float32 else np.int64
     x = np.array([np.nan, -np.nan], dtype)
-    assert np.array_equal(*(execute(x, rounding(name)).view(word) for execute in EXECUTORS.values()))
+    assert np.array_equal(
+        *(execute(x, rounding(name)).view(word) for execute in EXECUTORS.values())
+    )
 
 
-# ------------------------------------------------------------------------------------ widths and shapes
+# ------------------------------------------------------------------------------------ widths and
+# shapes
 
 
 @executors
@@ -253,8 +305,12 @@ def test_out_and_views(name: str) -> None:
 
 
 def binary32_samples() -> np.ndarray:
-    """Every exponent with its boundary significands, both signs; subnormals, infinities, quiet NaN."""
-    fractions = np.array([0, 1, 2, 0x2A_AAAA, 0x3F_FFFF, 0x40_0000, 0x40_0001, 0x7F_FFFE, 0x7F_FFFF], np.uint32)
+    """Every exponent with its boundary significands, both signs; subnormals, infinities, quiet
+    NaN.
+    """
+    fractions = np.array(
+        [0, 1, 2, 0x2A_AAAA, 0x3F_FFFF, 0x40_0000, 0x40_0001, 0x7F_FFFE, 0x7F_FFFF], np.uint32
+    )
     bits = ((np.arange(512, dtype=np.uint32) << 23)[:, None] | fractions).reshape(-1)
     x = bits.view(np.float32)
     return np.where(np.isnan(x), (bits | 0x40_0000).view(np.float32), x)
@@ -291,7 +347,9 @@ def parsed(text: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
-def test_threefry_known_answers(array: Callable[..., object], counter: str, key: str, result: str) -> None:
+def test_threefry_known_answers(
+    array: Callable[..., object], counter: str, key: str, result: str
+) -> None:
     got = threefry2x32(*map(array, parsed(key)), *map(array, parsed(counter)))
     assert [f"{int(word[0]):08x}" for word in got] == result.split()
 
@@ -319,8 +377,14 @@ ERRORS = [
     (lambda: rounding("bf16", nan="keeps"), "did you mean 'keep'"),
     (lambda: rounding("bf16", seed=-1), "a seed is a whole number"),
     (lambda: rounding("bf16", seed=1 << 32), "a seed is a whole number"),
-    (lambda: Format(name="f", precision=54, emin=0, max_finite=1.0, inf=False, nan=False), "1 to 53"),
-    (lambda: Format(name="f", precision=3, emin=0, max_finite=math.inf, inf=False, nan=False), "max_finite=inf"),
+    (
+        lambda: Format(name="f", precision=54, emin=0, max_finite=1.0, inf=False, nan=False),
+        "1 to 53",
+    ),
+    (
+        lambda: Format(name="f", precision=3, emin=0, max_finite=math.inf, inf=False, nan=False),
+        "max_finite=inf",
+    ),
 ]
 
 
@@ -365,27 +429,46 @@ def one(value: float) -> np.ndarray:
 SIGNALLING = np.array([0x7F80_0001], np.uint32).view(np.float32)
 WRONG = (TypeError, ValueError)
 PROMISES = {
-    "a signalling NaN is silent in formats beyond binary32": lambda: np.isnan(on_numpy(SIGNALLING, rounding("e8m0fnu")))[0],
-    "float32 in a format beyond binary32 is an error": lambda: raises(WRONG, lambda: round_to(one(3.4e38), "e6m40")),
+    "a signalling NaN is silent in formats beyond binary32": lambda: np.isnan(
+        on_numpy(SIGNALLING, rounding("e8m0fnu"))
+    )[0],
+    "float32 in a format beyond binary32 is an error": lambda: raises(
+        WRONG, lambda: round_to(one(3.4e38), "e6m40")
+    ),
     "a 0-d array stays 0-d": lambda: round_to(np.array(1.3, np.float32), "bf16").shape == (),
     "a number becomes a 0-d float64": lambda: round_to(1.3, "bf16").dtype == np.float64,
     "integers are an error (numpy)": lambda: raises(WRONG, lambda: round_to(np.arange(4), "bf16")),
     "integers are an error (xla)": lambda: raises(WRONG, lambda: round_to(jnp.arange(4), "bf16")),
-    "float16 enters as float32": lambda: round_to(np.ones(4, np.float16), "bf16").dtype == np.float32,
-    "an out of another type is an error": lambda: raises(WRONG, lambda: round_to(one(1.3), "bf16", out=np.zeros(1))),
-    "an out of another shape is an error": lambda: raises(WRONG, lambda: round_to(one(1.3), "bf16", out=np.zeros(2, np.float32))),
-    "threefry takes NumPy scalars": lambda: int(threefry2x32(*[np.uint32(2**32 - 1)] * 4)[0][0]) == 0x1CB9_96FC,
-    "a NaN that becomes zero has no sign": lambda: not np.signbit(round_to(one(-np.nan), "e3m2fn", nan="zero"))[0],
-    "nor on XLA": lambda: not np.signbit(np.asarray(round_to(jnp.array([-np.nan]), "e3m2fn", nan="zero")))[0],
+    "float16 enters as float32": (
+        lambda: round_to(np.ones(4, np.float16), "bf16").dtype == np.float32
+    ),
+    "an out of another type is an error": lambda: raises(
+        WRONG, lambda: round_to(one(1.3), "bf16", out=np.zeros(1))
+    ),
+    "an out of another shape is an error": lambda: raises(
+        WRONG, lambda: round_to(one(1.3), "bf16", out=np.zeros(2, np.float32))
+    ),
+    "threefry takes NumPy scalars": (
+        lambda: int(threefry2x32(*[np.uint32(2**32 - 1)] * 4)[0][0]) == 0x1CB9_96FC
+    ),
+    "a NaN that becomes zero has no sign": lambda: (
+        not np.signbit(round_to(one(-np.nan), "e3m2fn", nan="zero"))[0]
+    ),
+    "nor on XLA": lambda: (
+        not np.signbit(np.asarray(round_to(jnp.array([-np.nan]), "e3m2fn", nan="zero")))[0]
+    ),
     "a format that binary64 lacks is an error": lambda: raises(
-        WRONG, lambda: Format(name="f", precision=5, emin=-1100, max_finite=1.0, inf=False, nan=False)
+        WRONG,
+        lambda: Format(name="f", precision=5, emin=-1100, max_finite=1.0, inf=False, nan=False),
     ),
 }
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_promises_of_the_public_function(promise: str) -> None:
-    """Faults found while testing, each held by the call that showed it; warnings are errors here."""
+    """Faults found while testing, each held by the call that showed it; warnings are errors
+    here.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert PROMISES[promise]()

@@ -18,7 +18,9 @@ from roundscope.emu.rounding.threefry import random31
 
 law = settings(deadline=None, derandomize=True, max_examples=150, database=None)
 
-SYMMETRIC = [m for m in RoundingMode if m not in (RoundingMode.TOWARD_POSITIVE, RoundingMode.TOWARD_NEGATIVE)]
+SYMMETRIC = [
+    m for m in RoundingMode if m not in (RoundingMode.TOWARD_POSITIVE, RoundingMode.TOWARD_NEGATIVE)
+]
 
 formats = st.one_of(
     st.sampled_from(list(NAMED.values())),
@@ -33,18 +35,28 @@ random_bits = st.integers(0, 2**31 - 1)
 def roundings(draw: st.DrawFn, of: st.SearchStrategy[Format] = formats) -> Rounding:
     """Any format, mode and overflow policy that go together."""
     f = draw(of)
-    policies = [Overflow.SATURATE, *([Overflow.INF] if f.inf else []), *([Overflow.NAN] if f.nan else [])]
+    policies = [
+        Overflow.SATURATE,
+        *([Overflow.INF] if f.inf else []),
+        *([Overflow.NAN] if f.nan else []),
+    ]
     return rounding(f, draw(modes), overflow=draw(st.sampled_from(policies)))
 
 
 @st.composite
 def numbers(draw: st.DrawFn, f: Format) -> float:
-    """A finite binary64 number that f finds hard: near a code, a midpoint, its largest number, or any."""
+    """A finite binary64 number that f finds hard: near a code, a midpoint, its largest number, or
+    any.
+    """
     kind = draw(st.sampled_from(["near", "near", "top", "any"]))
     if kind == "any":
         return draw(st.floats(allow_nan=False, allow_infinity=False))
-    exponent = draw(st.integers(max(f.emin - f.precision, -1060), f.emax)) if kind == "near" else f.emax
-    code = draw(st.integers(2 << f.precision, (4 << f.precision) - 1))  # in quarters of the spacing, or finer
+    exponent = (
+        draw(st.integers(max(f.emin - f.precision, -1060), f.emax)) if kind == "near" else f.emax
+    )
+    code = draw(
+        st.integers(2 << f.precision, (4 << f.precision) - 1)
+    )  # in quarters of the spacing, or finer
     with np.errstate(over="ignore"):
         x = float(np.ldexp(float(code), exponent - f.precision - 1))
     x = draw(st.sampled_from([x, math.nextafter(x, 0), math.nextafter(x, math.inf)]))
@@ -53,7 +65,9 @@ def numbers(draw: st.DrawFn, f: Format) -> float:
 
 
 @st.composite
-def roundings_and_numbers(draw: st.DrawFn, of: st.SearchStrategy[Format] = formats, count: int = 1) -> tuple[Rounding, list[float]]:
+def roundings_and_numbers(
+    draw: st.DrawFn, of: st.SearchStrategy[Format] = formats, count: int = 1
+) -> tuple[Rounding, list[float]]:
     r = draw(roundings(of))
     x = draw(st.lists(numbers(r.format), min_size=count, max_size=count))
     return r, x if r.format.signed else [abs(v) or 1.0 for v in x]
@@ -66,7 +80,9 @@ def rounded(x: float, r: Rounding, random: int = 0) -> float:
 
 def same(x: float, y: float) -> bool:
     """Equal bits, or both NaN."""
-    return (math.isnan(x) and math.isnan(y)) or (x == y and math.copysign(1, x) == math.copysign(1, y))
+    return (math.isnan(x) and math.isnan(y)) or (
+        x == y and math.copysign(1, x) == math.copysign(1, y)
+    )
 
 
 @law
@@ -100,7 +116,9 @@ def test_idempotent(case: tuple[Rounding, list[float]], first: int, second: int)
 @law
 @given(roundings_and_numbers(count=2), random_bits)
 def test_monotone(case: tuple[Rounding, list[float]], random: int) -> None:
-    """x <= y gives R(x) <= R(y), in the stochastic mode for equal bits (mirrored in sign, so of one sign)."""
+    """x <= y gives R(x) <= R(y), in the stochastic mode for equal bits (mirrored in sign, so of one
+    sign).
+    """
     r, x = case
     low, high = (rounded(v, r, random) for v in sorted(x))
     assume(not (math.isnan(low) or math.isnan(high)))
@@ -109,18 +127,27 @@ def test_monotone(case: tuple[Rounding, list[float]], random: int) -> None:
 
 @law
 @given(roundings_and_numbers(signed_formats), st.sampled_from(SYMMETRIC), random_bits)
-def test_symmetric_in_sign(case: tuple[Rounding, list[float]], mode: RoundingMode, random: int) -> None:
-    """R(-x) = -R(x) for every mode that looks at magnitudes; the two directed ones mirror each other."""
+def test_symmetric_in_sign(
+    case: tuple[Rounding, list[float]], mode: RoundingMode, random: int
+) -> None:
+    """R(-x) = -R(x) for every mode that looks at magnitudes; the two directed ones mirror each
+    other.
+    """
     r, (x,) = case
     mirror = replace(r, mode=mode)
-    assert rounded(-x, mirror, random) == -rounded(x, mirror, random) or math.isnan(rounded(x, mirror, random))
-    up, down = replace(r, mode=RoundingMode.TOWARD_POSITIVE), replace(r, mode=RoundingMode.TOWARD_NEGATIVE)
+    assert rounded(-x, mirror, random) == -rounded(x, mirror, random) or math.isnan(
+        rounded(x, mirror, random)
+    )
+    up = replace(r, mode=RoundingMode.TOWARD_POSITIVE)
+    down = replace(r, mode=RoundingMode.TOWARD_NEGATIVE)
     assert rounded(-x, up) == -rounded(x, down) or math.isnan(rounded(x, down))
 
 
 @law
 @given(roundings_and_numbers(), random_bits)
-def test_the_result_is_a_number_of_the_format(case: tuple[Rounding, list[float]], random: int) -> None:
+def test_the_result_is_a_number_of_the_format(
+    case: tuple[Rounding, list[float]], random: int
+) -> None:
     r, (x,) = case
     y, f = rounded(x, r, random), r.format
     if math.isnan(y):
@@ -146,8 +173,12 @@ def test_faithful(case: tuple[Rounding, list[float]], random: int) -> None:
 
 
 @law
-@given(roundings_and_numbers(), st.sampled_from([RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY]))
-def test_nearest_is_within_half_an_ulp(case: tuple[Rounding, list[float]], mode: RoundingMode) -> None:
+@given(
+    roundings_and_numbers(), st.sampled_from([RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY])
+)
+def test_nearest_is_within_half_an_ulp(
+    case: tuple[Rounding, list[float]], mode: RoundingMode
+) -> None:
     """|R(x) - x| <= ulp(x) / 2, and a tie to even ends in an even code."""
     r, (x,) = case
     y, f = rounded(x, replace(r, mode=mode)), r.format
@@ -165,7 +196,9 @@ narrow_formats = formats.filter(lambda f: f.precision <= 40 and f.emin > -1000 a
 @law
 @given(roundings_and_numbers(narrow_formats), st.integers(2, 12))
 def test_to_odd_then_nearest_is_nearest(case: tuple[Rounding, list[float]], extra: int) -> None:
-    """RNE_p(RO_{p+n}(x)) = RNE_p(x) for n >= 2: rounding to odd makes the second rounding harmless."""
+    """RNE_p(RO_{p+n}(x)) = RNE_p(x) for n >= 2: rounding to odd makes the second rounding
+    harmless.
+    """
     r, (x,) = case
     f = r.format
     p = f.precision + extra
@@ -177,25 +210,34 @@ def test_to_odd_then_nearest_is_nearest(case: tuple[Rounding, list[float]], extr
 
 @law
 @given(roundings_and_numbers(), random_bits)
-def test_stochastic_goes_up_by_its_position(case: tuple[Rounding, list[float]], random: int) -> None:
+def test_stochastic_goes_up_by_its_position(
+    case: tuple[Rounding, list[float]], random: int
+) -> None:
     """|R(x)| is the outer neighbour if and only if floor(position 2^31) > random."""
     r, (x,) = case
     inner, outer = sorted(map(abs, neighbours(x, r.format)))
     assume(inner < outer <= r.format.max_finite and (r.format.zero or inner > 0))
     position = (abs(Fraction(x)) - inner) / (outer - inner)
     up = math.floor(position * 2**31) > random
-    assert abs(rounded(x, replace(r, mode=RoundingMode.STOCHASTIC), random)) == (outer if up else inner)
+    assert abs(rounded(x, replace(r, mode=RoundingMode.STOCHASTIC), random)) == (
+        outer if up else inner
+    )
 
 
 @settings(law, max_examples=40)
 @given(roundings_and_numbers(), st.integers(0, 2**32 - 1))
-def test_stochastic_frequency_is_the_position(case: tuple[Rounding, list[float]], seed: int) -> None:
-    """Over 2^14 threefry draws the mean of R(x) is x, to five standard deviations and 2^-31 of an ulp."""
+def test_stochastic_frequency_is_the_position(
+    case: tuple[Rounding, list[float]], seed: int
+) -> None:
+    """Over 2^14 threefry draws the mean of R(x) is x, to five standard deviations and 2^-31 of an
+    ulp.
+    """
     r, (x,) = case
     n = 1 << 14
     inner, outer = sorted(map(abs, neighbours(x, r.format)))
     assume(inner < outer <= r.format.max_finite and (r.format.zero or inner > 0))
-    key, counter = (np.array([v], np.uint32) for v in (seed, 0)), (np.arange(n, dtype=np.uint32), np.zeros(1, np.uint32))
+    key = (np.array([v], np.uint32) for v in (seed, 0))
+    counter = (np.arange(n, dtype=np.uint32), np.zeros(1, np.uint32))
     random = random31(tuple(key), counter).astype(np.int32)
     y = np.abs(kernels.round_array(np.full(n, x), replace(r, mode=RoundingMode.STOCHASTIC), random))
     position = float((abs(Fraction(x)) - inner) / (outer - inner))

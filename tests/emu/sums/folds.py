@@ -37,12 +37,17 @@ def column(*values: float) -> np.ndarray:
     return np.array(values)[:, None]
 
 
-def operands(count: int, dtype: str = "bf16", seed: int = 0, t: int = T, n: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def operands(
+    count: int, dtype: str = "bf16", seed: int = 0, t: int = T, n: int = N
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """a (K, T), b (K, N), init (T, N): numbers of the format, of mixed sizes."""
     rng = np.random.default_rng([seed, count])
     r = rounding(dtype)
     shapes = ((count, t), (count, n), (t, n))
-    a, b, init = (numpy_ops().round(rng.normal(size=s) * 2.0 ** rng.integers(-3, 3, s), r, None) for s in shapes)
+    a, b, init = (
+        numpy_ops().round(rng.normal(size=s) * 2.0 ** rng.integers(-3, 3, s), r, None)
+        for s in shapes
+    )
     return a, b, init
 
 
@@ -71,18 +76,25 @@ def seeded_step(ops: Ops, r: Rounding, shape: tuple[int, ...]) -> Callable[[Any,
         return None
     xp = ops.xp
     rows, columns = xp.arange(shape[0])[:, None], xp.arange(shape[1])
-    return lambda k, total: ops.round(total, r, event_bits(xp, r.seed, 7, rows, columns, k + 1).reshape(shape))
+    return lambda k, total: ops.round(
+        total, r, event_bits(xp, r.seed, 7, rows, columns, k + 1).reshape(shape)
+    )
 
 
 class Fold:
-    """One output of a sum of products, folded in fractions; `seen` are (before, after) of each addition."""
+    """One output of a sum of products, folded in fractions; `seen` are (before, after) of each
+    addition.
+    """
 
     def __init__(self, r: Rounding, random: Callable[[int], int]) -> None:
         self.r, self.random = r, random
         self.seen: list[tuple[float, float]] = []
 
     def step(self, x: float, y: Fraction | float) -> float:
-        """x + y, rounded once; before that it is seen in binary64, to odd. A sum of 0 has a sign of its own."""
+        """x + y, rounded once; before that it is seen in binary64, to odd.
+
+        A sum of 0 has a sign of its own.
+        """
         exact: Any = Fraction(x) + Fraction(y) if math.isfinite(x) and math.isfinite(y) else 0
         exact = exact or x + float(y)
         after = judge(exact, self.r, self.random(len(self.seen)))
@@ -114,12 +126,17 @@ class Fold:
         return start
 
 
-def reference(acc: Accumulator, a: np.ndarray, b: np.ndarray, init: np.ndarray) -> Iterator[tuple[int, int, float, Fold]]:
+def reference(
+    acc: Accumulator, a: np.ndarray, b: np.ndarray, init: np.ndarray
+) -> Iterator[tuple[int, int, float, Fold]]:
     """(row, column, sum, fold) of every output, in the order that `Order` documents."""
     t, n = init.shape
     for i, j in product(range(t), range(n)):
         fold = Fold(acc.step, lambda k, i=i, j=j: drawn(acc.step, init.shape, k, i, j))
-        products = [Fraction(x) * Fraction(y) for x, y in zip(a[:, i].tolist(), b[:, j].tolist(), strict=True)]
+        products = [
+            Fraction(x) * Fraction(y)
+            for x, y in zip(a[:, i].tolist(), b[:, j].tolist(), strict=True)
+        ]
         start = float(init[i, j])
         match acc.order:
             case Order.ASCENDING:
@@ -131,7 +148,9 @@ def reference(acc: Accumulator, a: np.ndarray, b: np.ndarray, init: np.ndarray) 
             case Order.CHUNKED:
                 total = fold.chunked(start, products, acc.chunk)
             case _:
-                total = judge(sum(products, Fraction(start)), acc.step, drawn(acc.step, init.shape, 0, i, j))  # type: ignore[arg-type]
+                total = judge(
+                    sum(products, Fraction(start)), acc.step, drawn(acc.step, init.shape, 0, i, j)
+                )  # type: ignore[arg-type]
         yield i, j, total, fold
 
 
@@ -139,21 +158,31 @@ def drawn(r: Rounding, shape: tuple[int, ...], k: int, i: int, j: int) -> int:
     """The random bits of addition k at one output."""
     if r.mode is not RoundingMode.STOCHASTIC:
         return 0
-    bits = event_bits(np, r.seed, 7, np.arange(shape[0])[:, None], np.arange(shape[1]), k + 1).reshape(shape)
+    bits = event_bits(
+        np, r.seed, 7, np.arange(shape[0])[:, None], np.arange(shape[1]), k + 1
+    ).reshape(shape)
     return int(bits[i, j])
 
 
 def same(x: float, y: float) -> bool:
-    return (math.isnan(x) and math.isnan(y)) or (x == y and math.copysign(1, x) == math.copysign(1, y))
+    return (math.isnan(x) and math.isnan(y)) or (
+        x == y and math.copysign(1, x) == math.copysign(1, y)
+    )
 
 
-def assert_folded(acc: Accumulator, arrays: tuple[np.ndarray, ...], total: np.ndarray, seen: Any = None) -> None:
+def assert_folded(
+    acc: Accumulator, arrays: tuple[np.ndarray, ...], total: np.ndarray, seen: Any = None
+) -> None:
     """The outputs, and the additions where they were kept, are the reference's in every bit."""
     if seen is not None:
         before, after = (np.concatenate([pair[side] for pair in seen]) for side in (0, 1))
     for i, j, want, fold in reference(acc, *arrays):
-        assert same(float(total[i, j]), want), f"{acc} at {i, j}: {total[i, j]!r}, expected {want!r}"
+        assert same(float(total[i, j]), want), (
+            f"{acc} at {i, j}: {total[i, j]!r}, expected {want!r}"
+        )
         if seen is not None:
             got = list(zip(before[:, i, j].tolist(), after[:, i, j].tolist(), strict=True))
             assert len(got) == len(fold.seen)
-            assert all(same(x, u) and same(y, v) for (x, y), (u, v) in zip(got, fold.seen, strict=True)), f"{acc} at {i, j}"
+            assert all(
+                same(x, u) and same(y, v) for (x, y), (u, v) in zip(got, fold.seen, strict=True)
+            ), f"{acc} at {i, j}"

@@ -27,10 +27,18 @@ from tests.emu.sums.folds import (
 STEPS = tuple(
     rounding(f, m)
     for f, m in (
-        ("fp32", None), ("bf16", None), ("fp16", None), ("e4m3fn", None), ("fp32", "toward-zero"), ("bf16", "toward-zero"),
-        ("fp16", "toward-positive"), ("bf16", "toward-negative"), ("e4m3fn", "to-odd"), ("bf16", "ties-to-away"),
+        ("fp32", None),
+        ("bf16", None),
+        ("fp16", None),
+        ("e4m3fn", None),
+        ("fp32", "toward-zero"),
+        ("bf16", "toward-zero"),
+        ("fp16", "toward-positive"),
+        ("bf16", "toward-negative"),
+        ("e4m3fn", "to-odd"),
+        ("bf16", "ties-to-away"),
     )
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("r", STEPS, ids=str)
@@ -45,7 +53,9 @@ def test_every_order_is_the_fold_of_fractions(acc: Accumulator, r: Rounding) -> 
         assert np.array_equal(total, on_numpy(acc, *arrays)[0], equal_nan=True)
 
 
-@pytest.mark.parametrize("acc", [*FOLDS, Accumulator(order=Order.EXACT)], ids=lambda a: f"{a.order}{a.chunk}")
+@pytest.mark.parametrize(
+    "acc", [*FOLDS, Accumulator(order=Order.EXACT)], ids=lambda a: f"{a.order}{a.chunk}"
+)
 def test_a_stochastic_step_draws_by_its_index(acc: Accumulator) -> None:
     """Addition k of the documented order draws with index k, from 0."""
     acc = with_step(acc, rounding("bf16", "stochastic", seed=11))
@@ -58,14 +68,28 @@ def test_a_stochastic_step_draws_by_its_index(acc: Accumulator) -> None:
 ULP = 2.0**-23
 # (numbers, their factors): sums whose last bit lies more than 53 below the first
 BEYOND = {
-    "2^-24 + 2^-60, both factors of 24 bits": (column(1.0, (1 + 2.0**-12) * ULP / 2), column(1.0, 1 - 2.0**-12 + 2.0**-24)),
-    "2^-24 - 2^-70, both factors of 24 bits": (column(1 + ULP, (1 + ULP) * ULP / 2), column(1.0, 1 - ULP)),
-    "2^-24 + 2^-54, a factor of 8 bits": (column(1.0, 5237765 * 2.0**-54), column(1.0, 205.0)),  # 5237765 x 205 = 2^30 + 1
+    "2^-24 + 2^-60, both factors of 24 bits": (
+        column(1.0, (1 + 2.0**-12) * ULP / 2),
+        column(1.0, 1 - 2.0**-12 + 2.0**-24),
+    ),
+    "2^-24 - 2^-70, both factors of 24 bits": (
+        column(1 + ULP, (1 + ULP) * ULP / 2),
+        column(1.0, 1 - ULP),
+    ),
+    "2^-24 + 2^-54, a factor of 8 bits": (
+        column(1.0, 5237765 * 2.0**-54),
+        column(1.0, 205.0),
+    ),  # 5237765 x 205 = 2^30 + 1
     "1 - 2^-60": (column(1.0, -(2.0**-60)), column(1.0, 1.0)),
     "1 + 2^-60": (column(1.0, 2.0**-60), column(1.0, 1.0)),
     "2^-149 + 2^-220": (column(2.0**-149, 2.0**-100), column(1.0, 2.0**-120)),
 }
-BEYOND_STEPS = tuple(rounding(f, m) for f in ("fp32", "bf16") for m in RoundingMode if m is not RoundingMode.STOCHASTIC)
+BEYOND_STEPS = tuple(
+    rounding(f, m)
+    for f in ("fp32", "bf16")
+    for m in RoundingMode
+    if m is not RoundingMode.STOCHASTIC
+)
 
 
 def beyond() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -76,14 +100,20 @@ def beyond() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("r", BEYOND_STEPS, ids=str)
 def test_a_step_sees_what_binary64_would_lose(r: Rounding) -> None:
-    """One rounding of the exact sum, as a fused multiply-add; by way of binary64 each sum of the table is another number in some mode."""
+    """One rounding of the exact sum, as a fused multiply-add; by way of binary64 each sum of the
+    table is another number in some mode.
+    """
     for acc in FOLDS[:3]:
         assert_folded(with_step(acc, r), beyond(), on_numpy(with_step(acc, r), *beyond())[0])
 
 
-@pytest.mark.parametrize("r", [BINARY32, rounding("bf16"), rounding("fp32", "toward-zero")], ids=str)
+@pytest.mark.parametrize(
+    "r", [BINARY32, rounding("bf16"), rounding("fp32", "toward-zero")], ids=str
+)
 def test_under_xla_a_step_sees_it_too(r: Rounding) -> None:
-    """The error of a sum, an addition less a subtraction of the same, which a compiler may take for 0."""
+    """The error of a sum, an addition less a subtraction of the same, which a compiler may take for
+    0.
+    """
     acc = with_step(FOLDS[0], r)
     assert_folded(acc, beyond(), on_xla(acc, *beyond())[0])
 
@@ -97,7 +127,9 @@ def test_operands_of_other_formats(dtype: str) -> None:
 
 
 def test_overflow_and_specials_spread() -> None:
-    """A step that overflows stays so; infinities and NaN of operands reach the sum; -0 + 0 is +0."""
+    """A step that overflows stays so; infinities and NaN of operands reach the sum; -0 + 0 is
+    +0.
+    """
     a = np.array([[300.0, math.inf, math.nan, -1.0], [300.0, 1.0, 1.0, 1.0]])
     b, init = np.array([[300.0], [1.0]]), np.array([[0.0], [0.0], [0.0], [-0.0]])
     for acc in FOLDS:
@@ -145,7 +177,10 @@ def test_engines_agree_in_every_bit(acc: Accumulator) -> None:
     want, kept = on_numpy(acc, *arrays, steps=keep)
     assert np.array_equal(total.view(np.int64), want.view(np.int64))
     for ours, theirs in zip(kept or (), seen or (), strict=True):
-        assert all(np.array_equal(x.view(np.int64), y.view(np.int64)) for x, y in zip(ours, theirs, strict=True))
+        assert all(
+            np.array_equal(x.view(np.int64), y.view(np.int64))
+            for x, y in zip(ours, theirs, strict=True)
+        )
 
 
 @pytest.mark.parametrize("run", [on_numpy, on_xla])
@@ -175,10 +210,18 @@ def test_errors_name_the_argument() -> None:
     for order in Order:
         if order not in (Order.NATIVE, Order.ALIGNED):
             with pytest.raises(ValueError, match="stochastic"):
-                accumulate(numpy_ops(), Accumulator(order=order, step=rounding("bf16", "stochastic")), *arrays, steps=[])
+                accumulate(
+                    numpy_ops(),
+                    Accumulator(order=order, step=rounding("bf16", "stochastic")),
+                    *arrays,
+                    steps=[],
+                )
 
 
 def test_names() -> None:
     assert str(Accumulator()) == "ascending fp32"
-    assert str(Accumulator(order=Order.CHUNKED, chunk=8, step=rounding("bf16", "toward-zero"))) == "chunked[8] bf16:toward-zero"
+    assert (
+        str(Accumulator(order=Order.CHUNKED, chunk=8, step=rounding("bf16", "toward-zero")))
+        == "chunked[8] bf16:toward-zero"
+    )
     assert str(Accumulator(order=Order.NATIVE)) == "native"

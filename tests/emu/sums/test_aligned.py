@@ -1,4 +1,6 @@
-"""Tensor cores: against a judge in fractions, against MMA-Sim's stored results, one executor against the other, and the odd values."""
+"""Tensor cores: against a judge in fractions, against MMA-Sim's stored results, one executor
+against the other, and the odd values.
+"""
 
 import math
 from fractions import Fraction
@@ -16,9 +18,18 @@ from roundscope.emu.rounding.judge import judge
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from tests.emu.sums.mma_sim import KINDS, PATH
 
-EVERY = [(arch, name, total) for arch, own in ARCHITECTURES.items() for name in own.operands
-         for total in (("fp32",) if name in ("bf16", "tf32") else ("fp32", "fp16"))]  # fmt: skip
-SOME = [("hopper", "bf16", "fp32"), ("hopper", "e4m3fn", "fp32"), ("ampere", "tf32", "fp32"), ("volta", "fp16", "fp16")]
+EVERY = [
+    (arch, name, total)
+    for arch, own in ARCHITECTURES.items()
+    for name in own.operands
+    for total in (("fp32",) if name in ("bf16", "tf32") else ("fp32", "fp16"))
+]
+SOME = [
+    ("hopper", "bf16", "fp32"),
+    ("hopper", "e4m3fn", "fp32"),
+    ("ampere", "tf32", "fp32"),
+    ("volta", "fp16", "fp16"),
+]
 RNG = np.random.default_rng(2511)
 
 
@@ -30,14 +41,25 @@ def exponent(x, emin):
 
 
 def judged(a, b, c, acc):
-    """The sum of one entry, as the docstring of emu.sums.aligned has it, in fractions; finite numbers."""
+    """The sum of one entry, as the docstring of emu.sums.aligned has it, in fractions; finite
+    numbers.
+    """
     kept, f = acc.alignment, acc.step.format
     a, b, c = [*map(Fraction, a)], [*map(Fraction, b)], Fraction(c)
     missing = -len(a) % acc.chunk
     a, b = a + [Fraction(0)] * missing, b + [Fraction(0)] * missing
     for lo in range(0, len(a), acc.chunk):
-        terms = [(x * y, exponent(x, kept.operand.emin) + exponent(y, kept.operand.emin) if x * y else kept.zero)
-                 for x, y in zip(a[lo : lo + acc.chunk], b[lo : lo + acc.chunk], strict=True)]  # fmt: skip
+        terms = [
+            (
+                x * y,
+                (
+                    exponent(x, kept.operand.emin) + exponent(y, kept.operand.emin)
+                    if x * y
+                    else kept.zero
+                ),
+            )
+            for x, y in zip(a[lo : lo + acc.chunk], b[lo : lo + acc.chunk], strict=True)
+        ]
         terms.append((c, exponent(c, f.emin) if c else kept.zero))
         unit = Fraction(2) ** (max(e for _, e in terms) - kept.bits)
         total = sum(math.trunc(t / unit) for t, _ in terms) * unit
@@ -50,23 +72,35 @@ def judged(a, b, c, acc):
 def numbers(kind, shape, f):
     """Numbers of a format: ordinary, over many binades, about its smallest, mostly 0."""
     x = RNG.standard_normal(shape)
-    x = x * {"normal": 1.0, "wide": 2.0 ** RNG.integers(-9, 6, shape), "sparse": RNG.random(shape) < 0.3}.get(kind, 2.0**f.emin)
+    x = x * {
+        "normal": 1.0,
+        "wide": 2.0 ** RNG.integers(-9, 6, shape),
+        "sparse": RNG.random(shape) < 0.3,
+    }.get(kind, 2.0**f.emin)
     return round_to(x, f)
 
 
 def factors(kind, rows, k, columns, f):
-    """(rows, K) and (K, columns); tiny ones meet ordinary ones, so that sums are about the smallest normal number."""
-    return numbers(kind, (rows, k), f), numbers("normal" if kind == "tiny" else kind, (k, columns), f)
+    """(rows, K) and (K, columns); tiny ones meet ordinary ones, so that sums are about the smallest
+    normal number.
+    """
+    return numbers(kind, (rows, k), f), numbers(
+        "normal" if kind == "tiny" else kind, (k, columns), f
+    )
 
 
 @pytest.mark.parametrize(("arch", "name", "total"), EVERY)
 def test_sums_are_the_judges(arch, name, total):
-    """A cut in the wrong place or direction, a chunk of the wrong size, a subnormal's or a zero's exponent, for every type there is."""
+    """A cut in the wrong place or direction, a chunk of the wrong size, a subnormal's or a zero's
+    exponent, for every type there is.
+    """
     acc, f = Accumulator.tensor_core(arch, name, total), format_named(name)
     for kind in ("normal", "wide", "tiny", "sparse"):
         a, b = factors(kind, 2, acc.chunk + 3, 3, f)
         c = round_to(
-            RNG.standard_normal((2, 3)) * 2.0 ** (acc.step.format.emin if kind == "tiny" else 0) * (RNG.random((2, 3)) < 0.7),
+            RNG.standard_normal((2, 3))
+            * 2.0 ** (acc.step.format.emin if kind == "tiny" else 0)
+            * (RNG.random((2, 3)) < 0.7),
             acc.step.format,
         )
         want = [[judged(a[i], b[:, j], c[i, j], acc) for j in range(3)] for i in range(2)]
@@ -81,7 +115,9 @@ def stored():
 
 def entries(a, b, c, acc):
     """Each row of a with the row of b beside it."""
-    return np.concatenate([emu.dot(a[i : i + 1], b[i : i + 1].T, acc, c[i : i + 1, None])[0] for i in range(len(a))])
+    return np.concatenate(
+        [emu.dot(a[i : i + 1], b[i : i + 1].T, acc, c[i : i + 1, None])[0] for i in range(len(a))]
+    )
 
 
 CASES = sorted({tuple(name.split()[:3]) for name in np.load(PATH).files})
@@ -89,11 +125,16 @@ CASES = sorted({tuple(name.split()[:3]) for name in np.load(PATH).files})
 
 @pytest.mark.parametrize(("arch", "name", "total"), CASES)
 def test_sums_are_mma_sims(arch, name, total):
-    """What the authors of arXiv 2511.10909 found to be the hardware's: random codes too, with infinities and NaN."""
+    """What the authors of arXiv 2511.10909 found to be the hardware's: random codes too, with
+    infinities and NaN.
+    """
     acc = Accumulator.tensor_core(arch, name, total)
     with np.errstate(invalid="ignore"):  # signalling NaN among the codes
         for kind in KINDS:
-            a, b, c, d = (stored()[f"{arch} {name} {total} {kind} {part}"].astype(np.float64) for part in "abcd")
+            a, b, c, d = (
+                stored()[f"{arch} {name} {total} {kind} {part}"].astype(np.float64)
+                for part in "abcd"
+            )
             found = entries(a, b, c, acc)
             assert np.array_equal(found, d, equal_nan=True), kind
             assert not np.signbit(found[found == 0.0]).any()
@@ -101,20 +142,36 @@ def test_sums_are_mma_sims(arch, name, total):
 
 @pytest.mark.parametrize(("arch", "name", "total"), SOME)
 def test_both_executors_agree(arch, name, total):
-    """A fused or flushed operation; K that no chunk divides; infinities, NaN, and sums that leave the format."""
+    """A fused or flushed operation; K that no chunk divides; infinities, NaN, and sums that leave
+    the format.
+    """
     acc, f = Accumulator.tensor_core(arch, name, total), format_named(name)
     for kind in ("wide", "tiny"):
         a, b = factors(kind, 5, 45, 7, f)
-        c = round_to(RNG.standard_normal((5, 7)) * 2.0 ** (acc.step.format.emin if kind == "tiny" else 0), acc.step.format)
+        c = round_to(
+            RNG.standard_normal((5, 7)) * 2.0 ** (acc.step.format.emin if kind == "tiny" else 0),
+            acc.step.format,
+        )
         if kind == "wide":
             a[0, 3], a[1, 40], b[2, 2], c[3, 3] = np.nan, f.max_finite, f.max_finite, np.inf
             a[2, :] = f.max_finite
             b[:, 4] = f.max_finite
-        one, other = emu.dot(a, b, acc, c), np.asarray(emu.dot(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), acc, c))
-        assert np.array_equal(one.view(np.int64)[~np.isnan(one)], other.view(np.int64)[~np.isnan(one)])
-        assert np.array_equal(np.isnan(one), np.isnan(other)) and (kind != "wide" or np.isnan(one[0]).all())
-    assert np.isinf(emu.dot(*(np.full(s, format_named("fp16").max_finite) for s in ((1, 64), (64, 1))),
-                            Accumulator.tensor_core("hopper", "fp16", "fp16")))  # fmt: skip
+        one = emu.dot(a, b, acc, c)
+        other = np.asarray(
+            emu.dot(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), acc, c)
+        )
+        assert np.array_equal(
+            one.view(np.int64)[~np.isnan(one)], other.view(np.int64)[~np.isnan(one)]
+        )
+        assert np.array_equal(np.isnan(one), np.isnan(other)) and (
+            kind != "wide" or np.isnan(one[0]).all()
+        )
+    assert np.isinf(
+        emu.dot(
+            *(np.full(s, format_named("fp16").max_finite) for s in ((1, 64), (64, 1))),
+            Accumulator.tensor_core("hopper", "fp16", "fp16"),
+        )
+    )
 
 
 def test_threads_and_blocks_of_columns_change_nothing():
@@ -122,24 +179,35 @@ def test_threads_and_blocks_of_columns_change_nothing():
     acc = Accumulator.tensor_core("hopper", "bf16")
     a, b = (round_to(RNG.standard_normal(s), "bf16") for s in ((70, 96), (96, 530)))
     whole = emu.dot(a, b, acc)
-    assert all(np.array_equal(whole[i : i + 1], emu.dot(a[i : i + 1], b, acc)) for i in (0, 34, 35, 69))
-    assert all(np.array_equal(whole[:, j : j + 1], emu.dot(a, b[:, j : j + 1], acc)) for j in (0, 255, 256, 529))
+    assert all(
+        np.array_equal(whole[i : i + 1], emu.dot(a[i : i + 1], b, acc)) for i in (0, 34, 35, 69)
+    )
+    assert all(
+        np.array_equal(whole[:, j : j + 1], emu.dot(a, b[:, j : j + 1], acc))
+        for j in (0, 255, 256, 529)
+    )
 
 
 def test_steps_are_the_chunks():
-    """A trace of other sums than those that were added, or with what was cut left out of the error."""
+    """A trace of other sums than those that were added, or with what was cut left out of the
+    error.
+    """
     acc = Accumulator.tensor_core("hopper", "e4m3fn")
     a, b = (round_to(RNG.standard_normal(s), "e4m3fn") for s in ((3, 96), (96, 2)))
     steps = []
     total = emu.dot(a, b, acc, None, steps)
     ((before, after),) = steps
     assert before.shape == after.shape == (3, 3, 2) and np.array_equal(after[-1], total)
-    assert np.allclose(before[0], a[:, :32] @ b[:32], rtol=1e-13) and np.allclose(before[1], after[0] + a[:, 32:64] @ b[32:64], rtol=1e-13)
+    assert np.allclose(before[0], a[:, :32] @ b[:32], rtol=1e-13) and np.allclose(
+        before[1], after[0] + a[:, 32:64] @ b[32:64], rtol=1e-13
+    )
     assert (abs(before - after) > 0).any()
 
 
 def test_blackwell_reads_blocks():
-    """The exponent of a scale left out of the alignment, or put where it changes a subnormal element's."""
+    """The exponent of a scale left out of the alignment, or put where it changes a subnormal
+    element's.
+    """
     acc = Accumulator.tensor_core("blackwell", "e4m3fn")
     a, b = (RNG.standard_normal(s) * 2.0 ** RNG.integers(-12, 12, s) for s in ((4, 96), (96, 5)))
     x, y = to_blocks(a, "mxfp8_e4m3", axis=1), to_blocks(b, "mxfp8_e4m3", axis=0)
@@ -148,13 +216,22 @@ def test_blackwell_reads_blocks():
         part = slice(32 * j, 32 * j + 32)
         for i in range(4):
             for n in range(5):
-                pairs = [(Fraction(float(p)), Fraction(float(q))) for p, q in zip(x.elements[i, part], y.elements[part, n], strict=True)]
+                pairs = [
+                    (Fraction(float(p)), Fraction(float(q)))
+                    for p, q in zip(x.elements[i, part], y.elements[part, n], strict=True)
+                ]
                 scale = Fraction(float(x.scales[i, j])) * Fraction(float(y.scales[j, n]))
-                terms = [(p * q * scale, exponent(p, emin) + exponent(q, emin) + exponent(scale, -300)) for p, q in pairs if p * q]
+                terms = [
+                    (p * q * scale, exponent(p, emin) + exponent(q, emin) + exponent(scale, -300))
+                    for p, q in pairs
+                    if p * q
+                ]
                 c = Fraction(want[i, n])
                 terms.append((c, exponent(c, -126) if c else acc.alignment.zero))
                 unit = Fraction(2) ** (max(e for _, e in terms) - 25)
-                want[i, n] = judge(float(sum(math.trunc(t / unit) for t, _ in terms) * unit), acc.step)
+                want[i, n] = judge(
+                    float(sum(math.trunc(t / unit) for t, _ in terms) * unit), acc.step
+                )
     assert np.array_equal(emu.dot(x, y, acc), want)
     with pytest.raises(ValueError, match="takes blocks of e4m3fn"):
         emu.dot(to_blocks(a, "mxfp8_e5m2", axis=1), y, acc)
@@ -170,10 +247,14 @@ def test_the_hardware_leans_toward_zero():
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(("pascal", "fp16"), "unknown architecture 'pascal'"), (("hoper", "bf16"), "did you mean 'hopper'"),
-     (("volta", "bf16"), "the tensor core of volta takes fp16"), (("hopper", "bf16", "fp16"), "sums of bf16 are kept in fp32"),
-     (("hopper", "fp16", "bf16"), "kept in fp32 or fp16")],
-)  # fmt: skip
+    [
+        (("pascal", "fp16"), "unknown architecture 'pascal'"),
+        (("hoper", "bf16"), "did you mean 'hopper'"),
+        (("volta", "bf16"), "the tensor core of volta takes fp16"),
+        (("hopper", "bf16", "fp16"), "sums of bf16 are kept in fp32"),
+        (("hopper", "fp16", "bf16"), "kept in fp32 or fp16"),
+    ],
+)
 def test_what_does_not_exist_is_named(words, named):
     with pytest.raises(ValueError, match=named):
         Accumulator.tensor_core(*words)
@@ -186,11 +267,17 @@ def test_a_factor_that_it_cannot_read_is_named():
 
 
 def test_no_sums_no_products():
-    assert np.array_equal(emu.dot(np.ones((2, 0)), np.ones((0, 3)), Accumulator.tensor_core("hopper", "bf16")), np.zeros((2, 3)))
+    assert np.array_equal(
+        emu.dot(np.ones((2, 0)), np.ones((0, 3)), Accumulator.tensor_core("hopper", "bf16")),
+        np.zeros((2, 3)),
+    )
 
 
 def test_it_can_be_traced():
     """Under jit the factors are not known yet."""
     acc = Accumulator.tensor_core("hopper", "bf16")
     a, b = (round_to(RNG.standard_normal(s), "bf16").astype(np.float32) for s in ((2, 20), (20, 3)))
-    assert np.array_equal(np.asarray(jax.jit(lambda a, b: emu.dot(a, b, acc).astype("float32"))(a, b)), emu.dot(a, b, acc))
+    assert np.array_equal(
+        np.asarray(jax.jit(lambda a, b: emu.dot(a, b, acc).astype("float32"))(a, b)),
+        emu.dot(a, b, acc),
+    )

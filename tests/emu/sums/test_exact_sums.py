@@ -20,21 +20,47 @@ from tests.emu.sums.folds import assert_folded, column, on_numpy, operands
 
 EXACT_CASES = {
     "cancellation to one bit": (column(2.0**100, -(2.0**100), 2.0**-100), column(1.0, 1.0, 1.0)),
-    "cancellation of everything": (column(3.0, -3.0, 2.0**-60, -(2.0**-60)), column(1.0, 1.0, 1.0, 1.0)),
-    "the largest products": (column(*[float.fromhex("0x1.fffffep127")] * 4), column(*[float.fromhex("0x1.fffffep127")] * 2, -1.0, 1.0)),
-    "the smallest products": (column(2.0**-149, 2.0**-149, 3 * 2.0**-149), column(2.0**-149, 2.0**-149, -(2.0**-149))),
-    "all exponents": (column(2.0**127, -(2.0**-149), 1.0, 2.0**-149), column(2.0**-126, 2.0**-149, 2.0**-149, 1.0)),
+    "cancellation of everything": (
+        column(3.0, -3.0, 2.0**-60, -(2.0**-60)),
+        column(1.0, 1.0, 1.0, 1.0),
+    ),
+    "the largest products": (
+        column(*[float.fromhex("0x1.fffffep127")] * 4),
+        column(*[float.fromhex("0x1.fffffep127")] * 2, -1.0, 1.0),
+    ),
+    "the smallest products": (
+        column(2.0**-149, 2.0**-149, 3 * 2.0**-149),
+        column(2.0**-149, 2.0**-149, -(2.0**-149)),
+    ),
+    "all exponents": (
+        column(2.0**127, -(2.0**-149), 1.0, 2.0**-149),
+        column(2.0**-126, 2.0**-149, 2.0**-149, 1.0),
+    ),
     "a tie for bf16": (column(1.0, 2.0**-8), column(1.0, 1.0)),
     "above a tie by 2^-298": (column(1.0, 2.0**-8, 2.0**-149), column(1.0, 1.0, 2.0**-149)),
     "below a tie by 2^-298": (column(1.0, 2.0**-8, -(2.0**-149)), column(1.0, 1.0, 2.0**-149)),
     "above a tie for fp32": (column(1.0, 2.0**-24, 2.0**-120), column(1.0, 1.0, 2.0**-120)),
     "below a tie for fp32": (column(1.0, 2.0**-24, -(2.0**-120)), column(1.0, 1.0, 2.0**-120)),
-    "a negative tie and a residue": (column(-1.0, -(2.0**-24), 2.0**-140), column(1.0, 1.0, 2.0**-140)),
-    "results subnormal in binary32": (column(2.0**-70, 3 * 2.0**-75, 2.0**-149), column(2.0**-70, 2.0**-75, 2.0**-149)),
-    "carries through many words": (column(*[float.fromhex("0x1.fffffep0")] * 9), column(*[2.0**e for e in range(-120, 96, 24)])),
+    "a negative tie and a residue": (
+        column(-1.0, -(2.0**-24), 2.0**-140),
+        column(1.0, 1.0, 2.0**-140),
+    ),
+    "results subnormal in binary32": (
+        column(2.0**-70, 3 * 2.0**-75, 2.0**-149),
+        column(2.0**-70, 2.0**-75, 2.0**-149),
+    ),
+    "carries through many words": (
+        column(*[float.fromhex("0x1.fffffep0")] * 9),
+        column(*[2.0**e for e in range(-120, 96, 24)]),
+    ),
     "one product": (column(float.fromhex("0x1.abcdeep3")), column(float.fromhex("-0x1.fedcbap-9"))),
 }
-EXACT_STEPS = tuple(rounding(f, m) for f in ("fp32", "bf16", "fp16", "e4m3fn") for m in RoundingMode if m is not RoundingMode.STOCHASTIC)
+EXACT_STEPS = tuple(
+    rounding(f, m)
+    for f in ("fp32", "bf16", "fp16", "e4m3fn")
+    for m in RoundingMode
+    if m is not RoundingMode.STOCHASTIC
+)
 
 
 @pytest.mark.parametrize("name", EXACT_CASES)
@@ -48,7 +74,9 @@ def test_exact_sums_round_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_a_residue_decides_a_tie_at_every_alignment(name: str) -> None:
-    """The sum is kept in words of 32 bits: a tie at each of 40 places, a residue of either sign near and far below it."""
+    """The sum is kept in words of 32 bits: a tie at each of 40 places, a residue of either sign
+    near and far below it.
+    """
     acc = Accumulator(order=Order.EXACT, step=rounding(name))
     half = 2.0**-acc.step.format.precision
     for place, residue in product(range(-20, 20), (2.0**-26, 2.0**-33, 2.0**-45, 2.0**-120, 0.0)):
@@ -89,7 +117,7 @@ BEYOND_BINARY32 = {  # a, b, init
 DRAWN = RoundingMode.STOCHASTIC
 WIDE_STEPS = tuple(
     rounding(f, m) for f in ("e11m20", "e11m3", "fp32") for m in RoundingMode if m is not DRAWN
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", BEYOND_BINARY32)
@@ -115,7 +143,13 @@ def test_an_exact_sum_beyond_binary64_overflows_as_its_mode_says(r: Rounding) ->
 def test_infinities_are_those_of_fsum(on: Any) -> None:
     """Any infinity gave NaN."""
     exact = Accumulator(order=Order.EXACT)
-    cases = {(inf, 1, 0): inf, (1, -inf, 2): -inf, (inf, inf, 0): inf, (inf, -inf, 1): nan, (nan, inf, 0): nan}
+    cases = {
+        (inf, 1, 0): inf,
+        (1, -inf, 2): -inf,
+        (inf, inf, 0): inf,
+        (inf, -inf, 1): nan,
+        (nan, inf, 0): nan,
+    }
     for x, want in cases.items():
         for dtype in (np.float32, np.float64):
             with jax.enable_x64(True):
@@ -156,7 +190,9 @@ def test_exact_sums_agree_between_engines(name: str) -> None:
     init = np.zeros((1, 1))
     with jax.enable_x64(True):
         total = np.asarray(exact_on_xla()(a, b, init))
-    assert np.array_equal(total.view(np.int64), on_numpy(Accumulator(order=Order.EXACT), a, b, init)[0].view(np.int64))
+    assert np.array_equal(
+        total.view(np.int64), on_numpy(Accumulator(order=Order.EXACT), a, b, init)[0].view(np.int64)
+    )
 
 
 @cache

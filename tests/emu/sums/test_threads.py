@@ -56,11 +56,16 @@ def of_octets(x: list[Any], lanes: int) -> Any:
 
 
 def of_warps(x: list[Any], count: int) -> Any:
-    """Each thread has so many neighbours, 4: (x_4n + x_(4n + 1)) + (x_(4n + 2) + x_(4n + 3)); 32 threads are a warp."""
+    """Each thread has so many neighbours, 4: (x_4n + x_(4n + 1)) + (x_(4n + 2) + x_(4n + 3)); 32
+    threads are a warp.
+    """
     x = x + [ZERO] * (-len(x) % (32 * count))
     threads = x
     while count > 1:
-        threads, count = [a + b for a, b in zip(threads[::2], threads[1::2], strict=True)], count // 2
+        threads, count = (
+            [a + b for a, b in zip(threads[::2], threads[1::2], strict=True)],
+            count // 2,
+        )
     return by_halves([by_halves(threads[w : w + 32]) for w in range(0, len(threads), 32)])
 
 
@@ -68,7 +73,9 @@ LOOPS = {Order.STRIDED: of_strided, Order.OCTETS: of_octets, Order.WARPS: of_war
 
 
 def operands(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(2, count) and (count, 3) numbers of 12 bits, so that products are float32 numbers; (2, 3) to start from."""
+    """(2, count) and (count, 3) numbers of 12 bits, so that products are float32 numbers; (2, 3) to
+    start from.
+    """
     rng = np.random.default_rng([21, count])
     shapes = ((2, count), (count, 3), (2, 3))
     numbers = (rng.integers(-2047, 2048, s) * 2.0 ** rng.integers(-14, -6, s) for s in shapes)
@@ -91,7 +98,9 @@ def same(x: Any, y: np.ndarray) -> bool:
 
 @accumulators
 def test_sums_are_those_of_the_loop(acc: Accumulator) -> None:
-    """Lanes that take their neighbours' numbers, lanes added in another order, padding that is not at the end."""
+    """Lanes that take their neighbours' numbers, lanes added in another order, padding that is not
+    at the end.
+    """
     for count in LENGTHS:
         arrays = operands(count)
         assert same(emu.dot(*arrays[:2], acc, arrays[2]), looped(acc, *arrays)), count
@@ -103,16 +112,22 @@ def test_sums_are_those_of_the_loop(acc: Accumulator) -> None:
 def test_the_orders_are_not_one_another() -> None:
     """A word that leads to another order's sum, and a test whose data cannot tell."""
     several = [acc for acc in ACCUMULATORS if acc != Accumulator(order=Order.OCTETS, chunk=1)]
-    sums = {str(acc): looped(acc, *operands(512)).tobytes() for acc in several}  # one lane of octets is one of strided
+    sums = {
+        str(acc): looped(acc, *operands(512)).tobytes() for acc in several
+    }  # one lane of octets is one of strided
     sums["ascending"] = emu.dot(*operands(512)[:2], Accumulator(), operands(512)[2]).tobytes()
     assert len(set(sums.values())) == len(sums)
 
 
-@pytest.mark.parametrize("acc", [ACCUMULATORS[n] for n in (3, 6, 8)], ids=lambda a: f"{a.order}{a.chunk}")
+@pytest.mark.parametrize(
+    "acc", [ACCUMULATORS[n] for n in (3, 6, 8)], ids=lambda a: f"{a.order}{a.chunk}"
+)
 def test_under_jax_too(acc: Accumulator) -> None:
     """An addition that XLA moves or contracts."""
     a, b, init = operands(100)
-    assert same(emu.dot(jnp.asarray(a), jnp.asarray(b), acc, jnp.asarray(init)), looped(acc, a, b, init))
+    assert same(
+        emu.dot(jnp.asarray(a), jnp.asarray(b), acc, jnp.asarray(init)), looped(acc, a, b, init)
+    )
 
 
 @pytest.mark.thorough
@@ -121,7 +136,9 @@ def test_under_jax_for_every_length(acc: Accumulator) -> None:
     """A shape that NumPy's library and JAX's cut otherwise."""
     for count in LENGTHS:
         a, b, init = operands(count)
-        assert same(emu.dot(jnp.asarray(a), jnp.asarray(b), acc, jnp.asarray(init)), looped(acc, a, b, init)), count
+        assert same(
+            emu.dot(jnp.asarray(a), jnp.asarray(b), acc, jnp.asarray(init)), looped(acc, a, b, init)
+        ), count
         assert same(emu.sum(jnp.asarray(a), acc), emu.sum(a, acc)), count
 
 
@@ -134,7 +151,9 @@ def test_no_product_is_what_the_sum_starts_from(acc: Accumulator) -> None:
 
 @accumulators
 def test_every_step_rounds_to_its_format(acc: Accumulator) -> None:
-    """Steps of lanes left in FP32: 256 + 1 is 256 in BF16, so that ones are lost in long lanes only."""
+    """Steps of lanes left in FP32: 256 + 1 is 256 in BF16, so that ones are lost in long lanes
+    only.
+    """
     ones = np.ones((1, 1024), np.float32)
     lanes = 256 if acc.order is Order.WARPS else acc.chunk
     bf16 = Accumulator(order=acc.order, chunk=acc.chunk, step=rounding("bf16"))
@@ -145,13 +164,17 @@ def test_every_step_rounds_to_its_format(acc: Accumulator) -> None:
 
 @accumulators
 def test_additions_that_are_kept_are_a_list_of_sums(acc: Accumulator) -> None:
-    """Axes of lanes or warps left in what a trace counts as additions; a sum that changes when they are kept."""
+    """Axes of lanes or warps left in what a trace counts as additions; a sum that changes when they
+    are kept.
+    """
     for count in (1, 7, 100, 300):
         a, b, init = operands(count)
         steps: list[Any] = []
         total = emu.dot(a, b, acc, init, steps)
         assert same(total, looped(acc, a, b, init))
-        assert all(before.shape == after.shape and before.shape[1:] == (2, 3) for before, after in steps)
+        assert all(
+            before.shape == after.shape and before.shape[1:] == (2, 3) for before, after in steps
+        )
         before, after = (np.concatenate([pair[side] for pair in steps]) for side in (0, 1))
         assert same(after, emu.round_to(before, "fp32")) and same(after[-1], total)
         assert len(after) >= count
@@ -160,7 +183,10 @@ def test_additions_that_are_kept_are_a_list_of_sums(acc: Accumulator) -> None:
 @pytest.mark.parametrize("order", [Order.STRIDED, Order.OCTETS, Order.WARPS])
 def test_stochastic_steps_are_refused(order: Order) -> None:
     """Random bits that many additions share, in silence."""
-    with pytest.raises(ValueError, match=f"stochastic.*an {order} sum has no random bits; use a mode that draws none"):
+    with pytest.raises(
+        ValueError,
+        match=f"stochastic.*an {order} sum has no random bits; use a mode that draws none",
+    ):
         Accumulator(order=order, step=rounding("fp32", "stochastic"))
     with pytest.raises(ValueError, match="chunk=0"):
         Accumulator(order=order, chunk=0)

@@ -8,7 +8,10 @@ import pytest
 from roundscope import emu
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-ORDERS = [Accumulator(order=o, chunk=2) for o in (Order.ASCENDING, Order.PAIRWISE, Order.HALVES, Order.CHUNKED, Order.EXACT)]
+ORDERS = [
+    Accumulator(order=o, chunk=2)
+    for o in (Order.ASCENDING, Order.PAIRWISE, Order.HALVES, Order.CHUNKED, Order.EXACT)
+]
 ORDERS += [
     Accumulator(step=emu.BF16),
     Accumulator(order=Order.PAIRWISE, step=emu.rounding("bf16", "toward-negative")),
@@ -33,11 +36,9 @@ def test_a_sum_from_zero_of_negative_zeros(accumulator: Accumulator, count: int)
 @pytest.mark.parametrize("order", [Order.ASCENDING, Order.PAIRWISE, Order.HALVES])
 def test_from_a_negative_zero_it_stays_one(order: Order) -> None:
     """A first term replaced by +0."""
-    a, b, init = (
-        np.full((2, 2), -0.0, np.float32),
-        np.ones((2, 3), np.float32),
-        np.full((2, 3), -0.0),
-    )
+    a = np.full((2, 2), -0.0, np.float32)
+    b = np.ones((2, 3), np.float32)
+    init = np.full((2, 3), -0.0)
     accumulator = Accumulator(order=order)
     compiled = jax.jit(lambda a, b: emu.dot(a, b, accumulator, init))
     for found in (emu.dot(a, b, accumulator, init), compiled(a, b)):
@@ -46,11 +47,11 @@ def test_from_a_negative_zero_it_stays_one(order: Order) -> None:
 
 def test_blocks_start_from_zero_too() -> None:
     """The total of blocks with binary32 scales."""
-    f = emu.BlockFormat(element=emu.E4M3, size=4, scale=emu.format_named("fp32"), rule=emu.ScaleRule.NEAREST)
-    a, b = (
-        emu.to_blocks(np.full((2, 4), -1e-30, np.float32) * [1, 0, 0, 0], f, axis=1),
-        emu.to_blocks(np.zeros((4, 3), np.float32), f, axis=0),
+    f = emu.BlockFormat(
+        element=emu.E4M3, size=4, scale=emu.format_named("fp32"), rule=emu.ScaleRule.NEAREST
     )
+    a = emu.to_blocks(np.full((2, 4), -1e-30, np.float32) * [1, 0, 0, 0], f, axis=1)
+    b = emu.to_blocks(np.zeros((4, 3), np.float32), f, axis=0)
 
     def run(x: jax.Array, y: jax.Array) -> jax.Array:
         from dataclasses import replace

@@ -1,4 +1,6 @@
-"""What `roundscope bench` hands over: one JSON object with the machine, a picture of the same numbers, and rivals that may be missing."""
+"""What `roundscope bench` hands over: one JSON object with the machine, a picture of the same
+numbers, and rivals that may be missing.
+"""
 
 import json
 import sys
@@ -36,9 +38,14 @@ SUMS = [
     bench_dot.Row(operand="bf16", name=bench_dot.RIVAL, of_matmul=0.00002, ours=4000.0),
 ]
 DRAWN = {
-    ("bf16", "ours"): 0.5, ("bf16", "ours, new array"): 0.4, ("bf16", "A"): 0.2, ("bf16", "B"): 0.1,
-    ("e5m2", "ours, XLA on CPU"): 0.3, ("e5m2", "ours"): 0.25, ("e5m2", "B"): 0.002,
-}  # fmt: skip
+    ("bf16", "ours"): 0.5,
+    ("bf16", "ours, new array"): 0.4,
+    ("bf16", "A"): 0.2,
+    ("bf16", "B"): 0.1,
+    ("e5m2", "ours, XLA on CPU"): 0.3,
+    ("e5m2", "ours"): 0.25,
+    ("e5m2", "B"): 0.002,
+}
 
 
 @pytest.fixture
@@ -50,7 +57,9 @@ def measured(monkeypatch):
     monkeypatch.setattr(bench_dot, "bench_dot", lambda progress: SUMS)
 
 
-@pytest.mark.parametrize(("what", "count"), [("round", len(ROWS)), ("mx", len(ROWS)), ("dot", len(SUMS))])
+@pytest.mark.parametrize(
+    ("what", "count"), [("round", len(ROWS)), ("mx", len(ROWS)), ("dot", len(SUMS))]
+)
 def test_json_is_one_object_and_the_file_is_the_same(measured, tmp_path, roundscope, what, count):
     """Words between the JSON, numbers without a machine, a file that says otherwise."""
     code, out, err = roundscope("bench", what, "--json", "--out", tmp_path / "new" / "x")
@@ -58,7 +67,8 @@ def test_json_is_one_object_and_the_file_is_the_same(measured, tmp_path, roundsc
     found = json.loads(out)
     assert set(found) == {"machine", "rows"} and len(found["rows"]) == count
     assert (
-        set(found["machine"]) == {"platform", "processor", "cores", "threads", "gpu", "versions"} and found["machine"]["threads"] == THREADS
+        set(found["machine"]) == {"platform", "processor", "cores", "threads", "gpu", "versions"}
+        and found["machine"]["threads"] == THREADS
     )
     assert found == json.loads((tmp_path / "new" / "x" / f"bench-{what}.json").read_text())
     assert (tmp_path / "new" / "x" / f"bench-{what}.png").exists()
@@ -69,7 +79,9 @@ def test_table_machine_and_files(measured, tmp_path, roundscope, what):
     code, out, _ = roundscope("bench", what, "--out", tmp_path)
     lines = out.splitlines()
     assert code == 0 and f"numpy {np.__version__}" in " ".join(lines)
-    assert lines[-2:] == [f"written: {tmp_path / f'bench-{what}.{ending}'}" for ending in ("json", "png")]
+    assert lines[-2:] == [
+        f"written: {tmp_path / f'bench-{what}.{ending}'}" for ending in ("json", "png")
+    ]
     assert all(len(text) <= 100 for text in lines[:-2])
 
 
@@ -77,14 +89,22 @@ def test_versions_are_the_installed_ones(monkeypatch):
     """A version that is made up, and a rival that is imported only to be asked."""
     there: dict[str, str] = {}
     for d in metadata.distributions():
-        there.setdefault(d.name.lower().replace("-", "_"), d.version)  # of two on the path the first is imported
+        there.setdefault(
+            d.name.lower().replace("-", "_"), d.version
+        )  # of two on the path the first is imported
     before = set(sys.modules)
     found = bench_machine.versions()
     assert {"python", "numpy", "numba", "jax", "jaxlib", "ml_dtypes"} <= set(found)
-    assert all(version == there[name] for name, version in found.items() if name not in ("python", "roundscope"))
+    assert all(
+        version == there[name]
+        for name, version in found.items()
+        if name not in ("python", "roundscope")
+    )
     assert not (set(sys.modules) - before) & set(bench_machine.RIVALS)
     installed = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "9.9" if name == "qtorch" else installed(name))
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "9.9" if name == "qtorch" else installed(name)
+    )
     assert bench_machine.versions()["qtorch"] == "9.9"
     assert bench_machine.machine(None)["threads"] is None
 
@@ -97,10 +117,14 @@ def test_the_picture_is_written(measured, tmp_path):
 
 
 def test_bars_are_the_ratios():
-    """A bar under another's name, a rival in our colour, a copy or a missing rival that is drawn."""
+    """A bar under another's name, a rival in our colour, a copy or a missing rival that is
+    drawn.
+    """
     figure = bench_picture.picture(bench._bars(ROWS), "A title", "an axis")
     (ax,) = figure.axes
-    names = {y: tick.get_text() for y, tick in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)}
+    names = {
+        y: tick.get_text() for y, tick in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)
+    }
     heads = [y for y in names if names[y] in ("bf16", "e5m2")]
     drawn, colours = {}, {}
     for bar in ax.patches:
@@ -109,24 +133,32 @@ def test_bars_are_the_ratios():
         drawn[key], colours[key] = bar.get_width(), bar.get_facecolor()
     assert drawn == DRAWN and list(drawn) == list(DRAWN)  # the fastest of a group first
     ours = {c for (_, name), c in colours.items() if name.startswith("ours")}
-    assert len(ours) == 1 and not ours & {c for (_, name), c in colours.items() if not name.startswith("ours")}
+    assert len(ours) == 1 and not ours & {
+        c for (_, name), c in colours.items() if not name.startswith("ours")
+    }
     assert colours["bf16", "B"] == colours["e5m2", "B"] != colours["bf16", "A"]
     assert [t.get_text() for t in ax.texts] == ["0.5", "0.4", "0.2", "0.1", "0.3", "0.25", "0.002"]
     assert ax.get_xscale() == "log" and ax.get_xlim()[0] < 0.002 < 1.0 < ax.get_xlim()[1]
 
 
 def test_bars_that_are_alike_start_at_zero():
-    (ax,) = bench_picture.picture([("bf16", "ours", 0.5, True), ("bf16", "A", 0.2, False)], "A title", "an axis").axes
+    (ax,) = bench_picture.picture(
+        [("bf16", "ours", 0.5, True), ("bf16", "A", 0.2, False)], "A title", "an axis"
+    ).axes
     assert ax.get_xscale() == "linear" and ax.get_xlim()[0] == 0.0
 
 
 def test_titles_say_the_ratios():
     """Our own XLA or the copy taken for a rival, a slower library for the fastest."""
-    assert bench.answer("Rounding", ROWS) == (
-        "Rounding into a new array is 2 to 125 times as fast as the fastest library that has the format; "
-        "in place it runs at 0.25 to 0.5 of a copy's speed"
+    assert (
+        bench.answer("Rounding", ROWS)
+        == "Rounding into a new array is 2 to 125 times as fast as the fastest library that has the"
+        " format; in place it runs at 0.25 to 0.5 of a copy's speed"
     )
-    assert "0.07 to 0.08 of the speed of a float32 product; 4,000 times as fast as MMA-Sim" in bench_dot.answer(SUMS)
+    assert (
+        "0.07 to 0.08 of the speed of a float32 product; 4,000 times as fast as MMA-Sim"
+        in bench_dot.answer(SUMS)
+    )
     assert bench_dot.answer(SUMS[:3]).endswith("MMA-Sim, the rival, is not installed")
 
 
@@ -163,11 +195,18 @@ def without_torch(monkeypatch):
 
 
 def test_torch_may_be_missing(without_torch, monkeypatch):
-    """A benchmark that wants PyTorch; the makers are asked in a run of their own, so that it is short."""
+    """A benchmark that wants PyTorch; the makers are asked in a run of their own, so that it is
+    short.
+    """
     names = ("torch .to", "qtorch float_quantize")
-    monkeypatch.setattr("roundscope.experiments.bench.round.RIVALS", tuple(r for r in bench_rivals.RIVALS if r.name in names))
+    monkeypatch.setattr(
+        "roundscope.experiments.bench.round.RIVALS",
+        tuple(r for r in bench_rivals.RIVALS if r.name in names),
+    )
     rows = [r for r in bench_round(1 << 10, repeat=1, formats=("bf16",)) if r.name in names]
-    assert [(r.name, r.note, r.of_copy) for r in rows] == [(name, "not installed", None) for name in names]
+    assert [(r.name, r.note, r.of_copy) for r in rows] == [
+        (name, "not installed", None) for name in names
+    ]
 
 
 def test_torch_s_rounding_is_ours():

@@ -16,7 +16,9 @@ SMALL = Config(layers=2, heads=2, width=32, context=32, batch=8, plan="fa2-bf16"
 
 
 def test_a_sweeps_axis():
-    """Catches a block format that an axis takes for a plain one, a mode that does not reach the elements, `only` that keeps a block."""
+    """Catches a block format that an axis takes for a plain one, a mode that does not reach the
+    elements, `only` that keeps a block.
+    """
     assert typed("format.P", "mxfp8_e4m3") == "mxfp8_e4m3"
     settings = (("preset", "fa2-bf16"), ("format.P", "mxfp8_e4m3"))
     assert plan_of(settings, 0).event(Site.P) == block_format("mxfp8_e4m3")
@@ -27,9 +29,17 @@ def test_a_sweeps_axis():
 
 
 def test_a_changed_training():
-    """Catches a change that leaves the old block, one for all heads only, and seeds that miss elements."""
-    (layer, other) = plans_of(SMALL, ("layer=0 site=P -> mxfp8_e4m3:stochastic", "layer=1 site=P -> mxfp8_e4m3:stochastic"), seed=5)
-    assert layer == other and layer[0].event(Site.P) == block_format("mxfp8_e4m3", "stochastic", seed=5)
+    """Catches a change that leaves the old block, one for all heads only, and seeds that miss
+    elements.
+    """
+    layer, other = plans_of(
+        SMALL,
+        ("layer=0 site=P -> mxfp8_e4m3:stochastic", "layer=1 site=P -> mxfp8_e4m3:stochastic"),
+        seed=5,
+    )
+    assert layer == other and layer[0].event(Site.P) == block_format(
+        "mxfp8_e4m3", "stochastic", seed=5
+    )
     plain = plans_of(SMALL, ("-> plan=mxfp8-attention", "site=Q,K,P,V -> bf16"))
     assert plain[0][0].blocks == () and plain[0][0].roundings == Plan.preset("fa2-bf16").roundings
 
@@ -37,14 +47,19 @@ def test_a_changed_training():
 def test_a_traces_option():
     """Catches a description of the plan that hides its blocks."""
     plan = changed(Plan.preset("fa2-bf16"), "V=mxfp4:stochastic", seed=3)
-    assert plan.event(Site.V) == block_format("mxfp4", "stochastic", seed=3) and plan_changes(plan) == ["V=mxfp4:stochastic"]
+    assert plan.event(Site.V) == block_format("mxfp4", "stochastic", seed=3) and plan_changes(
+        plan
+    ) == ["V=mxfp4:stochastic"]
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: plans_of(SMALL, ("site=S -> mxfp8_e4m3",)), ("S", "Q K V DO P P_B DS")),
-        (lambda: plans_of(SMALL, ("layer=0 site=P -> mxfp8_e4m3",)), ("leave layer= and head= out",)),
+        (
+            lambda: plans_of(SMALL, ("layer=0 site=P -> mxfp8_e4m3",)),
+            ("leave layer= and head= out",),
+        ),
         (lambda: changed(Plan.preset("fp32"), "O=mxfp4"), ("O", "Q K V DO P P_B DS")),
     ],
 )

@@ -26,7 +26,9 @@ def run(roundscope):
 
 
 def python(*args):
-    return subprocess.run([sys.executable, "-W", "error", *args], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-W", "error", *args], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_help_imports_nothing_heavy():
@@ -71,7 +73,11 @@ def test_negative_numbers_anywhere(run, args):
     code, out, err = run("explain", *args, "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)
-    assert (data["result"], data["error"], data["code"]) == (-4.71875, -0.014759540557861328, "0xc097")
+    assert (data["result"], data["error"], data["code"]) == (
+        -4.71875,
+        -0.014759540557861328,
+        "0xc097",
+    )
 
 
 def test_explain_draws_the_paper_s_bits(run):
@@ -92,7 +98,9 @@ def test_explain_draws_the_paper_s_bits(run):
 
 @pytest.mark.parametrize("mode", RoundingMode)
 @pytest.mark.parametrize("name", ["bf16", "fp32", "fp64", "e4m3fn", "e8m0fnu", "e2m1fn"])
-@pytest.mark.parametrize("value", ["0.1", "-4.7", "1e-300", "0x1.fffffffffffffp9", "inf", "nan", "0", "448.5"])
+@pytest.mark.parametrize(
+    "value", ["0.1", "-4.7", "1e-300", "0x1.fffffffffffffp9", "inf", "nan", "0", "448.5"]
+)
 def test_drawings_fit_100_columns(capsys, value, name, mode):
     e = explain(value, rounding(name, mode))
     explain_view.show(e)
@@ -145,13 +153,25 @@ def test_errors_become_exit_codes(run, monkeypatch, error, code):
 def test_formats(run):
     rows = {r["name"]: r for r in json.loads(run("formats", "--json")[1])}
     assert rows["bf16"] == {
-        "name": "bf16", "bits": 16, "precision": 8, "emin": -126, "max": (2 - 2**-7) * 2.0**127,
+        "name": "bf16",
+        "bits": 16,
+        "precision": 8,
+        "emin": -126,
+        "max": (2 - 2**-7) * 2.0**127,
         "min_normal": 2.0**-126,
-        "min_subnormal": 2.0**-133, "epsilon": 2.0**-7, "inf": True, "nan": True,
+        "min_subnormal": 2.0**-133,
+        "epsilon": 2.0**-7,
+        "inf": True,
+        "nan": True,
         "tie_window": pytest.approx(1.955e-3, rel=1e-3),
-    }  # fmt: skip
-    assert rows["e4m3fn"]["max"] == 448 and rows["e4m3fn"]["tie_window"] == pytest.approx(3.17e-2, rel=2e-3)
-    assert rows["e5m2"]["tie_window"] == pytest.approx(6.45e-2, rel=2e-3) and rows["e8m0fnu"]["min_subnormal"] is None
+    }
+    assert rows["e4m3fn"]["max"] == 448 and rows["e4m3fn"]["tie_window"] == pytest.approx(
+        3.17e-2, rel=2e-3
+    )
+    assert (
+        rows["e5m2"]["tie_window"] == pytest.approx(6.45e-2, rel=2e-3)
+        and rows["e8m0fnu"]["min_subnormal"] is None
+    )
     table = run("formats")[1]
     assert all(name in table for name in rows) and max(map(len, table.splitlines())) <= output.WIDTH
 
@@ -163,17 +183,25 @@ def test_formats_of_any_layout(run):
 
 def test_sites(run):
     rows = json.loads(run("sites", "--json")[1])
-    assert rows == sites_view.rows() and {"S", "P", "PV", "OUT", "DELTA", "DS"} <= {r["name"] for r in rows}
+    assert rows == sites_view.rows() and {"S", "P", "PV", "OUT", "DELTA", "DS"} <= {
+        r["name"] for r in rows
+    }
     table = run("sites")[1]
     assert all(r["formula"] in table for r in rows)
 
 
 def test_sites_of_a_plan(run):
-    """An event that the plan has not; a rounding or a sum of another plan; a name that is not known."""
+    """An event that the plan has not; a rounding or a sum of another plan; a name that is not
+    known.
+    """
     code, out, _ = run("sites", "--plan", "cudnn", "--json")
     rows = {r["name"]: r for r in json.loads(out)}
     assert code == 0 and {"LANES", "LN", "P"} <= set(rows) and not {"TANH", "CM", "SW"} & set(rows)
-    assert rows["P"]["rounding"] == "bf16" and rows["S"]["sum"] == "hopper:bf16" and rows["P"]["sum"] == ""
+    assert (
+        rows["P"]["rounding"] == "bf16"
+        and rows["S"]["sum"] == "hopper:bf16"
+        and rows["P"]["sum"] == ""
+    )
     code, out, _ = run("sites", "--plan", "fa2-bf16")
     assert code == 0 and "rounding" in out and "LANES" not in out
     code, _, err = run("sites", "--plan", "cudn")
@@ -182,7 +210,12 @@ def test_sites_of_a_plan(run):
 
 def test_environment_does_not_matter(monkeypatch, run):
     plain = run("explain", "0.1", "--to", "bf16")
-    for name, value in {"COLUMNS": "20", "FORCE_COLOR": "1", "TERM": "xterm-256color", "JUPYTER_COLUMNS": "9"}.items():
+    for name, value in {
+        "COLUMNS": "20",
+        "FORCE_COLOR": "1",
+        "TERM": "xterm-256color",
+        "JUPYTER_COLUMNS": "9",
+    }.items():
         monkeypatch.setenv(name, value)
     assert run("explain", "0.1", "--to", "bf16") == plain
 
@@ -197,8 +230,13 @@ def test_doctor(run):
     report = json.loads(out)
     assert code == 0 and report["passed"] and "probing" in err
     assert [t["name"] for t in report["traps"] if t["immune"] is not True] == []
-    assert all(c["numbers"] > 90_000 and c["numba_wrong"] == c["xla_wrong"] == 0 for c in report["self_check"])
-    assert {"python", "jax", "numba", "ml_dtypes"} <= set(report["versions"]) and len(report["devices"]) >= 2
+    assert all(
+        c["numbers"] > 90_000 and c["numba_wrong"] == c["xla_wrong"] == 0
+        for c in report["self_check"]
+    )
+    assert {"python", "jax", "numba", "ml_dtypes"} <= set(report["versions"]) and len(
+        report["devices"]
+    ) >= 2
 
 
 def test_doctor_fails_if_the_rule_is_wrong(run, monkeypatch):

@@ -16,7 +16,10 @@ from roundscope.experiments.tensors.layers import Layer
 def layer(family="repeated-maximum", t=128, n=2, h=32, seed=0):
     """One of the sweep's input families as a layer."""
     source = Source(family=family, seed=seed, queries=t, keys=t, heads=n, features=h)
-    x = {role: a.astype(ml_dtypes.bfloat16).astype(np.float32)[None] for role, a in FAMILIES[family](source).items()}
+    x = {
+        role: a.astype(ml_dtypes.bfloat16).astype(np.float32)[None]
+        for role, a in FAMILIES[family](source).items()
+    }
     return Layer(name=family, **x)
 
 

@@ -40,7 +40,9 @@ def expected(before: float, after: float, f) -> str:
 
 
 def test_the_papers_example_is_a_tie_that_sticky_bits_break():
-    """Catches a classifier that calls the paper's event an ordinary one, or misses that without the residual it is a plain tie."""
+    """Catches a classifier that calls the paper's event an ordinary one, or misses that without the
+    residual it is a plain tie.
+    """
     f = format_named("bf16")
     before = np.array([A + B + RESIDUAL, A + B])
     after = np.asarray(round_to(before, "bf16"))
@@ -52,14 +54,27 @@ def test_the_papers_example_is_a_tie_that_sticky_bits_break():
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "e4m3fn", "e5m2"])
 def test_classes_agree_with_exact_fractions(name):
-    """Catches a wrong ulp (subnormals, binade edges), a wrong side of half, and carries counted as something else."""
+    """Catches a wrong ulp (subnormals, binade edges), a wrong side of half, and carries counted as
+    something else.
+    """
     f, rng = format_named(name), np.random.default_rng(1)
     last = -f.precision - 1
-    x = np.concatenate([
-        rng.standard_normal(300), np.ldexp(rng.standard_normal(200), f.emin - 1),
-        np.ldexp(np.round(rng.standard_normal(300) * 2.0**-last), last), 2.0 - np.ldexp(rng.random(50), last + 1),
-    ])  # fmt: skip
-    x = np.concatenate([x, np.ldexp(np.rint(x * 64) + 0.5, -6) + np.ldexp(rng.choice([-1.0, 0.0, 1.0], x.size), -20), [0.0, 1.0]])
+    x = np.concatenate(
+        [
+            rng.standard_normal(300),
+            np.ldexp(rng.standard_normal(200), f.emin - 1),
+            np.ldexp(np.round(rng.standard_normal(300) * 2.0**-last), last),
+            2.0 - np.ldexp(rng.random(50), last + 1),
+        ]
+    )
+    x = np.concatenate(
+        [
+            x,
+            np.ldexp(np.rint(x * 64) + 0.5, -6)
+            + np.ldexp(rng.choice([-1.0, 0.0, 1.0], x.size), -20),
+            [0.0, 1.0],
+        ]
+    )
     after = np.asarray(round_to(x, name))
     found = [CLASSES[i] for i in classify(x, after, f)]
     assert found == [expected(float(a), float(b), f) for a, b in zip(x, after, strict=True)]
@@ -67,12 +82,16 @@ def test_classes_agree_with_exact_fractions(name):
 
 
 def test_the_main_part_decides_where_it_is_known():
-    """Catches a classifier that looks at closeness to a tie although the sum's own parts say otherwise."""
+    """Catches a classifier that looks at closeness to a tie although the sum's own parts say
+    otherwise.
+    """
     f = format_named("bf16")
     tie, near = 1.0 + 2.0**-8, 1.0 + 2.0**-8 + 2.0**-10  # a tie; a quarter of half an ulp beyond it
     before = np.array([near, near, tie + 2.0**-7, 1.0])
     after = np.asarray(round_to(before, "bf16"))
-    main = np.array([tie, near - 2.0**-20, tie, 1.0])  # ties; does not; a rest of a whole ulp; exact
+    main = np.array(
+        [tie, near - 2.0**-20, tie, 1.0]
+    )  # ties; does not; a rest of a whole ulp; exact
     assert classify(before, after, f, main).tolist()[:2] == [STICKY, ABOVE]
     assert classify(before, after, f, main)[2:].tolist() == [TIE, EXACT]
 

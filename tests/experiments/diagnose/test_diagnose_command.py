@@ -21,24 +21,44 @@ def run(roundscope):
 
 
 def saved(path, x, without=()):
-    save_file({r: getattr(x, r) for r in ("q", "k", "v", "do") if r not in without}, path, metadata={"layout": "BTNH"})
+    save_file(
+        {r: getattr(x, r) for r in ("q", "k", "v", "do") if r not in without},
+        path,
+        metadata={"layout": "BTNH"},
+    )
     return path
 
 
 def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
-    """Catches steps out of order, a picture without its sentence, and a verdict without evidence or limits."""
+    """Catches steps out of order, a picture without its sentence, and a verdict without evidence or
+    limits.
+    """
     file = saved(tmp_path / "biased.safetensors", layer("repeated-maximum", t=128))
     code, out, err = run(file, "--out", tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
     data = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert (code, err) == (0, "") and "verdict: the chain" in out
-    assert re.findall(r"<h2>([^<]*)</h2>", page)[:5] == ["3. Carrier", "4. Coherence", "5. Origin", "6. Repair", "Verdict: the chain"]
-    assert page.count("data:image/png") == 7 and "<script" not in page and "http" not in page.replace("http-equiv", "")
-    assert data["verdict"]["kind"] == "the chain" and all(x["holds"] for x in data["verdict"]["links"])
+    assert re.findall(r"<h2>([^<]*)</h2>", page)[:5] == [
+        "3. Carrier",
+        "4. Coherence",
+        "5. Origin",
+        "6. Repair",
+        "Verdict: the chain",
+    ]
+    assert (
+        page.count("data:image/png") == 7
+        and "<script" not in page
+        and "http" not in page.replace("http-equiv", "")
+    )
+    assert data["verdict"]["kind"] == "the chain" and all(
+        x["holds"] for x in data["verdict"]["links"]
+    )
     assert {x["replay_survives"] for x in data["steps"]["6 repair"]} == {None}
     assert any("no replay" in line for line in data["verdict"]["not_shown"])
     total = data["steps"]["5 origin"]["total"]["mean"]
-    assert sum(a["mean"] for a in data["steps"]["5 origin"]["accounts"].values()) == pytest.approx(total)
+    assert sum(a["mean"] for a in data["steps"]["5 origin"]["accounts"].values()) == pytest.approx(
+        total
+    )
 
 
 @pytest.mark.thorough
@@ -46,7 +66,9 @@ def test_the_sample_has_no_bias_and_says_what_it_would_have_seen(run, tmp_path):
     """Catches a false alarm on real tensors, and silence about the power."""
     x = read_layers(sample_path(), layer="layer4")[0]
     some = replace(x, **{role: getattr(x, role)[:, :, :4] for role in ("q", "k", "v", "do")})
-    code, out, _ = run(saved(tmp_path / "some.safetensors", some), "--out", tmp_path / "out", "--json")
+    code, out, _ = run(
+        saved(tmp_path / "some.safetensors", some), "--out", tmp_path / "out", "--json"
+    )
     data = json.loads(out)
     assert code == 0 and data["verdict"]["kind"] == "nothing seen"
     assert "smallest bias that this would have shown" in data["verdict"]["sentence"]
@@ -55,31 +77,48 @@ def test_the_sample_has_no_bias_and_says_what_it_would_have_seen(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((), "is missing"), (("--sample", "x"), "choose one"), (("{folder}",), "is a folder"),
-        (("{nodo}",), "has no do"), (("{short}",), "too few"),
-        (("--sample", "--plan", "qiu"), "unknown preset"), (("--sample", "--layer", "x"), "unknown layer"),
+        ((), "is missing"),
+        (("--sample", "x"), "choose one"),
+        (("{folder}",), "is a folder"),
+        (("{nodo}",), "has no do"),
+        (("{short}",), "too few"),
+        (("--sample", "--plan", "qiu"), "unknown preset"),
+        (("--sample", "--layer", "x"), "unknown layer"),
         (("{folder}/none",), "no such file"),
         (("--sample", "--out", "{nodo}"), "is a file"),
     ],
-)  # fmt: skip
+)
 def test_bad_usage_ends_in_one_line(run, tmp_path, args, words):
     """Catches tracebacks, and a run directory that is taken for a file of tensors."""
     names = {
-        "folder": tmp_path, "nodo": saved(tmp_path / "nodo.safetensors", layer(t=16), without=("do",)),
+        "folder": tmp_path,
+        "nodo": saved(tmp_path / "nodo.safetensors", layer(t=16), without=("do",)),
         "short": saved(tmp_path / "short.safetensors", layer(t=8)),
-    }  # fmt: skip
+    }
     code, out, err = run(*(a.format(**names) for a in args))
     assert (code, out) == (2, "") and words in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    "plan", ["exact", "baseline-bf16", *(pytest.param(p, marks=pytest.mark.thorough) for p in ("fa3-fp8", "all:e4m3fn"))]
+    "plan",
+    [
+        "exact",
+        "baseline-bf16",
+        *(pytest.param(p, marks=pytest.mark.thorough) for p in ("fa3-fp8", "all:e4m3fn")),
+    ],
 )
 def test_every_plan_gets_through(run, tmp_path, plan):
-    """Catches a step that needs a rounding, a stage or a P = 1 that a plan does not have. Two sequences, grouped heads, T != S."""
+    """Catches a step that needs a rounding, a stage or a P = 1 that a plan does not have.
+
+    Two sequences, grouped heads, T != S.
+    """
     rng = np.random.default_rng(3)
     shapes = {"q": (2, 24, 4, 8), "k": (2, 40, 2, 8), "v": (2, 40, 2, 4), "do": (2, 24, 4, 4)}
     path = tmp_path / "small.npz"
-    np.savez(path, **{role: rng.standard_normal(shape).astype(np.float32) for role, shape in shapes.items()}, layout="BTNH")
+    np.savez(
+        path,
+        **{role: rng.standard_normal(shape).astype(np.float32) for role, shape in shapes.items()},
+        layout="BTNH",
+    )
     code, out, err = run(path, "--plan", plan, "--causal", "--out", tmp_path / "out")
     assert (code, err) == (0, "") and "verdict: nothing seen" in out

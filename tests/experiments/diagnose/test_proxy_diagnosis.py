@@ -1,7 +1,8 @@
-"""`roundscope diagnose DIR` of a proxy with a planted truth: replays, what must be exact, repairs, report, and bad input.
+"""`roundscope diagnose DIR` of a proxy with a planted truth: replays, what must be exact, repairs,
+report, and bad input.
 
-One study: from step 8 on a value above 3.5 becomes infinite in one event of one matrix, X of up in layer 1, among 8 that round. It kills by
-what the rows hold, whatever the last bits are.
+One study: from step 8 on a value above 3.5 becomes infinite in one event of one matrix, X of up in
+layer 1, among 8 that round. It kills by what the rows hold, whatever the last bits are.
 """
 
 import json
@@ -37,7 +38,9 @@ def silent(*_):
 
 
 def quick(folder, out):
-    """The diagnosis with one executable for all replays: two arms in a launch, and two repairs that need no other."""
+    """The diagnosis with one executable for all replays: two arms in a launch, and two repairs that
+    need no other.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proxy_repairs, "texts", lambda case: REPAIRS)
         patch.setattr(proxy_errors, "STEPS", 3)
@@ -49,7 +52,14 @@ def quick(folder, out):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("proxy") / "study"
-    arms = ["--arm", f"planted={QUIET}", "--arm", f"fast={QUIET}; lr=2e-4", "--at", "8:layer=1 matrix=up site=X -> e2m1"]
+    arms = [
+        "--arm",
+        f"planted={QUIET}",
+        "--arm",
+        f"fast={QUIET}; lr=2e-4",
+        "--at",
+        "8:layer=1 matrix=up site=X -> e2m1",
+    ]
     with pytest.raises(SystemExit) as stop:
         cli.main(["proxy", *WORDS, *arms, "--seeds", "0", "--out", str(out)])
     assert not stop.value.code
@@ -62,9 +72,16 @@ def found(folder, tmp_path_factory):
 
 
 def test_the_replay_has_the_bits_of_the_file_and_diverges_where_it_did(found):
-    """Catches a replay on other rows, weights, rate or formats, or judged by another rule than the study."""
+    """Catches a replay on other rows, weights, rate or formats, or judged by another rule than the
+    study.
+    """
     r = found.replayed
-    assert r.own.again and r.compared == r.equal >= 1 and r.failed == found.case.failed and r.cause is Cause.ROUNDING
+    assert (
+        r.own.again
+        and r.compared == r.equal >= 1
+        and r.failed == found.case.failed
+        and r.cause is Cause.ROUNDING
+    )
     [sanity] = r.sanity
     assert (sanity.first, sanity.low.failures, sanity.exact.failures) == (0, 4, 0)
     one, other = (f.losses for f in sanity.exact.fates[:2])
@@ -72,9 +89,16 @@ def test_the_replay_has_the_bits_of_the_file_and_diverges_where_it_did(found):
 
 
 def test_the_planted_event_is_named(found):
-    """Catches a search that names another layer, matrix or event or more of them, shams that are not the run, and a set without support."""
+    """Catches a search that names another layer, matrix or event or more of them, shams that are
+    not the run, and a set without support.
+    """
     r, g = found.replayed, found.replayed.guilty
-    assert found.guilty == g.found == {PLANTED} and len(g.all_units) == 8 and g.is_minimal and not g.only.survives
+    assert (
+        found.guilty == g.found == {PLANTED}
+        and len(g.all_units) == 8
+        and g.is_minimal
+        and not g.only.survives
+    )
     assert len(g.controls) == 7 and not any(o.survives for o in g.controls)
     n = len(r.shams.fates)
     assert r.shams.failures == n >= 8 and r.holds
@@ -85,7 +109,9 @@ def test_the_planted_event_is_named(found):
 
 
 def test_repairs_that_reach_the_event_avert_it_and_no_others(found):
-    """Catches a repair or a sham whose change does not reach the replay, and a verdict that does not look at shams."""
+    """Catches a repair or a sham whose change does not reach the replay, and a verdict that does
+    not look at shams.
+    """
     words = {t.name: t.word for t in found.tried}
     averts, not_ = "averts it", "does not avert it"
     assert words["activations BF16"] == words[proxy_repairs.FOUND] == averts
@@ -103,7 +129,8 @@ def test_without_anything_left_to_do_nothing_is_replayed(found, monkeypatch):
     fates = again(trials)
     [sanity] = found.replayed.sanity
     assert all(
-        np.array_equal(a.losses, b.losses, equal_nan=True) for a, b in zip(fates, (*sanity.low.fates, *sanity.exact.fates), strict=True)
+        np.array_equal(a.losses, b.losses, equal_nan=True)
+        for a, b in zip(fates, (*sanity.low.fates, *sanity.exact.fates), strict=True)
     )
     with pytest.raises(TypeError):
         again([Trial("site=X -> bf16", 77)])
@@ -111,26 +138,49 @@ def test_without_anything_left_to_do_nothing_is_replayed(found, monkeypatch):
 
 @pytest.mark.pictures
 def test_the_report_has_all_steps_in_order(folder, found, tmp_path, monkeypatch, capsys):
-    """Catches steps out of order or without a picture, a verdict without the set, and JSON that tells another story."""
+    """Catches steps out of order or without a picture, a verdict without the set, and JSON that
+    tells another story.
+    """
     monkeypatch.setattr(proxy_findings, "diagnose", lambda *args, **more: found)
     (tmp_path / "o").mkdir()
     with pytest.raises(SystemExit) as stop:
         cli.main(["diagnose", str(folder), "--out", str(tmp_path / "o"), "--json"])
-    printed, page = json.loads(capsys.readouterr().out), (tmp_path / "o" / "report.html").read_text()
+    printed = json.loads(capsys.readouterr().out)
+    page = (tmp_path / "o" / "report.html").read_text()
     data = json.loads((tmp_path / "o" / "diagnosis.json").read_text())
     assert not stop.value.code and printed == data
-    assert re.findall(r"<h2>([^<]*)</h2>", page)[:5] == ["1. Replay", "2. What must be exact", "3. The gradient&#x27;s error", "4. Origin",
-                                                         "5. Repair"]  # fmt: skip
-    assert all(part.count("data:image/png") for part in page.split("<h2>")[1:6]) and "<script" not in page
-    assert data["steps"]["2 search"]["found"] == [[1, "up", "X"]] and data["verdict"]["kind"].startswith("rounding; a set")
-    assert "X of up in layer 1 is exact, 1 of 8 events: 8 of 8 replays" in data["verdict"]["sentence"]
-    assert {x["name"]: x["holds"] for x in data["verdict"]["links"]}.items() >= {"replay": True, "set": True, "repair": True}.items()
+    assert re.findall(r"<h2>([^<]*)</h2>", page)[:5] == [
+        "1. Replay",
+        "2. What must be exact",
+        "3. The gradient&#x27;s error",
+        "4. Origin",
+        "5. Repair",
+    ]
+    assert (
+        all(part.count("data:image/png") for part in page.split("<h2>")[1:6])
+        and "<script" not in page
+    )
+    assert data["steps"]["2 search"]["found"] == [[1, "up", "X"]] and data["verdict"][
+        "kind"
+    ].startswith("rounding; a set")
+    assert (
+        "X of up in layer 1 is exact, 1 of 8 events: 8 of 8 replays" in data["verdict"]["sentence"]
+    )
+    assert {x["name"]: x["holds"] for x in data["verdict"]["links"]}.items() >= {
+        "replay": True,
+        "set": True,
+        "repair": True,
+    }.items()
 
 
 def test_the_first_divergence_is_taken_and_its_own_twin(folder):
-    """Catches an FP32 run at another rate beside the diverged one, and a divergence that is not the first."""
+    """Catches an FP32 run at another rate beside the diverged one, and a divergence that is not the
+    first.
+    """
     c, named = (case(folder, arm=arm, first=None, until=None) for arm in (None, "fast"))
-    query = "SELECT diverged, json_extract(condition, '$.name') FROM runs WHERE diverged IS NOT NULL"
+    query = (
+        "SELECT diverged, json_extract(condition, '$.name') FROM runs WHERE diverged IS NOT NULL"
+    )
     with database(folder / "proxy.sqlite") as file:
         rows = file.execute(query).fetchall()
     assert (
@@ -139,7 +189,10 @@ def test_the_first_divergence_is_taken_and_its_own_twin(folder):
         and named.own.name == "fast"
         and (named.own.lr, c.own.lr) == (2e-4, 1e-4)
     ), rows
-    assert c.twin.arm.name == named.twin.arm.name == "fp32" and (c.twin.arm.lr, named.twin.arm.lr) == (1e-4, 2e-4)
+    assert c.twin.arm.name == named.twin.arm.name == "fp32" and (
+        c.twin.arm.lr,
+        named.twin.arm.lr,
+    ) == (1e-4, 2e-4)
     assert c.origin == 0 and c.starts == (0,) and c.until == 26
 
 
@@ -151,7 +204,9 @@ def ended(capsys, *args):
 
 
 def test_bad_input_ends_in_one_line(folder, tmp_path, capsys):
-    """Catches tracebacks, an arm or a step that falls back to another, and a file that is changed by reading it."""
+    """Catches tracebacks, an arm or a step that falls back to another, and a file that is changed
+    by reading it.
+    """
     calm, alien, torn, empty = (tmp_path / name for name in ("calm", "alien", "torn", "empty"))
     for path in (calm, alien, torn, empty):
         path.mkdir()
@@ -163,10 +218,16 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, capsys):
     with database(alien / "proxy.sqlite") as file:
         file.execute("CREATE TABLE t (x)")
     cases = [
-        ((empty,), 2, "roundscope proxy"), ((calm,), 2, "diverged"), ((alien,), 2, "another program"), ((torn,), 1, "proxy.sqlite"),
-        ((folder, "--arm", "plantd"), 2, "planted"), ((folder, "--arm", "fp32"), 2, "diverged"), ((folder, "--from", "25"), 2, "--from"),
-        ((folder, "--until", "5"), 2, "--until"), ((folder, "--plan", "fp32"), 2, "own plan"),
-    ]  # fmt: skip
+        ((empty,), 2, "roundscope proxy"),
+        ((calm,), 2, "diverged"),
+        ((alien,), 2, "another program"),
+        ((torn,), 1, "proxy.sqlite"),
+        ((folder, "--arm", "plantd"), 2, "planted"),
+        ((folder, "--arm", "fp32"), 2, "diverged"),
+        ((folder, "--from", "25"), 2, "--from"),
+        ((folder, "--until", "5"), 2, "--until"),
+        ((folder, "--plan", "fp32"), 2, "own plan"),
+    ]
     for args, code, word in cases:
         got, err = ended(capsys, *args, "--out", tmp_path / "out")
         assert got == code and word in err and err.count("\n") == 1, (args, err)

@@ -24,7 +24,9 @@ def one_sided(t=64):
 @pytest.fixture(scope="module")
 def narrowed_down():
     """Of two layers the second is biased; a search found the first to be at fault."""
-    calm = Subject(layer=replace(layer("gaussian", t=64), name="calm"), request=request(narrowed(P="bf16")))
+    calm = Subject(
+        layer=replace(layer("gaussian", t=64), name="calm"), request=request(narrowed(P="bf16"))
+    )
     biased = Subject(layer=one_sided(), request=request(TOWARD_ZERO))
     return findings([calm, biased], "test", lambda step, text: None, [(0, 0), (0, 1)])
 
@@ -34,7 +36,11 @@ def test_no_sentence_denies_what_another_head_shows(narrowed_down):
     f = narrowed_down
     assert f.verdict.kind is Kind.NOTHING and {name for name, _ in f.leaning} == {"biased"}
     for said in (words.headline(f), words.coherence(f)):
-        assert "none of" not in said and "biased, head" in said and f"{len(f.leaning)} of 4 heads" in said
+        assert (
+            "none of" not in said
+            and "biased, head" in said
+            and f"{len(f.leaning)} of 4 heads" in said
+        )
     clearest = min(f.coherences[1].p)
     assert f"p = {clearest:.1g}" in words.headline(f) and "of the 2 heads" in words.headline(f)
     assert "the furthest?" not in words.origin(f)
@@ -48,7 +54,9 @@ def test_the_furthest_head_is_the_furthest_of_all(narrowed_down):
 
 
 def test_features_are_those_that_delta_reads():
-    """Catches dO (O - O exact) drawn from an output that delta does not read: OD rounds it once more, and that is the whole error."""
+    """Catches dO (O - O exact) drawn from an output that delta does not read: OD rounds it once
+    more, and that is the whole error.
+    """
     m = measured(one_sided(), TOWARD_ZERO)
     o = origin(m, 0)
     assert o.features.sum(1) == pytest.approx(m.drift.error[0, :, 0], rel=1e-3, abs=1e-7)

@@ -19,19 +19,34 @@ def found(x, plan="qiu-yao", **more):
 
 def outcome(mean, half, p, moved=(-9.0, -8.0)):
     bias = Bias(mean=mean, low=mean - half, high=mean + half, a=0.0, p=p, rms=1.0)
-    return Outcome(arm=Arm(name="x", plan=Plan.preset("fp32")), invariance=0.0, change=0.0, after=bias, moved=moved, leaning=0, time=1.0)
+    return Outcome(
+        arm=Arm(name="x", plan=Plan.preset("fp32")),
+        invariance=0.0,
+        change=0.0,
+        after=bias,
+        moved=moved,
+        leaning=0,
+        time=1.0,
+    )
 
 
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        (outcome(0.1, 0.3, 0.5), Effect.REMOVED), (outcome(0.1, 0.3, 1e-5), Effect.REDUCED), (outcome(0.02, 0.01, 1e-9), Effect.REMOVED),
-        (outcome(0.1, 0.8, 0.5), Effect.UNCLEAR), (outcome(1.0, 2.0, 0.3), Effect.UNCLEAR), (outcome(-0.5, 0.1, 1e-9), Effect.TURNED),
-        (outcome(1.02, 0.1, 1e-9, moved=(-0.05, 0.09)), Effect.LEFT), (outcome(1.5, 0.1, 1e-9, moved=(0.4, 0.6)), Effect.GREW),
+        (outcome(0.1, 0.3, 0.5), Effect.REMOVED),
+        (outcome(0.1, 0.3, 1e-5), Effect.REDUCED),
+        (outcome(0.02, 0.01, 1e-9), Effect.REMOVED),
+        (outcome(0.1, 0.8, 0.5), Effect.UNCLEAR),
+        (outcome(1.0, 2.0, 0.3), Effect.UNCLEAR),
+        (outcome(-0.5, 0.1, 1e-9), Effect.TURNED),
+        (outcome(1.02, 0.1, 1e-9, moved=(-0.05, 0.09)), Effect.LEFT),
+        (outcome(1.5, 0.1, 1e-9, moved=(0.4, 0.6)), Effect.GREW),
     ],
-)  # fmt: skip
+)
 def test_what_an_arm_did(after, expected):
-    """Catches noise that drowns a bias passing for its removal, and a rest of a percent passing for a bias left."""
+    """Catches noise that drowns a bias passing for its removal, and a rest of a percent passing for
+    a bias left.
+    """
     assert effect(after, outcome(1.0, 0.1, 1e-9), biased=True) is expected
 
 
@@ -48,7 +63,9 @@ def repeated():
 
 
 def test_repeated_maxima_are_the_chain(repeated):
-    """Catches a diagnosis that misses any link where all are built in: delta, P V at P = 1, ties broken by sticky bits, repair, sham."""
+    """Catches a diagnosis that misses any link where all are built in: delta, P V at P = 1, ties
+    broken by sticky bits, repair, sham.
+    """
     assert repeated.verdict.kind is Kind.CHAIN
     assert repeated.origin.site.site == "PV" and repeated.origin.share("PV") > 0.4
     assert repeated.origin.site.share_of("tie broken by sticky") > 0.5
@@ -58,17 +75,23 @@ def test_repeated_maxima_are_the_chain(repeated):
 
 
 def test_the_row_sum_is_found_beside_the_chain(repeated):
-    """Catches a bias with two origins laid at one door: O in FP32 leaves the part of l in BF16, both in FP32 leave nothing."""
+    """Catches a bias with two origins laid at one door: O in FP32 leaves the part of l in BF16,
+    both in FP32 leave nothing.
+    """
     effects = {o.arm.name: repeated.effect(o) for o in repeated.outcomes}
     by_name = {o.arm.name: o for o in repeated.outcomes}
     assert "row sum" in repeated.origin.origins
     assert effects["O in FP32"] is Effect.REDUCED
-    assert by_name["O in FP32"].after.mean == pytest.approx(repeated.origin.accounts["row sum"].mean, rel=0.02)
+    assert by_name["O in FP32"].after.mean == pytest.approx(
+        repeated.origin.accounts["row sum"].mean, rel=0.02
+    )
     assert effects["all origins in FP32"] is Effect.REMOVED
 
 
 def test_with_an_exact_row_sum_the_repairs_of_o_remove_it():
-    """Catches arms that repair something else than O. P V alone is at fault here: l and OUT are FP32."""
+    """Catches arms that repair something else than O. P V alone is at fault here: l and OUT are
+    FP32.
+    """
     plan = narrowed(Q="bf16", K="bf16", V="bf16", DO="bf16", P="bf16", PV="bf16")
     f = found(layer("repeated-maximum", t=256), plan)
     effects = {o.arm.name: f.effect(o) for o in f.outcomes}
@@ -79,7 +102,9 @@ def test_with_an_exact_row_sum_the_repairs_of_o_remove_it():
 
 
 def test_repairs_are_invariant_and_the_sham_changes_as_much(repeated):
-    """Catches a repair that is no repair in exact arithmetic, and a sham that is easier to see, or harder, than the repair."""
+    """Catches a repair that is no repair in exact arithmetic, and a sham that is easier to see, or
+    harder, than the repair.
+    """
     real = [o for o in repeated.outcomes if not o.arm.is_sham]
     assert all(o.invariance < 1e-12 for o in real) and len(real) == 7
     change = {o.arm.name: o.change for o in repeated.outcomes}
@@ -87,7 +112,9 @@ def test_repairs_are_invariant_and_the_sham_changes_as_much(repeated):
 
 
 def test_rounding_toward_zero_leans_but_is_not_the_chain():
-    """Catches the paper's mechanism claimed for any bias: here OUT itself rounds one way, whatever P is."""
+    """Catches the paper's mechanism claimed for any bias: here OUT itself rounds one way, whatever
+    P is.
+    """
     f = found(layer("one-signed-v", t=128), narrowed(OUT="bf16:toward-zero"))
     assert f.verdict.kind is Kind.OTHER or not f.leaning
     x = layer("one-signed-v", t=128)

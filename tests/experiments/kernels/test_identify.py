@@ -1,4 +1,6 @@
-"""identify: twins, planted changes of one event, and faults that no rounding explains are told apart; bad input is one line."""
+"""identify: twins, planted changes of one event, and faults that no rounding explains are told
+apart; bad input is one line.
+"""
 
 import json
 from functools import cache
@@ -25,7 +27,9 @@ SCALE = 32**-0.5
 def crop():
     """Tokens of one head of the shipped tensors."""
     [layer] = read_layers(sample_path(), layer="layer4")
-    parts = {n: np.ascontiguousarray(getattr(layer, n)[:1, :TOKENS, :1]) for n in ("q", "k", "v", "do")}
+    parts = {
+        n: np.ascontiguousarray(getattr(layer, n)[:1, :TOKENS, :1]) for n in ("q", "k", "v", "do")
+    }
     return Inputs(**parts, scale=SCALE, is_causal=False)
 
 
@@ -33,7 +37,17 @@ def returned(plan, x=None, block_k=TOKENS, **options):
     """Return the outputs of an emulated kernel with that plan: out alone, without gradients."""
     x = x or crop()
     options = {"scale": x.scale, **options}
-    got = examine(x.q, x.k, x.v, plan=plan, block_q=TOKENS, block_k=block_k, record=None, engine="numpy", **options)
+    got = examine(
+        x.q,
+        x.k,
+        x.v,
+        plan=plan,
+        block_q=TOKENS,
+        block_k=block_k,
+        record=None,
+        engine="numpy",
+        **options,
+    )
     return Outputs(out=got.out)
 
 
@@ -56,7 +70,9 @@ def test_a_twin_is_named(name):
     """So few tokens may not tell it from another, which is then named beside it."""
     found = of(returned(TWINS[name].plan))
     assert found.kind is Kind.SAME and name in plans(found) and found.parts["out"].near.equal == 1.0
-    assert found.verdict.startswith(f"These are the numbers of {found.plan}: 1.000000") and all(t in found.verdict for t in found.ties)
+    assert found.verdict.startswith(f"These are the numbers of {found.plan}: 1.000000") and all(
+        t in found.verdict for t in found.ties
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,13 +80,23 @@ def test_a_twin_is_named(name):
     [
         (TWINS["cudnn"].plan.changed("X=bf16"), "cudnn with X=bf16"),
         (TWINS["cudnn"].plan.changed("OUT=fp32"), "cudnn with OUT=fp32"),
-        pytest.param(on_tf32(TWINS["cudnn"].plan, "P=fp16"), "cudnn with P=fp16 PV.sum=hopper:tf32", marks=pytest.mark.thorough),
-        pytest.param(TWINS["eager"].plan.changed("OUT=fp32", "PV=fp32"), "eager with PV=fp32 OUT=fp32", marks=pytest.mark.thorough),
+        pytest.param(
+            on_tf32(TWINS["cudnn"].plan, "P=fp16"),
+            "cudnn with P=fp16 PV.sum=hopper:tf32",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            TWINS["eager"].plan.changed("OUT=fp32", "PV=fp32"),
+            "eager with PV=fp32 OUT=fp32",
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["X-in-bf16", "OUT-not-cast", "P-in-fp16", "eager-OUT-not-cast"],
 )
 def test_a_planted_event_is_named(plan, name):
-    """One event of a twin changed, or a cast dropped; where that needs another sum, the sum is named beside it."""
+    """One event of a twin changed, or a cast dropped; where that needs another sum, the sum is
+    named beside it.
+    """
     found = of(returned(plan))
     assert found.kind is Kind.SAME and name in plans(found), found.verdict
 
@@ -86,7 +112,11 @@ def test_key_tiles_are_found():
 def test_what_is_no_rounding_is_said_so(fault):
     """Another scale, and a key that is left out."""
     plan = TWINS["cudnn"].plan
-    outputs = returned(plan, scale=1 / 32) if fault == "scale" else returned(plan, mask=np.arange(TOKENS) != TOKENS - 1)
+    outputs = (
+        returned(plan, scale=1 / 32)
+        if fault == "scale"
+        else returned(plan, mask=np.arange(TOKENS) != TOKENS - 1)
+    )
     found = of(outputs, budget=2.0)
     assert found.kind is Kind.NO_ROUNDING and found.errors.ratio > 3, found.verdict
     assert found.verdict.startswith("No rounding explains this: it is ")
@@ -96,15 +126,27 @@ def test_numbers_that_are_not_finite_are_counted():
     outputs = returned(TWINS["cudnn"].plan)
     outputs.out[0, :64] = np.nan
     found = of(outputs, budget=2.0)
-    assert found.kind is Kind.NO_ROUNDING and f"{64 * 32} numbers of out are not finite" in found.verdict
+    assert (
+        found.kind is Kind.NO_ROUNDING
+        and f"{64 * 32} numbers of out are not finite" in found.verdict
+    )
 
 
 def test_half_precision():
     """A kernel of FP16, given FP16: the same structures in that format."""
     x = crop()
-    narrow = {n: getattr(x, n).astype(np.float16).astype(np.float32) * np.float32(1 + 2**-10) for n in ("q", "k", "v", "do")}
-    x = Inputs(**{n: a.astype(np.float16).astype(np.float32) for n, a in narrow.items()}, scale=SCALE, is_causal=False)
-    plan = Plan.preset("fa2-bf16").changed("Q=fp16", "K=fp16", "V=fp16", "DO=fp16", "P=fp16", "OUT=fp16")
+    narrow = {
+        n: getattr(x, n).astype(np.float16).astype(np.float32) * np.float32(1 + 2**-10)
+        for n in ("q", "k", "v", "do")
+    }
+    x = Inputs(
+        **{n: a.astype(np.float16).astype(np.float32) for n, a in narrow.items()},
+        scale=SCALE,
+        is_causal=False,
+    )
+    plan = Plan.preset("fa2-bf16").changed(
+        "Q=fp16", "K=fp16", "V=fp16", "DO=fp16", "P=fp16", "OUT=fp16"
+    )
     found = of(returned(plan, x), x)
     assert found.parts["out"].near.equal > 0.95 and found.best.plan["P"].format.name == "fp16"
 
@@ -115,40 +157,84 @@ def stored(kernel, mode="full"):
 
 
 KNOWN = {
-    "sdpa-cudnn": "cudnn", "pallas": "pallas-mha", "sdpa-flash-few": "fa2-split", "sdpa-flash": "fa2", "sdpa-math": "sdpa-math",
-    "sdpa-efficient": "sdpa-efficient", "flex": "flex", "eager": "eager", "jax-xla": "jax-xla", "released-eager-512": "qiu-yao-eager",
-    "released-compiled-512": "qiu-yao-compiled", "released-compiled-256": "qiu-yao-compiled",
-    "triton-tutorial": "triton-tutorial", "flex-served": "flex", "gemma2": "eager", "gpt-oss": "gpt-oss",
-}  # fmt: skip
+    "sdpa-cudnn": "cudnn",
+    "pallas": "pallas-mha",
+    "sdpa-flash-few": "fa2-split",
+    "sdpa-flash": "fa2",
+    "sdpa-math": "sdpa-math",
+    "sdpa-efficient": "sdpa-efficient",
+    "flex": "flex",
+    "eager": "eager",
+    "jax-xla": "jax-xla",
+    "released-eager-512": "qiu-yao-eager",
+    "released-compiled-512": "qiu-yao-compiled",
+    "released-compiled-256": "qiu-yao-compiled",
+    "triton-tutorial": "triton-tutorial",
+    "flex-served": "flex",
+    "gemma2": "eager",
+    "gpt-oss": "gpt-oss",
+}
 OFTEN = ("sdpa-cudnn", "pallas", "gpt-oss")
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name"), [pytest.param(k, n, marks=[] if k in OFTEN else pytest.mark.thorough, id=k) for k, n in KNOWN.items()]
+    ("kernel", "name"),
+    [
+        pytest.param(k, n, marks=[] if k in OFTEN else pytest.mark.thorough, id=k)
+        for k, n in KNOWN.items()
+    ],
 )
 def test_a_real_kernel_is_known(kernel, name):
     """A kernel that is named after another whose forward is the same, or by a row of changes."""
-    found = of(Outputs(**stored(kernel, "causal")), of_one_head(inputs("layer4", causal=True, kernel=kernel)))
+    found = of(
+        Outputs(**stored(kernel, "causal")),
+        of_one_head(inputs("layer4", causal=True, kernel=kernel)),
+    )
     assert (found.kind, found.base, found.words) == (Kind.SAME, name, [])
-    assert found.parts["out"].near.equal == 1.0 and all(p.near.equal > 0.9998 for p in found.parts.values())
+    assert found.parts["out"].near.equal == 1.0 and all(
+        p.near.equal > 0.9998 for p in found.parts.values()
+    )
 
 
 def test_the_backward_of_another_kernel_is_found():
-    """A backward that is not the forward's own, as of code that calls two kernels: an error, or the forward's, which is not it."""
+    """A backward that is not the forward's own, as of code that calls two kernels: an error, or the
+    forward's, which is not it.
+    """
     x = crop()
-    plan = TWINS["fa2"].plan.changed("gradient_scale=register", "query_order=ascending", "exponent_again=after")
-    got = examine(x.q, x.k, x.v, x.do, plan=plan, block_q=TOKENS, block_k=TOKENS, scale=x.scale, record=None, engine="numpy")
+    plan = TWINS["fa2"].plan.changed(
+        "gradient_scale=register", "query_order=ascending", "exponent_again=after"
+    )
+    got = examine(
+        x.q,
+        x.k,
+        x.v,
+        x.do,
+        plan=plan,
+        block_q=TOKENS,
+        block_k=TOKENS,
+        scale=x.scale,
+        record=None,
+        engine="numpy",
+    )
     found = of(Outputs(out=got.out, dq=got.dq, dk=got.dk, dv=got.dv))
     assert found.kind is Kind.SAME
-    assert {n: part.near.equal for n, part in found.parts.items()} == dict.fromkeys(("out", "dq", "dk", "dv"), 1.0)
+    assert {n: part.near.equal for n, part in found.parts.items()} == dict.fromkeys(
+        ("out", "dq", "dk", "dv"), 1.0
+    )
 
 
 def test_the_time_of_the_backward_is_limited():
     """With no time at all it says so."""
     outputs = Outputs(**stored("sdpa-cudnn"))
     outputs.dq[:] *= 2
-    found = identify(of_one_head(inputs("layer4", causal=False)), outputs, lambda text: None, budget=0.0)
-    assert found.backward.stopped and "backward stopped after 0 s" in found.notes[0] and found.kind is Kind.SAME
+    found = identify(
+        of_one_head(inputs("layer4", causal=False)), outputs, lambda text: None, budget=0.0
+    )
+    assert (
+        found.backward.stopped
+        and "backward stopped after 0 s" in found.notes[0]
+        and found.kind is Kind.SAME
+    )
 
 
 @pytest.fixture
@@ -157,14 +243,22 @@ def file(tmp_path):
 
     def write(arrays=None, kind="safetensors", **about):
         x = crop()
-        arrays = {"q": x.q, "k": x.k, "v": x.v, "out": returned(TWINS["cudnn"].plan).out} if arrays is None else arrays
+        arrays = (
+            {"q": x.q, "k": x.k, "v": x.v, "out": returned(TWINS["cudnn"].plan).out}
+            if arrays is None
+            else arrays
+        )
         about = {"layout": "BTNH", "scale": repr(SCALE), "is_causal": "false", **about}
         about = {n: text for n, text in about.items() if text is not None}
         path = tmp_path / f"mine.{kind}"
         if kind == "npz":
             np.savez(path, **arrays, **about)
         else:
-            save_file({n: np.ascontiguousarray(a.astype(ml_dtypes.bfloat16)) for n, a in arrays.items()}, path, about)
+            save_file(
+                {n: np.ascontiguousarray(a.astype(ml_dtypes.bfloat16)) for n, a in arrays.items()},
+                path,
+                about,
+            )
         return path
 
     return write
@@ -181,11 +275,18 @@ def test_the_command(run, file, tmp_path, kind):
     code, out, err = run(file(kind=kind))
     assert code == 0, err
     assert (
-        out.startswith("These are the numbers of fa2: 1.000000 of out's bits are equal. fa2-split, cudnn, pallas-mha and")
+        out.startswith(
+            "These are the numbers of fa2: 1.000000 of out's bits are equal. fa2-split, cudnn,"
+            " pallas-mha and"
+        )
         and "what it is not" in out
     )
     data = json.loads((tmp_path / "identify-mine" / "identify.json").read_text())
-    assert (data["verdict"], data["plan"], data["equal"]) == ("same", "fa2", {"out": 1.0}) and "cudnn" in data["ties"]
+    assert (data["verdict"], data["plan"], data["equal"]) == (
+        "same",
+        "fa2",
+        {"out": 1.0},
+    ) and "cudnn" in data["ties"]
 
 
 def test_another_call_has_a_folder_of_its_own(run, file, tmp_path):
@@ -203,19 +304,28 @@ def test_bad_input_is_one_line(run, file, tmp_path):
     x = crop()
     out = returned(TWINS["cudnn"].plan).out
     good = {"q": x.q, "k": x.k, "v": x.v, "out": out}
-    said = lambda *words: _refused(*run(*words))  # noqa: E731
+
+    def said(*words):
+        return _refused(*run(*words))
+
     assert "did you mean 'sdpa-cudnn'?" in said("sdpa-cudn")
     assert "no such file" in said("there/is/none.safetensors")
     assert "not_there" in said("not_there:attention")
-    assert "no out, what the kernel returned; it has k, q, v" in said(file({n: a for n, a in good.items() if n != "out"}))
+    assert "no out, what the kernel returned; it has k, q, v" in said(
+        file({n: a for n, a in good.items() if n != "out"})
+    )
     assert "no v; it has" in said(file({n: a for n, a in good.items() if n != "v"}))
-    assert "tensor out (1, 64, 1, 32): must be (1, 128, 1, 32)" in said(file({**good, "out": out[:, :64]}))
+    assert "tensor out (1, 64, 1, 32): must be (1, 128, 1, 32)" in said(
+        file({**good, "out": out[:, :64]})
+    )
     assert "has dq, but no do" in said(file({**good, "dq": x.q}))
     assert "give --causal or --full" in said(file(is_causal=None))
     assert "metadata is_causal 'perhaps'" in said(file(is_causal="perhaps"))
     assert "give --layout" in said(file(layout=None))
     assert "--scale nan" in said(file(), "--scale", "nan")
-    assert "--window 0" in said(file(), "--window", "0") and "--softcap -1" in said(file(), "--softcap", "-1")
+    assert "--window 0" in said(file(), "--window", "0") and "--softcap -1" in said(
+        file(), "--softcap", "-1"
+    )
     assert "--head 1: there are 1 key heads" in said(file(), "--head", "1")
     assert "--layout 'BTNH': is for a file" in said("jax-xla", "--layout", "BTNH")
     taken = tmp_path / "taken"

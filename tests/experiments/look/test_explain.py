@@ -1,4 +1,6 @@
-"""One rounding in bits: the paper's numbers, hand-derived cases, and laws over every format and mode."""
+"""One rounding in bits: the paper's numbers, hand-derived cases, and laws over every format and
+mode.
+"""
 
 import math
 import random
@@ -77,7 +79,19 @@ CASES = [  # value, format, mode, result, kept, round, sticky, tie, up, flips, g
     ("0x1p-10", "e4m3fn", "ties-to-even", 0.0, "0000", "1", "", True, False, 0, False),
     ("0x1.8p-10", "e4m3fn", "ties-to-even", 2.0**-9, "0000", "1", "1", False, True, 1, False),
     ("3", "e8m0fnu", "ties-to-even", 4.0, "1", "1", "", True, True, 1, True),
-    ("1.9999999", "bf16", "ties-to-even", 2.0, "11111111", "1", None, False, True, 15, True),  # 0x3fff -> 0x4000
+    (
+        "1.9999999",
+        "bf16",
+        "ties-to-even",
+        2.0,
+        "11111111",
+        "1",
+        None,
+        False,
+        True,
+        15,
+        True,
+    ),  # 0x3fff -> 0x4000
 ]
 
 
@@ -129,10 +143,15 @@ def test_edges_of_the_range(value, name, changes, result):
 @pytest.mark.parametrize("mode", RoundingMode)
 @pytest.mark.parametrize("name", [*NAMED, "e5m10", "e3m4"])
 def test_agrees_with_the_rule_and_with_its_own_parts(name, mode):
-    """explain() raises if the rule disagrees; here its fields must add up to value and result as well."""
+    """explain() raises if the rule disagrees; here its fields must add up to value and result as
+    well.
+    """
     f, g = format_named(name), random.Random(name + mode)
     for _ in range(60):
-        x = math.ldexp(1 + g.getrandbits(20) / 2**20, g.randint(max(f.emin - f.precision - 2, -1074), min(f.emax + 1, 1022)))
+        x = math.ldexp(
+            1 + g.getrandbits(20) / 2**20,
+            g.randint(max(f.emin - f.precision - 2, -1074), min(f.emax + 1, 1022)),
+        )
         e = explain(x * g.choice((-1, 1)), rounding(name, mode, seed=g.getrandbits(32)))
         if e.exponent is None:
             continue
@@ -145,10 +164,17 @@ def test_agrees_with_the_rule_and_with_its_own_parts(name, mode):
 
 
 DTYPES = {
-    "bf16": ml_dtypes.bfloat16, "fp16": np.float16, "e5m2": ml_dtypes.float8_e5m2, "e4m3fn": ml_dtypes.float8_e4m3fn,
-    "e5m2fnuz": ml_dtypes.float8_e5m2fnuz, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz, "e3m2fn": ml_dtypes.float6_e3m2fn,
-    "e2m3fn": ml_dtypes.float6_e2m3fn, "e2m1fn": ml_dtypes.float4_e2m1fn, "e8m0fnu": ml_dtypes.float8_e8m0fnu,
-}  # fmt: skip
+    "bf16": ml_dtypes.bfloat16,
+    "fp16": np.float16,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e4m3fn": ml_dtypes.float8_e4m3fn,
+    "e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
+    "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "e3m2fn": ml_dtypes.float6_e3m2fn,
+    "e2m3fn": ml_dtypes.float6_e2m3fn,
+    "e2m1fn": ml_dtypes.float4_e2m1fn,
+    "e8m0fnu": ml_dtypes.float8_e8m0fnu,
+}
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -162,7 +188,9 @@ def test_codes_of_every_number(name):
     for code, value in zip(codes, values, strict=True):
         back = code_of(float(value), f)
         if math.isnan(value):
-            assert math.isnan(np.array([back]).astype(word).view(DTYPES[name]).astype(np.float64)[0])
+            assert math.isnan(
+                np.array([back]).astype(word).view(DTYPES[name]).astype(np.float64)[0]
+            )
         else:
             assert back == code and "".join(fields_of(back, f)) == f"{code:0{f.bits}b}"
 
@@ -177,17 +205,28 @@ def test_codes_that_do_not_exist():
 @pytest.mark.parametrize(
     ("text", "value", "exact"),
     [
-        ("0.1", 0.1, False), ("0.5", 0.5, True), ("1/3", 1 / 3, False), ("-3/4", -0.75, True), ("0x1.8p3", 12.0, True),
-        ("-0X1P-2", -0.25, True), ("0x1.00000000000001p0", 1.0, False), ("inf", math.inf, True),
+        ("0.1", 0.1, False),
+        ("0.5", 0.5, True),
+        ("1/3", 1 / 3, False),
+        ("-3/4", -0.75, True),
+        ("0x1.8p3", 12.0, True),
+        ("-0X1P-2", -0.25, True),
+        ("0x1.00000000000001p0", 1.0, False),
+        ("inf", math.inf, True),
         ("-Infinity", -math.inf, True),
-        ("1e-400", 0.0, False), ("1e-999999999999999999999", 0.0, False), ("5e-324", 5e-324, False), (0.1, 0.1, True),
+        ("1e-400", 0.0, False),
+        ("1e-999999999999999999999", 0.0, False),
+        ("5e-324", 5e-324, False),
+        (0.1, 0.1, True),
     ],
-)  # fmt: skip
+)
 def test_numbers_as_people_write_them(text, value, exact):
     assert parse(text) == (value, exact)
 
 
-@pytest.mark.parametrize("text", ["", "four", "1/0", "0x", "1e400", "0x1p5000", "1,5", "--1", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "four", "1/0", "0x", "1e400", "0x1p5000", "1,5", "--1", "9" * 400]
+)
 def test_no_number(text):
     with pytest.raises(ValueError, match="VALUE"):
         parse(text)

@@ -27,10 +27,17 @@ from roundscope.experiments.studies.stability import scale as stability
 
 def test_every_study_is_there_once():
     """Two of one name, or one that no verb runs."""
-    assert len({entry.name for entry in STUDIES}) == len({entry.command for entry in STUDIES}) == len(STUDIES) == 16
+    assert (
+        len({entry.name for entry in STUDIES})
+        == len({entry.command for entry in STUDIES})
+        == len(STUDIES)
+        == 16
+    )
     assert all(
         entry.command == f"reproduce {entry.name}"
-        and entry.number.startswith(("arXiv 2", "flash-attention #", "vllm-project/flash-attention #"))
+        and entry.number.startswith(
+            ("arXiv 2", "flash-attention #", "vllm-project/flash-attention #")
+        )
         for entry in PAPERS
     )
     assert all(entry.command.split()[:3] == ["dose", "--study", entry.name] for entry in DOSES)
@@ -40,11 +47,16 @@ def test_every_study_is_there_once():
 
 
 @pytest.mark.parametrize(
-    ("entry", "module"), [(GOLDEN, stability), (QIU_YAO, failure), (SU, microscaling), (MXFP8, mxfp8)], ids=lambda x: getattr(x, "name", "")
+    ("entry", "module"),
+    [(GOLDEN, stability), (QIU_YAO, failure), (SU, microscaling), (MXFP8, mxfp8)],
+    ids=lambda x: getattr(x, "name", ""),
 )
 def test_seeds_are_those_of_the_scales(entry, module):
     """Numbers of a version before."""
-    count = lambda seeds: seeds if isinstance(seeds, int) else len(seeds)  # noqa: E731
+
+    def count(seeds):
+        return seeds if isinstance(seeds, int) else len(seeds)
+
     assert entry.seeds == (count(module.QUICK.seeds), count(module.FULL.seeds))
 
 
@@ -57,7 +69,10 @@ def test_help_names_the_studies(roundscope, verb):
     assert all(entry.number.split()[1] in text for entry in known if entry.paper)
 
 
-@pytest.mark.parametrize("words", [("reproduce", "qiu-yoa"), ("dose", "--study", "identitty"), ("proxy", "--study", "fromats")])
+@pytest.mark.parametrize(
+    "words",
+    [("reproduce", "qiu-yoa"), ("dose", "--study", "identitty"), ("proxy", "--study", "fromats")],
+)
 def test_a_name_that_is_none(roundscope, words, tmp_path):
     """A traceback, or no repair."""
     code, out, err = roundscope(*words, "--quick", "--out", tmp_path / "x")
@@ -82,5 +97,8 @@ def test_json(roundscope):
     rows = {row["name"]: row for row in json.loads(roundscope("studies", "--json")[1])}
     assert rows.keys() == {entry.name for entry in STUDIES}
     golden = rows["golden"]
-    assert golden["command"] == "roundscope reproduce golden" and golden["seeds"] == {"quick": 8, "full": 30}
+    assert golden["command"] == "roundscope reproduce golden" and golden["seeds"] == {
+        "quick": 8,
+        "full": 30,
+    }
     assert (golden["quick"], golden["full"]) == (283, 467) and rows["qiu-yao"]["quick"] is None

@@ -1,12 +1,23 @@
-"""`roundscope reproduce fa4` against the errors that were published for FlashAttention-4 in FP8 on a B300."""
+"""`roundscope reproduce fa4` against the errors that were published for FlashAttention-4 in FP8 on
+a B300.
+"""
 
 from roundscope.attention.plans.presets import PRESETS
-from roundscope.experiments.studies.fa4.points import DEVIATIONS, PLANS, PUBLISHED, errors, inputs, measured
+from roundscope.experiments.studies.fa4.points import (
+    DEVIATIONS,
+    PLANS,
+    PUBLISHED,
+    errors,
+    inputs,
+    measured,
+)
 from roundscope.experiments.studies.fa4.study import claims, rows
 
 
 def test_published_errors():
-    """Mean errors of O beyond a tenth of the published ones; an O that does not shrink where P clips, or shrinks elsewhere."""
+    """Mean errors of O beyond a tenth of the published ones; an O that does not shrink where P
+    clips, or shrinks elsewhere.
+    """
     x = inputs(0)
     for plan in PLANS:
         for i, deviation in enumerate(DEVIATIONS):
@@ -20,5 +31,7 @@ def test_a_claim_for_each_published_error(monkeypatch):
     """A published number that nothing judges; a plan without its row."""
     monkeypatch.setattr("roundscope.experiments.studies.fa4.points.DEVIATIONS", DEVIATIONS[:1])
     points = list(measured(range(2)))
-    assert [p.plan for p in points] == list(PLANS) == [name for name in PRESETS if name in PLANS] and len(rows(points)) == 4
+    assert [p.plan for p in points] == list(PLANS) == [
+        name for name in PRESETS if name in PLANS
+    ] and len(rows(points)) == 4
     assert [v.word for v in claims(points)] == ["agrees", "agrees"]

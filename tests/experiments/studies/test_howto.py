@@ -33,14 +33,31 @@ def howto(tmp_path, monkeypatch):
 @pytest.mark.pictures
 def test_it_runs_small_and_trains_nothing_twice(howto, tmp_path, monkeypatch, capsys):
     """A page whose study no longer runs, or that trains again what is there."""
-    small = replace(howto.SMALL, layers=1, heads=1, width=8, context=8, batch=2, steps=6, warmup=2, data="repeat")
+    small = replace(
+        howto.SMALL,
+        layers=1,
+        heads=1,
+        width=8,
+        context=8,
+        batch=2,
+        steps=6,
+        warmup=2,
+        data="repeat",
+    )
     calls = []
     trained = training.trained
     monkeypatch.setattr(training, "trained", lambda *a, **k: calls.append(1) or trained(*a, **k))
-    run = lambda: command.run(howto.study(small, seeds=2), out=tmp_path / "x", command="python repair.py")  # noqa: E731
+
+    def run():
+        return command.run(
+            howto.study(small, seeds=2), out=tmp_path / "x", command="python repair.py"
+        )
+
     assert run() == 0 and len(calls) == 2  # two structures
     out = capsys.readouterr().out
-    assert out.startswith("Diverged: 0 of 2 (to nearest)") and "launches: 2 of 2, 2 of them run" in out
+    assert (
+        out.startswith("Diverged: 0 of 2 (to nearest)") and "launches: 2 of 2, 2 of them run" in out
+    )
     data = json.loads((tmp_path / "x" / "repair.json").read_text())
     assert len(data["verdicts"]) == 2 and len(data["runs"]) == 6
     page = (tmp_path / "x" / "report.html").read_text()
@@ -51,18 +68,26 @@ def test_it_runs_small_and_trains_nothing_twice(howto, tmp_path, monkeypatch, ca
 def made(howto, name, diverged, loss):
     """Runs that were never trained."""
     own = zip(diverged, loss, strict=True)
-    return [Run(condition=howto.Condition(name=name, seed=seed), steps=300, diverged=step, loss=x) for seed, (step, x) in enumerate(own)]
+    return [
+        Run(condition=howto.Condition(name=name, seed=seed), steps=300, diverged=step, loss=x)
+        for seed, (step, x) in enumerate(own)
+    ]
 
 
 def test_its_claims_say_what_they_claim(howto):
     """Claims whose sides are swapped."""
     calm, dead = [None] * 5, [90, 80, 70, 60, 50]
     low, high = [2.0, 2.1, 2.0, 2.1, 2.0], [3.0, 3.1, 3.2, 3.1, 3.0]
-    results = lambda zero, repaired: {  # noqa: E731
-        howto.NEAREST: made(howto, howto.NEAREST, calm, low),
-        howto.ZERO: made(howto, howto.ZERO, zero, high),
-        howto.REPAIRED: made(howto, howto.REPAIRED, calm, repaired),
-    }
+
+    def results(zero, repaired):
+        return {
+            howto.NEAREST: made(howto, howto.NEAREST, calm, low),
+            howto.ZERO: made(howto, howto.ZERO, zero, high),
+            howto.REPAIRED: made(howto, howto.REPAIRED, calm, repaired),
+        }
+
     good, bad = results(dead, low), results(calm, high)
     assert howto.earlier(good).word is Word.AGREES and howto.earlier(bad).word is Word.UNDECIDED
-    assert howto.no_higher(good).word is Word.AGREES and howto.no_higher(bad).word is Word.CONTRADICTS
+    assert (
+        howto.no_higher(good).word is Word.AGREES and howto.no_higher(bad).word is Word.CONTRADICTS
+    )

@@ -2,7 +2,14 @@
 
 import pytest
 
-from roundscope.experiments.studies.two_level.points import FP32, KEYS, ONE_SIGNED, VALUES, measured, plans
+from roundscope.experiments.studies.two_level.points import (
+    FP32,
+    KEYS,
+    ONE_SIGNED,
+    VALUES,
+    measured,
+    plans,
+)
 from roundscope.experiments.studies.two_level.study import answer, claims, picture, rows
 
 
@@ -15,9 +22,19 @@ def points():
 
 
 def test_sums_of_one_sign_are_too_short_and_flushing_repairs_most_of_it(points):
-    """Sums that do not shrink where all terms have one sign; an accumulator that is flushed and shrinks as much; FP32 that shrinks."""
+    """Sums that do not shrink where all terms have one sign; an accumulator that is flushed and
+    shrinks as much; FP32 that shrinks.
+    """
     gain = {p.sums: min(p.gain.values()) for p in points if p.values == ONE_SIGNED}
-    assert gain["never"] < -0.012 < gain["every 4 tiles"] < -0.007 < gain["every tile"] < gain[FP32] < 0
+    assert (
+        gain["never"]
+        < -0.012
+        < gain["every 4 tiles"]
+        < -0.007
+        < gain["every tile"]
+        < gain[FP32]
+        < 0
+    )
     assert gain["never"] == gain["every 16 tiles"]  # which 1,024 keys do not have
 
 

@@ -1,4 +1,6 @@
-"""Cells that cost nothing, and a measurement of them that can be slow, fail, or kill its worker: `input` says which."""
+"""Cells that cost nothing, and a measurement of them that can be slow, fail, or kill its worker:
+`input` says which.
+"""
 
 import hashlib
 import os
@@ -21,7 +23,9 @@ PLAN = Plan.preset("qiu-yao")
 def cell(seed=0, what="fine", **more):
     """A cell; `more` are parameters, with _ for the . of one site's axis."""
     names = {name.replace("_O", ".O"): value for name, value in more.items()}
-    return Cell(parameters=tuple((DEFAULTS | {"seed": seed, "input": what} | names).items()), plan=PLAN)
+    return Cell(
+        parameters=tuple((DEFAULTS | {"seed": seed, "input": what} | names).items()), plan=PLAN
+    )
 
 
 def result(of):
@@ -99,7 +103,10 @@ def reference(path, cells):
 
 def rows(path):
     """Everything a file has but the time of writing: key -> row, and the rows of sites."""
-    cells = {row["key"]: {k: v for k, v in row.items() if k != "finished"} for row in read_cells(Path(path))}
+    cells = {
+        row["key"]: {k: v for k, v in row.items() if k != "finished"}
+        for row in read_cells(Path(path))
+    }
     return cells, read_sites(Path(path))
 
 

@@ -16,15 +16,22 @@ def of(*words, zips=(), backward=False):
 def test_axes_cross_and_the_last_is_fastest():
     """Catches a product that loses an axis, or the order in which cells are shown and run."""
     assert of("preset=qiu-yao,fa2-bf16", "T=128,256") == [
-        {"preset": "qiu-yao", "T": 128}, {"preset": "qiu-yao", "T": 256},
-        {"preset": "fa2-bf16", "T": 128}, {"preset": "fa2-bf16", "T": 256},
-    ]  # fmt: skip
+        {"preset": "qiu-yao", "T": 128},
+        {"preset": "qiu-yao", "T": 256},
+        {"preset": "fa2-bf16", "T": 128},
+        {"preset": "fa2-bf16", "T": 256},
+    ]
 
 
 def test_zipped_axes_advance_together():
     """Catches zip that crosses, and a group that moves behind the axes given after it."""
     found = of("block_q=16,32", "seed=0,1", "block_k=64,128", zips=["block_q,block_k"])
-    assert [(p["block_q"], p["block_k"], p["seed"]) for p in found] == [(16, 64, 0), (16, 64, 1), (32, 128, 0), (32, 128, 1)]
+    assert [(p["block_q"], p["block_k"], p["seed"]) for p in found] == [
+        (16, 64, 0),
+        (16, 64, 1),
+        (32, 128, 0),
+        (32, 128, 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,9 @@ def test_zipped_axes_advance_together():
     ],
 )
 def test_values(word, values):
-    """Catches a stop that is included, wrong types, and two spellings of one condition that would be two cells."""
+    """Catches a stop that is included, wrong types, and two spellings of one condition that would
+    be two cells.
+    """
     (axis,) = spec_of([word]).axes
     assert list(axis[1]) == values and [type(v) for v in axis[1]] == [type(v) for v in values]
 
@@ -54,12 +63,18 @@ def test_an_axis_given_twice_is_joined():
 
 def test_ranges_are_for_whole_numbers_only():
     """Catches a preset or an accumulator with a colon taken for a range."""
-    assert of("preset=all:bf16", "accumulator=chunked16:bf16") == [{"preset": "all:bf16", "accumulator": "chunked16:bf16"}]
+    assert of("preset=all:bf16", "accumulator=chunked16:bf16") == [
+        {"preset": "all:bf16", "accumulator": "chunked16:bf16"}
+    ]
 
 
 def test_backward_is_an_axis():
     """Catches a flag that is lost, added twice, or silently beaten by a word."""
-    assert of("T=8", backward=True) == [{"T": 8, "backward": True}] == of("T=8", "backward=true", backward=True)
+    assert (
+        of("T=8", backward=True)
+        == [{"T": 8, "backward": True}]
+        == of("T=8", "backward=true", backward=True)
+    )
     with pytest.raises(UsageError, match="--backward: the axis backward is given too"):
         of("backward=true,false", backward=True)
 
@@ -80,22 +95,33 @@ format.O = ["bf16"]
 
 
 def test_a_file(tmp_path):
-    """Catches each form a TOML value can have: list, range, scalar, text with commas, dotted and quoted sites."""
+    """Catches each form a TOML value can have: list, range, scalar, text with commas, dotted and
+    quoted sites.
+    """
     path = tmp_path / "plan.toml"
     path.write_text(TOML)
     found = of(str(path))
     assert len(found) == 2 * 2 * 2
     assert found[-1] == {
-        "preset": "fa2-bf16", "seed": 2, "causal": False, "injection": "O:ulps=0.5:rows=1,3", "block_q": 32, "block_k": 64,
-        "format.O": "bf16", "mode.P": "toward-zero", "backward": True,
-    }  # fmt: skip
+        "preset": "fa2-bf16",
+        "seed": 2,
+        "causal": False,
+        "injection": "O:ulps=0.5:rows=1,3",
+        "block_q": 32,
+        "block_k": 64,
+        "format.O": "bf16",
+        "mode.P": "toward-zero",
+        "backward": True,
+    }
 
 
 def test_words_replace_the_axes_of_a_file(tmp_path):
     """Catches words that are joined to the file's values, or that lose its other axes."""
     path = tmp_path / "plan.toml"
     path.write_text("backward = true\n[axes]\nT = [1, 2]\nseed = [1, 2]\n")
-    assert of(str(path), "T=5", "backward=false") == [{"T": 5, "seed": s, "backward": False} for s in (1, 2)]
+    assert of(str(path), "T=5", "backward=false") == [
+        {"T": 5, "seed": s, "backward": False} for s in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +229,12 @@ def test_true_is_not_one():
 def test_accumulators():
     """Catches a step that loses its format or mode, and a chunk that is not the one named."""
     made = accumulator_of("chunked8:bf16:toward-zero")
-    assert (made.order, made.chunk, made.step.format.name, made.step.mode) == ("chunked", 8, "bf16", "toward-zero")
+    assert (made.order, made.chunk, made.step.format.name, made.step.mode) == (
+        "chunked",
+        8,
+        "bf16",
+        "toward-zero",
+    )
     assert accumulator_of("pairwise").step.format.name == "fp32"
     assert accumulator_of("halves:bf16") == Accumulator(order=Order.HALVES, step=rounding("bf16"))
     assert accumulator_of("ascending:e4m3fn").step.overflow == "saturate"
@@ -211,4 +242,8 @@ def test_accumulators():
 
 def test_places_are_in_the_algorithm_s_order():
     """Catches places in the order of writing, which would make two keys of one condition."""
-    assert [(str(s), step) for s, step in places_of("OUT+S.step+S")] == [("S", False), ("S", True), ("OUT", False)]
+    assert [(str(s), step) for s, step in places_of("OUT+S.step+S")] == [
+        ("S", False),
+        ("S", True),
+        ("OUT", False),
+    ]

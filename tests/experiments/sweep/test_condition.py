@@ -1,4 +1,7 @@
-"""Points to cells: defaults, the plan built in its order, injections, files. Plans are compared with ones edited by hand."""
+"""Points to cells: defaults, the plan built in its order, injections, files.
+
+Plans are compared with ones edited by hand.
+"""
 
 import hashlib
 import time
@@ -29,7 +32,13 @@ def test_a_cell_has_every_parameter_and_its_sites():
     cell = cell_of({"mode.O": "Toward_Zero", "format.out": "fp16", "format.P": "bf16", "T": "32"})
     names = [name for name, _ in cell.parameters]
     assert names == [*DEFAULTS, "format.P", "format.OUT", "mode.O"]
-    assert (cell["T"], cell["S"], cell["mode.O"], cell["seed"], cell.content) == (32, 32, "toward-zero", 0, "")
+    assert (cell["T"], cell["S"], cell["mode.O"], cell["seed"], cell.content) == (
+        32,
+        32,
+        "toward-zero",
+        0,
+        "",
+    )
 
 
 def test_defaults_are_the_preset():
@@ -53,32 +62,51 @@ def test_equal_conditions_have_equal_keys():
 
 
 def test_format_and_mode_change_events_and_no_steps():
-    """Catches a format that reaches the steps of sums, or undoes a mode; and the order: one site beats all."""
+    """Catches a format that reaches the steps of sums, or undoes a mode; and the order: one site
+    beats all.
+    """
     p = plan(preset="fp32", format="bf16", format__O="fp16", mode="toward-zero", mode__P="to-odd")
-    expected = {s: rounding("fp16" if s is Site.O else "bf16", "to-odd" if s is Site.P else "toward-zero") for s in Site}
-    assert {s: p[s] for s in Site} == expected and p.accumulators == Plan.preset("fp32").accumulators
+    expected = {
+        s: rounding("fp16" if s is Site.O else "bf16", "to-odd" if s is Site.P else "toward-zero")
+        for s in Site
+    }
+    assert {s: p[s] for s in Site} == expected and p.accumulators == Plan.preset(
+        "fp32"
+    ).accumulators
 
 
 def test_a_format_without_infinity_saturates_as_in_the_preset():
     """Catches format.P=e4m3fn that overflows to NaN, while fa3-fp8 saturates."""
     fp8 = ["Q", "K", "V", "P"]
-    assert plan(preset="fa2-bf16", **{f"format__{s}": "e4m3fn" for s in fp8}) == replace(Plan.preset("fa3-fp8"), name="")
+    assert plan(preset="fa2-bf16", **{f"format__{s}": "e4m3fn" for s in fp8}) == replace(
+        Plan.preset("fa3-fp8"), name=""
+    )
 
 
 def test_accumulators_of_all_sums_and_of_one():
     """Catches one sum's accumulator overwritten by that of all, whatever the order of the words."""
     p = plan(accumulator__S="pairwise:fp16", accumulator="chunked8:bf16")
     assert p.accumulator(Site.S) == Accumulator(order=Order.PAIRWISE, step=rounding("fp16"))
-    assert all(p.accumulator(s) == Accumulator(order=Order.CHUNKED, chunk=8, step=BF16) for s in PRODUCTS if s is not Site.S)
+    assert all(
+        p.accumulator(s) == Accumulator(order=Order.CHUNKED, chunk=8, step=BF16)
+        for s in PRODUCTS
+        if s is not Site.S
+    )
 
 
 def test_only_and_but():
-    """Catches sites that are not widened, steps taken for events, and orders that have no binary64 steps."""
+    """Catches sites that are not widened, steps taken for events, and orders that have no binary64
+    steps.
+    """
     base = Plan.preset("qiu-yao")
     assert plan(only="O") == replace(EXACT.at("O", BF16), name="")
-    assert plan(only="PV.step", accumulator="pairwise") == replace(EXACT.adding("PV", Accumulator(order=Order.PAIRWISE)), name="")
+    assert plan(only="PV.step", accumulator="pairwise") == replace(
+        EXACT.adding("PV", Accumulator(order=Order.PAIRWISE)), name=""
+    )
     assert plan(accumulator="exact", only="P").accumulators == EXACT.accumulators
-    assert plan(but="S.step+M") == replace(base.adding("S", Accumulator(step=BINARY64)).at("M", BINARY64), name="")
+    assert plan(but="S.step+M") == replace(
+        base.adding("S", Accumulator(step=BINARY64)).at("M", BINARY64), name=""
+    )
     assert plan(only="PV+O", but="O") == plan(only="PV")
 
 
@@ -96,8 +124,17 @@ def test_exp_stabiliser_and_key_order():
 
 
 def test_one_seed_for_stochastic_roundings_steps_and_noise():
-    """Catches random bits that do not change with the seed, or deterministic roundings that do (their plans should be shared)."""
-    cell = cell_of({"mode.O": "stochastic", "accumulator.S": "ascending:bf16:stochastic", "injection": "P:noise=0.5", "seed": 7})
+    """Catches random bits that do not change with the seed, or deterministic roundings that do
+    (their plans should be shared).
+    """
+    cell = cell_of(
+        {
+            "mode.O": "stochastic",
+            "accumulator.S": "ascending:bf16:stochastic",
+            "injection": "P:noise=0.5",
+            "seed": 7,
+        }
+    )
     assert (cell.plan[Site.O].seed, cell.plan.accumulator(Site.S).step.seed) == (7, 7)
     assert cell.inject == (Injection(site=Site.P, what=Noise(ulps=0.5, seed=7)),)
     assert cell.plan[Site.P].seed == 0 and cell_of({"seed": 7}).plan is cell_of({"seed": 8}).plan
@@ -120,18 +157,27 @@ def test_an_injection():
     [
         ({"only": "PV", "preset": "fa2-bf16"}, "only 'PV': fa2-bf16* accumulates P V into O"),
         ({"but": "ALPHA", "unfused": True}, "normalises before P V and never rescales"),
-        ({"format.PV": "bf16", "preset": "fa2-bf16"}, "format.PV 'bf16': fa2-bf16* accumulates P V into O"),
+        (
+            {"format.PV": "bf16", "preset": "fa2-bf16"},
+            "format.PV 'bf16': fa2-bf16* accumulates P V into O",
+        ),
         ({"only": "DQ"}, "only 'DQ': DQ belongs to the backward, which does not run"),
         ({"accumulator.DK": "exact"}, "accumulator.DK 'exact': DK belongs to the backward"),
         ({"injection": "O:ulsp=1"}, "injection 'O:ulsp=1': unknown change 'ulsp=1'"),
         ({"injection": "5"}, "one with commas goes into a .toml file"),
-        ({"injection": "O:ulps=1:rows=0-256"}, "injection O:rows=256: the cell has 256, numbered from 0 to 255"),
+        (
+            {"injection": "O:ulps=1:rows=0-256"},
+            "injection O:rows=256: the cell has 256, numbered from 0 to 255",
+        ),
         ({"injection": "O:ulps=1:heads=4"}, "injection O:heads=4: the cell has 4"),
         ({"injection": "O:ulps=1:tiles=4"}, "injection O:tiles=4: the cell has 4"),
         ({"injection": "P:ulps=1:tiles=1", "unfused": True}, "injection P:tiles=1: the cell has 1"),
         ({"injection": "P:ulps=1:columns=256"}, "injection P:columns=256"),
         ({"injection": "O:ulps=1:features=64"}, "injection O:features=64: the cell has 64"),
-        ({"injection": "DQ:exact"}, "DQ belongs to the backward, which does not run; give --backward"),
+        (
+            {"injection": "DQ:exact"},
+            "DQ belongs to the backward, which does not run; give --backward",
+        ),
         ({"injection": "AO:exact", "preset": "baseline-bf16"}, "never rescales"),
         ({"injection": "O:flip=16"}, "bits 0 to 15"),
         ({"injection": "O:flip=3", "engine": "xla"}, "cannot flip bits; use engine=numpy"),
@@ -147,21 +193,32 @@ def test_an_injection():
     ],
 )
 def test_errors_name_parameter_value_and_repair(point, said):
-    """Catches conditions that would run and do nothing, or fail one by one in the middle of a sweep."""
+    """Catches conditions that would run and do nothing, or fail one by one in the middle of a
+    sweep.
+    """
     with pytest.raises(UsageError) as error:
         cell_of(point)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_occurs_elsewhere_is_fine():
-    """Catches a check that rejects steps of P V where they add into O, backward sites in a backward, or 'preset' for no change."""
-    assert cell_of({"only": "PV.step", "preset": "fa2-bf16"}).plan.accumulator(Site.PV).step.format.name == "fp32"
+    """Catches a check that rejects steps of P V where they add into O, backward sites in a
+    backward, or 'preset' for no change.
+    """
+    assert (
+        cell_of({"only": "PV.step", "preset": "fa2-bf16"})
+        .plan.accumulator(Site.PV)
+        .step.format.name
+        == "fp32"
+    )
     assert cell_of({"only": "DQ+DO", "backward": True}).plan[Site.DO] == BF16
     assert cell_of({"format.PV": "preset", "preset": "fa2-bf16"}).plan == Plan.preset("fa2-bf16")
 
 
 def test_the_sample_is_a_file():
-    """Catches sizes that are not the file's, a crop of one side only, and a digest that is not of the bytes."""
+    """Catches sizes that are not the file's, a crop of one side only, and a digest that is not of
+    the bytes.
+    """
     cell = cell_of({"input": "sample"})
     assert [cell[n] for n in ("T", "S", "N", "H")] == [512, 512, 12, 32]
     assert cell.content == hashlib.sha256(sample_path().read_bytes()).hexdigest()
@@ -171,16 +228,24 @@ def test_the_sample_is_a_file():
 
 @pytest.fixture
 def crossed(tmp_path):
-    """A file of cross-attention: 6 queries, 10 keys, 4 heads over 2 key heads, no do, layout in its metadata."""
+    """A file of cross-attention: 6 queries, 10 keys, 4 heads over 2 key heads, no do, layout in its
+    metadata.
+    """
     path = tmp_path / "cross.npz"
     rng = np.random.default_rng(0)
     arrays = {"q": (1, 6, 4, 8), "k": (1, 10, 2, 8), "v": (1, 10, 2, 8)}
-    np.savez(path, layout="BTNH", **{n: rng.standard_normal(s, dtype=np.float32) for n, s in arrays.items()})
+    np.savez(
+        path,
+        layout="BTNH",
+        **{n: rng.standard_normal(s, dtype=np.float32) for n, s in arrays.items()},
+    )
     return str(path)
 
 
 def test_a_file_of_cross_attention(crossed):
-    """Catches keys that follow T where the file has its own, and injections beyond the key heads."""
+    """Catches keys that follow T where the file has its own, and injections beyond the key
+    heads.
+    """
     assert [cell_of({"input": crossed, "T": 5})[n] for n in ("T", "S", "N", "H")] == [5, 10, 4, 8]
     assert cell_of({"input": crossed, "S": 7})["T"] == 6
     with pytest.raises(UsageError, match=r"K:heads=2: the cell has 2"):
@@ -195,17 +260,30 @@ def test_a_file_without_layout(tmp_path):
     """Catches advice that `roundscope sweep` cannot follow: it has no --layout."""
     path = tmp_path / "bare.npz"
     np.savez(path, **{n: np.ones((1, 2, 2, 2), np.float32) for n in "qkv"})
-    with pytest.raises(UsageError, match="the file names no layout; add an entry layout=BNTH") as error:
+    with pytest.raises(
+        UsageError, match="the file names no layout; add an entry layout=BNTH"
+    ) as error:
         cell_of({"input": str(path)})
     assert "--layout" not in str(error.value)
 
 
 def test_a_thousand_cells_are_quick():
-    """Catches plans that are built anew for every cell (35 roundings each). Best of three, the machine is shared."""
+    """Catches plans that are built anew for every cell (35 roundings each).
+
+    Best of three, the machine is shared.
+    """
     took = []
     for trial in range(3):
         start = time.perf_counter()
         for seed in range(1000):
-            cell_of({"preset": "fa3-fp8", "mode.O": "toward-zero", "only": "O+P", "T": 16 + trial, "seed": seed})
+            cell_of(
+                {
+                    "preset": "fa3-fp8",
+                    "mode.O": "toward-zero",
+                    "only": "O+P",
+                    "T": 16 + trial,
+                    "seed": seed,
+                }
+            )
         took.append(time.perf_counter() - start)
     assert min(took) < 0.5

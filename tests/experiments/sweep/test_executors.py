@@ -1,4 +1,6 @@
-"""Where cells are measured: processes here, a real Dask cluster, a factory; the same rows from each."""
+"""Where cells are measured: processes here, a real Dask cluster, a factory; the same rows from
+each.
+"""
 
 import builtins
 import logging
@@ -29,13 +31,21 @@ def cluster():
     """A scheduler and two worker processes of one thread."""
     from distributed import LocalCluster
 
-    options = dict(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=logging.CRITICAL)
+    options = dict(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address=":0",
+        silence_logs=logging.CRITICAL,
+    )
     with LocalCluster(**options) as cluster:
         yield cluster
 
 
 def test_a_worker_with_neighbours_keeps_to_one_core(path):
-    """Catches numba or BLAS on all cores in each of many workers, from whatever thread they are called."""
+    """Catches numba or BLAS on all cores in each of many workers, from whatever thread they are
+    called.
+    """
     sweep(path, [cell(i, "threads") for i in range(2)], jobs=2)
     assert [r["max_abs"] for r in read_cells(path)] == [1.0, 1.0]
 
@@ -69,12 +79,16 @@ def test_dask_gives_the_serial_rows_with_a_worker_killed_in_the_middle(path, clu
 
 @pytest.mark.thorough
 def test_dask_a_cell_that_kills_every_worker_fails_alone(path, cluster):
-    """Catches a sweep that waits for ever for, or blames a neighbour of, a cell that no worker survives."""
+    """Catches a sweep that waits for ever for, or blames a neighbour of, a cell that no worker
+    survives.
+    """
     cells = [cell(i, "die" if i == 4 else "fine") for i in range(12)]
     done = sweep(path, cells, executor=f"dask:{cluster.scheduler_address}")
     assert (done.done, done.failed) == (11, 1)
     [failed] = [r for r in read_cells(path) if r["status"] == "failed"]
-    assert failed["seed"] == 4 and failed["error"].startswith("the worker died (Attempted to run task")
+    assert failed["seed"] == 4 and failed["error"].startswith(
+        "the worker died (Attempted to run task"
+    )
 
 
 def test_dask_a_cell_that_raises(path, cluster):
@@ -88,7 +102,9 @@ def test_dask_counts_its_workers(cluster):
     """Catches a cluster kept idle because the cores counted were this machine's."""
     with executor_for(f"dask:{cluster.scheduler_address}", None) as crew:
         end = time.monotonic() + 30
-        while crew.workers() != 2 and time.monotonic() < end:  # one may be on its way back from another test
+        while (
+            crew.workers() != 2 and time.monotonic() < end
+        ):  # one may be on its way back from another test
             time.sleep(0.05)
         assert crew.workers() == 2
 
@@ -98,7 +114,9 @@ def test_dask_without_a_scheduler(monkeypatch):
     monkeypatch.setattr(executors, "_CONNECT", 1)
     began = time.monotonic()
     with (
-        pytest.raises(ExecutorError, match=r"'dask:tcp://127\.0\.0\.1:9': no scheduler answers there in 1 s"),
+        pytest.raises(
+            ExecutorError, match=r"'dask:tcp://127\.0\.0\.1:9': no scheduler answers there in 1 s"
+        ),
         executor_for("dask:tcp://127.0.0.1:9", None),
     ):
         pass
@@ -107,7 +125,10 @@ def test_dask_without_a_scheduler(monkeypatch):
 
 def test_dask_with_an_address_that_is_none():
     """Catches a traceback."""
-    with pytest.raises(UsageError, match="is no address of a scheduler"), executor_for("dask:carrier-pigeon://roof", None):
+    with (
+        pytest.raises(UsageError, match="is no address of a scheduler"),
+        executor_for("dask:carrier-pigeon://roof", None),
+    ):
         pass
 
 
@@ -121,7 +142,10 @@ def test_dask_that_is_not_installed(monkeypatch):
         return there(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=r"pip install 'roundscope\[cluster\]'"), executor_for("dask:tcp://127.0.0.1:9", None):
+    with (
+        pytest.raises(UsageError, match=r"pip install 'roundscope\[cluster\]'"),
+        executor_for("dask:tcp://127.0.0.1:9", None),
+    ):
         pass
 
 
@@ -129,7 +153,13 @@ def test_dask_scheduler_that_ends_in_the_middle(path):
     """Catches a sweep that waits for ever; what had arrived is saved, and another sweep goes on."""
     from distributed import LocalCluster
 
-    options = dict(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=logging.CRITICAL)
+    options = dict(
+        n_workers=1,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address=":0",
+        silence_logs=logging.CRITICAL,
+    )
     cells = [cell(i, "slow") for i in range(200)]
     with LocalCluster(**options) as cluster:
         closing = threading.Thread(target=cluster.close)
@@ -160,8 +190,16 @@ def test_a_factory_of_the_users(path):
         ("dask:", UsageError, "use dask:tcp://host:port or module:factory"),
         ("no.such.module:make", UsageError, "cannot be imported .*is its folder on PYTHONPATH"),
         (f"{FAKES}:nothing", UsageError, "cannot be imported"),
-        (f"{FAKES}:not_an_executor", UsageError, "returned a int; return a concurrent.futures.Executor"),
-        (f"{FAKES}:broken_factory", ExecutorError, "the factory failed with RuntimeError: no queue here"),
+        (
+            f"{FAKES}:not_an_executor",
+            UsageError,
+            "returned a int; return a concurrent.futures.Executor",
+        ),
+        (
+            f"{FAKES}:broken_factory",
+            ExecutorError,
+            "the factory failed with RuntimeError: no queue here",
+        ),
     ],
 )
 def test_texts_that_name_no_executor(text, error, words):
@@ -179,7 +217,9 @@ def test_a_factorys_executor_is_shut_down(monkeypatch):
 
 
 def test_ctrl_c_does_not_reach_a_worker_that_still_starts():
-    """Catches the traceback of a worker that Ctrl-C met among its imports, and a parent that no longer hears it."""
+    """Catches the traceback of a worker that Ctrl-C met among its imports, and a parent that no
+    longer hears it.
+    """
     worker = pool._Spawn().Process(target=time.sleep, args=(0.1,))
     worker.start()
     os.kill(worker.pid, signal.SIGINT)
@@ -190,7 +230,9 @@ def test_ctrl_c_does_not_reach_a_worker_that_still_starts():
 
 def test_workers_that_cannot_start_end_the_sweep(path, monkeypatch):
     """Catches a sweep that tries every cell on workers that never come up."""
-    monkeypatch.setattr(pool, "_start", os.getenv)  # whose argument is no bool: every worker fails at once
+    monkeypatch.setattr(
+        pool, "_start", os.getenv
+    )  # whose argument is no bool: every worker fails at once
     with pytest.raises(ExecutorError, match="workers cannot start"):
         sweep(path, [cell(i) for i in range(10)], jobs=2)
     assert read_cells(path) == []

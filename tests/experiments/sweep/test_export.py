@@ -34,7 +34,11 @@ def test_csv_keeps_every_bit(path, tmp_path, monkeypatch):
         rows = list(csv.DictReader(stream))
     cells = read_cells(path)
     names = list(rows[0])
-    assert set(names) == set(cells[0]) and names[: len(DEFAULTS) + 2] == [*DEFAULTS, "format.O", "key"]
+    assert set(names) == set(cells[0]) and names[: len(DEFAULTS) + 2] == [
+        *DEFAULTS,
+        "format.O",
+        "key",
+    ]
     assert names[-3:] == ["parts", "versions", "plan"]
     assert [float(r["max_abs"]).hex() for r in rows] == [c["max_abs"].hex() for c in cells]
     assert rows[6]["input"] == 'a, "b"\nc' and rows[6]["format.O"] == "bf16"
@@ -43,7 +47,9 @@ def test_csv_keeps_every_bit(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("piece", [3, 100])
 def test_parquet_has_the_types_of_the_tables(path, tmp_path, monkeypatch, piece):
-    """Catches columns of text where numbers were, nulls that become zeros, and a column without values in one piece."""
+    """Catches columns of text where numbers were, nulls that become zeros, and a column without
+    values in one piece.
+    """
     monkeypatch.setattr(module, "_PIECE", piece)
     out = tmp_path / "cells.parquet"
     assert export(path, out) == 7
@@ -57,7 +63,11 @@ def test_parquet_has_the_types_of_the_tables(path, tmp_path, monkeypatch, piece)
     )
     frame, cells = pd.read_parquet(out), read_cells(path)
     assert [x.hex() for x in frame["max_abs"]] == [c["max_abs"].hex() for c in cells]
-    assert frame["mean"].isna().all() and frame["format.O"].isna().sum() == 6 and (frame["ratio_max"] == math.inf).all()
+    assert (
+        frame["mean"].isna().all()
+        and frame["format.O"].isna().sum() == 6
+        and (frame["ratio_max"] == math.inf).all()
+    )
     assert set(frame.columns) == set(cells[0]) and list(frame.columns)[:2] == list(DEFAULTS)[:2]
 
 
@@ -97,4 +107,7 @@ def test_an_earlier_file_survives_a_failed_export(path, tmp_path, monkeypatch):
         export(path, out)
     with pytest.raises(StorageError, match="No such file or directory"):
         export(path, tmp_path / "nowhere" / "cells.csv")
-    assert out.read_text() == "before" and {f.name for f in tmp_path.iterdir()} == {"cells.csv", "sweep.sqlite"}
+    assert out.read_text() == "before" and {f.name for f in tmp_path.iterdir()} == {
+        "cells.csv",
+        "sweep.sqlite",
+    }

@@ -1,4 +1,6 @@
-"""The loop: every cell ends as one row, whatever dies, and an interrupted sweep goes on where it stopped."""
+"""The loop: every cell ends as one row, whatever dies, and an interrupted sweep goes on where it
+stopped.
+"""
 
 import os
 import signal
@@ -54,7 +56,9 @@ def test_a_cell_that_raises_fails_alone(path):
     cells = [cell(i, "raise" if i == 2 else "fine") for i in range(8)]
     assert counts(sweep(path, cells, jobs=1)) == (7, 1, 0)
     failed = [r for r in read_cells(path) if r["status"] == "failed"]
-    assert [(r["seed"], r["error"], r["max_abs"]) for r in failed] == [(2, "RuntimeError: a bug of ours", None)]
+    assert [(r["seed"], r["error"], r["max_abs"]) for r in failed] == [
+        (2, "RuntimeError: a bug of ours", None)
+    ]
 
 
 def test_a_cell_that_kills_its_worker_fails_alone(path):
@@ -99,15 +103,34 @@ def test_a_full_disk_ends_the_sweep_at_once_and_keeps_what_it_had(path):
     saved = len(read_cells(path))
     assert 0 < saved < 200
     assert not _workers(set(psutil.Process().children(recursive=True)) - before)
-    assert counts(sweep(path, cells, measure=fakes.calm, executor=INLINE)) == (200 - saved, 0, saved)
+    assert counts(sweep(path, cells, measure=fakes.calm, executor=INLINE)) == (
+        200 - saved,
+        0,
+        saved,
+    )
     assert rows(path) == reference(path, cells)
 
 
 @contextmanager
 def underway(path, count, at_least):
     """A sweep of slow cells in another process, with some rows in its file; killed in the end."""
-    words = [sys.executable, "-W", "error", "-m", "tests.experiments.sweep.fakes", str(path), str(count)]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    words = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "tests.experiments.sweep.fakes",
+        str(path),
+        str(count),
+    ]
+    with subprocess.Popen(
+        words,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         try:
             end = time.monotonic() + 60
             while not (path.exists() and path.stat().st_size and len(_read(path)) >= at_least):
@@ -126,11 +149,19 @@ def _read(path):
 
 
 def _workers(processes):
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(p.cmdline())]
+    return [
+        p
+        for p in processes
+        if p.is_running()
+        and p.status() != psutil.STATUS_ZOMBIE
+        and "spawn_main" in " ".join(p.cmdline())
+    ]
 
 
 def test_kill_9_in_the_middle_and_again(path):
-    """Catches rows that differ from those of an uninterrupted sweep, a stale lock, and workers that live on for ever."""
+    """Catches rows that differ from those of an uninterrupted sweep, a stale lock, and workers that
+    live on for ever.
+    """
     with underway(path, 60, 8) as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGKILL)
@@ -144,7 +175,9 @@ def test_kill_9_in_the_middle_and_again(path):
 
 
 def test_ctrl_c_saves_what_has_arrived(path):
-    """Catches a traceback, and cells failed by a Ctrl-C, which a terminal sends to the workers too."""
+    """Catches a traceback, and cells failed by a Ctrl-C, which a terminal sends to the workers
+    too.
+    """
     with underway(path, 400, 8) as process:
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
@@ -163,7 +196,9 @@ def test_ctrl_c_is_given_back(path):
 
 
 def test_batches_keep_equal_inputs_together(monkeypatch):
-    """Catches golden values computed on several workers for want of order, and batches too large or lost cells."""
+    """Catches golden values computed on several workers for want of order, and batches too large or
+    lost cells.
+    """
     cells = [cell(seed, block_q=q) for q in (8, 16, 32) for seed in range(40)]
     size = 7
     monkeypatch.setattr("roundscope.experiments.sweep.measuring.measure.batch_size", lambda _: size)
@@ -173,13 +208,20 @@ def test_batches_keep_equal_inputs_together(monkeypatch):
     assert all(sum(c["seed"] == seed for c in b) in (0, 3) for b in made for seed in range(40))
     few = batching.batches(cells[:8], workers=2)
     assert len(few) == 8  # so that both workers have something to do
-    assert [len(b) for b in batching.batches([cell(i, engine="xla") for i in range(16)], workers=1)] == [7, 7, 2]
+    assert [
+        len(b) for b in batching.batches([cell(i, engine="xla") for i in range(16)], workers=1)
+    ] == [7, 7, 2]
 
 
 def test_progress_counts_every_cell_once(path):
     """Catches a bar that stops short of the end or forgets failures."""
     seen = []
-    sweep(path, [cell(i, "raise" if i == 2 else "fine") for i in range(9)], executor=INLINE, progress=lambda *now: seen.append(now))
+    sweep(
+        path,
+        [cell(i, "raise" if i == 2 else "fine") for i in range(9)],
+        executor=INLINE,
+        progress=lambda *now: seen.append(now),
+    )
     assert seen[0] == (0, 0, 9) and seen[-1] == (9, 1, 9)
     assert [n for n, *_ in seen] == sorted(n for n, *_ in seen)
 

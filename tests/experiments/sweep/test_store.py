@@ -1,4 +1,6 @@
-"""The results file: what is saved is there, whole and to the bit, and no other file is ever touched."""
+"""The results file: what is saved is there, whole and to the bit, and no other file is ever
+touched.
+"""
 
 import math
 import os
@@ -45,8 +47,12 @@ def raw(path, sql):
 
 @contextmanager
 def child(code, *args):
-    """A Python process that runs code with the package at hand, and its first line of output; killed in the end."""
-    with subprocess.Popen([sys.executable, "-c", code, *map(str, args)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    """A Python process that runs code with the package at hand, and its first line of output;
+    killed in the end.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process, process.stdout.readline().strip()
         finally:
@@ -65,7 +71,9 @@ with writing(Path(sys.argv[1])):
 
 
 def test_round_trip(path):
-    """Catches a lost column, a rounded number, and a NaN or infinity that comes back as something else."""
+    """Catches a lost column, a rounded number, and a NaN or infinity that comes back as something
+    else.
+    """
     of = cell(3, causal=True, stabiliser="1.5", format_O="bf16")
     saved(path, of)
     [row] = read_cells(path)
@@ -74,27 +82,43 @@ def test_round_trip(path):
     assert (row["key"], row["status"], row["error"], row["seconds"]) == (of.key, "ok", None, 0.25)
     assert row["max_abs"].hex() == result(of).metrics["max_abs"].hex()
     assert row["mean"] is None and row["ratio_max"] == math.inf and row["rms"] is None
-    assert row["parts"] == {"attention": 0.125, "golden": 0.125} and row["versions"] == {"numpy": "2"}
+    assert row["parts"] == {"attention": 0.125, "golden": 0.125} and row["versions"] == {
+        "numpy": "2"
+    }
     assert row["plan"]["roundings"].keys() == PLAN.describe()["roundings"].keys()
     assert row["finished"].endswith("+00:00")
     sites = {s["site"]: s for s in read_sites(path)}
-    assert (sites["O"]["n"], sites["O"]["mean_ulps"], sites["P"]["mean_ulps"]) == (4.0, -row["max_abs"], None)
+    assert (sites["O"]["n"], sites["O"]["mean_ulps"], sites["P"]["mean_ulps"]) == (
+        4.0,
+        -row["max_abs"],
+        None,
+    )
 
 
 def test_columns_are_those_promised(path):
-    """Catches a metric without a column, and names that SQLite takes for one since it ignores case."""
+    """Catches a metric without a column, and names that SQLite takes for one since it ignores
+    case.
+    """
     saved(path, cell())
     names = [name for _, name, *_ in raw(path, "PRAGMA table_info(cells)")]
     assert set(DEFAULTS) | set(metrics.METRICS) <= set(names)
     assert len({n.lower() for n in names}) == len(names)
-    assert [n for _, n, *_ in raw(path, "PRAGMA table_info(sites)")] == ["key", "site", *metrics.SITE_METRICS]
+    assert [n for _, n, *_ in raw(path, "PRAGMA table_info(sites)")] == [
+        "key",
+        "site",
+        *metrics.SITE_METRICS,
+    ]
 
 
 def test_an_axis_of_one_site_met_later(path):
     """Catches a column that is added once only, or that spoils the rows before it."""
     saved(path, cell(1))
     saved(path, cell(2, format_O="bf16"), cell(3, mode_O="toward-zero"))
-    assert [(r["format.O"], r["mode.O"]) for r in read_cells(path)] == [(None, None), ("bf16", None), (None, "toward-zero")]
+    assert [(r["format.O"], r["mode.O"]) for r in read_cells(path)] == [
+        (None, None),
+        ("bf16", None),
+        (None, "toward-zero"),
+    ]
 
 
 def test_a_retried_cell_replaces_its_row_and_sites(path):
@@ -131,7 +155,9 @@ def test_pandas_reads_the_file_as_it_is(path):
     """Catches types that only we can read."""
     saved(path, cell(1), cell(2, causal=True))
     with database(path) as connection:
-        frame = pd.read_sql("SELECT * FROM cells JOIN sites USING (key) WHERE site = 'O'", connection)
+        frame = pd.read_sql(
+            "SELECT * FROM cells JOIN sites USING (key) WHERE site = 'O'", connection
+        )
     assert frame["T"].dtype == "int64" and frame["max_abs"].dtype == "float64" and len(frame) == 2
     assert (frame["mean_ulps"].iloc[:, 1] == -frame["max_abs"]).all()
 
@@ -143,7 +169,13 @@ def test_a_second_sweep_is_told_who_holds_the_file(path):
     link.symlink_to(path)
     with child(HOLDER.format(then=""), path) as (_, pid):
         for name, fresh in ((path, False), (path, True), (link, False)):
-            with pytest.raises(StorageError, match=rf"another sweep \(pid {pid}\) is writing .*; wait for it or choose another --out"):
+            with pytest.raises(
+                StorageError,
+                match=(
+                    rf"another sweep \(pid {pid}\) is writing .*; wait for it or choose another"
+                    r" --out"
+                ),
+            ):
                 saved(name, cell(2), fresh=fresh)
         assert len(read_cells(path)) == 1
     saved(path, cell(2))
@@ -158,8 +190,13 @@ def test_a_second_sweep_in_the_same_process(path):
 
 
 def test_a_forked_child_does_not_keep_a_killed_sweeps_lock(path):
-    """Catches a lock that an executor's forked worker holds on after kill -9, as it would with flock."""
-    fork = "child = os.fork()\n    if child == 0: os.close(1); time.sleep(60); os._exit(0)\n    print(child, end=' ')"
+    """Catches a lock that an executor's forked worker holds on after kill -9, as it would with
+    flock.
+    """
+    fork = (
+        "child = os.fork()\n    if child == 0: os.close(1); time.sleep(60); os._exit(0)\n   "
+        " print(child, end=' ')"
+    )
     with child(HOLDER.format(then=fork), path) as (holder, pids):
         orphan, parent = map(int, pids.split())
         assert parent == holder.pid
@@ -173,10 +210,10 @@ def test_a_forked_child_does_not_keep_a_killed_sweeps_lock(path):
 def test_after_kill_9_the_file_reads_at_once(path):
     """Catches rows that wait in a journal that only a writer may fold in."""
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom roundscope.experiments.sweep.storage.store import writing\n"
-        "from tests.experiments.sweep.fakes import cell, result\n"
-        "with writing(Path(sys.argv[1])) as store:\n"
-        "    store.save([(cell(i), result(cell(i))) for i in range(5)])\n    os.kill(os.getpid(), 9)"
+        "import os, sys\nfrom pathlib import Path\nfrom roundscope.experiments.sweep.storage.store"
+        " import writing\nfrom tests.experiments.sweep.fakes import cell, result\nwith"
+        " writing(Path(sys.argv[1])) as store:\n    store.save([(cell(i), result(cell(i))) for i in"
+        " range(5)])\n    os.kill(os.getpid(), 9)"
     )
     with child(code, path) as (process, _):
         process.wait()
@@ -192,14 +229,20 @@ def test_fresh_starts_over(path):
     assert len(read_sites(path)) == 2
 
 
-@pytest.mark.parametrize(("version", "words"), [(0, "an older roundscope"), (9, "a newer roundscope")])
+@pytest.mark.parametrize(
+    ("version", "words"), [(0, "an older roundscope"), (9, "a newer roundscope")]
+)
 def test_another_schema(path, version, words):
-    """Catches rows of another meaning next to ours; --fresh is the way out that the message names."""
+    """Catches rows of another meaning next to ours; --fresh is the way out that the message
+    names.
+    """
     saved(path, cell(1))
     raw(path, f"PRAGMA user_version = {version}")
     before = path.read_bytes()
     for use in (lambda: saved(path, cell(2)), lambda: read_cells(path)):
-        with pytest.raises(UsageError, match=rf"{words} \(schema {version}, here {schema.SCHEMA}\)"):
+        with pytest.raises(
+            UsageError, match=rf"{words} \(schema {version}, here {schema.SCHEMA}\)"
+        ):
             use()
     assert path.read_bytes() == before
     saved(path, cell(2), fresh=True)
@@ -256,7 +299,10 @@ def test_a_damaged_file_is_one_line(path):
     saved(path, *(cell(i) for i in range(200)))
     whole = path.read_bytes()
     path.write_bytes(whole[:8192] + b"\xa5" * (len(whole) - 8192))
-    with pytest.raises(StorageError, match=r"sweep.sqlite: the file is damaged .*\.recover"), writing(path) as store:
+    with (
+        pytest.raises(StorageError, match=r"sweep.sqlite: the file is damaged .*\.recover"),
+        writing(path) as store,
+    ):
         store.statuses()
     with pytest.raises(StorageError, match="damaged"):
         read_cells(path)
@@ -272,7 +318,12 @@ def test_a_full_disk_keeps_what_was_saved(path):
         [(pages,)] = store.connection.execute("PRAGMA page_count")
         store.connection.execute(f"PRAGMA max_page_count = {pages + 2}")
         many = [(cell(i), result(cell(i))) for i in range(1, 100)]
-        with pytest.raises(StorageError, match=r"the disk is full; what was saved before is intact: free some space and run again"):
+        with pytest.raises(
+            StorageError,
+            match=(
+                r"the disk is full; what was saved before is intact: free some space and run again"
+            ),
+        ):
             store.save(many)
         assert [r["seed"] for r in read_cells(path)] == [0]
         store.connection.execute("PRAGMA max_page_count = 1000000")
@@ -299,14 +350,19 @@ print(len(store.read_cells(path)))
 """
 
 
-@pytest.mark.parametrize(("folder", "words"), [(0o777, "cannot be written; change its permissions"), (0o555, "Permission denied")])
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [(0o777, "cannot be written; change its permissions"), (0o555, "Permission denied")],
+)
 def test_a_file_that_may_only_be_read(folder, words, tmp_path_factory):
     """Catches a traceback on an archive's file, and a reader that wants to write next to it."""
     base = tmp_path_factory.mktemp("archive")
     path = saved(base / "sweep.sqlite", cell())
     path.chmod(0o444)
     base.chmod(folder)
-    for parent in (p for p in base.parents if Path(tempfile.gettempdir()) in p.parents):  # pytest's own are the user's alone
+    for parent in (
+        p for p in base.parents if Path(tempfile.gettempdir()) in p.parents
+    ):  # pytest's own are the user's alone
         parent.chmod(0o755)
     try:
         with child(UNPRIVILEGED, path) as (process, first):

@@ -1,4 +1,6 @@
-"""Reading attention's tensors: layouts, types, and one line for every way that a file can be wrong."""
+"""Reading attention's tensors: layouts, types, and one line for every way that a file can be
+wrong.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -13,9 +15,18 @@ B, T, S, N, G, H, HV = 1, 3, 4, 4, 2, 2, 5
 
 def tensors(dtype=np.float32, **changes):
     """q, k, v, do in BTNH with grouped heads and a value dim of their own."""
-    shapes = {"q": (B, T, N, H), "k": (B, S, G, H), "v": (B, S, G, HV), "do": (B, T, N, HV)} | changes
+    shapes = {
+        "q": (B, T, N, H),
+        "k": (B, S, G, H),
+        "v": (B, S, G, HV),
+        "do": (B, T, N, HV),
+    } | changes
     g = np.random.default_rng(7)
-    return {name: g.standard_normal(shape).astype(dtype) for name, shape in shapes.items() if shape is not None}
+    return {
+        name: g.standard_normal(shape).astype(dtype)
+        for name, shape in shapes.items()
+        if shape is not None
+    }
 
 
 @pytest.fixture
@@ -65,18 +76,27 @@ def test_argument_wins_over_metadata(write):
 
 
 def test_layers_in_natural_order_and_one_of_them(write):
-    path = write({f"h.{i}.{n}": a for i in (10, 2) for n, a in tensors(do=None).items()}, layout="BTNH")
+    path = write(
+        {f"h.{i}.{n}": a for i in (10, 2) for n, a in tensors(do=None).items()}, layout="BTNH"
+    )
     assert [layer.name for layer in read_layers(path)] == ["h.2", "h.10"]
     (layer,) = read_layers(path, layer="h.10")
     assert layer.name == "h.10" and layer.do is None
 
 
 def test_other_tensors_are_left_alone(write):
-    assert len(read_layers(write(tensors() | {"mlp.weight": np.zeros(2, np.int32)}), layout="BTNH")) == 1
+    assert (
+        len(read_layers(write(tensors() | {"mlp.weight": np.zeros(2, np.int32)}), layout="BTNH"))
+        == 1
+    )
 
 
 WRONG = [
-    ("k and v", tensors(v=(B, S + 1, G, HV)), r"k, v \(\(1, 4, 2, 2\), \(1, 5, 2, 5\)\): batch, keys"),
+    (
+        "k and v",
+        tensors(v=(B, S + 1, G, HV)),
+        r"k, v \(\(1, 4, 2, 2\), \(1, 5, 2, 5\)\): batch, keys",
+    ),
     ("head dim", tensors(k=(B, S, G, H + 1)), "batch or head dim differ"),
     ("batch", tensors(q=(B + 1, T, N, H)), "batch or head dim differ"),
     ("heads", tensors(q=(B, T, 3, H), do=None), "query heads 3: no multiple of the 2"),

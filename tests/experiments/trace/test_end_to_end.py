@@ -22,12 +22,18 @@ def test_sample_end_to_end(run, tmp_path):
     assert first.startswith(("Nothing leans", "Of ")) and "several P = 1" in " ".join(out.split())
     for site in ("S", "P", "PV", "O", "OUT", "DS", "DQ_OUT"):
         assert re.search(rf"^{site} +bf16|^{site} +fp32", out, re.M)
-    assert re.search(r"^sums whose additions round inside .*DELTA", out, re.M) and "report.html" in out
+    assert (
+        re.search(r"^sums whose additions round inside .*DELTA", out, re.M) and "report.html" in out
+    )
     data = json.loads((tmp_path / "here" / "trace.json").read_text())
     assert data["schema"] == trace_json.SCHEMA and [x["name"] for x in data["layers"]] == ["layer1"]
     (layer,) = data["layers"]
     assert set(layer["digests"]["inputs"]) == {"q", "k", "v", "do"}
-    assert set(layer["digests"]["outputs"]) == set(layer["against"]) == {"out", "lse", "delta", "dq", "dk", "dv"}
+    assert (
+        set(layer["digests"]["outputs"])
+        == set(layer["against"])
+        == {"out", "lse", "delta", "dq", "dk", "dv"}
+    )
     assert {e["name"] for e in layer["events"]} == {str(s) for s in set(Site) - OF_KERNELS}
     assert layer["several_ones"]["rows"] == sum(map(sum, layer["several_ones"]["by_head"])) > 0
     page = (tmp_path / "here" / "report.html").read_text()
@@ -36,7 +42,11 @@ def test_sample_end_to_end(run, tmp_path):
 
 def test_report_opens_offline(run, small, tmp_path):
     assert run(small(), "--out", tmp_path / "x")[0] == 0
-    page = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "PNG", (tmp_path / "x" / "report.html").read_text())
+    page = re.sub(
+        r"data:image/png;base64,[A-Za-z0-9+/=]+",
+        "PNG",
+        (tmp_path / "x" / "report.html").read_text(),
+    )
     assert page.count('src="PNG"') >= 5
     assert not re.search(r"https?:|//|<script|<link|@import|url\(", page)
 
@@ -45,7 +55,9 @@ def test_json_is_the_file_and_digests_are_stable(run, small, tmp_path):
     path = small(layers=("l.10", "l.2"))
     code, out, _ = run(path, "--json", "--out", tmp_path / "x")
     first, written = json.loads(out), json.loads((tmp_path / "x" / "trace.json").read_text())
-    assert code == 0 and first == written and [x["name"] for x in first["layers"]] == ["l.2", "l.10"]
+    assert (
+        code == 0 and first == written and [x["name"] for x in first["layers"]] == ["l.2", "l.10"]
+    )
     again = json.loads(run(path, "--json", "--out", tmp_path / "y")[1])
     assert [x["digests"] for x in again["layers"]] == [x["digests"] for x in first["layers"]]
     other = json.loads(run(path, "--json", "--plan", "fp32", "--out", tmp_path / "y")[1])
@@ -55,9 +67,15 @@ def test_json_is_the_file_and_digests_are_stable(run, small, tmp_path):
 
 def test_engines_give_the_same_digests(run, small, tmp_path):
     path = small(b=1, t=8, s=8, n=1, g=1, do=False)
-    numpy, xla = (json.loads(run(path, "--json", "--engine", e, "--out", tmp_path / e)[1])["layers"][0] for e in ("numpy", "xla"))
+    numpy, xla = (
+        json.loads(run(path, "--json", "--engine", e, "--out", tmp_path / e)[1])["layers"][0]
+        for e in ("numpy", "xla")
+    )
     assert numpy["digests"] == xla["digests"]
-    counts = lambda x: [[e[n] for n in ("name", "n", "inexact", "ties", "carries")] for e in x["events"]]  # noqa: E731
+
+    def counts(x):
+        return [[e[n] for n in ("name", "n", "inexact", "ties", "carries")] for e in x["events"]]
+
     assert counts(numpy) == counts(xla)
 
 
@@ -66,17 +84,37 @@ def test_fused_kernels_give_the_same_digests(run, small, tmp_path, monkeypatch):
     """Events of a tile that no query sees, or in another order; interpreted here."""
     monkeypatch.setattr(trace_command, "check_engine", lambda *_: None)
     path = small(b=1, t=32, s=32, n=1, g=1, h=16, hv=16)
-    words = "--json", "--plan", "fa2-bf16@hopper", "--block-q", "16", "--block-k", "16", "--causal", "--record", "events:P,DK"
-    numpy, fused = (json.loads(run(path, *words, "--engine", e, "--out", tmp_path / e)[1])["layers"][0] for e in ("numpy", "pallas"))
+    words = (
+        "--json",
+        "--plan",
+        "fa2-bf16@hopper",
+        "--block-q",
+        "16",
+        "--block-k",
+        "16",
+        "--causal",
+        "--record",
+        "events:P,DK",
+    )
+    numpy, fused = (
+        json.loads(run(path, *words, "--engine", e, "--out", tmp_path / e)[1])["layers"][0]
+        for e in ("numpy", "pallas")
+    )
     assert numpy["digests"] == fused["digests"]
     assert numpy["several_ones"] == fused["several_ones"]
     ours, theirs = (dict(np.load(tmp_path / e / "records.npz")) for e in ("numpy", "pallas"))
-    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert ours.keys() == theirs.keys() and all(
+        np.array_equal(ours[name], theirs[name]) for name in ours
+    )
 
 
-@pytest.mark.parametrize(("plan", "do"), [(p, True) for p in PRESETS] + [("qiu-yao", False), ("exact", False)])
+@pytest.mark.parametrize(
+    ("plan", "do"), [(p, True) for p in PRESETS] + [("qiu-yao", False), ("exact", False)]
+)
 def test_every_preset_with_and_without_do(run, small, tmp_path, plan, do):
-    code, out, err = run(small(do=do), "--plan", plan, "--causal", "--block-k", 16, "--out", tmp_path / "x")
+    code, out, err = run(
+        small(do=do), "--plan", plan, "--causal", "--block-k", 16, "--out", tmp_path / "x"
+    )
     assert (code, err) == (0, "") and (do or "no do" in " ".join(out.split()))
 
 
@@ -100,14 +138,36 @@ def test_records_and_steps(run, small, tmp_path):
 
 def test_an_injected_bias_leans_and_is_named(run, small, tmp_path):
     path = small(b=1, t=64, s=64, n=4, g=4)
-    out = " ".join(run(path, "--plan", "fa2-bf16", "--inject", "OUT:ulps=0.25", "--out", tmp_path / "x")[1].split())
-    assert re.search(r"events that round, \d lean.*: OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp", out)
+    out = " ".join(
+        run(path, "--plan", "fa2-bf16", "--inject", "OUT:ulps=0.25", "--out", tmp_path / "x")[
+            1
+        ].split()
+    )
+    assert re.search(
+        r"events that round, \d lean.*: OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp", out
+    )
 
 
 def test_seed_decides_stochastic_rounding(run, small, tmp_path):
     path = small()
     outs = [
-        json.loads(run(path, "--set", "PV=bf16:stochastic", "--seed", seed, "--json", "--out", tmp_path / "x")[1]) for seed in (1, 1, 2)
+        json.loads(
+            run(
+                path,
+                "--set",
+                "PV=bf16:stochastic",
+                "--seed",
+                seed,
+                "--json",
+                "--out",
+                tmp_path / "x",
+            )[1]
+        )
+        for seed in (1, 1, 2)
     ]
     a, b, c = (x["layers"][0]["digests"]["outputs"]["out"] for x in outs)
-    assert a == b != c and outs[2]["seed"] == 2 and outs[0]["plan"]["roundings"]["PV"] == "bf16:stochastic"
+    assert (
+        a == b != c
+        and outs[2]["seed"] == 2
+        and outs[0]["plan"]["roundings"]["PV"] == "bf16:stochastic"
+    )

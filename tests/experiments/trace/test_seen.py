@@ -1,4 +1,6 @@
-"""What a trace sees: its events against the engines', running and delta errors against their formulas, noise."""
+"""What a trace sees: its events against the engines', running and delta errors against their
+formulas, noise.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +29,9 @@ def test_ones_are_counted_tile_by_tile():
     assert trace_focus.ones_of(p, 4).tolist() == [[[[2, 0], [1, 0]]]]
 
 
-@pytest.mark.parametrize("changes", [{}, {"inject": ["O:ulps=1:heads=3"]}, {"causal": True}, {"plan": "fa2-bf16"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"inject": ["O:ulps=1:heads=3"]}, {"causal": True}, {"plan": "fa2-bf16"}]
+)
 def test_splitting_by_heads_changes_nothing(monkeypatch, small, changes):
     from roundscope.experiments.trace import run as trace_run
 
@@ -41,10 +45,24 @@ def test_splitting_by_heads_changes_nothing(monkeypatch, small, changes):
         np.testing.assert_array_equal(stats.ulps, split.trace.stats[site].ulps)
         np.testing.assert_array_equal(stats.peak, split.trace.stats[site].peak)
     np.testing.assert_array_equal(whole.ones, split.ones)
-    direct = examine(layer.q, layer.k, layer.v, layer.do, plan=req.plan, block_q=16, block_k=16, is_causal=req.causal, inject=req.inject)
+    direct = examine(
+        layer.q,
+        layer.k,
+        layer.v,
+        layer.do,
+        plan=req.plan,
+        block_q=16,
+        block_k=16,
+        is_causal=req.causal,
+        inject=req.inject,
+    )
     np.testing.assert_array_equal(direct.dk, split.results["dk"])
     for a, b in zip(summarise(whole).events, summarise(split).events, strict=True):
-        assert (a.lean.mean, a.lean.z, a.distinct) == (pytest.approx(b.lean.mean), pytest.approx(b.lean.z), b.distinct)
+        assert (a.lean.mean, a.lean.z, a.distinct) == (
+            pytest.approx(b.lean.mean),
+            pytest.approx(b.lean.z),
+            b.distinct,
+        )
 
 
 def test_sample_shows_the_paper_s_rows_and_production_far_fewer(sample):
@@ -59,7 +77,9 @@ def test_running_error_is_equation_5(sample):
 
     total, errors = np.float32(0.0), []
     for p, v in zip(run.p, run.v, strict=True):
-        total = np.float32(total + np.float32(p * v))  # products of two BF16 numbers are exact in binary32
+        total = np.float32(
+            total + np.float32(p * v)
+        )  # products of two BF16 numbers are exact in binary32
         errors.append(float(np.float32(total.astype(ml_dtypes.bfloat16)) - total))
     assert run.site == "PV" and np.array_equal(run.error, errors)
     assert (run.p == 1.0).sum() > 1 and run.p.max() == 1.0
@@ -82,21 +102,31 @@ def test_shared_arguments_explain_what_rows_alone_do_not(sample):
     sums = [ulps[before == v].sum() for v in values[:5]]
     distinct, found = trace_focus.by_argument(before, after, format_named("bf16"))
     assert distinct.size <= values.size and found.sum() == pytest.approx(ulps.sum())
-    assert all(np.isclose(s, found[np.searchsorted(distinct, np.frexp(v)[0])]) or distinct.size < values.size
-               for s, v in zip(sums, values[:5], strict=True))  # fmt: skip
+    assert all(
+        np.isclose(s, found[np.searchsorted(distinct, np.frexp(v)[0])])
+        or distinct.size < values.size
+        for s, v in zip(sums, values[:5], strict=True)
+    )
 
 
 @pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16"])
 def test_noise_leans_no_more_often_than_promised(plan):
-    """N(0, 1) has no bias. One layer in a hundred marks an event by chance: two of four would have a chance below 1e-3.
+    """N(0, 1) has no bias. One layer in a hundred marks an event by chance: two of four would have
+    a chance below 1e-3.
 
-    LSE under qiu-yao looks biased by rows in every layer, since BF16 row sums repeat; it must never lean.
+    LSE under qiu-yao looks biased by rows in every layer, since BF16 row sums repeat; it must never
+    lean.
     """
     marked = []
     for seed in range(4):
         random = np.random.default_rng(seed)
         q, k, v, do = (random.standard_normal((1, 256, 4, 16)).astype(np.float32) for _ in range(4))
-        s = summarise(observe(Layer(name="noise", q=q, k=k, v=v, do=do), asked(plan=plan, block_q=128, block_k=128)))
+        s = summarise(
+            observe(
+                Layer(name="noise", q=q, k=k, v=v, do=do),
+                asked(plan=plan, block_q=128, block_k=128),
+            )
+        )
         marked += [seed] if s.leaning or trace_words.outward(s) else []
         assert "LSE" not in [e.name for e in s.leaning]
         assert plan != "qiu-yao" or "LSE" in [e.name for e in s.cleared]
@@ -108,5 +138,7 @@ def test_lse_is_grouped_by_error():
     before = np.array([4.0, 5.0]) + np.ldexp(1.0, -10)
     after = np.array([4.0, 5.0])
     for by_error, groups in ((False, 2), (True, 1)):
-        distinct, sums = trace_focus.by_argument(before, after, format_named("bf16"), by_error=by_error)
+        distinct, sums = trace_focus.by_argument(
+            before, after, format_named("bf16"), by_error=by_error
+        )
         assert distinct.size == sums.size == groups and sums.sum() == -2 * 2.0**-5

@@ -31,7 +31,9 @@ def test_the_widest_null_counts():
 def test_standard_error_is_that_of_the_rows():
     random = np.random.default_rng(1)
     errors = [lean([random.normal(0.3, 1.0, 400)], 400) for _ in range(300)]
-    assert np.mean([e.se for e in errors]) == pytest.approx(np.std([e.mean for e in errors]), rel=0.1)
+    assert np.mean([e.se for e in errors]) == pytest.approx(
+        np.std([e.mean for e in errors]), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(("bias", "leans"), [(0.05, True), (-0.05, True), (0.0, False)])
@@ -50,7 +52,9 @@ def test_errors_that_agree_inside_a_row_do_not_pass_for_bias():
     zs = []
     for _ in range(200):
         errors = np.repeat(random.uniform(-0.5, 0.5, (1, 1, 200, 1)), 32, -1)
-        zs.append(analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), 3.3).lean.z)
+        zs.append(
+            analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), 3.3).lean.z
+        )
     assert np.std(zs) == pytest.approx(1.0, abs=0.15)
 
 
@@ -59,9 +63,13 @@ def _stats(errors):
     zero = np.zeros(errors.shape[:2], np.int64)
     n, axes = zero + errors[0, 0].size, (2, 3)
     fields = dict.fromkeys(Stats.__dataclass_fields__, zero) | {
-        "n": n, "inexact": n, "ulps": errors.sum(axes), "abs_ulps": np.abs(errors).sum(axes), "sq_ulps": (errors**2).sum(axes),
+        "n": n,
+        "inexact": n,
+        "ulps": errors.sum(axes),
+        "abs_ulps": np.abs(errors).sum(axes),
+        "sq_ulps": (errors**2).sum(axes),
         "peak": np.abs(errors).max(axes),
-    }  # fmt: skip
+    }
     return Stats(**fields)
 
 
@@ -73,7 +81,9 @@ def test_threshold_is_bonferroni():
 
 
 def test_difference():
-    d = consequences.difference(np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 4.0, np.nan, 1.0]))
+    d = consequences.difference(
+        np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 4.0, np.nan, 1.0])
+    )
     assert (d["max_abs"], d["mean"], d["not_finite"]) == (2.0, pytest.approx(-2 / 3), 1)
 
 

@@ -29,14 +29,18 @@ def changed(state, number):
 
 
 def same(a, b):
-    bits = lambda x: (x.dtype, x.shape, np.ascontiguousarray(x).tobytes())  # noqa: E731
+    def bits(x):
+        return (x.dtype, x.shape, np.ascontiguousarray(x).tobytes())
+
     return jax.tree.structure(a) == jax.tree.structure(b) and all(
         bits(x) == bits(y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     )
 
 
 def test_every_bit_comes_back(tmp_path, state):
-    """Values that pass through text or another type: -0, subnormals, infinities, NaN with a payload, the optimiser's counter."""
+    """Values that pass through text or another type: -0, subnormals, infinities, NaN with a
+    payload, the optimiser's counter.
+    """
     odd = np.array([0x80000000, 1, 0x7F800000, 0x7FC12345, 0xFFC00001], np.uint32).view(np.float32)
     params = state.params | {"norm": np.resize(odd, state.params["norm"].shape)}
     wanted = step.State(params=params, opt_state=changed(state.opt_state, 3), step=state.step + 7)
@@ -66,7 +70,10 @@ class Killed(BaseException):
 
 
 def test_an_end_at_any_moment_leaves_whole_checkpoints(tmp_path, state, monkeypatch):
-    """A half-written file under a final name. Every system call that changes the folder is, in turn, the last one."""
+    """A half-written file under a final name.
+
+    Every system call that changes the folder is, in turn, the last one.
+    """
     calls = {"n": 0, "last": 10**9}
 
     def counted(function):
@@ -93,10 +100,16 @@ def test_an_end_at_any_moment_leaves_whole_checkpoints(tmp_path, state, monkeypa
             pass
         calls["last"] = 10**9
         known = checkpoint.steps(folder)
-        assert known and all(same(checkpoint.load(folder, s)[0], changed(state, int(s == 20))) for s in known)
+        assert known and all(
+            same(checkpoint.load(folder, s)[0], changed(state, int(s == 20))) for s in known
+        )
         seen |= {tuple(known)}
-        checkpoint.save(folder, 20, changed(state, 1), META, keep=1)  # the resumed run comes by again
-        assert checkpoint.steps(folder) == [20] and len(list((folder / "checkpoints").iterdir())) == 2
+        checkpoint.save(
+            folder, 20, changed(state, 1), META, keep=1
+        )  # the resumed run comes by again
+        assert (
+            checkpoint.steps(folder) == [20] and len(list((folder / "checkpoints").iterdir())) == 2
+        )
     else:
         pytest.fail("the save never came to its end")
     assert seen >= {(10,), (10, 20)}
@@ -122,12 +135,16 @@ def damage(place, how):
         case "config":
             about.write_text(json.dumps(json.loads(about.read_text()) | {"config": {"layer": 3}}))
         case "sizes":
-            about.write_text(json.dumps(json.loads(about.read_text()) | {"config": plain(CONFIG) | {"vocab": 9}}))
+            about.write_text(
+                json.dumps(json.loads(about.read_text()) | {"config": plain(CONFIG) | {"vocab": 9}})
+            )
         case "arms":
             about.write_text(json.dumps(json.loads(about.read_text()) | {"arms": [1, 2]}))
 
 
-@pytest.mark.parametrize("how", ["cut", "bit", "gone", "json", "foreign", "list", "config", "sizes", "arms"])
+@pytest.mark.parametrize(
+    "how", ["cut", "bit", "gone", "json", "foreign", "list", "config", "sizes", "arms"]
+)
 def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, state, how):
     """A traceback, or a run that goes on from other numbers than were saved."""
     checkpoint.save(tmp_path, 10, state, META)
@@ -138,11 +155,16 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, state, how):
 
 
 def test_what_is_wrong_with_a_checkpoint_and_how_to_go_on(tmp_path, state):
-    """'410216 bytes, not the 410216 that were written', and a repair that the command then refuses."""
+    """'410216 bytes, not the 410216 that were written', and a repair that the command then
+    refuses.
+    """
     for number in (4, 10):
         checkpoint.save(tmp_path, number, state, META)
     damage(tmp_path / "checkpoints", "bit")
-    with pytest.raises(UsageError, match=rf"SHA-256 differs.*there are steps 4\).*--resume {tmp_path} --from 4 --out NEW"):
+    with pytest.raises(
+        UsageError,
+        match=rf"SHA-256 differs.*there are steps 4\).*--resume {tmp_path} --from 4 --out NEW",
+    ):
         checkpoint.load(tmp_path)
     damage(tmp_path / "checkpoints", "cut")
     with pytest.raises(UsageError, match="bytes, not the"):
@@ -157,7 +179,9 @@ def test_a_full_disk_keeps_what_is_there(tmp_path, state, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match=r"step 20 cannot be written \(No space left on device\)"):
+    with pytest.raises(
+        StorageError, match=r"step 20 cannot be written \(No space left on device\)"
+    ):
         checkpoint.save(tmp_path, 20, state, META, keep=1)
     monkeypatch.undo()
     assert checkpoint.steps(tmp_path) == [10] and same(checkpoint.load(tmp_path)[0], state)

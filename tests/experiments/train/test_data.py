@@ -12,7 +12,9 @@ from roundscope.experiments.train.run import prepare
 
 
 def config(**changes):
-    return SimpleNamespace(**({"data": "repeat", "data_seed": 0, "batch": 4, "context": 32, "vocab": 256} | changes))
+    return SimpleNamespace(
+        **({"data": "repeat", "data_seed": 0, "batch": 4, "context": 32, "vocab": 256} | changes)
+    )
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def test_files_are_read_in_place(counted):
 
 @pytest.mark.parametrize("name", ["repeat", "sink"])
 def test_a_batch_depends_on_seed_and_step_alone(name):
-    """State that is carried from batch to batch: a resumed run, or a second arm, would see others."""
+    """State that is carried from batch to batch: a resumed run, or a second arm, would see
+    others.
+    """
     one, two = data.batches(config(data=name)), data.batches(config(data=name))
     forwards = [one.batch(step) for step in range(5)]
     backwards = [two.batch(step) for step in reversed(range(5))][::-1]
@@ -48,7 +52,10 @@ def test_a_batch_depends_on_seed_and_step_alone(name):
 
 
 def test_the_random_bits_are_pinned(counted):
-    """Another generator, or another use of it: recorded runs would no longer replay. Philox4x64-10 of key (0, 2 step + part), modulo."""
+    """Another generator, or another use of it: recorded runs would no longer replay.
+
+    Philox4x64-10 of key (0, 2 step + part), modulo.
+    """
     found = data.batches(config(data=str(counted), vocab=1000))
     raw = np.random.Philox(key=np.array([0, 14], np.uint64)).random_raw(4)
     assert found.batch(7)[:, 0].tolist() == [int(r) % 468 for r in raw] == [461, 354, 186, 103]
@@ -60,11 +67,15 @@ def test_repeat_repeats():
     same = (np.diff(tokens) == 0).mean()
     assert 0.83 < same < 0.93  # runs of mean length 8.5
     changes = [np.flatnonzero(np.diff(row)) for row in tokens]
-    assert max(int(np.diff(c).max()) for c in changes) <= 2 * 16  # two neighbours may be equal by chance
+    assert (
+        max(int(np.diff(c).max()) for c in changes) <= 2 * 16
+    )  # two neighbours may be equal by chance
 
 
 def test_sink_has_a_sink():
-    """A stream whose first token is not the sink, or in which it is rare, or that has nothing to learn."""
+    """A stream whose first token is not the sink, or in which it is rare, or that has nothing to
+    learn.
+    """
     tokens = data.batches(config(data="sink", batch=64, context=127)).batch(0)
     assert (tokens[:, 0] == 0).all()
     assert 0.2 < (tokens[:, 1:] == 0).mean() < 0.35
@@ -86,7 +97,9 @@ def test_errors_name_value_and_repair(counted, changes, words):
     (counted / "empty").mkdir()
     places = {"DIR": str(counted), "EMPTY": str(counted / "empty")}
     with pytest.raises(UsageError) as error:
-        data.batches(config(**(changes | {"data": places.get(changes["data"], changes["data"])}))).batch(0)
+        data.batches(
+            config(**(changes | {"data": places.get(changes["data"], changes["data"])}))
+        ).batch(0)
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
@@ -102,9 +115,15 @@ def test_prepare_writes_bytes(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     text = "first é secondthird".encode()
     train, val = (np.fromfile(tmp_path / "out" / name, "<u2") for name in ("train.bin", "val.bin"))
-    assert bytes(np.concatenate([train, val]).astype(np.uint8)) == text and val.size == len(text) // 10
+    assert (
+        bytes(np.concatenate([train, val]).astype(np.uint8)) == text and val.size == len(text) // 10
+    )
     assert told["train"] == train.size and len(told["skipped"]) == 1 and told["vocab"] == 256
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["meta.json", "train.bin", "val.bin"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "meta.json",
+        "train.bin",
+        "val.bin",
+    ]
     with pytest.raises(UsageError, match="already"):
         prepare.run([tmp_path / "in"], tmp_path / "out", as_json=True)
     with pytest.raises(UsageError, match="no text"):
@@ -112,15 +131,25 @@ def test_prepare_writes_bytes(tmp_path, capsys):
 
 
 def test_stdlib_is_made_once(tmp_path, monkeypatch):
-    """A corpus that changes with the file system's order, takes in tests or installed packages, or is made at every start."""
+    """A corpus that changes with the file system's order, takes in tests or installed packages, or
+    is made at every start.
+    """
     root = tmp_path / "lib"
-    for name, text in {"z.py": "z" * 60, "a.py": "a" * 60, "test/t.py": "t", "site-packages/p.py": "p", "m/__init__.py": "m" * 60}.items():
+    for name, text in {
+        "z.py": "z" * 60,
+        "a.py": "a" * 60,
+        "test/t.py": "t",
+        "site-packages/p.py": "p",
+        "m/__init__.py": "m" * 60,
+    }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     monkeypatch.setattr(data.sysconfig, "get_paths", lambda: {"stdlib": str(root)})
     monkeypatch.setattr(data.Path, "home", lambda: tmp_path)
     folder = data.stdlib()
-    tokens = np.concatenate([np.fromfile(folder / name, "<u2") for name in ("train.bin", "val.bin")])
+    tokens = np.concatenate(
+        [np.fromfile(folder / name, "<u2") for name in ("train.bin", "val.bin")]
+    )
     assert bytes(tokens.astype(np.uint8)) == b"a" * 60 + b"m" * 60 + b"z" * 60
     written = (folder / "train.bin").stat().st_mtime_ns
     assert data.stdlib() == folder and (folder / "train.bin").stat().st_mtime_ns == written

@@ -19,7 +19,9 @@ def looks(watch, values, first=0):
 
 
 def values():
-    """Arm 0 drifts from the 4th look on, most in one head; arm 1 only in a head with a small gradient; arm 2 is lost."""
+    """Arm 0 drifts from the 4th look on, most in one head; arm 1 only in a head with a small
+    gradient; arm 2 is lost.
+    """
     found = np.ones((8, 2, *SHAPE))
     found[:, 0] = 1e-3
     found[3:, 0, 0, 1, 0], found[3:, 0, 0, 0, 1] = 0.5, 0.3
@@ -29,7 +31,9 @@ def values():
 
 
 def test_an_arm_that_drifts_is_told_of_once():
-    """An alarm for every look, for another head, or for a head whose gradient is so small that nothing comes of its drift."""
+    """An alarm for every look, for another head, or for a head whose gradient is so small that
+    nothing comes of its drift.
+    """
     watch = DriftWatch(SHAPE, 0.02)
     [alarm] = looks(watch, values())
     assert (alarm.step, alarm.arm, alarm.series, alarm.kind) == (30, 0, "layer 1, head 0", "drift")
@@ -47,7 +51,9 @@ def test_one_or_two_looks_are_not_enough():
 
 @pytest.mark.parametrize("cut", [2, 6])
 def test_it_goes_on_through_a_checkpoint(cut):
-    """Looks that are counted anew, or an alarm told twice, after a run went on; arms in another order."""
+    """Looks that are counted anew, or an alarm told twice, after a run went on; arms in another
+    order.
+    """
     first, second = DriftWatch(SHAPE, 0.02), DriftWatch((2, 2, 2), 0.02)
     found = looks(first, values()[:cut])
     second.restore(json.loads(json.dumps(first.state())), [1, 0])

@@ -1,4 +1,8 @@
-"""Training with `engine=pallas` and `cudnn`: the derivative, which plan a step has, what is refused. On a GPU: tests.checks.gpu_train."""
+"""Training with `engine=pallas` and `cudnn`: the derivative, which plan a step has, what is
+refused.
+
+On a GPU: tests.checks.gpu_train.
+"""
 
 from dataclasses import replace
 
@@ -17,15 +21,41 @@ from roundscope.experiments.train.settings import settings
 from tests.checks.engines import bits
 
 CONFIG = Config(
-    layers=2, heads=2, width=32, context=24, vocab=16, batch=2, block=16, plan="fa2-bf16", sums="preset", engine="pallas", matmul="fp32"
-)  # fmt: skip
-WORDS = ("layers=2", "heads=2", "width=32", "context=24", "block=16", "plan=fa2-bf16", "sums=preset", "engine=pallas", "data=repeat")
+    layers=2,
+    heads=2,
+    width=32,
+    context=24,
+    vocab=16,
+    batch=2,
+    block=16,
+    plan="fa2-bf16",
+    sums="preset",
+    engine="pallas",
+    matmul="fp32",
+)
+WORDS = (
+    "layers=2",
+    "heads=2",
+    "width=32",
+    "context=24",
+    "block=16",
+    "plan=fa2-bf16",
+    "sums=preset",
+    "engine=pallas",
+    "data=repeat",
+)
 
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """A machine that says it has a GPU; nothing is compiled for it, and what is traced for it is forgotten."""
-    cached = engines.fused_plan.cache_clear, pallas_engine._forward.clear_cache, pallas_engine._backward.clear_cache
+    """A machine that says it has a GPU; nothing is compiled for it, and what is traced for it is
+    forgotten.
+    """
+    cached = (
+        engines.fused_plan.cache_clear,
+        pallas_engine._forward.clear_cache,
+        pallas_engine._backward.clear_cache,
+    )
     for forget in cached:
         forget()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -36,23 +66,36 @@ def on_gpu(monkeypatch):
 
 @pytest.mark.thorough
 def test_one_plan_in_fused_kernels_is_that_plan_for_every_head():
-    """Heads or batch entries that the kernels mix up, tiles that are not the run's, another scale or mask, a wrong gradient."""
-    q, k, v, do = (np.random.default_rng(i).standard_normal((2, CONFIG.context, CONFIG.heads, 16)).astype(np.float32) for i in range(4))
+    """Heads or batch entries that the kernels mix up, tiles that are not the run's, another scale
+    or mask, a wrong gradient.
+    """
+    q, k, v, do = (
+        np.random.default_rng(i)
+        .standard_normal((2, CONFIG.context, CONFIG.heads, 16))
+        .astype(np.float32)
+        for i in range(4)
+    )
     layers = plans.uniform(CONFIG)
     results = []
     with jax.enable_x64(True):  # interpreted
         for own in (plans.base(CONFIG), HeadPlans(layers.like, layers.table[0])):
-            out, pull = jax.vjp(jax.jit(lambda q, k, v, own=own: model.attended(q, k, v, own, CONFIG)), q, k, v)
+            out, pull = jax.vjp(
+                jax.jit(lambda q, k, v, own=own: model.attended(q, k, v, own, CONFIG)), q, k, v
+            )
             results.append((out, *pull(do)))
     for ours, theirs in zip(*results, strict=True):
         assert np.array_equal(bits(ours), bits(theirs))
 
 
 def test_a_step_has_the_plan_of_its_arm_and_time(on_gpu):
-    """Arms of other plans that share an executable, a change from a step on that the kernels do not see."""
+    """Arms of other plans that share an executable, a change from a step on that the kernels do not
+    see.
+    """
     asked = settings(WORDS, arms=["a=", "b=site=O -> fp16", "c=lr=1"], at=["5: site=P -> fp16"])
     assert groups.numbers(asked) == [[0, 2], [1]]
-    first, second = (groups.Group(asked, arms, step.start(asked.config, len(arms))) for arms in ([0, 2], [1]))
+    first, second = (
+        groups.Group(asked, arms, step.start(asked.config, len(arms))) for arms in ([0, 2], [1])
+    )
     base = plans.base(asked.config)
     found = [group.fused(number) for group in (first, second) for number in (0, 4, 5)]
     other = base.at("O", "fp16")
@@ -89,7 +132,9 @@ def test_steps_and_monitors_run_kernels(on_gpu):
     ],
 )
 def test_what_the_kernels_do_not_do_is_refused(on_gpu, change, changes, said):
-    """A plan of one layer used for all, a seed that never changes, an error from inside a compilation."""
+    """A plan of one layer used for all, a seed that never changes, an error from inside a
+    compilation.
+    """
     config = replace(CONFIG, **changes)
     with pytest.raises(UsageError, match=said):
         engines.fused_plan(config, plans_of(config, (change,)), None)
@@ -97,7 +142,9 @@ def test_what_the_kernels_do_not_do_is_refused(on_gpu, change, changes, said):
 
 def test_changes_of_linear_layers_are_none_of_attention(on_gpu):
     """A run that is refused for what is done outside its kernels."""
-    assert engines.fused_plan(CONFIG, plans_of(CONFIG, ("-> mx=mxfp8_e4m3",)), None) == plans.base(CONFIG)
+    assert engines.fused_plan(CONFIG, plans_of(CONFIG, ("-> mx=mxfp8_e4m3",)), None) == plans.base(
+        CONFIG
+    )
 
 
 def test_an_offset_is_refused(on_gpu):
@@ -107,7 +154,9 @@ def test_an_offset_is_refused(on_gpu):
 
 
 def test_cudnn_is_asked_before_a_folder_is_made(on_gpu):
-    """An error from inside the first step: of a head that cuDNN does not take, of a machine without it."""
+    """An error from inside the first step: of a head that cuDNN does not take, of a machine without
+    it.
+    """
     with pytest.raises(UsageError, match="engine cudnn: "):
         engines.check_engine(Config(plan="jax", engine="cudnn", heads=4, width=20))
 

@@ -17,17 +17,37 @@ from roundscope.experiments.train.student.sites import Site
 
 CONFIG = Config(depth=2, width=32, ratio=2, batch=64, steps=4, phi="relu", noise=0.0)
 HOW = How(32, frozenset(Site))
-ALONG = {  # the axis of a block: features of a vector or of rows, and of an operand the one that its product sums over
-    "GAMMA": -1, "LN": -1, "X": 1, "W": 0, "Y": -1, "PHI": -1,
-    "G_X": 1, "W_X": 1, "DX": -1, "G_W": 0, "X_W": 0, "DW": 0, "DPHI": -1, "DLN": -1,
-}  # fmt: skip
+# the axis of a block: features of a vector or of rows, and of an operand the one that its product
+# sums over
+ALONG = {
+    "GAMMA": -1,
+    "LN": -1,
+    "X": 1,
+    "W": 0,
+    "Y": -1,
+    "PHI": -1,
+    "G_X": 1,
+    "W_X": 1,
+    "DX": -1,
+    "G_W": 0,
+    "X_W": 0,
+    "DW": 0,
+    "DPHI": -1,
+    "DLN": -1,
+}
 
 
 def by_hand(params, x, y, site):
-    """Gradients of the mean squared error with one event in MXFP4, in binary64 otherwise; site None: none."""
+    """Gradients of the mean squared error with one event in MXFP4, in binary64 otherwise; site
+    None: none.
+    """
 
     def q(name, v):
-        return round_blocks(v.astype(np.float32), "mxfp4", axis=ALONG[name]).astype(np.float64) if name == site else v
+        return (
+            round_blocks(v.astype(np.float32), "mxfp4", axis=ALONG[name]).astype(np.float64)
+            if name == site
+            else v
+        )
 
     a, kept = x, []
     for p in params:
@@ -46,14 +66,24 @@ def by_hand(params, x, y, site):
         d_up = q("DW", q("X_W", ln).T @ q("G_W", d_h))
         d_ln = q("DX", q("G_X", d_h) @ q("W_X", p["up"]).T)
         d_hat = d_ln * gamma
-        d_a = (d_hat - d_hat.mean(1, keepdims=True) - hat * (d_hat * hat).mean(1, keepdims=True)) / root
-        found.insert(0, {"up": d_up, "down": d_down, "gamma": (d_ln * hat).sum(0), "beta": d_ln.sum(0)})
+        d_a = (
+            d_hat - d_hat.mean(1, keepdims=True) - hat * (d_hat * hat).mean(1, keepdims=True)
+        ) / root
+        found.insert(
+            0, {"up": d_up, "down": d_down, "gamma": (d_ln * hat).sum(0), "beta": d_ln.sum(0)}
+        )
         g = g + q("DLN", d_a)
     return found
 
 
 def flat(layers):
-    return np.concatenate([np.asarray(p[name], float).ravel() for p in layers for name in ("up", "down", "gamma", "beta")])
+    return np.concatenate(
+        [
+            np.asarray(p[name], float).ravel()
+            for p in layers
+            for name in ("up", "down", "gamma", "beta")
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +91,22 @@ def case():
     rng = np.random.default_rng(0)
     d, hidden = CONFIG.width, CONFIG.hidden
     layers = [
-        {"up": rng.normal(size=(d, hidden)) / 6, "down": rng.normal(size=(hidden, d)) / 8,
-         "gamma": 1 + rng.normal(size=d) / 10, "beta": rng.normal(size=d) / 10}
+        {
+            "up": rng.normal(size=(d, hidden)) / 6,
+            "down": rng.normal(size=(hidden, d)) / 8,
+            "gamma": 1 + rng.normal(size=d) / 10,
+            "beta": rng.normal(size=d) / 10,
+        }
         for _ in range(CONFIG.depth)
-    ]  # fmt: skip
+    ]
     layers = [{k: v.astype(np.float32).astype(float) for k, v in p.items()} for p in layers]
     x, y = (rng.normal(size=(CONFIG.batch, d)).astype(np.float32).astype(float) for _ in range(2))
     stacked = {k: jnp.asarray(np.stack([p[k] for p in layers]), jnp.float32) for k in layers[0]}
-    run = jax.jit(lambda t: jax.grad(model.loss)(stacked, CONFIG, HOW, jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), t))
+    run = jax.jit(
+        lambda t: jax.grad(model.loss)(
+            stacked, CONFIG, HOW, jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), t
+        )
+    )
     return layers, x, y, run
 
 
@@ -85,7 +123,9 @@ def test_without_rounding_it_is_the_gradient(case):
 
 @pytest.mark.parametrize("site", Site)
 def test_an_event_rounds_what_its_formula_says_along_its_axis(case, site):
-    """An operand that is rounded along the wrong axis, twice, from its rounded copy, in the other direction, or not at all."""
+    """An operand that is rounded along the wrong axis, twice, from its rounded copy, in the other
+    direction, or not at all.
+    """
     exact, wanted = flat(by_hand(*case[:3], None)), flat(by_hand(*case[:3], str(site)))
     size = np.linalg.norm(wanted - exact)
     assert size > 1e-3 * np.linalg.norm(exact)
@@ -93,18 +133,35 @@ def test_an_event_rounds_what_its_formula_says_along_its_axis(case, site):
 
 
 def test_the_error_of_the_gradient_is_at_the_same_state(case):
-    """zeta of two trainings that have drifted apart, an event's own zeta with others rounded too, a cosine of the wrong pair."""
+    """zeta of two trainings that have drifted apart, an event's own zeta with others rounded too, a
+    cosine of the wrong pair.
+    """
     arm = Arm(name="a", changes=((0, "site=W,DX -> mxfp4"),), lr=1e-3)
     layers, x, y, _ = case
     begin = fresh(CONFIG, [arm])
-    stacked = {k: jnp.asarray(np.stack([p[k] for p in layers])[None], jnp.float32) for k in layers[0]}
-    state = begin.state.__class__(params=stacked, opt_state=begin.state.opt_state, step=begin.state.step)
+    stacked = {
+        k: jnp.asarray(np.stack([p[k] for p in layers])[None], jnp.float32) for k in layers[0]
+    }
+    state = begin.state.__class__(
+        params=stacked, opt_state=begin.state.opt_state, step=begin.state.step
+    )
     rows = [jnp.asarray(v[None], jnp.float32) for v in (x, y)]
     how = How(32, frozenset({Site.W, Site.DX}))
-    found = {k: float(v[0]) for k, v in measure(CONFIG, how)(state, data_of(CONFIG, [arm], 0), *rows, jnp.zeros(1, int)).items()}
+    found = {
+        k: float(v[0])
+        for k, v in measure(CONFIG, how)(
+            state, data_of(CONFIG, [arm], 0), *rows, jnp.zeros(1, int)
+        ).items()
+    }
     exact, low = flat(by_hand(*case[:3], None)), flat(by_hand(*case[:3], "W"))
-    assert found["zeta_W"] == pytest.approx(np.linalg.norm(low - exact) / np.linalg.norm(exact), rel=0.02)
+    assert found["zeta_W"] == pytest.approx(
+        np.linalg.norm(low - exact) / np.linalg.norm(exact), rel=0.02
+    )
     both = gradient(case, "site=W,DX -> mxfp4")
-    assert found["zeta"] == pytest.approx(np.linalg.norm(both - exact) / np.linalg.norm(exact), rel=0.02)
-    assert found["cosine"] == pytest.approx(both @ exact / np.linalg.norm(both) / np.linalg.norm(exact), abs=1e-3)
+    assert found["zeta"] == pytest.approx(
+        np.linalg.norm(both - exact) / np.linalg.norm(exact), rel=0.02
+    )
+    assert found["cosine"] == pytest.approx(
+        both @ exact / np.linalg.norm(both) / np.linalg.norm(exact), abs=1e-3
+    )
     assert found["zeta_DX"] < found["zeta"] and found["gamma_ratio"] > 1.0

@@ -28,7 +28,11 @@ def test_one_head_of_one_layer():
 @pytest.mark.parametrize(
     ("text", "site", "expected"),
     [
-        ("layer=0,2 head=0-1 site=PV -> e5m10", Site.PV, [["e5m10"] * 2 + ["bf16"] * 2, ["bf16"] * 4, ["e5m10"] * 2 + ["bf16"] * 2]),
+        (
+            "layer=0,2 head=0-1 site=PV -> e5m10",
+            Site.PV,
+            [["e5m10"] * 2 + ["bf16"] * 2, ["bf16"] * 4, ["e5m10"] * 2 + ["bf16"] * 2],
+        ),
         ("site=OD -> e8m3:toward-zero", Site.OD, [["e8m3:toward-zero"] * 4] * 3),
         ("site=backward -> fp32", Site.DQ_OUT, [["fp32"] * 4] * 3),
         ("site=backward -> fp32", Site.OUT, [["bf16"] * 4] * 3),
@@ -38,7 +42,7 @@ def test_one_head_of_one_layer():
         ("site=o -> fp32 bf16:toward-zero", Site.O, [["bf16:toward-zero"] * 4] * 3),
         ("site=P -> e4m3fn", Site.P, [["e4m3fn:saturate"] * 4] * 3),
     ],
-)  # fmt: skip
+)
 def test_formats(text, site, expected):
     """Lists, ranges, stages, several changes in turn, and what is left out: read wrongly."""
     assert rounded(plans_of(CONFIG, [text]), site) == expected
@@ -46,19 +50,38 @@ def test_formats(text, site, expected):
 
 def test_what_is_of_a_whole_plan():
     """stabiliser, delta_from and accumulator that are read and then forgotten."""
-    [plan] = {p for row in plans_of(CONFIG, ["-> stabiliser=2 delta_from=P_DP", "site=PV -> accumulator=ascending:bf16"]) for p in row}
+    [plan] = {
+        p
+        for row in plans_of(
+            CONFIG, ["-> stabiliser=2 delta_from=P_DP", "site=PV -> accumulator=ascending:bf16"]
+        )
+        for p in row
+    }
     assert plan.stabiliser.beta == 2.0 and plan.delta_from is DeltaFrom.P_DP
-    assert plan.accumulator(Site.PV).order is Order.ASCENDING and str(plan.accumulator(Site.PV).step) == "bf16"
+    assert (
+        plan.accumulator(Site.PV).order is Order.ASCENDING
+        and str(plan.accumulator(Site.PV).step) == "bf16"
+    )
     assert plan.accumulator(Site.S).order is Order.NATIVE
     assert plans_of(CONFIG, ["-> stabiliser=2; -> stabiliser=none"])[0][0].stabiliser is None
 
 
 def test_formats_need_no_other_structure():
-    """A change of formats and modes, in some heads only, that would compile anew or could not be an arm beside others."""
-    texts = ["", "layer=1 head=3 site=O -> fp32", "site=OD -> e8m1:ties-to-away", "head=1 -> plan=fp32"]
+    """A change of formats and modes, in some heads only, that would compile anew or could not be an
+    arm beside others.
+    """
+    texts = [
+        "",
+        "layer=1 head=3 site=O -> fp32",
+        "site=OD -> e8m1:ties-to-away",
+        "head=1 -> plan=fp32",
+    ]
     table = by_arm([by_layer(plans_of(CONFIG, [t])) for t in texts]).table
     assert table.shape[:3] == (4, 3, 4)
-    assert [np.argwhere((t != table[0]).any((-3, -2, -1))).tolist() for t in table[:2]] == [[], [[1, 3]]]
+    assert [np.argwhere((t != table[0]).any((-3, -2, -1))).tolist() for t in table[:2]] == [
+        [],
+        [[1, 3]],
+    ]
 
 
 def test_seeds_reach_stochastic_roundings_only():
@@ -111,7 +134,11 @@ def test_errors_quote_the_change_and_say_the_repair(text, words):
     with pytest.raises(UsageError) as error:
         plans_of(CONFIG, [text])
     said = str(error.value)
-    assert said.startswith(("change '", "changes '")) and text.split(";")[-1].strip() in said and all(w in said for w in words)
+    assert (
+        said.startswith(("change '", "changes '"))
+        and text.split(";")[-1].strip() in said
+        and all(w in said for w in words)
+    )
     assert "\n" not in said
 
 

@@ -1,4 +1,6 @@
-"""The GPT: shapes, initial weights and loss, derivatives, options; and the plans that reach its attention."""
+"""The GPT: shapes, initial weights and loss, derivatives, options; and the plans that reach its
+attention.
+"""
 
 import math
 from dataclasses import replace
@@ -16,8 +18,20 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, plans
 from roundscope.experiments.train.gpt.linear import linear
 
-TINY = Config(layers=2, heads=2, width=8, context=6, vocab=11, batch=2, plan="exact", sums="preset", matmul="fp32")
-SMALL = Config(layers=2, heads=4, width=32, context=16, vocab=64, batch=4, plan="jax", matmul="fp32")
+TINY = Config(
+    layers=2,
+    heads=2,
+    width=8,
+    context=6,
+    vocab=11,
+    batch=2,
+    plan="exact",
+    sums="preset",
+    matmul="fp32",
+)
+SMALL = Config(
+    layers=2, heads=4, width=32, context=16, vocab=64, batch=4, plan="jax", matmul="fp32"
+)
 TOKENS = np.random.default_rng(5).integers(0, 11, (2, 7)).astype(np.int32)
 
 
@@ -33,7 +47,11 @@ inputs = jax.jit(model.attention_inputs, static_argnums=3)
 
 
 def tokens_of(config, seed=1):
-    return np.random.default_rng(seed).integers(0, config.vocab, (config.batch, config.context + 1)).astype(np.int32)
+    return (
+        np.random.default_rng(seed)
+        .integers(0, config.vocab, (config.batch, config.context + 1))
+        .astype(np.int32)
+    )
 
 
 def wide(tree):
@@ -41,14 +59,27 @@ def wide(tree):
 
 
 def test_shapes_and_options():
-    """An option that adds no weight, or one too many; attention inputs with axes in another order."""
+    """An option that adds no weight, or one too many; attention inputs with axes in another
+    order.
+    """
     full = weights(replace(SMALL, qk_norm=True, tied=False))
     shapes = jax.tree.map(jnp.shape, full)
     assert shapes["layers"] == {
-        "norm1": (2, 32), "norm2": (2, 32), "qkv": (2, 32, 3, 4, 8), "proj": (2, 4, 8, 32),
-        "up": (2, 32, 128), "down": (2, 128, 32), "norm_q": (2, 8), "norm_k": (2, 8),
-    }  # fmt: skip
-    assert (shapes["embedding"], shapes["head"], shapes["position"], shapes["norm"]) == ((64, 32), (64, 32), (16, 32), (32,))
+        "norm1": (2, 32),
+        "norm2": (2, 32),
+        "qkv": (2, 32, 3, 4, 8),
+        "proj": (2, 4, 8, 32),
+        "up": (2, 32, 128),
+        "down": (2, 128, 32),
+        "norm_q": (2, 8),
+        "norm_k": (2, 8),
+    }
+    assert (shapes["embedding"], shapes["head"], shapes["position"], shapes["norm"]) == (
+        (64, 32),
+        (64, 32),
+        (16, 32),
+        (32,),
+    )
     plain = weights(replace(SMALL, position=False))
     assert {"position", "head"}.isdisjoint(plain) and "norm_q" not in plain["layers"]
     q, k, v = inputs(plain, tokens_of(SMALL), None, replace(SMALL, position=False))
@@ -56,11 +87,17 @@ def test_shapes_and_options():
 
 
 def test_initial_weights_and_loss():
-    """Weights of another spread than GPT-2's, residual projections that are not scaled down: the first loss leaves ln(vocab)."""
+    """Weights of another spread than GPT-2's, residual projections that are not scaled down: the
+    first loss leaves ln(vocab).
+    """
     params = weights(replace(SMALL, width=128))
     spread = {name: float(leaf.std()) for name, leaf in params["layers"].items()}
-    assert spread["qkv"] == pytest.approx(0.02, rel=0.03) and float(params["embedding"].std()) == pytest.approx(0.02, rel=0.03)
-    assert spread["proj"] == pytest.approx(0.01, rel=0.03) and spread["down"] == pytest.approx(0.01, rel=0.03)  # 0.02 / sqrt(2 * 2)
+    assert spread["qkv"] == pytest.approx(0.02, rel=0.03) and float(
+        params["embedding"].std()
+    ) == pytest.approx(0.02, rel=0.03)
+    assert spread["proj"] == pytest.approx(0.01, rel=0.03) and spread["down"] == pytest.approx(
+        0.01, rel=0.03
+    )  # 0.02 / sqrt(2 * 2)
     config = replace(SMALL, vocab=256)
     found = float(gradient(weights(config), tokens_of(config), None, config)[0])
     assert found == pytest.approx(math.log(256), abs=0.05)
@@ -68,7 +105,9 @@ def test_initial_weights_and_loss():
 
 @pytest.mark.thorough
 def test_gradient_is_the_derivative():
-    """A wrong derivative in any part, embedding, norms, attention, loss: float64, every event exact, against central differences."""
+    """A wrong derivative in any part, embedding, norms, attention, loss: float64, every event
+    exact, against central differences.
+    """
     config = replace(TINY, qk_norm=True)
     with jax.enable_x64(True):
         own = plans.uniform(config)
@@ -76,9 +115,20 @@ def test_gradient_is_the_derivative():
         params = wide(weights(config))
         found = value(params)[1]
         for seed in range(3):
-            direction = jax.tree.map(lambda x, s=seed: jnp.asarray(np.random.default_rng(x.size + s).standard_normal(x.shape)), params)
-            up, down = (float(value(jax.tree.map(lambda p, d, e=e: p + e * d, params, direction))[0]) for e in (1e-6, -1e-6))
-            slope = sum(float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (found, direction)), strict=True))
+            direction = jax.tree.map(
+                lambda x, s=seed: jnp.asarray(
+                    np.random.default_rng(x.size + s).standard_normal(x.shape)
+                ),
+                params,
+            )
+            up, down = (
+                float(value(jax.tree.map(lambda p, d, e=e: p + e * d, params, direction))[0])
+                for e in (1e-6, -1e-6)
+            )
+            slope = sum(
+                float((g * d).sum())
+                for g, d in zip(*map(jax.tree.leaves, (found, direction)), strict=True)
+            )
             assert slope == pytest.approx((up - down) / 2e-6, rel=1e-7)
 
 
@@ -95,7 +145,9 @@ def test_future_tokens_are_not_seen():
     changed = tokens.copy()
     changed[:, -2] = (changed[:, -2] + 1) % SMALL.vocab  # the last input
     a, b = (inputs(params, t, None, SMALL)[0] for t in (tokens, changed))
-    assert np.array_equal(a[:, :, :-1], b[:, :, :-1]) and not np.array_equal(a[1, :, -1], b[1, :, -1])
+    assert np.array_equal(a[:, :, :-1], b[:, :, :-1]) and not np.array_equal(
+        a[1, :, -1], b[1, :, -1]
+    )
 
 
 @pytest.mark.thorough
@@ -110,14 +162,18 @@ def test_exact_attention_is_jax_attention():
 
 
 def test_each_layer_and_head_follows_its_own_plan():
-    """A table that is indexed by head where a layer is meant: only the named layer's named head may change."""
+    """A table that is indexed by head where a layer is meant: only the named layer's named head may
+    change.
+    """
     config = replace(TINY, plan="fp32", sums="native")
     base = plans.base(config)
     fine, coarse = [base, base], [base, base.at(Site.Q, "e8m1")]
     params = weights(config)
     params["layers"]["qkv"] = params["layers"]["qkv"] * 30.0
     run = jax.jit(lambda own: model.run(params, TOKENS, own, config))
-    second, first, none = (run(plans.by_layer(p)) for p in ([fine, coarse], [coarse, fine], [fine, fine]))
+    second, first, none = (
+        run(plans.by_layer(p)) for p in ([fine, coarse], [coarse, fine], [fine, fine])
+    )
     assert len({float(loss) for loss, _ in (second, first, none)}) == 3
     assert np.array_equal(second[1].x[1], none[1].x[1])  # what layer 1 reads was written by layer 0
     moved = np.asarray(first[1].x[1] != none[1].x[1])
@@ -126,8 +182,13 @@ def test_each_layer_and_head_follows_its_own_plan():
 
 @pytest.mark.parametrize(("kind", "form"), [("bf16", jnp.bfloat16), ("fp16", jnp.float16)])
 def test_operands_round_forwards_alone(kind, form):
-    """Operands that XLA leaves unrounded or rounds to the other format; a gradient rounded on its way back."""
-    x, w = (np.random.default_rng(i).standard_normal(s).astype(np.float32) for i, s in enumerate([(5, 7), (7, 3)]))
+    """Operands that XLA leaves unrounded or rounds to the other format; a gradient rounded on its
+    way back.
+    """
+    x, w = (
+        np.random.default_rng(i).standard_normal(s).astype(np.float32)
+        for i, s in enumerate([(5, 7), (7, 3)])
+    )
     g = np.random.default_rng(3).standard_normal((5, 3)).astype(np.float32)
     near = [np.asarray(jnp.asarray(a).astype(form)).astype(np.float64) for a in (x, w)]
     out, pull = jax.vjp(jax.jit(lambda x, w: linear(x, w, kind)), x, w)
@@ -138,13 +199,22 @@ def test_operands_round_forwards_alone(kind, form):
 
 
 def test_reseeding_changes_seeds_alone():
-    """A number mixed into a format's fields, a seed that steps share, two seeds that swap places (a plain XOR would)."""
+    """A number mixed into a format's fields, a seed that steps share, two seeds that swap places (a
+    plain XOR would).
+    """
     plan = Plan.preset("qiu-yao").at("O", "bf16", mode="stochastic", seed=3)
     own = head_plans([plan, plan.at("O", "bf16", mode="stochastic", seed=2)])
-    tables = {n: np.asarray(jax.jit(lambda t, n=n: reseeded(HeadPlans(own.like, t), np.uint32(n)).table)(own.table)) for n in range(4)}
+    tables = {
+        n: np.asarray(
+            jax.jit(lambda t, n=n: reseeded(HeadPlans(own.like, t), np.uint32(n)).table)(own.table)
+        )
+        for n in range(4)
+    }
     for table in tables.values():
         assert np.array_equal(table[:, :, : FIELDS - 1], own.table[:, :, : FIELDS - 1])
-        assert np.array_equal(table[..., FIELDS - 1, 0], own.table[..., FIELDS - 1, 0])  # the upper word stays 0
+        assert np.array_equal(
+            table[..., FIELDS - 1, 0], own.table[..., FIELDS - 1, 0]
+        )  # the upper word stays 0
     site = list(Site).index(Site.O)
     seeds = [tables[n][h, site, -1, 1] for n in range(4) for h in range(2)]
     assert len(set(seeds)) == 8
@@ -155,12 +225,21 @@ def test_reseeding_changes_seeds_alone():
 @pytest.mark.parametrize(
     ("field", "value", "repair"),
     [
-        ("width", 30, "multiple of the 4 heads"), ("vocab", 1, "2 to 65536"), ("min_lr", 1.0, "between 0 and lr"),
-        ("plan", "qiu-ya", "qiu-yao"), ("sums", "fast", "native or preset"), ("engine", "fused", "xla, pallas or cudnn"),
-        ("engine", "pallas", "give sums=preset"), ("engine", "cudnn", "give plan=jax"), ("matmul", "fp8", "bf16, fp16 or fp32"),
-        ("steps", 0, "at least 1"), ("clip", 0.0, "positive norm"), ("beta2", 1.0, "below 1"), ("decay_steps", 5, "smaller warmup"),
+        ("width", 30, "multiple of the 4 heads"),
+        ("vocab", 1, "2 to 65536"),
+        ("min_lr", 1.0, "between 0 and lr"),
+        ("plan", "qiu-ya", "qiu-yao"),
+        ("sums", "fast", "native or preset"),
+        ("engine", "fused", "xla, pallas or cudnn"),
+        ("engine", "pallas", "give sums=preset"),
+        ("engine", "cudnn", "give plan=jax"),
+        ("matmul", "fp8", "bf16, fp16 or fp32"),
+        ("steps", 0, "at least 1"),
+        ("clip", 0.0, "positive norm"),
+        ("beta2", 1.0, "below 1"),
+        ("decay_steps", 5, "smaller warmup"),
     ],
-)  # fmt: skip
+)
 def test_config_names_what_is_wrong(field, value, repair):
     """A run that starts with numbers that cannot work, or an error that does not say which."""
     with pytest.raises(UsageError, match=repair):

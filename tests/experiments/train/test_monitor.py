@@ -39,7 +39,9 @@ def test_coherence():
 
 @pytest.fixture(scope="module")
 def measured():
-    """What is measured of tensors of two layers and two heads, whose head (1, 0) has equal keys and V of one sign; and the tensors."""
+    """What is measured of tensors of two layers and two heads, whose head (1, 0) has equal keys and
+    V of one sign; and the tensors.
+    """
     rng = np.random.default_rng(1)
     q, k, v, do = (rng.normal(size=LEAD).astype(np.float32) for _ in range(4))
     k[0, 1, 0, :, 0] = k[0, 1, 0, 0, 0]
@@ -47,7 +49,11 @@ def measured():
     plans = plans_of(CONFIG)
     table: HeadPlans = by_arm([by_layer(plans)])
     with jax.enable_x64(True):
-        found = monitor._measured(monitor._setup(CONFIG, table.like), jnp.asarray(table.table), *map(jnp.asarray, (q, k, v, do)))
+        found = monitor._measured(
+            monitor._setup(CONFIG, table.like),
+            jnp.asarray(table.table),
+            *map(jnp.asarray, (q, k, v, do)),
+        )
         return {name: np.asarray(x)[0] for name, x in found.items()}, (q, k, v, do), plans
 
 
@@ -69,11 +75,15 @@ def exact_delta(q, k, v, do):
 
 
 def test_delta_error_is_that_of_the_plan(measured):
-    """Another delta, heads in another order, exact operands that the plan rounds, or a mask that is off by one."""
+    """Another delta, heads in another order, exact operands that the plan rounds, or a mask that is
+    off by one.
+    """
     found, tensors, plans = measured
     for layer, number in np.ndindex(2, 2):
         own = [head(x, layer, number) for x in tensors]
-        delta = examine(*own, plan=plans[layer][number], is_causal=True, engine="numpy").delta[0, :, 0]
+        delta = examine(*own, plan=plans[layer][number], is_causal=True, engine="numpy").delta[
+            0, :, 0
+        ]
         error = delta - exact_delta(*own)
         assert found["delta_sum"][layer, number] == pytest.approx(error.sum(), rel=1e-3, abs=1e-6)
         assert found["delta_square"][layer, number] == pytest.approx((error**2).sum(), rel=1e-3)
@@ -103,14 +113,20 @@ def test_mean_ulps_of_sites_are_those_of_examine():
     total = np.zeros(2)
     for layer in range(2):
         own = [x[0, layer, :, :, 1:2] for x in tensors]
-        stats = examine(*own, plan=Plan.preset("qiu-yao"), is_causal=True, engine="numpy").trace.stats["OUT"]
+        stats = examine(
+            *own, plan=Plan.preset("qiu-yao"), is_causal=True, engine="numpy"
+        ).trace.stats["OUT"]
         total += stats.ulps.sum(), stats.n.sum()
-    assert found[0]["OUT"][0] == pytest.approx(total[0] / total[1], abs=0.02)  # native sums differ in their last bits
+    assert found[0]["OUT"][0] == pytest.approx(
+        total[0] / total[1], abs=0.02
+    )  # native sums differ in their last bits
     assert found[0]["OUT"] != found[1]["OUT"] and found[0]["S"] == found[1]["S"]
 
 
 def test_mean_ulps_by_kernels_are_those_of_each_arm(monkeypatch):
-    """Layers counted for another arm, or not at all; more or fewer tiles than are meant; another engine."""
+    """Layers counted for another arm, or not at all; more or fewer tiles than are meant; another
+    engine.
+    """
     asked = []
 
     def by_numpy(*x, engine, record, **options):
@@ -125,8 +141,12 @@ def test_mean_ulps_by_kernels_are_those_of_each_arm(monkeypatch):
     assert asked == [("pallas", 1)] * 2
     for arm in range(2):
         q, k, v, do = (x[arm, :, 0] for x in tensors)
-        stats = examine(q, k, v, do, plan=plan, block_q=8, block_k=8, is_causal=True, engine="numpy").trace.stats
-        assert found[arm]["OUT"] == pytest.approx((stats["OUT"].ulps.sum() / stats["OUT"].n.sum(), stats["OUT"].mean_abs_ulps.mean()))
+        stats = examine(
+            q, k, v, do, plan=plan, block_q=8, block_k=8, is_causal=True, engine="numpy"
+        ).trace.stats
+        assert found[arm]["OUT"] == pytest.approx(
+            (stats["OUT"].ulps.sum() / stats["OUT"].n.sum(), stats["OUT"].mean_abs_ulps.mean())
+        )
     assert found[0]["OUT"] != found[1]["OUT"]
     long = [np.repeat(np.tile(x[:1], (1, 1, 1, 4, 1, 1)), 2, axis=0) for x in tensors]
     first, second = monitor.sites(replace(config, context=48), long, [], 0, plan)
@@ -141,18 +161,28 @@ def toward_zero(x, bits):
 
 
 def test_drift_is_what_wrong_rows_of_ds_make_of_a_gradient():
-    """A drift without the scale, of other rows or another head; one that sees something where the arithmetic is exact.
+    """A drift without the scale, of other rows or another head; one that sees something where the
+    arithmetic is exact.
 
-    By loops in binary64: O as delta reads it has 2 bits, all else is FP32, so rowsum(dS) = rowsum(dO O) - rowsum(dO O_2 bits).
+    By loops in binary64: O as delta reads it has 2 bits, all else is FP32, so rowsum(dS) =
+    rowsum(dO O) - rowsum(dO O_2 bits).
     """
     config = replace(CONFIG, plan="fp32")
     rng = np.random.default_rng(4)
     q, k, v, do = (np.repeat(rng.normal(size=LEAD).astype(np.float32), 2, axis=0) for _ in range(4))
     x = np.repeat(rng.normal(size=(1, 2, 1, 12, 16)).astype(np.float32), 2, axis=0)
-    table: HeadPlans = by_arm([by_layer(plans_of(config, texts)) for texts in ((), ("site=OD -> e8m1:toward-zero",))])
+    table: HeadPlans = by_arm(
+        [by_layer(plans_of(config, texts)) for texts in ((), ("site=OD -> e8m1:toward-zero",))]
+    )
     with jax.enable_x64(True):
         tensors = map(jnp.asarray, (q, k, v, do))
-        found = monitor._measured(monitor._setup(config, table.like), jnp.asarray(table.table), *tensors, None, jnp.asarray(x))
+        found = monitor._measured(
+            monitor._setup(config, table.like),
+            jnp.asarray(table.table),
+            *tensors,
+            None,
+            jnp.asarray(x),
+        )
     assert np.asarray(found["drift"])[0].max() < 1e-5
     for layer, head in np.ndindex(2, 2):
         a, b, c, d = (np.asarray(y[1, layer, 0, :, head], float) for y in (q, k, v, do))
@@ -165,23 +195,38 @@ def test_drift_is_what_wrong_rows_of_ds_make_of_a_gradient():
         made = sum(np.outer(own[t], (p @ b)[t]) * ds[t].sum() for t in range(12))
         whole = sum(np.outer(own[t], (ds @ b)[t]) for t in range(12))
         wanted = np.linalg.norm(made) / np.linalg.norm(whole)
-        assert wanted > 0.02 and np.asarray(found["drift"])[1, layer, head] == pytest.approx(wanted, rel=1e-3)
-        assert np.asarray(found["w_q_gradient"])[1, layer, head] == pytest.approx(np.linalg.norm(whole) / np.sqrt(8), rel=1e-3)
+        assert wanted > 0.02 and np.asarray(found["drift"])[1, layer, head] == pytest.approx(
+            wanted, rel=1e-3
+        )
+        assert np.asarray(found["w_q_gradient"])[1, layer, head] == pytest.approx(
+            np.linalg.norm(whole) / np.sqrt(8), rel=1e-3
+        )
 
 
 @pytest.mark.thorough
 def test_an_injected_error_counts_as_delta_s():
-    """A monitor that says delta is exact while an error is injected, or that counts another layer's or head's."""
+    """A monitor that says delta is exact while an error is injected, or that counts another layer's
+    or head's.
+    """
     config = replace(CONFIG, plan="fp32", matmul="fp32", vocab=16)
     state, table = step.start(config, 1), by_arm([by_layer(plans_of(config))])
-    wrongs = [wrongs_of(config, ["layer=1 -> offset=64:bias; layer=0 head=1 -> offset=-8:fixed:all"])]
+    wrongs = [
+        wrongs_of(config, ["layer=1 -> offset=64:bias; layer=0 head=1 -> offset=-8:fixed:all"])
+    ]
     tokens = np.random.default_rng(0).integers(0, 4, (1, 13))
     own = offset.offsets(wrongs, [3])
     found, seen = monitor.look(config, state.params, tokens, table, 5, own)
     one = jax.tree.map(lambda x: jnp.asarray(x[0]), own)._replace(step=jnp.int32(5))
     for layer in range(2):
         q, k, v, do = (x[0, layer] for x in seen)
-        wanted = np.einsum("btnh,btnh->nt", *(np.asarray(x, np.float64) for x in (offset.error(one, layer, q, k, v), do)))
-        np.testing.assert_allclose(found["delta_sum"][0, layer], wanted.sum(-1), rtol=1e-3, atol=1e-9)
-        np.testing.assert_allclose(found["delta_square"][0, layer], (wanted**2).sum(-1), rtol=1e-3, atol=1e-12)
+        wanted = np.einsum(
+            "btnh,btnh->nt",
+            *(np.asarray(x, np.float64) for x in (offset.error(one, layer, q, k, v), do)),
+        )
+        np.testing.assert_allclose(
+            found["delta_sum"][0, layer], wanted.sum(-1), rtol=1e-3, atol=1e-9
+        )
+        np.testing.assert_allclose(
+            found["delta_square"][0, layer], (wanted**2).sum(-1), rtol=1e-3, atol=1e-12
+        )
     assert found["delta_square"][0, 0, 0] < 1e-6 * found["delta_square"][0, 0, 1]

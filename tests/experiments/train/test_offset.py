@@ -1,4 +1,6 @@
-"""The error injected into delta's operand: which rows, how large, which sign, and what it does to a training step."""
+"""The error injected into delta's operand: which rows, how large, which sign, and what it does to a
+training step.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,18 @@ from roundscope.experiments.train.gpt import model, offset, step
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE, Wrong
 from roundscope.experiments.train.gpt.plans import by_arm, uniform
 
-CONFIG = Config(layers=2, heads=2, width=16, context=12, batch=3, vocab=16, plan="fp32", matmul="fp32", steps=4, warmup=1)
+CONFIG = Config(
+    layers=2,
+    heads=2,
+    width=16,
+    context=12,
+    batch=3,
+    vocab=16,
+    plan="fp32",
+    matmul="fp32",
+    steps=4,
+    warmup=1,
+)
 
 
 def everywhere(c, kind, heads=3, rows=False):
@@ -37,7 +50,9 @@ def tied(q, k):
 
 
 def test_size_sign_and_rows_by_hand():
-    """A row without a tie that is hit, keys that are not tied or not seen counted, an ulp of another number, a factor of 2."""
+    """A row without a tie that is hit, keys that are not tied or not seen counted, an ulp of
+    another number, a factor of 2.
+    """
     q, k, v = arrays()
     q, k = tied(q, k)
     got = np.asarray(offset.error(one(c=4.0), 0, q, k, v))
@@ -48,19 +63,33 @@ def test_size_sign_and_rows_by_hand():
         keys = np.flatnonzero(s[b, n, t] >= s[b, n, t].max() - 1.955e-3)
         if len(keys) > 1:
             own = np.asarray(v, np.float64)[b, keys, n]
-            want[b, t, n] = 4 * np.sign(own.sum(0)) * 2.0 ** (np.floor(np.log2(np.abs(own).mean(0))) - 8)  # BF16 has 8 bits: ulp 2^(e-7)
-    assert (want != 0).any(axis=(0, 2, 3)).tolist()[5:] == [True] * 4 and (want == 0).all(axis=-1).any()
+            want[b, t, n] = (
+                4 * np.sign(own.sum(0)) * 2.0 ** (np.floor(np.log2(np.abs(own).mean(0))) - 8)
+            )  # BF16 has 8 bits: ulp 2^(e-7)
+    assert (want != 0).any(axis=(0, 2, 3)).tolist()[5:] == [True] * 4 and (want == 0).all(
+        axis=-1
+    ).any()
     np.testing.assert_array_equal(got, want.astype(np.float32))
 
 
 def test_all_rows_follow_the_largest_key():
-    """Rows that are left out still, or rows with several P = 1 whose error is no longer the same."""
+    """Rows that are left out still, or rows with several P = 1 whose error is no longer the
+    same.
+    """
     q, k, v = arrays()
     few, every = (np.asarray(offset.error(one(rows=rows), 0, q, k, v)) for rows in (False, True))
     assert not few.any()  # no ties in random scores
-    s = np.where(np.tril(np.ones((9, 9), bool)), np.einsum("btnh,bsnh->bnts", q, k, dtype=np.float64), -np.inf)
-    largest = np.take_along_axis(np.asarray(v).swapaxes(1, 2), s.argmax(-1)[..., None], axis=2).swapaxes(1, 2)
-    np.testing.assert_array_equal(every, np.sign(largest) * 2.0 ** (np.floor(np.log2(np.abs(largest))) - 8))
+    s = np.where(
+        np.tril(np.ones((9, 9), bool)),
+        np.einsum("btnh,bsnh->bnts", q, k, dtype=np.float64),
+        -np.inf,
+    )
+    largest = np.take_along_axis(
+        np.asarray(v).swapaxes(1, 2), s.argmax(-1)[..., None], axis=2
+    ).swapaxes(1, 2)
+    np.testing.assert_array_equal(
+        every, np.sign(largest) * 2.0 ** (np.floor(np.log2(np.abs(largest))) - 8)
+    )
     q, k = tied(q, k)
     few, every = (np.asarray(offset.error(one(rows=rows), 0, q, k, v)) for rows in (False, True))
     np.testing.assert_array_equal(every[few != 0], few[few != 0])
@@ -74,28 +103,41 @@ def test_heads_and_layers_have_their_own():
     a, b = Wrong(c=2.0, kind=BIAS), Wrong(c=-3.0, kind=FIXED)
     arms = offset.offsets([((None, a, b), (b, None, None))], [5])
     own = jax.tree.map(lambda x: jnp.asarray(x[0]), arms)
-    whole = {kind: [np.asarray(offset.error(one(kind, seed=5), layer, q, k, v)) for layer in (0, 1)] for kind in (BIAS, FIXED)}
-    for layer, factors in enumerate([{BIAS: (0, 2, 0), FIXED: (0, 0, -3)}, {BIAS: (0, 0, 0), FIXED: (-3, 0, 0)}]):
+    whole = {
+        kind: [np.asarray(offset.error(one(kind, seed=5), layer, q, k, v)) for layer in (0, 1)]
+        for kind in (BIAS, FIXED)
+    }
+    for layer, factors in enumerate(
+        [{BIAS: (0, 2, 0), FIXED: (0, 0, -3)}, {BIAS: (0, 0, 0), FIXED: (-3, 0, 0)}]
+    ):
         want = sum(whole[kind][layer] * np.float32(c)[:, None] for kind, c in factors.items())
         np.testing.assert_array_equal(np.asarray(offset.error(own, layer, q, k, v)), want)
 
 
 def test_kinds_hit_the_same_rows_with_the_same_sizes():
-    """Noise that is smaller than the bias, or a control on other rows: then a difference says nothing about sign."""
+    """Noise that is smaller than the bias, or a control on other rows: then a difference says
+    nothing about sign.
+    """
     q, k, v = arrays(1)
     q, k = tied(q, k)
-    bias, noise, fixed = (np.asarray(offset.error(one(kind), 1, q, k, v)) for kind in (BIAS, NOISE, FIXED))
+    bias, noise, fixed = (
+        np.asarray(offset.error(one(kind), 1, q, k, v)) for kind in (BIAS, NOISE, FIXED)
+    )
     np.testing.assert_array_equal(np.abs(noise), np.abs(bias))
     np.testing.assert_array_equal(np.abs(fixed), np.abs(bias))
     hit = bias != 0
     assert 0.3 < (noise[hit] > 0).mean() < 0.7
     turned = np.where(hit, fixed / np.where(hit, bias, 1), 0)
-    assert all(len(set(turned[:, :, n, h][hit[:, :, n, h]])) == 1 for n, h in np.ndindex(3, 8))  # one sign per head and feature
+    assert all(
+        len(set(turned[:, :, n, h][hit[:, :, n, h]])) == 1 for n, h in np.ndindex(3, 8)
+    )  # one sign per head and feature
     assert {-1.0, 1.0} <= set(turned.ravel())
 
 
 def test_noise_is_fresh_and_the_others_stay():
-    """Noise that is the same in every step is a bias; a sign that changes with the step is noise."""
+    """Noise that is the same in every step is a bias; a sign that changes with the step is
+    noise.
+    """
     q, k, v = arrays(2)
     q, k = tied(q, k)
     for kind, changes in ((NOISE, True), (BIAS, False), (FIXED, False)):
@@ -115,7 +157,9 @@ def test_half_ulp(x):
 
 @pytest.mark.thorough
 def test_only_the_query_and_key_path_feels_it():
-    """An error that changes the loss, or the gradient of V; that c = 0 is no error to the bit is tests/attention/test_delta_error.py."""
+    """An error that changes the loss, or the gradient of V; that c = 0 is no error to the bit is
+    tests/attention/test_delta_error.py.
+    """
     params = model.init(CONFIG, jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, 4, (3, 13)), jnp.int32)
     plans = uniform(CONFIG)
@@ -123,7 +167,9 @@ def test_only_the_query_and_key_path_feels_it():
     none, some = (run(params, tokens, plans, CONFIG, one(c=c, heads=2)) for c in (0.0, 64.0))
     assert float(none[0]) == float(some[0])
     before, after = none[1]["layers"], some[1]["layers"]
-    np.testing.assert_array_equal(before["qkv"][1, :, 2], after["qkv"][1, :, 2])  # of V, in the last layer
+    np.testing.assert_array_equal(
+        before["qkv"][1, :, 2], after["qkv"][1, :, 2]
+    )  # of V, in the last layer
     assert not np.array_equal(before["qkv"][1, :, :2], after["qkv"][1, :, :2])
 
 
@@ -137,7 +183,9 @@ def test_arms_of_one_executable_have_their_own():
     def trained(order):
         state = step.start(CONFIG, 3)
         for _ in range(4):
-            state, losses, _ = step.advance(CONFIG)(state, tokens, plans, lr, offset.offsets([given[i] for i in order], [0] * 3))
+            state, losses, _ = step.advance(CONFIG)(
+                state, tokens, plans, lr, offset.offsets([given[i] for i in order], [0] * 3)
+            )
         return np.asarray(losses)
 
     one, other = trained([0, 1, 2]), trained([2, 0, 1])

@@ -16,7 +16,9 @@ from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Alarm
 
 NAMES = ["calm/0", "calm/1", "<low>/0"]
-CONFIG = Config(layers=2, heads=2, width=8, steps=40, warmup=4, plan="fp32", changes=("site=OD -> e8m1",))
+CONFIG = Config(
+    layers=2, heads=2, width=8, steps=40, warmup=4, plan="fp32", changes=("site=OD -> e8m1",)
+)
 
 
 def made(folder, drift=True, config=CONFIG):
@@ -43,10 +45,14 @@ def made(folder, drift=True, config=CONFIG):
             losses[2] = math.nan if step >= 25 else losses[2]
             log.add(
                 "steps",
-                observe.steps(NAMES, step, losses, np.array([1.0, 1.0, 1.3**step]), np.full(3, 1e-3)),
+                observe.steps(
+                    NAMES, step, losses, np.array([1.0, 1.0, 1.3**step]), np.full(3, 1e-3)
+                ),
             )
             if step % 10 == 0:
-                seen = {"w_q_norm": np.ones((3, 2, 2))} | ({"drift": np.full((3, 2, 2), 1e-7)} if drift else {})
+                seen = {"w_q_norm": np.ones((3, 2, 2))} | (
+                    {"drift": np.full((3, 2, 2), 1e-7)} if drift else {}
+                )
                 if drift:
                     seen["drift"][2, 1, 0] = 0.25 + step / 80
                 log.add("heads", observe.heads(NAMES, step, seen, {}))
@@ -55,20 +61,33 @@ def made(folder, drift=True, config=CONFIG):
 
 
 def test_what_the_log_says_comes_back(tmp_path):
-    """Heads or looks in another order, seeds that are taken for arms, a divergence dated by a norm or a drift."""
+    """Heads or looks in another order, seeds that are taken for arms, a divergence dated by a norm
+    or a drift.
+    """
     found = data.training(made(tmp_path / "run"))
     assert [arm.name for arm in found.arms] == NAMES and found.groups == ["calm", "<low>"]
     low = found.arms[2]
     assert low.diverged == 25 and found.arms[0].diverged is None and low.worst == (1, 0, 0.5)
-    assert low.drift.shape == (3, 2, 2) and low.drift[:, 1, 0].tolist() == [0.25, 0.375, 0.5] and low.looks.tolist() == [0, 10, 20]
-    assert np.isnan(low.loss[25:]).all() and low.norm[10] == pytest.approx(1.3**10) and low.changes is None
+    assert (
+        low.drift.shape == (3, 2, 2)
+        and low.drift[:, 1, 0].tolist() == [0.25, 0.375, 0.5]
+        and low.looks.tolist() == [0, 10, 20]
+    )
+    assert (
+        np.isnan(low.loss[25:]).all()
+        and low.norm[10] == pytest.approx(1.3**10)
+        and low.changes is None
+    )
 
 
 def test_the_page_says_what_happened_and_stands_alone(tmp_path):
     """A page that needs the network or other files, is broken by a name, or leaves an alarm out."""
     folder = made(tmp_path / "run")
     text = page.write(folder).read_text()
-    assert "Diverged: &lt;low&gt;/0 at step 25. Without any alarm: calm/0 and calm/1." in text and "<low>" not in text
+    assert (
+        "Diverged: &lt;low&gt;/0 at step 25. Without any alarm: calm/0 and calm/1." in text
+        and "<low>" not in text
+    )
     assert f"roundscope diagnose {folder}" in text
     for said in (
         "growth of gradient norm",
@@ -83,8 +102,12 @@ def test_the_page_says_what_happened_and_stands_alone(tmp_path):
 def test_a_sentence_of_many_arms_can_be_read(tmp_path):
     """A hundred names in the first sentence, or an "and 1 more" where the name is as short."""
     found = data.training(made(tmp_path / "run"))
-    assert "calm/0, calm/0, calm/0, calm/0 and 3 more." in page.sentence(replace(found, arms=found.arms[:1] * 7))
-    assert "calm/0, calm/0, calm/0, calm/0 and calm/0." in page.sentence(replace(found, arms=found.arms[:1] * 5))
+    assert "calm/0, calm/0, calm/0, calm/0 and 3 more." in page.sentence(
+        replace(found, arms=found.arms[:1] * 7)
+    )
+    assert "calm/0, calm/0, calm/0, calm/0 and calm/0." in page.sentence(
+        replace(found, arms=found.arms[:1] * 5)
+    )
 
 
 def test_alarms_are_drawn_where_they_are(tmp_path):
@@ -93,15 +116,25 @@ def test_alarms_are_drawn_where_they_are(tmp_path):
     marks = set(pictures.MARKS.values())
 
     def of(figure):
-        return [line for line in figure.axes[0].lines if line.get_marker() in marks and len(line.get_xdata()) == 1]
+        return [
+            line
+            for line in figure.axes[0].lines
+            if line.get_marker() in marks and len(line.get_xdata()) == 1
+        ]
 
     [lost] = of(pictures.losses(found))
-    assert lost.get_xdata()[0] == 25 and lost.get_ydata()[0] == pytest.approx(5.0 * 0.98**24)  # the last that was finite
+    assert lost.get_xdata()[0] == 25 and lost.get_ydata()[0] == pytest.approx(
+        5.0 * 0.98**24
+    )  # the last that was finite
     [grown] = of(pictures.norms(found))
     assert (grown.get_xdata()[0], grown.get_ydata()[0]) == (21, pytest.approx(1.3**21))
     panels = pictures.drifts(found).axes
-    assert [ax.get_title(loc="left") for ax in panels] == NAMES and panels[0].get_ylim() == panels[2].get_ylim()
-    assert max(max(line.get_ydata()) for line in panels[2].lines if len(line.get_xdata()) == 3) == 0.5
+    assert [ax.get_title(loc="left") for ax in panels] == NAMES and panels[0].get_ylim() == panels[
+        2
+    ].get_ylim()
+    assert (
+        max(max(line.get_ydata()) for line in panels[2].lines if len(line.get_xdata()) == 3) == 0.5
+    )
 
 
 def test_a_run_without_emulated_attention(tmp_path):
@@ -120,11 +153,17 @@ def command(capsys, *asked):
 
 
 def test_the_command_takes_the_folder_and_its_log(tmp_path, capsys):
-    """'is an SQLite file of another program', of Roundscope's own; a traceback for a folder that is none, or a log without steps."""
+    """'is an SQLite file of another program', of Roundscope's own; a traceback for a folder that is
+    none, or a log without steps.
+    """
     folder = made(tmp_path / "run")
     assert command(capsys, "report", folder) == (0, f"written: {folder / 'report.html'}\n")
     code, said = command(capsys, "report", folder / record.NAME, "--out", tmp_path / "own.html")
-    assert code == 0 and (tmp_path / "own.html").read_text() == (folder / "report.html").read_text() and "own.html" in said
+    assert (
+        code == 0
+        and (tmp_path / "own.html").read_text() == (folder / "report.html").read_text()
+        and "own.html" in said
+    )
     code, said = command(capsys, "export", folder / record.NAME, tmp_path / "x.csv")
     assert code == 2 and "log of a training run" in said and f"roundscope report {folder}" in said
     code, said = command(capsys, "report", tmp_path)

@@ -1,4 +1,6 @@
-"""The training step: it learns, the same bits twice, arms that do not see each other, the learning rate as data, fresh random bits."""
+"""The training step: it learns, the same bits twice, arms that do not see each other, the learning
+rate as data, fresh random bits.
+"""
 
 from dataclasses import replace
 
@@ -15,14 +17,30 @@ from roundscope.experiments.train.gpt import model, plans, step
 
 # a model small enough that compiling is what takes the time
 CONFIG = Config(
-    layers=2, heads=2, width=16, context=16, vocab=32, batch=4, steps=50, warmup=5, lr=1e-2, min_lr=1e-3, weight_decay=0.1,
-)  # fmt: skip
+    layers=2,
+    heads=2,
+    width=16,
+    context=16,
+    vocab=32,
+    batch=4,
+    steps=50,
+    warmup=5,
+    lr=1e-2,
+    min_lr=1e-3,
+    weight_decay=0.1,
+)
 QIU_YAO = plans.base(CONFIG)
-JAX = replace(CONFIG, plan="jax", clip=1e-3)  # where attention does not matter: it compiles in a tenth of the time
+JAX = replace(
+    CONFIG, plan="jax", clip=1e-3
+)  # where attention does not matter: it compiles in a tenth of the time
 
 
 def tokens_of(number, config=CONFIG):
-    return np.random.default_rng(number).integers(0, config.vocab, (config.batch, config.context + 1)).astype(np.int32)
+    return (
+        np.random.default_rng(number)
+        .integers(0, config.vocab, (config.batch, config.context + 1))
+        .astype(np.int32)
+    )
 
 
 def trained(config, tables, lr, steps=3, tokens=None, seeds=None):
@@ -30,7 +48,9 @@ def trained(config, tables, lr, steps=3, tokens=None, seeds=None):
     state, seen = step.start(config, len(lr), seeds), []
     own = plans.by_arm(tables)
     for n in range(steps):
-        state, *numbers = step.advance(config)(state, tokens_of(n, config) if tokens is None else tokens, own, np.float32(lr))
+        state, *numbers = step.advance(config)(
+            state, tokens_of(n, config) if tokens is None else tokens, own, np.float32(lr)
+        )
         seen.append(numbers)
     losses, norms = (np.stack([np.asarray(s[i]) for s in seen]) for i in (0, 1))
     return state, losses, norms
@@ -57,15 +77,18 @@ def test_it_learns_one_batch():
 def test_an_arm_among_others_is_the_arm_alone():
     """An arm that sees another's weights, plan, seed or learning rate.
 
-    Products of matrices are batched over arms, so sums may take another order: the losses agree to 1e-4 of a nat and the first, whose
-    weights are the same, to 1e-6. Arms of one call that are equal have equal bits.
+    Products of matrices are batched over arms, so sums may take another order: the losses agree to
+    1e-4 of a nat and the first, whose weights are the same, to 1e-6. Arms of one call that are
+    equal have equal bits.
     """
     coarse = plans.uniform(CONFIG, QIU_YAO.at("P", "e8m1"))
     base = plans.uniform(CONFIG)
     together, losses, _ = trained(CONFIG, [base, coarse, base], [1e-2, 1e-2, 3e-3], seeds=[4, 4, 7])
     for n, (table, lr, seed) in enumerate([(base, 1e-2, 4), (coarse, 1e-2, 4), (base, 3e-3, 7)]):
         alone, own, _ = trained(CONFIG, [table], [lr], seeds=[seed])
-        assert np.allclose(losses[0, n], own[0, 0], atol=1e-6) and np.allclose(losses[:, n], own[:, 0], atol=1e-4)
+        assert np.allclose(losses[0, n], own[0, 0], atol=1e-6) and np.allclose(
+            losses[:, n], own[:, 0], atol=1e-4
+        )
         assert step.arm(together, n).step == alone.step[0] == 3
     assert not np.array_equal(losses[:, 0], losses[:, 1])
     twins, own, _ = trained(CONFIG, [base] * 3, [1e-2] * 3, seeds=[4] * 3)
@@ -73,50 +96,76 @@ def test_an_arm_among_others_is_the_arm_alone():
 
 
 def test_learning_rates_and_batches_are_each_arm_s_own():
-    """A learning rate that is static or shared; batches of arms that mix: at lr 0 weights stand still."""
+    """A learning rate that is static or shared; batches of arms that mix: at lr 0 weights stand
+    still.
+    """
     own = np.stack([tokens_of(0), tokens_of(1)])
     state, losses, _ = trained(JAX, [None] * 2, [0.0, 1e-2], steps=2, tokens=own)
     first = step.start(JAX, 2)
     assert same(step.arm(state, 0).params, step.arm(first, 0).params)
     assert not np.array_equal(state.params["norm"][1], first.params["norm"][1])
     shared = [trained(JAX, [None] * 2, [0.0, 1e-2], steps=2, tokens=tokens)[1] for tokens in own]
-    assert np.array_equal(losses[:, 0], shared[0][:, 0]) and np.array_equal(losses[:, 1], shared[1][:, 1])
+    assert np.array_equal(losses[:, 0], shared[0][:, 0]) and np.array_equal(
+        losses[:, 1], shared[1][:, 1]
+    )
 
 
 @pytest.mark.thorough
 def test_stochastic_roundings_are_fresh_and_repeatable():
-    """The same random bits at every step, in every layer or for every seed; different ones for equal seeds in other places."""
-    tables = [plans.uniform(CONFIG, QIU_YAO.at("O", "e8m1", mode="stochastic", seed=s)) for s in (1, 2, 1)]
+    """The same random bits at every step, in every layer or for every seed; different ones for
+    equal seeds in other places.
+    """
+    tables = [
+        plans.uniform(CONFIG, QIU_YAO.at("O", "e8m1", mode="stochastic", seed=s)) for s in (1, 2, 1)
+    ]
     _, losses, _ = trained(CONFIG, tables, [0.0] * 3, steps=3, tokens=tokens_of(0))
-    assert len(set(losses[:, 0])) == 3 and losses[1, 0] != losses[1, 1]  # weights and batch stand still: only the bits change
+    assert (
+        len(set(losses[:, 0])) == 3 and losses[1, 0] != losses[1, 1]
+    )  # weights and batch stand still: only the bits change
     assert np.array_equal(losses[:, 0], losses[:, 2])
     at = [step.plans_at(tables[0], n).table[0, 0, :, -1, 1] for n in (0, 1)]
     assert not np.array_equal(*at) and step.plans_at(own := plans.uniform(CONFIG), 1) is own
 
 
 def test_schedule():
-    """A warm-up or cosine off by a step: nanoGPT's own numbers, and an arm's peak scales all of them."""
+    """A warm-up or cosine off by a step: nanoGPT's own numbers, and an arm's peak scales all of
+    them.
+    """
     config = replace(CONFIG, warmup=10, steps=110, lr=1e-3, min_lr=1e-4)
-    rates = [float(optimiser.rate(config, jnp.int32(n), jnp.float32(1e-3))) for n in (0, 9, 10, 60, 110, 500)]
+    rates = [
+        float(optimiser.rate(config, jnp.int32(n), jnp.float32(1e-3)))
+        for n in (0, 9, 10, 60, 110, 500)
+    ]
     assert rates == pytest.approx([1e-3 / 11, 1e-2 / 11, 1e-3, 5.5e-4, 1e-4, 1e-4], rel=1e-5)
-    assert float(optimiser.rate(config, jnp.int32(60), jnp.float32(4e-3))) == pytest.approx(2.2e-3, rel=1e-5)
+    assert float(optimiser.rate(config, jnp.int32(60), jnp.float32(4e-3))) == pytest.approx(
+        2.2e-3, rel=1e-5
+    )
 
 
 def test_the_optimiser_is_adamw():
-    """Decay of a norm's scale, a clip after Adam, a wrong sign: one step against optax.adamw, two parameters."""
+    """Decay of a norm's scale, a clip after Adam, a wrong sign: one step against optax.adamw, two
+    parameters.
+    """
     params = {"up": jnp.ones((3,)), "norm": jnp.full((2,), 2.0)}
     grads = {"up": jnp.array([3.0, -1.0, 2.0]), "norm": jnp.array([1.0, 5.0])}
-    ours, theirs = optimiser.make(CONFIG), optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(3e-3, b1=0.9, b2=0.95, weight_decay=0.1, mask={"up": True, "norm": False}),
-    )  # fmt: skip
+    ours = optimiser.make(CONFIG)
+    theirs = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(3e-3, b1=0.9, b2=0.95, weight_decay=0.1, mask={"up": True, "norm": False}),
+    )
     with jax.numpy_dtype_promotion("standard"):
         found, _ = ours.update(grads, ours.init(params), params, lr=jnp.float32(3e-3))
         expected, _ = theirs.update(grads, theirs.init(params), params)
-    assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True))
+    assert all(
+        np.allclose(a, b, rtol=1e-6)
+        for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True)
+    )
 
 
 def test_arms_must_share_a_structure():
-    """Arms whose plans cannot share an executable, computed by one of them; an arm without plan among those with."""
+    """Arms whose plans cannot share an executable, computed by one of them; an arm without plan
+    among those with.
+    """
     other = plans.uniform(CONFIG, Plan.preset("fa2-bf16"))
     for arms in ([plans.uniform(CONFIG), other], [None, other]):
         with pytest.raises(ValueError, match="run them separately"):
@@ -130,5 +179,7 @@ def test_gradient_norm_is_that_before_clipping():
     """A norm that can never exceed the clip, which monitors would read as calm."""
     _, _, norms = trained(JAX, [None], [1e-2], steps=1)
     params = step.arm(step.start(JAX, 1), 0).params
-    found = optax.tree.norm(jax.jit(jax.grad(lambda p: model.loss(p, tokens_of(0), None, JAX)))(params))
+    found = optax.tree.norm(
+        jax.jit(jax.grad(lambda p: model.loss(p, tokens_of(0), None, JAX)))(params)
+    )
     assert float(found) == pytest.approx(float(norms[0, 0]), rel=1e-4) and float(found) > JAX.clip

@@ -1,4 +1,6 @@
-"""`roundscope train`: the same bits after an interruption, in a branch and beside other arms; and what it says."""
+"""`roundscope train`: the same bits after an interruption, in a branch and beside other arms; and
+what it says.
+"""
 
 import json
 import os
@@ -18,7 +20,16 @@ from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
 from tests.experiments.databases import database
 
-SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "vocab": 16, "batch": 2, "warmup": 2, "data": "repeat"}
+SIZES = {
+    "layers": 1,
+    "heads": 2,
+    "width": 8,
+    "context": 8,
+    "vocab": 16,
+    "batch": 2,
+    "warmup": 2,
+    "data": "repeat",
+}
 TINY = SIZES | {"steps": 12, "checkpoint_every": 4, "monitor_every": 3, "keep": 9}
 PLAIN = TINY | {"plan": "jax"}  # compiles quickly
 
@@ -55,7 +66,11 @@ def weights(folder, step, arm=0):
 
 
 def logged(folder, table, arm, first=0):
-    return [{k: v for k, v in row.items() if k != "arm"} for row in record.rows(folder, table, arm) if row["step"] >= first]
+    return [
+        {k: v for k, v in row.items() if k != "arm"}
+        for row in record.rows(folder, table, arm)
+        if row["step"] >= first
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -69,48 +84,85 @@ def whole(tmp_path_factory):
 
 
 def test_arms_differ_and_are_logged(whole):
-    """Arms that all run the first one's plan or rate, or monitors and checkpoints that are not written."""
+    """Arms that all run the first one's plan or rate, or monitors and checkpoints that are not
+    written.
+    """
     a, b = logged(whole, "steps", "a"), logged(whole, "steps", "b")
-    assert [row["step"] for row in a] == list(range(12)) and a[0]["loss"] == b[0]["loss"] and a[5]["loss"] != b[5]["loss"]
+    assert (
+        [row["step"] for row in a] == list(range(12))
+        and a[0]["loss"] == b[0]["loss"]
+        and a[5]["loss"] != b[5]["loss"]
+    )
     assert a[0]["gradient_norm"] != b[0]["gradient_norm"]  # same weights and batch, another delta
     assert b[4]["lr"] == pytest.approx(10 * a[4]["lr"]) and a[2]["lr"] == pytest.approx(1e-3)
     assert checkpoint.steps(whole) == [0, 4, 8, 12]
     heads = logged(whole, "heads", "a")
-    assert [(row["step"], row["head"]) for row in heads] == [(s, h) for s in (0, 3, 6, 9) for h in (0, 1)]
+    assert [(row["step"], row["head"]) for row in heads] == [
+        (s, h) for s in (0, 3, 6, 9) for h in (0, 1)
+    ]
     assert heads[6]["running_sum"] == pytest.approx(sum(row["delta_sum"] for row in heads[0::2]))
     sites = {row["site"]: row["mean_abs_ulps"] for row in logged(whole, "sites", "b")}
     assert sites["OUT"] > 0.0 and {row["step"] for row in logged(whole, "sites", "b")} == {0}
     [run] = record.rows(whole, "runs")
-    assert json.loads(run["config"])["width"] == 8 and "sums native" in run["device"] and json.loads(run["versions"])["jax"]
+    assert (
+        json.loads(run["config"])["width"] == 8
+        and "sums native" in run["device"]
+        and json.loads(run["versions"])["jax"]
+    )
 
 
 def test_a_replay_has_the_same_bits(whole, tmp_path, capsys):
-    """State that a checkpoint lacks, batches or rates that depend on where a run starts. From a step between two checkpoints."""
+    """State that a checkpoint lacks, batches or rates that depend on where a run starts.
+
+    From a step between two checkpoints.
+    """
     train(capsys, "--resume", whole, "--from", 6, "--out", tmp_path / "again")
     for number in range(2):
         assert weights(tmp_path / "again", 12, number) == weights(whole, 12, number)
     for table in ("steps", "heads"):
         dropped = {"running_sum", "running_coherence"}  # these begin anew
         own, other = (
-            [{k: v for k, v in r.items() if k not in dropped} for r in logged(f, table, "b", 6)] for f in (tmp_path / "again", whole)
+            [{k: v for k, v in r.items() if k not in dropped} for r in logged(f, table, "b", 6)]
+            for f in (tmp_path / "again", whole)
         )
         assert own == other and own
 
 
 def test_branches_change_from_their_step_on(whole, tmp_path, capsys):
-    """An intervention that comes late or early, or arms of a branch with other batches or another beginning."""
+    """An intervention that comes late or early, or arms of a branch with other batches or another
+    beginning.
+    """
     at = ["--at", "9", "site=OD -> fp32"]
-    train(capsys, "--resume", whole, "--from", 8, "--out", tmp_path / "new", "--arm", "a=", "--arm", "b=-> plan=fp32", *at)
-    a, b, before = logged(tmp_path / "new", "steps", "a"), logged(tmp_path / "new", "steps", "b"), logged(whole, "steps", "a", 8)
+    train(
+        capsys,
+        "--resume",
+        whole,
+        "--from",
+        8,
+        "--out",
+        tmp_path / "new",
+        "--arm",
+        "a=",
+        "--arm",
+        "b=-> plan=fp32",
+        *at,
+    )
+    a = logged(tmp_path / "new", "steps", "a")
+    b = logged(tmp_path / "new", "steps", "b")
+    before = logged(whole, "steps", "a", 8)
     assert a[0] == before[0] and a[1] == before[1] and a[0]["step"] == 8
     old = logged(whole, "steps", "b", 8)
-    assert b[0]["loss"] == pytest.approx(old[0]["loss"], rel=1e-3) and b[1]["loss"] != old[1]["loss"]
+    assert (
+        b[0]["loss"] == pytest.approx(old[0]["loss"], rel=1e-3) and b[1]["loss"] != old[1]["loss"]
+    )
     [run] = record.rows(tmp_path / "new", "runs")
     assert json.loads(run["origin"]) == {"folder": str(whole), "checkpoint": 8, "step": 8}
 
 
 def test_a_branch_of_a_run_on_another_machine(whole, tmp_path, capsys, monkeypatch):
-    """A folder that is made before it is known that the steps before the branch cannot be done here."""
+    """A folder that is made before it is known that the steps before the branch cannot be done
+    here.
+    """
     load = checkpoint.load
 
     def fused(*asked):
@@ -134,7 +186,9 @@ def wait_for(condition, process):
 
 
 def test_kill_9_loses_only_steps_since_the_last_checkpoint(tmp_path, capsys):
-    """A run that cannot go on, goes on with other bits, or has steps twice or not at all in its log."""
+    """A run that cannot go on, goes on with other bits, or has steps twice or not at all in its
+    log.
+    """
     config = PLAIN | {"decay_steps": 4000, "keep": 2}
     killed = tmp_path / "killed"
     process = subprocess.Popen(command(*words(config, steps=4000), "--out", killed))
@@ -181,19 +235,42 @@ def test_more_steps_with_the_old_schedule_are_said(tmp_path, capsys):
     """A learning rate that is at its minimum for half of the run, which nobody was told."""
     train(capsys, *words(PLAIN, steps=6), "--out", tmp_path / "run")
     _, err = train(capsys, "--resume", tmp_path / "run", "steps=8")
-    assert "decay_steps stays 6" in err and f"--resume {tmp_path / 'run'} --from 6 --out NEW steps=8 decay_steps=8" in err
+    assert (
+        "decay_steps stays 6" in err
+        and f"--resume {tmp_path / 'run'} --from 6 --out NEW steps=8 decay_steps=8" in err
+    )
     assert train(capsys, "--resume", tmp_path / "run", "monitor_every=2")[1] == ""
 
 
 def test_alarms_point_to_the_diagnosis(whole, tmp_path, capsys):
-    """A run that ends with an alarm and leaves its user there; a drift that no alarm tells of, or that cannot be switched off."""
+    """A run that ends with an alarm and leaves its user there; a drift that no alarm tells of, or
+    that cannot be switched off.
+    """
     with pytest.raises(SystemExit, match="0"):
-        main(["train", "--resume", str(whole), "--out", str(tmp_path / "loud"), "--from", "0", "drift_alarm=1e-9"])
+        main(
+            [
+                "train",
+                "--resume",
+                str(whole),
+                "--out",
+                str(tmp_path / "loud"),
+                "--from",
+                "0",
+                "drift_alarm=1e-9",
+            ]
+        )
     said = capsys.readouterr().out
-    assert f"roundscope diagnose {tmp_path / 'loud'}" in said and f"roundscope report {tmp_path / 'loud'}" in said
-    assert {(a["arm"], a["step"], a["kind"]) for a in record.rows(tmp_path / "loud", "alarms")} == {(a, 6, "drift") for a in "ab"}
+    assert (
+        f"roundscope diagnose {tmp_path / 'loud'}" in said
+        and f"roundscope report {tmp_path / 'loud'}" in said
+    )
+    assert {(a["arm"], a["step"], a["kind"]) for a in record.rows(tmp_path / "loud", "alarms")} == {
+        (a, 6, "drift") for a in "ab"
+    }
     assert all(row["drift"] > 0.0 for row in record.rows(tmp_path / "loud", "heads"))
-    found, _ = train(capsys, "--resume", whole, "--out", tmp_path / "quiet", "--from", "0", "drift_alarm=none")
+    found, _ = train(
+        capsys, "--resume", whole, "--out", tmp_path / "quiet", "--from", "0", "drift_alarm=none"
+    )
     assert [arm["alarms"] for arm in found["arms"]] == [[], []]
 
 
@@ -222,11 +299,20 @@ for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--se
 
 @pytest.mark.thorough
 def test_two_devices_share_a_batch(tmp_path, capsys):
-    """Sharding that changes more than last bits, that is left to chance, or a log that does not say so."""
+    """Sharding that changes more than last bits, that is left to chance, or a log that does not say
+    so.
+    """
     asked = words(PLAIN, monitor_every=100)
-    subprocess.run([sys.executable, "-c", TWO_DEVICES, str(tmp_path), *asked], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES, str(tmp_path), *asked],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     train(capsys, *asked, "--out", tmp_path / "one")
-    losses = lambda name, arm: [row["loss"] for row in logged(tmp_path / name, "steps", arm)]  # noqa: E731
+
+    def losses(name, arm):
+        return [row["loss"] for row in logged(tmp_path / name, "steps", arm)]
+
     for name, arm in (("batch", "run"), ("arms", "run/0")):
         [run] = record.rows(tmp_path / name, "runs")
         assert f"{name} over 2 devices" in run["device"]
@@ -237,10 +323,15 @@ def test_two_devices_share_a_batch(tmp_path, capsys):
 
 
 def test_warmup_left_out_fits_the_steps():
-    """A short run that is refused, a long one whose warm-up grows, a warm-up that was asked for and is not kept."""
+    """A short run that is refused, a long one whose warm-up grows, a warm-up that was asked for and
+    is not kept.
+    """
     lengths = {50: 5, 999: 99, 1000: 100, 20000: 100, 5: 0}
     assert {steps: settings([f"steps={steps}"]).config.warmup for steps in lengths} == lengths
-    assert settings(["steps=5000", "decay_steps=80"]).config.warmup == 8 and settings([]).config.warmup == 100
+    assert (
+        settings(["steps=5000", "decay_steps=80"]).config.warmup == 8
+        and settings([]).config.warmup == 100
+    )
     assert settings(["steps=50", "warmup=20"]).config.warmup == 20
     kept = plain(settings(["steps=50"]).config)
     assert settings(["steps=3000"], before=kept).config.warmup == 5  # a run that goes on
@@ -249,8 +340,10 @@ def test_warmup_left_out_fits_the_steps():
 def test_a_file_and_words_mean_the_same(tmp_path):
     """Keys that only one of them knows, or types that differ."""
     file = tmp_path / "config.toml"
-    file.write_text('layers = 2\nlr = 1e-2\nclip = "none"\nposition = false\nchanges = ["site=O -> fp32"]\nseeds = [1, 2]\n'
-                    '[arms]\na = ""\nb = "lr=1; site=P -> fp32"\n[at]\n5 = "-> fp32"\n')  # fmt: skip
+    file.write_text(
+        'layers = 2\nlr = 1e-2\nclip = "none"\nposition = false\nchanges = ["site=O ->'
+        ' fp32"]\nseeds = [1, 2]\n[arms]\na = ""\nb = "lr=1; site=P -> fp32"\n[at]\n5 = "-> fp32"\n'
+    )
     given = ["layers=2", "lr=1e-2", "clip=none", "position=false", "changes=site=O -> fp32"]
     asked = settings(given, arms=["a=", "b=lr=1; site=P -> fp32"], at=["5: -> fp32"], seeds="1-2")
     assert settings([str(file)]) == asked
@@ -285,7 +378,10 @@ def test_settings_of_an_older_version():
         (["--at", "soon", "-> fp32", "--out", "OUT"], "whole number"),
         (["--at", "5", "layer=4 -> offset=16:bias", "--out", "OUT"], "numbered from 0 to 3"),
         (["--arm", "a=-> offset=16:bais", "--out", "OUT"], "did you mean 'bias'"),
-        (["changes=-> offset=16:bias delta_from=P_DP", "--out", "OUT"], "changes '-> offset=16:bias delta_from=P_DP'"),
+        (
+            ["changes=-> offset=16:bias delta_from=P_DP", "--out", "OUT"],
+            "changes '-> offset=16:bias delta_from=P_DP'",
+        ),
         (["plan=jax", "--at", "5", "-> offset=16:bias", "--out", "OUT"], "has no events"),
         (["--seeds", "1,1", "--out", "OUT"], "different"),
         (["layer=1", "--out", "OUT"], "did you mean 'layers'"),
@@ -307,12 +403,22 @@ def test_a_run_is_never_overwritten(whole, tmp_path, capsys):
     assert f"roundscope train --resume {whole}" in refused(capsys, *words(TINY), "--out", whole)
     assert "--out NEW" in refused(capsys, "--resume", whole, "lr=1")
     assert f"--resume {whole} --from 4 --out NEW" in refused(capsys, "--resume", whole, "--from", 4)
-    assert "start a new run" in refused(capsys, "--resume", whole, "width=16", "--out", tmp_path / "new")
-    assert "ends at step 12" in refused(capsys, "--resume", whole, "--from", 13, "--out", tmp_path / "new")
+    assert "start a new run" in refused(
+        capsys, "--resume", whole, "width=16", "--out", tmp_path / "new"
+    )
+    assert "ends at step 12" in refused(
+        capsys, "--resume", whole, "--from", 13, "--out", tmp_path / "new"
+    )
     assert "the first 12 are done" in refused(capsys, "--resume", whole, "steps=8")
-    assert "the first 6 are done" in refused(capsys, "--resume", whole, "--from", 6, "steps=5", "--out", tmp_path / "new")
-    assert "from step 6 to 11" in refused(capsys, "--resume", whole, "--from", 6, "--at", 5, "-> fp32", "--out", tmp_path / "new")
-    assert "name those that go on: a b" in refused(capsys, "--resume", whole, "--arm", "c=", "--out", tmp_path / "new")
+    assert "the first 6 are done" in refused(
+        capsys, "--resume", whole, "--from", 6, "steps=5", "--out", tmp_path / "new"
+    )
+    assert "from step 6 to 11" in refused(
+        capsys, "--resume", whole, "--from", 6, "--at", 5, "-> fp32", "--out", tmp_path / "new"
+    )
+    assert "name those that go on: a b" in refused(
+        capsys, "--resume", whole, "--arm", "c=", "--out", tmp_path / "new"
+    )
     found, _ = train(capsys, "--resume", whole)
     assert found["step"] == 12 and checkpoint.steps(whole) == [0, 4, 8, 12]
 
@@ -323,7 +429,9 @@ def test_the_live_view_says_how_long():
     assert live.headline(View(step=0, steps=10, rate=0.0, arms=arms)) == "step 0 of 10, compiling"
     view = View(step=100, steps=7300, rate=2.0, arms=arms)
     assert live.headline(view) == "step 100 of 7300, 2 steps/s, 1:00:00 left"
-    assert next(iter(live.table(view).columns[0].cells)) == "arm30" and os.linesep not in live.headline(view)
+    assert next(
+        iter(live.table(view).columns[0].cells)
+    ) == "arm30" and os.linesep not in live.headline(view)
     early = View(step=0, steps=10, rate=0.0, arms=(("run", float("nan"), 1e-3, False),))
     assert list(live.table(early).columns[1].cells) == ["-"]  # no loss is there yet
 
@@ -331,7 +439,9 @@ def test_the_live_view_says_how_long():
 def test_a_line_now_and_then_where_there_is_no_terminal(capsys):
     """A log file with nothing in it for an hour, or a line for every look."""
     now = [0.0]
-    view = View(step=100, steps=400, rate=2.0, arms=(("a", 1.0, 1e-3, True), ("b", 1.0, 1e-3, False)))
+    view = View(
+        step=100, steps=400, rate=2.0, arms=(("a", 1.0, 1e-3, True), ("b", 1.0, 1e-3, False))
+    )
     with live.screen(lambda: now[0]) as show:
         for now[0] in (10.0, 59.0, 61.0, 100.0, 125.0):
             show(view)

@@ -1,4 +1,6 @@
-"""Studies that are a list of cases: `Case`, a row of the table; `Topic`, the question; `Found`, what came of it."""
+"""Studies that are a list of cases: `Case`, a row of the table; `Topic`, the question; `Found`,
+what came of it.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +21,15 @@ from roundscope.experiments.studies.framework.words import pairs
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import typed
 
-HEADS = ("group", "case", "diverged", "final loss, nats", "above exact", "log2 growth of\n||W_Q|| over exact", "rows with\nseveral P = 1")
+HEADS = (
+    "group",
+    "case",
+    "diverged",
+    "final loss, nats",
+    "above exact",
+    "log2 growth of\n||W_Q|| over exact",
+    "rows with\nseveral P = 1",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +45,8 @@ class Case:
 class Topic:
     """A question to cases, each with every seed, and with the exact arm of each unless `alone`.
 
-    answer   one sentence;  draw: the picture that opens the report, with its caption;  notes: what else the reader must know
+    answer   one sentence;  draw: the picture that opens the report, with its caption;  notes: what
+             else the reader must know
     about    what differs, in words;  ties: whether rows with several P = 1 are counted
     """
 
@@ -58,15 +69,25 @@ class Topic:
         return list(dict.fromkeys(found)) if self.alone else with_exact(found)
 
     def given(self, words: Sequence[str], seeds: tuple[int, ...] | None) -> "Topic":
-        """With KEY=VALUE over it: steps=, and what is of the model. Raises UsageError naming key, value and repair."""
+        """With KEY=VALUE over it: steps=, and what is of the model.
+
+        Raises UsageError naming key, value and repair.
+        """
         known = ("steps", *(f.name for f in fields(Config) if f.name not in OWN))
         asked = pairs(words, known)
         steps = steps_of("steps", asked.pop("steps")) if "steps" in asked else None
         for case in self.cases:
             if fixed := [w for w in case.dose.words if w.partition("=")[0] in asked]:
-                raise UsageError(f"{fixed[0].partition('=')[0]}: the case '{case.name}' has {fixed[0]} of its own; leave it out")
+                raise UsageError(
+                    f"{fixed[0].partition('=')[0]}: the case '{case.name}' has {fixed[0]} of its"
+                    " own; leave it out"
+                )
         config = replace(self.config, **{name: typed(name, value) for name, value in asked.items()})
-        cases = self.cases if steps is None else tuple(replace(c, dose=replace(c.dose, steps=steps)) for c in self.cases)
+        cases = (
+            self.cases
+            if steps is None
+            else tuple(replace(c, dose=replace(c.dose, steps=steps)) for c in self.cases)
+        )
         return replace(self, config=config, cases=cases, seeds=seeds or self.seeds)
 
 
@@ -76,7 +97,9 @@ class Found:
     def __init__(self, topic: Topic, results: Iterable[Run[Dose]]) -> None:
         self.topic, self.results = topic, Results(results)
         own = {r.condition: r for r in self.results.all}
-        self.cases: dict[Case, list[Run[Dose]]] = {c: [own[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases}
+        self.cases: dict[Case, list[Run[Dose]]] = {
+            c: [own[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases
+        }
 
     def groups(self) -> dict[str, dict[Case, list[Run[Dose]]]]:
         """Cases by group, in their order."""
@@ -106,12 +129,23 @@ def rows(found: Found) -> list[list[str]]:
         loss = mean({run.condition.seed: run.loss for run in own})
         lost = sum(not math.isfinite(run.loss) for run in own)
         is_exact = case.dose == case.dose.exact
-        against = ["", ""] if found.topic.alone or is_exact else [interval(found.results.excess(own)), interval(found.results.growth(own))]
+        against = (
+            ["", ""]
+            if found.topic.alone or is_exact
+            else [interval(found.results.excess(own)), interval(found.results.growth(own))]
+        )
         tied = mean({run.condition.seed: ties(run) for run in own}).mean
         share = "" if math.isnan(tied) else f"{100 * tied:.3g} %"
-        made.append([
-            case.group, case.name, found.time(case).words, interval(loss) + (f", {lost} not finite" if lost else ""), *against, share,
-        ])  # fmt: skip
+        made.append(
+            [
+                case.group,
+                case.name,
+                found.time(case).words,
+                interval(loss) + (f", {lost} not finite" if lost else ""),
+                *against,
+                share,
+            ]
+        )
     return made
 
 
@@ -120,12 +154,24 @@ def points(found: Found) -> list[dict[str, Any]]:
     made = []
     for case, own in found.cases.items():
         t = found.time(case)
-        made.append({
-            "group": case.group, "case": case.name, "change": list(case.dose.change), "words": list(case.dose.words),
-            "offset": case.dose.offset, "lr": case.dose.rate, "steps": t.steps, "runs": t.runs, "diverged": t.diverged,
-            "times": [run.diverged for run in own], "seeds": [run.condition.seed for run in own], "losses": [run.loss for run in own],
-            "growth": [growth(run) for run in own], "several_ones": [ties(run) for run in own],
-        })  # fmt: skip
+        made.append(
+            {
+                "group": case.group,
+                "case": case.name,
+                "change": list(case.dose.change),
+                "words": list(case.dose.words),
+                "offset": case.dose.offset,
+                "lr": case.dose.rate,
+                "steps": t.steps,
+                "runs": t.runs,
+                "diverged": t.diverged,
+                "times": [run.diverged for run in own],
+                "seeds": [run.condition.seed for run in own],
+                "losses": [run.loss for run in own],
+                "growth": [growth(run) for run in own],
+                "several_ones": [ties(run) for run in own],
+            }
+        )
     return made
 
 

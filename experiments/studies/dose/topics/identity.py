@@ -1,4 +1,6 @@
-"""The study `identity`: errors of one size that break rowsum(dS) = 0 against errors that leave it."""
+"""The study `identity`: errors of one size that break rowsum(dS) = 0 against errors that leave
+it.
+"""
 
 import math
 
@@ -15,14 +17,17 @@ QUESTION = "Does an error kill because the rows of dS stop summing to zero?"
 BREAKS, KEEPS = "the rows of dS no longer sum to 0", "the rows of dS still sum to 0"
 P_DP, CENTRED = "-> delta_from=P_DP", "-> delta_from=CENTRED"
 CAPTION = (
-    "A dot for each seed at the step where it diverged; hollow at the end: it did not. Above and below, the same events err by as much."
+    "A dot for each seed at the step where it diverged; hollow at the end: it did not. Above and"
+    " below, the same events err by as much."
 )
 NOTES = (
-    "dS = P (dP - delta) and sum P = 1, so a row of dS sums to rowsum(P dP) - delta = 0 in exact arithmetic. Everything is FP32 but "
-    "the events named, which round to p significand bits. Scores rounded in the forward alone: P of the backward no longer sums to 1;"
-    " rounded in the backward as well: it does, with as large an error. dP toward zero: delta = rowsum(dO O) does not know of it, "
-    "delta = rowsum(P dP) reads the same rounded dP. P of the backward toward zero: with delta = rowsum(P dP) the row sums to delta "
-    "(1 - sum P), with rowsum(P dP) / sum P to 0. Growth of ||W_Q|| is over the FP32 arm of the same seed."
+    "dS = P (dP - delta) and sum P = 1, so a row of dS sums to rowsum(P dP) - delta = 0 in exact"
+    " arithmetic. Everything is FP32 but the events named, which round to p significand bits."
+    " Scores rounded in the forward alone: P of the backward no longer sums to 1; rounded in the"
+    " backward as well: it does, with as large an error. dP toward zero: delta = rowsum(dO O) does"
+    " not know of it, delta = rowsum(P dP) reads the same rounded dP. P of the backward toward"
+    " zero: with delta = rowsum(P dP) the row sums to delta (1 - sum P), with rowsum(P dP) / sum P"
+    " to 0. Growth of ||W_Q|| is over the FP32 arm of the same seed."
 )
 
 
@@ -48,13 +53,26 @@ def _topic(config: Config, *, bits: int, steps: int, rate: float, seeds: tuple[i
         case(BREAKS, "P of the backward toward zero, delta = rowsum(P dP)", Site.EXP_B, ZERO, P_DP),
         case(BREAKS, "scores of the forward alone, nearest", Site.SCALED, EVEN),
         case(KEEPS, "dP toward zero, delta = rowsum(P dP)", Site.DP, ZERO, P_DP),
-        case(KEEPS, "P of the backward toward zero, delta = rowsum(P dP) / sum P", Site.EXP_B, ZERO, CENTRED),
+        case(
+            KEEPS,
+            "P of the backward toward zero, delta = rowsum(P dP) / sum P",
+            Site.EXP_B,
+            ZERO,
+            CENTRED,
+        ),
         case(KEEPS, "scores of forward and backward, nearest", Site.SCALED_B, EVEN, scores),
     )
     return Topic(
-        question=QUESTION, config=config, cases=cases, seeds=seeds, answer=answer, draw=strips, caption=CAPTION, notes=NOTES,
+        question=QUESTION,
+        config=config,
+        cases=cases,
+        seeds=seeds,
+        answer=answer,
+        draw=strips,
+        caption=CAPTION,
+        notes=NOTES,
         about="FP32 but for the events named",
-    )  # fmt: skip
+    )
 
 
 def answer(found: Found) -> str:
@@ -65,8 +83,9 @@ def answer(found: Found) -> str:
     else:
         start = "Partly" if kept[0] / kept[1] < 0.5 * broken[0] / broken[1] else "Not by these runs"
     return (
-        f"{start}: where the rows of dS no longer sum to 0, {broken[0]} of {broken[1]} runs diverged and the final loss is {broken[2]} "
-        f"nats above exact; where they do, with the same events as wrong, {kept[0]} of {kept[1]} and {kept[2]} nats."
+        f"{start}: where the rows of dS no longer sum to 0, {broken[0]} of {broken[1]} runs"
+        f" diverged and the final loss is {broken[2]} nats above exact; where they do, with the"
+        f" same events as wrong, {kept[0]} of {kept[1]} and {kept[2]} nats."
     )
 
 
@@ -75,4 +94,8 @@ def _count(found: Found, own: list[Case]) -> tuple[int, int, str]:
     times = [found.time(case) for case in own]
     means = [found.results.excess(found.cases[case]).mean for case in own]
     excess = [x for x in means if math.isfinite(x)] or [math.nan]
-    return sum(t.diverged for t in times), sum(t.runs for t in times), f"{number(min(excess))} to {number(max(excess))}"
+    return (
+        sum(t.diverged for t in times),
+        sum(t.runs for t in times),
+        f"{number(min(excess))} to {number(max(excess))}",
+    )

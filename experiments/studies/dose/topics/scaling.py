@@ -1,7 +1,9 @@
-"""The study `scaling`: the most bits at which toward zero still kills, against rate, width, depth and context."""
+"""The study `scaling`: the most bits at which toward zero still kills, against rate, width, depth
+and context.
+"""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -17,13 +19,14 @@ from roundscope.experiments.train.config import Config
 
 QUESTION = "With what does the threshold of toward zero scale?"
 CAPTION = (
-    "Runs that diverged of all seeds, by p and by one factor at a time; the frame is p*, the most significand bits at which more than"
-    " half did. The value in bold is the same model in every panel. Top: nothing rounded but to FP32."
+    "Runs that diverged of all seeds, by p and by one factor at a time; the frame is p*, the most"
+    " significand bits at which more than half did. The value in bold is the same model in every"
+    " panel. Top: nothing rounded but to FP32."
 )
 NOTES = (
-    "Toward zero at O as delta reads it (OD), all else FP32; the other sizes stay as they are (heads too: a wider model has wider "
-    "heads). A smaller rate is slower, so part of its higher threshold is that a run of as many steps gets less far; runs are of "
-    "equally many steps."
+    "Toward zero at O as delta reads it (OD), all else FP32; the other sizes stay as they are"
+    " (heads too: a wider model has wider heads). A smaller rate is slower, so part of its higher"
+    " threshold is that a run of as many steps gets less far; runs are of equally many steps."
 )
 EXACT = "FP32"
 RED = LinearSegmentedColormap.from_list("red", ["#ffffff", "#d55e00"])
@@ -39,25 +42,59 @@ class Column(NamedTuple):
 
 def quick() -> Topic:
     """Two cores: minutes."""
-    return _topic(QUICK.config, 3e-2, {"lr": (1e-2, 3e-2), "depth": (1, 2)}, (2, 4, 6), steps=400, seeds=(0, 1, 2))
+    return _topic(
+        QUICK.config,
+        3e-2,
+        {"lr": (1e-2, 3e-2), "depth": (1, 2)},
+        (2, 4, 6),
+        steps=400,
+        seeds=(0, 1, 2),
+    )
 
 
 def full() -> Topic:
     """A GPU."""
-    factors = {"lr": (3e-3, 1e-2, 3e-2), "width": (64, 128, 256), "depth": (2, 4, 8), "context": (64, 128, 256)}
+    factors = {
+        "lr": (3e-3, 1e-2, 3e-2),
+        "width": (64, 128, 256),
+        "depth": (2, 4, 8),
+        "context": (64, 128, 256),
+    }
     return _topic(FULL.config, 1e-2, factors, (4, 5, 6, 7, 8), steps=1000, seeds=(0, 1, 2, 3, 4))
 
 
 def _topic(
-    config: Config, rate: float, factors: Mapping[str, tuple[float, ...]], bits: tuple[int, ...], *, steps: int, seeds: tuple[int, ...]
+    config: Config,
+    rate: float,
+    factors: Mapping[str, tuple[float, ...]],
+    bits: tuple[int, ...],
+    *,
+    steps: int,
+    seeds: tuple[int, ...],
 ) -> Topic:
     usual = {"lr": rate, "width": config.width, "depth": config.layers, "context": config.context}
-    columns = [Column(name, value, value == usual[name]) for name, values in factors.items() for value in values]
-    cases = [Case(group=group_of(c), name=name, dose=dose) for c in columns for name, dose in _column_doses(c, bits, rate, steps)]
+    columns = [
+        Column(name, value, value == usual[name])
+        for name, values in factors.items()
+        for value in values
+    ]
+    cases = [
+        Case(group=group_of(c), name=name, dose=dose)
+        for c in columns
+        for name, dose in _column_doses(c, bits, rate, steps)
+    ]
     return Topic(
-        question=QUESTION, config=config, cases=tuple(cases), seeds=seeds, answer=lambda found: answer(found, columns),
-        draw=lambda found: draw(found, columns), caption=CAPTION, notes=NOTES, about="one factor at a time around this model", alone=True,
-    )  # fmt: skip
+        question=QUESTION,
+        config=config,
+        cases=tuple(cases),
+        seeds=seeds,
+        answer=lambda found: answer(found, columns),
+        draw=lambda found: draw(found, columns),
+        caption=CAPTION,
+        notes=NOTES,
+        about="one factor at a time around this model",
+        alone=True,
+    )
 
 
 def group_of(column: Column) -> str:
@@ -65,7 +102,9 @@ def group_of(column: Column) -> str:
     return f"{column.factor} {column.value:g}"
 
 
-def _column_doses(column: Column, bits: tuple[int, ...], rate: float, steps: int) -> list[tuple[str, Dose]]:
+def _column_doses(
+    column: Column, bits: tuple[int, ...], rate: float, steps: int
+) -> list[tuple[str, Dose]]:
     """FP32, then p downwards."""
     own = [_dose(column, p, rate, steps) for p in reversed(bits)]
     return [(EXACT, own[0].exact), *((f"p = {dose.bits}", dose) for dose in own)]
@@ -74,11 +113,20 @@ def _column_doses(column: Column, bits: tuple[int, ...], rate: float, steps: int
 def _dose(column: Column, bits: int, rate: float, steps: int) -> Dose:
     name = "layers" if column.factor == "depth" else column.factor
     words = () if column.usual or name == "lr" else (f"{name}={column.value:g}",)
-    return Dose(site=Site.OD, mode=ZERO, bits=bits, rate=column.value if name == "lr" else rate, steps=steps, words=words)
+    return Dose(
+        site=Site.OD,
+        mode=ZERO,
+        bits=bits,
+        rate=column.value if name == "lr" else rate,
+        steps=steps,
+        words=words,
+    )
 
 
 def threshold(found: Found, column: Column) -> int | None:
-    """p*: the most bits at which more than half of the seeds diverged, None if they did at no p; MOST_BITS where FP32 did."""
+    """p*: the most bits at which more than half of the seeds diverged, None if they did at no p;
+    MOST_BITS where FP32 did.
+    """
     own = [case for case in found.cases if case.group == group_of(column)]
     return max((case.dose.bits for case in own if found.killed(case)), default=None)
 
@@ -89,13 +137,18 @@ def answer(found: Found, columns: list[Column]) -> str:
     said = []
     for factor in dict.fromkeys(c.factor for c in columns):
         own = [c for c in columns if c.factor == factor]
-        said.append(f"{factor} {', '.join(number(c.value) for c in own)}: {', '.join(_star(threshold(found, c), bits) for c in own)}")
+        said.append(
+            f"{factor} {', '.join(number(c.value) for c in own)}:"
+            f" {', '.join(_star(threshold(found, c), bits) for c in own)}"
+        )
     seeds = len(found.topic.seeds)
-    exact = {case.dose: found.time(case) for case in found.cases if case.name == EXACT}  # the usual model's is in every panel
+    exact = {
+        case.dose: found.time(case) for case in found.cases if case.name == EXACT
+    }  # the usual model's is in every panel
     lost, runs = (sum(getattr(t, name) for t in exact.values()) for name in ("diverged", "runs"))
     return (
-        f"p*, the most bits at which toward zero made more than half of {seeds} seeds diverge, is for {'; '.join(said)}. "
-        f"In FP32 {lost} of {runs} diverged."
+        f"p*, the most bits at which toward zero made more than half of {seeds} seeds diverge, is"
+        f" for {'; '.join(said)}. In FP32 {lost} of {runs} diverged."
     )
 
 
@@ -127,14 +180,32 @@ def draw(found: Found, columns: list[Column]) -> Figure:
     return figure
 
 
-def _column(ax: object, x: int, found: Found, column: Column, bits: list[int]) -> None:
+def _column(ax: Any, x: int, found: Found, column: Column, bits: list[int]) -> None:
     star = threshold(found, column)
     for case in found.cases:
         if case.group != group_of(column):
             continue
         t, p = found.time(case), case.dose.bits
         share, y = t.diverged / t.runs, bits.index(p)
-        ax.bar(x, 0.94, 0.94, y - 0.47, color=RED(0.85 * share), ec="#cbd2d9", lw=2.2 if p == star else 0.5, zorder=1)  # type: ignore[attr-defined]
-        ax.text(x, y, f"{t.diverged} of {t.runs}", ha="center", va="center", fontsize=8, color=INK, zorder=3)  # type: ignore[attr-defined]
+        ax.bar(
+            x,
+            0.94,
+            0.94,
+            y - 0.47,
+            color=RED(0.85 * share),
+            ec="#cbd2d9",
+            lw=2.2 if p == star else 0.5,
+            zorder=1,
+        )
+        ax.text(
+            x,
+            y,
+            f"{t.diverged} of {t.runs}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=INK,
+            zorder=3,
+        )
         if p == star:
             ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)  # type: ignore[attr-defined]

@@ -15,10 +15,18 @@ ROW = 0.27
 
 
 def strips(found: Found) -> Figure:
-    """A panel per group under each other: steps to divergence along, seeds as dots; a hollow dot at the end lived."""
+    """A panel per group under each other: steps to divergence along, seeds as dots; a hollow dot at
+    the end lived.
+    """
     groups = found.groups()
     sizes = [len(own) for own in groups.values()]
-    figure, axes = canvas(0.6 + ROW * sum(sizes) + 0.42 * len(sizes), len(sizes), 1, sharex=True, gridspec_kw={"height_ratios": sizes})
+    figure, axes = canvas(
+        0.6 + ROW * sum(sizes) + 0.42 * len(sizes),
+        len(sizes),
+        1,
+        sharex=True,
+        gridspec_kw={"height_ratios": sizes},
+    )
     steps = max(case.dose.steps for case in found.cases)
     for ax, (group, own) in zip(axes.flat, groups.items(), strict=True):
         ax.set_title(group, fontsize=9.5, loc="left", color=INK)
@@ -46,6 +54,13 @@ def _counts(ax: Axes, found: Found, own: dict[Case, list[Run[Dose]]], steps: int
     for place, case in enumerate(own):
         t = found.time(case)
         colour = LETHAL if 2 * t.diverged > t.runs else INK if t.diverged else QUIET
-        ax.text(1.03 * steps, place, f"{t.diverged} of {t.runs}", va="center", fontsize=8.5, color=colour)
+        ax.text(
+            1.03 * steps,
+            place,
+            f"{t.diverged} of {t.runs}",
+            va="center",
+            fontsize=8.5,
+            color=colour,
+        )
     ax.spines["left"].set_visible(False)
     ax.tick_params(axis="y", length=0)

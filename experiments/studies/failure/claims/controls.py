@@ -1,4 +1,6 @@
-"""The controls that the paper has not: size against sign, other modes, other repairs, presets, the factorial, and the rest of dS."""
+"""The controls that the paper has not: size against sign, other modes, other repairs, presets, the
+factorial, and the rest of dS.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -28,20 +30,28 @@ BEYOND = {
     "same scores": "the backward rounds its scores as the forward did: stable",
 }
 RULES = (
-    "Controls. Size: the same events, errors of the same RMS without bias; agrees if none of these runs diverged. 'Earlier': agrees if "
-    "every seed diverged earlier than nearest-even did or where it did not, contradicts if none did. The factorial: agrees if every run "
-    "with O rounded before its normalisation only diverged and none with it rounded after only, contradicts if the latter diverged at "
-    "least as often. The rest of dS: all runs of all cases; the number is the probability that a run that diverged had a larger drift, "
-    "after the warm-up, than one that did not (0.5: no relation): agrees from 0.95, contradicts up to 0.5. Between seeds of one row: "
-    "the same over pairs of runs of one row; intervals are bootstraps over rows."
+    "Controls. Size: the same events, errors of the same RMS without bias; agrees if none of these"
+    " runs diverged. 'Earlier': agrees if every seed diverged earlier than nearest-even did or"
+    " where it did not, contradicts if none did. The factorial: agrees if every run with O rounded"
+    " before its normalisation only diverged and none with it rounded after only, contradicts if"
+    " the latter diverged at least as often. The rest of dS: all runs of all cases; the number is"
+    " the probability that a run that diverged had a larger drift, after the warm-up, than one that"
+    " did not (0.5: no relation): agrees from 0.95, contradicts up to 0.5. Between seeds of one"
+    " row: the same over pairs of runs of one row; intervals are bootstraps over rows."
 )
 
 
 def controls(r: Results) -> list[Verdict]:
     """Every control that was run."""
     return [
-        *_size(r), *_modes(r), *_beyond(r), *_presets(r), *_factorial(r), identity(r), within(r),
-    ]  # fmt: skip
+        *_size(r),
+        *_modes(r),
+        *_beyond(r),
+        *_presets(r),
+        *_factorial(r),
+        identity(r),
+        within(r),
+    ]
 
 
 def _size(r: Results) -> Iterator[Verdict]:
@@ -49,11 +59,15 @@ def _size(r: Results) -> Iterator[Verdict]:
     for case in r.scale.cases:
         if case.mode != "toward-zero":
             continue
-        own, worse = r.of(case.name, f"ties-to-even {case.bits - 1}"), r.of(case.name, f"stochastic {case.bits - 1}")
+        own = r.of(case.name, f"ties-to-even {case.bits - 1}")
+        worse = r.of(case.name, f"stochastic {case.bits - 1}")
         claim = "it is the sign of O's error, not its size: nearest-even of the same RMS is stable"
         more = f"; stochastic with 1.4 times the RMS: {times(worse)}" if worse else ""
         word = stable_word(own) if r.fails(case.name) else Word.NOT_TESTABLE
-        measured = f"p = {case.bits - 1} nearest-even {times(own)}; p = {case.bits} toward zero {times(r.of(case.name, FAILS))}{more}"
+        measured = (
+            f"p = {case.bits - 1} nearest-even {times(own)}; p = {case.bits} toward zero"
+            f" {times(r.of(case.name, FAILS))}{more}"
+        )
         yield verdict(CONTROL, claim, case, word, measured)
 
 
@@ -67,7 +81,13 @@ def _modes(r: Results) -> Iterator[Verdict]:
             own, base = r.of(case.name, f"{mode} {case.bits}"), r.of(case.name, FAILS)
             if own and case.mode == "ties-to-even":
                 claim = f"{mode} on the O path diverges earlier than nearest-even"
-                yield verdict(CONTROL, claim, case, _earlier(own, base), f"{times(own)}; nearest-even {times(base)}")
+                yield verdict(
+                    CONTROL,
+                    claim,
+                    case,
+                    _earlier(own, base),
+                    f"{times(own)}; nearest-even {times(base)}",
+                )
 
 
 def _earlier(own: Own, base: Own) -> Word:
@@ -85,7 +105,14 @@ def _beyond(r: Results) -> Iterator[Verdict]:
 def _presets(r: Results) -> Iterator[Verdict]:
     for row, claim, word in (
         ("fa2-bf16", "production FlashAttention in BF16 is stable", stable_word),
-        (ONCE, "unfused BF16 attention diverges if its backward rounds its scores once, its forward twice", explodes_word),
+        (
+            ONCE,
+            (
+                "unfused BF16 attention diverges if its backward rounds its scores once, its"
+                " forward twice"
+            ),
+            explodes_word,
+        ),
     ):
         for case in r.scale.cases:
             if own := r.of(case.name, row):
@@ -93,7 +120,9 @@ def _presets(r: Results) -> Iterator[Verdict]:
 
 
 def _factorial(r: Results) -> Iterator[Verdict]:
-    """Rounding before against after the normalisation, over the other factors; and what those do."""
+    """Rounding before against after the normalisation, over the other factors; and what those
+    do.
+    """
     for case in r.scale.cases:
         if not r.of(case.name, cell("both", "FP32", "FP32", 1)):
             continue
@@ -108,14 +137,27 @@ def _factorial(r: Results) -> Iterator[Verdict]:
 
 def _effects(r: Results, case: Case) -> Iterator[str]:
     """The share that diverged at both levels of every other factor."""
-    for name, position, levels in (("scores", 2, ("BF16", "FP32")), ("m and l", 3, ("BF16", "FP32")), ("tiles", 4, ("1", "4"))):
+    for name, position, levels in (
+        ("scores", 2, ("BF16", "FP32")),
+        ("m and l", 3, ("BF16", "FP32")),
+        ("tiles", 4, ("1", "4")),
+    ):
         own = [pooled(r, case, level, position) for level in levels]
-        yield f"{name} " + ", ".join(f"{level} {diverged(runs)} of {len(runs)}" for level, runs in zip(levels, own, strict=True))
+        yield f"{name} " + ", ".join(
+            f"{level} {diverged(runs)} of {len(runs)}"
+            for level, runs in zip(levels, own, strict=True)
+        )
 
 
 def pooled(r: Results, case: Case, level: str, position: int = 1) -> list[Run[Trial]]:
-    """All runs of the factorial with one level of one factor; positions as `rows.cell` writes them."""
-    names = [row for row in r.rows(case.name) if row.startswith("cell ") and row.split(" ")[position] == level]
+    """All runs of the factorial with one level of one factor; positions as `rows.cell` writes
+    them.
+    """
+    names = [
+        row
+        for row in r.rows(case.name)
+        if row.startswith("cell ") and row.split(" ")[position] == level
+    ]
     return [run for row in names for run in r.of(case.name, row)]
 
 
@@ -123,12 +165,24 @@ def identity(r: Results) -> Verdict:
     """The rest of dS against divergence, all runs of all cases."""
     dead, alive = split(r)
     p = above([drift(x) for x in dead], [drift(x) for x in alive])
-    word = Word.NOT_TESTABLE if math.isnan(p) else Word.AGREES if p >= 0.95 else Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
-    measured = (
-        f"probability {p:.3f}; median drift of {len(dead)} runs that diverged {middle([drift(x) for x in dead]):.2g}, "
-        f"of {len(alive)} that did not {middle([drift(x) for x in alive]):.2g}"
+    word = (
+        Word.NOT_TESTABLE
+        if math.isnan(p)
+        else Word.AGREES
+        if p >= 0.95
+        else Word.CONTRADICTS
+        if p <= 0.5
+        else Word.UNDECIDED
     )
-    claim = "runs whose rows of dS do not sum to zero, in one direction, diverge, whichever event made it; others do not"
+    measured = (
+        f"probability {p:.3f}; median drift of {len(dead)} runs that diverged"
+        f" {middle([drift(x) for x in dead]):.2g}, of {len(alive)} that did not"
+        f" {middle([drift(x) for x in alive]):.2g}"
+    )
+    claim = (
+        "runs whose rows of dS do not sum to zero, in one direction, diverge, whichever event made"
+        " it; others do not"
+    )
     return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
 
 
@@ -139,12 +193,25 @@ def within(r: Results) -> Verdict:
     told = f"probability {_shown(arms, paired)} over {pairs} pairs in {len(arms)} arms"
     measured = f"{told}; between all runs {_shown(_arms(r), pooled_pairs)}"
     p = paired(arms) if arms else math.nan
-    word = Word.NOT_TESTABLE if not arms else Word.AGREES if p >= 0.95 else Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
-    claim = "of two seeds of one arithmetic, the one whose rows of dS drift more is the one that diverges"
+    word = (
+        Word.NOT_TESTABLE
+        if not arms
+        else Word.AGREES
+        if p >= 0.95
+        else Word.CONTRADICTS
+        if p <= 0.5
+        else Word.UNDECIDED
+    )
+    claim = (
+        "of two seeds of one arithmetic, the one whose rows of dS drift more is the one that"
+        " diverges"
+    )
     return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
 
 
-Drifts = tuple[list[float], list[float]]  # of an arm's runs that diverged, and of those that did not
+Drifts = tuple[
+    list[float], list[float]
+]  # of an arm's runs that diverged, and of those that did not
 
 
 def _arms(r: Results) -> list[Drifts]:
@@ -152,7 +219,9 @@ def _arms(r: Results) -> list[Drifts]:
     seen: dict[tuple[Trial, ...], Drifts] = {}
     for own in r.by.values():
         runs = [run for run in own if math.isfinite(drift(run))]
-        dead, alive = ([drift(x) for x in runs if (x.diverged is not None) is gone] for gone in (True, False))
+        dead, alive = (
+            [drift(x) for x in runs if (x.diverged is not None) is gone] for gone in (True, False)
+        )
         seen[tuple(run.condition for run in runs)] = (dead, alive)
     return list(seen.values())
 
@@ -173,19 +242,26 @@ def _shown(arms: Sequence[Drifts], probability: Callable[[Sequence[Drifts]], flo
     if not arms or math.isnan(probability(arms)):
         return "-"
     rng = np.random.default_rng(0)
-    draws = [probability([arms[i] for i in rng.integers(0, len(arms), len(arms))]) for _ in range(BOOTSTRAPS)]
+    draws = [
+        probability([arms[i] for i in rng.integers(0, len(arms), len(arms))])
+        for _ in range(BOOTSTRAPS)
+    ]
     low, high = np.nanquantile(draws, (0.025, 0.975))
     return f"{probability(arms):.2f} [{low:.2f}, {high:.2f}]"
 
 
 def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:
     """Every run once: those that diverged, those that did not. Only runs whose drift was seen."""
-    every = {run.condition: run for own in r.by.values() for run in own if math.isfinite(drift(run))}.values()
+    every = {
+        run.condition: run for own in r.by.values() for run in own if math.isfinite(drift(run))
+    }.values()
     return [x for x in every if x.diverged is not None], [x for x in every if x.diverged is None]
 
 
 def above(dead: Sequence[float], alive: Sequence[float]) -> float:
-    """The probability that one of the first is larger than one of the second, ties half: the area under the ROC curve."""
+    """The probability that one of the first is larger than one of the second, ties half: the area
+    under the ROC curve.
+    """
     if not dead or not alive:
         return math.nan
     x, y = np.asarray(dead)[:, None], np.asarray(alive)[None]

@@ -1,4 +1,6 @@
-"""The rules by which counts of diverged runs become words: what is stable, what explodes, what cures."""
+"""The rules by which counts of diverged runs become words: what is stable, what explodes, what
+cures.
+"""
 
 from roundscope.experiments.studies.failure.conditions.cases import Case
 from roundscope.experiments.studies.failure.conditions.rows import FAILS
@@ -21,21 +23,45 @@ def stable_word(own: Own) -> Word:
     """Of runs that should not diverge."""
     if not own:
         return Word.NOT_TESTABLE
-    return Word.AGREES if not diverged(own) else Word.CONTRADICTS if 2 * diverged(own) > len(own) else Word.UNDECIDED
+    return (
+        Word.AGREES
+        if not diverged(own)
+        else Word.CONTRADICTS
+        if 2 * diverged(own) > len(own)
+        else Word.UNDECIDED
+    )
 
 
 def explodes_word(own: Own) -> Word:
     """Of runs that should diverge."""
     if not own:
         return Word.NOT_TESTABLE
-    return Word.AGREES if diverged(own) == len(own) else Word.CONTRADICTS if not diverged(own) else Word.UNDECIDED
+    return (
+        Word.AGREES
+        if diverged(own) == len(own)
+        else Word.CONTRADICTS
+        if not diverged(own)
+        else Word.UNDECIDED
+    )
 
 
 def untestable(figure: str, claim: str, case: Case, r: Results) -> Verdict:
     """Where the case does not fail, or the row was not run."""
-    return verdict(figure, claim, case, Word.NOT_TESTABLE, f"the case itself: {times(r.of(case.name, FAILS))}")
+    return verdict(
+        figure, claim, case, Word.NOT_TESTABLE, f"the case itself: {times(r.of(case.name, FAILS))}"
+    )
 
 
-def verdict(figure: str, claim: str, case: Case, word: Word, measured: str, note: str = "") -> Verdict:
+def verdict(
+    figure: str, claim: str, case: Case, word: Word, measured: str, note: str = ""
+) -> Verdict:
     """Of one row in one case."""
-    return Verdict(figure=figure, claim=claim, case=case.name, sizes="", word=word, measured=measured, note=note)
+    return Verdict(
+        figure=figure,
+        claim=claim,
+        case=case.name,
+        sizes="",
+        word=word,
+        measured=measured,
+        note=note,
+    )

@@ -1,4 +1,6 @@
-"""The paper's ablation table (rows 0 to 10) beside what was measured in every case, and the rules that judge it."""
+"""The paper's ablation table (rows 0 to 10) beside what was measured in every case, and the rules
+that judge it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,18 +15,31 @@ from roundscope.experiments.studies.failure.claims.judging import (
     untestable,
     verdict,
 )
-from roundscope.experiments.studies.failure.conditions.cases import AMPLIFIED, OTHER_DELTA, PUBLISHED, Case
+from roundscope.experiments.studies.failure.conditions.cases import (
+    AMPLIFIED,
+    OTHER_DELTA,
+    PUBLISHED,
+    Case,
+)
 from roundscope.experiments.studies.failure.conditions.heads import LARGEST, RANDOM, SMALLEST
-from roundscope.experiments.studies.failure.conditions.rows import ALONE, EXACT, FAILS, FP32, UNFUSED
+from roundscope.experiments.studies.failure.conditions.rows import (
+    ALONE,
+    EXACT,
+    FAILS,
+    FP32,
+    UNFUSED,
+)
 from roundscope.experiments.studies.failure.results import Own, Results
 from roundscope.experiments.studies.framework.counts import diverged, times
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 RULES = (
-    "A row is judged in a case whose every run diverged while no FP32 run did; in any other it is not testable. 'Stable': agrees if no run "
-    "of the row diverged, contradicts if more than half did, else undecided. 'Explodes': agrees if all did, contradicts if none did, else "
-    "undecided. Rows 3 and 4 are judged at the layer whose ||W_Q,h|| was largest before divergence in most failing runs. Row 8 agrees only "
-    "if the heads that were picked by their norm cure and random ones, as many, do not. k of n are runs with different weights and batches."
+    "A row is judged in a case whose every run diverged while no FP32 run did; in any other it is"
+    " not testable. 'Stable': agrees if no run of the row diverged, contradicts if more than half"
+    " did, else undecided. 'Explodes': agrees if all did, contradicts if none did, else undecided."
+    " Rows 3 and 4 are judged at the layer whose ||W_Q,h|| was largest before divergence in most"
+    " failing runs. Row 8 agrees only if the heads that were picked by their norm cure and random"
+    " ones, as many, do not. k of n are runs with different weights and batches."
 )
 STABLE = {
     "5": "delta = rowsum(P dP): stable",
@@ -47,14 +62,40 @@ def _zero(r: Results) -> Iterator[Verdict]:
     for case in r.scale.cases:
         own = r.of(case.name, FAILS)
         word = Word.AGREES if r.fails(case.name) else Word.UNDECIDED
-        note = "" if word is Word.AGREES else "not shown here: the paper's model is 12 layers, width 768, context 1024, thousands of steps"
-        yield verdict("0", "BF16 FlashAttention explodes", case, word, f"{times(own)} in {r.scale.steps} steps", note)
+        note = (
+            ""
+            if word is Word.AGREES
+            else (
+                "not shown here: the paper's model is 12 layers, width 768, context 1024, thousands"
+                " of steps"
+            )
+        )
+        yield verdict(
+            "0",
+            "BF16 FlashAttention explodes",
+            case,
+            word,
+            f"{times(own)} in {r.scale.steps} steps",
+            note,
+        )
     for case in r.scale.cases:
         exact = r.of(case.name, FP32)
-        yield verdict("0'", "FP32 attention is stable", case, stable_word(exact), f"{times(exact)} in {r.scale.steps} steps")
+        yield verdict(
+            "0'",
+            "FP32 attention is stable",
+            case,
+            stable_word(exact),
+            f"{times(exact)} in {r.scale.steps} steps",
+        )
     for case in r.scale.cases:
         if unfused := r.of(case.name, UNFUSED):
-            yield verdict("0'", "standard attention is stable", case, stable_word(unfused), f"{times(unfused)}, unfused in BF16")
+            yield verdict(
+                "0'",
+                "standard attention is stable",
+                case,
+                stable_word(unfused),
+                f"{times(unfused)}, unfused in BF16",
+            )
 
 
 def _tiles(r: Results) -> Iterator[Verdict]:
@@ -62,7 +103,13 @@ def _tiles(r: Results) -> Iterator[Verdict]:
     for case in r.scale.cases:
         if r.of(case.name, "1"):
             whole, tiled = r.of(case.name, FAILS), r.of(case.name, "1")
-            yield verdict("1", claim, case, explodes_word(whole), f"one tile {times(whole)}; 4 tiles {times(tiled)}")
+            yield verdict(
+                "1",
+                claim,
+                case,
+                explodes_word(whole),
+                f"one tile {times(whole)}; 4 tiles {times(tiled)}",
+            )
 
 
 def _layers(r: Results) -> Iterator[Verdict]:
@@ -75,23 +122,53 @@ def _layers(r: Results) -> Iterator[Verdict]:
             continue
         layer, votes = suspect(r.of(case.name, FAILS))
         runs = len(r.of(case.name, FAILS))
-        word = Word.AGREES if votes == runs else Word.UNDECIDED if 2 * votes > runs else Word.CONTRADICTS
+        word = (
+            Word.AGREES
+            if votes == runs
+            else Word.UNDECIDED
+            if 2 * votes > runs
+            else Word.CONTRADICTS
+        )
         measured = f"largest ||W_Q,h|| before divergence in layer {layer} in {votes} of {runs} runs"
         yield verdict("2", "||W_Q|| grows in one layer", case, word, measured)
-        only, but = (r.of(case.name, f"{start} layer {layer}") for start in (f"3 {ALONE}", f"4 {EXACT}"))
-        others = [_counts(r, case.name, start) for start in (f"3 {ALONE} layer ", f"4 {EXACT} layer ")]
-        yield verdict("3", "low in that layer only: explodes", case, explodes_word(only), times(only), f"by layer: {others[0]}")
-        yield verdict("4", "exact in that layer only: stable", case, stable_word(but), times(but), f"by layer: {others[1]}")
+        only, but = (
+            r.of(case.name, f"{start} layer {layer}") for start in (f"3 {ALONE}", f"4 {EXACT}")
+        )
+        others = [
+            _counts(r, case.name, start) for start in (f"3 {ALONE} layer ", f"4 {EXACT} layer ")
+        ]
+        yield verdict(
+            "3",
+            "low in that layer only: explodes",
+            case,
+            explodes_word(only),
+            times(only),
+            f"by layer: {others[0]}",
+        )
+        yield verdict(
+            "4",
+            "exact in that layer only: stable",
+            case,
+            stable_word(but),
+            times(but),
+            f"by layer: {others[1]}",
+        )
 
 
 def suspect(failing: Own) -> tuple[int, int]:
     """(layer with the largest ||W_Q,h|| before divergence in most runs, in how many)."""
-    votes = np.bincount([int(np.argmax([max(row) for row in run.extra["heads"]])) for run in failing])
+    votes = np.bincount(
+        [int(np.argmax([max(row) for row in run.extra["heads"]])) for run in failing]
+    )
     return int(votes.argmax()), int(votes.max())
 
 
 def _counts(r: Results, case: str, start: str) -> str:
-    return ", ".join(f"{row.removeprefix(start)}: {times(r.of(case, row))}" for row in r.rows(case) if row.startswith(start))
+    return ", ".join(
+        f"{row.removeprefix(start)}: {times(r.of(case, row))}"
+        for row in r.rows(case)
+        if row.startswith(start)
+    )
 
 
 def _repairs(r: Results) -> Iterator[Verdict]:
@@ -107,7 +184,10 @@ def _repairs(r: Results) -> Iterator[Verdict]:
 def _repair(r: Results, case: Case, row: str, claim: str) -> Verdict:
     found = repair(row, claim, case, r, row)
     if row.startswith("10") and case.mode != "ties-to-even":
-        note = "this mode biases every sum, with or without several P = 1, which is what the repair is made for"
+        note = (
+            "this mode biases every sum, with or without several P = 1, which is what the repair is"
+            " made for"
+        )
         return replace(found, word=Word.NOT_TESTABLE, note=note)
     if case.name != AMPLIFIED and 2 * diverged(r.of(case.name, "7")) > len(r.of(case.name, "7")):
         return replace(found, note="O is not what kills in this case (row 7)")
@@ -117,28 +197,55 @@ def _repair(r: Results, case: Case, row: str, claim: str) -> Verdict:
 def _natural(r: Results, case: Case, claim: str) -> Verdict:
     """Row 5 on qiu-yao as it is: case C against case N."""
     before, after = r.of(PUBLISHED, FAILS), r.of(OTHER_DELTA, FAILS)
-    word = Word.CONTRADICTS if 2 * diverged(after) > len(after) and r.fails(OTHER_DELTA) else stable_word(after)
+    word = (
+        Word.CONTRADICTS
+        if 2 * diverged(after) > len(after) and r.fails(OTHER_DELTA)
+        else stable_word(after)
+    )
     note = "the repair makes qiu-yao as it is fail" if word is Word.CONTRADICTS else ""
-    return verdict("5", claim, case, word, f"{times(after)}; with delta = rowsum(dO O) {times(before)}", note)
+    return verdict(
+        "5", claim, case, word, f"{times(after)}; with delta = rowsum(dO O) {times(before)}", note
+    )
 
 
 def _heads(r: Results) -> Verdict:
     """Row 8 in the case that isolates the paper's mechanism."""
     claim = "O in FP32 in the heads with the largest ||W_Q,h||: stable"
     own, least = r.of(AMPLIFIED, LARGEST), r.of(AMPLIFIED, SMALLEST)
-    drawn = [run for row in r.rows(AMPLIFIED) if row.startswith(RANDOM) for run in r.of(AMPLIFIED, row)]
+    drawn = [
+        run for row in r.rows(AMPLIFIED) if row.startswith(RANDOM) for run in r.of(AMPLIFIED, row)
+    ]
     if not own:
-        return Verdict(figure="8", claim=claim, case=AMPLIFIED, sizes="", word=Word.NOT_TESTABLE, measured=NOT_RUN)
+        return Verdict(
+            figure="8",
+            claim=claim,
+            case=AMPLIFIED,
+            sizes="",
+            word=Word.NOT_TESTABLE,
+            measured=NOT_RUN,
+        )
     cured, by_chance = stable_word(own), 2 * diverged(drawn) < len(drawn)
     word = Word.UNDECIDED if cured is Word.AGREES and by_chance else cured
     exact, low = _alone(r, EXACT), _alone(r, ALONE)
     return Verdict(
-        figure="8", claim=claim, case=AMPLIFIED, sizes="", word=word,
-        measured=f"half of all heads in FP32: the largest {times(own)}; the smallest {times(least)}; random {times(drawn)}",
+        figure="8",
+        claim=claim,
+        case=AMPLIFIED,
+        sizes="",
+        word=word,
+        measured=(
+            f"half of all heads in FP32: the largest {times(own)}; the smallest {times(least)};"
+            f" random {times(drawn)}"
+        ),
         note=f"one head in FP32, any: {exact}; low in one head only, any: {low}",
-    )  # fmt: skip
+    )
 
 
 def _alone(r: Results, start: str) -> str:
-    found = [run for row in r.rows(AMPLIFIED) if row.startswith(f"8 {start} head") for run in r.of(AMPLIFIED, row)]
+    found = [
+        run
+        for row in r.rows(AMPLIFIED)
+        if row.startswith(f"8 {start} head")
+        for run in r.of(AMPLIFIED, row)
+    ]
     return times(found)

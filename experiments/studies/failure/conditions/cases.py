@@ -1,4 +1,6 @@
-"""`Case`: a way to make the authors' algorithm fail in a small model, as changes to the preset qiu-yao."""
+"""`Case`: a way to make the authors' algorithm fail in a small model, as changes to the preset
+qiu-yao.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +13,9 @@ PUBLISHED, AMPLIFIED, NEAREST, FEWER, OTHER_DELTA, FASTER = "N", "A", "A'", "B",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """changes: of the preset; bits, mode: of the O path's rounding there; times: the rate, in that of the other cases."""
+    """changes: of the preset; bits, mode: of the O path's rounding there; times: the rate, in that
+    of the other cases.
+    """
 
     name: str
     words: str
@@ -32,30 +36,58 @@ def rounded(bits: int, mode: str) -> str:
 
 
 def published() -> Case:
-    """The preset qiu-yao: the released forward, run eagerly, with a backward in FP32, which that of the code is not (docs/kernels.md)."""
+    """The preset qiu-yao: the released forward, run eagerly, with a backward in FP32, which that of
+    the code is not (docs/kernels.md).
+    """
     return Case(name=PUBLISHED, words="qiu-yao as it is: BF16", changes=(), bits=8)
 
 
 def isolated(name: str, bits: int, mode: str) -> Case:
-    """The paper's mechanism alone, amplified: scores and statistics FP32, O rounded more coarsely."""
+    """The paper's mechanism alone, amplified: scores and statistics FP32, O rounded more
+    coarsely.
+    """
     changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
-    return Case(name=name, words=f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}", changes=changes, bits=bits, mode=mode)
+    return Case(
+        name=name,
+        words=f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}",
+        changes=changes,
+        bits=bits,
+        mode=mode,
+    )
 
 
 def fewer(bits: int) -> Case:
     """The authors' algorithm with fewer bits at every event that they keep in BF16."""
     changes = (f"site={ALL} -> {rounded(bits, 'ties-to-even')}",)
-    return Case(name=FEWER, words=f"all BF16 events at p\xa0=\xa0{bits}", changes=changes, bits=bits)
+    return Case(
+        name=FEWER, words=f"all BF16 events at p\xa0=\xa0{bits}", changes=changes, bits=bits
+    )
 
 
 def other_delta() -> Case:
     """BF16, and delta from rowsum(P dP), the paper's own alternative."""
-    return Case(name=OTHER_DELTA, words="BF16, delta\xa0=\xa0rowsum(P\xa0dP)", changes=("-> delta_from=P_DP",), bits=8)
+    return Case(
+        name=OTHER_DELTA,
+        words="BF16, delta\xa0=\xa0rowsum(P\xa0dP)",
+        changes=("-> delta_from=P_DP",),
+        bits=8,
+    )
 
 
 def faster(times: float) -> Case:
     """The preset qiu-yao at a higher learning rate."""
-    return Case(name=FASTER, words=f"qiu-yao as it is: BF16, {times:g}\xa0times the rate", changes=(), bits=8, times=times)
+    return Case(
+        name=FASTER,
+        words=f"qiu-yao as it is: BF16, {times:g}\xa0times the rate",
+        changes=(),
+        bits=8,
+        times=times,
+    )
 
 
-MODES = {"toward-zero": "toward zero", "ties-to-even": "nearest-even", "ties-to-away": "ties away", "stochastic": "stochastic"}
+MODES = {
+    "toward-zero": "toward zero",
+    "ties-to-even": "nearest-even",
+    "ties-to-away": "ties away",
+    "stochastic": "stochastic",
+}

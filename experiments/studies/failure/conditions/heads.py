@@ -1,4 +1,6 @@
-"""Row 8 of the paper: heads picked by ||W_Q,h|| of the failing run of the same seed, and as many at random."""
+"""Row 8 of the paper: heads picked by ||W_Q,h|| of the failing run of the same seed, and as many at
+random.
+"""
 
 import random
 from collections.abc import Sequence
@@ -15,8 +17,8 @@ Head = tuple[int, int]  # layer, head
 
 
 def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entry]:
-    """O in FP32 in half of all heads (the paper: 6 of 12 of a layer): for every failing run those with the largest ||W_Q,h||, those with
-    the smallest, and random halves.
+    """O in FP32 in half of all heads (the paper: 6 of 12 of a layer): for every failing run those
+    with the largest ||W_Q,h||, those with the smallest, and random halves.
     """
     found: list[Entry] = []
     for run in failing:
@@ -26,14 +28,22 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entr
         sets = {LARGEST: order[:half], SMALLEST: order[half:]}
         sets |= {f"{RANDOM} {i}": draw.sample(order, half) for i in range(SETS)}
         for name, heads in sets.items():
-            row = Row(name=name, words=f"O path FP32 in {half} of {len(order)} heads", changes=tuple(exact(h) for h in sorted(heads)))
+            row = Row(
+                name=name,
+                words=f"O path FP32 in {half} of {len(order)} heads",
+                changes=tuple(exact(h) for h in sorted(heads)),
+            )
             found += of_row(scale, case, row, [seed])
     return found
 
 
 def ranked(run: Run[Trial]) -> list[Head]:
     """All heads, the largest ||W_Q,h|| before divergence first."""
-    norms = {(layer, head): norm for layer, row in enumerate(run.extra["heads"]) for head, norm in enumerate(row)}
+    norms = {
+        (layer, head): norm
+        for layer, row in enumerate(run.extra["heads"])
+        for head, norm in enumerate(row)
+    }
     return sorted(norms, key=lambda at: -norms[at])
 
 

@@ -1,4 +1,6 @@
-"""`Row`: a line of the ablation table, what it changes in a case; rows 0 to 10 are the paper's (section 3), the others are controls."""
+"""`Row`: a line of the ablation table, what it changes in a case; rows 0 to 10 are the paper's
+(section 3), the others are controls.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,12 +20,13 @@ from roundscope.experiments.studies.failure.conditions.cases import (
     STATS,
     Case,
     rounded,
-)  # fmt: skip
+)
 from roundscope.experiments.train.config import Config
 
 FAILS, FP32 = "0", "0'"
 UNFUSED = "baseline-bf16"
-ONCE = "baseline-bf16 once"  # scores rounded twice forward, once backward: they differ unless the scale is a power of two
+# scores rounded twice forward, once backward: they differ unless the scale is a power of two
+ONCE = "baseline-bf16 once"
 ALONE, EXACT = "only", "all but"  # of layers and heads: what is low
 FACTORS = ("O rounded", "scores", "M, L", "key tiles")
 HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
@@ -31,9 +34,11 @@ HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """name: its number or a word, unique in a case; words: what is different; changes: after the case's own.
+    """name: its number or a word, unique in a case; words: what is different; changes: after the
+    case's own.
 
-    tiles   the context is cut into so many;  search: one of many places tried, with fewer seeds and steps
+    tiles   the context is cut into so many;  search: one of many places tried, with fewer seeds and
+            steps
     core    also in --quick
     """
 
@@ -49,7 +54,12 @@ def rows(case: Case, config: Config) -> list[Row]:
     """All rows of a case but those that need the failing run first (`heads.chosen`)."""
     if case.name == PUBLISHED:
         return [*_base(case), *_as_published()]
-    found = [*_base(case), *(_as_published() if case.name == FASTER else ()), *_paper(case), *_controls(case)]
+    found = [
+        *_base(case),
+        *(_as_published() if case.name == FASTER else ()),
+        *_paper(case),
+        *_controls(case),
+    ]
     if case.name != NEAREST:
         found += _layers(config)
     if case.name in (AMPLIFIED, NEAREST):
@@ -64,31 +74,65 @@ def _base(case: Case) -> Iterator[Row]:
 
 
 def _as_published() -> Iterator[Row]:
-    yield Row(name="toward zero", words="O path toward zero, BF16", changes=(f"site={PATH} -> {rounded(8, 'toward-zero')}",))
-    yield Row(name="fa2-bf16", words="production FlashAttention-2 and -3", changes=("-> plan=fa2-bf16",))
+    yield Row(
+        name="toward zero",
+        words="O path toward zero, BF16",
+        changes=(f"site={PATH} -> {rounded(8, 'toward-zero')}",),
+    )
+    yield Row(
+        name="fa2-bf16", words="production FlashAttention-2 and -3", changes=("-> plan=fa2-bf16",)
+    )
     yield Row(name=UNFUSED, words="unfused attention in BF16", changes=("-> plan=baseline-bf16",))
-    yield Row(name=ONCE, words="unfused, backward's scores rounded once", changes=("-> plan=baseline-bf16", "site=S_B -> fp32"))
+    yield Row(
+        name=ONCE,
+        words="unfused, backward's scores rounded once",
+        changes=("-> plan=baseline-bf16", "site=S_B -> fp32"),
+    )
 
 
 def _paper(case: Case) -> Iterator[Row]:
     yield Row(name="1", words="4 key tiles", tiles=4)
     if case.name != OTHER_DELTA:
-        yield Row(name="5", words="delta = rowsum(P dP)", changes=("-> delta_from=P_DP",), core=True)
+        yield Row(
+            name="5", words="delta = rowsum(P dP)", changes=("-> delta_from=P_DP",), core=True
+        )
     wide = (f"site={BEFORE} -> fp32", "-> delta_from=O")
     yield Row(name="6", words="delta from O in FP32, output still rounded", changes=wide)
     yield Row(name="7", words="O path FP32", changes=(f"site={PATH} -> fp32",), core=True)
-    yield Row(name="9", words="PV, AO and O FP32, output rounded", changes=(f"site={BEFORE} -> fp32",), core=case.name == AMPLIFIED)
+    yield Row(
+        name="9",
+        words="PV, AO and O FP32, output rounded",
+        changes=(f"site={BEFORE} -> fp32",),
+        core=case.name == AMPLIFIED,
+    )
     yield Row(name="10 beta 2", words="stabilised softmax, beta 2", changes=("-> stabiliser=2",))
     if case.name != OTHER_DELTA:
-        yield Row(name="10 beta 7", words="stabilised softmax, beta 7", changes=("-> stabiliser=7",))
+        yield Row(
+            name="10 beta 7", words="stabilised softmax, beta 7", changes=("-> stabiliser=7",)
+        )
 
 
 def _controls(case: Case) -> Iterator[Row]:
-    yield Row(name="centred", words="delta = rowsum(P dP) / rowsum(P)", changes=("-> delta_from=CENTRED",), core=True)
+    yield Row(
+        name="centred",
+        words="delta = rowsum(P dP) / rowsum(P)",
+        changes=("-> delta_from=CENTRED",),
+        core=True,
+    )
     if case.name in (FEWER, OTHER_DELTA, FASTER):
-        yield Row(name="scores", words="scores, m and l FP32", changes=(f"site={SCORES},{STATS} -> fp32",), core=True)
+        yield Row(
+            name="scores",
+            words="scores, m and l FP32",
+            changes=(f"site={SCORES},{STATS} -> fp32",),
+            core=True,
+        )
         same = ("site=S -> fp32", f"site=SCALED,SCALED_B -> {rounded(case.bits, 'ties-to-even')}")
-        yield Row(name="same scores", words="backward rounds its scores as the forward", changes=same, core=True)
+        yield Row(
+            name="same scores",
+            words="backward rounds its scores as the forward",
+            changes=same,
+            core=True,
+        )
     if case.name == OTHER_DELTA:
         return
     for mode in ("toward-zero", "ties-to-even", "ties-to-away", "stochastic"):
@@ -98,8 +142,9 @@ def _controls(case: Case) -> Iterator[Row]:
 
 
 def _shams(case: Case) -> Iterator[Row]:
-    """Errors without bias of about the same RMS: uniform in an ulp for toward zero at p and nearest-even at p - 1, both sqrt(1/3) ulp of
-    p bits; stochastic has sqrt(1/6) ulp of its own bits, 0.7 times nearest-even's of one bit less.
+    """Errors without bias of about the same RMS: uniform in an ulp for toward zero at p and
+    nearest-even at p - 1, both sqrt(1/3) ulp of p bits; stochastic has sqrt(1/6) ulp of its own
+    bits, 0.7 times nearest-even's of one bit less.
     """
     if case.mode == "toward-zero":
         yield _mode(case.bits - 1, "ties-to-even", core=True)
@@ -109,25 +154,50 @@ def _shams(case: Case) -> Iterator[Row]:
 
 
 def _mode(bits: int, mode: str, *, core: bool = False) -> Row:
-    return Row(name=f"{mode} {bits}", words=f"O path {mode}, p = {bits}", changes=(f"site={PATH} -> {rounded(bits, mode)}",), core=core)
+    return Row(
+        name=f"{mode} {bits}",
+        words=f"O path {mode}, p = {bits}",
+        changes=(f"site={PATH} -> {rounded(bits, mode)}",),
+        core=core,
+    )
 
 
 def _layers(config: Config) -> Iterator[Row]:
     for layer in range(config.layers):
         others = ",".join(str(i) for i in range(config.layers) if i != layer)
         if others:
-            yield Row(name=f"3 {ALONE} layer {layer}", words=f"only layer {layer} low", changes=(f"layer={others} -> fp32",), search=True)
-            yield Row(name=f"4 {EXACT} layer {layer}", words=f"layer {layer} FP32", changes=(f"layer={layer} -> fp32",), search=True)
+            yield Row(
+                name=f"3 {ALONE} layer {layer}",
+                words=f"only layer {layer} low",
+                changes=(f"layer={others} -> fp32",),
+                search=True,
+            )
+            yield Row(
+                name=f"4 {EXACT} layer {layer}",
+                words=f"layer {layer} FP32",
+                changes=(f"layer={layer} -> fp32",),
+                search=True,
+            )
 
 
 def factorial(case: Case) -> Iterator[Row]:
     """Where O is rounded x scores x statistics x tiles, the rest as qiu-yao has it."""
-    for (half, sites), scores, stats, tiles in product(HALVES.items(), ("BF16", "FP32"), ("BF16", "FP32"), (1, 4)):
-        changes = (f"site={PATH} -> fp32", f"site={sites} -> {case.path}", f"site={SCORES} -> {scores}", f"site={STATS} -> {stats}")
+    for (half, sites), scores, stats, tiles in product(
+        HALVES.items(), ("BF16", "FP32"), ("BF16", "FP32"), (1, 4)
+    ):
+        changes = (
+            f"site={PATH} -> fp32",
+            f"site={sites} -> {case.path}",
+            f"site={SCORES} -> {scores}",
+            f"site={STATS} -> {stats}",
+        )
         yield Row(
-            name=cell(half, scores, stats, tiles), words=f"O rounded {half}, scores {scores}, m and l {stats}, {tiles} tiles",
-            changes=tuple(text.replace("FP32", "fp32").replace("BF16", "bf16") for text in changes), tiles=tiles, search=True,
-        )  # fmt: skip
+            name=cell(half, scores, stats, tiles),
+            words=f"O rounded {half}, scores {scores}, m and l {stats}, {tiles} tiles",
+            changes=tuple(text.replace("FP32", "fp32").replace("BF16", "bf16") for text in changes),
+            tiles=tiles,
+            search=True,
+        )
 
 
 def cell(half: str, scores: str, stats: str, tiles: int) -> str:
@@ -139,6 +209,13 @@ def heads(case: Case, config: Config) -> Iterator[Row]:
     """Each head alone exact, and each alone low."""
     for layer, head in product(range(config.layers), range(config.heads)):
         own, name = f"layer={layer} head={head} site={PATH}", f"head {layer}.{head}"
-        yield Row(name=f"8 {EXACT} {name}", words=f"O path FP32 in {name}", changes=(f"{own} -> fp32",), search=True)
+        yield Row(
+            name=f"8 {EXACT} {name}",
+            words=f"O path FP32 in {name}",
+            changes=(f"{own} -> fp32",),
+            search=True,
+        )
         low = (f"site={PATH} -> fp32", f"{own} -> {case.path}")
-        yield Row(name=f"8 {ALONE} {name}", words=f"O path low in {name} only", changes=low, search=True)
+        yield Row(
+            name=f"8 {ALONE} {name}", words=f"O path low in {name} only", changes=low, search=True
+        )

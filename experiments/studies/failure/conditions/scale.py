@@ -19,7 +19,8 @@ from roundscope.experiments.train.config import Config
 class Scale:
     """A model, its failing cases, and how long and how often each row runs.
 
-    rate          after `config.warmup` steps it stays, so that a time to divergence does not depend on the number of steps
+    rate          after `config.warmup` steps it stays, so that a time to divergence does not depend
+                  on the number of steps
     steps, seeds  of rows; short, few: of rows of searches (layers, heads, the factorial)
     core          only the rows that the answer needs
     arms          at most so many in a launch
@@ -38,14 +39,31 @@ class Scale:
 
 
 QUICK = Scale(
-    name="quick", config=Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50), rate=6e-2,
+    name="quick",
+    config=Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50),
+    rate=6e-2,
     cases=(published(), isolated(AMPLIFIED, 3, "toward-zero"), fewer(6), other_delta()),
-    steps=500, short=500, seeds=(0, 1, 2), few=(0, 1, 2), core=True,
-)  # fmt: skip
+    steps=500,
+    short=500,
+    seeds=(0, 1, 2),
+    few=(0, 1, 2),
+    core=True,
+)
 FULL = Scale(
-    name="full", config=Config(layers=4, heads=4, width=128, context=128, batch=16, warmup=100), rate=1e-2,
+    name="full",
+    config=Config(layers=4, heads=4, width=128, context=128, batch=16, warmup=100),
+    rate=1e-2,
     cases=(
-        published(), isolated(AMPLIFIED, 6, "toward-zero"), isolated(NEAREST, 3, "ties-to-even"), fewer(6), other_delta(), faster(3.0),
+        published(),
+        isolated(AMPLIFIED, 6, "toward-zero"),
+        isolated(NEAREST, 3, "ties-to-even"),
+        fewer(6),
+        other_delta(),
+        faster(3.0),
     ),
-    steps=1500, short=1000, seeds=(0, 1, 2, 3, 4), few=(0, 1, 2), core=False,
-)  # fmt: skip
+    steps=1500,
+    short=1000,
+    seeds=(0, 1, 2, 3, 4),
+    few=(0, 1, 2),
+    core=False,
+)

@@ -1,4 +1,6 @@
-"""`Trial`: one training; which rows of the table need which, and which trials run in one executable."""
+"""`Trial`: one training; which rows of the table need which, and which trials run in one
+executable.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +21,9 @@ from roundscope.experiments.train.settings import Arm, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """changes: of preset qiu-yao, in the trainer's words; tiles: parts of the context; seed: of weights, batches; times: `Case.times`."""
+    """changes: of preset qiu-yao, in the trainer's words; tiles: parts of the context; seed: of
+    weights, batches; times: `Case.times`.
+    """
 
     changes: tuple[str, ...]
     tiles: int
@@ -30,7 +34,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A trial in its place: the case's and the row's names. Several entries may share a trial, or trials that are the same arithmetic."""
+    """A trial in its place: the case's and the row's names.
+
+    Several entries may share a trial, or trials that are the same arithmetic.
+    """
 
     case: str
     row: str
@@ -44,7 +51,12 @@ def chosen_rows(scale: Scale, case: Case) -> list[Row]:
 
 def entries(scale: Scale) -> list[Entry]:
     """All that runs whatever comes out."""
-    return [entry for case in scale.cases for row in chosen_rows(scale, case) for entry in of_row(scale, case, row)]
+    return [
+        entry
+        for case in scale.cases
+        for row in chosen_rows(scale, case)
+        for entry in of_row(scale, case, row)
+    ]
 
 
 def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = None) -> list[Entry]:
@@ -52,7 +64,11 @@ def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = Non
     steps, own = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
     changes = (*case.changes, *row.changes)
     return [
-        Entry(case=case.name, row=row.name, trial=Trial(changes=changes, tiles=row.tiles, steps=steps, seed=seed, times=case.times))
+        Entry(
+            case=case.name,
+            row=row.name,
+            trial=Trial(changes=changes, tiles=row.tiles, steps=steps, seed=seed, times=case.times),
+        )
         for seed in (own if seeds is None else seeds)
     ]
 
@@ -60,7 +76,14 @@ def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = Non
 def config_of(scale: Scale, trial: Trial) -> Config:
     """The config of a trial's executable."""
     c = scale.config
-    return replace(c, block=c.context // trial.tiles, steps=max(trial.steps, c.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
+    return replace(
+        c,
+        block=c.context // trial.tiles,
+        steps=max(trial.steps, c.warmup),
+        lr=1.0,
+        min_lr=1.0,
+        decay_steps=None,
+    )
 
 
 def rate_of(scale: Scale, trial: Trial) -> float:
@@ -69,8 +92,15 @@ def rate_of(scale: Scale, trial: Trial) -> float:
 
 
 def key(scale: Scale, trial: Trial) -> str:
-    """The name of a run: of all that decides it but versions and device. Two ways to write one plan have one key."""
-    config = {name: value for name, value in unusual(scale.config).items() if name not in (*NAMED, "block")}
+    """The name of a run: of all that decides it but versions and device.
+
+    Two ways to write one plan have one key.
+    """
+    config = {
+        name: value
+        for name, value in unusual(scale.config).items()
+        if name not in (*NAMED, "block")
+    }
     plans = _plans(config_of(scale, trial), trial.changes)
     return key_of(config, plans, rate_of(scale, trial), trial.tiles, trial.steps, trial.seed)
 
@@ -86,13 +116,16 @@ def _plans(config: Config, changes: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
     """Trials of equally many steps and tiles as arms of one run."""
-    arms = [Arm(name=str(i), changes=t.changes, lr=rate_of(scale, t), seed=t.seed) for i, t in enumerate(trials)]
+    arms = [
+        Arm(name=str(i), changes=t.changes, lr=rate_of(scale, t), seed=t.seed)
+        for i, t in enumerate(trials)
+    ]
     return Settings(config=config_of(scale, trials[0]), arms=tuple(arms))
 
 
 def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Trials by executable: same steps, tiles and structure; long lists in equal parts, the last filled up with its first, so that all
-    parts share a compilation.
+    """Trials by executable: same steps, tiles and structure; long lists in equal parts, the last
+    filled up with its first, so that all parts share a compilation.
     """
     alike: dict[tuple[int, int], list[Trial]] = {}
     for trial in {key(scale, t): t for t in trials}.values():
@@ -103,7 +136,9 @@ def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
 
 @lru_cache(64)
 def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
-    """Trials of equally many steps and tiles by their plans' structure, which the changes alone decide."""
+    """Trials of equally many steps and tiles by their plans' structure, which the changes alone
+    decide.
+    """
     firsts = list({t.changes: t for t in trials}.values())
     found = []
     for arms in numbers(settings_of(scale, firsts)):

@@ -19,7 +19,11 @@ def norms(r: Results) -> Figure:
     """Largest ||W_Q|| along the runs of each case: itself, its repair, and FP32."""
     failing = [case for case in r.scale.cases if r.of(case.name, FAILS)]
     figure, axes = canvas(2.6, 1, len(failing), sharey=True)
-    styles = {FAILS: ("the case", LETHAL), "centred": ("centred delta", CALM), FP32: ("FP32", QUIET)}
+    styles = {
+        FAILS: ("the case", LETHAL),
+        "centred": ("centred delta", CALM),
+        FP32: ("FP32", QUIET),
+    }
     for ax, case in zip(axes[0], failing, strict=True):
         for row, (_, colour) in reversed(styles.items()):
             for run in r.of(case.name, row):
@@ -37,10 +41,14 @@ def norms(r: Results) -> Figure:
 
 def _curve(ax: Axes, run: Run[Trial], colour: str) -> None:
     last = run.steps if run.diverged is None else run.diverged + 25
-    seen = np.array([(step, norm) for step, _, norm in run.curve if math.isfinite(norm) and 0 < step <= last])
+    seen = np.array(
+        [(step, norm) for step, _, norm in run.curve if math.isfinite(norm) and 0 < step <= last]
+    )
     ax.plot(seen[:, 0], seen[:, 1], color=colour, lw=1.0, alpha=0.8)
     if run.diverged is not None:
-        ax.plot(run.diverged, np.interp(run.diverged, seen[:, 0], seen[:, 1]), "x", color=colour, ms=5)
+        ax.plot(
+            run.diverged, np.interp(run.diverged, seen[:, 0], seen[:, 1]), "x", color=colour, ms=5
+        )
 
 
 def _legend(figure: Figure, styles: Sequence[tuple[str, str]]) -> None:
@@ -48,4 +56,11 @@ def _legend(figure: Figure, styles: Sequence[tuple[str, str]]) -> None:
 
     lines = [Line2D([], [], color=colour, lw=1.5, label=words) for words, colour in styles]
     lines.append(Line2D([], [], color=INK, marker="x", lw=0, ms=5, label="diverged"))
-    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), fontsize=9, frameon=False, labelcolor=INK)
+    figure.legend(
+        handles=lines,
+        loc="outside upper center",
+        ncols=len(lines),
+        fontsize=9,
+        frameon=False,
+        labelcolor=INK,
+    )

@@ -13,9 +13,11 @@ FIGURES = (
     Figure(
         title="Do rows of dS that do not sum to zero foretell the divergence?",
         draw=rest.drifts,
-        caption="Each dot is a run, looked at in the steps after the warm-up, before anything has "
-        "diverged. R = alpha sum_t r[t] X[t]^T (PK)[t] is what the sums r of the rows of dS put "
-        "into the gradient of W_Q; in exact arithmetic it is 0.",
+        caption=(
+            "Each dot is a run, looked at in the steps after the warm-up, before anything has"
+            " diverged. R = alpha sum_t r[t] X[t]^T (PK)[t] is what the sums r of the rows of dS"
+            " put into the gradient of W_Q; in exact arithmetic it is 0."
+        ),
     ),
     Figure(
         title="What grows first?",
@@ -25,12 +27,17 @@ FIGURES = (
     Figure(
         title="Which rounding of O, and does the rest matter?",
         draw=shares.factorial,
-        caption="O is rounded before its normalisation (PV, AO, O), after (OUT), or both; S, "
-        "SCALED, X (scores) and M, DM, L in BF16 or FP32.",
+        caption=(
+            "O is rounded before its normalisation (PV, AO, O), after (OUT), or both; S, "
+            "SCALED, X (scores) and M, DM, L in BF16 or FP32."
+        ),
     ),
     Figure(
         title="Does one head decide?",
         draw=shares.places,
-        caption="Case A. Left: the O path is low in one head and FP32 in all others. Right: the reverse.",
+        caption=(
+            "Case A. Left: the O path is low in one head and FP32 in all others. Right: the"
+            " reverse."
+        ),
     ),
 )

@@ -21,7 +21,13 @@ def drifts(r: Results) -> Figure | None:
     figure, axes = canvas(3.6, 1, 2)
     names = [case.name for case in r.scale.cases]
     for i, name in enumerate(names):
-        own = {run.condition: run for (case, _), runs in r.by.items() if case == name for run in runs if math.isfinite(drift(run))}
+        own = {
+            run.condition: run
+            for (case, _), runs in r.by.items()
+            if case == name
+            for run in runs
+            if math.isfinite(drift(run))
+        }
         _strip(axes[0, 0], i, list(own.values()))
     axes[0, 0].set_yticks(range(len(names)), names)
     axes[0, 0].invert_yaxis()
@@ -42,7 +48,15 @@ def _strip(ax: Axes, at: int, own: Own) -> None:
 
 def _plane(ax: Axes, r: Results) -> None:
     for own, colour in zip(split(r), (LETHAL, CALM), strict=True):
-        ax.plot([max(share(run), NONE) for run in own], [steady(run) for run in own], "o", color=colour, ms=3.5, alpha=0.6, mew=0)
+        ax.plot(
+            [max(share(run), NONE) for run in own],
+            [steady(run) for run in own],
+            "o",
+            color=colour,
+            ms=3.5,
+            alpha=0.6,
+            mew=0,
+        )
     ax.set_xscale("log")
     ax.set_ylim(0, 1.03)
     ax.set_xlabel("share: sum |R| / sum |dW_Q|")
@@ -53,5 +67,14 @@ def _legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D
 
     found = (("diverged later", LETHAL), ("did not diverge", CALM))
-    lines = [Line2D([], [], color=colour, marker="o", lw=0, ms=5, label=words) for words, colour in found]
-    figure.legend(handles=lines, loc="outside upper center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
+    lines = [
+        Line2D([], [], color=colour, marker="o", lw=0, ms=5, label=words) for words, colour in found
+    ]
+    figure.legend(
+        handles=lines,
+        loc="outside upper center",
+        ncols=2,
+        fontsize=9,
+        frameon=False,
+        labelcolor=INK,
+    )

@@ -1,1 +1,3 @@
-"""Consequences of rounding that need no training: row sums, ties, shifts and orders in arXiv 2510.04212."""
+"""Consequences of rounding that need no training: row sums, ties, shifts and orders in arXiv
+2510.04212.
+"""

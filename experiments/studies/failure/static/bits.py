@@ -1,4 +1,6 @@
-"""The paper's example in bits: two unit weights and a residual, by emulation and by rational numbers."""
+"""The paper's example in bits: two unit weights and a residual, by emulation and by rational
+numbers.
+"""
 
 from fractions import Fraction
 
@@ -14,7 +16,9 @@ BITS = 8  # p of BF16
 
 
 def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
-    """x rounded to that many significand bits, ties to even or away from zero: by definition, in rational numbers."""
+    """x rounded to that many significand bits, ties to even or away from zero: by definition, in
+    rational numbers.
+    """
     ulp = Fraction(1)
     while abs(x) >= ulp * 2**bits:
         ulp *= 2
@@ -35,23 +39,35 @@ def _with_residual() -> Verdict:
     rounded = float(emu.round_to(total, "bf16"))
     by_fractions = nearest(Fraction(total), BITS)
     error = by_fractions - Fraction(total)
-    agrees = (total, rounded, Fraction(rounded), error) == (SUM, ROUNDED, by_fractions, Fraction(ERROR))
+    agrees = (total, rounded, Fraction(rounded), error) == (
+        SUM,
+        ROUNDED,
+        by_fractions,
+        Fraction(ERROR),
+    )
     return _verdict(
-        "two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875: error -0.0147595", agrees,
+        "two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875: error"
+        " -0.0147595",
+        agrees,
         f"sum {total!r}, rounded {rounded!r}, error {float(error)!r}; the same in rational numbers",
-    )  # fmt: skip
+    )
 
 
 def _without() -> Verdict:
     total = sum(map(Fraction, V), Fraction(0))
     even, away = nearest(total, BITS), nearest(total, BITS, even=False)
-    emulated = (float(emu.round_to(float(total), "bf16")), float(emu.round_to(float(total), "bf16", "ties-to-away")))
+    emulated = (
+        float(emu.round_to(float(total), "bf16")),
+        float(emu.round_to(float(total), "bf16", "ties-to-away")),
+    )
     assert emulated == (float(even), float(away))
     return _verdict(
-        "v1: without a residual the sum rounds to -4.71875 too", even == Fraction(ROUNDED),
-        f"{float(total)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r} by ties away from zero",
+        "v1: without a residual the sum rounds to -4.71875 too",
+        even == Fraction(ROUNDED),
+        f"{float(total)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r} by"
+        " ties away from zero",
         "v2 of the paper added the residual (issue 1 of its repository)",
-    )  # fmt: skip
+    )
 
 
 def _tie_rule() -> Verdict:
@@ -61,11 +77,15 @@ def _tie_rule() -> Verdict:
     half = abs(sides[1])
     agrees = sides[1] < 0 < sides[-1] and abs(sides[-1]) == half == Fraction(1, 64)
     return _verdict(
-        "the residual's sign decides the tie (the sticky bit)", agrees,
-        f"same sign: {float(sides[1]):+g}, opposite sign: {float(sides[-1]):+g}, half an ulp of the result each",
-    )  # fmt: skip
+        "the residual's sign decides the tie (the sticky bit)",
+        agrees,
+        f"same sign: {float(sides[1]):+g}, opposite sign: {float(sides[-1]):+g}, half an ulp of the"
+        " result each",
+    )
 
 
 def _verdict(claim: str, agrees: bool, measured: str, note: str = "") -> Verdict:
     word = Word.AGREES if agrees else Word.CONTRADICTS
-    return Verdict(figure=FIGURE, claim=claim, case="BF16", sizes="", word=word, measured=measured, note=note)
+    return Verdict(
+        figure=FIGURE, claim=claim, case="BF16", sizes="", word=word, measured=measured, note=note
+    )

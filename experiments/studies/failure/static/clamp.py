@@ -1,7 +1,10 @@
-"""What the clamp of the released repair does: the cases of PAPERS 1.7-A, with the clamp, with a smaller one, without, and ours.
+"""What the clamp of the released repair does: the cases of PAPERS 1.7-A, with the clamp, with a
+smaller one, without, and ours.
 
-A tied row's maximum moves by  shift = (beta - 1) r_m  (by -r_m where r_m < 0), so its row sum is about 2 e^-shift. From 1e-10 on,
-shift = 23.03, the clamp is the row sum: the row's output, and P in its backward, are scaled towards 0.
+A tied row's maximum moves by  shift = (beta - 1) r_m  (by -r_m where r_m < 0), so its row sum is
+                               about 2 e^-shift. From 1e-10 on,
+shift = 23.03, the clamp is the row sum: the row's output, and P in its backward, are scaled towards
+0.
 """
 
 import math
@@ -20,15 +23,23 @@ LIMIT = -math.log(CLAMP)  # 23.03
 CLAMPS = (CLAMP, 1e-30, 0.0)
 TIED = ((5.0, 2.0), (5.0, 7.0), (12.0, 7.0), (20.0, 2.0), (30.0, 2.0))  # (r_m, beta)
 LOW = -30.0  # all scores, nothing planted
-TABLE = {(5.0, 2.0): 0, (5.0, 7.0): 1023, (12.0, 7.0): 1023, (20.0, 2.0): 1023, (30.0, 2.0): 1023}  # rows wrong, PAPERS 1.7-A
+TABLE = {
+    (5.0, 2.0): 0,
+    (5.0, 7.0): 1023,
+    (12.0, 7.0): 1023,
+    (20.0, 2.0): 1023,
+    (30.0, 2.0): 1023,
+}  # rows wrong, PAPERS 1.7-A
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One case: wrong rows by (clamp, masked tiles skipped), and with our stabiliser; of the clamped run, what is left of tied rows.
+    """One case: wrong rows by (clamp, masked tiles skipped), and with our stabiliser; of the
+    clamped run, what is left of tied rows.
 
     left     median over tied rows of |out| / |softmax|, 1 untouched, 0 gated out
-    to_gate  rms distance of the clamped output to that with the tied rows' P set to 0, over its distance to softmax
+    to_gate  rms distance of the clamped output to that with the tied rows' P set to 0, over its
+             distance to softmax
     """
 
     top: float
@@ -40,7 +51,9 @@ class Outcome:
 
 
 def inputs(top: float, *, planted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k (T, FEATURES), v: scores about N(0, 0.81^2) at scale 1 / 8; keys 0 and 1 at `top` for all queries, or all scores about `top`."""
+    """q, k (T, FEATURES), v: scores about N(0, 0.81^2) at scale 1 / 8; keys 0 and 1 at `top` for
+    all queries, or all scores about `top`.
+    """
     rng = np.random.Generator(np.random.Philox(key=17))
     q, k = 0.9 * rng.standard_normal((2, T, FEATURES))
     v = rng.standard_normal((T, VALUES))
@@ -55,27 +68,46 @@ def outcome(top: float, beta: float, *, planted: bool = True) -> Outcome:
     q, k, v = inputs(top, planted=planted)
     s = q @ k.T / 8.0
     exact = softmax(s, v)
-    runs = {(c, skip): released(s, v, beta=beta, clamp=c, skip_masked=skip) for c in CLAMPS for skip in (False, True)}
+    runs = {
+        (c, skip): released(s, v, beta=beta, clamp=c, skip_masked=skip)
+        for c in CLAMPS
+        for skip in (False, True)
+    }
     wrong = {at: int((np.abs(run.out - exact).max(1) > WRONG).sum()) for at, run in runs.items()}
     plan = replace(Plan.preset("exact"), stabiliser=Stabiliser(beta=beta, window=GAP))
-    own = attend(*(x[None, :, None] for x in (q, k, v)), plan=plan, block_q=512, block_k=512, is_causal=True)[0, :, 0]
+    own = attend(
+        *(x[None, :, None] for x in (q, k, v)), plan=plan, block_q=512, block_k=512, is_causal=True
+    )[0, :, 0]
     clamped = runs[CLAMP, False]
     sham = np.where(clamped.tied[:, None], 0.0, exact)
-    distance = lambda a, b: float(np.sqrt(((a - b) ** 2).mean()))  # noqa: E731
+
+    def distance(a, b):
+        return float(np.sqrt(((a - b) ** 2).mean()))
+
     size = np.linalg.norm(clamped.out, axis=1) / np.linalg.norm(exact, axis=1)
     return Outcome(
-        top=top, beta=beta, wrong=wrong, ours=int((np.abs(own - exact).max(1) > WRONG).sum()), left=float(np.median(size[clamped.tied])),
-        to_gate=distance(clamped.out, sham) / max(distance(clamped.out, exact), np.finfo(float).tiny),
-    )  # fmt: skip
+        top=top,
+        beta=beta,
+        wrong=wrong,
+        ours=int((np.abs(own - exact).max(1) > WRONG).sum()),
+        left=float(np.median(size[clamped.tied])),
+        to_gate=distance(clamped.out, sham)
+        / max(distance(clamped.out, exact), np.finfo(float).tiny),
+    )
 
 
 def outcomes() -> list[Outcome]:
     """The table of 1.7-A: tied rows, then scores about -30 with both beta."""
-    return [*(outcome(top, beta) for top, beta in TIED), *(outcome(LOW, beta, planted=False) for beta in (2.0, 7.0))]
+    return [
+        *(outcome(top, beta) for top, beta in TIED),
+        *(outcome(LOW, beta, planted=False) for beta in (2.0, 7.0)),
+    ]
 
 
 def left_of(shift: np.ndarray, clamp: float = CLAMP) -> np.ndarray:
-    """What is left of a row of two tied scores in the first of two tiles: 2 e^-shift over the clamped row sum."""
+    """What is left of a row of two tied scores in the first of two tiles: 2 e^-shift over the
+    clamped row sum.
+    """
     own = 2.0 * np.exp(-shift)
     total: np.ndarray = np.maximum(own, clamp) + clamp
     return own / total
@@ -89,39 +121,83 @@ def judged(found: list[Outcome]) -> list[Verdict]:
 
 def _table(planted: list[Outcome]) -> Verdict:
     same = all(o.wrong[CLAMP, False] == TABLE[o.top, o.beta] for o in planted)
-    shown = "; ".join(f"r_m {o.top:g}, beta {o.beta:g}: {o.wrong[CLAMP, False]} wrong, {o.left:.2g} of |out| left" for o in planted)
-    return _verdict("ours: past (beta - 1) r_m = 23.03 the clamp of 1e-10 switches tied rows off", "tied in keys 0 and 1", same, shown)
+    shown = "; ".join(
+        f"r_m {o.top:g}, beta {o.beta:g}: {o.wrong[CLAMP, False]} wrong, {o.left:.2g} of |out| left"
+        for o in planted
+    )
+    return _verdict(
+        "ours: past (beta - 1) r_m = 23.03 the clamp of 1e-10 switches tied rows off",
+        "tied in keys 0 and 1",
+        same,
+        shown,
+    )
 
 
 def _low(low: list[Outcome]) -> Verdict:
     skipped = max(o.wrong[CLAMP, True] for o in low)
     wrong = [o.wrong[CLAMP, False] for o in low]
-    shown = f"{wrong[0]} rows wrong at beta 2 and {wrong[1]} at 7, {skipped} if masked tiles are skipped"
+    shown = (
+        f"{wrong[0]} rows wrong at beta 2 and {wrong[1]} at 7, {skipped} if masked tiles are"
+        " skipped"
+    )
     agrees = all(512 <= w <= 520 for w in wrong) and skipped < 10
-    return _verdict("ours: a fully masked tile does so to all of the first 512 rows, tied or not", "all scores near -30", agrees, shown,
-                    "masked scores are numbers to the code: they tie, below 0, and set the maximum to 0")  # fmt: skip
+    return _verdict(
+        "ours: a fully masked tile does so to all of the first 512 rows, tied or not",
+        "all scores near -30",
+        agrees,
+        shown,
+        "masked scores are numbers to the code: they tie, below 0, and set the maximum to 0",
+    )
 
 
 def _without(found: list[Outcome]) -> Verdict:
-    none, small = (sum(o.wrong[c, skip] for o in found for skip in (False, True)) for c in (0.0, 1e-30))
-    which = "; ".join(f"r_m {o.top:g}, beta {o.beta:g}: shift above 69" for o in found if o.wrong[1e-30, False])
-    return _verdict("ours: the clamp alone is to blame: without it no row is wrong", "clamp 0 and 1e-30, all cases", none == 0,
-                    f"rows wrong: clamp 0: {none}; 1e-30: {small}" + (f" ({which})" if which else ""))  # fmt: skip
+    none, small = (
+        sum(o.wrong[c, skip] for o in found for skip in (False, True)) for c in (0.0, 1e-30)
+    )
+    which = "; ".join(
+        f"r_m {o.top:g}, beta {o.beta:g}: shift above 69" for o in found if o.wrong[1e-30, False]
+    )
+    return _verdict(
+        "ours: the clamp alone is to blame: without it no row is wrong",
+        "clamp 0 and 1e-30, all cases",
+        none == 0,
+        f"rows wrong: clamp 0: {none}; 1e-30: {small}" + (f" ({which})" if which else ""),
+    )
 
 
 def _ours(found: list[Outcome]) -> Verdict:
     wrong = sum(o.ours for o in found)
-    return _verdict("ours: the stabiliser without a clamp is softmax", "plan exact, all cases", wrong == 0, f"{wrong} rows wrong")
+    return _verdict(
+        "ours: the stabiliser without a clamp is softmax",
+        "plan exact, all cases",
+        wrong == 0,
+        f"{wrong} rows wrong",
+    )
 
 
 def _gate(planted: list[Outcome]) -> Verdict:
     past = [o for o in planted if (o.beta - 1.0) * o.top > LIMIT]
     ratios = ", ".join(f"{o.to_gate:.2g}" for o in past)
-    shown = f"distance to the sham over that to softmax: {ratios}; at r_m 20, beta 2 {planted[3].to_gate:.2g}"
-    return _verdict("ours: past it, the repaired run is a run with the tied rows' P set to 0", "gate-out sham",
-                    all(o.to_gate < 0.01 for o in past), shown)  # fmt: skip
+    shown = (
+        f"distance to the sham over that to softmax: {ratios}; at r_m 20, beta 2"
+        f" {planted[3].to_gate:.2g}"
+    )
+    return _verdict(
+        "ours: past it, the repaired run is a run with the tied rows' P set to 0",
+        "gate-out sham",
+        all(o.to_gate < 0.01 for o in past),
+        shown,
+    )
 
 
 def _verdict(claim: str, case: str, agrees: bool, measured: str, note: str = "") -> Verdict:
     word = Word.AGREES if agrees else Word.CONTRADICTS
-    return Verdict(figure=FIGURE, claim=claim, case=case, sizes=f"T {T}, tiles of 512, binary64", word=word, measured=measured, note=note)
+    return Verdict(
+        figure=FIGURE,
+        claim=claim,
+        case=case,
+        sizes=f"T {T}, tiles of 512, binary64",
+        word=word,
+        measured=measured,
+        note=note,
+    )

@@ -1,7 +1,9 @@
-"""The closed form of the bias: k unit weights and a small residual, rounded once, in any format; and where it ends.
+"""The closed form of the bias: k unit weights and a small residual, rounded once, in any format;
+and where it ends.
 
-V are p-bit numbers drawn from [1, 2), u = ulp(V), the residual r is drawn from (0, u / 8). The sum of k of V is a whole number
-of u, its ulp is 2^j u, j = log2 k. One in 2^j sums is a tie, all others cancel in pairs; r sends every tie away from zero, so
+V are p-bit numbers drawn from [1, 2), u = ulp(V), the residual r is drawn from (0, u / 8). The sum
+of k of V is a whole number of u, its ulp is 2^j u, j = log2 k. One in 2^j sums is a tie, all others
+cancel in pairs; r sends every tie away from zero, so
 
     mean error = u / 2 - mean r          whatever k and whatever the format (PAPERS 1.8)
 """
@@ -27,7 +29,9 @@ Error = Callable[[str, int, np.random.Generator], np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One case: its words, what the formula says (in ulps) and what was measured, by (format, k)."""
+    """One case: its words, what the formula says (in ulps) and what was measured, by (format,
+    k).
+    """
 
     words: str
     formula: dict[tuple[str, int], float]
@@ -70,7 +74,9 @@ def fractions(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def normalised(times: float) -> Error:
-    """The order of production kernels: divided by the row sum, then rounded; the residual's V is `times` the mean of the others."""
+    """The order of production kernels: divided by the row sum, then rounded; the residual's V is
+    `times` the mean of the others.
+    """
 
     def error(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
         total, w, _ = units(f, k, rng)  # w: the residual's weight
@@ -83,20 +89,38 @@ def _ulps(x: np.ndarray, f: str) -> np.ndarray:
     return np.asarray((round_to(x, f) - x) / ulp_of(x, f))
 
 
-def measured(words: str, error: Error, formula: Callable[[int], float], terms: tuple[int, ...] = TERMS) -> Line:
+def measured(
+    words: str, error: Error, formula: Callable[[int], float], terms: tuple[int, ...] = TERMS
+) -> Line:
     """The mean error over draws, with seeds as repeats."""
     found = {}
     for i, f in enumerate(FORMATS):
         for k in terms:
-            rngs = [np.random.Generator(np.random.Philox(key=[seed, 100 * i + k])) for seed in range(SEEDS)]
-            found[f, k] = mean({seed: float(error(f, k, rng).mean()) for seed, rng in enumerate(rngs)})
-    return Line(words=words, formula={(f, k): formula(k) for f in FORMATS for k in terms}, found=found)
+            rngs = [
+                np.random.Generator(np.random.Philox(key=[seed, 100 * i + k]))
+                for seed in range(SEEDS)
+            ]
+            found[f, k] = mean(
+                {seed: float(error(f, k, rng).mean()) for seed, rng in enumerate(rngs)}
+            )
+    return Line(
+        words=words, formula={(f, k): formula(k) for f in FORMATS for k in terms}, found=found
+    )
 
 
 def lines() -> list[Line]:
-    """Every case of PAPERS 1.8. `shift`: of the mean, in ulps, by which the residual moves the quotient: w (times - 1) mean V / k."""
-    shift = lambda times: REST * (times - 1.0) * 1.5 / 2  # noqa: E731
-    normalised_form = lambda times: lambda k: float(np.sign(times - 1.0)) / 4 - shift(times)  # noqa: E731
+    """Every case of PAPERS 1.8.
+
+    `shift`: of the mean, in ulps, by which the residual moves the quotient: w (times - 1) mean V /
+    k.
+    """
+
+    def shift(times):
+        return REST * (times - 1.0) * 1.5 / 2
+
+    def normalised_form(times):
+        return lambda k: float(np.sign(times - 1.0)) / 4 - shift(times)
+
     return [
         measured("same-sign residual", rounded_once(1), lambda k: 0.5 - REST),
         measured("same-sign residual, other k", rounded_once(1), lambda k: 0.5 - REST, OTHERS),
@@ -105,5 +129,13 @@ def lines() -> list[Line]:
         measured("stochastic rounding", rounded_once(1, RoundingMode.STOCHASTIC), lambda k: 0.0),
         measured("weights of 1/2", halves, lambda k: 0.25 - REST, (2,)),
         measured("random weights below 1", fractions, lambda k: 0.0),
-        *(measured(f"normalised first, residual V = {t:g} mean", normalised(t), normalised_form(t), (2,)) for t in (1.0, 2.0, 0.25)),
+        *(
+            measured(
+                f"normalised first, residual V = {t:g} mean",
+                normalised(t),
+                normalised_form(t),
+                (2,),
+            )
+            for t in (1.0, 2.0, 0.25)
+        ),
     ]

@@ -1,9 +1,13 @@
-"""Before or after: does the sign of the output's bias follow the common sign of V, or residual V minus main V?
+"""Before or after: does the sign of the output's bias follow the common sign of V, or residual V
+minus main V?
 
-Two keys share the maximum, so both P are 1; a third has P = e^-8 to e^-10 and the V  c x mean of the first two. All V < 0.
+Two keys share the maximum, so both P are 1; a third has P = e^-8 to e^-10 and the V  c x mean of
+                                        the first two. All V < 0.
 
-    qiu-yao     rounds  V1 + V2 + P3 V3          the residual has V's sign: each tie goes away from zero, O leaves too low
-    fa2-bf16    rounds (V1 + V2 + P3 V3) / (2 + P3): beside (V1 + V2) / 2 it lies by P3 (V3 - mean) / 2, so c - 1 decides
+    qiu-yao     rounds  V1 + V2 + P3 V3          the residual has V's sign: each tie goes away from
+                zero, O leaves too low
+    fa2-bf16    rounds (V1 + V2 + P3 V3) / (2 + P3): beside (V1 + V2) / 2 it lies by P3 (V3 - mean)
+                / 2, so c - 1 decides
 """
 
 from dataclasses import dataclass
@@ -28,7 +32,9 @@ QUARTER = 0.25  # ulps: half of the sums are ties, each goes half an ulp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Mean of  OUT - exact output  in ulps of BF16, by plan and c; negative is away from zero, for all V < 0."""
+    """Mean of  OUT - exact output  in ulps of BF16, by plan and c; negative is away from zero, for
+    all V < 0.
+    """
 
     found: dict[tuple[str, float], Estimate]
 
@@ -53,7 +59,9 @@ def measure() -> Order:
         qkv = inputs(times)
         exact = attend(*qkv, plan="exact", scale=1.0)
         for name in PLANS:
-            error = (attend(*qkv, plan=Plan.preset(name), scale=1.0) - exact) / np.asarray(ulp_of(exact, "bf16"))
+            error = (attend(*qkv, plan=Plan.preset(name), scale=1.0) - exact) / np.asarray(
+                ulp_of(exact, "bf16")
+            )
             found[name, times] = mean(dict(enumerate(error.mean((0, 1, 3)).tolist())))
     return Order(found=found)
 
@@ -68,19 +76,36 @@ def _paper(o: Order, plan: str) -> Verdict:
     signs = {_sign(e) for e in residual}
     word = Word.AGREES if signs == {-1} else Word.DEPENDS if -1 in signs else Word.CONTRADICTS
     return Verdict(
-        figure=FIGURE, claim="V < 0 makes the output's error negative", case=f"{plan}: {PLANS[plan]}", sizes=_SIZES, word=word,
-        measured=_shown(o, plan), estimate=o.found[plan, 2.0],
-        note="" if word is Word.AGREES else "on residual V against main V: the argument holds for round-before-normalise only",
-    )  # fmt: skip
+        figure=FIGURE,
+        claim="V < 0 makes the output's error negative",
+        case=f"{plan}: {PLANS[plan]}",
+        sizes=_SIZES,
+        word=word,
+        measured=_shown(o, plan),
+        estimate=o.found[plan, 2.0],
+        note=(
+            ""
+            if word is Word.AGREES
+            else "on residual V against main V: the argument holds for round-before-normalise only"
+        ),
+    )
 
 
 def _ours(o: Order) -> Verdict:
     wanted = all(_sign(o.found["fa2-bf16", t]) == -np.sign(t - 1.0) for t in TIMES)
     return Verdict(
-        figure=FIGURE, claim="ours: in production order the sign is that of residual V minus main V", case="fa2-bf16", sizes=_SIZES,
-        word=Word.AGREES if wanted else Word.CONTRADICTS, measured=_shown(o, "fa2-bf16"), estimate=o.found["fa2-bf16", 0.25],
-        note="its size, a quarter of an ulp where half of the sums are ties, is the same: production kernels are not safe by their order",
-    )  # fmt: skip
+        figure=FIGURE,
+        claim="ours: in production order the sign is that of residual V minus main V",
+        case="fa2-bf16",
+        sizes=_SIZES,
+        word=Word.AGREES if wanted else Word.CONTRADICTS,
+        measured=_shown(o, "fa2-bf16"),
+        estimate=o.found["fa2-bf16", 0.25],
+        note=(
+            "its size, a quarter of an ulp where half of the sums are ties, is the same: production"
+            " kernels are not safe by their order"
+        ),
+    )
 
 
 _SIZES = f"{HEADS} heads x {FEATURES} features x {ROWS} rows"
@@ -91,7 +116,9 @@ def _sign(e: Estimate) -> int:
 
 
 def _shown(o: Order, plan: str) -> str:
-    return "ulp: " + ", ".join(f"c = {t:g}: {interval(o.found[plan, t])}" for t in TIMES if t in (0.25, 1.0, 2.0))
+    return "ulp: " + ", ".join(
+        f"c = {t:g}: {interval(o.found[plan, t])}" for t in TIMES if t in (0.25, 1.0, 2.0)
+    )
 
 
 def picture(o: Order) -> Figure:
@@ -100,8 +127,17 @@ def picture(o: Order) -> Figure:
     for (name, words), colour, marker in zip(PLANS.items(), COLOURS, MARKERS, strict=False):
         own = [o.found[name, t] for t in TIMES]
         bars = [[e.mean - e.low for e in own], [e.high - e.mean for e in own]]
-        ax.errorbar(range(len(TIMES)), [e.mean for e in own], bars, color=colour, marker=marker, ms=5, capsize=2.5, lw=1.4,
-                    label=f"{name}: {words}")  # fmt: skip
+        ax.errorbar(
+            range(len(TIMES)),
+            [e.mean for e in own],
+            bars,
+            color=colour,
+            marker=marker,
+            ms=5,
+            capsize=2.5,
+            lw=1.4,
+            label=f"{name}: {words}",
+        )
     for y in (-QUARTER, QUARTER):
         ax.axhline(y, color=INK, lw=0.7, ls=":")
     ax.axhline(0.0, color=INK, lw=0.7)

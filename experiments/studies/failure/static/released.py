@@ -1,7 +1,9 @@
-"""The released repair of arXiv 2510.04212 as a plain function: its stabilised softmax, clamp included, in binary64.
+"""The released repair of arXiv 2510.04212 as a plain function: its stabilised softmax, clamp
+included, in binary64.
 
-attention.py of the paper's repository at 30ef021, STABLE=1 (36957f9 has beta = 7), with no rounding but binary64's, so that what
-deviates from softmax here is the algorithm's own doing. Letters as there: r_m, r_s of a tile, m, l, O of a row.
+attention.py of the paper's repository at 30ef021, STABLE=1 (36957f9 has beta = 7), with no rounding
+but binary64's, so that what deviates from softmax here is the algorithm's own doing. Letters as
+there: r_m, r_s of a tile, m, l, O of a row.
 """
 
 from dataclasses import dataclass
@@ -11,12 +13,16 @@ import numpy as np
 CLAMP = 1e-10  # EPSILON of the code: the least that a tile adds to the row sum
 BUCKET = 512  # queries and keys of a tile, as released
 GAP = 1e-3  # scores closer to the maximum than this count as equal to it
-MASKED = -3.3895313892515355e38  # what a masked score is set to, minus the largest BF16 number: it takes part in maxima and ties
+MASKED = (
+    -3.3895313892515355e38
+)  # what a masked score is set to, minus the largest BF16 number: it takes part in maxima and ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """Output (T, H), L = m + ln l (T,), and the rows (T,) in which a tile counted several scores at its maximum, masked ones left out."""
+    """Output (T, H), L = m + ln l (T,), and the rows (T,) in which a tile counted several scores at
+    its maximum, masked ones left out.
+    """
 
     out: np.ndarray
     lse: np.ndarray
@@ -24,11 +30,18 @@ class Released:
 
 
 def released(
-    s: np.ndarray, v: np.ndarray, *, beta: float, clamp: float = CLAMP, skip_masked: bool = False, bucket: int = BUCKET
-) -> Released:  # fmt: skip
+    s: np.ndarray,
+    v: np.ndarray,
+    *,
+    beta: float,
+    clamp: float = CLAMP,
+    skip_masked: bool = False,
+    bucket: int = BUCKET,
+) -> Released:
     """The forward on causal scores s (T, T) with v (T, H), float64.
 
-    skip_masked: leave out tiles in which no query sees a key, as kernels do; the code computes them.
+    skip_masked: leave out tiles in which no query sees a key, as kernels do; the code computes
+    them.
     """
     t = s.shape[0]
     seen = np.tri(t, dtype=bool)
@@ -39,13 +52,21 @@ def released(
         for keys in _tiles(t, bucket):
             if skip_masked and not seen[rows, keys].any():
                 continue
-            m[rows], l[rows], o[rows], several = _tile(s[rows, keys], v[keys], m[rows], l[rows], o[rows], beta, clamp)
+            m[rows], l[rows], o[rows], several = _tile(
+                s[rows, keys], v[keys], m[rows], l[rows], o[rows], beta, clamp
+            )
             tied[rows] |= several & seen[rows, keys].any(1)
     return Released(out=o / l[:, None], lse=m + np.log(l), tied=tied)
 
 
 def _tile(
-    s: np.ndarray, v: np.ndarray, m_old: np.ndarray, l: np.ndarray, o: np.ndarray, beta: float, clamp: float
+    s: np.ndarray,
+    v: np.ndarray,
+    m_old: np.ndarray,
+    l: np.ndarray,
+    o: np.ndarray,
+    beta: float,
+    clamp: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """One tile: (m, l, O, which rows have several scores at the maximum)."""
     r_m = s.max(1)

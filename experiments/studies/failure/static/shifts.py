@@ -1,7 +1,10 @@
-"""How far the released repair would move tied rows, in real tensors and in trainings: past the clamp, or not at all?
+"""How far the released repair would move tied rows, in real tensors and in trainings: past the
+clamp, or not at all?
 
-Scores as the released code has them, in BF16; a row is tied if several of them are at least  r_m - 1e-3  (in BF16). Its maximum
-would move by (beta - 1) r_m, or by -r_m where r_m < 0. A shift above 23.03 meets the clamp; one below the tie window of BF16,
+Scores as the released code has them, in BF16; a row is tied if several of them are at least  r_m -
+                                        1e-3  (in BF16). Its maximum
+would move by (beta - 1) r_m, or by -r_m where r_m < 0. A shift above 23.03 meets the clamp; one
+below the tie window of BF16,
 1.96e-3, rounds P back to 1 and repairs nothing.
 """
 
@@ -26,7 +29,19 @@ from roundscope.experiments.train.settings import Arm, Settings
 
 WINDOW = format_named("bf16").tie_window
 BETAS = (2.0, 7.0)
-SMALL = Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50, steps=400, plan="jax", lr=1.0, min_lr=1.0, position=False)
+SMALL = Config(
+    layers=2,
+    heads=2,
+    width=32,
+    context=32,
+    batch=8,
+    warmup=50,
+    steps=400,
+    plan="jax",
+    lr=1.0,
+    min_lr=1.0,
+    position=False,
+)
 DATA = {"repeat": "runs of equal tokens", "stdlib": "Python's sources"}
 RATES = (3e-3, 1e-2)
 
@@ -70,18 +85,27 @@ def tied_rows(name: str, q: np.ndarray, k: np.ndarray, *, scale: float, causal: 
 
 def sample() -> Tied:
     """Both layers of the shipped tensors."""
-    found = [tied_rows("", x.q, x.k, scale=x.scale or x.q.shape[3] ** -0.5, causal=False) for x in read_layers(sample_path())]
-    return Tied(name="MiniLM", rows=sum(x.rows for x in found), r_m=np.concatenate([x.r_m for x in found]))
+    found = [
+        tied_rows("", x.q, x.k, scale=x.scale or x.q.shape[3] ** -0.5, causal=False)
+        for x in read_layers(sample_path())
+    ]
+    return Tied(
+        name="MiniLM", rows=sum(x.rows for x in found), r_m=np.concatenate([x.r_m for x in found])
+    )
 
 
 def trained(data: str) -> list[Tied]:
-    """A small GPT without position embedding, trained at each rate (arms of one executable): its next batch.
+    """A small GPT without position embedding, trained at each rate (arms of one executable): its
+    next batch.
 
-    In training attention is JAX's own: qiu-yao trains to the same scores here, in three times the time.
+    In training attention is JAX's own: qiu-yao trains to the same scores here, in three times the
+    time.
     """
     config = replace(SMALL, data=data)
     settings = Settings(config=config, arms=tuple(Arm(name=f"{rate:g}", lr=rate) for rate in RATES))
-    group = Group(settings, list(range(len(RATES))), one_step.start(config, len(RATES), [0] * len(RATES)))
+    group = Group(
+        settings, list(range(len(RATES))), one_step.start(config, len(RATES), [0] * len(RATES))
+    )
     batches = batches_of(settings)[0]
     for number in range(config.steps):
         group.advance(number, {0: batches.batch(number)})
@@ -89,7 +113,7 @@ def trained(data: str) -> list[Tied]:
     return [
         tied_rows(f"{data}, lr {rate:g}", q, k, scale=config.head_width**-0.5, causal=True)
         for rate, q, k in zip(RATES, np.asarray(qs), np.asarray(ks), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 @jax.jit
@@ -111,31 +135,56 @@ def judged(found: list[Tied]) -> list[Verdict]:
 def _clamp(found: list[Tied], beta: float) -> Verdict:
     reached = [x.clamped(beta) for x in found]
     word = Word.CONTRADICTS if not any(reached) else Word.DEPENDS
-    each = (f"{x.name}: {x.share:.0%} of rows, r_m up to {x.r_m.max(initial=0.0):.3g}, {x.clamped(beta):.0%} clamped" for x in found)
+    each = (
+        f"{x.name}: {x.share:.0%} of rows, r_m up to {x.r_m.max(initial=0.0):.3g},"
+        f" {x.clamped(beta):.0%} clamped"
+        for x in found
+    )
     shown = f"tied rows: {'; '.join(each)}"
     least = LIMIT / (beta - 1.0)
-    return _verdict(f"ours: the clamp gates tied rows out (beta = {beta:g}, r_m > {least:.3g})", word, shown,
-                    "" if any(reached) else "no tied row here has so large a score; larger models may")  # fmt: skip
+    return _verdict(
+        f"ours: the clamp gates tied rows out (beta = {beta:g}, r_m > {least:.3g})",
+        word,
+        shown,
+        "" if any(reached) else "no tied row here has so large a score; larger models may",
+    )
 
 
 def _unmoved(found: list[Tied]) -> Verdict:
     shown = "; ".join(f"{x.name} {x.unmoved(2.0):.0%}, {x.unmoved(7.0):.0%}" for x in found)
     word = Word.DEPENDS if any(x.unmoved(2.0) for x in found) else Word.AGREES
-    return _verdict("ours: every tied row is moved far enough that no P rounds to 1 (beta = 2, 7)", word, f"those that are not: {shown}",
-                    "where r_m is near 0: (beta - 1) r_m is below the tie window of 1.96e-3")  # fmt: skip
+    return _verdict(
+        "ours: every tied row is moved far enough that no P rounds to 1 (beta = 2, 7)",
+        word,
+        f"those that are not: {shown}",
+        "where r_m is near 0: (beta - 1) r_m is below the tie window of 1.96e-3",
+    )
 
 
 def _conclusion(found: list[Tied]) -> Verdict:
     at_7, at_2 = (max(x.clamped(beta) for x in found) for beta in (7.0, 2.0))
     word = Word.DEPENDS if at_7 and not at_2 else Word.AGREES if not at_7 else Word.CONTRADICTS
     return _verdict(
-        "a stable run with the released repair shows that removing the bias is enough", word,
+        "a stable run with the released repair shows that removing the bias is enough",
+        word,
         f"clamped tied rows: up to {at_7:.0%} at beta = 7 (first release), {at_2:.0%} at beta = 2",
-        "with beta = 2 and r_m below 23 the repair only shifts, and stability speaks for the bias; with beta = 7 it may come from "
-        "tied rows switched off; r_m of the paper's failing run is not published",
-    )  # fmt: skip
+        "with beta = 2 and r_m below 23 the repair only shifts, and stability speaks for the bias;"
+        " with beta = 7 it may come from tied rows switched off; r_m of the paper's failing run is"
+        " not published",
+    )
 
 
 def _verdict(claim: str, word: Word, measured: str, note: str = "") -> Verdict:
-    sizes = f"MiniLM; GPT of {SMALL.layers} layers, width {SMALL.width}, {SMALL.steps} steps, no positions"
-    return Verdict(figure=FIGURE, claim=claim, case="scores in BF16", sizes=sizes, word=word, measured=measured, note=note)
+    sizes = (
+        f"MiniLM; GPT of {SMALL.layers} layers, width {SMALL.width}, {SMALL.steps} steps, no"
+        " positions"
+    )
+    return Verdict(
+        figure=FIGURE,
+        claim=claim,
+        case="scores in BF16",
+        sizes=sizes,
+        word=word,
+        measured=measured,
+        note=note,
+    )

@@ -1,7 +1,10 @@
-"""Rows 5 and 6 of the paper's table: rowsum(dO O) = rowsum(P dP) needs one P, and rowsum(P) = 1. What P sums to in a backward.
+"""Rows 5 and 6 of the paper's table: rowsum(dO O) = rowsum(P dP) needs one P, and rowsum(P) = 1.
 
-A kernel recomputes P_B = exp(S_B - L). If its S_B are not the forward's scores, rounded where they are not or the reverse,
-rowsum(P_B) is not 1, and with delta = rowsum(P_B dP) a row of dS = P_B (dP - delta) sums to delta (1 - rowsum P_B), not to 0.
+What P sums to in a backward.
+
+A kernel recomputes P_B = exp(S_B - L). If its S_B are not the forward's scores, rounded where they
+are not or the reverse, rowsum(P_B) is not 1, and with delta = rowsum(P_B dP) a row of dS = P_B (dP
+- delta) sums to delta (1 - rowsum P_B), not to 0.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +22,11 @@ from roundscope.experiments.trace.plots import INK
 
 FIGURE = "rows 5, 6"
 PLANS = {
-    "qiu-yao": "BF16 scores forward, FP32 backward", "qiu-yao, FP32 scores": "FP32 scores both ways",
-    "fa2-bf16": "FP32 scores both ways", "baseline-bf16": "BF16 scores both ways",
-}  # fmt: skip
+    "qiu-yao": "BF16 scores forward, FP32 backward",
+    "qiu-yao, FP32 scores": "FP32 scores both ways",
+    "fa2-bf16": "FP32 scores both ways",
+    "baseline-bf16": "BF16 scores both ways",
+}
 OF_SCORES = (Site.S, Site.SCALED, Site.M, Site.X, Site.DM, Site.L)
 QUERIES, EVERY = 128, 2  # of the sample's 512 queries, with all of its keys; and every other head
 OPERANDS = (DeltaFrom.OUT, DeltaFrom.P_DP, DeltaFrom.CENTRED)
@@ -32,7 +37,8 @@ BINS = np.logspace(-9, 0, 91)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
     """lost     by preset: rowsum(P_B) - 1, over layers, heads, rows
-    rest        by preset and operand of delta: rms over a head's rows of  rowsum(dS) / rowsum |dS|, over heads
+    rest        by preset and operand of delta: rms over a head's rows of  rowsum(dS) / rowsum |dS|,
+                over heads
     """
 
     lost: dict[str, np.ndarray]
@@ -65,7 +71,9 @@ def _rows(x: Layer, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     assert x.do is not None
     q, do = (y[:, :QUERIES, ::EVERY] for y in (x.q, x.do))
     k, v = (y[:, :, ::EVERY] for y in (x.k, x.v))
-    trace = examine(q, k, v, do, plan=plan, block_q=s, block_k=s, scale=x.scale, record=record).trace
+    trace = examine(
+        q, k, v, do, plan=plan, block_q=s, block_k=s, scale=x.scale, record=record
+    ).trace
     p, ds = (np.asarray(trace.events[site][1]) for site in ("EXP_B", "DS"))
     size = np.abs(ds).sum(-1)
     return p.sum(-1) - 1.0, ds.sum(-1) / np.where(size > 0.0, size, np.inf)
@@ -80,29 +88,56 @@ def _sum(m: Sums, name: str) -> Verdict:
     x = m.lost[name]
     rms, most = float(np.sqrt((x**2).mean())), float(np.abs(x).max())
     return Verdict(
-        figure=FIGURE, claim="rowsum(P) = 1 in the backward", case=f"{name}: {PLANS[name]}", sizes=_SIZES,
-        word=Word.AGREES if most < ONE else Word.CONTRADICTS, measured=f"rms of rowsum(P_B) - 1: {rms:.2g}, largest {most:.2g}",
-    )  # fmt: skip
+        figure=FIGURE,
+        claim="rowsum(P) = 1 in the backward",
+        case=f"{name}: {PLANS[name]}",
+        sizes=_SIZES,
+        word=Word.AGREES if most < ONE else Word.CONTRADICTS,
+        measured=f"rms of rowsum(P_B) - 1: {rms:.2g}, largest {most:.2g}",
+    )
 
 
 def _operand(m: Sums, name: str) -> Verdict:
     out, p_dp = (m.rest[name, operand] for operand in (DeltaFrom.OUT, DeltaFrom.P_DP))
-    word = Word.AGREES if p_dp.high < out.low else Word.CONTRADICTS if p_dp.low > out.high else Word.UNDECIDED
+    word = (
+        Word.AGREES
+        if p_dp.high < out.low
+        else Word.CONTRADICTS
+        if p_dp.low > out.high
+        else Word.UNDECIDED
+    )
     return Verdict(
-        figure=FIGURE, claim="row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)", case=name, sizes=_SIZES, word=word,
-        measured=f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}", estimate=p_dp,
-        note="" if word is Word.AGREES else "both P must be one: with two, P_DP trades the error of O for 1 - rowsum(P_B)",
-    )  # fmt: skip
+        figure=FIGURE,
+        claim="row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)",
+        case=name,
+        sizes=_SIZES,
+        word=word,
+        measured=f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}",
+        estimate=p_dp,
+        note=(
+            ""
+            if word is Word.AGREES
+            else "both P must be one: with two, P_DP trades the error of O for 1 - rowsum(P_B)"
+        ),
+    )
 
 
 def _centred(m: Sums) -> Verdict:
-    exact = [m.rest[name, DeltaFrom.CENTRED] for name in PLANS if _plan(name)[Site.DS].format.precision == 24]
+    exact = [
+        m.rest[name, DeltaFrom.CENTRED]
+        for name in PLANS
+        if _plan(name)[Site.DS].format.precision == 24
+    ]
     return Verdict(
-        figure=FIGURE, claim="ours: delta = rowsum(P dP) / rowsum(P) leaves nothing, whatever P sums to", case="all four", sizes=_SIZES,
+        figure=FIGURE,
+        claim="ours: delta = rowsum(P dP) / rowsum(P) leaves nothing, whatever P sums to",
+        case="all four",
+        sizes=_SIZES,
         word=Word.AGREES if all(e.high < ONE for e in exact) else Word.CONTRADICTS,
         measured="; ".join(f"{name} {interval(m.rest[name, DeltaFrom.CENTRED])}" for name in PLANS),
-        estimate=m.rest["qiu-yao", DeltaFrom.CENTRED], note="in fa2-bf16 and baseline-bf16 dS is rounded to BF16: that is what is left",
-    )  # fmt: skip
+        estimate=m.rest["qiu-yao", DeltaFrom.CENTRED],
+        note="in fa2-bf16 and baseline-bf16 dS is rounded to BF16: that is what is left",
+    )
 
 
 _SIZES = f"MiniLM, 2 layers x {12 // EVERY} heads x {QUERIES} rows"
@@ -112,7 +147,11 @@ def picture(m: Sums) -> Figure:
     """Left: how far rowsum(P_B) is from 1; right: what is left of rowsum(dS)."""
     figure, ((left, right),) = canvas(3.6, 1, 2, width_ratios=[1, 1.5])
     for (name, x), colour in zip(m.lost.items(), COLOURS, strict=False):
-        under: dict[str, Any] = {"histtype": "stepfilled", "alpha": 0.45, "lw": 0}  # the same rows as fa2-bf16's
+        under: dict[str, Any] = {
+            "histtype": "stepfilled",
+            "alpha": 0.45,
+            "lw": 0,
+        }  # the same rows as fa2-bf16's
         look = under if "," in name else {"histtype": "step", "lw": 1.5}
         left.hist(np.maximum(np.abs(x), BINS[0]), BINS, color=colour, label=name, **look)
     left.set_xscale("log")
@@ -121,11 +160,35 @@ def picture(m: Sums) -> Figure:
     for n, (operand, hatch) in enumerate(zip(OPERANDS, ("", "//", ".."), strict=True)):
         for i, (name, colour) in enumerate(zip(PLANS, COLOURS, strict=False)):
             e = m.rest[name, operand]
-            right.bar(i + 0.27 * (n - 1), e.mean, 0.25, color=colour, alpha=0.9 - 0.25 * n, hatch=hatch, edgecolor="white", lw=0)
-            right.text(i + 0.27 * (n - 1), e.mean * 1.25, operand.name, rotation=90, ha="center", va="bottom", fontsize=7.5, color=INK)
+            right.bar(
+                i + 0.27 * (n - 1),
+                e.mean,
+                0.25,
+                color=colour,
+                alpha=0.9 - 0.25 * n,
+                hatch=hatch,
+                edgecolor="white",
+                lw=0,
+            )
+            right.text(
+                i + 0.27 * (n - 1),
+                e.mean * 1.25,
+                operand.name,
+                rotation=90,
+                ha="center",
+                va="bottom",
+                fontsize=7.5,
+                color=INK,
+            )
     right.set_yscale("log")
     right.set_ylim(1e-8, 0.2)
     right.set_xticks(range(len(PLANS)), [name.replace(", ", ",\n") for name in PLANS])
     right.set_ylabel("rms of rowsum(dS) / rowsum |dS|")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(
+        *left.get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=4,
+        fontsize=8.5,
+        frameon=False,
+    )
     return figure

@@ -1,7 +1,9 @@
-"""How often several P of a row are 1, by the format of P, and what that does to P V: on real tensors and on constructed ones.
+"""How often several P of a row are 1, by the format of P, and what that does to P V: on real
+tensors and on constructed ones.
 
-P = exp(S - m) rounds to 1 up to a gap of -ln(1 - 2^-(p+1)) below the maximum (PAPERS 1.5, edge case 4): 16 times as wide in E4M3 as
-in BF16. Plans: qiu-yao with P in the format, one key tile; and the same with FP32 scores, as production kernels have them.
+P = exp(S - m) rounds to 1 up to a gap of -ln(1 - 2^-(p+1)) below the maximum (PAPERS 1.5, edge case
+4): 16 times as wide in E4M3 as in BF16. Plans: qiu-yao with P in the format, one key tile; and the
+same with FP32 scores, as production kernels have them.
 """
 
 from dataclasses import dataclass
@@ -38,7 +40,8 @@ class Ties:
     """Of one kind of input, P's format and the scores' format.
 
     share           of rows with several P = 1, over heads;  rows: how many of them there are
-    tied, others    mean error of P V away from zero in ulps of BF16, PV's format, over heads: in such rows, and in the rest
+    tied, others    mean error of P V away from zero in ulps of BF16, PV's format, over heads: in
+                    such rows, and in the rest
     """
 
     share: Estimate
@@ -58,18 +61,30 @@ def window(f: str) -> float:
 def inputs() -> list[Input]:
     """Both layers of the shipped sample, then draws of the constructed families."""
     found = [
-        Input(name=SAMPLE, q=x.q, k=x.k, v=x.v, scale=x.scale or x.q.shape[3] ** -0.5) for x in read_layers(sample_path())
-    ]  # fmt: skip
+        Input(name=SAMPLE, q=x.q, k=x.k, v=x.v, scale=x.scale or x.q.shape[3] ** -0.5)
+        for x in read_layers(sample_path())
+    ]
     for family in CONSTRUCTED:
         for seed in range(DRAWS):
-            x = FAMILIES[family](Source(family=family, seed=seed, queries=TOKENS, keys=TOKENS, heads=HEADS, features=FEATURES))
+            x = FAMILIES[family](
+                Source(
+                    family=family,
+                    seed=seed,
+                    queries=TOKENS,
+                    keys=TOKENS,
+                    heads=HEADS,
+                    features=FEATURES,
+                )
+            )
             q, k, v = (np.asarray(emu.round_to(x[role], "bf16"))[None] for role in "qkv")
             found.append(Input(name=family, q=q, k=k, v=v, scale=FEATURES**-0.5))
     return found
 
 
 def plan(f: str, scores: str) -> Plan:
-    """qiu-yao with P in the format, saturating where it has no infinity, and its scores in BF16 or FP32."""
+    """qiu-yao with P in the format, saturating where it has no infinity, and its scores in BF16 or
+    FP32.
+    """
     made = Plan.preset("qiu-yao").at(Site.P, f, overflow="saturate")
     for site in SCORES[scores]:
         made = made.at(site, "fp32")
@@ -81,24 +96,33 @@ def measure(found: list[Input]) -> dict[tuple[str, str, str], Ties]:
     names = list(dict.fromkeys(x.name for x in found))
     return {
         (name, f, scores): _ties([x for x in found if x.name == name], plan(f, scores))
-        for name in names for f in FORMATS for scores in SCORES
-    }  # fmt: skip
+        for name in names
+        for f in FORMATS
+        for scores in SCORES
+    }
 
 
 def _ties(own: list[Input], plan: Plan) -> Ties:
     heads = [head for x in own for head in _heads(x, plan)]
-    by_head = lambda part: mean({i: part(*head) for i, head in enumerate(heads)})  # noqa: E731
+
+    def by_head(part):
+        return mean({i: part(*head) for i, head in enumerate(heads)})
+
     return Ties(
-        share=by_head(lambda several, away: float(several.mean())), rows=int(sum(several.sum() for several, _ in heads)),
-        tied=by_head(lambda several, away: _mean(away[several])), others=by_head(lambda several, away: _mean(away[~several])),
-    )  # fmt: skip
+        share=by_head(lambda several, away: float(several.mean())),
+        rows=int(sum(several.sum() for several, _ in heads)),
+        tied=by_head(lambda several, away: _mean(away[several])),
+        others=by_head(lambda several, away: _mean(away[~several])),
+    )
 
 
 def _heads(x: Input, plan: Plan) -> list[tuple[np.ndarray, np.ndarray]]:
     """Per head (rows with several P = 1, error of P V away from zero in ulps)."""
     s = x.k.shape[1]
     record = Record(ones=(Site.P,), events=(Site.PV,))
-    trace = examine(x.q, x.k, x.v, plan=plan, block_q=s, block_k=s, scale=x.scale, record=record).trace
+    trace = examine(
+        x.q, x.k, x.v, plan=plan, block_q=s, block_k=s, scale=x.scale, record=record
+    ).trace
     before, after = (np.asarray(y)[0, :, 0] for y in trace.events["PV"])
     away = np.sign(before) * (after - before) / np.asarray(ulp_of(before, "bf16"))
     return list(zip(trace.ones["P"][0, :, 0] > 1, away, strict=True))
@@ -112,7 +136,9 @@ def gaps(own: list[Input]) -> np.ndarray:
     """Of every row, the distance of the two largest scores, in binary64."""
     found = []
     for x in own:
-        s = np.sort(x.scale * np.einsum("btnh,bsnh->bnts", x.q.astype(float), x.k.astype(float)), axis=-1)
+        s = np.sort(
+            x.scale * np.einsum("btnh,bsnh->bnts", x.q.astype(float), x.k.astype(float)), axis=-1
+        )
         found.append((s[..., -1] - s[..., -2]).ravel())
     return np.sort(np.concatenate(found))
 

@@ -1,4 +1,6 @@
-"""The training of a launch: all its arms in one executable, until the last step or until every arm has diverged."""
+"""The training of a launch: all its arms in one executable, until the last step or until every arm
+has diverged.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,26 +19,40 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import blocks, drawing
 
 Progress = Callable[[int], None]  # steps done
-Look = tuple[int, np.ndarray, np.ndarray]  # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
+Look = tuple[
+    int, np.ndarray, np.ndarray
+]  # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
 
 
 def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Run[Trial]]:
-    """The runs of trials of one structure, in their order. What is said of an arm is of the time up to its divergence, so nothing
-    depends on the arms beside it but the order of native sums.
+    """The runs of trials of one structure, in their order.
+
+    What is said of an arm is of the time up to its divergence, so nothing depends on the arms
+    beside it but the order of native sums.
     """
     settings, steps = settings_of(scale, trials), trials[0].steps
-    state = one_step.start(settings.config, len(trials), [settings.config.init_seed + t.seed for t in trials])
+    state = one_step.start(
+        settings.config, len(trials), [settings.config.init_seed + t.seed for t in trials]
+    )
     group, drawn = Group(settings, list(range(len(trials))), state), drawing(settings)
     follow, rest, looks = Follow(len(trials)), Rest(settings.config), [_first(group)]
-    look = lambda _: monitor.query_norms(group.state.params["layers"]["qkv"])  # noqa: E731
-    for block in blocks(lambda n: _step(group, drawn(n), n, rest), 0, steps, look=look, ahead=False):
+
+    def look(_):
+        return monitor.query_norms(group.state.params["layers"]["qkv"])
+
+    for block in blocks(
+        lambda n: _step(group, drawn(n), n, rest), 0, steps, look=look, ahead=False
+    ):
         follow.add(block.done, block.losses)
         looks.append((block.done, np.mean(block.losses, axis=0), block.look))
         progress(block.done)
         if (follow.first >= 0).all():
             break
     final, rests = follow.final(), rest.found(len(trials))
-    return [_run(t, a, int(follow.first[a]), float(final[a]), looks, rests[a]) for a, t in enumerate(trials)]
+    return [
+        _run(t, a, int(follow.first[a]), float(final[a]), looks, rests[a])
+        for a, t in enumerate(trials)
+    ]
 
 
 def _first(group: Group) -> Look:
@@ -50,7 +66,9 @@ def _step(group: Group, batches: dict[int, np.ndarray], number: int, rest: Rest)
     return group.advance(number, batches)
 
 
-def _run(trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray) -> Run[Trial]:
+def _run(
+    trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray
+) -> Run[Trial]:
     """What is said of an arm.
 
     extra: norm, the largest ||W_Q,h||_2 up to divergence; heads, those of layers and heads at the

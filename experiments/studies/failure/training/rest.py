@@ -1,12 +1,15 @@
-"""The rest of dS: what its rows sum to, where exact arithmetic gives 0, and what that makes of the gradient of W_Q.
+"""The rest of dS: what its rows sum to, where exact arithmetic gives 0, and what that makes of the
+gradient of W_Q.
 
     r[t] = sum_s dS[t,s] = sum_s P[t,s] (dP[t,s] - delta[t])
-    R = alpha sum_t r[t] X[t]^T (PK)[t]   (D, H): equation 2 of the paper with r in place of the error of delta
+    R = alpha sum_t r[t] X[t]^T (PK)[t]   (D, H): equation 2 of the paper with r in place of the
+        error of delta
     share = sum |R| / sum |dW_Q|   over looks at a run and heads, |.| Frobenius
-    steady = |sum R| / sum |R|     sums over looks inside |.|: 1 if R points the same way every time, 1 / sqrt(looks) if it has no direction
+    steady = |sum R| / sum |R|     sums over looks inside |.|: 1 if R points the same way every
+        time, 1 / sqrt(looks) if it has no direction
 
-r comes out of the emulated backward itself: a feature of ones behind K and of zeros behind Q, V and dO changes no other number,
-and its dQ is alpha r (rounded as dQ leaves).
+r comes out of the emulated backward itself: a feature of ones behind K and of zeros behind Q, V and
+dO changes no other number, and its dQ is alpha r (rounded as dQ leaves).
 """
 
 from functools import lru_cache
@@ -28,7 +31,9 @@ SEQUENCES, EVERY = 4, 5  # of a batch; steps between looks
 
 
 class Rest:
-    """Looks at all arms of a launch, from step `config.warmup` to twice that: early, and the same for every arm."""
+    """Looks at all arms of a launch, from step `config.warmup` to twice that: early, and the same
+    for every arm.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.totals = config, None
@@ -39,11 +44,15 @@ class Rest:
 
     def look(self, params: Any, tokens: np.ndarray, plans: HeadPlans | None, step: int) -> None:
         """Adds what R and dW_Q are at these weights; tokens (B, T + 1) or (A, B, T + 1)."""
-        found = _looking(numbers_only(self.config))(params, tokens[..., :SEQUENCES, :], plans, np.int32(step))
+        found = _looking(numbers_only(self.config))(
+            params, tokens[..., :SEQUENCES, :], plans, np.int32(step)
+        )
         self.totals = found if self.totals is None else jax.tree.map(jnp.add, self.totals, found)
 
     def found(self, arms: int) -> np.ndarray:
-        """|sum R|, sum |R| and sum |dW_Q| of every layer and head, (A, L, N, 3); NaN where nothing was seen."""
+        """|sum R|, sum |R| and sum |dW_Q| of every layer and head, (A, L, N, 3); NaN where nothing
+        was seen.
+        """
         if self.totals is None:
             return np.full((arms, self.config.layers, self.config.heads, 3), np.nan)
         rest, size, gradient = (np.asarray(x, float) for x in jax.device_get(self.totals))
@@ -53,30 +62,57 @@ class Rest:
 @lru_cache(64)
 def _looking(config: Config) -> Any:
     def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> Any:
-        one = lambda p, t, h: _one(config, p, t, h, step)  # noqa: E731
+        def one(p, t, h):
+            return _one(config, p, t, h, step)
+
         return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0))(params, tokens, plans)
 
     return jax.jit(all_arms)
 
 
-def _one(config: Config, params: Any, tokens: Array, plans: HeadPlans, step: Any) -> tuple[Array, Array, Array]:
+def _one(
+    config: Config, params: Any, tokens: Array, plans: HeadPlans, step: Any
+) -> tuple[Array, Array, Array]:
     """(R, |R|, |dW_Q|) of every layer and head of one arm."""
     plans = plans_at(plans, step) or plans
     shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
-    run = lambda taps: model.run(params, tokens, plans, config, taps)  # noqa: E731
+
+    def run(taps):
+        return model.run(params, tokens, plans, config, taps)
+
     do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
-    own = lambda q, k, v, do, table: _dq(config, HeadPlans(plans.like, table), q, k, v, do)  # noqa: E731
+
+    def own(q, k, v, do, table):
+        return _dq(config, HeadPlans(plans.like, table), q, k, v, do)
+
     dq, r = jax.vmap(own)(seen.q, seen.k, seen.v, do, jnp.asarray(plans.table))
     rest = jnp.einsum("lbtn,lbtd,lbtnh->lndh", r, seen.x, pk(seen.q, seen.k), precision=FULL)
     gradient = jnp.einsum("lbtd,lbtnh->lndh", seen.x, dq, precision=FULL)
     return rest, _norm(rest), _norm(gradient)
 
 
-def _dq(config: Config, plans: HeadPlans, q: Array, k: Array, v: Array, do: Array) -> tuple[Array, Array]:
+def _dq(
+    config: Config, plans: HeadPlans, q: Array, k: Array, v: Array, do: Array
+) -> tuple[Array, Array]:
     """dQ (B, T, N, H), and alpha times the sums of the rows of dS (B, T, N), of one layer."""
-    wide = lambda x, last: jnp.concatenate([x, jnp.full_like(x[..., :1], last)], axis=-1)  # noqa: E731
+
+    def wide(x, last):
+        return jnp.concatenate([x, jnp.full_like(x[..., :1], last)], axis=-1)
+
     k, v, scale = wide(k, 1.0), wide(v, 0.0), config.head_width**-0.5
-    run = lambda q: attend(q, k, v, plan=plans, block_q=config.tile, block_k=config.tile, scale=scale, is_causal=True)  # noqa: E731
+
+    def run(q):
+        return attend(
+            q,
+            k,
+            v,
+            plan=plans,
+            block_q=config.tile,
+            block_k=config.tile,
+            scale=scale,
+            is_causal=True,
+        )
+
     (dq,) = jax.vjp(run, wide(q, 0.0))[1](wide(do, 0.0))
     return dq[..., :-1], dq[..., -1]
 

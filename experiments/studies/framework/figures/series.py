@@ -12,29 +12,66 @@ from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
-SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", LETHAL])  # none, some, all diverged
+SHARE = LinearSegmentedColormap.from_list(
+    "share", ["#d6e8f5", "#f6e3c5", LETHAL]
+)  # none, some, all diverged
 GRID = "#e4e7eb"  # lines behind rows
 
 __all__ = [
-    "BAND", "CALM", "COLOURS", "GRID", "INK", "LETHAL", "MARKERS", "QUIET", "SHARE",
-    "canvas", "numbers", "series", "upwards",
-]  # fmt: skip
+    "BAND",
+    "CALM",
+    "COLOURS",
+    "GRID",
+    "INK",
+    "LETHAL",
+    "MARKERS",
+    "QUIET",
+    "SHARE",
+    "canvas",
+    "numbers",
+    "series",
+    "upwards",
+]
 
 
 def series(
-    ax: Axes, x: Sequence[float], values: Sequence[Values], *, label: str, color: str, marker: str, geometric: bool = True,
-    line: str = "-", hollow: bool = False, aside: float = 0.0,
-) -> None:  # fmt: skip
-    """One line. `aside` moves it sideways by a part of x (geometric) or by a number (words across)."""
+    ax: Axes,
+    x: Sequence[float],
+    values: Sequence[Values],
+    *,
+    label: str,
+    color: str,
+    marker: str,
+    geometric: bool = True,
+    line: str = "-",
+    hollow: bool = False,
+    aside: float = 0.0,
+) -> None:
+    """One line. `aside` moves it sideways by a part of x (geometric) or by a number (words
+    across).
+    """
     move = np.asarray(x, dtype=float) + aside
     found: list[Estimate] = [factor(v) if geometric else mean(v) for v in values]
     for place, each in zip(move, values, strict=True):
         seen = [v for v in each.values() if np.isfinite(v) and (v > 0 or not geometric)]
         ax.plot([place] * len(seen), seen, ".", color=color, ms=4.5, alpha=0.28, mew=0)
     centre = np.array([e.mean for e in found])
-    bars = np.nan_to_num(np.array([[e.mean - e.low for e in found], [e.high - e.mean for e in found]]))
-    ax.errorbar(move, centre, bars, linestyle=line, color=color, marker=marker, ms=5, lw=1.4, capsize=2.5, label=label,
-                mfc="white" if hollow else color)  # fmt: skip
+    bars = np.nan_to_num(
+        np.array([[e.mean - e.low for e in found], [e.high - e.mean for e in found]])
+    )
+    ax.errorbar(
+        move,
+        centre,
+        bars,
+        linestyle=line,
+        color=color,
+        marker=marker,
+        ms=5,
+        lw=1.4,
+        capsize=2.5,
+        label=label,
+        mfc="white" if hollow else color,
+    )
 
 
 def numbers(ax: Axes, ticks: Sequence[float], log: bool = True) -> None:

@@ -1,7 +1,14 @@
 """All verdicts, in the order of the paper's figures, and what cannot be tested."""
 
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
-from roundscope.experiments.studies.stability.claims import bias, cause, drift, formats, lengths, tiles
+from roundscope.experiments.studies.stability.claims import (
+    bias,
+    cause,
+    drift,
+    formats,
+    lengths,
+    tiles,
+)
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
 
@@ -9,16 +16,26 @@ from roundscope.experiments.studies.stability.scale import Scale
 def judged(r: Results, scale: Scale) -> list[Verdict]:
     """Every claim of arXiv 2405.02803, and of arXiv 2510.04212 where the two seem to disagree."""
     return [
-        *formats.judged(r, scale), *lengths.judged(r, scale), *tiles.judged(r, scale),
-        *cause.judged(r, scale), *drift.judged(r, scale), *untestable(), *bias.judged(r, scale),
-    ]  # fmt: skip
+        *formats.judged(r, scale),
+        *lengths.judged(r, scale),
+        *tiles.judged(r, scale),
+        *cause.judged(r, scale),
+        *drift.judged(r, scale),
+        *untestable(),
+        *bias.judged(r, scale),
+    ]
 
 
 def untestable() -> list[Verdict]:
     """Claims that no run here can touch."""
     return [
         Verdict(
-            figure="3-6", claim="the values on the axes", case="-", sizes="", word=Word.NOT_TESTABLE,
-            measured="N, d, draws and tiles are not published", note="so only directions and the factor of 10 are compared",
-        ),
-    ]  # fmt: skip
+            figure="3-6",
+            claim="the values on the axes",
+            case="-",
+            sizes="",
+            word=Word.NOT_TESTABLE,
+            measured="N, d, draws and tiles are not published",
+            note="so only directions and the factor of 10 are compared",
+        )
+    ]

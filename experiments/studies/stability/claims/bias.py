@@ -1,4 +1,6 @@
-"""The tension with arXiv 2510.04212: magnitude, which tiling changes, and sign, which the largest |deviation| cannot see."""
+"""The tension with arXiv 2510.04212: magnitude, which tiling changes, and sign, which the largest
+|deviation| cannot see.
+"""
 
 from roundscope.experiments.studies.framework.estimates import Estimate, mean, ratio
 from roundscope.experiments.studies.framework.verdicts import LARGER, Verdict, Word, interval, judge
@@ -27,10 +29,17 @@ def untiled(r: Results, scale: Scale) -> Verdict:
     point = biased(scale, FAMILY, 1, "none")
     found = mean(r.values(point, "mean_ulps"))
     return Verdict(
-        figure=FIGURE, claim="the bias is there without any tiling", case=keys(1), sizes=where(scale), word=_nonzero(found),
-        measured=f"out {interval(found)} ulp, PV {interval(mean(r.values(point, 'PV.mean_ulps')))} ulp", estimate=found,
+        figure=FIGURE,
+        claim="the bias is there without any tiling",
+        case=keys(1),
+        sizes=where(scale),
+        word=_nonzero(found),
+        measured=(
+            f"out {interval(found)} ulp, PV {interval(mean(r.values(point, 'PV.mean_ulps')))} ulp"
+        ),
+        estimate=found,
         queries=(query(point, "mean_ulps"), query(point, "PV.mean_ulps")),
-    )  # fmt: skip
+    )
 
 
 def tiled(r: Results, scale: Scale) -> Verdict:
@@ -39,12 +48,19 @@ def tiled(r: Results, scale: Scale) -> Verdict:
     many, one = (r.values(point, "mean_ulps") for point in points)
     grown = ratio({s: abs(x) for s, x in many.items()}, {s: abs(x) for s, x in one.items()})
     return Verdict(
-        figure=FIGURE, claim="tiling makes the bias larger", case=keys(scale.counts[-1]), sizes=where(scale), word=judge(grown, LARGER),
-        measured=f"out {interval(mean(many))} ulp, {interval(grown, 'x')} that of one key tile; "
-        f"PV {interval(mean(r.values(points[0], 'PV.mean_ulps')))} ulp",
-        estimate=grown, queries=(*(query(p, "mean_ulps") for p in points), query(points[0], "PV.mean_ulps")),
+        figure=FIGURE,
+        claim="tiling makes the bias larger",
+        case=keys(scale.counts[-1]),
+        sizes=where(scale),
+        word=judge(grown, LARGER),
+        measured=(
+            f"out {interval(mean(many))} ulp, {interval(grown, 'x')} that of one key tile; "
+            f"PV {interval(mean(r.values(points[0], 'PV.mean_ulps')))} ulp"
+        ),
+        estimate=grown,
+        queries=(*(query(p, "mean_ulps") for p in points), query(points[0], "PV.mean_ulps")),
         note="ours: the two papers' effects are not independent on this input",
-    )  # fmt: skip
+    )
 
 
 def removed(r: Results, scale: Scale, count: int) -> Verdict:
@@ -54,10 +70,21 @@ def removed(r: Results, scale: Scale, count: int) -> Verdict:
     out, out_before = (mean(r.values(point, "mean_ulps")) for point in points)
     share = ratio(*({s: abs(x) for s, x in r.values(p, "PV.mean_ulps").items()} for p in points))
     return Verdict(
-        figure=FIGURE, claim="the stabiliser removes the bias of PV", case=keys(count), sizes=where(scale), word=judge(share, (0.0, 0.25)),
-        measured=f"PV {interval(before)} to {interval(left)} ulp; out {interval(out_before)} to {interval(out)} ulp", estimate=left,
-        queries=(*(query(p, "PV.mean_ulps") for p in points), *(query(p, "mean_ulps") for p in points)),
-    )  # fmt: skip
+        figure=FIGURE,
+        claim="the stabiliser removes the bias of PV",
+        case=keys(count),
+        sizes=where(scale),
+        word=judge(share, (0.0, 0.25)),
+        measured=(
+            f"PV {interval(before)} to {interval(left)} ulp; out {interval(out_before)} to"
+            f" {interval(out)} ulp"
+        ),
+        estimate=left,
+        queries=(
+            *(query(p, "PV.mean_ulps") for p in points),
+            *(query(p, "mean_ulps") for p in points),
+        ),
+    )
 
 
 def kept(r: Results, scale: Scale) -> Verdict:
@@ -65,23 +92,37 @@ def kept(r: Results, scale: Scale) -> Verdict:
     point, before = (biased(scale, FAMILY, scale.counts[-1], s) for s in ("2", "none"))
     found = own_ratio(r, point, "rms")
     return Verdict(
-        figure=FIGURE, claim="the stabiliser leaves the excess of tiling", case=keys(scale.counts[-1]), sizes=where(scale),
+        figure=FIGURE,
+        claim="the stabiliser leaves the excess of tiling",
+        case=keys(scale.counts[-1]),
+        sizes=where(scale),
         word=judge(found, LARGER),
-        measured=f"rms {interval(found, 'x')} of unfused's, without it {interval(own_ratio(r, before, 'rms'), 'x')}", estimate=found,
+        measured=(
+            f"rms {interval(found, 'x')} of unfused's, without it"
+            f" {interval(own_ratio(r, before, 'rms'), 'x')}"
+        ),
+        estimate=found,
         queries=tuple(query(p, m) for p in (point, before) for m in ("rms", "unfused_rms")),
-    )  # fmt: skip
+    )
 
 
 def row_sum(r: Results, scale: Scale) -> Verdict:
-    """What of the output's bias is left with the stabiliser, and what the row sum has to do with it."""
+    """What of the output's bias is left with the stabiliser, and what the row sum has to do with
+    it.
+    """
     points = [biased(scale, FAMILY, scale.counts[-1], "2", **more) for more in (ROW_SUM, {})]
     left, before = (mean(r.values(point, "mean_ulps")) for point in points)
     share = ratio(*({s: abs(x) for s, x in r.values(p, "mean_ulps").items()} for p in points))
     return Verdict(
-        figure=FIGURE, claim="ours: what the stabiliser leaves comes from L kept in BF16", case=keys(scale.counts[-1]), sizes=where(scale),
-        word=judge(share, (0.0, 0.5)), measured=f"out {interval(before)} to {interval(left)} ulp with L in FP32", estimate=share,
+        figure=FIGURE,
+        claim="ours: what the stabiliser leaves comes from L kept in BF16",
+        case=keys(scale.counts[-1]),
+        sizes=where(scale),
+        word=judge(share, (0.0, 0.5)),
+        measured=f"out {interval(before)} to {interval(left)} ulp with L in FP32",
+        estimate=share,
         queries=tuple(query(p, "mean_ulps") for p in points),
-    )  # fmt: skip
+    )
 
 
 def where(scale: Scale) -> str:

@@ -14,7 +14,9 @@ from roundscope.experiments.studies.stability.conditions import CONTROLS, narrow
 from roundscope.experiments.studies.stability.results import Results, query
 from roundscope.experiments.studies.stability.scale import Scale
 
-RESCALES, OUTPUT, ROW_SUM, BOTH = (name for name in CONTROLS if name.endswith("in FP32") and not name.startswith("O "))
+RESCALES, OUTPUT, ROW_SUM, BOTH = (
+    name for name in CONTROLS if name.endswith("in FP32") and not name.startswith("O ")
+)
 CLAIMS = {
     RESCALES: "the excess of tiling comes from the rescales",
     OUTPUT: "ours: it comes from the running output kept in BF16",
@@ -25,21 +27,42 @@ CLAIMS = {
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
     """The verdicts on the cause."""
-    return [*(control(r, scale, family, what) for what in CLAIMS for family in ("gaussian", "sink")), without(r, scale), order(r, scale)]
+    return [
+        *(control(r, scale, family, what) for what in CLAIMS for family in ("gaussian", "sink")),
+        without(r, scale),
+        order(r, scale),
+    ]
 
 
 def control(r: Results, scale: Scale, family: str, what: str) -> Verdict:
-    """Deviation with some events in FP32 over that with all in BF16; the claim says that it falls."""
+    """Deviation with some events in FP32 over that with all in BF16; the claim says that it
+    falls.
+    """
     base, changed = narrow(scale, family), narrow(scale, family, **CONTROLS[what])
     found = ratio(r.values(changed, "rms"), r.values(base, "rms"))
-    before, after = own_ratio(r, base, "rms"), ratio(r.values(changed, "rms"), r.values(base, "unfused_rms"))
-    alone = ratio(r.values(narrow(scale, family, **CONTROLS["O in FP32"]), "rms"), r.values(base, "rms"))
-    hidden = f"AO rounds in every tile, rescaled or not, and hides behind O as O behind AO: O alone in FP32 gives {interval(alone, 'x')}"
+    before = own_ratio(r, base, "rms")
+    after = ratio(r.values(changed, "rms"), r.values(base, "unfused_rms"))
+    alone = ratio(
+        r.values(narrow(scale, family, **CONTROLS["O in FP32"]), "rms"), r.values(base, "rms")
+    )
+    hidden = (
+        "AO rounds in every tile, rescaled or not, and hides behind O as O behind AO: O alone in"
+        f" FP32 gives {interval(alone, 'x')}"
+    )
     return Verdict(
-        figure="cause", claim=CLAIMS[what], case=f"{what}, {family}", sizes=tiles(scale), word=judge(found, SMALLER),
-        measured=f"rms {interval(found, 'x')}: from {interval(before, 'x')} to {interval(after, 'x')} of unfused's", estimate=found,
-        queries=(query(changed, "rms"), query(base, "rms"), query(base, "unfused_rms")), note=hidden if what == RESCALES else "",
-    )  # fmt: skip
+        figure="cause",
+        claim=CLAIMS[what],
+        case=f"{what}, {family}",
+        sizes=tiles(scale),
+        word=judge(found, SMALLER),
+        measured=(
+            f"rms {interval(found, 'x')}: from {interval(before, 'x')} to {interval(after, 'x')} of"
+            " unfused's"
+        ),
+        estimate=found,
+        queries=(query(changed, "rms"), query(base, "rms"), query(base, "unfused_rms")),
+        note=hidden if what == RESCALES else "",
+    )
 
 
 def without(r: Results, scale: Scale) -> Verdict:
@@ -47,13 +70,28 @@ def without(r: Results, scale: Scale) -> Verdict:
     point = narrow(scale, "sink")
     rescales, excess = mean(r.values(point, "rescales")), own_ratio(r, point, "rms")
     none, more = judge(rescales, (-1.0, 0.01)), judge(excess, LARGER)
-    word = Word.CONTRADICTS if none is more is Word.AGREES else Word.UNDECIDED if Word.UNDECIDED in (none, more) else Word.AGREES
+    word = (
+        Word.CONTRADICTS
+        if none is more is Word.AGREES
+        else Word.UNDECIDED
+        if Word.UNDECIDED in (none, more)
+        else Word.AGREES
+    )
     return Verdict(
-        figure="cause", claim="no excess without rescales", case="sink", sizes=tiles(scale), word=word,
-        measured=f"{interval(rescales)} rescales per row, yet rms {interval(excess, 'x')} of unfused's", estimate=excess,
+        figure="cause",
+        claim="no excess without rescales",
+        case="sink",
+        sizes=tiles(scale),
+        word=word,
+        measured=(
+            f"{interval(rescales)} rescales per row, yet rms {interval(excess, 'x')} of unfused's"
+        ),
+        estimate=excess,
         queries=tuple(query(point, m) for m in ("rescales", "rms", "unfused_rms")),
-        note="what each tile adds is rounded away against sums that are large from the first tile on",
-    )  # fmt: skip
+        note=(
+            "what each tile adds is rounded away against sums that are large from the first tile on"
+        ),
+    )
 
 
 def order(r: Results, scale: Scale) -> Verdict:
@@ -61,10 +99,15 @@ def order(r: Results, scale: Scale) -> Verdict:
     base, other = narrow(scale, "sink"), narrow(scale, "sink", key_order="descending")
     found = ratio(r.values(other, "rms"), r.values(base, "rms"))
     return Verdict(
-        figure="cause", claim="ours: the sink met last, the excess is smaller", case="key_order=descending", sizes=tiles(scale),
-        word=judge(found, SMALLER), measured=f"rms {interval(found, 'x')}", estimate=found,
+        figure="cause",
+        claim="ours: the sink met last, the excess is smaller",
+        case="key_order=descending",
+        sizes=tiles(scale),
+        word=judge(found, SMALLER),
+        measured=f"rms {interval(found, 'x')}",
+        estimate=found,
         queries=(query(other, "rms"), query(base, "rms")),
-    )  # fmt: skip
+    )
 
 
 def tiles(scale: Scale) -> str:

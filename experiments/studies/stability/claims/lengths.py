@@ -1,4 +1,6 @@
-"""Fig. 5: the largest deviation, and mean and spread of |deviation|, grow with the sequence length at a fixed tile."""
+"""Fig. 5: the largest deviation, and mean and spread of |deviation|, grow with the sequence length
+at a fixed tile.
+"""
 
 from roundscope.experiments.studies.framework.estimates import Estimate, exponent, mean
 from roundscope.experiments.studies.framework.verdicts import (
@@ -14,9 +16,14 @@ from roundscope.experiments.studies.stability.results import Results, query
 from roundscope.experiments.studies.stability.scale import Scale
 
 CASES = (  # emulation, input, relative to the output's size
-    ("ops:bf16", "gaussian", False), ("ops:bf16", "gaussian", True), ("ops:bf16", "one-signed-v", False), ("ops:bf16", "sink", True),
-    ("sums:bf16", "gaussian", True), ("fa2-bf16", "gaussian", True), ("ops:fp32", "gaussian", True),
-)  # fmt: skip
+    ("ops:bf16", "gaussian", False),
+    ("ops:bf16", "gaussian", True),
+    ("ops:bf16", "one-signed-v", False),
+    ("ops:bf16", "sink", True),
+    ("sums:bf16", "gaussian", True),
+    ("fa2-bf16", "gaussian", True),
+    ("ops:fp32", "gaussian", True),
+)
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
@@ -25,7 +32,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
         *(largest(r, scale, *case) for case in CASES),
         *(spread(r, scale, *case) for case in CASES[:3]),
         by_tiling(r, scale),
-    ]  # fmt: skip
+    ]
 
 
 def series(scale: Scale, name: str, family: str, tile: int | None = None) -> list[Point]:
@@ -43,36 +50,64 @@ def largest(r: Results, scale: Scale, name: str, family: str, relative: bool) ->
     points, metric = series(scale, name, family, scale.tile), "rel_max" if relative else "max_abs"
     found = growth(r, scale, points, metric)
     return Verdict(
-        figure="5a", claim=f"largest deviation grows with T{', relative to the output' if relative else ''}",
-        case=f"{name}, {family}", sizes=span(scale), word=judge(found, GROWS), measured=_power(r, points, metric, found), estimate=found,
-        queries=tuple(query(point, metric) for point in points), note=_shrinks(relative, family),
-    )  # fmt: skip
+        figure="5a",
+        claim=f"largest deviation grows with T{', relative to the output' if relative else ''}",
+        case=f"{name}, {family}",
+        sizes=span(scale),
+        word=judge(found, GROWS),
+        measured=_power(r, points, metric, found),
+        estimate=found,
+        queries=tuple(query(point, metric) for point in points),
+        note=_shrinks(relative, family),
+    )
 
 
 def by_tiling(r: Results, scale: Scale) -> Verdict:
     """Is it tiling that makes it grow: does the deviation grow over that of one key tile?"""
-    tiled, whole = series(scale, "ops:bf16", "gaussian", scale.tile), series(scale, "ops:bf16", "gaussian")
-    over = [(r.values(a, "mean_abs"), r.values(b, "mean_abs")) for a, b in zip(tiled, whole, strict=True)]
-    found = exponent(scale.lengths, [{s: x / b[s] for s, x in a.items() if b.get(s)} for a, b in over])
+    tiled = series(scale, "ops:bf16", "gaussian", scale.tile)
+    whole = series(scale, "ops:bf16", "gaussian")
+    over = [
+        (r.values(a, "mean_abs"), r.values(b, "mean_abs"))
+        for a, b in zip(tiled, whole, strict=True)
+    ]
+    found = exponent(
+        scale.lengths, [{s: x / b[s] for s, x in a.items() if b.get(s)} for a, b in over]
+    )
     alone = growth(r, scale, whole, "rel_mean_abs")
     return Verdict(
-        figure="5", claim="it grows because of tiling: over that of one key tile", case="ops:bf16, gaussian", sizes=span(scale),
-        word=judge(found, GROWS), measured=f"mean |deviation| over that of one key tile: T^{interval(found)}", estimate=found,
+        figure="5",
+        claim="it grows because of tiling: over that of one key tile",
+        case="ops:bf16, gaussian",
+        sizes=span(scale),
+        word=judge(found, GROWS),
+        measured=f"mean |deviation| over that of one key tile: T^{interval(found)}",
+        estimate=found,
         note=f"with one key tile, relative to the output, T^{interval(alone)}",
-        queries=tuple(query(p, "mean_abs") for pair in zip(tiled, whole, strict=True) for p in pair),
-    )  # fmt: skip
+        queries=tuple(
+            query(p, "mean_abs") for pair in zip(tiled, whole, strict=True) for p in pair
+        ),
+    )
 
 
 def spread(r: Results, scale: Scale, name: str, family: str, relative: bool) -> Verdict:
     """Fig. 5b."""
-    points, metrics = series(scale, name, family, scale.tile), ("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")
+    points = series(scale, name, family, scale.tile)
+    metrics = ("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")
     found = [growth(r, scale, points, metric) for metric in metrics]
     return Verdict(
-        figure="5b", claim=f"mean and std of |deviation| grow with T{', relative to the output' if relative else ''}",
-        case=f"{name}, {family}", sizes=span(scale), word=together([judge(e, GROWS) for e in found]),
-        measured=" and ".join(f"T^{interval(e)}" for e in found), estimate=found[0],
-        queries=tuple(query(point, metric) for metric in metrics for point in points), note=_shrinks(relative, family),
-    )  # fmt: skip
+        figure="5b",
+        claim=(
+            "mean and std of |deviation| grow with"
+            f" T{', relative to the output' if relative else ''}"
+        ),
+        case=f"{name}, {family}",
+        sizes=span(scale),
+        word=together([judge(e, GROWS) for e in found]),
+        measured=" and ".join(f"T^{interval(e)}" for e in found),
+        estimate=found[0],
+        queries=tuple(query(point, metric) for metric in metrics for point in points),
+        note=_shrinks(relative, family),
+    )
 
 
 def span(scale: Scale) -> str:
@@ -86,4 +121,6 @@ def _power(r: Results, points: list[Point], metric: str, found: Estimate) -> str
 
 
 def _shrinks(relative: bool, family: str) -> str:
-    return "the output itself shrinks as 1 / sqrt T" if not relative and family == "gaussian" else ""
+    return (
+        "the output itself shrinks as 1 / sqrt T" if not relative and family == "gaussian" else ""
+    )

@@ -1,4 +1,6 @@
-"""Trains all versions side by side, step by step, so that no weights are kept: at every look they are compared and let go."""
+"""Trains all versions side by side, step by step, so that no weights are kept: at every look they
+are compared and let go.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,9 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 
 Arm = tuple[str, int]  # version, seed
-Look = dict[tuple[str, int], tuple[float, float, float, float]]  # pair, seed -> the columns of Apart
+Look = dict[
+    tuple[str, int], tuple[float, float, float, float]
+]  # pair, seed -> the columns of Apart
 
 
 class Side:
@@ -30,20 +34,28 @@ class Side:
 
     def __init__(self, settings: Any, arms: Sequence[Arm], seeds: Sequence[int]) -> None:
         state = one_step.start(settings.config, len(arms), seeds)
-        self.arms, self.group, self.losses = arms, Group(settings, list(range(len(arms))), state), list[Any]()
+        self.arms, self.group, self.losses = (
+            arms,
+            Group(settings, list(range(len(arms))), state),
+            list[Any](),
+        )
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> None:
         """One step of all arms."""
         self.losses.append(self.group.advance(number, batches)[0])
 
     def taken(self) -> tuple[Sequence[Arm], Any, list[Any]]:
-        """Its arms, their weights now, and the losses since the last time; all still on the device."""
+        """Its arms, their weights now, and the losses since the last time; all still on the
+        device.
+        """
         losses, self.losses = self.losses, []
         return self.arms, self.group.state.params, losses
 
 
 def run(t: Training, progress: Callable[[int], None]) -> Drifts:
-    """How far every pair of every seed is apart at `t.steps`. The same seed of two versions sees the same batches.
+    """How far every pair of every seed is apart at `t.steps`.
+
+    The same seed of two versions sees the same batches.
 
     Same device: same numbers. progress: steps done. Raises UsageError for data that is not there.
     """
@@ -75,18 +87,35 @@ def _look(taken: Sequence[tuple[Sequence[Arm], Any, list[Any]]], t: Training) ->
         for i, arm in enumerate(arms):
             trees[arm] = jax.tree.map(lambda leaf, i=i: leaf[i], params)
             losses[arm] = float(np.mean([x[i] for x in seen])) if seen else np.nan
-    two = {(pair, seed): [(version, seed) for version in PAIRS[pair]] for pair in t.pairs for seed in range(t.seeds)}
-    return {place: (*apart(trees[a], trees[b]), losses[a], losses[a] - losses[b]) for place, (a, b) in two.items()}
+    two = {
+        (pair, seed): [(version, seed) for version in PAIRS[pair]]
+        for pair in t.pairs
+        for seed in range(t.seeds)
+    }
+    return {
+        place: (*apart(trees[a], trees[b]), losses[a], losses[a] - losses[b])
+        for place, (a, b) in two.items()
+    }
 
 
 def apart(a: Any, b: Any) -> tuple[float, float]:
-    """(the largest difference of all weights, the tensors' Wasserstein distances, mean over all weights)."""
+    """(the largest difference of all weights, the tensors' Wasserstein distances, mean over all
+    weights).
+    """
     found = weights.distances(a, b)
     size = np.array([d.size for d in found])
-    return max(d.max_difference for d in found), float(size @ np.array([d.wasserstein for d in found]) / size.sum())
+    return max(d.max_difference for d in found), float(
+        size @ np.array([d.wasserstein for d in found]) / size.sum()
+    )
 
 
 def _gathered(looks: Sequence[Look], t: Training) -> Drifts:
     names = ("max_difference", "wasserstein", "loss", "gap")
     columns = {place: np.array([look[place] for look in looks]).T for place in looks[0]}
-    return {pair: {seed: Apart(**dict(zip(names, columns[pair, seed], strict=True))) for seed in range(t.seeds)} for pair in t.pairs}
+    return {
+        pair: {
+            seed: Apart(**dict(zip(names, columns[pair, seed], strict=True)))
+            for seed in range(t.seeds)
+        }
+        for pair in t.pairs
+    }

@@ -1,6 +1,8 @@
-"""The table `drift` of golden.sqlite: a row per pair, seed and look; a training is written in one transaction.
+"""The table `drift` of golden.sqlite: a row per pair, seed and look; a training is written in one
+transaction.
 
-drift    key (`Training.key`), pair, seed, step, max_difference, wasserstein, loss, gap, device, versions (JSON)
+drift    key (`Training.key`), pair, seed, step, max_difference, wasserstein, loss, gap, device,
+         versions (JSON)
 """
 
 import json
@@ -15,7 +17,8 @@ from roundscope.experiments.studies.stability.drift.trainings import Apart, Drif
 from roundscope.experiments.sweep.storage.store import Store, reading
 
 NUMBERS = ("max_difference", "wasserstein", "loss", "gap")
-MADE = f"""CREATE TABLE IF NOT EXISTS drift (key TEXT, pair TEXT, seed INTEGER, step INTEGER, {", ".join(f"{n} REAL" for n in NUMBERS)},
+MADE = f"""CREATE TABLE IF NOT EXISTS drift (
+key TEXT, pair TEXT, seed INTEGER, step INTEGER, {", ".join(f"{n} REAL" for n in NUMBERS)},
 device TEXT, versions TEXT, PRIMARY KEY (key, pair, seed, step)) WITHOUT ROWID"""
 
 
@@ -24,12 +27,16 @@ def save(store: Store, t: Training, found: Drifts, device: str, versions: dict[s
     about = (device, json.dumps(versions))
     rows = [
         (t.key, pair, seed, step, *(_null(getattr(a, n)[k]) for n in NUMBERS), *about)
-        for pair, by_seed in found.items() for seed, a in by_seed.items() for k, step in enumerate(t.steps)
-    ]  # fmt: skip
+        for pair, by_seed in found.items()
+        for seed, a in by_seed.items()
+        for k, step in enumerate(t.steps)
+    ]
     store.connection.execute("BEGIN IMMEDIATE")
     with store.connection:
         store.connection.execute(MADE)
-        store.connection.executemany(f"INSERT OR REPLACE INTO drift VALUES ({', '.join('?' * (4 + len(NUMBERS) + 2))})", rows)
+        store.connection.executemany(
+            f"INSERT OR REPLACE INTO drift VALUES ({', '.join('?' * (4 + len(NUMBERS) + 2))})", rows
+        )
 
 
 def read(path: Path, t: Training) -> Drifts:
@@ -50,14 +57,19 @@ def devices(path: Path, t: Training) -> list[str]:
 
 def query(t: Training, pair: str, metric: str, step: int) -> str:
     """SQL over golden.sqlite that gives a column at a look, by seed."""
-    return f"SELECT seed, {metric} FROM drift WHERE key = '{t.key}' AND pair = '{pair}' AND step = {step}"
+    return (
+        f"SELECT seed, {metric} FROM drift WHERE key = '{t.key}' AND pair = '{pair}' AND step ="
+        f" {step}"
+    )
 
 
 def _rows(path: Path, t: Training) -> list[sqlite3.Row]:
     with reading(path) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'drift'").fetchone():
             return []
-        return connection.execute("SELECT * FROM drift WHERE key = ? ORDER BY pair, seed, step", (t.key,)).fetchall()
+        return connection.execute(
+            "SELECT * FROM drift WHERE key = ? ORDER BY pair, seed, step", (t.key,)
+        ).fetchall()
 
 
 def _column(rows: Sequence[sqlite3.Row], name: str) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Fig. 7 and 8: which trainings are run, which two are compared, and how far apart their weights lie along the way."""
+"""Fig. 7 and 8: which trainings are run, which two are compared, and how far apart their weights
+lie along the way.
+"""
 
 import hashlib
 import json
@@ -11,13 +13,17 @@ from roundscope.experiments.train.config import WORD, Config, deciding
 from roundscope.experiments.train.settings import Arm, Settings
 
 OTHER = 2**31  # added to the seed of weights, and to nothing else
-OF_FORWARD, OF_BACKWARD = "Q,K,V,S,SCALED,P,PV,OUT,S_B,SCALED_B,P_B", "DO,DP,DS,DQ_OUT,DK_OUT,DV_OUT"  # what baseline-bf16 keeps in BF16
+# what baseline-bf16 keeps in BF16
+OF_FORWARD = "Q,K,V,S,SCALED,P,PV,OUT,S_B,SCALED_B,P_B"
+OF_BACKWARD = "DO,DP,DS,DQ_OUT,DK_OUT,DV_OUT"
 HALF = (f"site={OF_FORWARD} -> fp16", f"site={OF_BACKWARD} -> fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A way to train: attention's plan and its changes, in tiles or in one, the linear layers' operands, first weights."""
+    """A way to train: attention's plan and its changes, in tiles or in one, the linear layers'
+    operands, first weights.
+    """
 
     plan: str
     matmul: str
@@ -26,26 +32,41 @@ class Version:
     other_weights: bool = False
 
 
-UNFUSED, FLASH, QIU_YAO, OTHERS, HALVES, WHOLE, TILED = "unfused", "fa2-bf16", "qiu-yao", "other weights", "fp16", "fp32", "fp32, tiled"
+UNFUSED = "unfused"
+FLASH = "fa2-bf16"
+QIU_YAO = "qiu-yao"
+OTHERS = "other weights"
+HALVES = "fp16"
+WHOLE = "fp32"
+TILED = "fp32, tiled"
 VERSIONS = {
     UNFUSED: Version(plan="baseline-bf16", matmul="bf16"),
     OTHERS: Version(plan="baseline-bf16", matmul="bf16", other_weights=True),
     FLASH: Version(plan="fa2-bf16", matmul="bf16", tiled=True),
     QIU_YAO: Version(plan="qiu-yao", matmul="bf16", tiled=True),
-    HALVES: Version(plan="baseline-bf16", matmul="fp16", changes=HALF),  # backward FP32: no gradient is lost below FP16's smallest
+    HALVES: Version(
+        plan="baseline-bf16", matmul="fp16", changes=HALF
+    ),  # backward FP32: no gradient is lost below FP16's smallest
     WHOLE: Version(plan="fp32", matmul="fp32"),
     TILED: Version(plan="fp32", matmul="fp32", tiled=True),
 }
-# the paper's question, its two bands, and ours: BF16 in place of FP16, another FlashAttention, nothing but another order of FP32 sums
+# the paper's question, its two bands, and ours: BF16 in place of FP16, another FlashAttention,
+# nothing but another order of FP32 sums
 PAIRS = {
-    "flash": (FLASH, UNFUSED), "weights": (OTHERS, UNFUSED), "precision": (HALVES, WHOLE), "bf16": (UNFUSED, WHOLE),
-    "qiu-yao": (QIU_YAO, UNFUSED), "order": (TILED, WHOLE),
-}  # fmt: skip
+    "flash": (FLASH, UNFUSED),
+    "weights": (OTHERS, UNFUSED),
+    "precision": (HALVES, WHOLE),
+    "bf16": (UNFUSED, WHOLE),
+    "qiu-yao": (QIU_YAO, UNFUSED),
+    "order": (TILED, WHOLE),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained: config (plan and matmul are the version's), rows and columns of a tile, which PAIRS, looks after the first."""
+    """What is trained: config (plan and matmul are the version's), rows and columns of a tile,
+    which PAIRS, looks after the first.
+    """
 
     config: Config
     tile: int
@@ -67,7 +88,11 @@ class Training:
     def key(self) -> str:
         """Of all that decides the result but versions and device."""
         versions = {name: asdict(VERSIONS[name]) for name in self.versions}
-        told = [asdict(self) | {"config": deciding(self.config)}, versions, {pair: PAIRS[pair] for pair in self.pairs}]
+        told = [
+            asdict(self) | {"config": deciding(self.config)},
+            versions,
+            {pair: PAIRS[pair] for pair in self.pairs},
+        ]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -75,8 +100,10 @@ class Training:
 class Apart:
     """Two trainings of one seed at every look, each (K,).
 
-    max_difference   of all weights;  wasserstein: of the tensors' distributions, mean over all weights
-    loss, gap        mean loss of the first since the look before, nats, and by how much it is above the second's
+    max_difference   of all weights;  wasserstein: of the tensors' distributions, mean over all
+                     weights
+    loss, gap        mean loss of the first since the look before, nats, and by how much it is above
+                     the second's
     """
 
     max_difference: np.ndarray
@@ -89,7 +116,9 @@ Drifts = Mapping[str, Mapping[int, Apart]]  # by pair and seed
 
 
 def executables(t: Training) -> list[tuple[Settings, list[tuple[str, int]], list[int]]]:
-    """What runs in one executable each: settings, (version, seed) of its arms, their seeds of weights."""
+    """What runs in one executable each: settings, (version, seed) of its arms, their seeds of
+    weights.
+    """
     alike: dict[tuple[str, str, bool], list[str]] = {}
     for name in t.versions:
         v = VERSIONS[name]
@@ -101,6 +130,12 @@ def _executable(t: Training, names: list[str]) -> tuple[Settings, list[tuple[str
     v = VERSIONS[names[0]]
     config = replace(t.config, plan=v.plan, matmul=v.matmul, block=t.tile if v.tiled else None)
     arms = [(name, seed) for name in names for seed in range(t.seeds)]
-    own = [Arm(name=f"{name}/{seed}", changes=VERSIONS[name].changes, lr=config.lr, seed=seed) for name, seed in arms]
-    weights = [(config.init_seed + seed + OTHER * VERSIONS[name].other_weights) % WORD for name, seed in arms]
+    own = [
+        Arm(name=f"{name}/{seed}", changes=VERSIONS[name].changes, lr=config.lr, seed=seed)
+        for name, seed in arms
+    ]
+    weights = [
+        (config.init_seed + seed + OTHER * VERSIONS[name].other_weights) % WORD
+        for name, seed in arms
+    ]
     return Settings(config=config, arms=tuple(own)), arms, weights

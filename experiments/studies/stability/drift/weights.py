@@ -1,11 +1,16 @@
-"""How far two trainings have drifted apart: the weight metrics of arXiv 2405.02803, against bands and over time.
+"""How far two trainings have drifted apart: the weight metrics of arXiv 2405.02803, against bands
+and over time.
 
-The paper compares the weights of two runs by  max |a - b|  and by the Wasserstein distance of their distributions, and
-gives them a scale by two references: runs that differ in their initialisation, and runs that differ in precision
-(FP16 against FP32). Here both come per tensor, with repeats and intervals. Weights are nested dicts, lists or
+The paper compares the weights of two runs by  max |a - b|  and by the Wasserstein distance of their
+                                        distributions, and
+gives them a scale by two references: runs that differ in their initialisation, and runs that differ
+in precision
+(FP16 against FP32). Here both come per tensor, with repeats and intervals. Weights are nested
+dicts, lists or
 tuples of arrays; a tensor's name is its path, joined by dots.
 
-A small distance is no proof of stability: neither metric sees the sign or the coherence of a difference.
+A small distance is no proof of stability: neither metric sees the sign or the coherence of a
+difference.
 """
 
 import math
@@ -58,7 +63,9 @@ METRICS = ("max_difference", "wasserstein")
 
 
 def max_difference(a: Any, b: Any) -> float:
-    """max |a - b| of two tensors of one shape, in binary64; NaN if an entry of either is not finite."""
+    """max |a - b| of two tensors of one shape, in binary64; NaN if an entry of either is not
+    finite.
+    """
     a, b = _pair(a, b)
     return float(np.abs(a - b).max()) if _finite(a, b) else math.nan
 
@@ -66,31 +73,48 @@ def max_difference(a: Any, b: Any) -> float:
 def wasserstein(a: Any, b: Any) -> float:
     """The Wasserstein-1 distance of the distributions of the entries of two tensors of one size.
 
-    It equals scipy.stats.wasserstein_distance: for equal numbers of entries the mean distance of sorted ones. Which entry
-    sits where does not matter, so a tensor and its permutation are at distance 0. NaN if an entry is not finite.
+    It equals scipy.stats.wasserstein_distance: for equal numbers of entries the mean distance of
+    sorted ones. Which entry sits where does not matter, so a tensor and its permutation are at
+    distance 0. NaN if an entry is not finite.
     """
     a, b = _pair(a, b)
     return float(np.abs(np.sort(a) - np.sort(b)).mean()) if _finite(a, b) else math.nan
 
 
 def distances(a: Any, b: Any) -> list[Distance]:
-    """Every tensor of two trees of one structure, in the order of a's. Raises ValueError naming what differs."""
+    """Every tensor of two trees of one structure, in the order of a's. Raises ValueError naming
+    what differs.
+    """
     left, right = _leaves(a), _leaves(b)
     if left.keys() != right.keys():
-        raise ValueError(f"weights: only one run has {' '.join(sorted(left.keys() ^ right.keys())[:4])}; compare runs of one model")
+        raise ValueError(
+            f"weights: only one run has {' '.join(sorted(left.keys() ^ right.keys())[:4])}; compare"
+            " runs of one model"
+        )
     return [_distance(name, left[name], right[name]) for name in left]
 
 
 def bands(seed_pairs: Sequence[Pair], precision_pairs: Sequence[Pair]) -> list[Band]:
-    """Per tensor the two references, each over its pairs of final weights: other initialisation, other precision."""
-    seed, precision = ({n: _over_repeats(d) for n, d in _by_name(p).items()} for p in (seed_pairs, precision_pairs))
+    """Per tensor the two references, each over its pairs of final weights: other initialisation,
+    other precision.
+    """
+    seed, precision = (
+        {n: _over_repeats(d) for n, d in _by_name(p).items()} for p in (seed_pairs, precision_pairs)
+    )
     if seed.keys() != precision.keys():
-        raise ValueError(f"bands: {len(seed)} tensors by seed, {len(precision)} by precision; give pairs of one model")
+        raise ValueError(
+            f"bands: {len(seed)} tensors by seed, {len(precision)} by precision; give pairs of one"
+            " model"
+        )
     return [Band(name=name, seed=seed[name], precision=precision[name]) for name in seed]
 
 
-def relative(found: Sequence[Distance], references: Sequence[Band]) -> dict[str, dict[str, tuple[float, float]]]:
-    """name -> metric -> (distance over the mean of the seed band, over that of the precision band); NaN for 0 / 0."""
+def relative(
+    found: Sequence[Distance], references: Sequence[Band]
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """name -> metric -> (distance over the mean of the seed band, over that of the precision band);
+    NaN for 0 / 0.
+    """
     by_name = {band.name: band for band in references}
     return {d.name: {m: _shares(getattr(d, m), by_name[d.name], m) for m in METRICS} for d in found}
 
@@ -98,38 +122,58 @@ def relative(found: Sequence[Distance], references: Sequence[Band]) -> dict[str,
 def drift(runs_a: Sequence[Run], runs_b: Sequence[Run]) -> list[Drift]:
     """Per tensor the distance of run i of a and run i of b at each step, and its slope.
 
-    The slope is that of a straight line with an intercept, fitted to the distance itself: a distance starts at 0 where
-    both runs start alike, which no logarithm bears, and the paper compares growth per step. Every repeat gives one slope;
-    the interval is over repeats, for steps of one run are no independent draws.
+    The slope is that of a straight line with an intercept, fitted to the distance itself: a
+    distance starts at 0 where both runs start alike, which no logarithm bears, and the paper
+    compares growth per step. Every repeat gives one slope; the interval is over repeats, for steps
+    of one run are no independent draws.
 
     Raises ValueError unless all runs have the same steps, two or more.
     """
     steps = _common_steps([*runs_a, *runs_b])
     if len(runs_a) != len(runs_b):
         raise ValueError(f"runs: {len(runs_a)} and {len(runs_b)}; every run needs its partner")
-    found = [[distances(a, b) for (_, a), (_, b) in zip(x, y, strict=True)] for x, y in zip(runs_a, runs_b, strict=True)]
-    return [_drift(steps, [[at[i] for at in repeat] for repeat in found]) for i in range(len(found[0][0]))]
+    found = [
+        [distances(a, b) for (_, a), (_, b) in zip(x, y, strict=True)]
+        for x, y in zip(runs_a, runs_b, strict=True)
+    ]
+    return [
+        _drift(steps, [[at[i] for at in repeat] for repeat in found])
+        for i in range(len(found[0][0]))
+    ]
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
     """Arrays by dotted path."""
     if isinstance(tree, Mapping | list | tuple):
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        return {name: leaf for key, part in items for name, leaf in _leaves(part, (*path, str(key))).items()}
+        return {
+            name: leaf
+            for key, part in items
+            for name, leaf in _leaves(part, (*path, str(key))).items()
+        }
     return {".".join(path) or "weights": tree}
 
 
 def _distance(name: str, a: Any, b: Any) -> Distance:
     if np.shape(a) != np.shape(b):
         raise ValueError(f"tensor {name}: shapes {np.shape(a)} and {np.shape(b)}, must be equal")
-    return Distance(name=name, size=int(np.size(a)), max_difference=max_difference(a, b), wasserstein=wasserstein(a, b))
+    return Distance(
+        name=name,
+        size=int(np.size(a)),
+        max_difference=max_difference(a, b),
+        wasserstein=wasserstein(a, b),
+    )
 
 
 def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     """Two tensors' entries in binary64."""
     if np.shape(a) != np.shape(b) or np.size(a) == 0:
-        raise ValueError(f"tensors: shapes {np.shape(a)} and {np.shape(b)}, must be equal and not empty")
-    return np.asarray(a).astype(np.float64).reshape(-1), np.asarray(b).astype(np.float64).reshape(-1)
+        raise ValueError(
+            f"tensors: shapes {np.shape(a)} and {np.shape(b)}, must be equal and not empty"
+        )
+    return np.asarray(a).astype(np.float64).reshape(-1), np.asarray(b).astype(np.float64).reshape(
+        -1
+    )
 
 
 def _finite(a: np.ndarray, b: np.ndarray) -> bool:
@@ -157,7 +201,9 @@ def _shares(distance: float, band: Band, metric: str) -> tuple[float, float]:
 def _common_steps(runs: Sequence[Run]) -> np.ndarray:
     each = [[float(step) for step, _ in run] for run in runs]
     if not each or any(e != each[0] for e in each) or len(set(each[0])) < 2:
-        raise ValueError("runs: steps differ or are fewer than two; give every run at the same two steps or more")
+        raise ValueError(
+            "runs: steps differ or are fewer than two; give every run at the same two steps or more"
+        )
     return np.array(each[0])
 
 

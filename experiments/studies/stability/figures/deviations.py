@@ -1,4 +1,6 @@
-"""Fig. 3 to 5, and the figure that answers the paper's question: deviations by number of key tiles, format and length."""
+"""Fig. 3 to 5, and the figure that answers the paper's question: deviations by number of key tiles,
+format and length.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,7 +9,14 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.studies.framework.estimates import Values
-from roundscope.experiments.studies.framework.figures.series import BAND, INK, canvas, numbers, series, upwards
+from roundscope.experiments.studies.framework.figures.series import (
+    BAND,
+    INK,
+    canvas,
+    numbers,
+    series,
+    upwards,
+)
 from roundscope.experiments.studies.framework.study import Figure
 from roundscope.experiments.studies.framework.verdicts import TENFOLD
 from roundscope.experiments.studies.stability.emulations import BASELINE, FORMATS, Point, at
@@ -16,11 +25,24 @@ from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import REAL, Scale
 from roundscope.experiments.studies.stability.words import EMULATIONS, INPUTS
 
-LINES = (("ops:bf16", "gaussian"), ("ops:bf16", "one-signed-v"), ("ops:bf16", "sink"), ("sums:bf16", "gaussian"), ("qiu-yao", "gaussian"),
-         ("fa2-bf16", "gaussian"))  # fmt: skip
+LINES = (
+    ("ops:bf16", "gaussian"),
+    ("ops:bf16", "one-signed-v"),
+    ("ops:bf16", "sink"),
+    ("sums:bf16", "gaussian"),
+    ("qiu-yao", "gaussian"),
+    ("fa2-bf16", "gaussian"),
+)
 
-LENGTHS = (("ops:bf16", "gaussian", True), ("ops:bf16", "gaussian", False), ("sums:bf16", "gaussian", True), ("fa2-bf16", "gaussian", True),
-           ("ops:bf16", "one-signed-v", True), ("ops:bf16", "sink", True), ("ops:bf16", REAL, True))  # fmt: skip
+LENGTHS = (
+    ("ops:bf16", "gaussian", True),
+    ("ops:bf16", "gaussian", False),
+    ("sums:bf16", "gaussian", True),
+    ("fa2-bf16", "gaussian", True),
+    ("ops:bf16", "one-signed-v", True),
+    ("ops:bf16", "sink", True),
+    ("ops:bf16", REAL, True),
+)
 
 
 def opening(scale: Scale) -> Figure[Results]:
@@ -46,13 +68,28 @@ def _opening(r: Results, scale: Scale) -> Picture:
             points = list(_tiles(r, scale, name, family))
             look = style(name if family == "gaussian" else family)
             series(
-                ax, [length // int(p["block_k"]) for p in points], [ratios(r, p, own) for p in points], label=_label(name, family), **look
+                ax,
+                [length // int(p["block_k"]) for p in points],
+                [ratios(r, p, own) for p in points],
+                label=_label(name, family),
+                **look,
             )
         numbers(ax, [length // k for k in scale.tiles])
         ax.set_xlabel(f"key tiles (T = {length})")
-        ax.set_title(f"to {'unfused in the same formats' if own else BASELINE + ', PyTorch’s unfused'}", fontsize=9.5, loc="left")
+        ax.set_title(
+            f"to {'unfused in the same formats' if own else BASELINE + ', PyTorch’s unfused'}",
+            fontsize=9.5,
+            loc="left",
+        )
     axes[0, 0].set_ylabel("largest |deviation|, tiled / unfused")
-    axes[0, 0].text(0.02, 10, "the paper: about 10 times", fontsize=8.5, transform=axes[0, 0].get_yaxis_transform(), va="center")
+    axes[0, 0].text(
+        0.02,
+        10,
+        "the paper: about 10 times",
+        fontsize=8.5,
+        transform=axes[0, 0].get_yaxis_transform(),
+        va="center",
+    )
     _legend(figure, axes[0, 0], 3)
     return figure
 
@@ -64,7 +101,9 @@ def ratios(r: Results, point: Point, own: bool, metric: str = "max_abs") -> Valu
         under = r.values(point, f"unfused_{metric}")
     else:
         length = int(point["T"])
-        under = r.values(at(BASELINE, (length, int(point["N"])), length, str(point["input"])), metric)
+        under = r.values(
+            at(BASELINE, (length, int(point["N"])), length, str(point["input"])), metric
+        )
     return {seed: x / under[seed] for seed, x in over.items() if under.get(seed)}
 
 
@@ -85,13 +124,33 @@ def _formats(r: Results, scale: Scale) -> Picture:
     figure, (axes,) = canvas(3.6, 1, 2)
     left, right = axes
     for k, kind in enumerate(("ops", "sums")):
-        points, look = [at(f"{kind}:{form}", scale.bench, scale.tile) for form in FORMATS], style(f"{kind}:bf16")
+        points = [at(f"{kind}:{form}", scale.bench, scale.tile) for form in FORMATS]
+        look = style(f"{kind}:bf16")
         label = {"ops": "every operation rounds, sums in FP32", "sums": "steps of sums too"}[kind]
         place: Any = {"x": range(len(FORMATS)), "aside": 0.16 * k - 0.08, "line": "none"}
-        series(left, values=[r.values(p, "vs_unfused_max") for p in points], label=label, **place, **look)
-        series(right, values=[r.values(p, "max_abs") for p in points], label=f"tiled, {label}", **place, **look)
+        series(
+            left,
+            values=[r.values(p, "vs_unfused_max") for p in points],
+            label=label,
+            **place,
+            **look,
+        )
+        series(
+            right,
+            values=[r.values(p, "max_abs") for p in points],
+            label=f"tiled, {label}",
+            **place,
+            **look,
+        )
         place["aside"] = 0.16 * k - 0.02
-        series(right, values=[r.values(p, "unfused_max_abs") for p in points], label=f"unfused, {label}", hollow=True, **place, **look)
+        series(
+            right,
+            values=[r.values(p, "unfused_max_abs") for p in points],
+            label=f"unfused, {label}",
+            hollow=True,
+            **place,
+            **look,
+        )
     for ax in axes:
         upwards(ax)
         ax.set_xticks(range(len(FORMATS)), [form.upper() for form in FORMATS])
@@ -122,13 +181,17 @@ def _lengths(r: Results, scale: Scale) -> Picture:
             line, tile = ("-", scale.tile) if tiled else (":", 0)
             across = scale.real if family == REAL else scale.lengths
             points = [at(name, (t, scale.heads(t)), tile or t, family) for t in across]
-            look, label = style(name if family == "gaussian" else family), _label(name, family) + ("" if tile else ", one key tile")
+            look = style(name if family == "gaussian" else family)
+            label = _label(name, family) + ("" if tile else ", one key tile")
             largest, middle, spread = (
-                [r.values(p, relative + m) for p in points] for m in (("max" if relative else "max_abs"), "mean_abs", "std_abs")
+                [r.values(p, relative + m) for p in points]
+                for m in (("max" if relative else "max_abs"), "mean_abs", "std_abs")
             )
             series(axes[row, 0], across, largest, label=label, line=line, hollow=not tile, **look)
             series(axes[row, 1], across, middle, label=label, line=line, hollow=not tile, **look)
-            upper = [{s: x + b[s] for s, x in a.items()} for a, b in zip(middle, spread, strict=True)]
+            upper = [
+                {s: x + b[s] for s, x in a.items()} for a, b in zip(middle, spread, strict=True)
+            ]
             means = [sum(u.values()) / len(u) if u else float("nan") for u in upper]
             axes[row, 1].plot(across, means, "_", color=look["color"], ms=9)
         what = "deviation" if not relative else "deviation / rms of the output"
@@ -156,4 +219,12 @@ def _label(name: str, family: str) -> str:
 
 def _legend(figure: Any, ax: Any, columns: int) -> None:
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=8, frameon=False, columnspacing=1.2)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper left",
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+        columnspacing=1.2,
+    )

@@ -15,10 +15,13 @@ from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
 
 LINES = {  # pair -> (colour, line, label); bands grey and hatched apart from lines
-    "weights": (QUIET, "-", "band: other first weights"), "precision": (COLOURS[3], "-", "band: FP16 against FP32"),
-    "bf16": (COLOURS[4], "-", "BF16 against FP32"), "flash": (COLOURS[0], "-", "fa2-bf16 against unfused BF16"),
-    "qiu-yao": (COLOURS[1], "--", "qiu-yao against unfused BF16"), "order": (COLOURS[2], ":", "FP32 in tiles against FP32"),
-}  # fmt: skip
+    "weights": (QUIET, "-", "band: other first weights"),
+    "precision": (COLOURS[3], "-", "band: FP16 against FP32"),
+    "bf16": (COLOURS[4], "-", "BF16 against FP32"),
+    "flash": (COLOURS[0], "-", "fa2-bf16 against unfused BF16"),
+    "qiu-yao": (COLOURS[1], "--", "qiu-yao against unfused BF16"),
+    "order": (COLOURS[2], ":", "FP32 in tiles against FP32"),
+}
 
 
 def drift(scale: Scale) -> Figure[Results]:
@@ -48,18 +51,33 @@ def _drift(r: Results, scale: Scale) -> Picture:
         ax.yaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("steps")
         ax.set_xlim(0, steps[-1])
-        ax.set_title(f"{name} of weights{' (mean over all)' if metric == 'wasserstein' else ''}", fontsize=9.5, loc="left")
+        ax.set_title(
+            f"{name} of weights{' (mean over all)' if metric == 'wasserstein' else ''}",
+            fontsize=9.5,
+            loc="left",
+        )
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3 if len(labels) > 4 else 2, fontsize=8.5, frameon=False)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=3 if len(labels) > 4 else 2,
+        fontsize=8.5,
+        frameon=False,
+    )
     return figure
 
 
-def _pair(ax: Axes, r: Results, pair: str, metric: str, steps: np.ndarray, look: tuple[str, str, str]) -> None:
+def _pair(
+    ax: Axes, r: Results, pair: str, metric: str, steps: np.ndarray, look: tuple[str, str, str]
+) -> None:
     colour, line, label = look
     y = {seed: getattr(a, metric) for seed, a in r.drifts[pair].items()}
     for own in y.values():
         shown = own > 0
         ax.plot(steps[shown], own[shown], line, color=colour, lw=0.6, alpha=0.35)
     found = [factor({seed: float(own[k]) for seed, own in y.items()}) for k in range(len(steps))]
-    ax.fill_between(steps, [e.low for e in found], [e.high for e in found], color=colour, alpha=0.1, lw=0)
+    ax.fill_between(
+        steps, [e.low for e in found], [e.high for e in found], color=colour, alpha=0.1, lw=0
+    )
     ax.plot(steps, [e.mean for e in found], line, color=colour, lw=1.8, label=label)

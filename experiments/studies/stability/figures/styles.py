@@ -1,4 +1,6 @@
-"""What all figures of this study share: how an emulation or an input is drawn, and the caption of seeds."""
+"""What all figures of this study share: how an emulation or an input is drawn, and the caption of
+seeds.
+"""
 
 from typing import Any
 

@@ -7,7 +7,15 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.studies.framework.estimates import Values
-from roundscope.experiments.studies.framework.figures.series import BAND, COLOURS, INK, canvas, numbers, series, upwards
+from roundscope.experiments.studies.framework.figures.series import (
+    BAND,
+    COLOURS,
+    INK,
+    canvas,
+    numbers,
+    series,
+    upwards,
+)
 from roundscope.experiments.studies.framework.study import Figure
 from roundscope.experiments.studies.stability.conditions import (
     CONTROLS,
@@ -42,9 +50,18 @@ def shape(scale: Scale) -> Figure[Results]:
 def _shape(r: Results, scale: Scale) -> Picture:
     figure, (axes,) = canvas(3.7, 1, 3, width_ratios=[1, 1, 1.5])
     cut = 2 * len(scale.swaps)
-    for ax, sides, title in zip(axes, (shapes(scale)[:cut], shapes(scale)[cut:]), ("swapped", "square"), strict=False):
+    for ax, sides, title in zip(
+        axes, (shapes(scale)[:cut], shapes(scale)[cut:]), ("swapped", "square"), strict=False
+    ):
         points = [at("ops:bf16", scale.many, keys, block_q=queries) for queries, keys in sides]
-        series(ax, range(len(sides)), [r.values(p, "max_abs") for p in points], label="", line="none", **style("ops:bf16"))
+        series(
+            ax,
+            range(len(sides)),
+            [r.values(p, "max_abs") for p in points],
+            label="",
+            line="none",
+            **style("ops:bf16"),
+        )
         ax.set_xticks(range(len(sides)), [f"{q}x{k}" for q, k in sides], fontsize=8, rotation=30)
         ax.set_xlim(-0.5, len(sides) - 0.5)
         ax.set_title(f"{title}: queries x keys", fontsize=9.5, loc="left")
@@ -88,7 +105,14 @@ def _attribution(r: Results, scale: Scale) -> Picture:
             per = {s: rel[s] / rms[s] for s in rms if rms[s]}
             _dot(left, i + 0.12, rel, "tiled", "ops:bf16", False)
             _dot(left, i - 0.12, {s: unfused[s] * per[s] for s in per}, "unfused", "ops:bf16", True)
-            _dot(right, i, {s: x / base[s] for s, x in r.values(but, "rms").items() if base.get(s)}, "", "sums:bf16", False)
+            _dot(
+                right,
+                i,
+                {s: x / base[s] for s, x in r.values(but, "rms").items() if base.get(s)},
+                "",
+                "sums:bf16",
+                False,
+            )
         if np.isfinite(left.dataLim.minposx):
             left.set_xscale("log")
         left.set_title(f"{INPUTS[family]}: this event alone in BF16", fontsize=9.5, loc="left")
@@ -100,7 +124,14 @@ def _attribution(r: Results, scale: Scale) -> Picture:
     axes[1, 0].set_xlabel("rms deviation / rms of the output")
     axes[1, 1].set_xlabel("rms deviation / that of all events in BF16")
     handles = {label: h for h, label in zip(*axes[0, 0].get_legend_handles_labels(), strict=True)}
-    figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=2, fontsize=8.5, frameon=False)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside upper left",
+        ncols=2,
+        fontsize=8.5,
+        frameon=False,
+    )
     return figure
 
 
@@ -110,7 +141,16 @@ def _dot(ax: Any, y: float, values: Values, label: str, look: str, hollow: bool)
     if seen:
         colour, marker = style(look)["color"], style(look)["marker"]
         ax.plot(seen, [y] * len(seen), ".", color=colour, ms=4, alpha=0.3, mew=0)
-        ax.plot(np.exp(np.mean(np.log(seen))), y, marker, color=colour, mfc="white" if hollow else colour, ms=5, ls="none", label=label)
+        ax.plot(
+            np.exp(np.mean(np.log(seen))),
+            y,
+            marker,
+            color=colour,
+            mfc="white" if hollow else colour,
+            ms=5,
+            ls="none",
+            label=label,
+        )
 
 
 def controls(scale: Scale) -> Figure[Results]:
@@ -133,13 +173,34 @@ def _controls(r: Results, scale: Scale) -> Picture:
         values = []
         for family in families:
             under = r.values(narrow(scale, family), "unfused_rms")
-            values.append({s: x / under[s] for s, x in r.values(narrow(scale, family, **change), "rms").items() if under.get(s)})
-        series(ax, range(len(families)), values, label=what, color=COLOURS[k], marker="osD^vPX"[k], line="none", aside=0.11 * (k - 3))
+            values.append(
+                {
+                    s: x / under[s]
+                    for s, x in r.values(narrow(scale, family, **change), "rms").items()
+                    if under.get(s)
+                }
+            )
+        series(
+            ax,
+            range(len(families)),
+            values,
+            label=what,
+            color=COLOURS[k],
+            marker="osD^vPX"[k],
+            line="none",
+            aside=0.11 * (k - 3),
+        )
     ax.axhline(1.0, color=INK, lw=0.7)
     upwards(ax)
     ax.set_xticks(range(len(families)), [INPUTS[f] for f in families])
     ax.set_ylabel("rms deviation / that of unfused")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=8, frameon=False)
+    figure.legend(
+        *ax.get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=2,
+        fontsize=8,
+        frameon=False,
+    )
     return figure
 
 
@@ -167,14 +228,35 @@ def _bias(r: Results, scale: Scale) -> Picture:
             look: Any = {"color": COLOURS[k], "line": ":" if wide else "-", "hollow": wide}
             label = name + (", stabiliser" if wide else "")
             signs = family == "repeated-maximum" or not wide
-            series(left, counts, [ratios(r, p, True, "rms") for p in points], label=label, marker="o", **look)
+            series(
+                left,
+                counts,
+                [ratios(r, p, True, "rms") for p in points],
+                label=label,
+                marker="o",
+                **look,
+            )
             if signs:
                 series(
-                    right, counts, [r.values(p, "mean_ulps") for p in points], label=f"{label}: out", marker="o", geometric=False, **look
+                    right,
+                    counts,
+                    [r.values(p, "mean_ulps") for p in points],
+                    label=f"{label}: out",
+                    marker="o",
+                    geometric=False,
+                    **look,
                 )
             if family == "repeated-maximum":
                 values = [r.values(p, "PV.mean_ulps") for p in points]
-                series(right, counts, values, label=f"{label}: PV", marker="s", geometric=False, **look | {"color": COLOURS[3]})
+                series(
+                    right,
+                    counts,
+                    values,
+                    label=f"{label}: PV",
+                    marker="s",
+                    geometric=False,
+                    **look | {"color": COLOURS[3]},
+                )
     left.axhline(1.0, color=INK, lw=0.7)
     right.axhline(0.0, color=INK, lw=0.7)
     for ax in axes:

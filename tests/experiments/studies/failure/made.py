@@ -10,7 +10,9 @@ from roundscope.experiments.studies.failure.conditions.trials import Entry, Tria
 from roundscope.experiments.studies.failure.results import Results
 
 
-def run(case: str, row: str, seed: int, *, diverged: int | None = None, drift: float = 0.0, **more: Any) -> tuple[Entry, Run[Trial]]:
+def run(
+    case: str, row: str, seed: int, *, diverged: int | None = None, drift: float = 0.0, **more: Any
+) -> tuple[Entry, Run[Trial]]:
     """One run; its changes are its place in the table, so that no two are the same."""
     trial = Trial(changes=(f"{case} {row}",), tiles=1, steps=1000, seed=seed)
     made = Run(
@@ -19,7 +21,8 @@ def run(case: str, row: str, seed: int, *, diverged: int | None = None, drift: f
         diverged=diverged,
         loss=1.5 if diverged is None else math.nan,
         curve=((0, math.nan, 1.0), (25, 2.0, 1.5)),
-        extra={"norm": 3.0, "heads": ((1.0, 2.0), (3.0, 1.0)), "rest": (((drift, drift, 1.0),),)} | more,
+        extra={"norm": 3.0, "heads": ((1.0, 2.0), (3.0, 1.0)), "rest": (((drift, drift, 1.0),),)}
+        | more,
     )
     return Entry(case=case, row=row, trial=trial), made
 
@@ -31,4 +34,10 @@ def gathered(runs: Sequence[tuple[Entry, Run[Trial]]]) -> Results:
 
 def results(table: dict[tuple[str, str], Sequence[int | None]], **more: Any) -> Results:
     """Results of (case, row) -> the steps at which its seeds diverged."""
-    return gathered([run(*place, seed, diverged=step, **more) for place, steps in table.items() for seed, step in enumerate(steps)])
+    return gathered(
+        [
+            run(*place, seed, diverged=step, **more)
+            for place, steps in table.items()
+            for seed, step in enumerate(steps)
+        ]
+    )

@@ -56,17 +56,27 @@ SPLIT = replace(TINY, arms=2)  # case N as it is, FP32 of both cases, case A as 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rows of two cases, of a model that trains in no time, and whose steps end before the looks at dS begin."""
+    """Two rows of two cases, of a model that trains in no time, and whose steps end before the
+    looks at dS begin.
+    """
     monkeypatch.setattr(scales, "QUICK", TINY)
     monkeypatch.setattr(static, "static", lambda progress: Static())
-    monkeypatch.setattr(trials_of, "rows", lambda case, config: [row for row in rows(case, config) if row.name in (FAILS, FP32)])
+    monkeypatch.setattr(
+        trials_of,
+        "rows",
+        lambda case, config: [row for row in rows(case, config) if row.name in (FAILS, FP32)],
+    )
 
 
 def test_command_writes_and_goes_on(tiny: None, tmp_path, capsys) -> None:
-    """Catches a second call that trains again, a report that needs more than the results, and numbers that JSON has not."""
+    """Catches a second call that trains again, a report that needs more than the results, and
+    numbers that JSON has not.
+    """
     first = called(tmp_path, capsys)
     assert first["run"]["ran"] == first["run"]["launches"] == 1
-    assert {(row["case"], row["row"], row["runs"]) for row in first["rows"]} == {(c, r, 2) for c in "NA" for r in (FAILS, FP32)}
+    assert {(row["case"], row["row"], row["runs"]) for row in first["rows"]} == {
+        (c, r, 2) for c in "NA" for r in (FAILS, FP32)
+    }
     second = called(tmp_path, capsys)
     assert second["run"]["ran"] == 0
     assert second["rows"] == first["rows"]
@@ -89,9 +99,12 @@ def reproduced(out, **options):
     return reproduce.run("qiu-yao", out=out, **asked)
 
 
-def test_killed_run_keeps_whole_launches_and_tells_them(tiny: None, tmp_path, monkeypatch, capsys) -> None:
-    """Catches a launch that is half written, one that is done again after the process died in the next, a page of the launches done that
-    speaks of others or does not say what is missing, and one that stays when they are there.
+def test_killed_run_keeps_whole_launches_and_tells_them(
+    tiny: None, tmp_path, monkeypatch, capsys
+) -> None:
+    """Catches a launch that is half written, one that is done again after the process died in the
+    next, a page of the launches done that speaks of others or does not say what is missing, and one
+    that stays when they are there.
     """
     monkeypatch.setattr(scales, "QUICK", SPLIT)
     calls: list[int] = []
@@ -110,7 +123,10 @@ def test_killed_run_keeps_whole_launches_and_tells_them(tiny: None, tmp_path, mo
     assert not (tmp_path / "report.html").exists() and not capsys.readouterr().out
     assert reproduced(tmp_path) == INTERRUPTED
     part = json.loads(capsys.readouterr().out)
-    assert {(row["case"], row["row"], row["runs"]) for row in part["rows"]} == {("N", FAILS, 2), ("N", FP32, 2)}
+    assert {(row["case"], row["row"], row["runs"]) for row in part["rows"]} == {
+        ("N", FAILS, 2),
+        ("N", FP32, 2),
+    }
     assert {v["case"] for v in part["verdicts"]} == {"N", "A", "all"}  # row 8, of case A: not run
     assert (part["run"]["there"], part["run"]["launches"]) == (2, 3)
     assert "2 of 3 launches" in (tmp_path / "report.html").read_text()
@@ -122,7 +138,9 @@ def test_killed_run_keeps_whole_launches_and_tells_them(tiny: None, tmp_path, mo
 
 @pytest.mark.thorough
 def test_any_number_of_launches_can_be_told() -> None:
-    """Catches a verdict that needs a case or a row that is not there yet, rows with half of their seeds, and half of a search."""
+    """Catches a verdict that needs a case or a row that is not there yet, rows with half of their
+    seeds, and half of a search.
+    """
     wanted, groups = entries(FULL), launches(FULL, [e.trial for e in entries(FULL)])
     names = {e.trial: key(FULL, e.trial) for e in wanted}
     told = []
@@ -133,9 +151,15 @@ def test_any_number_of_launches_can_be_told() -> None:
         r = Results(FULL, kept, found)
         cases, verdicts = r.scale.cases, judged(r)
         assert {c.name for c in cases} == {e.case for e in kept}
-        assert not any("cell" in row for c in cases for row in r.rows(c.name)) or sum("cell" in row for row in r.rows("A")) == 24
+        assert (
+            not any("cell" in row for c in cases for row in r.rows(c.name))
+            or sum("cell" in row for row in r.rows("A")) == 24
+        )
         assert answer(r) and {v.case for v in verdicts} <= {c.name for c in cases} | {"A", "all"}
-        assert all(len(own) == len([e for e in wanted if (e.case, e.row) == place]) for place, own in r.by.items())
+        assert all(
+            len(own) == len([e for e in wanted if (e.case, e.row) == place])
+            for place, own in r.by.items()
+        )
         told.append(len(kept))
     assert told[0] == 0 and told[-1] == len(wanted) and told == sorted(told) and len(set(told)) > 3
 
@@ -174,7 +198,9 @@ def test_folder_of_another_program_is_refused(tmp_path) -> None:
 
 
 def test_old_file_holds_the_same_runs(tmp_path) -> None:
-    """Catches a column of a file of before, read by hand here, that is another field now; runs that are lost; and an old file changed."""
+    """Catches a column of a file of before, read by hand here, that is another field now; runs that
+    are lost; and an old file changed.
+    """
     shutil.copy(RECORD, tmp_path)
     with database(RECORD) as file:
         names = "key, steps, seed, diverged, loss, norm, heads, rest, curve"
@@ -189,7 +215,10 @@ def test_old_file_holds_the_same_runs(tmp_path) -> None:
         assert own.diverged == diverged and math.isnan(own.loss) == (loss is None)
         assert loss is None or own.loss == loss
         seen = {name: listed(own.extra[name]) for name in ("heads", "rest")}
-        assert [own.extra["norm"], seen["heads"], seen["rest"]] == [norm, *map(json.loads, lists[:2])]
+        assert [own.extra["norm"], seen["heads"], seen["rest"]] == [
+            norm,
+            *map(json.loads, lists[:2]),
+        ]
         assert listed(own.curve) == json.loads(lists[2])
     assert (tmp_path / "qiu-yao-old.sqlite").read_bytes() == RECORD.read_bytes()
 
@@ -203,8 +232,12 @@ def refused(*given):
     raise AssertionError("a launch was started")
 
 
-def test_record_that_is_not_complete_draws_and_trains_nothing(tiny: None, tmp_path, monkeypatch, capsys) -> None:
-    """Catches --draw that goes on, a page that does not say what is missing, and one that tells half of a case."""
+def test_record_that_is_not_complete_draws_and_trains_nothing(
+    tiny: None, tmp_path, monkeypatch, capsys
+) -> None:
+    """Catches --draw that goes on, a page that does not say what is missing, and one that tells
+    half of a case.
+    """
     monkeypatch.setattr(scales, "QUICK", SPLIT)
     monkeypatch.setattr(training, "launch", refused)
     monkeypatch.setattr(static, "static", refused)
@@ -239,7 +272,9 @@ def test_folder_without_results_is_not_drawn(tiny: None, tmp_path) -> None:
 
 
 def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
-    """Catches FP32 runs, which every case shares, counted again for each: they never diverge, which flatters the rest of dS."""
+    """Catches FP32 runs, which every case shares, counted again for each: they never diverge, which
+    flatters the rest of dS.
+    """
     for group in launches(SPLIT, [e.trial for e in entries(SPLIT)]):
         keep(tmp_path, group)
     with opened(tmp_path, "qiu-yao") as store:
@@ -247,7 +282,9 @@ def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
     assert len(entries(SPLIT)) == 8 and len(kept) == 6
     assert sum(map(len, split(r))) == 6
     changes = {(row["case"], row["row"]): row["changes"] for row in table.records(r)}
-    assert changes == {(e.case, e.row): list(e.trial.changes) for e in entries(SPLIT)}  # each as its own row words it
+    assert changes == {
+        (e.case, e.row): list(e.trial.changes) for e in entries(SPLIT)
+    }  # each as its own row words it
 
 
 @pytest.mark.thorough
@@ -269,8 +306,8 @@ def test_record_draws(tmp_path, monkeypatch, capsys) -> None:
 
 @pytest.mark.thorough
 def test_arm_is_described_up_to_its_divergence() -> None:
-    """Catches norms of an arm after it diverged, losses of one that did, and a launch that goes on when all have: they would depend on
-    the arms beside it.
+    """Catches norms of an arm after it diverged, losses of one that did, and a launch that goes on
+    when all have: they would depend on the arms beside it.
     """
     fast = replace(TINY, rate=1e4)  # diverges at once
     trial = Trial(changes=("-> fp32",), tiles=1, steps=5000, seed=0)
@@ -279,19 +316,40 @@ def test_arm_is_described_up_to_its_divergence() -> None:
     assert found.diverged is not None and again.diverged is not None
     assert max(done) < 5000
     assert math.isnan(found.loss)
-    before = [norm for step, _, norm in found.curve if step <= found.diverged and math.isfinite(norm)]
+    before = [
+        norm for step, _, norm in found.curve if step <= found.diverged and math.isfinite(norm)
+    ]
     assert found.extra["norm"] == pytest.approx(max(before))
 
 
 @pytest.mark.pictures
 def test_every_picture_draws_every_row() -> None:
-    """Catches a row that the opening picture leaves out, and a picture that fails where something was not run."""
+    """Catches a row that the opening picture leaves out, and a picture that fails where something
+    was not run.
+    """
     places = [(case.name, row.name) for case in FULL.cases for row in chosen_rows(FULL, case)]
-    runs = [run(*place, seed, diverged=300 if place[1] == FAILS else None, drift=0.1) for place in places for seed in range(2)]
+    runs = [
+        run(*place, seed, diverged=300 if place[1] == FAILS else None, drift=0.1)
+        for place in places
+        for seed in range(2)
+    ]
     r = gathered(runs)
-    named = {shares.line(row.name, case.bits) for case in FULL.cases for row in chosen_rows(FULL, case) if row.name[0] not in "348" and "cell" not in row.name}  # noqa: E501  # fmt: skip
+    named = {
+        shares.line(row.name, case.bits)
+        for case in FULL.cases
+        for row in chosen_rows(FULL, case)
+        if row.name[0] not in "348" and "cell" not in row.name
+    }
     assert named <= set(shares.LINES)
-    about = {"command": "", "launches": 1, "there": 1, "ran": 1, "interrupted": False, "seconds": 1.0, "devices": ["here"]}
+    about = {
+        "command": "",
+        "launches": 1,
+        "there": 1,
+        "ran": 1,
+        "interrupted": False,
+        "seconds": 1.0,
+        "devices": ["here"],
+    }
     data = {"answer": "", "config": {}, "run": about}
     still = Static(title="Without training", figures=[("A question", None, "Its answer")])
     page = pages.html(study(FULL), r, judged(r), still, data)
@@ -300,7 +358,9 @@ def test_every_picture_draws_every_row() -> None:
     assert np.isfinite([row["runs"] for row in table.records(r)]).all()
     opening = shares.opening(r)
     boxes = [label.get_window_extent() for label in drawn_heads(opening)]
-    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))  # heads of columns do not touch
+    assert all(
+        left.x1 < right.x0 for left, right in itertools.pairwise(boxes)
+    )  # heads of columns do not touch
 
 
 def drawn_heads(figure):

@@ -14,7 +14,9 @@ from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_layer
 from tests.experiments.studies.failure.made import run
 
-CONFIG = Config(layers=1, heads=2, width=16, context=12, batch=2, warmup=10, plan="fp32", matmul="fp32")
+CONFIG = Config(
+    layers=1, heads=2, width=16, context=12, batch=2, warmup=10, plan="fp32", matmul="fp32"
+)
 COARSE = ("site=PV,AO,O,OUT -> e8m2:toward-zero",)  # delta is what is wrong
 SCORES = ("site=S,SCALED,M,X -> e8m3", "-> delta_from=P_DP")  # the sum of P is
 
@@ -40,7 +42,9 @@ def softmax(q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_rest_of_a_wrong_delta_is_its_error() -> None:
-    """Catches a rest with another sign, scale or axis: with exact P it is alpha (delta_exact - delta), from the output as rounded."""
+    """Catches a rest with another sign, scale or axis: with exact P it is alpha (delta_exact -
+    delta), from the output as rounded.
+    """
     q, k, v, do = inputs()
     plans = planned(*COARSE)
     out = attend(q, k, v, plan=plans, block_q=12, block_k=12, is_causal=True)
@@ -53,11 +57,15 @@ def test_rest_of_a_wrong_delta_is_its_error() -> None:
     np.testing.assert_allclose(r, wanted, rtol=1e-3, atol=1e-5)
     dp = np.einsum("btnh,bsnh->bnts", do, v)
     ds = p * (dp - (out * do).sum(-1).swapaxes(1, 2)[..., None])
-    np.testing.assert_allclose(dq, np.einsum("bnts,bsnh->btnh", ds, k) / np.sqrt(8), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        dq, np.einsum("bnts,bsnh->btnh", ds, k) / np.sqrt(8), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_rest_is_zero_where_the_identity_holds() -> None:
-    """Catches a measure that sees errors that are none: exact attention, and the centred delta whatever P lost."""
+    """Catches a measure that sees errors that are none: exact attention, and the centred delta
+    whatever P lost.
+    """
     for changes, most in (((), 1e-5), ((*SCORES, "-> delta_from=CENTRED"), 1e-5)):
         _, r = _dq(CONFIG, planned(*changes), *inputs())
         assert np.abs(r).max() < most
@@ -69,11 +77,15 @@ def test_pk_is_what_softmax_says() -> None:
     """Catches keys after the query in P K, and a missing scale."""
     q, k, *_ = inputs()
     _, p = softmax(np.asarray(q, float), np.asarray(k, float))
-    np.testing.assert_allclose(pk(q[None], k[None])[0], np.einsum("bnts,bsnh->btnh", p, k), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        pk(q[None], k[None])[0], np.einsum("bnts,bsnh->btnh", p, k), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_sums_over_looks_keep_direction() -> None:
-    """Catches a norm of R taken before the sum over looks, which could not tell one direction from none; and one over heads."""
+    """Catches a norm of R taken before the sum over looks, which could not tell one direction from
+    none; and one over heads.
+    """
     rest = Rest(CONFIG)
     total = np.zeros((2, 1, 2, 2, 2))
     total[0, 0, 1] = [[3.0, 0.0], [0.0, 4.0]]  # of arm 0, head 1 leans
@@ -102,7 +114,9 @@ def test_look_adds_up_over_steps() -> None:
     from roundscope.experiments.train.gpt import step as one_step
     from roundscope.experiments.train.gpt.plans import by_arm
 
-    arms = [by_layer(plans) for texts in ((), COARSE) if (plans := plans_of(CONFIG, texts)) is not None]
+    arms = [
+        by_layer(plans) for texts in ((), COARSE) if (plans := plans_of(CONFIG, texts)) is not None
+    ]
     state = one_step.start(CONFIG, 2)
     tokens = np.random.default_rng(1).integers(0, 256, (2, 13))
     rest = Rest(CONFIG)

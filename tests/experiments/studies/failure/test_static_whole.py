@@ -17,8 +17,13 @@ from roundscope.experiments.trace.plots import png
 @pytest.mark.thorough
 @pytest.mark.pictures
 def test_claims_and_pictures(monkeypatch):
-    """A part left out or measured twice, progress of another part, a caption under another picture, a verdict without a number."""
-    some = [x if x.name != static_ties.SAMPLE else replace(x, q=x.q[:, :16]) for x in static_ties.inputs()]
+    """A part left out or measured twice, progress of another part, a caption under another picture,
+    a verdict without a number.
+    """
+    some = [
+        x if x.name != static_ties.SAMPLE else replace(x, q=x.q[:, :16])
+        for x in static_ties.inputs()
+    ]
     monkeypatch.setattr(static_closed, "DRAWS", 400)
     monkeypatch.setattr(static_ties, "inputs", lambda: some)
     monkeypatch.setattr(static_sums, "QUERIES", 8)
@@ -29,10 +34,16 @@ def test_claims_and_pictures(monkeypatch):
     found = static.static(heard.append)
     assert heard == list(range(static.PARTS))
     claims, pictures = found.verdicts, found.figures
-    assert [v.figure for v in claims[:3]] == ["3.3, bits"] * 3 and all(v.claim and v.case and v.measured for v in claims)
+    assert [v.figure for v in claims[:3]] == ["3.3, bits"] * 3 and all(
+        v.claim and v.case and v.measured for v in claims
+    )
     assert len({(v.claim, v.case) for v in claims}) == len(claims)
-    assert [len(text) > 20 for question, _, caption in pictures for text in (question, caption)] == [True] * 10
+    assert [
+        len(text) > 20 for question, _, caption in pictures for text in (question, caption)
+    ] == [True] * 10
     labels = [figure.axes[0].get_xlabel() for _, figure, _ in pictures]
-    for word, label in zip(("error", "gap", "V of the small term", "shift", "rowsum(P)"), labels, strict=True):
+    for word, label in zip(
+        ("error", "gap", "V of the small term", "shift", "rowsum(P)"), labels, strict=True
+    ):
         assert word in label
     assert all(len(png(figure, dpi=40)) > 1000 for _, figure, _ in pictures)

@@ -1,4 +1,6 @@
-"""A study that measures in a way of its own: what the command, the page and the terminal make of it."""
+"""A study that measures in a way of its own: what the command, the page and the terminal make of
+it.
+"""
 
 import json
 from dataclasses import replace
@@ -12,9 +14,14 @@ from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 WHOLE = Outcome(launches=3, there=3, ran=2, devices=["a device"])
 VERDICT = Verdict(
-    figure="Fig. 1", claim="it falls", case="a < b", sizes="", word=Word.AGREES, measured="2x",
+    figure="Fig. 1",
+    claim="it falls",
+    case="a < b",
+    sizes="",
+    word=Word.AGREES,
+    measured="2x",
     queries=("SELECT a FROM cells WHERE b < 1",),
-)  # fmt: skip
+)
 
 
 def study(outcome, results=7, **more):
@@ -26,13 +33,20 @@ def study(outcome, results=7, **more):
         return outcome, results
 
     return Study(
-        name="own", question="How many?", measure=measure, unit="cells", answer=lambda r: f"There are {r}.",
-        claims=lambda r: [VERDICT], **more,
-    )  # fmt: skip
+        name="own",
+        question="How many?",
+        measure=measure,
+        unit="cells",
+        answer=lambda r: f"There are {r}.",
+        claims=lambda r: [VERDICT],
+        **more,
+    )
 
 
 def test_it_is_told_as_any_other(tmp_path, capsys):
-    """Results or an outcome that are dropped on the way, a results file that is named and is not there."""
+    """Results or an outcome that are dropped on the way, a results file that is named and is not
+    there.
+    """
     asked = study(WHOLE, caution="Mind this.")
     assert command.run(asked, out=tmp_path / "x", command="roundscope own") == 0
     out = capsys.readouterr().out
@@ -59,7 +73,10 @@ def test_a_failure_exits_1_and_is_named(tmp_path, capsys):
     failed = replace(WHOLE, there=2, failure="too <unlucky>")
     assert command.run(study(failed), out=tmp_path, command="") == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "Not complete: 2 of 3 cells are there" in out and "The first that failed: too <unlucky>." in out
+    assert (
+        "Not complete: 2 of 3 cells are there" in out
+        and "The first that failed: too <unlucky>." in out
+    )
     assert "too &lt;unlucky&gt;" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "own.json").read_text())["run"]["failure"] == "too <unlucky>"
 
@@ -87,7 +104,14 @@ def test_a_drawing_is_asked_for_as_one(tmp_path):
 def test_a_first_cell_that_repeats_is_left_out_on_the_terminal(tmp_path, capsys):
     """A table whose groups cannot be told from its lines."""
     lines = [["one", "a"], ["one", "b"], ["two", "c"]]
-    table = Table(name="lines", title="", heads=("group", "line"), rows=lambda r: lines, records=lambda r: [], shown=(0, 1))
+    table = Table(
+        name="lines",
+        title="",
+        heads=("group", "line"),
+        rows=lambda r: lines,
+        records=lambda r: [],
+        shown=(0, 1),
+    )
     command.run(study(WHOLE, tables=[table]), out=tmp_path, command="")
     words = capsys.readouterr().out.split()
     assert words[words.index("group") :][:7] == ["group", "line", "one", "a", "b", "two", "c"]
@@ -96,8 +120,17 @@ def test_a_first_cell_that_repeats_is_left_out_on_the_terminal(tmp_path, capsys)
 
 def test_the_verdicts_fit_the_terminal(tmp_path, capsys):
     """A verdict that folds since cases or places are long."""
-    long = replace(VERDICT, figure="a long place", case="a case of many words, longer than its column", word=Word.NOT_TESTABLE)
+    long = replace(
+        VERDICT,
+        figure="a long place",
+        case="a case of many words, longer than its column",
+        word=Word.NOT_TESTABLE,
+    )
     for verdict in (VERDICT, long):
-        command.run(replace(study(WHOLE), claims=lambda r, v=verdict: [v]), out=tmp_path, command="")
+        command.run(
+            replace(study(WHOLE), claims=lambda r, v=verdict: [v]), out=tmp_path, command=""
+        )
         lines = capsys.readouterr().out.splitlines()
-        assert all(len(line) <= 100 for line in lines[:-1]) and any(verdict.word in line for line in lines)
+        assert all(len(line) <= 100 for line in lines[:-1]) and any(
+            verdict.word in line for line in lines
+        )

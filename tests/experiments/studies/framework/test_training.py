@@ -15,7 +15,18 @@ from roundscope.experiments.train.run import training as loop
 from roundscope.experiments.train.run.training import Beginning
 from roundscope.experiments.train.settings import Arm, Settings
 
-TINY = Config(layers=1, heads=1, width=8, context=8, batch=2, steps=30, warmup=5, plan="fp32", matmul="fp32", data="repeat")
+TINY = Config(
+    layers=1,
+    heads=1,
+    width=8,
+    context=8,
+    batch=2,
+    steps=30,
+    warmup=5,
+    plan="fp32",
+    matmul="fp32",
+    data="repeat",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +41,20 @@ def arms():
     """Two structures: plans as they are, and one whose delta is read elsewhere."""
     found = {}
     for seed in (0, 1):
-        found[Condition(name="low", seed=seed)] = Arm(name="low", changes=("site=O -> e8m1:toward-zero",), lr=3e-2, seed=seed)
-        found[Condition(name="kept", seed=seed)] = Arm(name="kept", changes=("-> delta_from=P_DP",), lr=3e-2, seed=seed)
+        found[Condition(name="low", seed=seed)] = Arm(
+            name="low", changes=("site=O -> e8m1:toward-zero",), lr=3e-2, seed=seed
+        )
+        found[Condition(name="kept", seed=seed)] = Arm(
+            name="kept", changes=("-> delta_from=P_DP",), lr=3e-2, seed=seed
+        )
     return found
 
 
 @pytest.mark.thorough
 def test_what_comes_of_arms_is_what_the_trainer_logs(tmp_path):
-    """Batches or weights of another seed, a rate that falls, a curve of other steps: against `roundscope train`."""
+    """Batches or weights of another seed, a rate that falls, a curve of other steps: against
+    `roundscope train`.
+    """
     own = arms()
     done = []
     with opened(tmp_path, "x") as store:
@@ -48,7 +65,8 @@ def test_what_comes_of_arms_is_what_the_trainer_logs(tmp_path):
         found = training.read(store, TINY, own)
     assert done == [25, 30] * 2 and list(found) == list(own)
     for condition in (Condition(name="low", seed=0), Condition(name="kept", seed=1)):
-        run, losses = found[condition], trained_alone(own[condition], tmp_path / f"{condition.name}{condition.seed}")
+        run = found[condition]
+        losses = trained_alone(own[condition], tmp_path / f"{condition.name}{condition.seed}")
         assert [point[0] for point in run.curve] == [0, 25, 30] and run.steps == 30
         assert run.curve[1][1] == pytest.approx(np.mean(losses[:25]), rel=1e-4)
         assert run.loss == pytest.approx(np.mean(losses), rel=1e-4)  # all of them are its last 50
@@ -69,7 +87,9 @@ def trained_alone(arm, folder):
 def test_a_run_ends_early_only_when_asked():
     """Steps after the last divergence that nobody needs, or runs that end while one arm goes on."""
     own = {Condition(name="hot", seed=0): Arm(name="hot", lr=1e4, seed=0)}
-    settings = Settings(config=replace(TINY, steps=200, lr=1.0, min_lr=1.0), arms=tuple(own.values()))
+    settings = Settings(
+        config=replace(TINY, steps=200, lr=1.0, min_lr=1.0), arms=tuple(own.values())
+    )
     done = []
     (run,) = training.trained(settings, list(own), done.append, early=True)
     assert run.diverged is not None and done[-1] < 200 and run.curve[-1][0] == done[-1]
@@ -109,6 +129,11 @@ def test_more_seeds_train_only_what_is_new(tmp_path):
         launches = training.launches(store, TINY, own)
         there = store.keys()
         assert [len(there.intersection(launch.keys)) for launch in launches] == [1, 0, 1, 0]
-        assert {name for launch in launches for name in launch.keys} == {training.key(TINY, a) for a in own.values()}
+        assert {name for launch in launches for name in launch.keys} == {
+            training.key(TINY, a) for a in own.values()
+        }
         found = training.whole(store, TINY, first, by=lambda c: c.name)
-    assert {name: [run.seed for run in runs] for name, runs in found.items()} == {"low": [0], "kept": [0]}
+    assert {name: [run.seed for run in runs] for name, runs in found.items()} == {
+        "low": [0],
+        "kept": [0],
+    }

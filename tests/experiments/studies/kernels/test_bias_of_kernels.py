@@ -1,4 +1,6 @@
-"""The table of real kernels: planted kernels whose bias is known, the feature that tells row sums of dS, and the record."""
+"""The table of real kernels: planted kernels whose bias is known, the feature that tells row sums
+of dS, and the record.
+"""
 
 import math
 from dataclasses import replace
@@ -10,7 +12,14 @@ import pytest
 from roundscope.experiments.kernels.outputs import Outputs
 from roundscope.experiments.studies.kernels import families, study
 from roundscope.experiments.studies.kernels.figure import picture
-from roundscope.experiments.studies.kernels.measure import RESULTS, Mean, exact_of, mean_of, measured, twin_outputs
+from roundscope.experiments.studies.kernels.measure import (
+    RESULTS,
+    Mean,
+    exact_of,
+    mean_of,
+    measured,
+    twin_outputs,
+)
 
 HEADS, TOKENS = 8, 32
 RECORD = Path(__file__).parents[4] / "docs" / "runs" / "kernels-h200.json"
@@ -26,7 +35,10 @@ def kernel_of(exact, change):
     """A kernel that returns the exact results, changed."""
 
     def run(x):
-        whole = {n: change(a).astype(np.float32)[None].transpose(0, 2, 1, 3) for n, a in exact.results.items()}
+        whole = {
+            n: change(a).astype(np.float32)[None].transpose(0, 2, 1, 3)
+            for n, a in exact.results.items()
+        }
         return Outputs(**whole)
 
     return run
@@ -34,14 +46,28 @@ def kernel_of(exact, change):
 
 def row(given, change, **options):
     x, heads, exact = given
-    return measured("planted", "Gaussian", kernel_of(exact, change), x, heads, exact, **{"twin": "", "twins": None, **options})
+    return measured(
+        "planted",
+        "Gaussian",
+        kernel_of(exact, change),
+        x,
+        heads,
+        exact,
+        **{"twin": "", "twins": None, **options},
+    )
 
 
 def test_the_feature_of_ones_tells_row_sums(given):
-    """A feature that reaches a score or an output, or a dQ whose last feature is no row sum of dS."""
+    """A feature that reaches a score or an output, or a dQ whose last feature is no row sum of
+    dS.
+    """
     x, _, exact = given
-    assert (x.k[..., -1] == 1).all() and not any(getattr(x, n)[..., -1].any() for n in ("q", "v", "do"))
-    assert np.abs(exact.results["dq"][..., -1]).max() < 1e-14 < exact.rows[:, 1:].min()  # a row with one key has dS = 0
+    assert (x.k[..., -1] == 1).all() and not any(
+        getattr(x, n)[..., -1].any() for n in ("q", "v", "do")
+    )
+    assert (
+        np.abs(exact.results["dq"][..., -1]).max() < 1e-14 < exact.rows[:, 1:].min()
+    )  # a row with one key has dS = 0
     found = row(given, lambda a: a)
     assert found.drift < 1e-6
 
@@ -49,7 +75,10 @@ def test_the_feature_of_ones_tells_row_sums(given):
         return np.concatenate([a[..., :-1], np.full_like(a[..., :1], 0.01 * x.scale)], -1)
 
     size = math.sqrt(np.square(exact.rows).mean())
-    assert row(given, leaning).drift == pytest.approx(0.01 / size, rel=1e-5) and row(given, leaning).signed.mean > 0
+    assert (
+        row(given, leaning).drift == pytest.approx(0.01 / size, rel=1e-5)
+        and row(given, leaning).signed.mean > 0
+    )
 
 
 def test_a_planted_gain_is_found_and_noise_is_not(given):
@@ -82,7 +111,9 @@ def test_a_twin_is_equal_to_itself(given):
     x, _, _ = given
     eager, cudnn = (first_head(twin_outputs(name, x)) for name in ("eager", "cudnn"))
     found = measured("eager", "Gaussian", lambda _: eager, x, 1, exact_of(x, 1), "eager", eager)
-    assert all(share == 1.0 for share in found.same.values()) and all(ratio == 1.0 for ratio in found.over.values())
+    assert all(share == 1.0 for share in found.same.values()) and all(
+        ratio == 1.0 for ratio in found.over.values()
+    )
     found = measured("cudnn", "Gaussian", lambda _: cudnn, x, 1, exact_of(x, 1), "eager", eager)
     assert found.same["out"] < 0.99
 
@@ -98,7 +129,9 @@ def test_means_of_heads():
 
 
 def test_the_record_is_read_and_drawn(tmp_path, roundscope):
-    """A record that a later version cannot draw, or a number that changes on the way through JSON."""
+    """A record that a later version cannot draw, or a number that changes on the way through
+    JSON.
+    """
     rows = study.read(RECORD)
     study.write(tmp_path / study.RECORD, rows)
     again = study.read(tmp_path / study.RECORD)

@@ -25,8 +25,16 @@ def of_arm(arm, diverged=None, measures=()):
 
 def looks(zeta, apart, every=100, until=500):
     """Measures of every name that the claims read; zeta grows in proportion to the step."""
-    fixed = {"cosine": 0.9, "cosine_apart": 0.5, "along": -0.02, "x_clipped": 0.01, "x_last": 0.02, "gamma_last": 0.0,
-             "gamma_ratio": 1.1, "gamma_distinct": 4.0}  # fmt: skip
+    fixed = {
+        "cosine": 0.9,
+        "cosine_apart": 0.5,
+        "along": -0.02,
+        "x_clipped": 0.01,
+        "x_last": 0.02,
+        "gamma_last": 0.0,
+        "gamma_ratio": 1.1,
+        "gamma_distinct": 4.0,
+    }
     sites = {f"zeta_{site}": 0.1 for site in Site} | {f"zeta_{Site.X}": 0.8 * zeta}
     names = {"zeta": zeta, "zeta_apart": apart, "zeta_rceil": 0.7 * zeta} | fixed | sites
     return tuple((step, names | {"zeta": zeta * step / every}) for step in range(0, until, every))

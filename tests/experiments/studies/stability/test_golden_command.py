@@ -38,12 +38,16 @@ def run(roundscope, monkeypatch, tmp_path):
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Replaces the loop: nothing is computed, seeds of `failing` fail, and it may be interrupted."""
+    """Replaces the loop: nothing is computed, seeds of `failing` fail, and it may be
+    interrupted.
+    """
 
     def install(failing=(), interrupted=False):
         def run(cells, store, *, jobs, retry_failed, progress):
             bad = [c for c in cells if c["seed"] in failing]
-            store.save([(c, Result(key=c.key, error="too unlucky" if c in bad else None)) for c in cells])
+            store.save(
+                [(c, Result(key=c.key, error="too unlucky" if c in bad else None)) for c in cells]
+            )
             counts = {"done": len(cells) - len(bad), "failed": len(bad), "skipped": 0}
             return Outcome(seconds=1.0, interrupted=interrupted, **counts)
 
@@ -56,19 +60,25 @@ def fake(monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.pictures
 def test_from_end_to_end_and_again(run, tmp_path):
-    """Catches conditions that cannot be computed, a report that cannot be drawn, SQL that gives other numbers, and a second
-    run that measures again.
+    """Catches conditions that cannot be computed, a report that cannot be drawn, SQL that gives
+    other numbers, and a second run that measures again.
     """
     code, out, err = run("reproduce", "golden", "--quick", "--jobs", "2")
     assert (code, err) == (0, "")
     unique = {cell.key for study in cells(TINY, "numpy").values() for cell in study}
-    assert out.startswith("In BF16 the largest deviation") and _launched(out, len(unique) + MODELS, ran=len(unique) + MODELS)
+    assert out.startswith("In BF16 the largest deviation") and _launched(
+        out, len(unique) + MODELS, ran=len(unique) + MODELS
+    )
     data = json.loads((tmp_path / "golden" / "verdicts.json").read_text())
     assert data["answer"].split()[:3] == out.split()[:3] and len(data["verdicts"]) > 30
     exact = next(v for v in data["verdicts"] if v["figure"] == "6a, b")
     assert exact["word"] == "agrees" and exact["measured"].startswith(f"{2 * 4} of {2 * 4} cells")
     html = (tmp_path / "golden" / "report.html").read_text()
-    assert html.count("<img ") == 8 and html.index("<img ") < html.index("Verdicts") and "nan" not in html.split("<img")[0]
+    assert (
+        html.count("<img ") == 8
+        and html.index("<img ") < html.index("Verdicts")
+        and "nan" not in html.split("<img")[0]
+    )
     _check_queries(tmp_path / "golden" / "golden.sqlite", data, unique)
     code, out, _ = run("reproduce", "golden", "--quick", "--jobs", "1")
     assert code == 0 and _launched(out, len(unique) + MODELS, ran=0) and trained.calls == 1
@@ -76,7 +86,10 @@ def test_from_end_to_end_and_again(run, tmp_path):
 
 def _launched(out, whole, ran):
     """Whether the last lines say how many there are, and how many of them were measured now."""
-    return f"cells and trainings: {whole} of {whole}, {ran} of them run by the last command" in " ".join(out.split())
+    return (
+        f"cells and trainings: {whole} of {whole}, {ran} of them run by the last command"
+        in " ".join(out.split())
+    )
 
 
 def _check_queries(path, data, unique):
@@ -88,11 +101,16 @@ def _check_queries(path, data, unique):
                 assert len(c.execute(q).fetchall()) == 2, (v["claim"], q)
         tiled = at("ops:bf16", TINY.bench, TINY.tile, "one-signed-v")
         tiled = narrow(TINY, "gaussian", only="O") if not results.rows(tiled) else tiled
-        pairs = [(tiled, m) for m in (*DERIVED, "max_abs")] + [(biased(TINY, "repeated-maximum", 2, "none"), "PV.mean_ulps")]
+        pairs = [(tiled, m) for m in (*DERIVED, "max_abs")] + [
+            (biased(TINY, "repeated-maximum", 2, "none"), "PV.mean_ulps")
+        ]
         for point, metric in pairs:
-            seen, expected = dict(c.execute(query(point, metric)).fetchall()), results.values(point, metric)
+            seen = dict(c.execute(query(point, metric)).fetchall())
+            expected = results.values(point, metric)
             assert seen.keys() == expected.keys(), metric
-            assert np.allclose([seen[k] for k in expected], list(expected.values()), rtol=1e-12, atol=0), metric
+            assert np.allclose(
+                [seen[k] for k in expected], list(expected.values()), rtol=1e-12, atol=0
+            ), metric
 
 
 def test_json(run, fake):
@@ -100,7 +118,10 @@ def test_json(run, fake):
     code, out, err = run("reproduce", "golden", "--quick", "--json", "--out", "deep/er")
     data = json.loads(out)
     assert (code, err) == (0, "") and data["scale"] == "tiny"
-    assert {v["word"] for v in data["verdicts"] if v["figure"] not in ("7", "8")} == {"undecided", "not testable"}
+    assert {v["word"] for v in data["verdicts"] if v["figure"] not in ("7", "8")} == {
+        "undecided",
+        "not testable",
+    }
 
 
 def test_failed_cells_exit_1_and_are_named(run, fake, tmp_path):
@@ -108,8 +129,15 @@ def test_failed_cells_exit_1_and_are_named(run, fake, tmp_path):
     fake(failing={1})
     code, out, _ = run("reproduce", "golden", "--quick")
     text = " ".join(out.split())
-    assert code == 1 and "The first that failed: too unlucky." in text and "written: golden/report.html" in text
-    assert "Not complete: " in text and "Not complete: " in (tmp_path / "golden" / "report.html").read_text()
+    assert (
+        code == 1
+        and "The first that failed: too unlucky." in text
+        and "written: golden/report.html" in text
+    )
+    assert (
+        "Not complete: " in text
+        and "Not complete: " in (tmp_path / "golden" / "report.html").read_text()
+    )
 
 
 def test_ctrl_c_keeps_what_is_done(run, fake, tmp_path):
@@ -117,7 +145,9 @@ def test_ctrl_c_keeps_what_is_done(run, fake, tmp_path):
     fake(interrupted=True)
     code, out, err = run("reproduce", "golden", "--quick")
     assert (code, out) == (130, "") and "the same command goes on" in err
-    assert (tmp_path / "golden" / "golden.sqlite").exists() and not (tmp_path / "golden" / "verdicts.json").exists()
+    assert (tmp_path / "golden" / "golden.sqlite").exists() and not (
+        tmp_path / "golden" / "verdicts.json"
+    ).exists()
 
 
 def test_ctrl_c_in_the_training(run, fake, tmp_path, monkeypatch):
@@ -145,7 +175,12 @@ def test_a_drawing_measures_nothing(run, fake, tmp_path, monkeypatch):
     assert code == 0
     text = " ".join(out.split())
     whole = len({cell.key for own in cells(TINY, "numpy").values() for cell in own}) + MODELS
-    there = len({cell.key for own in cells(TINY, "numpy").values() for cell in own if cell["seed"] != 1}) + MODELS
+    there = (
+        len(
+            {cell.key for own in cells(TINY, "numpy").values() for cell in own if cell["seed"] != 1}
+        )
+        + MODELS
+    )
     assert trained.calls == 0 and f"cells and trainings: {there} of {whole}, 0 of them run" in text
     assert f"Not complete: {there} of {whole} cells and trainings are there" in text
     (tmp_path / "golden" / "golden.sqlite").rename(tmp_path / "golden" / "other.sqlite")

@@ -38,7 +38,11 @@ def test_different_points_are_different_places_and_cells(scale):
         places = {place_of(point) for point in points}
         distinct = {tuple(sorted(point.items())) for point in points}
         assert len(places) == len(distinct)
-    keys = {place_of(p): cell_of({**p, "seed": 0}).key for study in STUDIES.values() for p in study(scale)}
+    keys = {
+        place_of(p): cell_of({**p, "seed": 0}).key
+        for study in STUDIES.values()
+        for p in study(scale)
+    }
     assert len(set(keys.values())) == len(keys)
 
 
@@ -52,9 +56,16 @@ def test_emulations():
     """Catches formats in which sums stay narrower than the events."""
     assert emulation("ops:fp64") == emulation("sums:fp64") == {"preset": "exact"}
     assert emulation("ops:fp32") == emulation("sums:fp32") == {"preset": "fp32"}
-    plans = [cell_of({**emulation(f"{kind}:{form}"), "seed": 0}).plan for kind in ("ops", "sums") for form in FORMATS]
+    plans = [
+        cell_of({**emulation(f"{kind}:{form}"), "seed": 0}).plan
+        for kind in ("ops", "sums")
+        for form in FORMATS
+    ]
     steps = [str(plan.accumulators[0].step.format) for plan in plans]
-    assert steps == [steps[2], steps[2], steps[2], steps[3], steps[4], steps[5], steps[2], steps[3]] and len(set(steps)) == 4
+    assert (
+        steps == [steps[2], steps[2], steps[2], steps[3], steps[4], steps[5], steps[2], steps[3]]
+        and len(set(steps)) == 4
+    )
 
 
 def test_real_tensors_are_one_draw():
@@ -67,4 +78,6 @@ def test_real_tensors_are_one_draw():
 
 def test_all_forward_events_are_attributed():
     """Catches a site that is added to the algorithm and left out here."""
-    assert {"S", "M", "X", "P", "DM", "ALPHA", "AL", "L", "AO", "PV", "O", "INV", "OUT"} <= set(EVENTS)
+    assert {"S", "M", "X", "P", "DM", "ALPHA", "AL", "L", "AO", "PV", "O", "INV", "OUT"} <= set(
+        EVENTS
+    )

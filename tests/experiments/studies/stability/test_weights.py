@@ -18,16 +18,23 @@ from roundscope.experiments.studies.stability.drift.weights import (
     wasserstein,
 )
 
-numbers = st.lists(st.integers(-1000, 1000).map(lambda i: i / 8), min_size=1, max_size=40).map(np.array)
+numbers = st.lists(st.integers(-1000, 1000).map(lambda i: i / 8), min_size=1, max_size=40).map(
+    np.array
+)
 
 
 def tree(seed, shift=0.0):
     random = np.random.default_rng(seed)
-    return {"block": [{"w": random.standard_normal((3, 4)) + shift}, {"w": random.standard_normal(5)}], "head": random.standard_normal(2)}
+    return {
+        "block": [{"w": random.standard_normal((3, 4)) + shift}, {"w": random.standard_normal(5)}],
+        "head": random.standard_normal(2),
+    }
 
 
 def test_by_hand():
-    """Catches a mean for a maximum, and a distance of entries where one of distributions is meant."""
+    """Catches a mean for a maximum, and a distance of entries where one of distributions is
+    meant.
+    """
     a, b = np.array([0.0, 1.0, 5.0]), np.array([[2.0, 0.0, 1.0]]).reshape(3)
     assert max_difference(a, b) == 4.0  # |0-2|, |1-0|, |5-1|
     assert wasserstein(a, b) == pytest.approx((0 + 0 + 3) / 3)  # sorted 0 1 5 and 0 1 2
@@ -36,7 +43,9 @@ def test_by_hand():
 @settings(deadline=None, max_examples=50)
 @given(numbers, st.integers(-64, 64).map(lambda i: i / 4), st.randoms(use_true_random=False))
 def test_laws(a, shift, random):
-    """Catches an asymmetric, order-dependent or unscaled distance: W1 of a shifted copy is the shift, of a permutation 0."""
+    """Catches an asymmetric, order-dependent or unscaled distance: W1 of a shifted copy is the
+    shift, of a permutation 0.
+    """
     order = random.sample(range(a.size), a.size)
     assert wasserstein(a, a) == max_difference(a, a) == 0.0
     assert wasserstein(a, a + shift) == max_difference(a, a + shift) == abs(shift)
@@ -48,7 +57,9 @@ def test_laws(a, shift, random):
 
 def test_max_difference_sees_a_permutation():
     """Catches a maximum taken between sorted entries."""
-    assert max_difference([1.0, 2.0], [2.0, 1.0]) == 1.0 and wasserstein([1.0, 2.0], [2.0, 1.0]) == 0.0
+    assert (
+        max_difference([1.0, 2.0], [2.0, 1.0]) == 1.0 and wasserstein([1.0, 2.0], [2.0, 1.0]) == 0.0
+    )
 
 
 def test_low_precision_and_not_finite():
@@ -56,7 +67,9 @@ def test_low_precision_and_not_finite():
     a, b = np.array([2048.0, 1.0], dtype=np.float16), np.array([2049.0, 1.0])
     assert max_difference(a, b) == 1.0 and wasserstein(a, b) == 0.5
     for bad in (math.nan, math.inf):
-        assert math.isnan(max_difference([1.0, bad], [1.0, bad])) and math.isnan(wasserstein([1.0, bad], [1.0, 2.0]))
+        assert math.isnan(max_difference([1.0, bad], [1.0, bad])) and math.isnan(
+            wasserstein([1.0, bad], [1.0, 2.0])
+        )
 
 
 def test_tensors_are_named_by_path():
@@ -79,19 +92,31 @@ def test_trees_that_differ():
 
 
 def test_slope_and_interval_by_hand():
-    """Catches a slope through the origin, a normal quantile in place of Student's, and the wrong number of freedoms."""
+    """Catches a slope through the origin, a normal quantile in place of Student's, and the wrong
+    number of freedoms.
+    """
     assert slope([10, 20, 30], [5.0, 7.0, 9.0]) == pytest.approx(0.2)
     assert slope([0, 1, 2], [0.0, 1.0, 0.0]) == 0.0
     i = mean(dict(enumerate([1.0, 2.0, 3.0])))  # t(0.975, 2) = 4.302653, s / sqrt(3) = 0.577350
-    assert (i.mean, i.low, i.high, i.seeds) == pytest.approx((2.0, 2.0 - 2.484138, 2.0 + 2.484138, 3), abs=1e-6)
+    assert (i.mean, i.low, i.high, i.seeds) == pytest.approx(
+        (2.0, 2.0 - 2.484138, 2.0 + 2.484138, 3), abs=1e-6
+    )
     assert math.isnan(mean({0: 1.0}).high)  # one repeat gives none, and decides nothing
 
 
 def test_bands_and_relative():
     """Catches the two bands swapped, and a distance put beside another tensor's band."""
-    pair = lambda shift: ({"w": np.zeros(3), "b": np.zeros(2)}, {"w": np.full(3, shift), "b": np.full(2, 2 * shift)})  # noqa: E731
+
+    def pair(shift):
+        return (
+            {"w": np.zeros(3), "b": np.zeros(2)},
+            {"w": np.full(3, shift), "b": np.full(2, 2 * shift)},
+        )
+
     found = bands([pair(1.0), pair(3.0)], [pair(8.0), pair(8.0)])
-    assert [(b.name, b.seed["wasserstein"].mean, b.precision["max_difference"].mean) for b in found] == [("w", 2.0, 8.0), ("b", 4.0, 16.0)]
+    assert [
+        (b.name, b.seed["wasserstein"].mean, b.precision["max_difference"].mean) for b in found
+    ] == [("w", 2.0, 8.0), ("b", 4.0, 16.0)]
     assert found[0].precision["wasserstein"].low == 8.0 and found[0].seed["wasserstein"].seeds == 2
     shares = relative(distances(*pair(4.0)), found)
     assert shares["w"]["wasserstein"] == shares["b"]["max_difference"] == (2.0, 0.5)
@@ -101,17 +126,27 @@ def test_bands_and_relative():
 
 def test_drift_over_time():
     """Catches repeats averaged before the fit, steps taken as 0, 1, 2, and runs paired wrongly."""
-    run = lambda rate: [(step, {"w": np.full(4, rate * step)}) for step in (0, 100, 400)]  # noqa: E731
+
+    def run(rate):
+        return [(step, {"w": np.full(4, rate * step)}) for step in (0, 100, 400)]
+
     (found,) = drift([run(0.0), run(1.0)], [run(0.01), run(1.03)])
     assert found.steps.tolist() == [0.0, 100.0, 400.0]
-    assert found.distances["max_difference"] == pytest.approx(np.array([[0, 1, 4], [0, 3, 12]]), abs=1e-9)
-    slopes = found.slopes["wasserstein"]  # 0.01 and 0.03: mean 0.02, t(0.975, 1) = 12.7062, s / sqrt(2) = 0.01
+    assert found.distances["max_difference"] == pytest.approx(
+        np.array([[0, 1, 4], [0, 3, 12]]), abs=1e-9
+    )
+    slopes = found.slopes[
+        "wasserstein"
+    ]  # 0.01 and 0.03: mean 0.02, t(0.975, 1) = 12.7062, s / sqrt(2) = 0.01
     assert (slopes.mean, slopes.high) == pytest.approx((0.02, 0.02 + 0.127062), abs=1e-6)
 
 
 def test_drift_of_runs_that_do_not_match():
     """Catches a silent comparison of different steps."""
-    run = lambda *steps: [(s, {"w": np.ones(1)}) for s in steps]  # noqa: E731
+
+    def run(*steps):
+        return [(s, {"w": np.ones(1)}) for s in steps]
+
     with pytest.raises(ValueError, match="steps differ"):
         drift([run(0, 1)], [run(0, 2)])
     with pytest.raises(ValueError, match="fewer than two"):

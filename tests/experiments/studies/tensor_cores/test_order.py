@@ -21,8 +21,14 @@ def by(acc):
         (Accumulator(order=Order.PAIRWISE), "pairwise"),
         (Accumulator(order=Order.HALVES), "halves"),
         (Accumulator(order=Order.CHUNKED, chunk=16), "chunks of 16, each ascending"),
-        (Accumulator.tensor_core("hopper", "bf16"), "16 and the sum so far at once, ascending: a tensor core"),
-        (Accumulator.tensor_core("ampere", "fp16"), "8 and the sum so far at once, ascending: a tensor core"),
+        (
+            Accumulator.tensor_core("hopper", "bf16"),
+            "16 and the sum so far at once, ascending: a tensor core",
+        ),
+        (
+            Accumulator.tensor_core("ampere", "fp16"),
+            "8 and the sum so far at once, ascending: a tensor core",
+        ),
     ],
 )
 def test_our_own_accumulators_are_found(acc, said):
@@ -32,7 +38,10 @@ def test_our_own_accumulators_are_found(acc, said):
 
 def test_another_tree_is_outlined():
     """(chunk 0 + chunk 1) + chunk 2 of 24, 24 and 16 terms."""
-    assert order.told(by(Accumulator(order=Order.CHUNKED, chunk=24))) == "another tree: ((((...) 23) ((...) 47)) (((...) 62) 63))"
+    assert (
+        order.told(by(Accumulator(order=Order.CHUNKED, chunk=24)))
+        == "another tree: ((((...) 23) ((...) 47)) (((...) 62) 63))"
+    )
 
 
 def test_an_order_by_hand():
@@ -62,4 +71,6 @@ def test_the_command_names_every_product(capsys):
     with pytest.raises(SystemExit):
         cli.main(["accumulators", "--order", "--json"])
     data = json.loads(capsys.readouterr().out)
-    assert data["terms"] == 64 and len(data["ways"]) == 5 and all(way["order"] for way in data["ways"])
+    assert (
+        data["terms"] == 64 and len(data["ways"]) == 5 and all(way["order"] for way in data["ways"])
+    )
