@@ -1,10 +1,10 @@
-"""Cases of the differential fuzzer `tests.checks.fuzz_engines`: how they are drawn, and what they call.
+"""Cases of the fuzzer `tests.checks.fuzz_engines`: how they are drawn, and what they call.
 
 A case is a dict of numbers and words that prints as a small Python literal, such as
 
     {"plan": "fa2-bf16 P=e4m3fn", "shape": (1, 2, 3, 1, 1, 1, 1), "seed": 4, "is_causal": True}
 
-    plan      a preset and changes in the words of docs/grammar.md; a list has one for each batch entry
+    plan      a preset and changes in the words of docs/grammar.md; a list: one per batch entry
     shape     B, T, S, N, G, H and the width of v
     seed      of the inputs, of masks and sinks, and of stochastic roundings
     tiles     (block_q, block_k); left out: whole
@@ -19,12 +19,12 @@ A case is a dict of numbers and words that prints as a small Python literal, suc
 
 What the engines cannot agree on by the documents is never drawn:
 
-    native accumulators    the device's own order (README.md, "What is exact, and what is not")
-    engine="pallas"        needs a GPU, and tests of its own (tests/attention/engines/test_pallas.py)
-    subnormal binary64     XLA on a CPU flushes it (docs/decisions.md, 2026-11-20, the carrier): inputs
-                           of any type stay in the range of binary32
-    plans that differ in more than formats and modes, and injected bits, in calls with a list of
-                           plans: `examine` refuses them under XLA alone, and says so
+    native accumulators   the device's own order (README.md, "What is exact, and what is not")
+    engine="pallas"       needs a GPU; has tests of its own (tests/attention/engines/test_pallas.py)
+    subnormal binary64    XLA on a CPU flushes it (docs/decisions.md, 2026-11-20, the carrier):
+                          inputs of any type stay in the range of binary32
+    lists of plans that differ in more than formats and modes, or with a bit that is flipped:
+                          `examine` refuses them under XLA alone, and says so
 """
 
 from collections.abc import Callable
@@ -34,10 +34,13 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from roundscope import PRESETS, PRODUCTS, Plan, Record, Site
+from roundscope import PRESETS, PRODUCTS, Axes, Plan, Record, Site
 from roundscope.attention.places import absent
 from roundscope.attention.plans.plan import check_factors
 from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.sites import ONCE
+from tests.attention.judge import ARITHMETICS
+from tests.attention.judge import FORMATS as JUDGED_FORMATS
 
 Case = dict[str, Any]
 
@@ -57,34 +60,51 @@ DTYPES = {
     "float16": np.float16,
 }
 
-FORMATS = (
-    "bf16", "fp16", "fp32", "e4m3fn", "e5m2", "tf32", "fp64", "e4m3fnuz", "e5m2fnuz", "e3m2fn",
-    "e2m3fn", "e2m1fn", "e8m3", "e3m4", "e5m7", "e8m20", "e10m18", "e11m30",
-)  # fmt: skip
-BLOCK_FORMATS = (
-    "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxint8", "nvfp4",
-    "fp8_1x128", "fp8_128x128",
-)  # fmt: skip
-MODES = (
-    "ties-to-even", "stochastic", "toward-zero", "ties-to-away", "toward-positive",
-    "toward-negative", "away-from-zero", "to-odd",
-)  # fmt: skip
-OVERFLOWS = ("inf", "nan", "saturate")
-RULES = ("floor", "ceil", "even", "bump", "rceil", "nearest")
-ORDERS = (
-    "ascending", "pairwise", "halves", "exact", "chunked1", "chunked3", "strided2", "strided32",
-    "octets8", "octets2", "warps4", "warps1",
-)  # fmt: skip
-TENSOR_CORES = (
-    "volta:fp16", "volta:fp16:fp16", "turing:fp16:fp16", "ampere:bf16", "ampere:tf32", "ada:e4m3fn",
-    "ada:e5m2:fp16", "hopper:bf16", "hopper-8:bf16", "hopper:e4m3fn", "blackwell:bf16",
-    "blackwell:e2m1fn", "blackwell:e5m2:fp16", "hopper:fp16:fp16",
-)  # fmt: skip
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+FORMATS = words(
+    "bf16 fp16 fp32 e4m3fn e5m2 tf32 fp64 e4m3fnuz e5m2fnuz e3m2fn e2m3fn e2m1fn e8m3 e3m4 "
+    "e5m7 e8m20 e10m18 e11m30"
+)
+BLOCK_FORMATS = words(
+    "mxfp8_e4m3 mxfp8_e5m2 mxfp6_e3m2 mxfp6_e2m3 mxfp4 mxint8 nvfp4 fp8_1x128 fp8_128x128"
+)
+MODES = words(
+    "ties-to-even stochastic toward-zero ties-to-away toward-positive toward-negative "
+    "away-from-zero to-odd"
+)
+OVERFLOWS = words("inf nan saturate")
+RULES = words("floor ceil even bump rceil nearest")
+ORDERS = words(
+    "ascending pairwise halves exact chunked1 chunked3 strided2 strided32 octets8 octets2 "
+    "warps4 warps1"
+)
+TENSOR_CORES = words(
+    "volta:fp16 volta:fp16:fp16 turing:fp16:fp16 ampere:bf16 ampere:tf32 ada:e4m3fn "
+    "ada:e5m2:fp16 hopper:bf16 hopper-8:bf16 hopper:e4m3fn blackwell:bf16 blackwell:e2m1fn "
+    "blackwell:e5m2:fp16 hopper:fp16:fp16"
+)
 BASES = (
-    *PRESETS, "all:bf16", "all:e4m3fn", "all:fp16", "all:e5m2", "fa2-bf16@hopper",
-    "qiu-yao@hopper", "fa2-bf16@ampere", "all:fp16@volta", "fa3-fp8@ada", "all:tf32@hopper",
-    "fa3-fp8@blackwell", *TWINS,
-)  # fmt: skip
+    *PRESETS,
+    *words(
+        "all:bf16 all:e4m3fn all:fp16 all:e5m2 fa2-bf16@hopper qiu-yao@hopper fa2-bf16@ampere "
+        "all:fp16@volta fa3-fp8@ada all:tf32@hopper fa3-fp8@blackwell"
+    ),
+    *TWINS,
+)
+
+ERRORS = words(
+    "exact ulps=0.5 ulps=-3 bias=0.25 bias=-1e30 bias=1e-40 set=0 set=-2 set=0.5 noise=1 "
+    "noise=0.5 flip=0 flip=2 flip=5 flip=15"
+)
+JUDGED_EVENTS = words(
+    "P V O S Q K DO SCALED M X EXP DM ALPHA AL ROWSUM L INV AO PV OUT LSE OD DELTA S_B "
+    "SCALED_B X_B EXP_B P_B DV DP DPD DS DQ DK DQ_OUT DK_OUT DV_OUT"
+)
 
 CHOICES = {
     "delta_from": ("OUT", "O", "P_DP", "CENTRED"),
@@ -129,14 +149,19 @@ CHOICES = {
     "mode": MODES,
 }
 TOGETHER = (
-    "exp=base2 log2_e=scale", "exp=ex2 log2_e=maximum row_sum=lanes log=lg2 registers=true",
-    "exp=base2 log2_e=scores fused_exponent=true", "unfused=true saved_p=true",
-    "unfused=true saved_p=true maximum_gradient=true", "kept_state=true first_tile_apart=true",
+    "exp=base2 log2_e=scale",
+    "exp=ex2 log2_e=maximum row_sum=lanes log=lg2 registers=true",
+    "exp=base2 log2_e=scores fused_exponent=true",
+    "unfused=true saved_p=true",
+    "unfused=true saved_p=true maximum_gradient=true",
+    "kept_state=true first_tile_apart=true",
     "unfused=true saved_p=true delta_from=P_DP score_gradient=quotient",
-    "exp=ex2 log2_e=scale lse_base2=true scaled_keys=true", "exp=base2 log2_e=maximum offset=8",
-    "softcap=2 capped_by=chain tanh=cuda", "exp=ex2 log2_e=scale polynomial=1:1:0",
+    "exp=ex2 log2_e=scale lse_base2=true scaled_keys=true",
+    "exp=base2 log2_e=maximum offset=8",
+    "softcap=2 capped_by=chain tanh=cuda",
+    "exp=ex2 log2_e=scale polynomial=1:1:0",
     "exp=base2 log2_e=scale stale_maximum=4 offset=4",
-)  # fmt: skip
+)
 
 
 def small(*ranges: tuple[int, int]) -> st.SearchStrategy[tuple[int, ...]]:
@@ -150,12 +175,12 @@ def roundings(draw: Callable[..., Any]) -> str:
     if draw(st.integers(0, 7)) == 7:
         rule = draw(st.sampled_from(("", *RULES)))
         return draw(st.sampled_from(BLOCK_FORMATS)) + (f":{rule}" if rule else "")
-    words = [draw(st.sampled_from(FORMATS))]
+    parts = [draw(st.sampled_from(FORMATS))]
     if draw(st.booleans()):
-        words.append(draw(st.sampled_from(MODES)))
+        parts.append(draw(st.sampled_from(MODES)))
     if draw(st.integers(0, 3)) == 3:
-        words.append(draw(st.sampled_from(OVERFLOWS)))
-    return ":".join(words)
+        parts.append(draw(st.sampled_from(OVERFLOWS)))
+    return ":".join(parts)
 
 
 @st.composite
@@ -163,12 +188,12 @@ def accumulators(draw: Callable[..., Any]) -> str:
     """A sum of products in words."""
     if draw(st.integers(0, 3)) == 3:
         return draw(st.sampled_from(TENSOR_CORES))
-    words = [draw(st.sampled_from(ORDERS))]
+    parts = [draw(st.sampled_from(ORDERS))]
     if draw(st.booleans()):
-        words.append(draw(st.sampled_from(FORMATS)))
+        parts.append(draw(st.sampled_from(FORMATS)))
         if draw(st.booleans()):
-            words.append(draw(st.sampled_from(MODES)))
-    return ":".join(words)
+            parts.append(draw(st.sampled_from(MODES)))
+    return ":".join(parts)
 
 
 @st.composite
@@ -192,6 +217,12 @@ def changes(draw: Callable[..., Any], plan: Plan) -> str:
     return f"{stage}={draw(st.sampled_from(FORMATS[:8]))}"
 
 
+def sites_of(plan: Plan, is_backward: bool) -> list[Site]:
+    """The events of a plan, forward and, if asked for, backward."""
+    own = [site for site in Site if absent(plan, site) is None]
+    return [site for site in own if is_backward or site.stage != "backward"]
+
+
 def accepted(plan: Plan, change: str) -> Plan | None:
     """The plan with a change, or None where it refuses that."""
     try:
@@ -205,72 +236,62 @@ def accepted(plan: Plan, change: str) -> Plan | None:
 @st.composite
 def plans(draw: Callable[..., Any]) -> str:
     """A preset and the changes that it accepts, in words."""
-    words = [draw(st.sampled_from(BASES))]
-    plan = Plan.preset(words[0])
+    told = [draw(st.sampled_from(BASES))]
+    plan = Plan.preset(told[0])
     for _ in range(draw(st.integers(0, 6))):
         change = draw(changes(plan))
         changed = accepted(plan, change)
         if changed is not None:
             plan = changed
-            words.append(change)
-    return " ".join(words)
+            told.append(change)
+    return " ".join(told)
 
 
-def plan_of(words: str, seed: int) -> Plan:
+def plan_of(text: str, seed: int) -> Plan:
     """The plan of a preset and changes in words."""
-    preset, *changes = words.split()
+    preset, *changes = text.split()
     return Plan.preset(preset).changed(*changes, seed=seed)
 
 
 @st.composite
-def relatives(draw: Callable[..., Any], words: str) -> str:
-    """Words of a plan that differs from another in formats and in modes that draw no random bits."""
-    plan = plan_of(words, 0)
-    taken = [
-        site for site in Site
-        if absent(plan, site) is None and plan.block(site) is None and plan[site].mode != "stochastic"
-    ]  # fmt: skip
+def relatives(draw: Callable[..., Any], like: str) -> str:
+    """Words of a plan that differs from another in formats and modes, none of them stochastic."""
+    plan = plan_of(like, 0)
+    single = [site for site in sites_of(plan, True) if plan.block(site) is None]
+    taken = [site for site in single if plan[site].mode != "stochastic"]
     for site in draw(st.lists(st.sampled_from(taken), max_size=4)):
         mode = draw(st.sampled_from([mode for mode in MODES if mode != "stochastic"]))
         change = f"{site}={draw(st.sampled_from(FORMATS))}:{mode}"
         changed = accepted(plan, change)
         if changed is not None:
             plan = changed
-            words = f"{words} {change}"
-    return words
+            like = f"{like} {change}"
+    return like
 
 
 @st.composite
-def selections(draw: Callable[..., Any]) -> str:
-    """Which entries an injection names; some calls lack them, and have to say so."""
-    name = draw(st.sampled_from(("rows", "columns", "features", "heads", "tiles", "batch")))
-    return f":{name}={draw(st.sampled_from(('0', '0:2', '1', '0,2', '0:3:2')))}"
+def selections(draw: Callable[..., Any], site: Site) -> str:
+    """Which entries an injection names; a few calls lack them, and have to say so."""
+    own = {Axes.TS: ("columns",), Axes.T: ()}.get(site.axes, ("features",))
+    names = ("rows", "heads", "batch", *own, *(() if site in ONCE else ("tiles",)))
+    chosen = draw(st.lists(st.sampled_from(names), max_size=2, unique=True))
+    entries = st.sampled_from(("0", "0", "0:1", "0", "0:2", "0", "1", "0,2", "0:3:2"))
+    return "".join(f":{name}={draw(entries)}" for name in chosen)
 
 
 @st.composite
 def injections(draw: Callable[..., Any], plan: Plan, is_backward: bool) -> str:
     """An injection in words, at an event of the plan."""
-    sites = [
-        site for site in Site
-        if absent(plan, site) is None and (is_backward or site.stage != "backward")
-    ]  # fmt: skip
-    error = draw(
-        st.sampled_from(
-            ("exact", "ulps=0.5", "ulps=-3", "bias=0.25", "bias=-1e30", "bias=1e-40", "set=0",
-             "set=-2", "set=0.5", "noise=1", "noise=0.5", "flip=0", "flip=2", "flip=5", "flip=15")
-        )
-    )  # fmt: skip
-    where = draw(st.lists(selections(), max_size=2))
-    return f"{draw(st.sampled_from(sites))}:{error}{''.join(where)}"
+    sites = sites_of(plan, is_backward)
+    error = draw(st.sampled_from(ERRORS))
+    site = draw(st.sampled_from(sites))
+    return f"{site}:{error}{draw(selections(site))}"
 
 
 @st.composite
 def records(draw: Callable[..., Any], plan: Plan, is_backward: bool) -> dict[str, Any]:
     """Arguments of `Record`."""
-    sites = [
-        str(site) for site in Site
-        if absent(plan, site) is None and (is_backward or site.stage != "backward")
-    ]  # fmt: skip
+    sites = [str(site) for site in sites_of(plan, is_backward)]
     sums = [str(site) for site in PRODUCTS if str(site) in sites] or ["S"]
     made: dict[str, Any] = {}
     for name, names in (("events", sites), ("ones", sites), ("steps", sums)):
@@ -294,11 +315,11 @@ def shapes(draw: Callable[..., Any]) -> tuple[int, ...]:
 def cases(draw: Callable[..., Any]) -> Case:
     """A case whose every part but plan, shape and seed may be left out."""
     shape = draw(shapes())
-    words: Any = draw(plans())
-    case: Case = {"plan": words, "shape": shape, "seed": draw(st.integers(0, 2**16))}
-    plan, is_many = plan_of(words, 0), shape[0] == 2 and draw(st.integers(0, 4)) == 4
+    text = draw(plans())
+    case: Case = {"plan": text, "shape": shape, "seed": draw(st.integers(0, 2**16))}
+    plan, is_many = plan_of(text, 0), shape[0] == 2 and draw(st.integers(0, 4)) == 4
     if is_many:
-        case["plan"] = [words, draw(relatives(words))]
+        case["plan"] = [text, draw(relatives(text))]
     _draw_arguments(draw, case, shape)
     if draw(st.integers(0, 3)) == 3:
         case["backward"] = False
@@ -314,6 +335,23 @@ def cases(draw: Callable[..., Any]) -> Case:
     if not is_many and draw(st.integers(0, 3)) == 3:
         case["attend"] = True
     return case
+
+
+@st.composite
+def judged_cases(draw: Callable[..., Any]) -> Case:
+    """A case that the judge covers: a preset that it knows, and other formats at its events."""
+    text = draw(st.sampled_from(list(ARITHMETICS)))
+    plan = Plan.preset(text)
+    for site in draw(st.lists(st.sampled_from(JUDGED_EVENTS), max_size=3, unique=True)):
+        change = f"{site}={draw(st.sampled_from(list(JUDGED_FORMATS)))}"
+        changed = accepted(plan, change)
+        if changed is not None:
+            plan, text = changed, f"{text} {change}"
+    case: Case = {"plan": text, "shape": draw(shapes()), "seed": draw(st.integers(0, 2**16))}
+    _draw_arguments(draw, case, case["shape"])
+    for name in ("softcap", "sinks"):
+        case.pop(name, None)
+    return case | {"record": None}
 
 
 def _draw_arguments(draw: Callable[..., Any], case: Case, shape: tuple[int, ...]) -> None:
@@ -335,7 +373,9 @@ def _draw_arguments(draw: Callable[..., Any], case: Case, shape: tuple[int, ...]
         case["scale"] = draw(st.sampled_from((1.0, 0.1, -0.7, 1e-3, 30.0, 1e-30)))
     if draw(st.integers(0, 3)) == 3:
         names = st.sampled_from(("bfloat16", "float64", "float16", "float32"))
-        case["dtypes"] = (draw(names),) * 4 if draw(st.booleans()) else draw(st.tuples(*[names] * 4))
+        case["dtypes"] = (
+            (draw(names),) * 4 if draw(st.booleans()) else draw(st.tuples(*[names] * 4))
+        )
 
 
 def tensors(case: Case, kind: str) -> list[np.ndarray]:
@@ -385,7 +425,7 @@ def sinks_of(case: Case) -> np.ndarray | None:
 def arguments(case: Case) -> dict[str, Any]:
     """What `attend` and `examine` are called with, but for tensors, records and engines."""
     several = isinstance(case["plan"], list)
-    made = [plan_of(words, case["seed"]) for words in (case["plan"] if several else [case["plan"]])]
+    made = [plan_of(x, case["seed"]) for x in (case["plan"] if several else [case["plan"]])]
     block_q, block_k = case.get("tiles", (128, 128))
     given = {name: case[name] for name in ("window", "softcap", "scale") if name in case}
     return given | {
