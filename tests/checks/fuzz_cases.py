@@ -38,7 +38,7 @@ from roundscope import PRESETS, PRODUCTS, Axes, Plan, Record, Site
 from roundscope.attention.places import absent
 from roundscope.attention.plans.plan import check_factors
 from roundscope.attention.plans.twins import TWINS
-from roundscope.attention.sites import ONCE
+from roundscope.attention.sites import BACKWARD, ONCE
 from tests.attention.judge import ARITHMETICS
 from tests.attention.judge import FORMATS as JUDGED_FORMATS
 
@@ -332,8 +332,9 @@ def cases(draw: Callable[..., Any]) -> Case:
         case["record"] = None  # a program that records takes five times as long to compile
     elif draw(st.booleans()):
         case["record"] = draw(records(plan, is_backward))
-    if not is_many and draw(st.integers(0, 3)) == 3:
-        case["attend"] = True
+    is_forward = all(Site[text.partition(":")[0]] not in BACKWARD for text in made)
+    if is_forward and not is_many and draw(st.integers(0, 3)) == 3:
+        case["attend"] = True  # which runs no backward, and refuses what touches one
     return case
 
 
