@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roundscope import examine
+from roundscope import Plan, examine
 from tests.checks import fuzz_engines
 from tests.checks.fuzz_engines import Difference, are_close, checked, fuzz, outcome
 
@@ -27,6 +27,13 @@ REPRODUCERS = [
 @pytest.mark.parametrize("case", REPRODUCERS, ids=lambda case: str(case["plan"]))
 def test_what_was_found_stays_repaired(case):
     checked(case)
+
+
+@pytest.mark.parametrize("how", ["lanes", "tile-lanes"])
+def test_lanes_of_a_softmax_of_whole_rows_are_refused(how):
+    """Found as an error inside: such a row has no lanes that are kept."""
+    with pytest.raises(ValueError, match=f"row_sum={how}.*use row_sum=plain"):
+        Plan.preset("fa2-bf16").changed(f"row_sum={how}", "unfused=true")
 
 
 @pytest.mark.parametrize("first", range(2))
