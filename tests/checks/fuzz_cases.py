@@ -23,7 +23,7 @@ What the engines cannot agree on by the documents is never drawn:
     engine="pallas"       needs a GPU; has tests of its own (tests/attention/engines/test_pallas.py)
     subnormal binary64    XLA on a CPU flushes it (docs/decisions.md, 2026-11-20, the carrier):
                           inputs of any type stay in the range of binary32; sinks that lie far
-                          above the scores, so that 1 / l may be e^-709, meet no plan that holds that
+                          above the scores, so that 1 / l may be e^-709, meet no plan that holds it
     lists of plans that differ in more than formats and modes, or with a bit that is flipped:
                           `examine` refuses them under XLA alone, and says so
 """
