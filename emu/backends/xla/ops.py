@@ -58,6 +58,11 @@ def opaque_zero(x: Array) -> Array:
     if not x.size:
         return jnp.zeros((), jnp.int64)
     flat = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}").reshape(-1)
+    if (
+        x.size == 1
+    ):  # which is its own maximum, as compilers see: instead whether a square leaves 2 when it is divided by 3
+        word = flat[0].astype(jnp.int64) & 0xFFFF
+        return (word * word % 3 == 2).astype(jnp.int64)
     return (jnp.max(flat) < flat[0]).astype(jnp.int64)
 
 
