@@ -78,6 +78,10 @@ def layer(s: Summary) -> dict[str, Any]:
             k: _plain(v) | {"leans": abs(v.z) > s.away_limit} for k, v in s.away.items()
         },
         "against": s.compared,
+        "gain": {
+            n: {"mean": g.mean, "standard_error": g.se, "limit": g.limit, "biased": g.is_biased}
+            for n, g in s.gains.items()
+        },
         "delta": None if s.drift is None else _drift(s),
         "several_ones": {
             "rows": some,
