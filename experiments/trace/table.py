@@ -135,7 +135,7 @@ RESULT_HEADS = (
 
 def results(s: Summary) -> list[tuple[str, ...]]:
     """Return a line for each result: how far it is from the one compared with, and its gain."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for name, d in s.compared.items():
         gain, mark = "", ""
         if g := s.gains.get(name):
