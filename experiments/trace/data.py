@@ -68,6 +68,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "name": seen.layer.name,
         "sentence": sentence(s),
         "shape": shape(seen),
+        "notes": list(seen.layer.notes),
         "scale": seen.scale,
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,

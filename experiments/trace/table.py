@@ -168,12 +168,12 @@ def _results_table(s: Summary) -> Any:
 
 
 def sizes(s: Summary) -> str:
-    """Return the sizes of the layer's axes in words, so that a wrong layout shows."""
+    """Return the sizes of the layer's axes, so that a wrong layout shows, and notes on its file."""
     (b, t, n, h), (_, keys, g, hv) = s.seen.layer.q.shape, s.seen.layer.v.shape
     heads = f"{n} heads" if g == n else f"{n} heads over {g} key heads"
     tokens = f"{t} tokens" if keys == t else f"{t} queries, {keys} keys"
     features = f"{h} features" if h == hv else f"{h} features, {hv} of v"
-    return f"batch {b}, {heads}, {tokens}, {features}"
+    return "; ".join((f"batch {b}, {heads}, {tokens}, {features}", *s.seen.layer.notes))
 
 
 def show(s: Summary, console: Any) -> None:
