@@ -5,7 +5,6 @@ from typing import Any
 from roundscope.emu.explain.addition import Addition, add
 from roundscope.emu.explain.one_rounding import Explanation, explain
 from roundscope.emu.rounding.modes import rounding
-from roundscope.experiments.look.formats import check_plain
 from roundscope.experiments.report.terminal import plain, print_json
 
 
@@ -22,7 +21,6 @@ def run(
     """Explain VALUE, or VALUE + plus, rounded to a format. Raises ValueError for what is
     misspelt.
     """
-    check_plain("--to", to)
     r = rounding(to, mode, overflow=overflow, seed=seed)
     addition = add(value, plus, r.format) if plus is not None else None
     e = explain(addition.total if addition else value, r)

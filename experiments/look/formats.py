@@ -5,7 +5,6 @@ from typing import Any
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format, format_named
-from roundscope.experiments.errors import bad
 from roundscope.experiments.report.terminal import console, print_json
 
 LEGEND = (
@@ -38,25 +37,11 @@ def show(names: Iterable[str] = (), as_json: bool = False) -> None:
 
     Raises ValueError for an unknown name, and for that of a block format.
     """
-    for name in names:
-        check_plain("FORMAT", name)
     rows = [row(format_named(name)) for name in names or NAMED]
     if as_json:
         print_json(rows)
     else:
         _print(rows, blocks=not names)
-
-
-def check_plain(argument: str, name: str) -> None:
-    """Raises UsageError for the name of a block format, which rounds no number alone."""
-    if name in BLOCK_NAMED:
-        element = BLOCK_NAMED[name].element.format.name
-        shown = "" if element not in NAMED else f"; its elements are {element}"
-        raise bad(
-            argument,
-            name,
-            f"a block format, whose numbers share a scale{shown}; emu.round_blocks rounds an array",
-        )
 
 
 def _block_words(f: BlockFormat) -> str:

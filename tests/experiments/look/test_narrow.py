@@ -2,9 +2,11 @@
 
 import sys
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from roundscope import emu
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.experiments.bench import command as bench
 from roundscope.experiments.bench.round import Row
@@ -70,3 +72,10 @@ def test_formats_lists_the_block_formats(roundscope):
     out = roundscope("formats")[1]
     assert all(any(line.split()[:1] == [n] for line in out.splitlines()) for n in BLOCK_NAMED)
     assert "a scale in e8m0fnu for 32 numbers" in out
+
+
+@pytest.mark.parametrize("name", BLOCK_NAMED)
+def test_python_names_the_function_that_rounds_in_blocks(name):
+    """A block format that is unknown to `emu.round_to`, with fp64 as the nearest name."""
+    with pytest.raises(ValueError, match=f"'{name}': a block format of .* emu.round_blocks"):
+        emu.round_to(np.ones(2), name)
