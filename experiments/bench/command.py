@@ -46,6 +46,8 @@ def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
         )
     if out is not None and out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # which may fail, and better before minutes of work
     if what in told:
         told[what](as_json)
     else:

@@ -102,8 +102,8 @@ def _layout(given: str | None, file: TensorFile) -> str:
         raise bad(
             "layout",
             None,
-            "the file's metadata has none; give --layout BNTH (batch, heads, tokens, features) or"
-            " --layout BTNH",
+            "the file's metadata (of npz: an entry 'layout') has none; give --layout BNTH (batch,"
+            " heads, tokens, features) or --layout BTNH",
         )
     if layout.upper() not in LAYOUTS:
         raise bad("layout", layout, "use BNTH (heads, tokens) or BTNH (tokens, heads)")

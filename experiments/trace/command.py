@@ -1,6 +1,7 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
 import json as json_text
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,9 +51,13 @@ def run(
     digest = request_digest(asked, path, layer, layout)
     folder = out if out is not None else folder_for(path, asked, digest)
     _make(folder)
-    with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        summaries = [_traced(each, asked, progress) for each in layers]
-        data = _written(summaries, asked, path, folder, digest, progress)
+    try:
+        with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            summaries = [_traced(each, asked, progress) for each in layers]
+            data = _written(summaries, asked, path, folder, digest, progress)
+    except KeyboardInterrupt:
+        print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
+        raise SystemExit(130) from None
     if as_json:
         print_json(data)
     else:

@@ -186,7 +186,7 @@ def _chain(s: Summary) -> str:
         size = f"{largest.mean:+.1g} ± {largest.se:.1g} ulp away from zero"
         most = "at most " if len(quiet) > 1 else ""
         parts.append(
-            f"{rounding} at {_and(quiet)} {own} {verb} not lean, neither up or down nor away from"
+            f"{rounding} at {_and(quiet)} {own} {verb} not lean, neither up nor down nor away from"
             f" zero ({most}{size})."
         )
     return " ".join(parts)

@@ -29,9 +29,10 @@ RULES = (
     " were a win as likely as a loss, is at most 0.05, one-sided; contradicts if that of the losses"
     " is, or, of a format that should diverge, if no run did and fewer than half would, by the"
     " interval of their share; else it is undecided, with too few seeds or because nothing is"
-    " there. Shares have 95 % Clopper-Pearson intervals. A setting's limit is the lowest of its rates at which a seed"
-    " diverged, and counts as moved from 5 % on; ratios of limits pair seeds, and seeds that no"
-    " rate felled, or all did, say nothing. Intervals are not widened for the number of claims."
+    " there. Shares have 95 % Clopper-Pearson intervals. A setting's limit is the lowest of its"
+    " rates at which a seed diverged, and counts as moved from 5 % on; ratios of limits pair seeds,"
+    " and seeds that no rate felled, or all did, say nothing. Intervals are not widened for the"
+    " number of claims."
 )
 
 

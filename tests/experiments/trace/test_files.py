@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.experiments.trace.inputs import change
+from roundscope.experiments.tensors.layers import read_layers
+from roundscope.experiments.trace import command
+from tests.experiments.trace.inputs import change, tensors
 
 
 def test_tensors_that_nobody_reads_are_named(run, small, tmp_path):
@@ -57,3 +61,34 @@ def test_a_folder_that_cannot_be_made(run, small, tmp_path):
 
 def test_an_unknown_engine_names_its_option(run, small):
     assert "--engine 'cuda': unknown engine 'cuda'" in run(small(), "--engine", "cuda")[2]
+
+
+def test_the_readme_saves_transposed_tensors_as_they_are(tmp_path, monkeypatch):
+    """The memory of a transpose, which `save_file` writes as if it had not been turned."""
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "save_file" in c)
+    made = tensors(b=1, t=3, s=3, n=2, g=2, h=4, hv=4)
+    turned = {name[2:]: x.transpose(0, 2, 1, 3) for name, x in made.items()}
+    monkeypatch.chdir(tmp_path)
+    exec(code, dict(turned))
+    (layer,) = read_layers(tmp_path / "qkv.safetensors")
+    assert all(np.array_equal(getattr(layer, n), made[f"a.{n}"]) for n in turned)
+
+
+def test_an_interrupted_trace_says_so(run, small, tmp_path, monkeypatch):
+    """An exit code alone, and a folder that may look complete."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "observe", interrupted)
+    code, out, err = run(small(), "--out", tmp_path / "x")
+    assert (code, out) == (130, "") and err == (
+        f"roundscope: interrupted; {tmp_path / 'x'} is not complete\n"
+    )
+
+
+def test_help_has_the_units_of_an_injection_and_where_npz_keeps_the_layout(run):
+    out = " ".join(run("--help")[1].split())
+    for words in ("bias=X (in value, not in ulps)", "noise=ULPS", "layout and scale are metadata"):
+        assert words in out
