@@ -99,7 +99,10 @@ def _scaled(
 
 
 def base2_scale(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
-    """What the scores are multiplied with: scale, or c = binary32(scale log2 e). An array where plans are data."""
+    """Return the factor of the scores: scale, or c = binary32(scale log2 e).
+
+    It is an array where plans are data.
+    """
     if plan.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM):
         return scale
     if isinstance(scale, (int, float)):

@@ -233,12 +233,20 @@ def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
 def format_named(name: str) -> Format:
     """The format of that name: one of `NAMED`, or any e<x>m<y>.
 
-    Raises ValueError with the nearest name.
+    Raises ValueError with the nearest name, or with what a block format is.
     """
     if name in NAMED:
         return NAMED[name]
     if match := _IEEE_LIKE.fullmatch(name):
         return ieee_like(int(match[1]), int(match[2]))
+    from roundscope.emu.blocks.format import BLOCK_NAMED  # which imports this file
+
+    if name in BLOCK_NAMED:
+        element = BLOCK_NAMED[name].element.format.name
+        raise ValueError(
+            f"format '{name}': a block format of {element} numbers that share a scale;"
+            " emu.round_blocks rounds an array to it"
+        )
     raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10"))
 
 

@@ -58,9 +58,8 @@ def opaque_zero(x: Array) -> Array:
     if not x.size:
         return jnp.zeros((), jnp.int64)
     flat = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}").reshape(-1)
-    if (
-        x.size == 1
-    ):  # which is its own maximum, as compilers see: instead whether a square leaves 2 when it is divided by 3
+    if x.size == 1:
+        # compilers see that one number is its own maximum; but no square leaves 2 modulo 3
         word = flat[0].astype(jnp.int64) & 0xFFFF
         return (word * word % 3 == 2).astype(jnp.int64)
     return (jnp.max(flat) < flat[0]).astype(jnp.int64)
