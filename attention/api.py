@@ -445,10 +445,9 @@ def _engine(name: Engine) -> Any:
 
 
 def _check_delta_error(error: Any, setup: Setup, engine: Engine, q: Any, v: Any) -> None:
-    if engine != "xla" or setup.record is not None:
+    if engine != "xla":
         raise ValueError(
-            "delta_error: an error as data needs engine='xla' without a record; to trace one,"
-            " inject at OD"
+            "delta_error: an error as data needs engine='xla'; to trace an error, inject at OD"
         )
     if setup.plan.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O):
         raise ValueError(
