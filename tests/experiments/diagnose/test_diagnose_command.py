@@ -30,8 +30,8 @@ def saved(path, x, without=()):
 
 
 def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
-    """Catches steps out of order, a picture without its sentence, and a verdict without evidence or
-    limits.
+    """Catches steps out of order or missing without a word, a picture without its sentence, a
+    verdict without evidence or limits, and words that are explained nowhere.
     """
     file = saved(tmp_path / "biased.safetensors", layer("repeated-maximum", t=128))
     code, out, err = run(file, "--out", tmp_path / "out")
@@ -45,6 +45,10 @@ def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
         "6. Repair",
         "Verdict: the chain",
     ]
+    # why the first step is the third, and what the words mean
+    assert page.index("steps 1 and 2 replay a training run") < page.index("<h2>3. ")
+    for name in ("atom", "carrier", "coherence, A", "sticky", "production order", "sham"):
+        assert f"<b>{name}</b>" in page
     assert (
         page.count("data:image/png") == 7
         and "<script" not in page

@@ -242,6 +242,14 @@ def test_more_steps_with_the_old_schedule_are_said(tmp_path, capsys):
     assert train(capsys, "--resume", tmp_path / "run", "monitor_every=2")[1] == ""
 
 
+def test_a_step_to_go_on_from_without_a_folder_says_the_whole_command(whole, capsys):
+    """An error that says what a run keeps, and not which words start a branch."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--resume", str(whole), "--from", "0"])
+    said = capsys.readouterr().err
+    assert f"--resume {whole} --from 0 --out NEW; to go on in place leave --from out" in said
+
+
 def test_alarms_point_to_the_diagnosis(whole, tmp_path, capsys):
     """A run that ends with an alarm and leaves its user there; a drift that no alarm tells of, or
     that cannot be switched off.

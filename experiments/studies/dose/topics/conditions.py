@@ -32,10 +32,11 @@ FASTER = "three times the rate"
 CAPTION = "A dot for each seed at the step where it diverged; hollow at the end: it did not."
 NOTES = (
     "Attention as the preset qiu-yao has it (all its BF16 events) with the device's own sums, one"
-    " tile; linear layers read BF16 operands. The exact arm of each seed has FP32 attention and is"
-    " otherwise the same, its condition included. At p bits: all BF16 events of the preset round to"
-    " p significand bits with BF16's exponents. Rows with several P = 1: scores as the plan rounds"
-    " them within 1.955e-3 of the row's largest, every 100 steps in one sequence, before the run"
+    " tile; linear layers read BF16 operands (matmul=bf16 in every arm). The exact arm of each seed"
+    " has FP32 attention and is otherwise the same, its condition included. At p bits: all BF16"
+    " events of the preset round to p significand bits with BF16's exponents. Rows with several"
+    " P = 1: scores as the plan rounds them within 1.955e-3 of the row's largest, every 100 steps"
+    " in one sequence, before the run"
     " diverges; at FP32 the same window."
 )
 
