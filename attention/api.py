@@ -153,8 +153,10 @@ def attend(
         The output (B, T, N, Hv), of JAX where the engine is. It is float64 where an input is, else
         float32; but where q, k and v have one 16-bit type (bfloat16 or float16) that holds every
         number of the plan's OUT event, and nothing is injected there, it has that type. Either way
-        no bit is lost. For float32 from 16-bit tensors, pass q.astype("float32"). Under `jax.vmap`
-        all mapped entries draw the same random bits; entries of the batch axis draw their own.
+        no bit is lost. For float32 from 16-bit tensors, pass q.astype("float32"). A plan with a
+        fixed seed draws the same random bits at every call; entries of the batch axis draw their
+        own, entries mapped by `jax.vmap` the same. Forward-mode derivatives (`jax.jvp`) are not
+        supported.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -57,6 +57,11 @@ def check_floats(name: str, x: Any) -> None:
             f"{name}: a {type(x).__name__}, must be an array of floats; numpy.asarray(x, 'float32')"
             " makes one"
         )
+    if type(x).__module__.partition(".")[0] == "torch":
+        raise TypeError(
+            f"{name}: a PyTorch tensor, must be an array of NumPy or JAX; {name}.detach().float()"
+            ".cpu().numpy() makes one, exactly"
+        )
     if "float" not in str(x.dtype) or x.dtype.itemsize > WIDEST:
         raise TypeError(
             f"{name}: dtype {x.dtype}, must be a float of at most 64 bits; convert it with"

@@ -337,6 +337,13 @@ def test_16_bits_of_two_kinds_leave_as_float32():
     assert attend(q, k, v, **OPTIONS).dtype == np.float32
 
 
+def test_a_torch_tensor_is_no_array():
+    """PyTorch's own words, deep in the call, of a type that NumPy does not know."""
+    tensor = type("Tensor", (), {"shape": Q.shape, "dtype": "torch.bfloat16"})
+    tensor.__module__ = "torch"
+    refused(r"q: a PyTorch tensor, .*q\.detach\(\)\.float\(\)", error=TypeError, q=tensor())
+
+
 def test_a_list_is_no_array():
     refused("q: a list, must be an array", error=TypeError, q=Q.tolist())
     refused("do: a float, must be an array", error=TypeError, do=1.0)

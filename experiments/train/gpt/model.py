@@ -187,7 +187,7 @@ def attended(
     """
     if plans is None:
         return _jax_attention(q, k, v, config)
-    out: Array = attend(
+    out: Any = attend(
         q,
         k,
         v,
