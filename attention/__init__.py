@@ -5,7 +5,7 @@ injections, traces.
 from roundscope.attention.api import Examined, attend, examine
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
-from roundscope.attention.plans.choices import DeltaFrom, Stabiliser
+from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.rotation import rotated
@@ -29,6 +29,7 @@ __all__ = [
     "SetTo",
     "Site",
     "Stabiliser",
+    "Stabilizer",
     "Trace",
     "attend",
     "examine",

@@ -42,8 +42,9 @@ from roundscope.attention.places import (
     check_place,
     check_record,
 )
+from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.choices import DeltaFrom
-from roundscope.attention.plans.plan import Plan, check_factors
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.blocks import check_blocks
 from roundscope.attention.tiles.loops import Setup

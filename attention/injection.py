@@ -1,23 +1,42 @@
-"""`Injection`: a controlled error at chosen entries of one site."""
+"""`Injection`: a controlled error at chosen entries of one site, and the kinds of errors.
+
+The kinds are `AddUlps`, `Bias`, `Noise`, `SetTo`, `FlipBit` and `Exact`; `What` is their union.
+"""
 
 import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import SupportsIndex, TypeGuard
 
 from roundscope.attention.sites import Axes, Site, site_named
 
 Where = int | range | tuple[int, ...] | None
+"""A selection of indices, counted from 0; None selects all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddUlps:
-    """Adds `ulps` units in the last place of the site's format; the result may lie between its
-    numbers.
+    """An error that adds units in the last place of the number after rounding.
 
-    Raises unless they are finite.
+    The result may lie between the numbers of the site's format.
+
+    Args:
+        ulps: How many units are added, a finite number. The unit is the spacing of the site's
+            format at the number; in a block, that of its element times the scale.
+
+    Raises:
+        TypeError: `ulps` is no number.
+        ValueError: `ulps` is infinite or NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import AddUlps, Injection, attend
+        >>> x = np.ones((1, 2, 1, 4), np.float32)
+        >>> error = Injection(site="OUT", what=AddUlps(ulps=0.5), rows=1)
+        >>> attend(x, x, x, plan="fa2-bf16", inject=error)[0, :, 0, 0].tolist()
+        [1.0, 1.00390625]
     """
 
     ulps: float
@@ -28,7 +47,23 @@ class AddUlps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
-    """Adds a constant. Raises unless it is finite."""
+    """An error that adds a constant to the number after rounding.
+
+    Args:
+        value: The constant, a finite number.
+
+    Raises:
+        TypeError: `value` is no number.
+        ValueError: `value` is infinite or NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import Bias, Injection, attend
+        >>> x = np.ones((1, 2, 1, 4), np.float32)
+        >>> error = Injection(site="OUT", what=Bias(value=0.25), rows=1)
+        >>> attend(x, x, x, plan="fa2-bf16", inject=error)[0, :, 0, 0].tolist()
+        [1.0, 1.25]
+    """
 
     value: float
 
@@ -38,7 +73,24 @@ class Bias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlipBit:
-    """Flips one bit of the number's code in the site's format; bit 0 is the last fraction bit."""
+    """An error that flips one bit of the number's code in the site's format.
+
+    Args:
+        bit: Number of the bit, 0 or more; bit 0 is the last fraction bit, and the highest bit is
+            the sign. A call refuses a bit that the format does not have, and a site in binary64.
+
+    Raises:
+        TypeError: `bit` is no whole number.
+        ValueError: `bit` is negative.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import FlipBit, Injection, attend
+        >>> x = np.ones((1, 2, 1, 4), np.float32)
+        >>> error = Injection(site="OUT", what=FlipBit(bit=15), rows=1)
+        >>> attend(x, x, x, plan="fa2-bf16", inject=error)[0, :, 0, 0].tolist()
+        [1.0, -1.0]
+    """
 
     bit: int
 
@@ -48,7 +100,22 @@ class FlipBit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTo:
-    """Replaces the number by a value, which may be NaN or infinite: the only amount that may."""
+    """An error that replaces the number by a value.
+
+    Args:
+        value: The value. It alone among the amounts of errors may be NaN or infinite.
+
+    Raises:
+        TypeError: `value` is no number.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import Injection, SetTo, attend
+        >>> x = np.ones((1, 2, 1, 4), np.float32)
+        >>> error = Injection(site="OUT", what=SetTo(value=3.0), rows=1)
+        >>> attend(x, x, x, plan="fa2-bf16", inject=error)[0, :, 0, 0].tolist()
+        [1.0, 3.0]
+    """
 
     value: float
 
@@ -58,14 +125,44 @@ class SetTo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """Replaces the number by what it was before rounding; a sum of products by its binary64 sum."""
+    """The opposite of an error: the number is replaced by what it was before rounding.
+
+    For a sum of products that is the sum in binary64, so the rounding of its steps is undone too.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import Exact, Injection, Plan, attend
+        >>> x = np.full((1, 2, 1, 4), 1.001, np.float32)
+        >>> plan = Plan.preset("fp32").at("V", "bf16")  # no BF16 number is nearer to 1.001 than 1
+        >>> float(attend(x, x, x, plan=plan).max())
+        1.0
+        >>> out = attend(x, x, x, plan=plan, inject=Injection(site="V", what=Exact()))
+        >>> bool((out == x).all())
+        True
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Adds or subtracts `ulps` by a fair coin: zero mean, the same root mean square as AddUlps.
+    """An error that adds or subtracts units in the last place by a fair coin for each number.
 
-    Raises unless they are finite.
+    Its mean is zero, and its root mean square is that of `AddUlps` with the same `ulps`.
+
+    Args:
+        ulps: How many units, a finite number.
+        seed: Of the coins, a whole number from 0 to 2^32 - 1.
+
+    Raises:
+        TypeError: `ulps` is no number, or `seed` no whole number.
+        ValueError: `ulps` is infinite or NaN, or `seed` is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import Injection, Noise, attend
+        >>> x = np.ones((1, 16, 1, 4), np.float32)
+        >>> error = Injection(site="OUT", what=Noise(ulps=1.0, seed=3))
+        >>> np.unique(attend(x, x, x, plan="fa2-bf16", inject=error)).tolist()
+        [0.9921875, 1.0078125]
     """
 
     ulps: float
@@ -85,19 +182,33 @@ What = AddUlps | Bias | FlipBit | SetTo | Exact | Noise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """An error at one site, at the entries that every given selection names.
+    """An error at one site, at the entries that all of its selections name.
 
-    site      the event, or its name
-    what      AddUlps, Bias, FlipBit, SetTo, Exact or Noise
-    batch, heads   of the attention call
-    rows      queries (for DV, DK and inputs K, V: keys)
-    columns   keys, of events that have one entry per score
-    features  of events that have one entry per feature
-    tiles     key tiles (for DV and DK: query tiles) at which a repeated event is hit
+    Each selection is an int, a range, a slice with a stop, an iterable of ints, or None (default),
+    which names all. Indices count from 0. `attend` and `examine` refuse entries that the call does
+    not have, sites that the plan never reaches, and a bit that the site's format does not have.
 
-    A selection is an int, a range, a tuple of ints, or None for all. Raises ValueError for an empty
-    selection and for one that the site's events do not have. `attend` and `examine` refuse entries
-    that a call does not have, and a bit that the site's format does not have.
+    Args:
+        site: The event, or its name in any case.
+        what: The error: `AddUlps`, `Bias`, `FlipBit`, `SetTo`, `Exact` or `Noise`.
+        batch: Entries of the batch axis.
+        heads: Query heads; for events of key heads (such as K, V, DK_OUT, DV_OUT) key heads.
+        rows: Queries; for events with a row per key (such as K, V, DK, DV) keys.
+        columns: Keys, for events that have one entry per score.
+        features: Features, for events that have one entry per feature.
+        tiles: Key tiles (for DV and DK query tiles) at which a repeated event is hit.
+
+    Raises:
+        TypeError: `what` is none of these errors.
+        ValueError: The site is unknown; or a selection is empty, has a negative index, is no
+            selection, or is one that events of the site do not have.
+
+    Example:
+        >>> from roundscope.attention import AddUlps, Injection
+        >>> Injection(site="O", what=AddUlps(ulps=0.5), rows=range(64), heads=3).heads
+        (3,)
+        >>> Injection.parse("O:ulps=0.5:rows=0:64:heads=3").rows
+        range(0, 64)
     """
 
     site: Site
@@ -111,11 +222,20 @@ class Injection:
 
     @staticmethod
     def parse(text: str, *, seed: int = 0) -> "Injection":
-        """An injection in the words of the command line, SITE:WHAT[:WHERE]... (docs/grammar.md).
+        """Return an injection from the words of the command line (docs/grammar.md).
 
-            Injection.parse("O:ulps=0.5:rows=0:64:heads=1,3")
+        Args:
+            text: SITE:WHAT[:WHERE]..., such as "O:ulps=0.5:rows=0:64:heads=1,3".
+            seed: Of noise, from 0 to 2^32 - 1.
 
-        seed  of noise. Raises ValueError naming the word and the repair.
+        Raises:
+            ValueError: A word is unknown; the message names it and the repair.
+            TypeError: `text` is no text.
+
+        Example:
+            >>> from roundscope.attention import Injection
+            >>> Injection.parse("P:flip=3:rows=5,9").what
+            FlipBit(bit=3)
         """
         from roundscope.attention.grammar.injections import injection_of
 
@@ -143,7 +263,8 @@ class Injection:
             )
 
 
-def _selection(name: str, where: Any) -> Where:
+def _selection(name: str, where: object) -> range | tuple[int, ...] | None:
+    """Return a selection as a range or a tuple; it must name something, from 0 on."""
     chosen = _as_where(name, where)
     if chosen is not None and not chosen:
         raise ValueError(
@@ -154,7 +275,8 @@ def _selection(name: str, where: Any) -> Where:
     return chosen
 
 
-def _as_where(name: str, where: Any) -> range | tuple[int, ...] | None:
+def _as_where(name: str, where: object) -> range | tuple[int, ...] | None:
+    """Return a selection as a range or a tuple. Raises ValueError for what is no selection."""
     if where is None or isinstance(where, range):
         return where
     if _is_index(where):
@@ -176,16 +298,19 @@ def _as_where(name: str, where: Any) -> range | tuple[int, ...] | None:
     raise ValueError(f"{name}={where!r}: give an int, a range, a tuple of ints, or None for all")
 
 
-def _is_index(x: Any) -> bool:
+def _is_index(x: object) -> TypeGuard[SupportsIndex]:
+    """Return whether x is a whole number, of Python or of NumPy."""
     return isinstance(x, Integral) and not isinstance(x, bool)
 
 
-def _number(name: str, x: Any) -> None:
+def _number(name: str, x: object) -> None:
+    """Raise TypeError for what is no real number."""
     if not isinstance(x, Real) or isinstance(x, bool):
         raise TypeError(f"{name}={x!r}: give a number, such as 0.5")
 
 
-def _finite(name: str, x: Any) -> None:
+def _finite(name: str, x: float) -> None:
+    """Raise TypeError for what is no real number, and ValueError for an infinity or NaN."""
     _number(name, x)
     if not math.isfinite(x):
         raise ValueError(
@@ -194,7 +319,8 @@ def _finite(name: str, x: Any) -> None:
         )
 
 
-def _whole(name: str, x: Any, hint: str) -> None:
+def _whole(name: str, x: int, hint: str) -> None:
+    """Raise TypeError for what is no whole number, and ValueError for a negative one."""
     if not _is_index(x):
         raise TypeError(f"{name}={x!r}: give a whole number from 0 on; {hint}")
     if x < 0:

@@ -1,9 +1,11 @@
-"""Which events a call of attention has: the checks of injections and records, so that none silently
-does nothing.
+"""Which events a plan and a call have, and the checks of injections and records against them.
+
+An injection at an event that never happens, or a record that stays empty, would look like a result.
+So both are refused, with a message that says why the event does not happen and what to use instead.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
@@ -37,7 +39,15 @@ from roundscope.emu.sums.accumulator import Order
 
 
 class Sizes(NamedTuple):
-    """Of a call: entries along each axis, features of q and of v, and rows of a tile."""
+    """The sizes of a call.
+
+    Args:
+        batch: Entries of the batch axis.
+        queries, keys: Rows of q, and rows of k and v.
+        heads, key_heads: Heads of q, and heads of k and v.
+        features, value_features: Features of q and k, and features of v.
+        block_q, block_k: Rows of a query tile and of a key tile.
+    """
 
     batch: int
     queries: int
@@ -51,7 +61,7 @@ class Sizes(NamedTuple):
 
 
 def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
-    """(why a plan never reaches a site, which sites to use instead), or None if it does."""
+    """Return why a plan never reaches a site and which sites to use instead, or None if it does."""
     if site is Site.PV and plan.pv_into_o:
         return f"{plan.name} accumulates P V into O, so PV never rounds alone", "O"
     if (
@@ -71,7 +81,8 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     return None
 
 
-OF_START = (Sinks.FIRST, Sinks.KEY)  # ways of a sink with which m begins
+OF_START = (Sinks.FIRST, Sinks.KEY)  # the ways of a sink in which m begins at the sink
+# events that happen once in every split of the keys
 OF_SPLITS = (
     Site.LANES,
     Site.INV,
@@ -80,7 +91,8 @@ OF_SPLITS = (
     Site.LSE,
     Site.SW,
     Site.SO,
-)  # which every split has
+)
+# for each event that only some kernels have, the one to use in other plans
 INSTEAD = {
     Site.LS: "SCALED",
     Site.CM: "M",
@@ -137,7 +149,7 @@ INSTEAD = {
 
 
 def _of_kernel(plan: Plan) -> dict[Site, bool]:
-    """Which of the events that only some kernels have a plan has."""
+    """Return, for each event that only some kernels have, whether the plan has it."""
     again = plan.exponent_again is BackwardExponent.FORWARD and not plan.saved_p
     by_result = plan.gradient_scale is ScaleOfGradient.RESULT
     softmax, quotient = (
@@ -198,32 +210,32 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
 
 
 def _without(plan: Plan) -> dict[Site, str]:
-    """Events that a plan lacks because its kernel does the step otherwise, and what to use
-    instead.
+    """Return the events that a plan lacks because its kernel computes the step in another way, each
+    with the events to use instead.
     """
-    found = {}
+    instead = {}
     if plan.row_sum in (RowSum.LANES, RowSum.EIGHTS):
-        found[Site.ROWSUM] = "L"
+        instead[Site.ROWSUM] = "L"
     if plan.exponent_again is BackwardExponent.AFTER:
-        found[Site.SCALED_B] = "X_B"
+        instead[Site.SCALED_B] = "X_B"
     if plan.scaled_keys:
-        found[Site.SCALED_B] = "KC or S_B"
+        instead[Site.SCALED_B] = "KC or S_B"
     if plan.score_gradient is ScoreGradient.SOFTMAX:
-        found[Site.DPD] = "DS"
+        instead[Site.DPD] = "DS"
     if plan.saved_p:
-        found |= dict.fromkeys((Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B), "S, X or EXP")
-        found |= dict.fromkeys((Site.SS_B, Site.CAP_B, Site.TANH_B), "SS, CAP or TANH")
-    return found
+        instead |= dict.fromkeys((Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B), "S, X or EXP")
+        instead |= dict.fromkeys((Site.SS_B, Site.CAP_B, Site.TANH_B), "SS, CAP or TANH")
+    return instead
 
 
 def occurs(plan: Plan, site: Site) -> None:
-    """Raises ValueError if the plan never reaches the site."""
+    """Raise ValueError if the plan never reaches the site."""
     if missing := absent(plan, site):
         raise ValueError("{}; use {}".format(*missing))
 
 
 def check_injection(injection: Injection, plan: Plan) -> None:
-    """Raises ValueError for an injection at an event that the plan does not have, or of a bit that
+    """Raise ValueError for an injection at an event that the plan does not have, or of a bit that
     the event's format does not have.
     """
     site, f = injection.site, plan[injection.site].format
@@ -242,7 +254,7 @@ def check_injection(injection: Injection, plan: Plan) -> None:
 
 
 def check_forward(inject: Iterable[Injection]) -> None:
-    """Raises ValueError for an injection at an event of the backward, of a call that has none."""
+    """Raise ValueError for an injection at an event of the backward, in a call that has none."""
     for site in (i.site for i in inject):
         if site in BACKWARD:
             raise ValueError(
@@ -252,11 +264,15 @@ def check_forward(inject: Iterable[Injection]) -> None:
 
 
 def check_place(injection: Injection, sizes: Sizes, owner: str = "the call") -> None:
-    """Raises ValueError, "SITE:selection=N: `owner` has ...", for an injection at entries that are
-    not there.
+    """Raise ValueError for an injection that selects entries which are not there.
+
+    Args:
+        injection: The injection.
+        sizes: The sizes of the call.
+        owner: What has these sizes, for the message "SITE:selection=N: OWNER has ...".
     """
     for name, limit in limits(injection.site, sizes).items():
-        where: Any = getattr(injection, name)
+        where: range | tuple[int, ...] | None = getattr(injection, name)
         if where is not None and max(where) >= limit:
             raise ValueError(
                 f"{injection.site}:{name}={max(where)}: {owner} has {limit}, numbered from 0 to"
@@ -265,7 +281,9 @@ def check_place(injection: Injection, sizes: Sizes, owner: str = "the call") -> 
 
 
 def limits(site: Site, sizes: Sizes) -> dict[str, int]:
-    """How many there are of what each selection of an `Injection` at the site counts."""
+    """Return how many entries each selection of an `Injection` at a site can choose from, by the
+    name of the selection.
+    """
     of_keys = site.axes is Axes.SH
     walked, block = (sizes.queries, sizes.block_q) if of_keys else (sizes.keys, sizes.block_k)
     return {
@@ -279,18 +297,19 @@ def limits(site: Site, sizes: Sizes) -> dict[str, int]:
 
 
 def in_traces(plan: Plan, site: Site) -> bool:
-    """Whether a trace speaks of a site; of rescaling always, though it may have had nothing to
-    rescale.
+    """Return whether a trace of the plan has an entry for a site.
+
+    Sites that rescale have one always, though a call of one key tile has nothing to rescale.
     """
     rescales = site in RESCALES and site not in OF_KERNELS
     return rescales or absent(plan, site) is None
 
 
 def check_record(record: Record, plan: Plan) -> None:
-    """Raises ValueError for a record that would stay empty: of events, or of additions, of which
-    the plan has none.
+    """Raise ValueError for a record that would stay empty, since the plan has none of its events or
+    additions.
 
-    A record of all sites, or of all sums, is of those that the plan has.
+    A record of all sites, or of all sums, is one of those that the plan has.
     """
     for name in ("events", "ones"):
         sites = getattr(record, name)
@@ -306,8 +325,7 @@ def check_record(record: Record, plan: Plan) -> None:
             " is there without being asked"
         )
     if record.steps and all(plan.accumulator(site).order is Order.NATIVE for site in record.steps):
-        told = (
+        raise ValueError(
             f"record: steps={record.steps[0]}: {plan.name} adds {record.steps[0]} up natively, in"
-            " steps that nobody sees"
+            " steps that nobody sees; give it another accumulator"
         )
-        raise ValueError(f"{told}; give it another accumulator")

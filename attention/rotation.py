@@ -1,34 +1,52 @@
-"""The random Hadamard rotation of Q and K: `rotated`.
+"""The random Hadamard rotation of Q and K, `rotated`.
 
-It leaves the scores as they are and spreads large features over all.
+In exact arithmetic it leaves the scores as they are. It spreads a feature of large numbers over all
+features, so that a cast to a format of few bits loses less.
 """
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roundscope.attention.arguments import check_floats
+from roundscope.emu.arrays import Array
+from roundscope.emu.backends import ops
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.rounding.threefry import random31
 
-Array = Any  # numpy.ndarray or jax.Array
-
 
 def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Array, Array]:
-    """(q R, k R') with R R'^T = I, so that (q R)(k R')^T = q k^T in exact arithmetic: "incoherent
-    processing" before a cast to FP8.
+    """Return q and k rotated alike, "incoherent processing" before a cast to FP8.
 
-    q, k  (..., H), H a power of two; NumPy or JAX, float32 or float64 (narrower ones become
-          float32); the results have their types
-    seed  of the random signs D, one for each feature, shared by all heads
+    The results are q R and k R' with R R'^T = I, so (q R)(k R')^T = q k^T in exact arithmetic. R =
+    D W 2^-a and R' = D W 2^-b, where W is the Hadamard matrix, D a diagonal of random signs, and a
+    + b = log2 H. Where H is no square, q and k share the factor unevenly, so that it is a power of
+    two and exact. The log2 H additions of a number round in its type. Under JAX the gradients are
+    those of the unrotated q and k.
 
-    R = D W 2^-a, R' = D W 2^-b with the Hadamard matrix W and a + b = log2 H: where H is no square,
-    q and k share the factor unevenly, so that it is a power of two and exact. The log2 H additions
-    of a number round in its type. The gradients under JAX are those of the unrotated q and k.
-    Raises TypeError or ValueError for other arrays, other H and other seeds.
+    Source: arXiv 2407.08608, section 3.3, which has 1 / sqrt(H) on both; the released code does not
+    rotate.
 
-    Source: arXiv 2407.08608, 3.3 (there with 1 / sqrt(H) on both; not in the released code).
+    Args:
+        q, k: Arrays (..., H), NumPy or JAX, of float32 or float64, or of a narrower type, which
+            becomes float32. H is a power of two.
+        seed: Of the signs D, one for each feature, which all heads share; from 0 to 2^32 - 1.
+
+    Returns:
+        The rotated q and k, in their shapes and types.
+
+    Raises:
+        TypeError: q or k is no array of floating-point numbers, or the seed no whole number.
+        ValueError: H differs or is no power of two, or the seed is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import rotated
+        >>> q, k = np.eye(4, dtype=np.float32), np.ones((3, 4), np.float32)
+        >>> a, b = rotated(q, k, seed=1)
+        >>> bool((a @ b.T == q @ k.T).all()), float(abs(a).max())
+        (True, 0.5)
     """
     for name, x in (("q", q), ("k", k)):
         check_floats(name, x)
@@ -42,8 +60,8 @@ def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Array, Array]:
     return _spread(q, n // 2, seed), _spread(k, n - n // 2, seed)
 
 
-def _spread(x: Array, halvings: int, seed: int) -> Array:
-    """x D W 2^-halvings, by log2 H rounds of sums and differences."""
+def _spread(x: ops.Array, halvings: int, seed: int) -> ops.Array:
+    """Return x D W 2^-halvings, by log2 H rounds of sums and differences."""
     x = x if x.dtype.itemsize >= 4 else x.astype("float32")
     xp, h = x.__array_namespace__(), x.shape[-1]
     y, n = x * xp.asarray(_signs(h, seed) * math.ldexp(1.0, -halvings), dtype=x.dtype), 1
@@ -54,8 +72,8 @@ def _spread(x: Array, halvings: int, seed: int) -> Array:
     return y
 
 
-def _signs(count: int, seed: int) -> np.ndarray:
-    """+1 or -1 for each feature."""
+def _signs(count: int, seed: int) -> NDArray[np.floating]:
+    """Return a random sign, +1 or -1, for each of so many features."""
     word = np.uint32
     with np.errstate(over="ignore"):  # NumPy's scalars warn where its arrays wrap
         bits = random31(

@@ -1,5 +1,8 @@
-"""`Site`: the named rounding events of attention, in the order in which the algorithm meets
-them.
+"""`Site`: the named rounding events of attention, in the order in which the algorithm meets them.
+
+Beside the list stand the sets of sites that share a property: which are operands and of what
+(`BLOCK_AXIS`, `FACTORS`), which are sums of products (`PRODUCTS`), and which exist only in some
+plans, calls or tiles.
 """
 
 from enum import StrEnum
@@ -8,22 +11,50 @@ from roundscope.emu.formats.format import unknown
 
 
 class Axes(StrEnum):
-    """Which entries an event has: one per score, per query row, per feature of a row."""
+    """Which entries the values of an event have; the value of a member says so in words.
+
+    Example:
+        >>> from roundscope.attention import Axes, Site
+        >>> Site.P.axes is Axes.TS, str(Site.L.axes)
+        (True, 'queries')
+    """
 
     TS = "queries x keys"
+    """One entry per score, (T, S)."""
     T = "queries"
+    """One entry per query row, (T,)."""
     TH = "queries x features"
+    """One entry per feature of a query, (T, H)."""
     SH = "keys x features"
+    """One entry per feature of a key, (S, H)."""
 
 
 class Site(StrEnum):
-    """One named rounding event.
+    """One named rounding event of attention: a place of the algorithm where a result is rounded.
 
-    formula  what is rounded
-    axes     the shape of the event's values
-    stage    "inputs", "forward" or "backward"
-    stream   the number of its random stream, of 128 that a head has: part of every stochastic
-             result, so it never changes. A new site takes the next free number, wherever it stands
+    A member is also its name as text (`Site.P == "P"`), and a function that takes a site takes the
+    name in any case too. Its documentation (`Site.P.__doc__`) is put together from the attributes
+    below. Formulas use the names of other sites for their rounded results, lower-case q, k and v
+    for the inputs, m and l for the running maximum and row sum, and the indices t of queries, s of
+    keys and h of features. Which sites a plan reaches depends on its fields: `roundscope sites`
+    lists them.
+
+    Attributes:
+        formula: What is rounded.
+        axes: Which entries the event has, a member of `Axes`.
+        stage: "inputs", "forward" or "backward".
+        stream: Number of the event's random stream, of the 128 that a head has. It is part of every
+            stochastic result and so never changes; a new site takes the next free number, wherever
+            it stands in the list.
+
+    Example:
+        >>> from roundscope.attention import Site
+        >>> Site.P.formula, str(Site.P.axes), Site.P.stage
+        ('EXP as the operand of P V', 'queries x keys', 'forward')
+        >>> Site.P.__doc__
+        'P: EXP as the operand of P V (queries x keys, forward).'
+        >>> Site("P") is Site.P
+        True
     """
 
     formula: str
@@ -35,6 +66,7 @@ class Site(StrEnum):
         self = str.__new__(cls, value)
         self._value_ = value
         self.formula, self.axes, self.stage, self.stream = formula, axes, stage, stream
+        self.__doc__ = f"{value}: {formula} ({axes}, {stage})."
         return self
 
     Q = "Q", "q", Axes.TH, "inputs", 0
@@ -134,11 +166,12 @@ class Site(StrEnum):
     DSINK = "DSINK", "-PSINK delta", Axes.T, "backward", 83
 
 
-# operands of products, and the axis of their first product's sum: along it lie the blocks of a
-# block format
 BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
+"""The operands of products, and the axis that the sum of their first product runs along.
 
-# the events whose results are multiplied with each other, of the products that matrix units compute
+The blocks of a block format lie along that axis.
+"""
+
 FACTORS = {
     Site.S: (Site.Q, Site.K),
     Site.PV: (Site.P, Site.V),
@@ -148,14 +181,18 @@ FACTORS = {
     Site.DQ: (Site.DS, Site.K),
     Site.DK: (Site.DS, Site.Q),
 }
+"""The products that matrix units compute, and for each the two events whose results it multiplies.
 
-# events that a row's first tile does not have
+`Plan.factors` knows the plans in which other events take their place.
+"""
+
+# events that only rescale what earlier tiles gave, so that the first tile of a row has none
 RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
 
-# binary32 registers that are cast to a result or an operand: events of plans with `registers`
+# binary32 registers that are cast to a result or an operand, in plans with `registers`
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
 
-# events of calls whose scores have a softcap, and of those with a sink
+# events of scores that have a softcap; of those whose softcap is multiplied as a chain; of sinks
 OF_SOFTCAP = frozenset(
     {
         Site.SS,
@@ -173,11 +210,11 @@ OF_SOFTCAP = frozenset(
 OF_CHAIN = frozenset({Site.DCT, Site.DCQ})
 OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
 
-# events of a dS by the rule for quotients
+# events of plans that compute dS by the rule for quotients
 OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
 
-# events that only plans of real kernels have: registers, and those of a softmax in base 2, with
-# lanes, with a logarithm of its own
+# events that only plans of real kernels have: those above, and steps of a softmax in base 2, in
+# lanes, with a logarithm of its own, and so on
 OF_KERNELS = (
     REGISTERS
     | OF_SOFTCAP
@@ -215,13 +252,13 @@ OF_KERNELS = (
     }
 )
 
-# events of key heads, which query heads share
+# events that belong to key heads, which several query heads may share
 KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.KC, Site.SDK, Site.DK_OUT, Site.DV_OUT})
 
-# events of the backward
+# events that only a call with a backward has: those of the backward, and its input dO
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 
-# events that a head has once, and not at every tile
+# events that happen once for each row of a head, and not at every tile
 ONCE = (
     frozenset(s for s in Site if s.stage == "inputs")
     | OF_SINKS
@@ -250,7 +287,7 @@ ONCE = (
     }
 )
 
-# events with the features of q and k; others that have any have those of v
+# events whose features are those of q and k; other events with features have those of v
 QUERY_FEATURES = frozenset(
     {
         Site.Q,
@@ -269,12 +306,25 @@ QUERY_FEATURES = frozenset(
     }
 )
 
-# the sums of products, each with an accumulator of its own
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
+"""The sites that are sums of products; a plan has an accumulator for each, in this order.
+
+These are Q K^T (S, and S_B in the backward), the row sum (ROWSUM), P V (PV), delta (DELTA), dO V^T
+(DP), and the gradients P^T dO (DV), dS K (DQ) and dS^T Q (DK).
+
+Example:
+    >>> from roundscope.attention import PRODUCTS
+    >>> " ".join(PRODUCTS)
+    'S ROWSUM PV DELTA S_B DV DP DQ DK'
+"""
 
 
 def site_named(name: Site | str) -> Site:
-    """The site of that name, in any case. Raises ValueError with the nearest name."""
+    """Return the site of a name, in any case.
+
+    Raises:
+        ValueError: There is no such site; the message has the nearest name.
+    """
     try:
         return Site[str(name).upper()]
     except KeyError:

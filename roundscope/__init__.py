@@ -35,6 +35,7 @@ _OF_ATTENTION = (
     "SetTo",
     "Site",
     "Stabiliser",
+    "Stabilizer",
     "Trace",
     "attend",
     "examine",

@@ -1,14 +1,14 @@
-"""A change in words, and the plans that come of it.
+"""Changes of a plan in words, and the plans that they make.
 
     O=bf16:stochastic      PV.sum=hopper:bf16      delta_from=P_DP      layer=1 head=0:2 -> O=fp32
                            P=bf16
     site=O,PV -> bf16      site=PV -> accumulator=ascending:bf16        -> plan=fp32 ; backward=bf16
 
-left of ->   places: where the change holds, each once; with the arrow or not at all
-right        WHAT=VALUE, several in turn. WHAT: a site or stage, SITE.sum, SITE.mode, or a name of
-             `edits.KINDS` alone or with a site, format.O; behind site=, VALUE alone is a rounding
-             of those sites
-;            between changes, which apply in turn
+Left of the arrow stand the places where the change holds, each at most once; without places the
+arrow may be left out. Right of it stand edits WHAT=VALUE, which apply from left to right. WHAT is a
+site or a stage, SITE.sum, SITE.mode, or a name of `edits.KINDS`, alone or with a site, as in
+format.O. After site=, a VALUE alone is a rounding of those sites. A semicolon separates changes,
+which apply in turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,12 @@ HOW = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, its names not yet looked up. where: place -> its text; what: (name, value) in
-    turn, name "" of a value alone.
+    """One change as it was written, whose names have not been looked up yet.
+
+    Args:
+        text: The whole text of the change.
+        where: The text of each place that is given, such as "0:2" of head=0:2.
+        what: Pairs (name, value) in the order of the text; the name of a value alone is "".
     """
 
     text: str
@@ -43,8 +47,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One edit of a plan. sites: of which, none: of all; named: those that were named one by one,
-    and have to occur.
+    """One edit of a plan, whose names have been looked up.
+
+    Args:
+        kind: A name of `edits.KINDS`.
+        value: The value in words.
+        sites: The sites that change; () stands for all that the kind can change.
+        named: Those of them that were named one by one, which the plan has to reach.
     """
 
     kind: str
@@ -54,14 +63,28 @@ class Edit:
 
 
 def changes(text: str, places: Sequence[str] = PLACES) -> tuple[Change, ...]:
-    """The changes of a text; places: those that there are. Raises ValueError with the repair."""
+    """Return the changes of a text, which semicolons separate.
+
+    Args:
+        text: Changes in words.
+        places: The places that can be given here, of `PLACES` or a caller's own.
+
+    Raises:
+        ValueError: The text is no change, or names a place that there is not here.
+    """
     return tuple(_change(part.strip(), places) for part in text.split(";") if part.strip())
 
 
 def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
-    """The edits of attention's plan that a change asks for.
+    """Return the edits of a plan that a change asks for.
 
-    Raises ValueError with the nearest name; others: names that it may be too.
+    Args:
+        change: The change.
+        others: Names that the caller knows beside those of the grammar, for the message about an
+            unknown one.
+
+    Raises:
+        ValueError: A name or value is unknown; the message has the nearest one.
     """
     return tuple(
         _edit(name, value, change.where.get("site"), others) for name, value in change.what
@@ -69,7 +92,7 @@ def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
 
 
 def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
-    """The plan with changes in turn; see `Plan.changed`."""
+    """Return the plan with changes that apply in turn; see `Plan.changed`."""
     check_seed("seed", 0 if seed is None else seed)
     for text in texts:
         if not isinstance(text, str):
@@ -83,29 +106,37 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
 
 
 def edited(plan: Plan, edit: Edit) -> Plan:
-    """The plan with one edit, under its name with a star.
+    """Return the plan with one edit, under its name with a star.
 
-    Raises ValueError for a site that the plan never reaches.
+    Raises:
+        ValueError: The plan never reaches a site that was named, or cannot be changed so.
     """
     for site in edit.named:
         occurs(plan, site)
-    found = apply(plan, edit.kind, edit.value, edit.sites)
-    return (
-        found
-        if edit.kind == "plan"
-        else replace(found, name=plan.name if plan.name.endswith("*") else f"{plan.name}*")
-    )
+    new = apply(plan, edit.kind, edit.value, edit.sites)
+    if edit.kind == "plan":
+        return new
+    return replace(new, name=plan.name if plan.name.endswith("*") else f"{plan.name}*")
 
 
 def sites_of(text: str) -> tuple[Site, ...]:
-    """The sites of a list of names and stages. Raises ValueError with the nearest name."""
+    """Return the sites of a list of names and stages, separated by commas.
+
+    Raises:
+        ValueError: A name is unknown; the message has the nearest one.
+    """
     names = [name.strip() for name in text.split(",")]
     return tuple(site for name in names for site in _stage(name) or (site_named(name),))
 
 
 def parted(name: str) -> tuple[str, str]:
-    """(kind, sites) of a WHAT: O is ("format", "O"), PV.sum and accumulator.PV are ("accumulator",
-    "PV"), exp is ("exp", "").
+    """Return the kind and the sites that a WHAT names.
+
+    O gives ("format", "O"), PV.sum and accumulator.PV give ("accumulator", "PV"), and exp gives
+    ("exp", "").
+
+    Raises:
+        ValueError: A name with a dot has no kind that goes with a site.
     """
     head, dot, tail = name.partition(".")
     # as written: exp is the exponential, EXP an event
@@ -120,6 +151,7 @@ def parted(name: str) -> tuple[str, str]:
 
 
 def _change(text: str, places: Sequence[str]) -> Change:
+    """Return the one change of a text."""
     left, arrow, right = text.partition("->")
     if not arrow:
         left, right = "", left
@@ -144,6 +176,7 @@ def _change(text: str, places: Sequence[str]) -> Change:
 
 
 def _what(word: str) -> tuple[str, str]:
+    """Return the name and the value of a word NAME=VALUE, or "" and the word."""
     name, given, value = word.partition("=")
     if given and not (name and value):
         raise ValueError(f"'{word}': {HOW}")
@@ -151,6 +184,7 @@ def _what(word: str) -> tuple[str, str]:
 
 
 def _edit(name: str, value: str, place: str | None, others: Sequence[str]) -> Edit:
+    """Return the edit that NAME=VALUE asks for; place: the text after site=, if there is one."""
     kind, own = parted(name) if name else ("format", "")
     if place is not None and not KINDS[kind].per_site:
         raise ValueError(f"{name}= is of a whole plan; leave site= out")
@@ -171,6 +205,7 @@ def _edit(name: str, value: str, place: str | None, others: Sequence[str]) -> Ed
 
 
 def _check_value(kind: str, name: str, value: str) -> None:
+    """Raise ValueError for a value that the kind does not have."""
     try:
         KINDS[kind].spell(value)
     except ValueError as error:
@@ -179,11 +214,12 @@ def _check_value(kind: str, name: str, value: str) -> None:
 
 
 def _stage(name: str) -> tuple[Site, ...]:
+    """Return the sites of a stage, or () where the name is of none."""
     return tuple(s for s in Site if s.stage == name.lower())
 
 
 def _unknown(name: str, others: Sequence[str] = ()) -> str:
-    """For a WHAT that is none: sites and kinds are near one another, so both are looked through."""
+    """Return the message about an unknown WHAT, with the nearest name among sites and kinds."""
     head, _, tail = name.partition(".")
     if tail.lower() == "step":
         return (

@@ -1,4 +1,4 @@
-"""What a plan differs in from another, in words that make the one of the other."""
+"""The differences of two plans in words: the changes that make one of the other."""
 
 from dataclasses import fields
 
@@ -10,16 +10,20 @@ from roundscope.attention.sites import PRODUCTS, Site
 
 
 def differences(plan: Plan, base: Plan) -> list[str]:
-    """The words of every change: SITE=ROUNDING, SITE.sum=ACCUMULATOR, FIELD=VALUE.
+    """Return the changes that make the arithmetic of `plan` of `base`, in an order that works.
 
-    `base.changed(*words)` has the plan's arithmetic.
+    Args:
+        plan: The plan to describe.
+        base: The plan to start from.
 
-    Sites that the plan never reaches have no part in it and no word.
+    Returns:
+        Words FIELD=VALUE, SITE=ROUNDING and SITE.sum=ACCUMULATOR, such that `base.changed(*words)`
+        computes what `plan` does. Sites that `plan` never reaches have no word.
     """
-    own = [
+    changed = [
         site for site in Site if plan.event(site) != base.event(site) and absent(plan, site) is None
     ]
-    events = [f"{site}={spelled(plan.event(site))}" for site in own]
+    events = [f"{site}={spelled(plan.event(site))}" for site in changed]
     sums = [
         f"{s}.sum={accumulator_words(plan.accumulator(s))}"
         for s in PRODUCTS
@@ -29,6 +33,7 @@ def differences(plan: Plan, base: Plan) -> list[str]:
 
 
 def _fields(plan: Plan, base: Plan) -> list[str]:
+    """Return the words of the fields that differ; those that free others to change come first."""
     skipped = ("name", "roundings", "blocks", "accumulators")
     names = [
         f.name

@@ -1,11 +1,11 @@
-"""What a change may do to a plan: one table of kinds, each with how its value is spelled and what
-it does.
+"""What a change can do to a plan: `KINDS`, a table of kinds of changes, each with the spelling of
+its values and its effect.
 
-`apply` changes nothing but what the kind says: neither the plan's name nor its seeds.
+`apply` changes only what the kind says, and neither the name nor the seeds of the plan.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -33,7 +33,7 @@ from roundscope.attention.plans.choices import (
     ScaleOfGradient,
     ScoreGradient,
     Sinks,
-    Stabiliser,
+    Stabilizer,
     Tanh,
 )
 from roundscope.attention.plans.plan import Event, Plan, event_to
@@ -42,15 +42,20 @@ from roundscope.emu.formats.format import unknown
 from roundscope.emu.rounding.modes import BINARY64, mode_named
 from roundscope.emu.sums.accumulator import Accumulator
 
-Sites = tuple[Site, ...]  # none: all that the kind is of
+Sites = tuple[Site, ...]  # () stands for all sites that the kind can change
 WIDE = Accumulator(step=BINARY64)
 RESCALES = (Site.DM, Site.ALPHA, Site.AL, Site.AO)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of change. spell: the one spelling of a value, ValueError for what is none; per_site:
-    whether sites may be named.
+    """A kind of change.
+
+    Args:
+        spell: A function from a value in words to its one spelling. It raises ValueError for what
+            is no value of the kind.
+        apply: A function from a plan, a value and sites to the changed plan.
+        per_site: Whether the change can be restricted to sites.
     """
 
     spell: Callable[[str], str]
@@ -59,18 +64,27 @@ class Kind:
 
 
 def apply(plan: Plan, kind: str, value: str, sites: Sites = ()) -> Plan:
-    """The plan with one change; sites: of which events, or sums, of none: of all.
+    """Return the plan with one change.
 
-    Raises ValueError with the repair.
+    Args:
+        plan: The plan to change.
+        kind: A name of `KINDS`.
+        value: The value in words.
+        sites: The events or sums that change; () stands for all.
+
+    Raises:
+        ValueError: The value is none of the kind, or the rest of the plan does not allow it.
     """
     return KINDS[kind].apply(plan, value, sites)
 
 
 def _format(plan: Plan, text: str, sites: Sites) -> Plan:
+    """Return the plan with these events in another format."""
     return plan.rounded(dict.fromkeys(sites or Site, event_of(text)))
 
 
 def _mode(plan: Plan, mode: str, sites: Sites) -> Plan:
+    """Return the plan with another mode at those of these events that round."""
     return plan.rounded(
         {
             site: event_to(plan.event(site), mode)
@@ -81,24 +95,27 @@ def _mode(plan: Plan, mode: str, sites: Sites) -> Plan:
 
 
 def _accumulator(plan: Plan, text: str, sites: Sites) -> Plan:
-    made = accumulator_of(text)
+    """Return the plan with these sums added up by another accumulator."""
+    new = accumulator_of(text)
     return replace(
         plan,
         accumulators=tuple(
-            made if s in (sites or PRODUCTS) else plan.accumulator(s) for s in PRODUCTS
+            new if s in (sites or PRODUCTS) else plan.accumulator(s) for s in PRODUCTS
         ),
     )
 
 
-def _stabiliser(plan: Plan, beta: str, _: Sites) -> Plan:
-    beta = stabiliser_words(beta)
-    return replace(plan, stabiliser=None if beta == "none" else Stabiliser(beta=float(beta)))
+def _stabilizer(plan: Plan, beta: str, _: Sites) -> Plan:
+    """Return the plan with the shifted maximum of factor beta, or with none."""
+    beta = stabilizer_words(beta)
+    return replace(plan, stabiliser=None if beta == "none" else Stabilizer(beta=float(beta)))
 
 
-def stabiliser_words(value: str | float) -> str:
-    """none, or beta as the shortest text, so that 2, 2.0 and "2" are one condition.
+def stabilizer_words(value: str | float) -> str:
+    """Return none, or beta as its shortest text, so that 2, 2.0 and "2" are one condition.
 
-    Raises ValueError.
+    Raises:
+        ValueError: The value is neither none nor a finite number above 1.
     """
     if value == "none":
         return "none"
@@ -113,8 +130,11 @@ def stabiliser_words(value: str | float) -> str:
     return repr(beta).removesuffix(".0")
 
 
+stabiliser_words = stabilizer_words  # its name until version 0.1
+
+
 def _unfused(plan: Plan, value: str, _: Sites) -> Plan:
-    """P V of normalised P, a sum of its own."""
+    """Return the plan with a softmax of whole rows and then P V as an event of its own."""
     return (
         replace(plan, normalise_first=True, pv_into_o=False)
         if truth_words(value) == "true"
@@ -123,21 +143,21 @@ def _unfused(plan: Plan, value: str, _: Sites) -> Plan:
 
 
 def truth_words(value: str) -> str:
-    """true or false. Raises ValueError for anything else."""
+    """Return true or false in lower case. Raises ValueError for anything else."""
     if str(value).lower() not in ("true", "false"):
         raise ValueError("give true or false")
     return str(value).lower()
 
 
 def count_words(value: str) -> str:
-    """A whole number, 0 or more. Raises ValueError for anything else."""
+    """Return a whole number, 0 or more, as text. Raises ValueError for anything else."""
     if not str(value).isdecimal():
         raise ValueError("give a whole number, 0 or more")
     return str(int(value))
 
 
 def power_words(value: str) -> str:
-    """A number, 0 or more. Raises ValueError for anything else."""
+    """Return a finite number, 0 or more, as text. Raises ValueError for anything else."""
     try:
         number = float(value)
     except ValueError:
@@ -148,25 +168,32 @@ def power_words(value: str) -> str:
 
 
 def polynomial_words(value: str) -> str:
-    """none or EVERY:SHARE:FIRST. Raises ValueError for anything else."""
+    """Return none or EVERY:SHARE:FIRST. Raises ValueError for anything else."""
     return str(Polynomial.parse(str(value)) or "none")
 
 
 def _only(plan: Plan, text: str, _: Sites) -> Plan:
-    """binary64 but for the events and steps named."""
+    """Return the plan in binary64 everywhere except at the events and steps named."""
     kept = places_of(text)
     return _widened(plan, lambda site, step: (site, step) not in kept)
 
 
 def _but(plan: Plan, text: str, _: Sites) -> Plan:
-    """The events and steps named in binary64."""
+    """Return the plan with the events and steps named in binary64."""
     wide = places_of(text)
     return _widened(plan, lambda site, step: (site, step) in wide)
 
 
 def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
-    """Events and sums in binary64; such a sum is ascending, as in the golden plan: some orders have
-    no binary64 steps.
+    """Return the plan with some events and steps of sums in binary64.
+
+    Such a sum is in ascending order, as in the plan `exact`, since some orders have no binary64
+    steps.
+
+    Args:
+        plan: The plan to change.
+        is_wide: A function from a site, and whether the steps of its sum are meant, to whether that
+            is to be in binary64.
     """
     wide: dict[Site, Event] = {site: BINARY64 for site in Site if is_wide(site, False)}
     sums = tuple(WIDE if is_wide(site, True) else plan.accumulator(site) for site in PRODUCTS)
@@ -174,6 +201,8 @@ def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
 
 
 def _checked(build: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a spelling that leaves texts as they are, but raises what `build` raises for them."""
+
     def spell(text: str) -> str:
         build(text)
         return text
@@ -181,8 +210,25 @@ def _checked(build: Callable[[str], object]) -> Callable[[str], str]:
     return spell
 
 
-def _one_of(what: str, names: Sequence[str], field: str, kind: type[StrEnum]) -> Kind:
+def _one_of(
+    what: str,
+    names: Sequence[str],
+    field: str,
+    kind: type[StrEnum],
+    aliases: Mapping[str, str] | None = None,
+) -> Kind:
+    """Return the kind that sets a field to one of several names.
+
+    Args:
+        what: What the names are of, for the message about an unknown one.
+        names: The names, each with one spelling.
+        field: The field of `Plan`.
+        kind: The enumeration of the names.
+        aliases: Other spellings, and the names that they stand for.
+    """
+
     def spell(name: str) -> str:
+        name = (aliases or {}).get(name, name)
         if name not in names:
             raise ValueError(unknown(what, name, names))
         return name
@@ -191,16 +237,19 @@ def _one_of(what: str, names: Sequence[str], field: str, kind: type[StrEnum]) ->
 
 
 def _flag(field: str) -> Kind:
+    """Return the kind that sets a field to true or false."""
     return Kind(
         truth_words, lambda plan, text, _: _replaced(plan, field, truth_words(text) == "true")
     )
 
 
 def _replaced(plan: Plan, field: str, value: Any) -> Plan:
+    """Return the plan with one field changed, by the name of the field."""
     return replace(plan, **{field: value})
 
 
 def _place_words(text: str) -> str:
+    """Return the one spelling of a list of events and steps."""
     return place_words(places_of(text))
 
 
@@ -269,10 +318,12 @@ KINDS: dict[str, Kind] = {
     ),
     "ds_from_p": _flag("ds_from_p"),
     "log": _one_of("logarithm", tuple(Logarithm), "log", Logarithm),
-    "stabiliser": Kind(stabiliser_words, _stabiliser),
-    "delta_from": _one_of("delta_from", tuple(DeltaFrom), "delta_from", DeltaFrom),
+    "stabiliser": Kind(stabilizer_words, _stabilizer),
+    "delta_from": _one_of(
+        "delta_from", tuple(DeltaFrom), "delta_from", DeltaFrom, {"CENTERED": "CENTRED"}
+    ),
     "key_order": _one_of("order of keys", tuple(KeyOrder), "key_order", KeyOrder),
     "only": Kind(_place_words, _only),
     "but": Kind(_place_words, _but),
 }
-"""By name, in the order in which a sweep applies them."""
+"""The kinds of changes by name, in the order in which a sweep applies them."""

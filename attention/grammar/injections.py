@@ -1,11 +1,10 @@
-"""The grammar of injections:  SITE:WHAT[:WHERE]...
+"""Injections in words, SITE:WHAT[:WHERE]...
 
     O:ulps=0.5:rows=0:64:heads=3    PV:exact    P:flip=3:rows=5,9
 
-WHAT   exact | ulps=X | bias=X | set=X | flip=BIT | noise=ULPS
-WHERE  batch= heads= rows= columns= features= tiles=, each numbers and ranges (`ranges`)
-
-A colon before a letter separates; one before a digit or a sign belongs to a range.
+WHAT is one of exact, ulps=X, bias=X, set=X, flip=BIT and noise=ULPS. WHERE is one of batch=,
+heads=, rows=, columns=, features= and tiles=, with numbers and ranges (`ranges`). A colon before a
+letter separates these parts; one before a digit or a sign belongs to a range.
 """
 
 import math
@@ -28,7 +27,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
 from roundscope.emu.formats.format import Format, unknown
 
-WHATS: dict[str, type] = {
+WHATS: dict[str, type[What]] = {
     "exact": Exact,
     "ulps": AddUlps,
     "bias": Bias,
@@ -40,9 +39,15 @@ WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
 
 
 def injection_of(text: str, seed: int = 0) -> Injection:
-    """The injection in words; seed: of noise.
+    """Return the injection that a text describes.
 
-    Raises ValueError naming the word and the repair, TypeError for what is no text.
+    Args:
+        text: SITE:WHAT[:WHERE]...
+        seed: Seed of noise, from 0 to 2^32 - 1.
+
+    Raises:
+        ValueError: A word is unknown or given twice; the message names it and the repair.
+        TypeError: `text` is no text.
     """
     if not isinstance(text, str):
         raise TypeError(f"text={text!r}: write SITE:WHAT[:WHERE]..., as in 'O:ulps=0.5:rows=0:64'")
@@ -56,43 +61,46 @@ def injection_of(text: str, seed: int = 0) -> Injection:
     return Injection(site=chosen, what=_what(what, seed), **dict(selections))
 
 
-def check_injection(made: Injection, plan: Plan) -> None:
-    """Raises ValueError for an event that a plan never reaches, a bit or a value that its format
-    does not have.
+def check_injection(injection: Injection, plan: Plan) -> None:
+    """Raise ValueError for an injection that a plan cannot have.
+
+    Its event is one that the plan never reaches, or its bit or value is none of the event's format.
     """
-    places.check_injection(made, plan)
-    check_held(made, plan)
+    places.check_injection(injection, plan)
+    check_held(injection, plan)
 
 
-def check_held(made: Injection, plan: Plan) -> None:
-    """Raises ValueError for a finite value that the format of its event does not have; of blocks,
-    the scale decides what they have.
+def check_held(injection: Injection, plan: Plan) -> None:
+    """Raise ValueError for a `SetTo` whose finite value is no number of its event's format.
+
+    Blocks are left out, since their scales decide which numbers they have.
     """
     if (
-        isinstance(made.what, SetTo)
-        and math.isfinite(made.what.value)
-        and plan.block(made.site) is None
+        isinstance(injection.what, SetTo)
+        and math.isfinite(injection.what.value)
+        and plan.block(injection.site) is None
     ):
-        _check_held(float(made.what.value), plan[made.site].format)
+        _check_held(float(injection.what.value), plan[injection.site].format)
 
 
-def injection_words(made: Injection) -> str:
-    """An injection as `injection_of` reads it: O:ulps=0.5:rows=0:64:heads=3."""
-    key = next(name for name, kind in WHATS.items() if isinstance(made.what, kind))
-    value = (
-        ""
-        if isinstance(made.what, Exact)
-        else f"={_short(getattr(made.what, fields(made.what)[0].name))}"
-    )
+def injection_words(injection: Injection) -> str:
+    """Return an injection in words that `injection_of` reads, as O:ulps=0.5:rows=0:64:heads=3.
+
+    The seed of noise is left out.
+    """
+    what = injection.what
+    key = next(name for name, kind in WHATS.items() if isinstance(what, kind))
+    value = "" if isinstance(what, Exact) else f"={_short(getattr(what, fields(what)[0].name))}"
     where = [
-        f"{name}={spelled(getattr(made, name))}"
+        f"{name}={spelled(getattr(injection, name))}"
         for name in WHERES
-        if getattr(made, name) is not None
+        if getattr(injection, name) is not None
     ]
-    return ":".join([str(made.site), key + value, *where])
+    return ":".join([str(injection.site), key + value, *where])
 
 
 def _what(text: str, seed: int) -> What:
+    """Return the error that a WHAT describes."""
     name, given, value = text.partition("=")
     if name not in WHATS or bool(given) == (name == "exact"):
         raise ValueError(
@@ -108,14 +116,19 @@ def _what(text: str, seed: int) -> What:
     if name == "flip":
         return FlipBit(bit=_bit(value))
     x = _number(value)
-    return (
-        Noise(ulps=x, seed=seed)
-        if name == "noise"
-        else WHATS[name](**{fields(WHATS[name])[0].name: x})
-    )
+    match name:
+        case "ulps":
+            return AddUlps(ulps=x)
+        case "bias":
+            return Bias(value=x)
+        case "noise":
+            return Noise(ulps=x, seed=seed)
+        case _:
+            return SetTo(value=x)
 
 
 def _bit(text: str) -> int:
+    """Return the number of a bit. Raises ValueError for anything else."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(
             f"flip={text}: a bit is a whole number from 0; bit 0 is the last fraction bit"
@@ -124,6 +137,7 @@ def _bit(text: str) -> int:
 
 
 def _number(text: str) -> float:
+    """Return a finite number. Raises ValueError for anything else."""
     try:
         x = float(text)
     except ValueError:
@@ -134,11 +148,12 @@ def _number(text: str) -> float:
 
 
 def _short(x: float) -> str:
-    """The shorter of %g and repr that is the number."""
+    """Return the number as text that reads back as it: by %g where that is exact, else by repr."""
     return f"{x:g}" if float(f"{x:g}") == x else repr(x)
 
 
 def _check_held(x: float, f: Format) -> None:
+    """Raise ValueError for a number that a format does not have; the message has the nearest."""
     if abs(x) > f.max_finite:
         raise ValueError(f"{f.name} cannot hold {x:g}; its largest number is {f.max_finite:g}")
     unit = math.ldexp(1.0, max(math.frexp(x)[1] - f.precision, f.emin - f.precision + 1))
@@ -148,6 +163,7 @@ def _check_held(x: float, f: Format) -> None:
 
 
 def _where(text: str) -> tuple[str, range | tuple[int, ...]]:
+    """Return the name and the indices of a WHERE."""
     name, given, value = text.partition("=")
     if name not in WHERES or not given:
         raise ValueError(unknown("place", text, WHERES, "; write rows=0:64 or heads=1,3"))

@@ -1,37 +1,40 @@
-"""Numbers in words: 3, Python's ranges 0:64 and 0:64:2, the older inclusive 0-63, and lists of
-these by commas.
+"""Whole numbers in words: 3, Python's ranges 0:64 and 0:64:2, the older 0-63 with both ends, and
+lists of these, separated by commas.
 """
 
 import re
 
-MOST = 1_000_000  # numbers of one range: a stop that is a digit too long should not fill the memory
+MOST = 1_000_000  # numbers of one range, so that a stop with a digit too many fills no memory
 _INCLUSIVE = re.compile(r"([0-9]{1,12})-([0-9]{1,12})")
 _PYTHON = re.compile(r"(\+?[0-9]{0,12}):(\+?[0-9]{1,12})(?::([+-]?[0-9]{1,12}))?")
 _ONE = re.compile(r"[0-9]{1,12}")
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The numbers of 0,2:5 or 0-2,5, in the order of the text.
+    """Return the numbers of a text such as 0,2:5 or 0-2,5, in the order of the text.
 
-    Raises ValueError naming the part and the repair.
+    Raises:
+        ValueError: A part is no number or range, or is empty; the message names it and the repair.
     """
     return tuple(i for part in text.split(",") for i in one_range(part.strip()))
 
 
 def selection(text: str) -> range | tuple[int, ...]:
-    """As `numbers`, but a single range stays a range."""
+    """Return what `numbers` returns, but a single range as a `range`."""
     return one_range(text.strip()) if "," not in text else numbers(text)
 
 
 def is_range(text: str) -> bool:
-    """Whether a text is meant as a range: it has a colon, or is 0-63."""
+    """Return whether a text is meant as a range: it has a colon, or the form 0-63."""
     return ":" in text or _INCLUSIVE.fullmatch(text) is not None
 
 
 def one_range(text: str) -> range:
-    """The range of 3, 0:64, 0:64:2, :64 or 0-63 (both ends).
+    """Return the range of 3, 0:64, 0:64:2, :64, or 0-63, which has both ends.
 
-    Raises ValueError naming the text and the repair.
+    Raises:
+        ValueError: The text is none of these, is empty, or has more than `MOST` numbers; the
+            message names it and the repair.
     """
     if _ONE.fullmatch(text):
         return range(int(text), int(text) + 1)
@@ -57,7 +60,7 @@ def one_range(text: str) -> range:
 
 
 def spelled(where: int | range | tuple[int, ...]) -> str:
-    """Numbers in words that `selection` reads: 3, 0:64, or 0:2,5."""
+    """Return numbers in words that `selection` reads, ascending: 3, 0:64, or 0:2,5."""
     chosen = sorted({where} if isinstance(where, int) else set(where))
     runs: list[list[int]] = []
     for n in chosen:

@@ -1,10 +1,11 @@
-"""Roundings and sums in words.
+"""Roundings and accumulators in words.
 
-rounding     FORMAT[:MODE][:OVERFLOW][:RULE], as bf16:stochastic, e4m3fn:toward-zero:inf,
-             mxfp8_e4m3:rceil
-accumulator  ascending | pairwise | halves | chunkedN | stridedN | octetsN | warpsN | exact, each
-             with :FORMAT[:MODE] of its steps or without (fp32); native; or a tensor core,
-             ARCHITECTURE[-N]:TYPE[:FORMAT], as hopper:bf16; with -N it takes N products at a time
+A rounding is FORMAT[:MODE][:OVERFLOW], as bf16:stochastic or e4m3fn:toward-zero:inf, or of blocks
+FORMAT[:RULE][:MODE], as mxfp8_e4m3:rceil.
+
+An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, warpsN and exact,
+with :FORMAT[:MODE] of its steps or without, which means fp32; or native; or a tensor core,
+ARCHITECTURE[-N]:TYPE[:FORMAT], as hopper:bf16, which with -N takes N products at a time.
 """
 
 import re
@@ -25,51 +26,54 @@ _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tupl
 
 
 def event_of(text: str) -> Event:
-    """The rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE]; small
-    words in any order.
+    """Return the rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE].
 
-    Without an overflow word, overflow is the format's own (`Format.saturates`). Raises ValueError
-    for unknown words with the nearest one, for two words of a kind, and for formats without zero or
-    sign.
+    The words after the first may stand in any order. Without an overflow word, overflow is the
+    format's own (`Format.saturates`).
+
+    Raises:
+        ValueError: A word is unknown (the message has the nearest one), two words are of one kind,
+            or the format has no zero or no sign.
     """
     name, words = _parted(text)
     mode, overflow = words.get("mode"), words.get("overflow")
     if name in BLOCK_NAMED:
         return block_format(name, mode, rule=words.get("rule"), overflow=overflow)
-    found = event_to(name, mode, overflow=overflow)
-    assert isinstance(found, Rounding)
-    f = found.format
+    event = event_to(name, mode, overflow=overflow)
+    assert isinstance(event, Rounding)
+    f = event.format
     if "rule" in words:
         raise ValueError(
             f"'{text}': {f.name} has no scale, so no rule; in blocks: {' '.join(BLOCK_NAMED)}"
         )
     if not (f.zero and f.signed):
         raise ValueError(f"{f.name} is a scale format without zero or sign; no event fits it")
-    return found
+    return event
 
 
 def event_words(text: str) -> str:
-    """The one spelling of a rounding: its words in the order FORMAT:RULE:MODE:OVERFLOW.
+    """Return the one spelling of a rounding: its words in the order FORMAT:RULE:MODE:OVERFLOW.
 
-    Raises as `event_of`.
+    Raises:
+        ValueError: As `event_of`.
     """
-    found = event_of(text)
+    event = event_of(text)
     name, words = _parted(text)
-    name = found.format.name if isinstance(found, Rounding) else name
+    name = event.format.name if isinstance(event, Rounding) else name
     return ":".join(
         [name, *(words[kind] for kind in ("rule", "mode", "overflow") if kind in words)]
     )
 
 
 def without_mode(text: str) -> tuple[str, str | None]:
-    """(the rounding without its mode, the mode if it names one)."""
+    """Return the words of a rounding without its mode, and the mode, or None where it has none."""
     name, words = _parted(text)
     mode = words.pop("mode", None)
     return ":".join([name, *words.values()]), mode
 
 
 def spelled(event: Event) -> str:
-    """A rounding or block format as `event_of` reads it; its seed is left out."""
+    """Return a rounding or block format in words that `event_of` reads, without its seed."""
     if isinstance(event, Rounding):
         return str(event)
     for name, known in BLOCK_NAMED.items():
@@ -81,12 +85,16 @@ def spelled(event: Event) -> str:
 
 
 def _shape(f: BlockFormat) -> tuple[object, ...]:
-    """What words cannot change, but the name."""
+    """Return what only the name of a block format decides, and no further word."""
     return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
 
 
 def accumulator_of(text: str) -> Accumulator:
-    """The accumulator of its words. Raises ValueError with the nearest name."""
+    """Return the accumulator that a text describes.
+
+    Raises:
+        ValueError: A word is unknown (the message has the nearest one) or does not fit the others.
+    """
     order, given, step = text.partition(":")
     arch, shorter, products = order.partition("-")
     if arch in ARCHITECTURES:
@@ -94,8 +102,8 @@ def accumulator_of(text: str) -> Accumulator:
         if not given:
             each = " ".join(f"{order}:{name}" for name in types)
             raise ValueError(f"accumulator '{order}': say the type of the factors too: {each}")
-        made = Accumulator.tensor_core(arch, *step.split(":", 1))
-        return _of_products(made, text, products) if shorter else made
+        core = Accumulator.tensor_core(arch, *step.split(":", 1))
+        return _of_products(core, text, products) if shorter else core
     chunk = re.fullmatch(
         r"(chunked|strided|octets|warps)([0-9]+)", "warps4" if order == "warps" else order
     )
@@ -127,59 +135,59 @@ def accumulator_of(text: str) -> Accumulator:
     return Accumulator(order=Order(order), step=rounded)
 
 
-def _of_products(made: Accumulator, text: str, products: str) -> Accumulator:
-    """A tensor core whose instruction takes fewer products at a time."""
-    if not re.fullmatch("[0-9]+", products) or not 1 <= int(products) <= made.chunk:
+def _of_products(core: Accumulator, text: str, products: str) -> Accumulator:
+    """Return a tensor core under an instruction that takes fewer products at a time."""
+    if not re.fullmatch("[0-9]+", products) or not 1 <= int(products) <= core.chunk:
         raise ValueError(
-            f"accumulator '{text}': this tensor core takes 1 to {made.chunk} products at a time,"
+            f"accumulator '{text}': this tensor core takes 1 to {core.chunk} products at a time,"
             " as -8"
         )
-    return replace(made, chunk=int(products))
+    return replace(core, chunk=int(products))
 
 
-def accumulator_words(made: Accumulator) -> str:
-    """An accumulator as `accumulator_of` reads it."""
-    if made.alignment is None:
-        chunk = (
-            str(made.chunk)
-            if made.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS)
-            else ""
-        )
-        return f"{made.order}{chunk}" + (
-            "" if made.order is Order.NATIVE or made.step == BINARY32 else f":{made.step}"
-        )
-    operand = made.alignment.operand.name
-    found = [
+def accumulator_words(accumulator: Accumulator) -> str:
+    """Return an accumulator in words that `accumulator_of` reads.
+
+    A tensor core that no architecture has is described by its `str` instead.
+    """
+    order, step, chunk = accumulator.order, accumulator.step, accumulator.chunk
+    if accumulator.alignment is None:
+        has_chunk = order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS)
+        has_step = order is not Order.NATIVE and step != BINARY32
+        return f"{order}{chunk if has_chunk else ''}{f':{step}' if has_step else ''}"
+    operand = accumulator.alignment.operand.name
+    known = [
         (a, f) for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16")
     ]
-    cores = (
-        f"{arch}{shorter}:{operand}{f}" for shorter in ("", f"-{made.chunk}") for arch, f in found
-    )
-    return next((text for text in cores if _is(text, made)), str(made))
+    cores = (f"{arch}{shorter}:{operand}{f}" for shorter in ("", f"-{chunk}") for arch, f in known)
+    return next((text for text in cores if _is(text, accumulator)), str(accumulator))
 
 
-def _is(text: str, made: Accumulator) -> bool:
+def _is(text: str, accumulator: Accumulator) -> bool:
+    """Return whether a text describes the accumulator."""
     try:
-        return accumulator_of(text) == made
+        return accumulator_of(text) == accumulator
     except ValueError:
         return False
 
 
 def places_of(text: str) -> tuple[Place, ...]:
-    """The events and steps of SITE+SITE.step, each once, in the order of the algorithm.
+    """Return the events and steps of a text SITE+SITE.step, each once, in the order of `Site`.
 
-    Raises ValueError.
+    Raises:
+        ValueError: A site is unknown, or is no sum of products and has no steps.
     """
-    found = {_place(word) for word in text.split("+")}
-    return tuple((site, step) for site in Site for step in (False, True) if (site, step) in found)
+    named = {_place(word) for word in text.split("+")}
+    return tuple((site, step) for site in Site for step in (False, True) if (site, step) in named)
 
 
 def place_words(places: tuple[Place, ...]) -> str:
-    """SITE+SITE.step."""
+    """Return events and steps in words that `places_of` reads, as O+PV.step."""
     return "+".join(f"{site}.step" if step else site for site, step in places)
 
 
 def _place(word: str) -> Place:
+    """Return the event of SITE, or the steps of SITE.step."""
     name, dot, step = word.partition(".")
     if dot and step.lower() != "step":
         raise ValueError(f"'{word}': write SITE for an event, SITE.step for the steps of its sum")
@@ -192,7 +200,7 @@ def _place(word: str) -> Place:
 
 
 def _parted(text: str) -> tuple[str, dict[str, str]]:
-    """(name, kind of word -> word)."""
+    """Return the name of a format and the further words by kind: mode, overflow or rule."""
     name, *rest = text.strip().split(":")
     known = _WORDS if name in BLOCK_NAMED else {k: v for k, v in _WORDS.items() if k != "rule"}
     found: dict[str, str] = {}
@@ -205,6 +213,7 @@ def _parted(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _kind(word: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
+    """Return the kind of a word and its one spelling; `known` has the words for the message."""
     plain = word.strip().lower().replace("_", "-")
     for kind, names in _WORDS.items():
         if plain in list(names):

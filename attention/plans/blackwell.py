@@ -1,13 +1,16 @@
-"""FlashAttention-4 and cuDNN's MXFP8 as plans: constants of public code, which no hardware has
-confirmed here.
+"""FlashAttention-4 and cuDNN's MXFP8 attention as plans.
 
-flash_attn/cute of Dao-AILab/flash-attention, read at 0251105 (softmax.py, `SoftmaxSm100`; utils.py,
-`fadd_reduce` and `ex2_emulation`; flash_fwd_sm100.py, `_TUNING_CONFIG`): the last key tile comes
-first; m of the unscaled scores stays as it is where it would grow by a threshold of powers of two
-or less; X is one multiply-add with c = scale log2 e and offset - c m; P is 2^X, in some columns by
-a polynomial; a thread adds its row in eight lanes. Left out: what ex2, rcp and lg2 of a Blackwell
-GPU give (here they are correctly rounded), the order of its tensor cores' sums, and multiply-adds
-that a compiler may make of products and sums.
+They are made of what public code says and were not compared with a Blackwell GPU.
+
+The source is flash_attn/cute of Dao-AILab/flash-attention, read at 0251105 (softmax.py,
+`SoftmaxSm100`; utils.py, `fadd_reduce` and `ex2_emulation`; flash_fwd_sm100.py, `_TUNING_CONFIG`).
+The last key tile comes first. The maximum m of the unscaled scores stays as it is where it would
+grow by a threshold of powers of two or less. X is one multiply-add with c = scale log2 e and
+offset - c m. P is 2^X, in some columns by a polynomial. A thread adds its row in eight lanes.
+
+Three things are left out: what ex2, rcp and lg2 of a Blackwell GPU give (here they are correctly
+rounded), the order in which its tensor cores add, and multiply-adds that a compiler may make of
+products and sums.
 """
 
 from dataclasses import replace
@@ -20,57 +23,62 @@ from roundscope.emu.blocks.format import block_format
 from roundscope.emu.rounding.modes import E4M3
 
 B200 = Polynomial(10, 4, 1)
-"""Columns by polynomial on a B200 with 128 features, not causal; causal calls have 16:4:1 in BF16
-and 8:4:1 in FP8, a B300 none.
+"""The columns that a polynomial computes on a B200, with 128 features and no causal mask.
+
+Causal calls have 16:4:1 in BF16 and 8:4:1 in FP8, and a B300 has no such columns.
 """
 
 
 def fa4_bf16() -> Plan:
-    """FlashAttention-4 in BF16 on a B200: threshold 8, no offset, a polynomial in columns `B200`.
+    """Return FlashAttention-4 in BF16 on a B200, with threshold 8, no offset, and a polynomial in
+    the columns `B200`.
 
-    Not compared with hardware.
+    It was not compared with hardware.
     """
     return replace(_fa4("fa4-bf16", 8.0), polynomial=B200)
 
 
 def fa4_fp8() -> Plan:
-    """FlashAttention-4 in FP8 as first released (b65ae6b, April 2026): offset 8 and threshold 4.
+    """Return FlashAttention-4 in FP8 as first released (b65ae6b, April 2026), with offset 8 and
+    threshold 4.
 
-    P of up to 2^4 is scaled by 2^8 and clips at 448, its row sum does not (flash-attention issues
-    2577, 2694, 2713, 2716). Q, K and V in E4M3 with a binary32 scale per head, which the kernel
-    multiplies with scores and outputs. No polynomial, as on a B300, for which errors were
-    published: those here agree with all ten (docs/kernels.md); bits were not compared. The backward
-    is that of fa2-bf16 on the same operands.
+    P of up to 2^4 is scaled by 2^8 and clips at 448, but its row sum does not (flash-attention
+    issues 2577, 2694, 2713, 2716). Q, K and V are in E4M3 with a binary32 scale per head, which the
+    kernel multiplies with scores and outputs. There is no polynomial, as on a B300. The ten errors
+    that were published for a B300 agree with those of this plan (docs/kernels.md); bits were not
+    compared. The backward is that of fa2-bf16 on the same operands.
     """
     return _in_fp8("fa4-fp8", 8, 4.0)
 
 
 def fa4_fp8_offset4() -> Plan:
-    """The same with offset 4 (2409214, July 2026), with which 2^4 2^4 < 448: nothing clips.
+    """Return FlashAttention-4 in FP8 with offset 4 (2409214, July 2026) and threshold 4.
 
-    Not compared with hardware.
+    Nothing clips, since 2^4 2^4 < 448. It was not compared with hardware.
     """
     return _in_fp8("fa4-fp8-offset4", 4, 4.0)
 
 
 def fa4_fp8_threshold0() -> Plan:
-    """The same with offset 8 and threshold 0 (849f660, July 2026, and 0251105): m is never stale,
-    so P is at most 2^8.
+    """Return FlashAttention-4 in FP8 with offset 8 and threshold 0 (849f660, July 2026, and
+    0251105).
 
-    Not compared.
+    The maximum is never stale, so P is at most 2^8. It was not compared with hardware.
     """
     return _in_fp8("fa4-fp8-threshold0", 8, 0.0)
 
 
 def cudnn_mxfp8() -> Plan:
-    """cuDNN's MXFP8 forward as the reference of its tests has it (NVIDIA/cudnn-frontend at 3929da2,
-    test/python/sdpa/mxfp8_ref.py): Q, K and V in MXFP8 E4M3, scales rounded up as
-    TransformerEngine's; exp in base e; m stays where it would grow by 4 or less; 16 P in E4M3, of
-    up to 16 e^4 = 874, which clips at 448 here; the row sum of P in FP32, before its cast.
+    """Return cuDNN's MXFP8 forward as the reference of its tests has it (NVIDIA/cudnn-frontend at
+    3929da2, test/python/sdpa/mxfp8_ref.py).
 
-    Not compared with hardware, nor with the reference's bits. The reference's backward has two
-    roundings of Q, K, dO and dS, along either axis, 256 P in E4M3; no plan has two: the backward
-    here is that of fa2-bf16 on the same operands.
+    Q, K and V are in MXFP8 E4M3, with scales rounded up as TransformerEngine does. exp is in base
+    e, and m stays as it is where it would grow by 4 or less. P is in E4M3 as 16 P, of up to
+    16 e^4 = 874, which clips at 448 here. The row sum adds P in FP32, before its cast.
+
+    It was compared neither with hardware nor with the reference's bits. In the backward the
+    reference rounds Q, K, dO and dS twice, along either axis, and has 256 P in E4M3. No plan rounds
+    an operand twice, so the backward here is that of fa2-bf16 on the same operands.
     """
     mx = block_format("mxfp8_e4m3", rule="rceil")
     plan = fa2_bf16().rounded(
@@ -80,6 +88,7 @@ def cudnn_mxfp8() -> Plan:
 
 
 def _fa4(name: str, threshold: float) -> Plan:
+    """Return what the plans of FlashAttention-4 share; threshold: their `stale_maximum`."""
     plan = replace(
         fa2_bf16(),
         exp=Exponential.BASE2,
@@ -91,6 +100,7 @@ def _fa4(name: str, threshold: float) -> Plan:
 
 
 def _in_fp8(name: str, offset: int, threshold: float) -> Plan:
+    """Return FlashAttention-4 in FP8 with this offset of P and this threshold of the maximum."""
     plan = _fa4(name, threshold).rounded(
         dict.fromkeys((Site.Q, Site.K, Site.V), HEAD_FP8) | {Site.P: E4M3}, name
     )

@@ -1,38 +1,259 @@
-"""What is refused of what a plan is changed with: each a TypeError or ValueError that names the
-argument, its value and the repair.
+"""The checks of plans: which plans are refused when they are made or run, and which arguments the
+methods of `Plan` refuse.
+
+`check_plan` runs whenever a plan is made and `check_factors` when one is run; `events_given` and
+`product_named` read the arguments of `Plan.rounded` and `Plan.adding`. Each raises a TypeError or a
+ValueError whose message names the field or argument, its value and the repair.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from roundscope.attention.sites import PRODUCTS, Site, site_named
+from roundscope.attention.plans.choices import (
+    DeltaFrom,
+    Exponential,
+    KeyOrder,
+    Log2E,
+    RowSum,
+    ScaleOfGradient,
+    ScoreGradient,
+    Sinks,
+)
+from roundscope.attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.rounding.modes import Rounding
 
+if TYPE_CHECKING:
+    from roundscope.attention.plans.plan import Plan
 
-def events_given(events: Any) -> dict[Site, Rounding | BlockFormat]:
-    """Return the roundings by site, where a site may have been given by its name.
 
-    Raises TypeError for anything else.
+def check_plan(plan: "Plan") -> None:
+    """Raise ValueError for a plan whose fields contradict each other; see `Plan` for the rules."""
+    _check_lengths(plan)
+    _check_base(plan)
+    _check_gradients(plan)
+    _check_maximum(plan)
+    check_served(plan)
+    _check_tiles(plan)
+    _check_blocks(plan)
+
+
+def _check_lengths(plan: "Plan") -> None:
+    """Raise ValueError unless every site has a rounding and every product an accumulator."""
+    if len(plan.roundings) != len(Site):
+        raise ValueError(
+            f"roundings: {len(plan.roundings)} given, a plan names all {len(Site)} sites"
+        )
+    if len(plan.accumulators) != len(PRODUCTS):
+        raise ValueError(
+            f"accumulators: {len(plan.accumulators)} given, a plan names all {len(PRODUCTS)}"
+            " products"
+        )
+
+
+def _check_base(plan: "Plan") -> None:
+    """Raise ValueError for another operand of the row sum, and for log2 e in base e."""
+    if plan.row_sum_of not in (Site.EXP, Site.P):
+        raise ValueError(f"row_sum_of={plan.row_sum_of}: the row sum adds EXP or P")
+    if plan.log2_e is not Log2E.NONE and plan.exp not in (Exponential.BASE2, Exponential.EX2):
+        raise ValueError(
+            f"log2_e={plan.log2_e}: goes with exp=base2 or exp=ex2, here exp={plan.exp}"
+        )
+    if plan.normalise_first and plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
+        why = "its lanes are kept from tile to tile, and a softmax of whole rows has one"
+        raise ValueError(f"row_sum={plan.row_sum}: {why}; use row_sum=plain before unfused=true")
+
+
+def _check_gradients(plan: "Plan") -> None:
+    """Raise ValueError for a backward that needs what the forward does not give it."""
+    if plan.saved_p and not plan.normalise_first:
+        raise ValueError(
+            "saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first"
+        )
+    if plan.score_gradient is ScoreGradient.QUOTIENT and not (
+        plan.saved_p and plan.delta_from is DeltaFrom.P_DP
+    ):
+        raise ValueError(
+            "score_gradient=quotient: is of EXP and l as the forward had them; it goes with"
+            " saved_p and delta_from=P_DP"
+        )
+    if plan.maximum_gradient and not plan.saved_p:
+        raise ValueError(
+            "maximum_gradient=True: the sum of dS is of whole rows, whose maximum is known; it"
+            " goes with saved_p"
+        )
+    if plan.scaled_keys and not (
+        plan.lse_base2
+        and plan.log2_e is Log2E.SCALE
+        and plan.gradient_scale is ScaleOfGradient.RESULT
+    ):
+        raise ValueError(
+            "scaled_keys=True: S_B is in base 2, as L must be; it needs log2_e=scale,"
+            " lse_base2, gradient_scale=result"
+        )
+
+
+def _check_maximum(plan: "Plan") -> None:
+    """Raise ValueError for a kept state, a threshold, an offset or a polynomial that cannot be."""
+    if plan.first_tile_apart and not plan.kept_state:
+        raise ValueError(
+            "first_tile_apart=True: only a row sum that is kept in memory is another one there;"
+            " it goes with kept_state"
+        )
+    if not 0.0 <= plan.stale_maximum < 64.0 or (plan.stale_maximum and plan.log2_e is Log2E.SCORES):
+        allowed = (
+            "a number of powers of two, of e with log2_e=none, 0 or more and below 64;"
+            " log2_e=scores has none"
+        )
+        raise ValueError(f"stale_maximum={plan.stale_maximum}: {allowed}")
+    if plan.offset and (plan.log2_e is Log2E.NONE or not 0 <= plan.offset < 64):
+        raise ValueError(
+            f"offset={plan.offset}: a whole number from 0 to 63, of powers of two; it goes with"
+            " log2_e=scale, maximum or scores"
+        )
+    if plan.polynomial is not None and plan.exp not in (Exponential.BASE2, Exponential.EX2):
+        raise ValueError(
+            f"polynomial={plan.polynomial}: takes the place of 2^x; it goes with exp=base2 or"
+            f" exp=ex2, here exp={plan.exp}"
+        )
+
+
+def check_served(plan: "Plan") -> None:
+    """Raise ValueError for a bad softcap, window or way of sinks.
+
+    These are the fields that `attend` can set for one call. They are refused where their value is
+    impossible and where the rest of the plan does not support them.
+    """
+    if not 0.0 <= plan.softcap < math.inf:
+        raise ValueError(
+            f"softcap={plan.softcap}: a number above 0, such as 50.0, that bounds the scores; 0 for"
+            " no bound"
+        )
+    if plan.softcap and plan.dp_from_delta:
+        raise ValueError(
+            f"softcap={plan.softcap:g}: a second dS, of dp_from_delta=true, knows no softcap; use"
+            " dp_from_delta=false"
+        )
+    if isinstance(plan.window, bool) or plan.window < 0:
+        raise ValueError(
+            f"window={plan.window}: how many keys a query sees, its own included, such as 128; 0"
+            " for all"
+        )
+    if plan.sinks is Sinks.NONE:
+        return
+    for name in ("split_tiles", "kept_state", "lse_base2"):
+        if getattr(plan, name):
+            raise ValueError(
+                f"sinks={plan.sinks}: {plan.name} has {name}={getattr(plan, name)}, which knows no"
+                " sinks; change it"
+            )
+    if plan.delta_from is DeltaFrom.CENTERED:
+        raise ValueError(
+            f"sinks={plan.sinks}: rows of P do not add up to 1, which delta_from=CENTRED expects;"
+            " use OUT, O or P_DP"
+        )
+    if plan.sinks is Sinks.KEY and not plan.normalise_first:
+        raise ValueError(
+            "sinks=key: of tiles, each adds up its own keys; it goes with a softmax of whole rows;"
+            " use sinks=first or last"
+        )
+    if plan.sinks is Sinks.LAST and plan.normalise_first:
+        raise ValueError(
+            "sinks=last: P of a softmax of whole rows is divided before any later key; use"
+            " sinks=key or sinks=first"
+        )
+
+
+def _check_tiles(plan: "Plan") -> None:
+    """Raise ValueError for splits and flushes that need other tiles, and for a shift in base 2."""
+    is_whole = plan.normalise_first or plan.lse_base2 or plan.key_order is KeyOrder.MASKED_FIRST
+    if plan.split_tiles < 0 or (plan.split_tiles and is_whole):
+        needs = "goes with a softmax in tiles, an L in base e, and key tiles that go up or down"
+        raise ValueError(
+            f"split_tiles={plan.split_tiles}: a number of key tiles, 0 for no split; it {needs}"
+        )
+    if plan.flushed_tiles < 0 or (
+        plan.flushed_tiles and (plan.normalise_first or plan.split_tiles)
+    ):
+        allowed = (
+            "a number of key tiles, 0 for never; it goes with a softmax in tiles, whose keys"
+            " are not split"
+        )
+        raise ValueError(f"flushed_tiles={plan.flushed_tiles}: {allowed}")
+    if plan.stabiliser is not None and plan.log2_e is not Log2E.NONE:
+        raise ValueError(
+            "stabiliser: its shift is of scores in base e; use log2_e=none, here"
+            f" log2_e={plan.log2_e}"
+        )
+
+
+def _check_blocks(plan: "Plan") -> None:
+    """Raise ValueError for blocks at a site that is no operand, or against its rounding."""
+    for site, block in plan.blocks:
+        if site not in BLOCK_AXIS:
+            raise ValueError(
+                f"{block} at {site}: blocks need a sum to lie along; the operands of products"
+                f" are {' '.join(BLOCK_AXIS)}"
+            )
+        if block.element != replace(plan[site], seed=0):
+            raise ValueError(
+                f"roundings: {site} is in blocks of {block}, not of {plan[site]}; change it by"
+                " Plan.at or Plan.rounded"
+            )
+
+
+def check_factors(plan: "Plan") -> None:
+    """Raise ValueError where a product runs on a tensor core that cannot read its factors."""
+    for site in PRODUCTS:
+        kept = plan.accumulator(site).alignment
+        if kept is None:
+            continue
+        if site not in FACTORS:
+            raise ValueError(
+                f"accumulator of {site}: no matrix unit computes it; use a preset@architecture, or"
+                f" give it to {' '.join(FACTORS)}"
+            )
+        for factor in plan.factors(site):
+            if plan.block(factor) is not None or not kept.operand.holds(plan[factor].format):
+                raise ValueError(
+                    f"accumulator of {site}: a tensor core of {kept.operand.name} cannot read"
+                    f" {factor} in {plan.event(factor)}; round {factor} to {kept.operand.name}, or"
+                    f" give {site} another accumulator"
+                )
+
+
+def events_given(
+    events: Mapping[Site, Rounding | BlockFormat],
+) -> dict[Site, Rounding | BlockFormat]:
+    """Return roundings by site, as `Plan.rounded` was given them.
+
+    A key may also be the name of a site, as text.
+
+    Raises:
+        TypeError: `events` is no mapping, or one of its values is no rounding.
+        ValueError: A name is of no site.
     """
     if not isinstance(events, Mapping):
         raise TypeError(
             f"events={events!r}: give roundings by site, such as {{'P': rounding('bf16')}}"
         )
-    found = {site_named(site): event for site, event in events.items()}
-    for site, event in found.items():
+    by_site = {site_named(site): event for site, event in events.items()}
+    for site, event in by_site.items():
         if not isinstance(event, (Rounding, BlockFormat)):
             raise TypeError(
                 f"events: {site}={event!r}: give a rounding, such as rounding('bf16'), or use"
                 " Plan.at, which takes names"
             )
-    return found
+    return by_site
 
 
 def product_named(site: Site | str) -> Site:
     """Return the site of that name, whose event must be a sum of products.
 
-    Raises ValueError for another.
+    Raises:
+        ValueError: The name is of no site, or of one that is not in `PRODUCTS`.
     """
     site = site_named(site)
     if site not in PRODUCTS:

@@ -1,5 +1,7 @@
-"""How a Hopper GPU adds up: products of matrices on its tensor cores, and delta by threads that
-read eight numbers at a time.
+"""How a Hopper GPU adds up: the accumulators that the twins of its kernels share.
+
+Its tensor cores compute products of matrices; delta is added up by threads that read eight numbers
+at a time.
 """
 
 from dataclasses import replace
@@ -10,19 +12,20 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 
 HOPPER = tensor_core("hopper", "bf16")
+"""A tensor core that adds 16 products of BF16 numbers at a time."""
 EIGHTS = replace(HOPPER, chunk=8)
-"""The same tensor core under mma.m16n8k8, whose sums take 8 products at a time."""
+"""The same tensor core under the instruction mma.m16n8k8, which takes 8 products at a time."""
 
 
 def octets(lanes: int) -> Accumulator:
-    """Return the accumulator of threads that read eight BF16 numbers at a time, as kernels add up
-    delta.
+    """Return the accumulator of so many threads that read eight BF16 numbers at a time, as kernels
+    add up delta.
     """
     return Accumulator(order=Order.OCTETS, chunk=lanes)
 
 
 def on_hopper(plan: Plan, core: Accumulator = HOPPER) -> Plan:
-    """The plan with every product of matrices on tensor cores."""
+    """Return the plan with every product of matrices on the given tensor cores."""
     for site in FACTORS:
         plan = plan.adding(site, core)
     return plan

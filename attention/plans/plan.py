@@ -1,15 +1,15 @@
-"""`Plan`: the whole experimental condition of an attention computation, hashable and printable.
+"""`Plan`: the whole arithmetic of one attention computation, as a hashable record.
 
-A plan gives every site a rounding and every sum of products an accumulator, and fixes the few
-choices in which published kernels differ. Presets, each with its source, are in
-`attention.plans.presets`.
+A plan gives every site (rounding event) a rounding and every sum of products an accumulator, and
+fixes the few further choices in which published kernels differ. The checks of a plan are in
+`attention.plans.checks`, the values of its choices in `attention.plans.choices`, and published
+plans, each with its source, in `attention.plans.presets` and `attention.plans.twins`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from roundscope.attention.plans.checks import events_given, product_named
+from roundscope.attention.plans.checks import check_plan, events_given, product_named
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
@@ -26,90 +26,159 @@ from roundscope.attention.plans.choices import (
     ScaleOfGradient,
     ScoreGradient,
     Sinks,
-    Stabiliser,
+    Stabilizer,
     Tanh,
 )
-from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site, site_named
+from roundscope.attention.sites import FACTORS, OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
 
-Event = Rounding | BlockFormat  # how one site rounds
+Event = Rounding | BlockFormat
+"""How one site rounds: number by number, or in blocks that share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The experimental condition.
+    """The arithmetic of an attention computation: one rounding per site, one accumulator per sum.
 
-    roundings          one Rounding per Site, in the order of Site; of a site in blocks, that of the
-                       elements
-    blocks             (site, BlockFormat) of sites that round in blocks, in the order of Site; an
-                       element's seed is in roundings
-    accumulators       one Accumulator per site of PRODUCTS, in that order
-    pv_into_o          P V accumulates into alpha O (site O rounds the result); else PV is an event
-                       of its own
-    normalise_first    P is divided by the row sum before P V (unfused attention); needs one key
-                       tile
-    row_sum_of         the operand of the row sum: Site.EXP or Site.P
-    delta_from         the operands of delta
-    stabiliser         the shifted maximum, or None
-    exp                how exp is computed, forward and backward
-    key_order          the order of the key tiles in the forward
-    log2_e             where log2 e enters the scores
-    fused_exponent     X is one multiply-add: its product with scale, c or log2 e is not rounded
-                       before m is taken away
-    unfused_if_cut     but not in tiles that causality or a window cuts: there the product rounds,
-                       as it does in flex attention
-    fused_without_mask fused_exponent, but only in calls that have no mask and are not causal
-    row_sum            how threads add up a row
-    reciprocal         how 1 / l is computed
-    exponent_again     how the backward gets P again
-    ds_from_p          dS multiplies P_B, the cast one, not EXP_B
-    log                how ln l is computed
-    query_order        the order of the tiles in dK, dV and dQ
-    gradients_apart    whose parts of a tile are sums of their own, DQP, DKP and DVP, which DQ, DK
-                       and DV add
-    scale_roots        q and k are multiplied with the root of the scale, QS and KS, and so are
-                       their gradients; the scores with nothing
-    scaled_keys        the backward multiplies K with scale log2 e and rounds it, KC, for S_B and
-                       dQ, which ln 2 multiplies at the end
-    dp_from_delta      of dQ, the sum dO v begins at -delta, DPQ, and dS is another one, DSQ; of dK,
-                       delta is taken from DP as ever
-    split_tiles         so many key tiles are a softmax of their own, whose results are combined, SW
-                        and SO; 0: all are one
-    flushed_tiles       O is flushed every so many key tiles into a sum of its own, OA, in binary32
-                        unless OA rounds otherwise; 0: never
-    offset             P is 2^offset exp(S - m), in X, in EXP, in the row sum and in O: the cast of
-                       P has it, L has not
-    polynomial         the columns in which EXP is computed by a polynomial, or None
-    softcap            c > 0: scores are c tanh(scale S / c), SS, CAP and TANH, as in Gemma 2; 0:
-                       they are scale S
-    capped_by, tanh    how a softcap divides, in plans and calls that have one, and how its tanh is
-                       computed
-    window             query t sees keys t - window < s <= t of a causal call, |t - s| < window of
-                       any other; 0: all
-    sinks              how sinks enter, in calls that have them
-    stale_maximum      m stays where it would grow by so many powers of two (of e: log2_e=none) or
-                       fewer; 0: m is the maximum
-    lse_base2          L is log2 of the row sum, in base 2: m + log2 l
-    first_tile_apart   with kept_state: of several query tiles, the first divides by l as it is, not
-                       as memory keeps it
-    kept_state         code that keeps m and l in memory: alpha and L have m as it is kept, MS; 1 /
-                       l and L have l as it is kept, LANES
-    delta_products     the products dO O round, DOO, before delta adds them
-    saved_p            the backward reads P as the forward had it, not exp(S - L); needs
-                       normalise_first
-    score_gradient     how dS is computed
-    maximum_gradient   m has a gradient too: the first key that has m gives up the sum of dS, DMAX
-                       and DSM; goes with saved_p
-    gradient_scale     where the scale enters dQ and dK
-    registers          casts are of binary32 registers, two roundings: OI before OUT, PD before DS,
-                       SDQ and SDK before DQ_OUT and DK_OUT
+    A plan is immutable, hashable and picklable, so it can be a dictionary key or a static argument
+    of `jax.jit`. Start from a published plan (`Plan.preset`) and derive others with `at`,
+    `rounded`, `adding`, `changed`, `seeded` or `dataclasses.replace`. Names in capitals, such as
+    EXP, are sites; `Site` says what each one rounds. m is the running row maximum, l the row sum, O
+    the output before it is divided by l, L = m + ln l, and delta = rowsum(dO O).
 
-    Raises ValueError for missing sites, operands that are not among these, blocks at what is no
-    operand of a product, log2 e in an exponential of base e.
+    Args:
+        name: Name of the plan in traces and messages. It has no part in the arithmetic.
+        roundings: One `Rounding` for each member of `Site`, in that order. For a site that rounds
+            in blocks, this is the rounding of the elements, and it alone has their seed.
+        accumulators: One `Accumulator` for each member of `PRODUCTS`, in that order.
+        blocks: Pairs (site, `BlockFormat`) for the sites that round in blocks, in the order of
+            `Site`. Default (): none. Only operands of products can be in blocks. Source of the
+            formats: OCP MX 1.0 and those of `BlockFormat`.
+
+        pv_into_o: True adds P V to alpha O as one sum, and site O rounds the result; then there is
+            no event PV. False (default) makes P V an event PV of its own, and O = AO + PV. True is
+            FlashAttention-2 (arXiv 2307.08691), preset fa2-bf16; False is qiu-yao.
+        normalise_first: True divides P by the row sum before P V, which needs the whole row as one
+            key tile (`attend` sees to that). Default False. True is unfused attention: presets
+            baseline-bf16, eager, gpt-oss, sdpa-math, jax-xla. (The spelling is part of stored
+            results.)
+        row_sum_of: What the row sum adds: `Site.EXP` (default), as released kernels do, or
+            `Site.P`, the operand of P V after its cast. It has no effect with normalise_first.
+        row_sum: How threads add up a row, one of `RowSum`: plain (default), lanes
+            (FlashAttention-2), tile-lanes (cuDNN), tiles (Triton), eights (FlashAttention-4),
+            groups (CUTLASS).
+        reciprocal: How 1 / l is computed, one of `Reciprocal`: correct (default), or rcp, the
+            instruction rcp.approx.ftz.f32 (cuDNN, Triton).
+        log: How ln l is computed, one of `Logarithm`: correct (default), lg2 (FlashAttention-2,
+            cuDNN) or cuda (CUTLASS, Triton).
+        lse_base2: True keeps L in base 2: m + log2 l. Default False. Source: kernels that Triton
+            compiles (flex, triton-tutorial, pallas-mha).
+
+        exp: How exp is computed, forward and backward, one of `Exponential`: correct (default),
+            base2, cuda (CUDA's expf: eager frameworks) or ex2 (ex2.approx.ftz.f32: fused kernels).
+        log2_e: Where log2 e enters the scores, one of `Log2E`: none (default), scale (cuDNN),
+            maximum (FlashAttention-2), scores (Triton). Other values than none need exp base2 or
+            ex2.
+        fused_exponent: True computes X as one multiply-add, so the product of the scores with
+            scale, c or log2 e is not rounded before m is subtracted. Default False. Source: flex,
+            triton-tutorial, FlashAttention-4.
+        unfused_if_cut: With fused_exponent, True rounds that product after all in tiles that
+            causality or a window cuts, forward and backward. Default False. Source: flex,
+            triton-tutorial.
+        fused_without_mask: True sets fused_exponent in calls that have no mask and no window and
+            are not causal. Default False. Source: the compiled code of arXiv 2510.04212.
+        polynomial: The columns in which a polynomial takes the place of 2^x in EXP, a `Polynomial`,
+            or None (default). It needs exp base2 or ex2. Source: FlashAttention-4.
+        offset: A whole number from 0 (default) to 63. P is 2^offset exp(S - m) from its exponent X
+            on, so that its cast has other codes. EXP, the row sum and O have the factor, L has not.
+            It needs log2_e other than none. Source: FlashAttention-4 in FP8 (8, later 4).
+        stabiliser: The shifted maximum of arXiv 2510.04212, a `Stabilizer`, or None (default). It
+            needs log2_e none. (The spelling is part of stored results.)
+        stale_maximum: m stays as it is where it would grow by this many powers of two (powers of e
+            with log2_e none) or fewer. A number from 0 up to, but not including, 64; 0 (default): m
+            is the maximum. Source: FlashAttention-4 (8; in FP8 4 or 0), cuDNN's MXFP8 reference
+            (4).
+        key_order: The order of the key tiles in the forward, one of `KeyOrder`: ascending
+            (default), descending (FlashAttention-2 and -3), masked-first (flex).
+        split_tiles: The keys are split into parts of so many key tiles, each a softmax of its own,
+            and the results are combined by SW and SO. 0 (default): no split. Source:
+            FlashAttention-2 with few heads (fa2-split).
+        flushed_tiles: O is flushed every so many key tiles into a sum of its own, OA, which is
+            binary32 unless OA rounds otherwise. 0 (default): never. Source: FlashAttention-3 in FP8
+            as vLLM runs it.
+        kept_state: True is code that keeps m and l in memory: alpha and L read m as it is kept, MS,
+            and 1 / l and L read l as it is kept, LANES. Default False. Source: the released code
+            of arXiv 2510.04212.
+        first_tile_apart: With kept_state, of several query tiles the first divides by l as it was
+            before memory rounded it. Default False. Source: the same code, compiled.
+        registers: True casts from binary32 registers, in two roundings: EI before P or OI before
+            OUT, PD before DS, SDQ and SDK before DQ_OUT and DK_OUT. Default False: one rounding.
+            Source: GPU kernels; all twins (`attention.plans.twins`) have it.
+
+        window: How many keys a query sees, its own included: query t sees keys t - window < s <= t
+            of a causal call and |t - s| < window of any other. 0 (default): all. The argument
+            `window` of `attend` takes its place. Source: sliding-window attention.
+        softcap: c > 0 makes the scores c tanh(scale S / c), by the events SS, CAP and TANH. 0.0
+            (default): they are scale S. The argument `softcap` of `attend` takes its place. Source:
+            Gemma 2 (arXiv 2408.00118).
+        capped_by: How a softcap divides, one of `CappedBy`: quotient (default) or chain. It matters
+            only where there is a softcap. Source: FlashAttention-4 and automatic differentiation.
+        tanh: How the tanh of a softcap is computed, one of `Tanh`: correct (default) or cuda
+            (tanhf: torch, Triton).
+        sinks: How the sinks that a call is given enter, one of `Sinks`: none (default: key with
+            normalise_first, else last), key (eager gpt-oss), first (vLLM) or last
+            (FlashAttention-3 and -4).
+
+        exponent_again: How the backward computes P again, one of `BackwardExponent`: forward
+            (default), after (cuDNN), natural (CUTLASS).
+        saved_p: True lets the backward read P as the forward had it instead of exp(S - L). It needs
+            normalise_first. Default False. Source: eager frameworks and XLA.
+        delta_from: The operands of delta, one of `DeltaFrom`: OUT (default; fused kernels), O, P_DP
+            (unfused softmax) or CENTRED (of no kernel: it keeps row sums of dS at 0).
+        delta_products: With delta_from OUT or O, True rounds the products dO O, DOO, before delta
+            adds them. Default False. Source: pallas-mha and the eager code of arXiv 2510.04212.
+        ds_from_p: True multiplies dS with P_B, which has been cast, instead of EXP_B. Default
+            False. Source: CUTLASS (sdpa-efficient), gpt-oss.
+        score_gradient: How dS is computed, one of `ScoreGradient`: difference (default; fused
+            kernels), softmax (eager frameworks) or quotient (JAX). quotient needs saved_p and
+            delta_from P_DP.
+        maximum_gradient: True gives m a gradient too: the first key that has the maximum gives up
+            the sum of dS, by DMAX and DSM. It needs saved_p. Default False. Source: eager gpt-oss.
+        gradient_scale: Where the scale enters dQ and dK, one of `ScaleOfGradient`: result (default;
+            FlashAttention-2), probability (arXiv 2510.04212), register (cuDNN) or operand (eager
+            frameworks).
+        query_order: The order of the tiles in dK, dV and dQ, one of `QueryOrder`: ascending
+            (default), descending (FlashAttention-2), masked-first (flex) or wrapped (CUTLASS).
+        gradients_apart: Which gradients add parts that are sums of their own, one tile each, DQP,
+            DKP and DVP. One of `GradientsApart`: none (default), dq (FlashAttention-2, cuDNN) or
+            all (arXiv 2510.04212).
+        scale_roots: True multiplies q and k, and their gradients, with the root of the scale (QS,
+            KS) and the scores with nothing. Default False. Source: the math back end of torch's
+            SDPA.
+        scaled_keys: True multiplies K in the backward with scale log2 e and rounds it, KC, for S_B
+            and dQ; ln 2 multiplies dQ at the end. It needs log2_e scale, lse_base2 and
+            gradient_scale result. Default False. Source: Triton's tutorial 06.
+        dp_from_delta: True starts the sum dO v of dQ at -delta, DPQ, which gives a second dS, DSQ;
+            for dK, delta is subtracted from DP as usual. Default False. Source: Pallas' mha
+            (pallas-mha).
+
+    Raises:
+        ValueError: A site or product is missing, a field has a value that is not allowed, or fields
+            contradict each other as said above. The message names the field and the repair.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from roundscope.attention import Plan, Site
+        >>> plan = Plan.preset("fa2-bf16")
+        >>> str(plan[Site.P]), str(plan[Site.O]), plan.pv_into_o
+        ('bf16', 'fp32', True)
+        >>> apart = replace(plan, name="apart", pv_into_o=False)
+        >>> apart == plan, apart.at(Site.O, "bf16").name
+        (False, 'apart*')
     """
 
     name: str
@@ -119,7 +188,7 @@ class Plan:
     normalise_first: bool = False
     row_sum_of: Site = Site.EXP
     delta_from: DeltaFrom = DeltaFrom.OUT
-    stabiliser: Stabiliser | None = None
+    stabiliser: Stabilizer | None = None
     exp: Exponential = Exponential.CORRECT
     key_order: KeyOrder = KeyOrder.ASCENDING
     blocks: tuple[tuple[Site, BlockFormat], ...] = ()
@@ -158,132 +227,99 @@ class Plan:
     scaled_keys: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.roundings) != len(Site):
-            raise ValueError(
-                f"roundings: {len(self.roundings)} given, a plan names all {len(Site)} sites"
-            )
-        if len(self.accumulators) != len(PRODUCTS):
-            raise ValueError(
-                f"accumulators: {len(self.accumulators)} given, a plan names all {len(PRODUCTS)}"
-                " products"
-            )
-        if self.row_sum_of not in (Site.EXP, Site.P):
-            raise ValueError(f"row_sum_of={self.row_sum_of}: the row sum adds EXP or P")
-        if self.log2_e is not Log2E.NONE and self.exp not in (Exponential.BASE2, Exponential.EX2):
-            raise ValueError(
-                f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}"
-            )
-        if self.normalise_first and self.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
-            told = "its lanes are kept from tile to tile, and a softmax of whole rows has one"
-            raise ValueError(
-                f"row_sum={self.row_sum}: {told}; use row_sum=plain before unfused=true"
-            )
-        if self.saved_p and not self.normalise_first:
-            raise ValueError(
-                "saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first"
-            )
-        if self.score_gradient is ScoreGradient.QUOTIENT and not (
-            self.saved_p and self.delta_from is DeltaFrom.P_DP
-        ):
-            raise ValueError(
-                "score_gradient=quotient: is of EXP and l as the forward had them; it goes with"
-                " saved_p and delta_from=P_DP"
-            )
-        if self.maximum_gradient and not self.saved_p:
-            raise ValueError(
-                "maximum_gradient=True: the sum of dS is of whole rows, whose maximum is known; it"
-                " goes with saved_p"
-            )
-        if self.scaled_keys and not (
-            self.lse_base2
-            and self.log2_e is Log2E.SCALE
-            and self.gradient_scale is ScaleOfGradient.RESULT
-        ):
-            raise ValueError(
-                "scaled_keys=True: S_B is in base 2, as L must be; it needs log2_e=scale,"
-                " lse_base2, gradient_scale=result"
-            )
-        if self.first_tile_apart and not self.kept_state:
-            raise ValueError(
-                "first_tile_apart=True: only a row sum that is kept in memory is another one there;"
-                " it goes with kept_state"
-            )
-        if not 0.0 <= self.stale_maximum < 64.0 or (
-            self.stale_maximum and self.log2_e is Log2E.SCORES
-        ):
-            told = (
-                "a number of powers of two, of e with log2_e=none, 0 or more and below 64;"
-                " log2_e=scores has none"
-            )
-            raise ValueError(f"stale_maximum={self.stale_maximum}: {told}")
-        if self.offset and (self.log2_e is Log2E.NONE or not 0 <= self.offset < 64):
-            raise ValueError(
-                f"offset={self.offset}: a whole number from 0 to 63, of powers of two; it goes with"
-                " log2_e=scale, maximum or scores"
-            )
-        if self.polynomial is not None and self.exp not in (Exponential.BASE2, Exponential.EX2):
-            raise ValueError(
-                f"polynomial={self.polynomial}: takes the place of 2^x; it goes with exp=base2 or"
-                f" exp=ex2, here exp={self.exp}"
-            )
-        check_served(self)
-        is_whole = self.normalise_first or self.lse_base2 or self.key_order is KeyOrder.MASKED_FIRST
-        if self.split_tiles < 0 or (self.split_tiles and is_whole):
-            told = "goes with a softmax in tiles, an L in base e, and key tiles that go up or down"
-            raise ValueError(
-                f"split_tiles={self.split_tiles}: a number of key tiles, 0 for no split; it {told}"
-            )
-        if self.flushed_tiles < 0 or (
-            self.flushed_tiles and (self.normalise_first or self.split_tiles)
-        ):
-            told = (
-                "a number of key tiles, 0 for never; it goes with a softmax in tiles, whose keys"
-                " are not split"
-            )
-            raise ValueError(f"flushed_tiles={self.flushed_tiles}: {told}")
-        if self.stabiliser is not None and self.log2_e is not Log2E.NONE:
-            raise ValueError(
-                "stabiliser: its shift is of scores in base e; use log2_e=none, here"
-                f" log2_e={self.log2_e}"
-            )
-        for site, block in self.blocks:
-            if site not in BLOCK_AXIS:
-                raise ValueError(
-                    f"{block} at {site}: blocks need a sum to lie along; the operands of products"
-                    f" are {' '.join(BLOCK_AXIS)}"
-                )
-            if block.element != replace(self[site], seed=0):
-                raise ValueError(
-                    f"roundings: {site} is in blocks of {block}, not of {self[site]}; change it by"
-                    " Plan.at or Plan.rounded"
-                )
+        check_plan(self)
 
     @staticmethod
     def preset(name: str) -> "Plan":
-        """A published condition by name: see `attention.plans.presets`.
+        """Return the published plan of a name.
 
-        Raises ValueError with the nearest name.
+        Args:
+            name: A name in `PRESETS` (rounding as a paper or a release has it) or in
+                `attention.plans.twins.TWINS` (a plan that gives the bits of a real kernel), or
+                all:FORMAT, where every event and every step of a sum rounds to one format. A preset
+                or all:FORMAT may end in @ARCHITECTURE: its products of matrices then run on that
+                architecture's tensor cores, as far as they can read the factors.
+
+        Returns:
+            The plan, whose `name` is the given one.
+
+        Raises:
+            ValueError: There is no such plan, format or architecture; the message has the nearest
+                name.
+            TypeError: The name is no text.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> str(Plan.preset("fa2-bf16@hopper")[Site.P])
+            'bf16'
+            >>> str(Plan.preset("all:e4m3fn")[Site.O])
+            'e4m3fn:saturate'
         """
         from roundscope.attention.plans.presets import preset
 
         return preset(name)
 
     def __getitem__(self, site: Site) -> Rounding:
+        """Return the rounding of a site, given as a `Site` or by its name in any case.
+
+        For a site in blocks this is the rounding of the elements; `event` has the blocks too.
+
+        Raises:
+            ValueError: There is no site of that name.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> Plan.preset("fa2-bf16")[Site.P].format.precision
+            8
+        """
         return self.roundings[_ORDINAL[site if site in _ORDINAL else site_named(site)]]
 
     def block(self, site: Site) -> BlockFormat | None:
-        """The block format of a site, its element without a seed; None where numbers round one by
-        one.
+        """Return the block format of a site, or None where numbers round one by one.
+
+        Args:
+            site: A member of `Site`.
+
+        Returns:
+            The block format. Its element has seed 0; the seed is in `plan[site]`.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> Plan.preset("mxfp8-attention").block(Site.P).size
+            32
+            >>> Plan.preset("fa2-bf16").block(Site.P) is None
+            True
         """
-        return next((block for own, block in self.blocks if own is site), None)
+        return next((block for blocked, block in self.blocks if blocked is site), None)
 
     def event(self, site: Site) -> Event:
-        """How a site rounds: its block format if it has one, else its rounding."""
+        """Return how a site rounds: its block format, with the seed, or else its rounding.
+
+        Args:
+            site: A member of `Site`.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> str(Plan.preset("mxfp8-attention").event(Site.V))
+            'mxfp8_e4m3'
+        """
         block = self.block(site)
         return self[site] if block is None else replace(block, element=self[site])
 
-    def accumulator(self, site: Site) -> Accumulator:
-        """How the sum of products at a site is added up."""
+    def accumulator(self, site: Site | str) -> Accumulator:
+        """Return how the sum of products at a site is added up.
+
+        Args:
+            site: A member of `PRODUCTS`, or its name.
+
+        Raises:
+            ValueError: The event at the site is no sum of products.
+
+        Example:
+            >>> from roundscope.attention import Plan
+            >>> str(Plan.preset("fa2-bf16").accumulator("PV").order)
+            'ascending'
+        """
         return self.accumulators[PRODUCTS.index(product_named(site))]
 
     def at(
@@ -295,11 +331,29 @@ class Plan:
         overflow: str | None = None,
         seed: int | None = None,
     ) -> "Plan":
-        """The plan with one site rounded otherwise: plan.at(Site.O, "bf16", mode="stochastic"),
-        plan.at("P", "mxfp8_e4m3").
+        """Return the plan with one site rounded otherwise.
 
-        format  of numbers or of blocks, which lie along the sum of the first product that reads the
-                operand (`sites.BLOCK_AXIS`)
+        Args:
+            site: A member of `Site`, or its name in any case.
+            format: A format of numbers ("bf16", "e4m3fn", "e8m3") or of blocks ("mxfp8_e4m3"), a
+                `Rounding` or a `BlockFormat`. Blocks lie along the sum of the first product that
+                reads the operand (`sites.BLOCK_AXIS`).
+            mode: A `RoundingMode` or its name. Default: that of `format`, else ties-to-even.
+            overflow: "inf", "nan" or "saturate". Default: that of `format`, else the format's own.
+            seed: Of stochastic rounding, from 0 to 2^32 - 1. Default: that of `format`, else 0.
+
+        Returns:
+            The new plan, whose name ends in a star. This one stays as it is.
+
+        Raises:
+            ValueError: A name is unknown, or blocks are asked for at a site that is no operand of a
+                product.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> plan = Plan.preset("fa2-bf16").at(Site.O, "bf16", mode="toward-zero")
+            >>> plan.name, str(plan[Site.O])
+            ('fa2-bf16*', 'bf16:toward-zero')
         """
         return self.rounded(
             {site_named(site): event_to(format, mode, overflow=overflow, seed=seed)},
@@ -307,7 +361,25 @@ class Plan:
         )
 
     def rounded(self, events: Mapping[Site, Event], name: str | None = None) -> "Plan":
-        """The plan with some sites rounded otherwise; under its own name if no other is given."""
+        """Return the plan with some sites rounded otherwise.
+
+        Args:
+            events: The new `Rounding` or `BlockFormat` of each site that changes. A key may also be
+                the name of a site.
+            name: Name of the new plan; None keeps the name of this one.
+
+        Raises:
+            TypeError: `events` is no mapping to roundings.
+            ValueError: A site is unknown, or is no operand of a product and is to be in blocks.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> from roundscope.emu import rounding
+            >>> bf16 = rounding("bf16")
+            >>> plan = Plan.preset("fp32").rounded({Site.P: bf16, Site.P_B: bf16}, "cast P")
+            >>> plan.name, str(plan[Site.P_B])
+            ('cast P', 'bf16')
+        """
         events = events_given(events)
         roundings = tuple(_element(events[site]) if site in events else self[site] for site in Site)
         new = {**dict(self.blocks), **events}
@@ -317,43 +389,101 @@ class Plan:
         return replace(self, name=name or self.name, roundings=roundings, blocks=blocks)
 
     def adding(self, site: Site | str, accumulator: Accumulator) -> "Plan":
-        """The plan with one sum of products added up otherwise."""
+        """Return the plan with one sum of products added up otherwise.
+
+        Args:
+            site: A member of `PRODUCTS`, or its name in any case.
+            accumulator: How the products are added.
+
+        Returns:
+            The new plan, whose name ends in a star.
+
+        Raises:
+            TypeError: `accumulator` is no `Accumulator`.
+            ValueError: The event at the site is no sum of products.
+
+        Example:
+            >>> from roundscope.attention import Plan
+            >>> from roundscope.emu import Accumulator
+            >>> plan = Plan.preset("fa2-bf16").adding("PV", Accumulator(order="pairwise"))
+            >>> str(plan.accumulator("PV").order)
+            'pairwise'
+        """
         check_accumulator(accumulator)
         new = list(self.accumulators)
         new[PRODUCTS.index(product_named(site))] = accumulator
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
     def changed(self, *changes: str, seed: int | None = None) -> "Plan":
-        """The plan with changes in words, one after the other: the grammar of every verb
-        (docs/grammar.md).
+        """Return the plan with changes in words, in the grammar of every command (docs/grammar.md).
 
-            Plan.preset("fa2-bf16").changed("O=bf16:stochastic", "PV.sum=hopper:bf16",
-            "delta_from=P_DP", seed=7)
+        Args:
+            changes: Changes that apply from left to right; one text may hold several, separated by
+                blanks. SITE=FORMAT[:MODE[:OVERFLOW]] and SITE=BLOCK_FORMAT[:RULE][:MODE] round a
+                site, where inputs, forward and backward stand for all sites of a stage;
+                SITE.sum=ACCUMULATOR adds up a sum; mode= exp= delta_from= stabilizer= key_order=
+                unfused= only= but= plan= and the other words of docs/grammar.md change the rest.
+            seed: Seed of every stochastic rounding, steps of sums included, from 0 to 2^32 - 1;
+                None leaves the seeds of the plan.
 
-        changes  SITE=FORMAT[:MODE[:OVERFLOW]], SITE=BLOCK_FORMAT[:RULE][:MODE],
-                 SITE.sum=ACCUMULATOR, mode= exp= delta_from= stabiliser= key_order= unfused= only=
-                 but= plan=; inputs, forward and backward stand for their sites. A name that is
-                 given again is changed again
-        seed     of every stochastic rounding, steps of sums included; None leaves those of the plan
+        Returns:
+            The new plan. Its name ends in a star if anything but the seed was changed.
 
-        Raises ValueError naming the word and the repair, also for a site that the plan never
-        reaches.
+        Raises:
+            ValueError: A word is unknown, or names a site that the plan never reaches. The message
+                has the word and the repair.
+            TypeError: A change is no text.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> plan = Plan.preset("fa2-bf16").changed(
+            ...     "O=bf16:stochastic PV.sum=hopper:bf16", "delta_from=P_DP", seed=7
+            ... )
+            >>> str(plan[Site.O].mode), plan[Site.O].seed, str(plan.delta_from)
+            ('stochastic', 7, 'P_DP')
         """
         from roundscope.attention.grammar.changes import changed
 
         return changed(self, changes, seed)
 
     def seeded(self, seed: int) -> "Plan":
-        """The plan with this seed in every stochastic rounding, steps of sums included."""
+        """Return the plan with this seed in every stochastic rounding, steps of sums included.
 
-        def own(r):
+        Args:
+            seed: A whole number from 0 to 2^32 - 1.
+
+        Returns:
+            The new plan, under the same name.
+
+        Raises:
+            ValueError: The seed is out of that range, and the plan has a stochastic rounding.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> plan = Plan.preset("fp32").at("O", "bf16", "stochastic").seeded(3)
+            >>> plan[Site.O].seed, plan[Site.P].seed
+            (3, 0)
+        """
+
+        def reseeded(r: Rounding) -> Rounding:
             return replace(r, seed=seed) if r.mode is RoundingMode.STOCHASTIC else r
 
-        sums = tuple(replace(a, step=own(a.step)) for a in self.accumulators)
-        return replace(self, roundings=tuple(own(r) for r in self.roundings), accumulators=sums)
+        sums = tuple(replace(a, step=reseeded(a.step)) for a in self.accumulators)
+        return replace(self, roundings=tuple(map(reseeded, self.roundings)), accumulators=sums)
 
     def first_term(self, site: Site) -> Site | None:
-        """The event whose result a sum starts from; None where that is 0."""
+        """Return the event whose result the sum at a site starts from, or None where that is 0.
+
+        Args:
+            site: A member of `PRODUCTS`.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> str(Plan.preset("fa2-bf16").first_term(Site.PV))  # P V goes on from alpha O
+            'AO'
+            >>> Plan.preset("qiu-yao").first_term(Site.PV) is None
+            True
+        """
         if site is Site.PV:
             return Site.AO if self.pv_into_o else None
         if site is Site.DP:
@@ -361,31 +491,54 @@ class Plan:
         return site if site in (Site.DV, Site.DQ, Site.DK) else None
 
     def product_bits(self, site: Site) -> int:
-        """The most significand bits of a product in the sum at a site, by the formats of its
-        factors.
+        """Return the most significand bits that a product in the sum at a site can have.
 
-        Up to 24, the products and what the sum starts from are binary32 numbers; up to 53, products
-        are exact in binary64; else ANY_PRODUCT.
+        Args:
+            site: A member of `PRODUCTS`.
+
+        Returns:
+            The sum of the precisions of its factors. Up to 24, the products and what the sum starts
+            from are binary32 numbers; up to 53, products are exact in binary64; beyond that it is
+            106, the bits of a product of two binary64 numbers.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> Plan.preset("fa2-bf16").product_bits(Site.S)  # two factors in BF16
+            16
         """
         factors = self.factors(site)
         bits = sum(self._bits(factor) for factor in factors)
         first = self.first_term(site)
-        own = [self[s].format for s in (*factors, *([first] if first else []))]
-        if not all(f.fits_binary32 for f in own) or any(self.block(factor) for factor in factors):
+        formats = [self[s].format for s in (*factors, *([first] if first else []))]
+        if not all(f.fits_binary32 for f in formats) or any(
+            self.block(factor) for factor in factors
+        ):
             bits = max(bits, EXACT_PRODUCT)
         return bits if bits <= EXACT_PRODUCT else ANY_PRODUCT
 
     def factors(self, site: Site) -> tuple[Site, ...]:
-        """The events whose results are multiplied at a site; ones have no event."""
+        """Return the events whose results are multiplied at a site.
+
+        Args:
+            site: A member of `PRODUCTS`.
+
+        Returns:
+            Two sites, or one where the other factor is 1, as in a row sum.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> [str(s) for s in Plan.preset("fa2-bf16").factors(Site.PV)]
+            ['P', 'V']
+        """
         if site is Site.ROWSUM:
             return (self.row_sum_of,)
         if site is not Site.DELTA:
-            own = {Site.Q: Site.QS, Site.K: Site.KS} if self.scale_roots else {}
+            other = {Site.Q: Site.QS, Site.K: Site.KS} if self.scale_roots else {}
             if self.scaled_keys and site in (Site.S_B, Site.DQ):
-                own[Site.K] = Site.KC
+                other[Site.K] = Site.KC
             if self.dp_from_delta and site is Site.DQ:
-                own[Site.DS] = Site.DSQ
-            return tuple(own.get(factor, factor) for factor in FACTORS[site])
+                other[Site.DS] = Site.DSQ
+            return tuple(other.get(factor, factor) for factor in FACTORS[site])
         if self.delta_from is DeltaFrom.P_DP:
             return Site.EXP_B, Site.DP
         # OD rounds OUT, or O, once more
@@ -396,22 +549,49 @@ class Plan:
         )
 
     def _bits(self, site: Site) -> int:
+        """Return how many significand bits the results of a site can have."""
         block = self.block(site)
         return self[site].format.precision if block is None else _precision(block)
 
     @property
     def is_reproducible(self) -> bool:
-        """False if an accumulator is native: the device's own order of addition."""
+        """Whether the same inputs give the same bits on every machine.
+
+        It is False if an accumulator is native, which adds in the device's own order.
+
+        Example:
+            >>> from roundscope.attention import Plan
+            >>> plan = Plan.preset("fa2-bf16")
+            >>> plan.is_reproducible, plan.changed("PV.sum=native").is_reproducible
+            (True, False)
+        """
         return all(a.order != "native" for a in self.accumulators)
 
     def describe(self) -> dict[str, object]:
-        """The plan as plain data, for JSON."""
+        """Return the plan as plain data for JSON, the form in which results store it.
+
+        Returns:
+            A dictionary from the names of fields to text, numbers, True, False, None, or a
+            dictionary of these: "roundings" by site, with blocks in them, and "accumulators" by
+            site. Fields and sites that only real kernels have are left out where all such fields
+            have their defaults, so that results stored before they existed keep their keys.
+
+        Example:
+            >>> from roundscope.attention import Plan
+            >>> plain = Plan.preset("fa2-bf16").describe()
+            >>> plain["name"], plain["roundings"]["P"], plain["pv_into_o"]
+            ('fa2-bf16', 'bf16', True)
+            >>> "row_sum" in plain, Plan.preset("cudnn").describe()["row_sum"]
+            (False, 'tile-lanes')
+        """
         of_kernels = {name: getattr(self, name) for name in OF_KERNEL}
         of_kernels = {name: x if isinstance(x, int) else str(x) for name, x in of_kernels.items()}
-        own = self.is_of_kernel
+        has_steps = self.is_of_kernel
         return {
             "name": self.name,
-            "roundings": {str(s): str(self.event(s)) for s in Site if own or s not in OF_KERNELS},
+            "roundings": {
+                str(s): str(self.event(s)) for s in Site if has_steps or s not in OF_KERNELS
+            },
             "accumulators": {str(s): str(self.accumulator(s)) for s in PRODUCTS},
             "pv_into_o": self.pv_into_o,
             "normalise_first": self.normalise_first,
@@ -424,78 +604,21 @@ class Plan:
             ),
             "exp": str(self.exp),
             "key_order": str(self.key_order),
-        } | (of_kernels if own else {})
+        } | (of_kernels if has_steps else {})
 
     @property
     def is_of_kernel(self) -> bool:
-        """Whether it has steps that only real kernels have: log2 e in the scores, lanes, registers
-        and what stands beside them.
+        """Whether the plan has steps that only real kernels have.
+
+        Such steps are log2 e in the scores, row sums in lanes, registers, and whatever else a field
+        of `OF_KERNEL` turns on.
+
+        Example:
+            >>> from roundscope.attention import Plan
+            >>> Plan.preset("fa2-bf16").is_of_kernel, Plan.preset("cudnn").is_of_kernel
+            (False, True)
         """
         return any(getattr(self, name) != _DEFAULTS[name] for name in OF_KERNEL)
-
-
-def check_served(plan: Plan) -> None:
-    """Raises ValueError for a softcap, a window or a way of sinks that is none, or that does not go
-    with the rest of the plan.
-    """
-    if not 0.0 <= plan.softcap < math.inf:
-        raise ValueError(
-            f"softcap={plan.softcap}: a number above 0, such as 50.0, that bounds the scores; 0 for"
-            " no bound"
-        )
-    if plan.softcap and plan.dp_from_delta:
-        raise ValueError(
-            f"softcap={plan.softcap:g}: a second dS, of dp_from_delta=true, knows no softcap; use"
-            " dp_from_delta=false"
-        )
-    if isinstance(plan.window, bool) or plan.window < 0:
-        raise ValueError(
-            f"window={plan.window}: how many keys a query sees, its own included, such as 128; 0"
-            " for all"
-        )
-    if plan.sinks is Sinks.NONE:
-        return
-    for name in ("split_tiles", "kept_state", "lse_base2"):
-        if getattr(plan, name):
-            raise ValueError(
-                f"sinks={plan.sinks}: {plan.name} has {name}={getattr(plan, name)}, which knows no"
-                " sinks; change it"
-            )
-    if plan.delta_from is DeltaFrom.CENTRED:
-        raise ValueError(
-            f"sinks={plan.sinks}: rows of P do not add up to 1, which delta_from=CENTRED expects;"
-            " use OUT, O or P_DP"
-        )
-    if plan.sinks is Sinks.KEY and not plan.normalise_first:
-        raise ValueError(
-            "sinks=key: of tiles, each adds up its own keys; it goes with a softmax of whole rows;"
-            " use sinks=first or last"
-        )
-    if plan.sinks is Sinks.LAST and plan.normalise_first:
-        raise ValueError(
-            "sinks=last: P of a softmax of whole rows is divided before any later key; use"
-            " sinks=key or sinks=first"
-        )
-
-
-def check_factors(plan: Plan) -> None:
-    """Raises ValueError where a product runs on a tensor core that cannot read its factors."""
-    for site in PRODUCTS:
-        kept = plan.accumulator(site).alignment
-        if kept is None:
-            continue
-        if site not in FACTORS:
-            raise ValueError(
-                f"accumulator of {site}: no matrix unit computes it; use a preset@architecture, or"
-                f" give it to {' '.join(FACTORS)}"
-            )
-        for factor in plan.factors(site):
-            if plan.block(factor) is not None or not kept.operand.holds(plan[factor].format):
-                raise ValueError(
-                    f"accumulator of {site}: a tensor core of {kept.operand.name} cannot read"
-                    f" {factor} in {plan.event(factor)}; round {factor} to {kept.operand.name}, or"
-                    f" give {site} another accumulator"
-                )
 
 
 OF_KERNEL = (
@@ -533,14 +656,19 @@ OF_KERNEL = (
     "window",
     "sinks",
 )
-"""Fields of a plan in which only the twins of real kernels differ from the presets."""
+"""Names of the fields that are at their defaults in plans without steps of real kernels.
+
+`Plan.describe` leaves them out of such plans.
+"""
 
 _DEFAULTS = {f.name: f.default for f in fields(Plan)}
 _ORDINAL = {site: i for i, site in enumerate(Site)}
 
 
 def ordinal(site: Site) -> int:
-    """The position of a site in Site: where a plan, and a table of plans, has its rounding."""
+    """Return the position of a site in `Site`, at which a plan, or a table of plans, has its
+    rounding.
+    """
     return _ORDINAL[site]
 
 
@@ -551,9 +679,17 @@ def event_to(
     overflow: str | None = None,
     seed: int | None = None,
 ) -> Event:
-    """A `BlockFormat` where the format is one or its name is, else a `Rounding`; with the changes.
+    """Return how an event rounds to a format: a `BlockFormat` if the format is one, or the name of
+    one, and otherwise a `Rounding`.
 
-    Raises ValueError for unknown names.
+    Args:
+        format: A format by name, a `Rounding`, or a `BlockFormat`.
+        mode: The rounding mode; None keeps that of the format, by default ties-to-even.
+        overflow: "inf", "nan" or "saturate"; None keeps that of the format.
+        seed: Of stochastic rounding; None keeps that of the format, by default 0.
+
+    Raises:
+        ValueError: A name is unknown, or the words contradict each other.
     """
     if isinstance(format, BlockFormat) or (isinstance(format, str) and format in BLOCK_NAMED):
         return block_format(format, mode, overflow=overflow, seed=seed)
@@ -563,6 +699,7 @@ def event_to(
 
 
 def _format(name: str) -> Format:
+    """Return the format of a name; the error for an unknown one lists block formats too."""
     try:
         return format_named(name)
     except ValueError as error:
@@ -570,18 +707,23 @@ def _format(name: str) -> Format:
 
 
 def _element(event: Event) -> Rounding:
+    """Return how the numbers of an event round, those of blocks without their scale."""
     return event.element if isinstance(event, BlockFormat) else event
 
 
 def _seedless(block: BlockFormat) -> BlockFormat:
+    """Return the block format with seed 0, as `Plan.blocks` has it."""
     return replace(block, element=replace(block.element, seed=0))
 
 
 def _precision(block: BlockFormat) -> int:
-    """Significand bits of T X P."""
+    """Return the significand bits of a number T X P in blocks: element P, scale X, and the scale T
+    of a whole tensor.
+    """
     scale = 0 if block.power_of_two else block.scale.precision
     return block.element.format.precision + scale + (24 if block.tensor else 0)
 
 
 def _edited(name: str) -> str:
+    """Return the name of a plan that was made from the plan of the given name."""
     return name if name.endswith("*") else f"{name}*"

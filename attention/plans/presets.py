@@ -1,4 +1,9 @@
-"""The presets: published attention kernels as plans, each with its source."""
+"""The presets: published ways to compute attention as plans, each with its source.
+
+A preset rounds where a paper or a release says so, and leaves out what only hardware or a library
+decides; for plans that give the bits of a real kernel see `attention.plans.twins`. `preset` reads
+every name that `Plan.preset` knows.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,54 +34,63 @@ ALL = 2**30  # a block's size beyond every tensor's
 HEAD_FP8 = BlockFormat(
     element=E4M3, size=ALL, rows=ALL, scale=format_named("fp32"), rule=ScaleRule.NEAREST
 )
-"""E4M3 with one binary32 scale, max |x| / 448, for a whole head."""
+"""E4M3 with one binary32 scale for a whole head, max |x| / 448."""
 
 
 def _scaled_e4m3(power: int) -> Rounding:
-    """2^power x in E4M3: a fixed scale is another exponent range."""
+    """Return the rounding of x to numbers whose 2^power-fold is an E4M3 number.
+
+    A fixed scale of a power of two is the same as a format with another exponent range.
+    """
     name, largest = f"e4m3fn/{2**power}", 448.0 / 2**power
     f = Format(name=name, precision=4, emin=-6 - power, max_finite=largest, inf=False, nan=True)
     return Rounding(format=f, overflow=Overflow.SATURATE)
 
 
 P_256 = _scaled_e4m3(8)
-"""256 P in E4M3: down to 2^-17 and up to 1.75."""
+"""P as 256 P in E4M3: numbers from 2^-17 up to 1.75."""
 P_16 = _scaled_e4m3(4)
-"""16 P in E4M3: down to 2^-13 and up to 28."""
+"""P as 16 P in E4M3: numbers from 2^-13 up to 28."""
 
 
 def everywhere(name: str, r: Rounding) -> Plan:
-    """Every event, steps of sums included, in one format."""
+    """Return the plan in which every event and every step of a sum rounds alike."""
     return Plan(
         name=name, roundings=(r,) * len(Site), accumulators=(Accumulator(step=r),) * len(PRODUCTS)
     )
 
 
 def _with(plan: Plan, name: str, r: Rounding, *sites: Site) -> Plan:
+    """Return the plan with the given sites rounded alike, under another name."""
     changed = tuple(r if site in sites else plan[site] for site in Site)
     return replace(plan, name=name, roundings=changed)
 
 
 def exact() -> Plan:
-    """binary64 throughout: the golden value. delta from the unrounded output."""
+    """Return the plan that rounds to binary64 throughout, the reference for all others.
+
+    delta is of the output in binary64 too.
+    """
     return everywhere("exact", BINARY64)
 
 
 def fp32() -> Plan:
-    """Every event rounds to binary32."""
+    """Return the plan in which every event and every step of a sum rounds to binary32."""
     return everywhere("fp32", BINARY32)
 
 
 def qiu_yao() -> Plan:
-    """The forward of the code released with arXiv 2510.04212 (attention.py, commit 30ef021, eager,
-    under autocast): scores, running maximum, row sum and O are kept in BF16 and O is rounded per
-    tile, before normalisation, by mul_, einsum and add_ in turn; exp and the row sum of a tile are
-    FP32. div_ divides, so INV stays in binary64 and the quotient rounds once.
+    """Return the forward of the code released with arXiv 2510.04212 (attention.py, commit 30ef021,
+    run eagerly under autocast), with a backward in FP32.
 
-    Backward in FP32 from the BF16 output; gradients leave in BF16.
+    Scores, running maximum, row sum and O are kept in BF16, and O is rounded per tile, before it is
+    normalized, by mul_, einsum and add_ in turn. exp and the row sum of a tile are FP32. div_
+    divides, so INV stays in binary64 and the quotient rounds once. The backward starts from the
+    BF16 output, and gradients leave in BF16.
 
-    The code's own backward runs under autocast, and compiled its forward is another one too:
-    `attention.plans.twins.qiu_yao_eager` and `qiu_yao_compiled` give their bits (docs/kernels.md).
+    The code's own backward runs under autocast, and its compiled forward is different too: the
+    twins qiu-yao-eager and qiu-yao-compiled give their bits (`attention.plans.released`,
+    docs/kernels.md).
     """
     plan = _with(
         fp32(),
@@ -100,36 +114,40 @@ def qiu_yao() -> Plan:
 
 
 def fa2_bf16() -> Plan:
-    """FlashAttention-2 and -3 in BF16 (arXiv 2307.08691; flash-attention at 0251105a): S, m, l and
-    O in FP32, the row sum over FP32 P, P and dS cast to BF16, P V accumulating into O, one rounding
-    of the normalised O, delta the FP32 row sum of dO times the BF16 output.
+    """Return FlashAttention-2 and -3 in BF16 (arXiv 2307.08691; flash-attention at 0251105a).
+
+    S, m, l and O are FP32, and the row sum adds P before its cast. P and dS are cast to BF16. P V
+    is added into alpha O as one sum (`pv_into_o`), so site O rounds both at once. The normalized O
+    rounds once, and delta is the FP32 row sum of dO times the BF16 output.
     """
     plan = _with(fp32(), "fa2-bf16", BF16, *INPUTS, *GRADIENTS, Site.P, Site.OUT, Site.P_B, Site.DS)
     return replace(plan, pv_into_o=True)
 
 
 def fa3_fp8() -> Plan:
-    """FlashAttention-3 in FP8 (arXiv 2407.08608) without its scales: plain E4M3 casts of Q, K, V
-    and P, saturating.
+    """Return FlashAttention-3 in FP8 (arXiv 2407.08608) without its scales.
 
-    The backward is that of fa2-bf16 on the same operands: FA3 has none in FP8.
+    Q, K, V and P are cast to E4M3 as they are, and saturate. The backward is that of fa2-bf16 on
+    the same operands, since FlashAttention-3 has none in FP8.
     """
     return _with(fa2_bf16(), "fa3-fp8", E4M3, Site.Q, Site.K, Site.V, Site.P)
 
 
 def fa3_fp8_scaled() -> Plan:
-    """FlashAttention-3 in FP8 as released: Q, K and V in E4M3 with one binary32 scale per head
-    (q_descale, k_descale, v_descale of shape (batch, heads); Dao-AILab/flash-attention, issue 1699:
-    "more accurately per-head quantization"), P as 256 P in E4M3 (hopper/softmax.h, Max_offset = 8,
-    "to reduce underflow"), key tiles from the last to the first.
+    """Return FlashAttention-3 in FP8 as released.
 
-    The paper has a scale for each block of Br x d or Bc x d instead: `replace(HEAD_FP8, rows=128)`
-    at Q and K, `size=128` at V.
+    Q, K and V are in E4M3 with one binary32 scale per head (q_descale, k_descale and v_descale of
+    shape (batch, heads); Dao-AILab/flash-attention, issue 1699: "more accurately per-head
+    quantization"). P is in E4M3 as 256 P (hopper/softmax.h, Max_offset = 8, "to reduce underflow").
+    Key tiles go from the last to the first. The backward is that of fa2-bf16 on the same operands.
 
-    Differences: the kernel scales sums of codes, here the scales go into the operands (the sums'
-    roundings are as large, not the same bits); its scales come from the caller, here they are max
-    |x| / 448; and Q's is of its key head there, of its own here. The backward is that of fa2-bf16
-    on the same operands.
+    The paper has a scale for each block of Br x d or Bc x d instead. That is
+    `replace(HEAD_FP8, rows=128)` at Q and K, and `size=128` at V.
+
+    The plan differs from the kernel in three ways. The kernel scales sums of codes, while here the
+    scales go into the operands, so the roundings of sums are as large, but not the same bits. Its
+    scales come from the caller, while here they are max |x| / 448. The scale of Q is that of its
+    key head there, and of its own head here.
     """
     plan = fa2_bf16().rounded(
         {Site.Q: HEAD_FP8, Site.K: HEAD_FP8, Site.V: HEAD_FP8, Site.P: P_256}, "fa3-fp8-scaled"
@@ -138,11 +156,11 @@ def fa3_fp8_scaled() -> Plan:
 
 
 def mxfp8_attention() -> Plan:
-    """FlashAttention-2 with the operands of both products in MXFP8 (OCP MX 1.0): Q, K, P and V in
-    E4M3, a power of two for every 32 numbers along the sum, by the standard's rule (`rule="rceil"`
-    is that of arXiv 2506.08027, whose recipe keeps attention in BF16).
+    """Return FlashAttention-2 with the operands of both products in MXFP8 (OCP MX 1.0).
 
-    The backward is that of fa2-bf16 on the same operands.
+    Q, K, P and V are in E4M3 with a power of two as the scale of every 32 numbers along the sum, by
+    the standard's rule. (`rule="rceil"` is that of arXiv 2506.08027, whose recipe keeps attention
+    in BF16.) The backward is that of fa2-bf16 on the same operands.
     """
     mx = block_format("mxfp8_e4m3")
     return fa2_bf16().rounded(
@@ -151,9 +169,10 @@ def mxfp8_attention() -> Plan:
 
 
 def baseline_bf16() -> Plan:
-    """Unfused attention in BF16 with an FP32 softmax: matrix products return BF16, P is normalised
-    and cast before P V, delta is the FP32 row sum of P dP inside the softmax backward (PyTorch's
-    math path under autocast).
+    """Return unfused attention in BF16 with an FP32 softmax, as PyTorch's math path under autocast.
+
+    Matrix products return BF16, P is normalized and cast before P V, and delta is the FP32 row sum
+    of P dP inside the backward of the softmax.
     """
     plan = _with(
         fp32(),
@@ -176,7 +195,7 @@ def baseline_bf16() -> Plan:
 
 
 def _blackwell() -> ModuleType:
-    """The module of FlashAttention-4's plans, which are made of these."""
+    """Return the module of FlashAttention-4's plans, which imports this one."""
     from roundscope.attention.plans import blackwell
 
     return blackwell
@@ -197,44 +216,72 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "fa4-fp8-threshold0": lambda: _blackwell().fa4_fp8_threshold0(),
     "cudnn-mxfp8": lambda: _blackwell().cudnn_mxfp8(),
 }
+"""The published plans by name; each value is a function without arguments that makes the plan.
+
+* exact: binary64 throughout, the reference.
+* fp32: binary32 throughout.
+* qiu-yao: the released code of arXiv 2510.04212, statistics and O in BF16, with an FP32 backward.
+* fa2-bf16: FlashAttention-2 and -3 in BF16 (arXiv 2307.08691).
+* fa3-fp8: FlashAttention-3 in FP8 without scales (arXiv 2407.08608).
+* fa3-fp8-scaled: the same as released, with a scale per head.
+* mxfp8-attention: FlashAttention-2 with operands in MXFP8 (OCP MX 1.0).
+* baseline-bf16: unfused attention in BF16, as PyTorch's math path under autocast.
+* fa4-bf16, fa4-fp8, fa4-fp8-offset4, fa4-fp8-threshold0: FlashAttention-4, from its public code.
+* cudnn-mxfp8: cuDNN's MXFP8 forward, from the reference of its tests.
+
+`Plan.preset(name)` is the usual way to make one, and knows the names of twins, all:FORMAT and
+@ARCHITECTURE too.
+
+Example:
+    >>> from roundscope.attention import PRESETS, Plan
+    >>> PRESETS["fa2-bf16"]() == Plan.preset("fa2-bf16")
+    True
+"""
 
 
 def on_tensor_cores(plan: Plan, arch: str) -> Plan:
-    """The plan with its products on the tensor cores of an architecture ("hopper"): those whose
-    factors both have a type that it reads.
+    """Return the plan with its products of matrices on the tensor cores of an architecture.
 
-    Factors of two types meet in the first of their own two, bf16 and fp16 that holds both. Sums of
-    FP32 factors and delta stay as they are: they run elsewhere. In blocks the scales are in the
-    factors, so those products stay too. The row sum adds by halves, as lanes of a GPU reduce.
+    A product moves there if the architecture reads the formats of both factors. Factors of two
+    formats meet in the first of these two, bf16 and fp16 that holds both. Sums of FP32 factors and
+    delta stay as they are, since they run elsewhere, and so do products of operands in blocks,
+    whose factors include the scales. The row sum adds by halves, as lanes of a GPU reduce.
     (FlashAttention-3's own lanes first add their columns one after the other, over all tiles.)
 
-    Raises ValueError for an unknown architecture.
+    Args:
+        plan: The plan to change.
+        arch: Name of the architecture, such as "hopper".
+
+    Raises:
+        ValueError: The architecture is unknown.
     """
-    own, found = architecture(arch).operands, plan
+    operands, changed = architecture(arch).operands, plan
     for site, factors in FACTORS.items():
         formats = {plan[factor].format for factor in factors}
         fitting = [
             f
             for f in (*formats, BF16.format, FP16.format)
-            if f.name in own and all(map(f.holds, formats))
+            if f.name in operands and all(map(f.holds, formats))
         ]
         if fitting and not any(map(plan.block, factors)):
-            found = found.adding(site, tensor_core(arch, fitting[0].name))
-    if found is not plan and plan.accumulator(Site.ROWSUM).order is Order.ASCENDING:
-        found = found.adding(
+            changed = changed.adding(site, tensor_core(arch, fitting[0].name))
+    if changed is not plan and plan.accumulator(Site.ROWSUM).order is Order.ASCENDING:
+        changed = changed.adding(
             Site.ROWSUM, replace(plan.accumulator(Site.ROWSUM), order=Order.HALVES)
         )
-    return replace(found, name=f"{plan.name}@{arch}")
+    return replace(changed, name=f"{plan.name}@{arch}")
 
 
 def preset(name: str) -> Plan:
-    """The preset of that name, or all:<format>: every event in one format.
+    """Return the plan of a name, as `Plan.preset` documents it.
 
-    Either may end in @<architecture>: its products on tensor cores. Or a twin
-    (attention.plans.twins): a plan that gives a real kernel's own bits, whose products are there
-    already.
+    The name is that of a preset, or all:FORMAT for every event in one format, either of them with
+    @ARCHITECTURE at its end for products on tensor cores; or that of a twin, whose products are on
+    tensor cores already.
 
-    Raises ValueError with the nearest name.
+    Raises:
+        ValueError: There is no such name; the message has the nearest one.
+        TypeError: The name is no text.
     """
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: give the name of a preset, such as 'fa2-bf16'")

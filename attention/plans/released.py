@@ -1,4 +1,8 @@
-"""The released code of arXiv 2510.04212, compiled and eager, as plans."""
+"""The released code of arXiv 2510.04212 as plans, compiled and eager.
+
+These are twins: they give the bits of that code on an H200 (docs/kernels.md). The preset `qiu-yao`
+describes the eager forward alone.
+"""
 
 from dataclasses import replace
 
@@ -19,13 +23,12 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 
 
 def qiu_yao_compiled() -> Plan:
-    """The released code of arXiv 2510.04212 as its training runs it, compiled and under autocast:
-    the compiler keeps the scaled scores, the maximum, EXP and O in FP32, adds the tiles by
-    multiply-adds and writes m and l in BF16; the backward repeats BF16 scores and adds BF16 parts
-    in FP32.
+    """Return the released code as its training runs it, compiled and under autocast.
 
-    Without a mask it fuses X; of two query tiles the first divides by l in FP32, of one tile none
-    does.
+    The compiler keeps the scaled scores, the maximum, EXP and O in FP32, adds the tiles by
+    multiply-adds, and writes m and l to memory in BF16. The backward computes BF16 scores again and
+    adds BF16 parts in FP32. Without a mask X is one multiply-add. Of several query tiles the first
+    divides by l in FP32 and the others by l in BF16; a single tile divides by l in BF16.
     """
     wide = (Site.SCALED, Site.X, Site.DM, Site.M, Site.L, Site.O, Site.SCALED_B)
     plan = (
@@ -45,8 +48,8 @@ def qiu_yao_compiled() -> Plan:
 
 
 def qiu_yao_eager() -> Plan:
-    """The released code of arXiv 2510.04212 run eagerly under autocast, tile by tile: every result
-    of an operation is BF16.
+    """Return the released code run eagerly under autocast, tile by tile, where the result of every
+    operation is BF16.
     """
     plan = _released("qiu-yao-eager").rounded(
         dict.fromkeys((Site.DOO, Site.DQP, Site.DQ, Site.DKP, Site.DK, Site.DVP, Site.DV), BF16)
@@ -56,8 +59,8 @@ def qiu_yao_eager() -> Plan:
 
 
 def _released(name: str) -> Plan:
-    """Return the plan that both forms of the released code start from: BF16 operations, CUDA's
-    expf, P scaled before dS.
+    """Return what both forms of the released code share: operations in BF16, CUDA's expf, and a
+    scale that multiplies P before dS.
     """
     bf16 = (
         *(

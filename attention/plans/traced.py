@@ -1,9 +1,9 @@
-"""`TracedPlan`: a plan whose formats, modes and seeds are a table of integers, so that they are
-data to XLA.
+"""Plans as data: `TracedPlan` is a plan whose formats, modes and seeds are a table of integers, so
+that another plan of the same structure needs no new compilation by XLA.
 
-`structure(plan)` is what is left static: how the kernel is built, the orders of its sums, which
+`structure(plan)` is what stays static: the choices of the kernel, the orders of its sums, which
 roundings are stochastic, whether the steps of a sum round to nearest even, otherwise, or at random,
-and block formats. Plans of one structure share one compilation.
+and block formats. `head_plans` makes such a table, with one plan for each query head.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
-from roundscope.attention.plans.plan import Plan, check_factors, ordinal
+from roundscope.attention.plans.checks import check_factors
+from roundscope.attention.plans.plan import Plan, ordinal
 from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.emu.arrays import Array
 from roundscope.emu.backends.ops import ANY_PRODUCT
 from roundscope.emu.backends.xla.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
 from roundscope.emu.rounding.modes import BINARY32, Rounding, rounding
@@ -34,7 +37,7 @@ STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-z
 
 
 class TracedAccumulator(NamedTuple):
-    """Stands for an `Accumulator`."""
+    """An `Accumulator` whose step is data; it has the attributes that sums read."""
 
     order: Order
     step: TracedRounding
@@ -43,26 +46,34 @@ class TracedAccumulator(NamedTuple):
 
 
 class TracedPlan:
-    """Stands for a `Plan`: `like` with the roundings of a table. Needs 64-bit types enabled."""
+    """A plan with the roundings of a table, which stands wherever events read a `Plan`.
 
-    def __init__(self, like: Plan, table: Any) -> None:
+    Args:
+        like: The structure, from which everything but roundings is read.
+        table: (rows, FIELDS, 2) of uint32, traced or not: one plan of `HeadPlans.table`. 64-bit
+            types have to be enabled.
+    """
+
+    def __init__(self, like: Plan, table: Array) -> None:
         self.like = like
         # two words of 32 bits, since a caller's jit may have 64-bit types disabled
         self.table = (table[..., 0].astype("int64") << 32) | table[..., 1].astype("int64")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.like, name)  # what is no rounding
+        """Return a field or method of the structure, which is everything but roundings."""
+        return getattr(self.like, name)
 
     def __getitem__(self, site: Site) -> TracedRounding:
+        """Return the rounding of a site, as data."""
         kind = kind_of(self.like[site])
         return rounding_of(self.table[ordinal(site)], Kind.ANY if kind is Kind.NEAREST else kind)
 
     def product_bits(self, _: Site) -> int:
-        """As `Plan.product_bits`, of any formats."""
+        """Return the bits of a product of any formats, since the formats are data."""
         return ANY_PRODUCT
 
     def accumulator(self, site: Site) -> TracedAccumulator:
-        """As `Plan.accumulator`."""
+        """Return how the sum at a site is added up; its step is data."""
         acc = self.like.accumulator(site)
         row = self.table[len(Site) + PRODUCTS.index(site)]
         return TracedAccumulator(
@@ -73,41 +84,59 @@ class TracedPlan:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class HeadPlans:
-    """Plans of heads as data, a pytree: `like` is static, `table` (heads, rows, FIELDS, 2) uint32
-    may be mapped, indexed, stacked.
+    """Plans of heads as data, a pytree that `jax.jit` and `jax.vmap` take as an argument.
+
+    Args:
+        like: The structure that all plans share; static.
+        table: The roundings, (heads, len(Site) + len(PRODUCTS), FIELDS, 2) of uint32, which may be
+            mapped over, indexed and stacked along further leading axes.
     """
 
     like: Plan = field(metadata={"static": True})
-    table: Any
+    table: Array
 
 
 def head_plans(plans: Sequence[Plan]) -> HeadPlans:
-    """A plan per query head, for `attend(..., plan=head_plans(plans))` inside jit and vmap: other
-    plans of the same structure then need no compilation.
+    """Return plans as data, one for each query head, for `attend(..., plan=head_plans(plans))`.
 
-    Raises ValueError for plans of two structures, with what differs.
+    Inside jit and vmap, other plans of the same structure then need no compilation.
+
+    Args:
+        plans: As many plans as the call has query heads.
+
+    Raises:
+        ValueError: Two plans have different structures; the message says what differs.
+
+    Example:
+        >>> from roundscope.attention import Plan
+        >>> from roundscope.attention.plans.traced import head_plans
+        >>> plan = Plan.preset("fa2-bf16")
+        >>> head_plans([plan, plan.at("O", "bf16")]).table.shape[0]
+        2
     """
     return HeadPlans(common_structure(plans), np.stack([table_of(p) for p in plans]))
 
 
 def common_structure(plans: Sequence[Plan]) -> Plan:
-    """The structure of plans that can share a compilation.
+    """Return the structure of plans that can share a compilation.
 
-    Raises ValueError naming the first that cannot.
+    Raises:
+        ValueError: A plan has another structure than the first; the message has its position and
+            what differs. Or a tensor core cannot read the factors of a product.
     """
     for p in plans:
         check_factors(p)
     like = [structure(p) for p in plans]
     if other := next((n for n, plan in enumerate(like) if plan != like[0]), 0):
-        told = difference(plans[0], plans[other])
+        what = difference(plans[0], plans[other])
         raise ValueError(
-            f"plan: entries 0 and {other} differ in more than is data, {told}; call them separately"
+            f"plan: entries 0 and {other} differ in more than is data, {what}; call them separately"
         )
     return like[0]
 
 
 def difference(a: Plan, b: Plan) -> str:
-    """The first thing in which two plans of different structure differ, in words."""
+    """Return the first thing in which two plans of different structure differ, in words."""
     for site in Site:
         if a.block(site) != b.block(site):
             return f"{site}: {a.event(site)} and {b.event(site)}, and blocks are no data"
@@ -131,11 +160,17 @@ def difference(a: Plan, b: Plan) -> str:
     return f"{name}: {getattr(a, name)} and {getattr(b, name)}"
 
 
-def reseeded(plans: HeadPlans, number: Any) -> HeadPlans:
-    """The plans with every seed mixed with a number (uint32, broadcastable to the table's axes
-    before rows): fresh random bits for each step, layer, ...
+def reseeded(plans: HeadPlans, number: "Array | int") -> HeadPlans:
+    """Return the plans with every seed mixed with a number, for fresh random bits in each step or
+    layer.
 
-    Pure; may be traced. Only seeds change; the same seed and number give the same new seed.
+    Only seeds change, and the same seed and number give the same new seed. The function is pure and
+    may be traced.
+
+    Args:
+        plans: The plans, whose table may have more leading axes.
+        number: A uint32 number, or an array of them that broadcasts to the axes of the table before
+            its last three.
     """
     table = jnp.asarray(plans.table)
     seed = table[..., -1, 1]
@@ -145,15 +180,20 @@ def reseeded(plans: HeadPlans, number: Any) -> HeadPlans:
 
 
 def is_stochastic(like: Plan) -> bool:
-    """Whether a plan draws random bits: at an event, or in the step of a sum that is not native."""
+    """Return whether a plan draws random bits, at an event or in a step of a sum.
+
+    Native sums have no steps.
+    """
     steps = [a.step for a in like.accumulators if a.order is not Order.NATIVE]
     return any(kind_of(r) is Kind.STOCHASTIC for r in (*like.roundings, *steps))
 
 
 @lru_cache(4096)
-def table_of(plan: Plan) -> np.ndarray:
-    """The roundings of all events and of the steps of all sums: (len(Site) + len(PRODUCTS), FIELDS,
-    2), upper and lower words.
+def table_of(plan: Plan) -> NDArray[np.uint32]:
+    """Return the roundings of all events, and then of the steps of all sums, as integers.
+
+    The shape is (len(Site) + len(PRODUCTS), FIELDS, 2); the last axis has the upper and the lower
+    word of a number.
     """
     rows = np.stack([row_of(r) for r in (*plan.roundings, *(a.step for a in plan.accumulators))])
     return np.stack([rows >> 32, rows & 0xFFFF_FFFF], axis=-1).astype(np.uint32)
@@ -161,9 +201,10 @@ def table_of(plan: Plan) -> np.ndarray:
 
 @lru_cache(4096)
 def structure(plan: Plan) -> Plan:
-    """The plan without what is data: a canonical plan, equal for all that share a compilation.
+    """Return the plan without what is data, which is equal for all plans that share a compilation.
 
-    Block formats are no data, but for seeds.
+    Its name is empty, and its roundings stand for all others of their kind. Block formats are no
+    data, except for their seeds.
     """
     accumulators = tuple(map(_static, plan.accumulators))
     blocks = dict(plan.blocks)
@@ -174,14 +215,16 @@ def structure(plan: Plan) -> Plan:
 
 
 def _static(a: Accumulator) -> Accumulator:
-    """What is static of a sum."""
-    has_chunk = a.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.ALIGNED)
+    """Return an accumulator with a step that stands for all others of its kind."""
+    has_chunk = a.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS, Order.ALIGNED)
     return replace(a, step=_canonical(a.step), chunk=a.chunk if has_chunk else 16)
 
 
 def _canonical_event(r: Rounding) -> Rounding:
+    """Return the rounding that stands for all that an event may have as data."""
     return STOCHASTIC32 if kind_of(r) is Kind.STOCHASTIC else BINARY32
 
 
 def _canonical(step: Rounding) -> Rounding:
+    """Return the rounding that stands for all that a step of a sum may have as data."""
     return {Kind.NEAREST: BINARY32, Kind.ANY: ANY32, Kind.STOCHASTIC: STOCHASTIC32}[kind_of(step)]

@@ -1,8 +1,9 @@
-"""Twins: plans that give a real kernel's own bits, with the tiles and the versions for which that
-was shown.
+"""Twins: plans that give the bits of a real kernel, each with the tiles and versions for which
+that was shown.
 
-A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels); the share
-of equal bits is in docs/kernels.md. What is not compared is not here.
+A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels), and
+docs/kernels.md has the share of equal bits. Plans that were not compared with a kernel are in
+`attention.plans.presets`.
 """
 
 from collections.abc import Callable
@@ -37,9 +38,11 @@ from roundscope.emu.sums.tensor_cores import tensor_core
 class Twin:
     """A real kernel as a plan.
 
-    plan    its arithmetic
-    tiles   width of the heads -> (block_q, block_k)
-    source  what it was compared with
+    Args:
+        plan: The arithmetic of the kernel.
+        tiles: A function from the features of a head to the tile sizes (block_q, block_k) of the
+            kernel.
+        source: The kernel and versions that the plan was compared with.
     """
 
     plan: Plan
@@ -48,8 +51,13 @@ class Twin:
 
 
 def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
-    """Return the plan that the twins of fused kernels start from: tensor cores, ex2, rows in four
-    lanes that begin at alpha l.
+    """Return what the twins of fused kernels share: tensor cores, ex2, and rows in four lanes that
+    begin at alpha l.
+
+    Args:
+        name: Name of the plan.
+        core: The tensor core of all products of matrices.
+        lanes: How many threads add up a row of delta.
     """
     plan = fa2_bf16().at(Site.AL, BINARY64)  # one multiply-add with the first column
     plan = on_hopper(plan.adding(Site.DELTA, octets(lanes)), core)
@@ -65,22 +73,22 @@ def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
 
 
 def fa2() -> Plan:
-    """FlashAttention-2 as torch's SDPA runs it: m of the unscaled scores, X = c S - c m with both
-    products rounded.
+    """Return FlashAttention-2 as torch's SDPA runs it: m is of the unscaled scores, and
+    X = c S - c m with both products rounded.
     """
     plan = replace(_fused("fa2"), log2_e=Log2E.MAXIMUM)
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
 
 
 def fa2_split() -> Plan:
-    """FlashAttention-2 where heads are few and blocks share the keys of one: each tile is a softmax
-    of its own, and all are combined.
+    """Return FlashAttention-2 as it runs with few heads, where thread blocks share the keys of one
+    head: each key tile is a softmax of its own, and the results are combined.
     """
     return replace(fa2(), name="fa2-split", split_tiles=1)
 
 
 def cudnn() -> Plan:
-    """cuDNN's fused attention: the scores are scaled by c before the maximum."""
+    """Return cuDNN's fused attention, which multiplies the scores with c before the maximum."""
     return replace(
         _fused("cudnn", lanes=16),
         log2_e=Log2E.SCALE,
@@ -92,8 +100,8 @@ def cudnn() -> Plan:
 
 
 def efficient() -> Plan:
-    """Memory-efficient attention (CUTLASS) as torch's SDPA runs it: as cuDNN's, on tensor cores
-    that take 8 products at a time.
+    """Return memory-efficient attention (CUTLASS) as torch's SDPA runs it, on tensor cores that
+    take 8 products at a time.
     """
     plan = _fused("sdpa-efficient", EIGHTS, lanes=2).at(Site.AL, BINARY32)
     return replace(
@@ -110,8 +118,8 @@ def efficient() -> Plan:
 
 
 def flex() -> Plan:
-    """torch's flex_attention, which Triton compiles: the scores are scaled, then multiplied by log2
-    e inside X's multiply-add.
+    """Return torch's flex_attention, which Triton compiles: the scores are scaled, and then
+    multiplied with log2 e inside the multiply-add of X.
     """
     return replace(
         _fused("flex").at(Site.TT, BINARY64),
@@ -131,8 +139,10 @@ def flex() -> Plan:
 
 
 def triton_tutorial() -> Plan:
-    """The attention of Triton's tutorial 06, in FP16: its backward multiplies K with scale log2 e
-    and rounds it again, so S_B is not S.
+    """Return the attention of Triton's tutorial 06, in FP16.
+
+    Its backward multiplies K with scale log2 e and rounds it again, so the scores that it computes
+    again, S_B, are not those of the forward.
     """
     plan = replace(
         _fused("triton-tutorial", tensor_core("hopper", "fp16"), lanes=16),
@@ -152,8 +162,8 @@ def triton_tutorial() -> Plan:
 
 
 def pallas_mha() -> Plan:
-    """`jax.experimental.pallas.ops.gpu.attention.mha`, which Triton compiles without fusing any
-    multiply-add.
+    """Return `jax.experimental.pallas.ops.gpu.attention.mha`, which Triton compiles without fusing
+    any multiply-add.
     """
     plan = _fused("pallas-mha").rounded(dict.fromkeys((Site.AL, Site.AO), BINARY32))
     plan = plan.rounded(dict.fromkeys((Site.DOO, Site.DELTA, Site.DSQ), BF16)).adding(
@@ -180,6 +190,7 @@ TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
 
 
 def _square(size: int) -> Callable[[int], tuple[int, int]]:
+    """Return the tiles of a kernel that has square ones of one size for all widths."""
     return lambda width: (size, size)
 
 
@@ -248,4 +259,4 @@ _TWINS = {
     ),
 }
 TWINS = {name: replace(twin, plan=replace(twin.plan, name=name)) for name, twin in _TWINS.items()}
-"""By name; `Plan.preset` knows the names too."""
+"""The twins by name; `Plan.preset` knows the names too and returns the plan alone."""

@@ -1,5 +1,7 @@
-"""Attention whose softmax stands alone, as plans: eager frameworks, XLA, and the math back end of
-SDPA.
+"""Unfused attention as plans, whose softmax is a step of its own: eager frameworks, XLA, and the
+math back end of torch's SDPA.
+
+These are twins: they give the bits of that code on an H200 (docs/kernels.md).
 """
 
 from dataclasses import replace
@@ -23,11 +25,10 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 
 
 def eager() -> Plan:
-    """Attention that a framework runs operation by operation in BF16, with a softmax in FP32: as
-    transformers' eager attention.
+    """Return transformers' eager attention: operation by operation in BF16, with an FP32 softmax.
 
-    The scores leave their product in BF16 and are scaled in BF16; a warp adds each row; P is
-    divided in FP32 and cast; the backward keeps P in FP32, and dS is cast, scaled and cast again.
+    The scores leave their product in BF16 and are scaled in BF16. A warp adds each row. P is
+    divided in FP32 and cast. The backward keeps P in FP32, and dS is cast, scaled and cast again.
     """
     bf16 = (
         *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),
@@ -63,12 +64,12 @@ def eager() -> Plan:
 
 
 def gpt_oss() -> Plan:
-    """transformers' eager attention of gpt-oss: a sink is one more column of BF16 scores, and the
-    softmax leaves in BF16.
+    """Return transformers' eager attention of gpt-oss, whose softmax returns BF16.
 
-    The row maximum is taken away in BF16 before the softmax, and automatic differentiation goes
-    through it, so dS is made to add up to zero. 513 columns of P are not aligned for the tensor
-    core's longer instruction.
+    A sink is one more column of BF16 scores. The row maximum is subtracted in BF16 before the
+    softmax, and automatic differentiation goes through it, so dS is made to add up to zero. P then
+    has an odd number of columns, such as 513, which is not aligned for the longer instruction of
+    the tensor core, so P V and dV use the one that takes 8 products at a time.
     """
     bf16 = dict.fromkeys(
         (Site.SINK, Site.X, Site.DM, Site.PDP, Site.PSINK, Site.DSINK, Site.DMAX, Site.DSM), BF16
@@ -78,11 +79,11 @@ def gpt_oss() -> Plan:
 
 
 def jax_xla() -> Plan:
-    """`jax.nn.dot_product_attention` as XLA compiles it: scores and their gradients in FP32, P =
-    EXP rcp(l), sums by warps.
+    """Return `jax.nn.dot_product_attention` as XLA compiles it for a GPU.
 
-    dS is the derivative of a quotient (`ScoreGradient.QUOTIENT`), as automatic differentiation of
-    the softmax gives it.
+    Scores and their gradients are FP32, P = EXP rcp(l), and warps add up the rows. dS is the
+    derivative of a quotient (`ScoreGradient.QUOTIENT`), as automatic differentiation of the softmax
+    gives it.
     """
     fours, eights = (Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8))
     wide = dict.fromkeys((Site.S, Site.SCALED, Site.S_B), BINARY32)
@@ -104,11 +105,10 @@ def jax_xla() -> Plan:
 
 
 def sdpa_math() -> Plan:
-    """SDPA's math back end: q and k take the root of the scale each, and everything is FP32 until
-    results are cast.
+    """Return SDPA's math back end, which computes in FP32 until results are cast.
 
-    Products are chains of multiply-adds in ascending order, a warp adds up each row, and P is
-    divided and kept in FP32.
+    The root of the scale multiplies q and k each. Products are chains of multiply-adds in ascending
+    order, a warp adds up each row, and P is divided and kept in FP32.
     """
     cast = (Site.Q, Site.K, Site.V, Site.DO, Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
     plan = fp32().rounded(dict.fromkeys(cast, BF16)).at(Site.INV, BINARY64)

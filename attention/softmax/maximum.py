@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from roundscope.attention.events.hook import Events
-from roundscope.attention.plans.choices import Stabiliser
+from roundscope.attention.plans.choices import Stabilizer
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array, Ops
@@ -47,7 +47,7 @@ def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
     return r if plan.stabiliser is None else _stabilised(ops, plan, plan.stabiliser, s, r)
 
 
-def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array) -> Array:
+def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabilizer, s: Array, r: Array) -> Array:
     """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither
     rounds to 1 nor vanishes.
     """

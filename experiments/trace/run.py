@@ -10,7 +10,7 @@ import numpy as np
 
 from roundscope.attention import Examined, Injection, Plan, Record, Site, Trace, attend, examine
 from roundscope.attention.places import in_traces
-from roundscope.attention.plans.plan import check_factors
+from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
 from roundscope.attention.trace.summary import site_of
 from roundscope.emu.stats.summary import Stats

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.attention import DeltaFrom, Exact, Injection, Plan, Site, Stabiliser, examine
+from roundscope.attention import DeltaFrom, Exact, Injection, Plan, Site, Stabilizer, examine
 from roundscope.attention.places import absent
 from tests.checks.engines import normal
 
@@ -90,7 +90,7 @@ CHANGES = {
     "WIDE_O": {"delta_from": DeltaFrom.WIDE_O},
     "into-o": {"pv_into_o": True, "row_sum_of": Site.P},
     "unfused": {"normalise_first": True},
-    "stabilised": {"stabiliser": Stabiliser(beta=2.0, window=0.05)},
+    "stabilised": {"stabiliser": Stabilizer(beta=2.0, window=0.05)},
 }
 
 

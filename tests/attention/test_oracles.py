@@ -19,7 +19,7 @@ from roundscope.attention import (
     Plan,
     Record,
     Site,
-    Stabiliser,
+    Stabilizer,
     examine,
 )
 from roundscope.emu.backends.numba.ops import numpy_ops
@@ -321,7 +321,7 @@ def test_oracle_6_shift_invariance(beta, window):
     options = {"scale": 1.0, "block_q": 32, "block_k": 8, "record": Record(events=(Site.P,))}
     plain = exact(q, k, v, do, **options)
     moved = exact(
-        q, k, v, do, changes={"stabiliser": Stabiliser(beta=beta, window=window)}, **options
+        q, k, v, do, changes={"stabiliser": Stabilizer(beta=beta, window=window)}, **options
     )
     assert np.all(plain.trace.events["P"][1].max(-1) == 1.0)
     assert np.all(moved.trace.events["P"][1].max(-1) < 1.0)  # it fired in every row
@@ -357,7 +357,7 @@ def test_oracle_7_no_clamp_switches_rows_off(preset, beta, maximum):
             block_k=8,
             engine="numpy",
         )
-        for stabiliser in (Stabiliser(beta=beta), None)
+        for stabiliser in (Stabilizer(beta=beta), None)
     )
     rows = s if preset in ("exact", "fp32") else None
     if rows is not None:
@@ -399,7 +399,7 @@ def test_stabiliser_leaves_no_weight_of_one(preset, beta):
     without = examine(q, k, v, do, plan=plan, **options).trace.events["P"][1]
     assert np.all((without == 1.0).sum(-1) >= 8)
     seen = examine(
-        q, k, v, do, plan=replace(plan, stabiliser=Stabiliser(beta=beta)), **options
+        q, k, v, do, plan=replace(plan, stabiliser=Stabilizer(beta=beta)), **options
     ).trace.events["P"][1]
     assert not np.any(seen == 1.0)
     assert np.all(seen.max(-1) > 0.0)
@@ -413,7 +413,7 @@ def test_stabiliser_leaves_single_maxima_alone():
         examine(
             q, k, v, do, plan=replace(plan, stabiliser=s), engine="numpy", block_q=24, block_k=40
         )
-        for s in (None, Stabiliser(beta=2.0, window=0.0))
+        for s in (None, Stabilizer(beta=2.0, window=0.0))
     )
     assert np.array_equal(a.out, b.out)
     assert np.array_equal(a.dq, b.dq)
@@ -429,7 +429,7 @@ def test_stabiliser_treats_rows_without_keys():
     mask[..., 9, :8] = False  # none in the first tile
     mask[..., 11, 8:] = False  # none after the first tile
     plain = exact(q, k, v, do, mask=mask)
-    moved = exact(q, k, v, do, mask=mask, changes={"stabiliser": Stabiliser(beta=7.0, window=0.5)})
+    moved = exact(q, k, v, do, mask=mask, changes={"stabiliser": Stabilizer(beta=7.0, window=0.5)})
     assert np.all(moved.out[:, 5] == 0.0)
     assert np.all(np.isneginf(moved.lse[:, 5]))
     for name in ("out", "dq", "dk", "dv", "delta"):
@@ -440,5 +440,5 @@ def test_stabiliser_with_padded_rows():
     """Rows that only pad the last tile."""
     q, k, v, do = float64_inputs(tokens=21)
     plain = exact(q, k, v, do)
-    moved = exact(q, k, v, do, changes={"stabiliser": Stabiliser(beta=2.0, window=0.5)})
+    moved = exact(q, k, v, do, changes={"stabiliser": Stabilizer(beta=2.0, window=0.5)})
     assert np.abs(moved.out - plain.out).max() < 1e-13

@@ -18,7 +18,7 @@ from roundscope.attention import (
     Plan,
     Record,
     Site,
-    Stabiliser,
+    Stabilizer,
 )
 from roundscope.attention.sites import OF_KERNELS
 from roundscope.emu.rounding.modes import Overflow, RoundingMode
@@ -197,9 +197,9 @@ def test_adding_changes_one_accumulator():
             ),
             ("row_sum_of=S",),
         ),
-        (lambda p: Stabiliser(beta=1.0), ("beta=1.0", "beta > 1")),
-        (lambda p: Stabiliser(beta=float("nan")), ("beta=nan",)),
-        (lambda p: Stabiliser(window=-0.1), ("window=-0.1",)),
+        (lambda p: Stabilizer(beta=1.0), ("beta=1.0", "beta > 1")),
+        (lambda p: Stabilizer(beta=float("nan")), ("beta=nan",)),
+        (lambda p: Stabilizer(window=-0.1), ("window=-0.1",)),
     ],
 )
 def test_errors_name_the_value_and_the_repair(call, words):

@@ -8,8 +8,10 @@ from roundscope.attention import PRODUCTS, DeltaFrom, Plan, Site
 from roundscope.attention.plans.traced import common_structure
 from roundscope.emu.rounding.modes import RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import tensor_core
 
 FA2 = Plan.preset("fa2-bf16")
+TENSOR_CORE = tensor_core("hopper", "bf16")
 MODES = [str(mode) for mode in RoundingMode]
 DIRECTED = [mode for mode in MODES if mode not in ("stochastic", "ties-to-even")]
 
@@ -66,3 +68,19 @@ def test_every_site_and_sum_is_compared():
     for site in PRODUCTS:
         with pytest.raises(ValueError, match=f"is data, the sum of {site}: "):
             common_structure([FA2, FA2.adding(site, Accumulator(order=Order.HALVES))])
+
+
+@pytest.mark.parametrize("order", Order)
+def test_chunks_are_no_data(order):
+    """A sum in lanes or chunks of another size than the plan's: `warps` ran with 16 numbers."""
+    options = {"order": order} | (
+        {"alignment": TENSOR_CORE.alignment} if order is Order.ALIGNED else {}
+    )
+    made = [FA2.adding("DQ", Accumulator(chunk=chunk, **options)) for chunk in (4, 8)]
+    name = str(made[0].accumulator("DQ"))
+    if name == str(made[1].accumulator("DQ")):
+        assert common_structure(made)
+        return
+    assert "4" in name
+    with pytest.raises(ValueError, match="the sum of DQ"):
+        common_structure(made)

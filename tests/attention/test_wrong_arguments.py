@@ -741,7 +741,7 @@ OF_PLANS = [
         TypeError,
         ("accumulator='exact'", "Accumulator"),
     ),
-    ("stabiliser-text", lambda: rs.Stabiliser(beta="2"), TypeError, ("beta='2'", "number")),
+    ("stabiliser-text", lambda: rs.Stabilizer(beta="2"), TypeError, ("beta='2'", "number")),
 ]
 
 

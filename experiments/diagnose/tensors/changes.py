@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from roundscope.attention import DeltaFrom, Plan, Site, Stabiliser
+from roundscope.attention import DeltaFrom, Plan, Site, Stabilizer
 from roundscope.attention.plans.presets import fa2_bf16
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.diagnose.tensors.accounts import SITES_OF
@@ -34,7 +34,7 @@ def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Pl
         if plans[0].delta_from is not source
     }
     if plans[0].stabiliser is None:
-        found["stabilised softmax"] = partial(replace, stabiliser=Stabiliser())
+        found["stabilised softmax"] = partial(replace, stabiliser=Stabilizer())
     if rounding:
         found["stochastic rounding of O"] = lambda plan: stochastic(plan, rounding)
     if order is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabiliser
+from roundscope.attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabilizer
 from roundscope.attention.places import occurs
 from roundscope.attention.plans.presets import exact as exact_plan
 from roundscope.experiments.errors import bad
@@ -139,7 +139,7 @@ def exact_twin(plan: Plan) -> Plan:
     """
     s = plan.stabiliser
     if s is not None:
-        s = Stabiliser(
+        s = Stabilizer(
             beta=s.beta, window=plan[Site.P].format.tie_window if s.window is None else s.window
         )
     return replace(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roundscope.attention import DeltaFrom, Plan, Record, Site, Stabiliser, examine
+from roundscope.attention import DeltaFrom, Plan, Record, Site, Stabilizer, examine
 from roundscope.emu.rounding.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
@@ -175,7 +175,7 @@ def mixed_plan():
     plan = replace(
         Plan.preset("qiu-yao"),
         delta_from=DeltaFrom.P_DP,
-        stabiliser=Stabiliser(beta=2.0),
+        stabiliser=Stabilizer(beta=2.0),
         row_sum_of=Site.P,
     )
     chosen = {

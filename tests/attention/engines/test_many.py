@@ -16,7 +16,7 @@ from roundscope.attention import (
     Plan,
     Record,
     Site,
-    Stabiliser,
+    Stabilizer,
     attend,
     examine,
 )
@@ -47,7 +47,7 @@ FAMILIES = {
     ],
     "into O": [FA2, Plan.preset("fa3-fp8"), FA2.at("DS", "e5m2", mode="toward-zero")],
     "stabiliser": [
-        replace(p, stabiliser=Stabiliser())
+        replace(p, stabiliser=Stabilizer())
         for p in (QIU_YAO, QIU_YAO.at("P", "e4m3fn"), QIU_YAO.at("M", "fp32"))
     ],
     "steps": [
@@ -256,6 +256,21 @@ def test_a_plan_per_head():
     out = np.stack([a.out[:, :, 0] for a in alone], axis=2)
     assert float(value) == pytest.approx(
         float((out.astype(np.float64) * arrays[3]).sum()), rel=1e-5
+    )
+
+
+def test_a_plan_per_head_adds_in_the_lanes_of_its_plan():
+    """A row sum in lanes of 16 where the plan has 4."""
+    q, k, v = (x.astype(np.float32) for x in inputs(1)[:3])
+    plan = Plan.preset("fa2-bf16").changed("ROWSUM.sum=warps4 OUT=fp32")
+    options = {"block_q": 16, "block_k": 32}
+    alone = attend(q, k, v, plan=plan, engine="numpy", **options)
+    assert np.array_equal(
+        bits(attend(q, k, v, plan=head_plans([plan] * 2), **options)), bits(alone)
+    )
+    assert not np.array_equal(
+        bits(attend(q, k, v, plan=plan.changed("ROWSUM.sum=warps16"), engine="numpy", **options)),
+        bits(alone),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundscope.attention import PRESETS, DeltaFrom, Plan, Site, Stabiliser
+from roundscope.attention import PRESETS, DeltaFrom, Plan, Site, Stabilizer
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words, event_of
 from roundscope.attention.grammar.roundings import spelled as event_words
@@ -70,7 +70,7 @@ BY_HAND = [
     ("exp=base2", replace(BASE, exp=Exponential.BASE2)),
     ("EXP=bf16", BASE.at("EXP", BF16)),
     ("key_order=descending", replace(BASE, key_order=KeyOrder.DESCENDING)),
-    ("stabiliser=2", replace(BASE, stabiliser=Stabiliser(beta=2.0))),
+    ("stabiliser=2", replace(BASE, stabiliser=Stabilizer(beta=2.0))),
     ("stabilizer=2.5 stabiliser=none", BASE),
     ("unfused=true", replace(BASE, normalise_first=True, pv_into_o=False)),
     ("plan=qiu-yao O=fp32", Plan.preset("qiu-yao").at("O", "fp32")),

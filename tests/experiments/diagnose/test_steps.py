@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roundscope.attention import Plan, Site, Stabiliser
+from roundscope.attention import Plan, Site, Stabilizer
 from roundscope.emu.api import round_to
 from roundscope.experiments.diagnose.tensors.accounts import accounts, head_events
 from roundscope.experiments.diagnose.tensors.carrier import carrier
@@ -158,7 +158,7 @@ def test_an_exact_twin_keeps_the_algorithm():
     """Catches a twin that drops the stabiliser's window, for then it would shift no row that the
     plan shifts.
     """
-    plan = replace(Plan.preset("qiu-yao"), stabiliser=Stabiliser())
+    plan = replace(Plan.preset("qiu-yao"), stabiliser=Stabilizer())
     twin = exact_twin(plan)
     assert twin.stabiliser.window == plan[Site.P].format.tie_window
     assert {r.format.precision for r in twin.roundings} == {53}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roundscope.attention import Plan, Stabiliser, attend
+from roundscope.attention import Plan, Stabilizer, attend
 from roundscope.experiments.studies.failure.static.released import CLAMP, GAP, released, softmax
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
@@ -74,7 +74,7 @@ def outcome(top: float, beta: float, *, planted: bool = True) -> Outcome:
         for skip in (False, True)
     }
     wrong = {at: int((np.abs(run.out - exact).max(1) > WRONG).sum()) for at, run in runs.items()}
-    plan = replace(Plan.preset("exact"), stabiliser=Stabiliser(beta=beta, window=GAP))
+    plan = replace(Plan.preset("exact"), stabiliser=Stabilizer(beta=beta, window=GAP))
     own = attend(
         *(x[None, :, None] for x in (q, k, v)), plan=plan, block_q=512, block_k=512, is_causal=True
     )[0, :, 0]
