@@ -323,12 +323,14 @@ def _fused(a: Array, b: Array, init: Array) -> Array:
     times the time: so each is moved once.
     """
     a, b = (gpu_convert.instruction("mov.f32 $0, $1;", jnp.float32, x) for x in (a, b))
-    return triton.dot(a, b, precision=lax.Precision.HIGHEST) + init
+    product: Array = triton.dot(a, b, precision=lax.Precision.HIGHEST)
+    return product + init
 
 
 def _modelled(wide: Ops, acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
     """The same by any accumulator, in binary64, as an interpreter runs it."""
-    return accumulate(wide, acc, a.T, b, init)
+    total: Array = accumulate(wide, acc, a.T, b, init)
+    return total
 
 
 def _is_binary32(x: Held) -> bool:

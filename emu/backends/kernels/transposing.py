@@ -100,14 +100,15 @@ def _results(eqn: Any, x: Sequence[EitherWay]) -> list[EitherWay]:
         )
 
     def result(n: int, is_transposed: bool) -> Array:
-        found = computed(is_transposed and eqn.outvars[n].aval.ndim == 2)
-        return found[n] if eqn.primitive.multiple_results else found
+        results = computed(is_transposed and eqn.outvars[n].aval.ndim == 2)
+        array: Array = results[n] if eqn.primitive.multiple_results else results
+        return array
 
     return [functools.partial(result, n) for n in range(len(eqn.outvars))]
 
 
 def _swaps(eqn: Any) -> bool:
-    return eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0)
+    return bool(eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0))
 
 
 def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
@@ -119,19 +120,21 @@ def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
         marks.FUNCTION,
         marks.ODD_SUM,
     ):
-        return eqn.primitive.bind(*(y(True) for y in x), **params)
+        return _bound(eqn, *(y(True) for y in x))
     if eqn.primitive is marks.TOTAL:
         a, b, init = x
         return marks.total(params["accumulator"], b(True), a(True), init(True))
     if name == "broadcast_in_dim":
         ways = tuple(sorted(1 - d for d in params["broadcast_dimensions"]))
-        return eqn.primitive.bind(
-            x[0](True), **params | {"shape": params["shape"][::-1], "broadcast_dimensions": ways}
-        )
+        return _bound(eqn, x[0](True), shape=params["shape"][::-1], broadcast_dimensions=ways)
     if name == "reshape" and eqn.invars[0].aval.ndim == 1 and 1 in params["new_sizes"]:
-        return eqn.primitive.bind(x[0](False), **params | {"new_sizes": params["new_sizes"][::-1]})
+        return _bound(eqn, x[0](False), new_sizes=params["new_sizes"][::-1])
     if name == "iota":
-        return eqn.primitive.bind(
-            **params | {"shape": params["shape"][::-1], "dimension": 1 - params["dimension"]}
-        )
+        return _bound(eqn, shape=params["shape"][::-1], dimension=1 - params["dimension"])
     raise NotImplementedError(f"the transpose of what {name} makes")
+
+
+def _bound(eqn: Any, *arrays: Array, **changes: Any) -> Array:
+    """Return the result of the same operation on other arrays, with these parameters changed."""
+    array: Array = eqn.primitive.bind(*arrays, **eqn.params | changes)
+    return array

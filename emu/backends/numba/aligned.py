@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.backends.numba.jit import compiled
 from roundscope.emu.backends.numba.rounding import (
     RULE64,
     bits_of_float,
-    compiled,
     float_of_bits,
     over_threads,
 )
-from roundscope.emu.rounding.rule import C64, EVEN, target_of
+from roundscope.emu.rounding.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.emu.sums.aligned import Factors
 
@@ -25,7 +25,18 @@ _COLUMNS = 256  # of a chunk of b and its binades that stay in the first cache
 
 
 @compiled
-def _fold(a, w_a, b, w_b, total, chunk, bits, zero, emin, t):
+def _fold(
+    a: np.ndarray,
+    w_a: np.ndarray,
+    b: np.ndarray,
+    w_b: np.ndarray,
+    total: np.ndarray,
+    chunk: int,
+    bits: int,
+    zero: int,
+    emin: int,
+    t: Target,
+) -> None:
     """total += the chunks of a b; total: the rows of one thread."""
     least, smallest, kept = 2.0**zero, (emin + 1023) << 52, bits << 52
     top, units = np.empty(_COLUMNS), np.empty(_COLUMNS)
@@ -42,7 +53,7 @@ def _fold(a, w_a, b, w_b, total, chunk, bits, zero, emin, t):
 
 
 @compiled
-def _top(row, w_a, w_b, top, smallest):
+def _top(row: np.ndarray, w_a: np.ndarray, w_b: np.ndarray, top: np.ndarray, smallest: int) -> None:
     """The largest binade of each column's terms."""
     for j in range(row.size):
         e = max(bits_of_float(row[j]) & _EXPONENT, smallest)
@@ -55,7 +66,14 @@ def _top(row, w_a, w_b, top, smallest):
 
 
 @compiled
-def _zeros(row, w_a, w_b, top, least, padded):
+def _zeros(
+    row: np.ndarray,
+    w_a: np.ndarray,
+    w_b: np.ndarray,
+    top: np.ndarray,
+    least: float,
+    padded: bool,
+) -> None:
     """Where all terms are below the exponent of a 0 and one is 0, that exponent is the largest:
     seldom.
     """
@@ -69,7 +87,9 @@ def _zeros(row, w_a, w_b, top, least, padded):
 
 
 @compiled
-def _units(row, a, b, top, units, kept):
+def _units(
+    row: np.ndarray, a: np.ndarray, b: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int
+) -> None:
     """The sum of the terms in units of top / 2^F, each cut to whole ones."""
     for j in range(row.size):
         units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
@@ -80,13 +100,13 @@ def _units(row, a, b, top, units, kept):
 
 
 @compiled
-def _per_unit(top, kept):
+def _per_unit(top: float, kept: int) -> float:
     """2^F / top, of powers of two."""
     return float_of_bits(_ONE_TWICE + kept - bits_of_float(top))
 
 
 @compiled
-def _leave(row, top, units, kept, t):
+def _leave(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int, t: Target) -> None:
     """The sums, rounded; what was infinite stays so."""
     bits = row.view(np.int64)
     for j in range(row.size):

@@ -5,90 +5,41 @@ Kernels take flat contiguous arrays of the carrier's bits and release the interp
 definition.
 """
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
-from numba.core import config
 
+from roundscope.emu.backends.numba.jit import closure, compiled, njit
 from roundscope.emu.backends.numba.word import from_word, to_word
 from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, build_rule, target_of
+from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
 
 
-@cache
-def _cache_directory() -> str:
-    """A folder of compiled kernels for exactly these sources: Numba's own cache misses a changed
-    callee.
-    """
-    sources = sorted(Path(__file__).parents[2].rglob("*.py"))
-    digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + numba.__version__.encode())
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = base / "roundscope" / f"numba-{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="roundscope-"))
-    return str(folder)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`njit` for a function of a module, kept on disk: a fresh process loads it in milliseconds.
-
-    For functions of a module only, with all that they call: a closure over compiled functions, or
-    one of them passed as an argument, cannot be cached. Numba reads the folder at this moment and
-    never again, so no other package's cache moves.
-    """
-    before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    finally:
-        config.CACHE_DIR = before
-
-
-def closure(tag: str) -> Callable[[Callable[..., Any]], Any]:
-    """`njit` for the functions that a factory makes, under a name that no other of them has.
-
-    Numba names machine code after the function, its types and a count that starts anew in every
-    process. Of two closures of one name and types, one loaded from disk and one compiled here, the
-    linker takes the first for both, silently.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        function.__qualname__ = f"{function.__qualname__}.{tag}"
-        return numba.njit(function)
-
-    return decorate
-
-
-@numba.njit
+@njit
 def where(condition: Any, yes: Any, no: Any) -> Any:
     """The scalar choice."""
     return yes if condition else no
 
 
-@numba.njit
+@njit
 def bits_of_float(x: Any) -> Any:
     """The int64 bits of a float64."""
     return np.float64(x).view(np.int64)
 
 
-@numba.njit
-def float_of_bits(b: Any) -> Any:
+@njit
+def float_of_bits(b: Any) -> float:
     """The float64 of int64 bits."""
     return np.int64(b).view(np.float64)
 
 
-@numba.njit
-def in_place(x: Any, y: Any) -> Any:
+@njit
+def in_place(x: np.ndarray, y: np.ndarray) -> bool:
     """Whether two arrays begin at one address. Only a loop over one array vectorises then."""
     return x.ctypes.data == y.ctypes.data
 
@@ -104,20 +55,20 @@ def _loops(
     nearest_even, any_mode, drawn = rule
 
     @closure(f"{width}")
-    def signed(m, b, t):
+    def signed(m: Any, b: Any, t: Target) -> Any:
         signless = (t.negative_zero == 0) | (
             b & magnitude > carrier.infinity
         )  # of zeros: the fnuz formats', and NaN's
         return leave(where((m == 0) & signless, 0, m | (b & ~magnitude)))
 
-    def over(function, name):
+    def over(function: Callable[..., Any], name: str) -> Callable[..., None]:
         @closure(f"{name}{width}")
-        def one(element, t):
+        def one(element: Any, t: Target) -> Any:
             b = enter(element)
             return signed(function(b & magnitude, b < 0, t), b, t)
 
         @closure(f"{name}{width}")
-        def loop(x, y, t):
+        def loop(x: np.ndarray, y: np.ndarray, t: Target) -> None:
             if in_place(x, y):
                 for i in range(y.size):
                     y[i] = one(y[i], t)
@@ -128,12 +79,12 @@ def _loops(
         return loop
 
     @closure(f"{width}")
-    def one(element, t, random):
+    def one(element: Any, t: Target, random: Any) -> Any:
         b = enter(element)
         return signed(drawn(b & magnitude, b < 0, t, enter(random)), b, t)
 
     @closure(f"{width}")
-    def stochastic(x, y, random, t):
+    def stochastic(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
         if in_place(x, y):
             for i in range(y.size):
                 y[i] = one(y[i], t, random[i])
@@ -151,32 +102,32 @@ _even64, _any64, _stochastic64 = _loops(RULE64, C64, numba.int64, numba.int64)
 
 
 @compiled
-def even32(x: Any, y: Any, t: Any) -> None:
+def even32(x: np.ndarray, y: np.ndarray, t: Target) -> None:
     _even32(x, y, t)
 
 
 @compiled
-def any32(x: Any, y: Any, t: Any) -> None:
+def any32(x: np.ndarray, y: np.ndarray, t: Target) -> None:
     _any32(x, y, t)
 
 
 @compiled
-def stochastic32(x: Any, y: Any, random: Any, t: Any) -> None:
+def stochastic32(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
     _stochastic32(x, y, random, t)
 
 
 @compiled
-def even64(x: Any, y: Any, t: Any) -> None:
+def even64(x: np.ndarray, y: np.ndarray, t: Target) -> None:
     _even64(x, y, t)
 
 
 @compiled
-def any64(x: Any, y: Any, t: Any) -> None:
+def any64(x: np.ndarray, y: np.ndarray, t: Target) -> None:
     _any64(x, y, t)
 
 
 @compiled
-def stochastic64(x: Any, y: Any, random: Any, t: Any) -> None:
+def stochastic64(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
     _stochastic64(x, y, random, t)
 
 

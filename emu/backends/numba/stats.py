@@ -3,13 +3,11 @@
 import functools
 from typing import Any
 
-import numba
 import numpy as np
 
+from roundscope.emu.backends.numba.jit import closure, compiled, njit
 from roundscope.emu.backends.numba.rounding import (
     bits_of_float,
-    closure,
-    compiled,
     float_of_bits,
     over_threads,
     round_array,
@@ -18,7 +16,7 @@ from roundscope.emu.backends.numba.rounding import (
 from roundscope.emu.formats.format import Format
 from roundscope.emu.rounding.modes import Rounding
 from roundscope.emu.rounding.rule import C64
-from roundscope.emu.stats.classify import build_classify, judged
+from roundscope.emu.stats.classify import Judged, build_classify, judged
 from roundscope.emu.stats.summary import Stats
 
 _MAGNITUDE = C64.magnitude
@@ -27,7 +25,15 @@ LANES, BLOCK = 8, 1024
 
 
 @compiled
-def _collect(x, y, valid, f, counts, sums, rows):
+def _collect(
+    x: np.ndarray,
+    y: np.ndarray,
+    valid: np.ndarray,
+    f: Judged,
+    counts: np.ndarray,
+    sums: np.ndarray,
+    rows: np.ndarray,
+) -> tuple[float, int]:
     """Adds the events of a flat tile where `valid` to counts, sums and the signed ulps of rows of
     equal length.
 
@@ -55,8 +61,16 @@ def _collect(x, y, valid, f, counts, sums, rows):
     return float_of_bits(max(peak, 0)), place
 
 
-@numba.njit
-def _count(x, y, valid, f, counts, error, ulps):
+@njit
+def _count(
+    x: np.ndarray,
+    y: np.ndarray,
+    valid: np.ndarray,
+    f: Judged,
+    counts: np.ndarray,
+    error: np.ndarray,
+    ulps: np.ndarray,
+) -> int:
     """Counts events and writes their errors; returns the bits of the largest |ulps|, -1 if there is
     none.
 
@@ -89,8 +103,8 @@ def _count(x, y, valid, f, counts, error, ulps):
     return top
 
 
-@numba.njit
-def _sum(error, ulps, lanes):
+@njit
+def _sum(error: np.ndarray, ulps: np.ndarray, lanes: np.ndarray) -> None:
     """Adds error, |error|, error^2, |ulps|, ulps^2, each in LANES sums: an order that the processor
     adds at once.
     """
@@ -104,8 +118,8 @@ def _sum(error, ulps, lanes):
             lanes[4, k] += u * u
 
 
-@numba.njit
-def _row_sum(ulps):
+@njit
+def _row_sum(ulps: np.ndarray) -> float:
     """The sum of one row, in four sums."""
     a = b = c = d = 0.0
     whole = ulps.size // 4 * 4
@@ -119,8 +133,8 @@ def _row_sum(ulps):
     return (a + b) + (c + d)
 
 
-@numba.njit
-def _find(ulps, valid, top):
+@njit
+def _find(ulps: np.ndarray, valid: np.ndarray, top: int) -> int:
     """Where the first valid |ulps| with these bits stands."""
     for j in range(valid.size):
         if valid[j] and bits_of_float(ulps[j]) & _MAGNITUDE == top:
@@ -134,13 +148,15 @@ def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -
     """
     counts, sums = np.zeros(11, np.int64), np.zeros(6)
     rows = np.zeros(before.shape[0])
-    flat = (np.ascontiguousarray(v).reshape(-1) for v in (before, after, valid))
-    peak, place = _collect(*flat, judged(f), counts, sums, rows)
+    x, y, there = (np.ascontiguousarray(v).reshape(-1) for v in (before, after, valid))
+    peak, place = _collect(x, y, there, judged(f), counts, sums, rows)
     return counts, sums, peak, place, rows
 
 
 @compiled
-def _collect32(x, y, f, counts, sums):
+def _collect32(
+    x: np.ndarray, y: np.ndarray, f: Judged, counts: np.ndarray, sums: np.ndarray
+) -> tuple[float, int]:
     """Adds the events of flat float32 arrays, all valid, to counts and sums; returns the peak and
     its index, or -1.
     """

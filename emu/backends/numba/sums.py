@@ -6,18 +6,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic
 
-from roundscope.emu.backends.numba.rounding import (
-    RULE64,
-    bits_of_float,
-    closure,
-    compiled,
-    float_of_bits,
-    where,
-)
+from roundscope.emu.backends.numba.jit import closure, compiled, intrinsic
+from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_of_bits, where
 from roundscope.emu.rounding.modes import BINARY32, Rounding
-from roundscope.emu.rounding.rule import C64, EVEN, target_of
+from roundscope.emu.rounding.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.odd import WIDEST, build_odd_sum
 
 _even, _any, _ = RULE64
@@ -39,7 +32,7 @@ def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @compiled
-def _fold32(a, b, total):
+def _fold32(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
     """total += a_k b_k for ascending k, all binary32, each step by the processor."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
@@ -50,7 +43,7 @@ def _fold32(a, b, total):
 
 
 @compiled
-def _fold(a, b, total, t):
+def _fold(a: np.ndarray, b: np.ndarray, total: np.ndarray, t: Target) -> None:
     """total += a_k b_k for ascending k, each step rounded by the rule; total: the sum's bits."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
@@ -71,7 +64,7 @@ def _fold(a, b, total, t):
 
 
 @compiled
-def _fold64(a, b, total):
+def _fold64(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
     """total += a_k b_k for ascending k in binary64, product and sum rounded each."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
@@ -82,7 +75,7 @@ def _fold64(a, b, total):
 
 
 @compiled
-def _odd_sums(a, b, total):
+def _odd_sums(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
     """Of each pair, to odd."""
     for i in range(total.size):
         total[i] = _odd_sum(a[i], b[i])

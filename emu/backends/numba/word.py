@@ -12,10 +12,12 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, lower_cast, models, register_model
+from numba.extending import lower_builtin, lower_cast, models, register_model
+
+from roundscope.emu.backends.numba.jit import intrinsic
 
 
-class Word(numba.types.Type):  # type: ignore[misc]
+class Word(numba.types.Type):  # type: ignore[misc]  # Numba has no types
     """The type; there is one, `word`."""
 
     def __init__(self) -> None:
@@ -38,30 +40,32 @@ word = Word()
 
 
 @register_model(Word)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+class _Model(models.PrimitiveModel):  # type: ignore[misc]  # Numba has no types
     def __init__(self, manager: Any, type: Any) -> None:
         super().__init__(manager, type, ir.IntType(32))
 
 
-@lower_cast(numba.types.Integer, Word)
 def _low_bits(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
     return context.cast(builder, value, source, numba.int32)
 
 
-@intrinsic  # type: ignore[misc]
+lower_cast(numba.types.Integer, Word)(_low_bits)
+
+
+@intrinsic
 def to_word(typing: Any, value: Any) -> Any:
     """An int32 as a word."""
     return word(numba.int32), lambda context, builder, signature, args: args[0]
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def from_word(typing: Any, value: Any) -> Any:
     """A word as an int32."""
     return numba.int32(word), lambda context, builder, signature, args: args[0]
 
 
 def _define(operation: Any, result: Any, arity: int, emit: Any) -> None:
-    class Operation(ConcreteTemplate):  # type: ignore[misc]
+    class Operation(ConcreteTemplate):  # type: ignore[misc]  # Numba has no types
         cases = (signature(result, *[word] * arity),)
 
     infer_global(operation)(Operation)

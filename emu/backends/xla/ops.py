@@ -113,13 +113,17 @@ def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | 
     if r.is_identity:
         return x
     if isinstance(r, TracedRounding):
-        return _round_traced(x, r.target, random, r.mode)
-    return _round_static(zero, x, random, r)
+        by_row: Array = _round_traced(x, r.target, random, r.mode)
+        return by_row
+    once: Array = _round_static(zero, x, random, r)
+    return once
 
 
 @partial(jax.jit, static_argnums=3)
 def _round_traced(x: Array, t: Target, random: Array | None, mode: RoundingMode | None) -> Array:
-    return rounded(x, TracedRounding(mode, None, t, None), random)  # type: ignore[arg-type]
+    # a rounding reads neither the format nor the seed
+    r = TracedRounding(mode, None, t, None)  # type: ignore[arg-type]
+    return rounded(x, r, random)
 
 
 @partial(jax.jit, static_argnums=3)
@@ -141,7 +145,7 @@ def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> 
     return round_blocks(jnp, quantise, widen, x, f, axis, random)
 
 
-def _scan(body, carry, xs):  # type: ignore[no-untyped-def]
+def _scan(body: Callable[..., Any], carry: Any, xs: tuple[Array, ...]) -> tuple[Any, Any]:
     k = jnp.arange(xs[0].shape[0])
     return lax.scan(lambda c, kx: body(c, kx[0], kx[1]), _mapped_with(xs[0], carry), (k, xs))
 
@@ -158,10 +162,11 @@ def _mapped_with(x: Array, carry: Any) -> Any:
     return jax.tree.map(lambda c: jnp.where(some, c, c), carry)
 
 
-def _when(active, compute, state):  # type: ignore[no-untyped-def]
+def _when(active: Array, compute: Callable[[], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
     shapes = jax.eval_shape(lambda: compute()[1])
     seen = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return lax.cond(active, compute, lambda: (state, seen))
+    new: tuple[Any, Any] = lax.cond(active, compute, lambda: (state, seen))
+    return new
 
 
 def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
@@ -179,9 +184,9 @@ def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
 def _ascending(
     zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int
 ) -> Array:
-    return (_fold if isinstance(r, TracedRounding) else _fold_compiled)(
-        zero, a, b, init, r, product_bits
-    )
+    fold = _fold if isinstance(r, TracedRounding) else _fold_compiled
+    total: Array = fold(zero, a, b, init, r, product_bits)
+    return total
 
 
 def _fold(
@@ -197,9 +202,9 @@ def _fold(
     def step(total: Array, ab: tuple[Array, Array]) -> tuple[Array, None]:
         return nearest(add(total, multiply(ab[0][:, None], ab[1][None, :]))), None
 
-    return lax.scan(
-        step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1)
-    )[0]
+    unroll = _UNROLL.get(jax.default_backend(), 1)
+    total: Array = lax.scan(step, _mapped_with(a, init), (a, b), unroll=unroll)[0]
+    return total
 
 
 _fold_compiled = partial(jax.jit, static_argnums=(4, 5))(_fold)
@@ -209,16 +214,18 @@ def _aligned(a: Factors, b: Factors, init: Array, acc: Any) -> Array:
     """Every operation in it is exact but the rounding: nothing needs to be hidden from the
     compiler.
     """
-    return (
+    total: Array = (
         _aligned_compiled(acc, a, b, init)
         if isinstance(acc.step, Rounding)
         else aligned(_exact_ops(), a, b, init, acc)
     )
+    return total
 
 
 @partial(jax.jit, static_argnums=0)
 def _aligned_compiled(acc: Any, a: Factors, b: Factors, init: Array) -> Array:
-    return aligned(_exact_ops(), a, b, init, acc)
+    total: Array = aligned(_exact_ops(), a, b, init, acc)
+    return total
 
 
 def _exact_ops() -> Ops:
@@ -315,7 +322,7 @@ def _word(flags: Sequence[Array]) -> Array:
 def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:
     """Sums over columns of every array of `added`; the largest size and its first place."""
 
-    def combine(left, right):  # type: ignore[no-untyped-def]
+    def combine(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (left[-2] > right[-2]) | ((left[-2] == right[-2]) & (left[-1] < right[-1]))
         return (
             *(p + q for p, q in zip(left[:-2], right[:-2], strict=True)),

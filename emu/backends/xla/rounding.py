@@ -4,6 +4,8 @@ The rule works on bitcast integers, which no XLA pass removes (an `astype` round
 Every function here may be traced, jitted and vmapped.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from jax import Array, lax
 from roundscope.emu.backends.xla.traced import TracedRounding
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.rule import C32, C64, Target, build_rule, target_of
+from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
 
 RULE32 = build_rule(C32, jnp.where, lambda f: f)
 RULE64 = build_rule(C64, jnp.where, lambda f: f)
@@ -36,11 +38,20 @@ def round_wide(x: Array, r: Rounding | TracedRounding, random: Array | None = No
     return _apply(RULE64, C64, jnp.int64, x, r, target, random)
 
 
-def _apply(rule, carrier, word, x, r: Rounding | TracedRounding, t: Target, random):  # type: ignore[no-untyped-def]
+def _apply(
+    rule: Rule,
+    carrier: Carrier,
+    word: Any,
+    x: Array,
+    r: Rounding | TracedRounding,
+    t: Target,
+    random: Array | None,
+) -> Array:
     t = Target(*(np.dtype(word).type(field) if isinstance(field, int) else field for field in t))
     b = lax.bitcast_convert_type(x, word)
     a, negative = b & carrier.magnitude, b < 0
     if r.mode is RoundingMode.STOCHASTIC:
+        assert random is not None
         m = rule.stochastic(a, negative, t, random.astype(word))
     elif r.mode is RoundingMode.TIES_TO_EVEN:
         m = rule.nearest_even(a, negative, t)
