@@ -300,7 +300,7 @@ def _dot(
     if r.mode is RoundingMode.STOCHASTIC:
         rows, columns = ops.xp.arange(a.shape[0])[:, None], ops.xp.arange(b.shape[1])
 
-        def step(k, total):
+        def step(k: Any, total: Array) -> Array:
             return ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))
 
     is_binary32 = a.dtype == b.dtype == np.float32 and init is None

@@ -59,7 +59,8 @@ def dtype_of(f: Format) -> np.dtype:
     if f.name in DTYPES:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, DTYPES[f.name]))
+        stored: type[Any] = getattr(ml_dtypes, DTYPES[f.name])
+        return np.dtype(stored)
     return np.dtype(f"u{1 if f.bits <= 8 else 2 if f.bits <= 16 else 4}")
 
 
@@ -105,13 +106,15 @@ def _encoded(x: np.ndarray, f: Format) -> np.ndarray:
     if f == INT8:
         return np.rint(x * 64.0).astype(np.int8)
     dtype = dtype_of(f)
-    return encode(_ops(), x.astype(np.float64), f).astype(f"u{dtype.itemsize}").view(dtype)
+    codes: np.ndarray = encode(_ops(), x.astype(np.float64), f)
+    return codes.astype(f"u{dtype.itemsize}").view(dtype)
 
 
 def _decoded(codes: np.ndarray, f: Format) -> np.ndarray:
     if f == INT8:
         return codes.view(np.int8).astype(np.float32) / np.float32(64.0)
-    return decode(_ops(), _integers(codes).astype(np.int64), f).astype(np.float32)
+    numbers: np.ndarray = decode(_ops(), _integers(codes).astype(np.int64), f)
+    return numbers.astype(np.float32)
 
 
 def _ops() -> Ops:
@@ -175,6 +178,6 @@ def _unpacked(name: str, packed: np.ndarray, f: Format, shape: tuple[int, ...]) 
         .reshape(count, f.bits)
         .astype(np.uint32)
     )
-    codes: Any = (planes << np.arange(f.bits, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
+    codes: np.ndarray = (planes << np.arange(f.bits, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
     dtype = dtype_of(f)
     return codes.astype(f"u{dtype.itemsize}").view(dtype).reshape(shape)

@@ -7,17 +7,14 @@ subnormal numbers, and those with an infinity or a NaN, are done by the definiti
 bits. The results are equal in every bit (tests/emu/blocks/test_block_round.py).
 """
 
-import numba
+from typing import Any
+
 import numpy as np
 
-from roundscope.emu.backends.numba.rounding import (
-    RULE32,
-    bits_of_float,
-    compiled,
-    float_of_bits,
-    where,
-)
+from roundscope.emu.backends.numba.jit import compiled, njit
+from roundscope.emu.backends.numba.rounding import RULE32, bits_of_float, float_of_bits, where
 from roundscope.emu.backends.numba.word import from_word, to_word
+from roundscope.emu.blocks.rule import Powers
 from roundscope.emu.blocks.scaled import exponent, round_block
 from roundscope.emu.rounding.rule import C32, EVEN, STOCHASTIC, Target
 
@@ -26,8 +23,8 @@ MAGNITUDE32, INFINITY32, NAN32, SIGN32 = C32.magnitude, C32.infinity, C32.nan, ~
 AT_ONCE = 1 << 13  # numbers
 
 
-@numba.njit
-def _top32(x):
+@njit
+def _top32(x: np.ndarray) -> Any:
     """The largest magnitude's bits."""
     top = to_word(np.int32(0))
     for i in range(x.size):
@@ -36,13 +33,13 @@ def _top32(x):
     return from_word(top)
 
 
-@numba.njit
-def _signed32(m, b, t):
+@njit
+def _signed32(m: Any, b: Any, t: Target) -> Any:
     return from_word(where((m == 0) & (t.negative_zero == 0), 0, m | (b & SIGN32)))
 
 
-@numba.njit
-def _moved(t, e):
+@njit
+def _moved(t: Target, e: Any) -> Target:
     """The target with every number times 2^e, where its smallest number stays two binades above
     binary32's subnormals.
     """
@@ -64,8 +61,8 @@ def _moved(t, e):
     )
 
 
-@numba.njit
-def _exponents32(x, size, p, t, e):
+@njit
+def _exponents32(x: np.ndarray, size: int, p: Powers, t: Target, e: np.ndarray) -> int:
     """e of every block; returns how many blocks cannot round in binary32's bits: not finite, or
     down at its subnormals.
     """
@@ -77,13 +74,13 @@ def _exponents32(x, size, p, t, e):
     return special
 
 
-@numba.njit
-def _plain(top, e, t):
+@njit
+def _plain(top: Any, e: Any, t: Target) -> Any:
     return (top < INFINITY32) & (t.smallest >= 1 << 23) & ((t.smallest >> 23) + e >= 2)
 
 
-@numba.njit
-def _even_blocks(x, y, size, e, t):
+@njit
+def _even_blocks(x: np.ndarray, y: np.ndarray, size: int, e: np.ndarray, t: Target) -> None:
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -93,8 +90,8 @@ def _even_blocks(x, y, size, e, t):
             out[i] = _signed32(_even32(b & MAGNITUDE32, b < 0, moved), b, moved)
 
 
-@numba.njit
-def _any_blocks(x, y, size, e, t):
+@njit
+def _any_blocks(x: np.ndarray, y: np.ndarray, size: int, e: np.ndarray, t: Target) -> None:
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -104,8 +101,10 @@ def _any_blocks(x, y, size, e, t):
             out[i] = _signed32(_any32(b & MAGNITUDE32, b < 0, moved), b, moved)
 
 
-@numba.njit
-def _drawn_blocks(x, y, random, size, e, t):
+@njit
+def _drawn_blocks(
+    x: np.ndarray, y: np.ndarray, random: np.ndarray, size: int, e: np.ndarray, t: Target
+) -> None:
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -116,8 +115,16 @@ def _drawn_blocks(x, y, random, size, e, t):
             out[i] = _signed32(_drawn32(b & MAGNITUDE32, b < 0, moved, to_word(lots[i])), b, moved)
 
 
-@numba.njit
-def _special_blocks(x, y, random, size, e, t, t64):
+@njit
+def _special_blocks(
+    x: np.ndarray,
+    y: np.ndarray,
+    random: np.ndarray,
+    size: int,
+    e: np.ndarray,
+    t: Target,
+    t64: Target,
+) -> None:
     """Writes the blocks that are not plain."""
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
@@ -142,7 +149,9 @@ def _special_blocks(x, y, random, size, e, t, t64):
 
 
 @compiled
-def power32(x, y, random, size, p, t, t64):
+def power32(
+    x: np.ndarray, y: np.ndarray, random: np.ndarray, size: int, p: Powers, t: Target, t64: Target
+) -> None:
     """Round flat blocks of a float32 array, given as int32, by a power of two rule; t, t64: the
     elements in both carriers.
 

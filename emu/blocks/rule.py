@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule
 from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, RoundingMode, rounding
-from roundscope.emu.rounding.rule import C64, Target, bits_of, target_of
+from roundscope.emu.rounding.rule import C64, Bits, Target, bits_of, target_of
 
 M, BIAS, INFINITY, NAN = C64.fraction, C64.bias, C64.infinity, C64.nan
 ONE = 1 << M
@@ -61,7 +61,7 @@ def powers_of(f: BlockFormat) -> Powers:
     """The integers of a power of two rule."""
     e = f.element.format
 
-    def exponent(x):
+    def exponent(x: float) -> int:
         return math.frexp(x)[1] - 1
 
     fraction = {
@@ -115,25 +115,25 @@ def build_block_rule(
     """
 
     @compiled
-    def within(n, low, high):
+    def within(n: Bits, low: Bits, high: Bits) -> Bits:
         raised = where(n < low, low, n)
         return where(raised > high, high, raised)
 
     @compiled
-    def exponent(a, t):
+    def exponent(a: Bits, t: Powers) -> Bits:
         return within(((a + t.push) >> M) - BIAS - t.emax, t.low, t.high)
 
     @compiled
-    def normal(a, q):
+    def normal(a: Bits, q: Bits) -> Bits:
         """A quotient inside binary64's normal range; a number below it is as good as its end."""
         return where(a == 0, 0, where(a < ONE, ONE, within(q, ONE, LARGEST)))
 
     @compiled
-    def shifted(a, e):
+    def shifted(a: Bits, e: Bits) -> Bits:
         return normal(a, a - (e << M))
 
     @compiled
-    def quotient(a, x):
+    def quotient(a: Bits, x: Bits) -> Bits:
         v, s = (a & (ONE - 1)) | ONE, ((x & (ONE - 1)) | ONE) >> 18
         q1 = divide(v << 10, s)
         r1 = (v << 10) - q1 * s

@@ -2,27 +2,22 @@
 element, product.
 """
 
-import numba
+from typing import Any
+
 import numpy as np
 
-from roundscope.emu.backends.numba.rounding import (
-    RULE64,
-    bits_of_float,
-    closure,
-    compiled,
-    float_of_bits,
-    where,
-)
-from roundscope.emu.blocks.rule import build_block_rule
-from roundscope.emu.rounding.rule import C64, STOCHASTIC, bits_of
+from roundscope.emu.backends.numba.jit import closure, compiled, inlined, njit
+from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_of_bits, where
+from roundscope.emu.blocks.rule import Powers, Quotients, build_block_rule
+from roundscope.emu.rounding.rule import C64, STOCHASTIC, Target, bits_of
 
 _, _any64, _drawn64 = RULE64
 MAGNITUDE64, INFINITY64 = C64.magnitude, C64.infinity
 SMALLEST32 = bits_of(2.0**-149, C64)
 
 
-@numba.njit
-def _divide(a, b):
+@njit
+def _divide(a: Any, b: Any) -> Any:
     """a // b of a >= 0, b > 0, without Python's test for zero."""
     return np.int64(np.uint64(a) // np.uint64(b))
 
@@ -31,8 +26,8 @@ RULE = build_block_rule(where, _divide, closure("block"))
 exponent, _shifted, _quotient = RULE
 
 
-@numba.njit
-def _largest(x):
+@njit
+def _largest(x: np.ndarray) -> int:
     """The bits of the largest magnitude of a float32 or float64 array, as a float64's; a NaN is
     largest of all.
     """
@@ -42,29 +37,39 @@ def _largest(x):
     return top
 
 
-@numba.njit
-def _scale(top, tensor, q):
+@njit
+def _scale(top: int, tensor: float, q: Quotients) -> int:
     """The bits of a block's scale by a rule that rounds a quotient."""
     m = float_of_bits(q.largest) * tensor
-    y = _any64(_quotient(top, bits_of_float(m)), False, q.scale)
+    y: int = _any64(_quotient(top, bits_of_float(m)), False, q.scale)
     return max(y, q.smallest)
 
 
-@numba.njit
-def _element(a, negative, random, t):
+@njit
+def _element(a: int, negative: bool, random: int, t: Target) -> Any:
     """The bits of |V / X| rounded; `random` is read in the stochastic mode."""
     return _drawn64(a, negative, t, random) if t.mode == STOCHASTIC else _any64(a, negative, t)
 
 
-@numba.njit
-def _signed(m, negative, t):
+@njit
+def _signed(m: int, negative: bool, t: Target) -> float:
     """A number from its magnitude's bits; a zero keeps its sign where the format has -0."""
     y = float_of_bits(m)
     return -y if negative and (m != 0 or t.negative_zero != 0) else y
 
 
-@numba.njit
-def round_block(part, out, lots, e, x, tensor, times, power, t):
+@njit
+def round_block(
+    part: np.ndarray,
+    out: np.ndarray,
+    lots: np.ndarray,
+    e: int | np.int64,
+    x: float,
+    tensor: float,
+    times: bool,
+    power: bool,
+    t: Target,
+) -> None:
     """One block with its scale: x = X, 2^e where `power`."""
     x_t = x * tensor
     for i in range(part.size):
@@ -75,8 +80,8 @@ def round_block(part, out, lots, e, x, tensor, times, power, t):
         out[i] = number * x_t if times else number
 
 
-@numba.njit(inline="always")
-def _divided(part, out, x_t, times, t):
+@inlined
+def _divided(part: np.ndarray, out: np.ndarray, x_t: float, times: bool, t: Target) -> None:
     """One block of float32 numbers by the processor's division, in a mode without random bits.
 
     A boundary m of the elements has at most 12 bits, so m X T is a binary64 number, and V another
@@ -95,7 +100,19 @@ def _divided(part, out, x_t, times, t):
 
 
 @compiled
-def scaled(x, y, scales, random, size, tensor, times, power, p, q, t):
+def scaled(
+    x: np.ndarray,
+    y: np.ndarray,
+    scales: np.ndarray,
+    random: np.ndarray,
+    size: int,
+    tensor: float,
+    times: bool,
+    power: bool,
+    p: Powers,
+    q: Quotients,
+    t: Target,
+) -> None:
     """Quantise flat blocks: y = P, or T X P where `times`; scales: X, one for each block. random:
     as x, or empty.
 
@@ -119,5 +136,5 @@ def scaled(x, y, scales, random, size, tensor, times, power, p, q, t):
 
 
 @compiled
-def tensor_of(top, q):
+def tensor_of(top: int, q: Quotients) -> float:
     return float_of_bits(max(_any64(_quotient(top, q.tensor_top), False, q.tensor), SMALLEST32))

@@ -139,7 +139,7 @@ def _summary(x: np.ndarray, b: Blocked, rceil: np.ndarray) -> BlockStats:
     finite = live & np.isfinite(q) & np.isfinite(r)
     error, theirs = (np.where(finite, y - v, 0.0) for y in (q, r))
 
-    def count(flags):
+    def count(flags: np.ndarray) -> int:
         return int(np.count_nonzero(flags & live))
 
     return BlockStats(

@@ -143,7 +143,7 @@ def ends_row(x: Array, row: Array, size: int, axis: int) -> tuple[Array, Array]:
     """
     y, q, t, _, _ = _parts(x, row, size, axis, False)
 
-    def share(flags):
+    def share(flags: Array) -> Array:
         return jnp.mean(flags.astype(jnp.float32))
 
     return share(q > t.largest), share((y & C32.magnitude) == t.largest)
@@ -187,4 +187,5 @@ def _lots(shape: tuple[int, ...], seed: Array) -> Array:
     index = jnp.arange(int(np.prod(shape)), dtype=jnp.uint32)
     zero = jnp.zeros((), jnp.uint32)
     key = lax.bitcast_convert_type(seed, jnp.uint32), zero
-    return random31(key, (jnp.broadcast_to(zero, index.shape), index)).astype(jnp.int32)
+    lots: Array = random31(key, (jnp.broadcast_to(zero, index.shape), index))
+    return lots.astype(jnp.int32)

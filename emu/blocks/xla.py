@@ -95,7 +95,8 @@ def _scale(top: Array, tensor: Array, q: Quotients) -> Array:
 
 
 def _rounded(a: Array, t: Target) -> Array:
-    return RULE64.any_mode(a, False, Target._make(np.int64(n) for n in t))
+    magnitude: Array = RULE64.any_mode(a, False, Target._make(np.int64(n) for n in t))
+    return magnitude
 
 
 def _tensor(a: Array, q: Quotients) -> Array:
@@ -138,7 +139,8 @@ def _times(b: Array, step: Array) -> Array:
     moved = m + step
     units = ((m & (LEAST32 - 1)) | LEAST32) >> jnp.clip(1 - (moved >> 23), 0, 31)
     y = jnp.where(moved < LEAST32, units, jnp.where(moved > INFINITE32, INFINITE32, moved))
-    return jnp.where((m == 0) | (m >= INFINITE32), m, y) | (b & ~jnp.int32(C32.magnitude))
+    sign: Array = b & ~jnp.int32(C32.magnitude)
+    return jnp.where((m == 0) | (m >= INFINITE32), m, y) | sign
 
 
 def dequantise(p: Array, scales: Array, tensor: Array) -> Array:

@@ -57,7 +57,8 @@ def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
     if r.mode in inward:
         return sign * largest, f"beyond the largest number, {largest:g}: {r.mode} stops there"
     beyond = {Overflow.INF: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: largest}
-    became = beyond[r.overflow]  # type: ignore[index]
+    assert r.overflow is not None  # a `Rounding` fills it in when it is made
+    became = beyond[r.overflow]
     return sign * became, f"beyond the largest number, {largest:g}: overflow={r.overflow}"
 
 

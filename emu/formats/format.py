@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -242,9 +243,9 @@ def format_named(name: str) -> Format:
     raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10"))
 
 
-def unknown(what: str, name: str, known: object, repair: str = "") -> str:
+def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
     """One line for a name that is not known, with the nearest ones that are."""
-    names = [str(k) for k in known]  # type: ignore[attr-defined]
+    names = [str(k) for k in known]
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
     return (

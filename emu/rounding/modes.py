@@ -142,7 +142,7 @@ def rounding(
     names.
     """
     base = _plain(format)
-    changes: dict[str, object] = {}
+    changes: dict[str, Any] = {}
     if mode is not None:
         changes["mode"] = mode_named(mode)
     if overflow is not None:
@@ -151,7 +151,7 @@ def rounding(
         changes["nan"] = _member(NanPolicy, "nan policy", nan)
     if seed is not None:
         changes["seed"] = seed
-    return replace(base, **changes) if changes else base  # type: ignore[arg-type]
+    return replace(base, **changes) if changes else base
 
 
 def _plain(format: Any) -> Rounding:

@@ -21,7 +21,7 @@ def event_bits(xp: Any, seed: int, stream: Any, rows: Any, columns: Any, step: A
             counted from 1
     """
 
-    def word(x):
+    def word(x: Any) -> Any:
         return xp.asarray(x).astype("uint32")
 
     key = word(seed) ^ (word(step) * word(STEP))

@@ -51,6 +51,7 @@ from roundscope.emu.formats.format import Format
 from roundscope.emu.rounding.modes import NanPolicy, Overflow, Rounding, RoundingMode
 
 EVEN, AWAY, ZERO, POSITIVE, NEGATIVE, OUTWARD, ODD, STOCHASTIC = (m.code for m in RoundingMode)
+Bits = Any  # integers or booleans of the carrier: a scalar in Numba, an array in XLA
 RANDOM_BITS = 31  # of the stochastic mode: the widest that a signed 32-bit word holds
 
 
@@ -101,7 +102,8 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
         raise ValueError(f"format {f.name} does not fit a float32 array; pass float64")
     largest = bits_of(f.max_finite, carrier)
     beyond = {Overflow.INF: carrier.infinity, Overflow.NAN: carrier.nan, Overflow.SATURATE: largest}
-    over = beyond[r.overflow]  # type: ignore[index]
+    assert r.overflow is not None  # a `Rounding` fills it in when it is made
+    over = beyond[r.overflow]
     # IEEE 754-2019, 7.4: a direction that points inward stops at the largest finite number
     inward = {
         RoundingMode.TOWARD_ZERO: (True, True),
@@ -155,48 +157,48 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
     LEADING = 1 << M
 
     @compiled
-    def clip(n, low, high):
+    def clip(n: Bits, low: Bits, high: Bits) -> Bits:
         raised = where(n < low, low, n)
         return where(raised > high, high, raised)
 
     @compiled
-    def split(a, t):
+    def split(a: Bits, t: Target) -> tuple[Bits, Bits, Bits]:
         """unit, the significand, and its lowest kept bit."""
         shift = clip(t.drop + t.emin - (a >> M), t.drop, t.deepest)
         significand = where(a >= LEADING, (a & (LEADING - 1)) | LEADING, a)
         return 1 << shift, significand, (significand >> shift) & 1
 
     @compiled
-    def cut(a, push, unit, over, t):
+    def cut(a: Bits, push: Bits, unit: Bits, over: Bits, t: Target) -> Bits:
         """The bits of the result, with overflow and NaN resolved; an infinity overflows."""
         s = a + push
         y = where(s < t.smallest, 0, s & -where(unit < LEADING, unit, LEADING))
         return where(a > INFINITY, t.nan, where(y > t.largest, over, y))
 
     @compiled
-    def outward(a, unit, t):
+    def outward(a: Bits, unit: Bits, t: Target) -> Bits:
         """The push that takes whatever is inexact to the next number."""
         return where((a < t.smallest) & (a > 0), t.smallest - a, unit - 1)
 
     @compiled
-    def scale(y, a, negative, t):
+    def scale(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
         """What a scale format adds (e8m0fnu, held by binary64 alone): no zero, nothing negative."""
         y = where(y < t.floor, t.floor, y)
         return where((t.unsigned == 1) & (negative | (a == 0)), NAN, y)
 
     @compiled
-    def leave(y, a, negative, t):
+    def leave(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
         return y
 
     finish = scale if carrier is C64 else leave
 
     @compiled
-    def nearest_even(a, negative, t):
+    def nearest_even(a: Bits, negative: Bits, t: Target) -> Bits:
         unit, _, lsb = split(a, t)
         return finish(cut(a, (unit - 1 + lsb) >> 1, unit, t.over_positive, t), a, negative, t)
 
     @compiled
-    def any_mode(a, negative, t):
+    def any_mode(a: Bits, negative: Bits, t: Target) -> Bits:
         unit, _, lsb = split(a, t)
         directed = where(negative, t.mode == NEGATIVE, t.mode == POSITIVE) | (t.mode == OUTWARD)
         away = directed | ((t.mode == ODD) & (lsb == 0))
@@ -206,7 +208,7 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
         return finish(cut(a, push, unit, over, t), a, negative, t)
 
     @compiled
-    def stochastic(a, negative, t, random):
+    def stochastic(a: Bits, negative: Bits, t: Target, random: Bits) -> Bits:
         unit, significand, _ = split(a, t)
         d = clip(t.drop + t.emin - (a >> M), t.drop, t.drop + t.emin - 1)
         # the dropped part as a fraction of 2^31: what lies below 2^-31 of a unit never goes up

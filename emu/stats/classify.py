@@ -41,7 +41,8 @@ class Judged(NamedTuple):
 def judged(f: Any) -> Judged:
     """The parameters of one format: a `Format`, or a `TracedFormat`, which has them as data."""
     if not isinstance(f, Format):
-        return f.judged  # type: ignore[no-any-return]
+        traced: Judged = f.judged
+        return traced
     import numpy as np
 
     bits = [int(np.float64(v).view(np.int64)) for v in (f.max_finite, f.min_normal)]
@@ -59,7 +60,7 @@ def build_classify(
     """
 
     @compiled
-    def classify(before, after, a, b, f):
+    def classify(before: Any, after: Any, a: Any, b: Any, f: Judged) -> tuple[Any, ...]:
         finite = (a < INFINITY) & (b < INFINITY)
         e = where(a >> 52 > f.emin, a >> 52, f.emin)
         per_ulp = from_bits((2046 - e + f.precision - 1) << 52)  # 1 / ulp, a power of two

@@ -175,7 +175,8 @@ def accumulate(
             ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps
         )
     at_once = step is None
-    step = _kept(step or _plain(ops, acc.step), steps)
+    step = step or _plain(ops, acc.step)
+    step = step if steps is None else _Keeping(step, steps)
     add = partial(sum_to_round, ops, acc.step.format.precision)
     if acc.order is Order.EXACT:
         words = OF_BINARY32 if product_bits < EXACT_PRODUCT else OF_BINARY64
@@ -224,27 +225,26 @@ def _plain(ops: Ops, r: Rounding) -> Step:
     return lambda k, total: ops.round(total, r, None)
 
 
-def _kept(step: Step, steps: Steps | None) -> Step:
-    """The step, with (before, after) appended to `steps` where it is not inside a scan: one
-    addition, or several along the first axes.
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """A step that appends (before, after) to `steps`, of one addition or of several along the first
+    axes. Inside a scan, where nothing can be appended, `plain` takes its place.
     """
-    if steps is None:
-        return step
 
-    def keeping(k: Any, total: Array) -> Array:
-        after = step(k, total)
+    plain: Step
+    steps: Steps
+
+    def __call__(self, k: Any, total: Array) -> Array:
+        after = self.plain(k, total)
         listed = (-1, *total.shape[-2:])
-        steps.append((total.reshape(listed), after.reshape(listed)))
+        self.steps.append((total.reshape(listed), after.reshape(listed)))
         return after
-
-    keeping.plain = step  # type: ignore[attr-defined]
-    return keeping
 
 
 def _ascending(
     ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array, first: int, steps: Steps | None
 ) -> Array:
-    plain = getattr(step, "plain", step)
+    plain = step.plain if isinstance(step, _Keeping) else step
 
     def body(total: Array, k: Any, x: tuple[Array, Array]) -> tuple[Array, Any]:
         before = add(total, ops.multiply(x[0][:, None], x[1][None, :]))
