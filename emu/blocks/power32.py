@@ -1,10 +1,10 @@
-"""Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits: the fast path
-of emu.blocks.kernels.
+"""Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits.
 
-X times the element format is a format again, with its exponents moved by that of X, so a block
-rounds straight to it by the rule for binary32. Blocks whose moved format would reach binary32's
-subnormal numbers, and those with an infinity or a NaN, are done by the definition in binary64's
-bits. The results are equal in every bit (tests/emu/blocks/test_block_round.py).
+This is the fast path of `emu.blocks.kernels`. X times the element format is a format again, with
+its exponents moved by that of X, so a block rounds straight to it by the rule for binary32. Blocks
+whose moved format would reach binary32's subnormal numbers, and those with an infinity or a NaN,
+are done by the definition in binary64's bits. The results are equal in every bit
+(tests/emu/blocks/test_block_round.py).
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ from roundscope.emu.rounding.rule import C32, EVEN, STOCHASTIC, Target
 
 _even32, _any32, _drawn32 = RULE32
 MAGNITUDE32, INFINITY32, NAN32, SIGN32 = C32.magnitude, C32.infinity, C32.nan, ~C32.magnitude
-AT_ONCE = 1 << 13  # numbers
+AT_ONCE = 1 << 13  # numbers that are rounded while they are in the cache
 
 
 @njit
 def _top32(x: np.ndarray) -> Any:
-    """The largest magnitude's bits."""
+    """Return the bits of the largest magnitude."""
     top = to_word(np.int32(0))
     for i in range(x.size):
         a = to_word(x[i]) & MAGNITUDE32
@@ -40,8 +40,9 @@ def _signed32(m: Any, b: Any, t: Target) -> Any:
 
 @njit
 def _moved(t: Target, e: Any) -> Target:
-    """The target with every number times 2^e, where its smallest number stays two binades above
-    binary32's subnormals.
+    """Return the target with every number times 2^e.
+
+    Its smallest number must stay two binades above binary32's subnormal numbers.
     """
     step = e << 23
     return Target(
@@ -63,9 +64,7 @@ def _moved(t: Target, e: Any) -> Target:
 
 @njit
 def _exponents32(x: np.ndarray, size: int, p: Powers, t: Target, e: np.ndarray) -> int:
-    """e of every block; returns how many blocks cannot round in binary32's bits: not finite, or
-    down at its subnormals.
-    """
+    """Write the scale exponent of every block to e; return how many are not `_plain`."""
     special = 0
     for n in range(e.size):
         top = _top32(x[n * size : (n + 1) * size])
@@ -76,6 +75,7 @@ def _exponents32(x: np.ndarray, size: int, p: Powers, t: Target, e: np.ndarray) 
 
 @njit
 def _plain(top: Any, e: Any, t: Target) -> Any:
+    """Return whether a block rounds in binary32's bits: finite, and above its subnormals."""
     return (top < INFINITY32) & (t.smallest >= 1 << 23) & ((t.smallest >> 23) + e >= 2)
 
 
@@ -125,7 +125,7 @@ def _special_blocks(
     t: Target,
     t64: Target,
 ) -> None:
-    """Writes the blocks that are not plain."""
+    """Write the blocks that are not plain."""
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -152,11 +152,11 @@ def _special_blocks(
 def power32(
     x: np.ndarray, y: np.ndarray, random: np.ndarray, size: int, p: Powers, t: Target, t64: Target
 ) -> None:
-    """Round flat blocks of a float32 array, given as int32, by a power of two rule; t, t64: the
-    elements in both carriers.
+    """Round flat blocks of a float32 array, given as int32, by a rule that gives powers of two.
 
-    A few blocks at a time, while they are in the cache: their exponents, then all by one loop, then
-    the odd ones again.
+    t and t64 are the elements' target in both carriers. A few blocks at a time, while they are in
+    the cache, get their exponents, then are all rounded by one loop; then those that are not plain
+    are rounded again.
     """
     blocks, some = x.size // size, max(1, AT_ONCE // size)
     exponents = np.zeros(some, np.int32)

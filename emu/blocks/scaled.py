@@ -1,5 +1,6 @@
-"""The definition of a block's rounding for NumPy arrays, in the bits of binary64: scale, quotient,
-element, product.
+"""The definition of a block's rounding for NumPy arrays, in the bits of binary64.
+
+It takes a block from scale to quotient, element and product; `power32` is its fast path.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ SMALLEST32 = bits_of(2.0**-149, C64)
 
 @njit
 def _divide(a: Any, b: Any) -> Any:
-    """a // b of a >= 0, b > 0, without Python's test for zero."""
+    """Return a // b for a >= 0 and b > 0, without Python's test for zero."""
     return np.int64(np.uint64(a) // np.uint64(b))
 
 
@@ -28,9 +29,7 @@ exponent, _shifted, _quotient = RULE
 
 @njit
 def _largest(x: np.ndarray) -> int:
-    """The bits of the largest magnitude of a float32 or float64 array, as a float64's; a NaN is
-    largest of all.
-    """
+    """Return the float64 bits of the largest magnitude of an array; a NaN is the largest of all."""
     top = 0
     for i in range(x.size):
         top = max(top, bits_of_float(np.float64(x[i])) & MAGNITUDE64)
@@ -39,7 +38,7 @@ def _largest(x: np.ndarray) -> int:
 
 @njit
 def _scale(top: int, tensor: float, q: Quotients) -> int:
-    """The bits of a block's scale by a rule that rounds a quotient."""
+    """Return the bits of a block's scale, by a rule that rounds a quotient."""
     m = float_of_bits(q.largest) * tensor
     y: int = _any64(_quotient(top, bits_of_float(m)), False, q.scale)
     return max(y, q.smallest)
@@ -47,13 +46,13 @@ def _scale(top: int, tensor: float, q: Quotients) -> int:
 
 @njit
 def _element(a: int, negative: bool, random: int, t: Target) -> Any:
-    """The bits of |V / X| rounded; `random` is read in the stochastic mode."""
+    """Return the bits of |V / X| rounded; `random` is read in the stochastic mode only."""
     return _drawn64(a, negative, t, random) if t.mode == STOCHASTIC else _any64(a, negative, t)
 
 
 @njit
 def _signed(m: int, negative: bool, t: Target) -> float:
-    """A number from its magnitude's bits; a zero keeps its sign where the format has -0."""
+    """Return a number from its magnitude's bits; a zero keeps its sign where the format has -0."""
     y = float_of_bits(m)
     return -y if negative and (m != 0 or t.negative_zero != 0) else y
 
@@ -70,7 +69,7 @@ def round_block(
     power: bool,
     t: Target,
 ) -> None:
-    """One block with its scale: x = X, 2^e where `power`."""
+    """Round one block with the scale x, which is 2^e where `power`."""
     x_t = x * tensor
     for i in range(part.size):
         b = bits_of_float(np.float64(part[i]))
@@ -82,12 +81,12 @@ def round_block(
 
 @inlined
 def _divided(part: np.ndarray, out: np.ndarray, x_t: float, times: bool, t: Target) -> None:
-    """One block of float32 numbers by the processor's division, in a mode without random bits.
+    """Round one block of float32 numbers by the processor's division, without random bits.
 
     A boundary m of the elements has at most 12 bits, so m X T is a binary64 number, and V another
-    one: V = m X T, or they are an ulp of V apart, and then V / (X T) is more than half an ulp of m
-    away from m. So the quotient's rounding to 53 bits moves it onto or across no boundary. (A
-    float64 V could be so small that the quotient becomes 0.)
+    one. Either V = m X T, or they are an ulp of V apart, and then V / (X T) is more than half an
+    ulp of m away from m. So the quotient's rounding to 53 bits moves it onto or across no boundary.
+    (A float64 V could be so small that the quotient becomes 0.)
     """
     factor = x_t if times else 1.0
     for i in range(part.size):
@@ -113,10 +112,20 @@ def scaled(
     q: Quotients,
     t: Target,
 ) -> None:
-    """Quantise flat blocks: y = P, or T X P where `times`; scales: X, one for each block. random:
-    as x, or empty.
+    """Quantize flat blocks.
 
-    power  whether the scales are powers of two, by p; otherwise by q
+    Args:
+        x: the numbers, flat.
+        y: receives P, or T X P where `times`.
+        scales: receives X, one for each block.
+        random: the stochastic mode's integers, as x, or empty.
+        size: the numbers of a block.
+        tensor: T.
+        times: whether y receives T X P.
+        power: whether the scales are powers of two, by p; otherwise they are quotients, by q.
+        p: the rule that gives powers of two.
+        q: the rule that rounds quotients.
+        t: the rounding of the elements.
     """
     wide = x.itemsize == 8
     for n in range(scales.size):
@@ -137,4 +146,5 @@ def scaled(
 
 @compiled
 def tensor_of(top: int, q: Quotients) -> float:
+    """Return T, from the bits of the largest finite magnitude of the array."""
     return float_of_bits(max(_any64(_quotient(top, q.tensor_top), False, q.tensor), SMALLEST32))
