@@ -1,4 +1,4 @@
-"""Which way a rounding goes, decided on exact fractions and said in words."""
+"""Which way a rounding goes, decided on exact fractions and put into words."""
 
 import math
 from fractions import Fraction
@@ -9,7 +9,7 @@ HALF = Fraction(1, 2)
 
 
 def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool, str]:
-    """Whether one is added to the kept part, and why in words."""
+    """Return whether one is added to the kept part, and why in words."""
     odd = kept & 1 == 1
     if rest == 0:
         return False, f"nothing is discarded: this is a number of {r.format.name}"
@@ -50,7 +50,7 @@ def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool
 
 
 def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
-    """What a finite number beyond the largest becomes (IEEE 754-2019, 7.4)."""
+    """Return what a finite number beyond the largest becomes, and why (IEEE 754-2019, 7.4)."""
     inward = {RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD}
     inward.add(RoundingMode.TOWARD_POSITIVE if negative else RoundingMode.TOWARD_NEGATIVE)
     largest, sign = r.format.max_finite, -1.0 if negative else 1.0
@@ -63,7 +63,7 @@ def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
 
 
 def first_random(seed: int) -> int:
-    """The first random integer of a seed, in [0, 2^31)."""
+    """Return the first random integer of a seed, in [0, 2^31)."""
     import numpy as np
 
     from roundscope.emu.rounding.threefry import random31

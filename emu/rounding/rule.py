@@ -73,7 +73,8 @@ class Target(NamedTuple):
     """A `Rounding` as integers in the bits of one carrier."""
 
     drop: int  # dropped bits of a normal number, M + 1 - p
-    # most dropped bits that are told apart: d of the carrier's lowest binade, at most M + 1
+    # the largest number of dropped bits that differs from fewer: d of the carrier's lowest binade,
+    # at most M + 1
     deepest: int
     emin: int  # biased exponent of the target's smallest normal number
     smallest: int  # bits of the smallest positive number
@@ -89,14 +90,17 @@ class Target(NamedTuple):
 
 
 def bits_of(value: float, carrier: Carrier) -> int:
-    """The carrier's bits of a non-negative value that it holds exactly."""
+    """Return the carrier's bits of a non-negative value that it holds exactly."""
     if carrier is C32:
         return int(np.float32(value).view(np.int32))
     return int(np.float64(value).view(np.int64))
 
 
 def target_of(r: Rounding, carrier: Carrier) -> Target:
-    """The integers that the rule needs. Raises ValueError if the carrier cannot hold the format."""
+    """Return the integers that the rule needs.
+
+    Raises ValueError if the carrier cannot hold the format.
+    """
     f: Format = r.format
     if carrier is C32 and not f.fits_binary32:
         raise ValueError(f"format {f.name} does not fit a float32 array; pass float64")
@@ -132,8 +136,9 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
 
 
 class Rule(NamedTuple):
-    """The rule over one carrier, three times: the mode everyone uses, the mode as data, random
-    bits.
+    """The rule over one carrier, as three functions.
+
+    They are the mode everyone uses, every mode as data, and the mode with random bits.
     """
 
     nearest_even: Callable[..., Any]
@@ -142,15 +147,17 @@ class Rule(NamedTuple):
 
 
 def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[..., Any]) -> Rule:
-    """The rule for one carrier.
+    """Return the rule for one carrier.
 
-    where     elementwise choice (Numba: a scalar function; XLA: lax.select)
-    compiled  applied to every function of the rule (Numba: njit; XLA: identity)
+    Each of its functions maps (a, negative, target[, random]) to the bits of the rounded magnitude:
+    a are the bits of |x|, negative says whether x < 0 or x is -0, random is an integer in [0,
+    2^31). `nearest_even` is `any_mode` at mode EVEN, at twice the speed; `any_mode` covers all but
+    the stochastic mode.
 
-    Each function of the result maps (a, negative, target[, random]) to the bits of the rounded
-    magnitude; a: bits of |x|; negative: whether x < 0 or -0; random: an integer in [0, 2^31).
-    `nearest_even` is `any_mode` at mode EVEN, at twice the speed; `any_mode` covers all but the
-    stochastic mode.
+    Args:
+        carrier: the layout of the bits.
+        where: the elementwise choice (Numba: a scalar function; XLA: lax.select).
+        compiled: applied to every function of the rule (Numba: njit; XLA: identity).
     """
     M = carrier.fraction
     INFINITY, NAN = carrier.infinity, carrier.nan
@@ -163,31 +170,35 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
 
     @compiled
     def split(a: Bits, t: Target) -> tuple[Bits, Bits, Bits]:
-        """unit, the significand, and its lowest kept bit."""
+        """Return the unit, the significand, and its lowest kept bit."""
         shift = clip(t.drop + t.emin - (a >> M), t.drop, t.deepest)
         significand = where(a >= LEADING, (a & (LEADING - 1)) | LEADING, a)
         return 1 << shift, significand, (significand >> shift) & 1
 
     @compiled
     def cut(a: Bits, push: Bits, unit: Bits, over: Bits, t: Target) -> Bits:
-        """The bits of the result, with overflow and NaN resolved; an infinity overflows."""
+        """Return the bits of the result, with overflow and NaN resolved; an infinity overflows."""
         s = a + push
         y = where(s < t.smallest, 0, s & -where(unit < LEADING, unit, LEADING))
         return where(a > INFINITY, t.nan, where(y > t.largest, over, y))
 
     @compiled
     def outward(a: Bits, unit: Bits, t: Target) -> Bits:
-        """The push that takes whatever is inexact to the next number."""
+        """Return the push that takes whatever is inexact to the next number."""
         return where((a < t.smallest) & (a > 0), t.smallest - a, unit - 1)
 
     @compiled
     def scale(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
-        """What a scale format adds (e8m0fnu, held by binary64 alone): no zero, nothing negative."""
+        """Apply what a scale format adds: it has no zero and nothing negative.
+
+        Only binary64 holds such a format, e8m0fnu.
+        """
         y = where(y < t.floor, t.floor, y)
         return where((t.unsigned == 1) & (negative | (a == 0)), NAN, y)
 
     @compiled
     def leave(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
+        """Leave the result as it is, for carriers that hold no scale format."""
         return y
 
     finish = scale if carrier is C64 else leave
