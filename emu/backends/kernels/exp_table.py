@@ -1,5 +1,6 @@
-"""exp of bfloat16 numbers inside a GPU's kernels from a table, which a program makes in shared
-memory once, by `emu.backends.kernels.exp`.
+"""exp of bfloat16 numbers inside a GPU's kernels, from a table in shared memory.
+
+A program makes the table once, by `emu.backends.kernels.exp`.
 
     x            e^x in binary32
     > -2^-25     1: half the distance from 1 to the number below it is 2^-25
@@ -7,8 +8,8 @@ memory once, by `emu.backends.kernels.exp`.
     between      4,049 numbers, in the order of the codes of x, 4 bytes each
     > 0, or NaN  not in the table: by the series
 
-An exponent of attention is negative or 0, so nearly all are found, by 4 instructions where the
-series has 17.
+An exponent of attention is negative or 0, so the table has nearly all of them, by 4 instructions
+where the series takes 17.
 """
 
 import jax.numpy as jnp
@@ -25,8 +26,9 @@ TOGETHER = 16  # elements of a thread that are asked for together
 
 
 def table(zero: Array, threads: int) -> Array:
-    """Makes it, each thread of a program its part; the place in shared memory, an int32 number.
-    zero: as `exp32` wants it.
+    """Make the table, each thread of a program its part, and return its place.
+
+    The place is an int32 address in shared memory. `zero` is what `exp32` takes.
     """
     n, own = lax.iota(jnp.int32, NUMBERS), NUMBERS // threads
     exps = exp32(lax.bitcast_convert_type((n + NEAREST) << 16, jnp.float32), "bf16", zero, AT_ONCE)
@@ -39,13 +41,12 @@ def table(zero: Array, threads: int) -> Array:
         )
     constraints = ",".join(["=r"] * own + ["f"] * own + ["r"] * own)
     places = assembled("{ " + "\n".join(lines) + " }", constraints, own, jnp.int32, exps, n)
-    return (
-        places.max()
-    )  # for which Triton makes the threads wait for each other: by then each has stored its part
+    # for the maximum Triton makes the threads wait for each other: then each has stored its part
+    return places.max()
 
 
 def exp32_by_table(x: Array, place: Array) -> Array:
-    """e^x of bfloat16 numbers, rounded once to binary32; NaN for NaN."""
+    """Return e^x of bfloat16 numbers, rounded once to binary32; NaN stays NaN."""
     together = in_turn(x, TOGETHER)
     constraints = ",".join(["=f"] * together + ["r"] * (together // 2) + ["r"] * together)
     return assembled(
@@ -54,7 +55,7 @@ def exp32_by_table(x: Array, place: Array) -> Array:
 
 
 def _text(together: int) -> str:
-    """PTX for some elements at a time, two in a register.
+    """Return PTX for some elements at a time, two in a register.
 
     `dp2a` adds to a number the products of a register's halves with two bytes: a half's code, times
     4, from where code 0 would be.

@@ -1,5 +1,6 @@
-"""What a function says of itself to `narrowing`: JAX primitives that stand for one operation of a
-kernel, whatever computes it.
+"""What a function tells `narrowing` about itself, by JAX primitives.
+
+Each stands for one operation of a kernel, whatever computes it.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from roundscope.emu.sums.accumulator import Accumulator
 
 
 def _marked(name: str, shape: Callable[..., tuple[int, ...]]) -> Primitive:
+    """Return a primitive with a float64 result, whose shape follows from those of its arguments."""
     primitive = Primitive(name)
     primitive.def_abstract_eval(
         lambda *x, **_: jax.core.ShapedArray(shape(*(y.shape for y in x)), jnp.dtype("float64"))
@@ -31,13 +33,13 @@ TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
 
 def round_event(x: Array, r: Rounding, random: Array | None = None) -> Array:
-    """x rounded once."""
+    """Return x rounded once."""
     found: Array = ROUND.bind(x, *(() if random is None else (random,)), rounding=r)
     return found
 
 
 def product(a: ArrayLike, b: ArrayLike) -> Array:
-    """a b."""
+    """Return a b."""
     found: Array = PRODUCT.bind(
         *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
     )
@@ -45,7 +47,7 @@ def product(a: ArrayLike, b: ArrayLike) -> Array:
 
 
 def odd_sum(a: ArrayLike, b: ArrayLike) -> Array:
-    """a + b, rounded to odd."""
+    """Return a + b, rounded to odd."""
     found: Array = ODD_SUM.bind(
         *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
     )
@@ -53,18 +55,18 @@ def odd_sum(a: ArrayLike, b: ArrayLike) -> Array:
 
 
 def function(f: Callable[..., Array], x: Array) -> Array:
-    """f(x)."""
+    """Return f(x)."""
     found: Array = FUNCTION.bind(x, function=f)
     return found
 
 
 def total(acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
-    """init + a @ b."""
+    """Return init + a @ b."""
     found: Array = TOTAL.bind(a, b, init, accumulator=acc)
     return found
 
 
 def transposed(x: Array) -> Array:
-    """Its transpose."""
+    """Return the transpose of x."""
     found: Array = TRANSPOSED.bind(x)
     return found

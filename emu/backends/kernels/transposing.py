@@ -1,9 +1,9 @@
-"""A function without its transpositions: what is wanted transposed is made so.
+"""A function without its transpositions: what is wanted transposed is computed that way.
 
 Inside a kernel a transposition goes through memory that threads share, with waiting before and
-after. But the arrays of a tile are made number by number, from rows, columns and sums of products,
-and (a b)^T = b^T a^T with the same products in the same order. So every array is computed the way
-round that is asked for, at most once each way.
+after. But the arrays of a tile are computed number by number, from rows, columns and sums of
+products, and (a b)^T = b^T a^T with the same products in the same order. So every array is computed
+the way round that is asked for, at most once each way.
 """
 
 import functools
@@ -45,14 +45,14 @@ BY_NUMBER = (
     "bitcast_convert_type",
     "copy",
 )
-EitherWay = Callable[[bool], Array]  # an array; True: its transpose
+EitherWay = Callable[[bool], Array]  # of False, an array; of True, its transpose
 
 
 def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
-    """f, a function of arrays with `emu.backends.kernels.marks`: the same results, bit for bit,
-    with transpositions of its arguments alone.
+    """Return f, a function of arrays with `emu.backends.kernels.marks`, without its transpositions.
 
-    Raises NotImplementedError for an operation whose transpose is not known here.
+    The results are the same, bit for bit; only arguments of f are transposed. Raises
+    NotImplementedError for an operation whose transpose is not known here.
     """
 
     def run(*args: Any) -> Any:
@@ -67,6 +67,7 @@ def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _given(x: Any) -> EitherWay:
+    """Return an array that exists as one that can be had either way."""
     return functools.cache(lambda is_transposed: x.T if is_transposed and x.ndim == 2 else x)
 
 
@@ -112,7 +113,7 @@ def _swaps(eqn: Any) -> bool:
 
 
 def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
-    """The transpose of what an operation makes."""
+    """Return the transpose of an operation's result."""
     name, params = eqn.primitive.name, eqn.params
     if name in BY_NUMBER or eqn.primitive in (
         marks.ROUND,

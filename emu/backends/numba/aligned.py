@@ -1,5 +1,6 @@
-"""`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands, columns side by side in
-the processor's lanes.
+"""`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands.
+
+Columns lie side by side in the processor's vector lanes.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ def _fold(
     emin: int,
     t: Target,
 ) -> None:
-    """total += the chunks of a b; total: the rows of one thread."""
+    """Add the chunks of a b to total, the rows of one thread."""
     least, smallest, kept = 2.0**zero, (emin + 1023) << 52, bits << 52
     top, units = np.empty(_COLUMNS), np.empty(_COLUMNS)
     for left in range(0, total.shape[1], _COLUMNS):
@@ -54,7 +55,7 @@ def _fold(
 
 @compiled
 def _top(row: np.ndarray, w_a: np.ndarray, w_b: np.ndarray, top: np.ndarray, smallest: int) -> None:
-    """The largest binade of each column's terms."""
+    """Write the largest binade of each column's terms to top."""
     for j in range(row.size):
         e = max(bits_of_float(row[j]) & _EXPONENT, smallest)
         top[j] = 0.0 if row[j] == 0.0 else float_of_bits(e)
@@ -74,8 +75,9 @@ def _zeros(
     least: float,
     padded: bool,
 ) -> None:
-    """Where all terms are below the exponent of a 0 and one is 0, that exponent is the largest:
-    seldom.
+    """Raise top to `least`, the binade that a term of 0 counts as, where there is such a term.
+
+    That changes something only where all other terms are smaller, which is seldom.
     """
     for j in range(row.size):
         if top[j] < least:
@@ -90,7 +92,7 @@ def _zeros(
 def _units(
     row: np.ndarray, a: np.ndarray, b: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int
 ) -> None:
-    """The sum of the terms in units of top / 2^F, each cut to whole ones."""
+    """Write the sum of the terms in units of top / 2^F, each cut to a whole number of them."""
     for j in range(row.size):
         units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
     for k in range(a.size):
@@ -101,13 +103,13 @@ def _units(
 
 @compiled
 def _per_unit(top: float, kept: int) -> float:
-    """2^F / top, of powers of two."""
+    """Return 2^F / top, for a top that is a power of two."""
     return float_of_bits(_ONE_TWICE + kept - bits_of_float(top))
 
 
 @compiled
 def _leave(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int, t: Target) -> None:
-    """The sums, rounded; what was infinite stays so."""
+    """Write the rounded sums to row; what was infinite or NaN stays so."""
     bits = row.view(np.int64)
     for j in range(row.size):
         s = bits_of_float(units[j] * float_of_bits(bits_of_float(top[j]) - kept))
@@ -119,7 +121,7 @@ def _leave(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int, t: Ta
 
 
 def aligned(a: Factors, b: Factors, init: np.ndarray, acc: Accumulator) -> np.ndarray:
-    """As `emu.sums.aligned.aligned`, for finite factors."""
+    """Return what `emu.sums.aligned.aligned` returns, for finite factors."""
     total = np.array(init, dtype=np.float64, order="C")
     x, w_x, y, w_y = (np.ascontiguousarray(v) for v in (*a, *b))
     kept: Any = acc.alignment

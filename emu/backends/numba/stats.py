@@ -34,10 +34,9 @@ def _collect(
     sums: np.ndarray,
     rows: np.ndarray,
 ) -> tuple[float, int]:
-    """Adds the events of a flat tile where `valid` to counts, sums and the signed ulps of rows of
-    equal length.
+    """Add the events of a flat tile where `valid` to counts, sums, and the signed ulps of its rows.
 
-    Returns the largest |error| in ulps and its flat index, or -1.
+    Rows are of equal length. Returns the largest |error| in ulps and its flat index, or -1.
     """
     columns = x.size // max(rows.size, 1)
     block = min(max(BLOCK // max(columns, 1), 1) * columns, x.size)  # whole rows
@@ -71,11 +70,10 @@ def _count(
     error: np.ndarray,
     ulps: np.ndarray,
 ) -> int:
-    """Counts events and writes their errors; returns the bits of the largest |ulps|, -1 if there is
-    none.
+    """Count events, write their errors, and return the bits of the largest |ulps|, or -1.
 
-    Integer sums only, and no branch: the loop runs several events at a time. What is not valid
-    counts as 0 before and after, which raises no flag.
+    There are integer sums only, and no branch: the loop runs several events at a time. What is not
+    valid counts as 0 before and after, which raises no flag.
     """
     n = inexact = ties = ties_away = away = toward = carries = overflow = underflow = subnormal = (
         nan
@@ -105,8 +103,9 @@ def _count(
 
 @njit
 def _sum(error: np.ndarray, ulps: np.ndarray, lanes: np.ndarray) -> None:
-    """Adds error, |error|, error^2, |ulps|, ulps^2, each in LANES sums: an order that the processor
-    adds at once.
+    """Add error, |error|, error^2, |ulps| and ulps^2 to `lanes`, each in LANES sums.
+
+    That is an order in which the processor adds several numbers at once.
     """
     for j in range(0, error.size, LANES):
         for k in range(LANES):
@@ -120,7 +119,7 @@ def _sum(error: np.ndarray, ulps: np.ndarray, lanes: np.ndarray) -> None:
 
 @njit
 def _row_sum(ulps: np.ndarray) -> float:
-    """The sum of one row, in four sums."""
+    """Return the sum of one row, added up in four sums."""
     a = b = c = d = 0.0
     whole = ulps.size // 4 * 4
     for j in range(0, whole, 4):
@@ -135,7 +134,7 @@ def _row_sum(ulps: np.ndarray) -> float:
 
 @njit
 def _find(ulps: np.ndarray, valid: np.ndarray, top: int) -> int:
-    """Where the first valid |ulps| with these bits stands."""
+    """Return the place of the first valid |ulps| with these bits."""
     for j in range(valid.size):
         if valid[j] and bits_of_float(ulps[j]) & _MAGNITUDE == top:
             return j
@@ -143,9 +142,7 @@ def _find(ulps: np.ndarray, valid: np.ndarray, top: int) -> int:
 
 
 def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -> tuple[Any, ...]:
-    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows,
-    columns).
-    """
+    """Return counts (11), sums (6), peak, place and the rows' signed ulps of a tile of rows."""
     counts, sums = np.zeros(11, np.int64), np.zeros(6)
     rows = np.zeros(before.shape[0])
     x, y, there = (np.ascontiguousarray(v).reshape(-1) for v in (before, after, valid))
@@ -157,8 +154,9 @@ def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -
 def _collect32(
     x: np.ndarray, y: np.ndarray, f: Judged, counts: np.ndarray, sums: np.ndarray
 ) -> tuple[float, int]:
-    """Adds the events of flat float32 arrays, all valid, to counts and sums; returns the peak and
-    its index, or -1.
+    """Add the events of flat float32 arrays, all valid, to counts and sums.
+
+    Returns the peak and its index, or -1.
     """
     before, after, valid = np.zeros(BLOCK), np.zeros(BLOCK), np.ones(BLOCK, np.bool_)
     error, ulps = np.zeros(BLOCK), np.zeros(BLOCK)
@@ -181,17 +179,15 @@ def _collect32(
     return float_of_bits(max(peak, 0)), place
 
 
-PIECE = (
-    1 << 15
-    # numbers rounded and judged while in the cache; at 2^17 round_array would wait for its own
-    # threads
-)
+# numbers that are rounded and judged while they are in the cache; at 2^17 round_array would wait
+# for its own threads
+PIECE = 1 << 15
 
 
 def rounded_with_stats(
     x: np.ndarray, r: Rounding, random: np.ndarray | None, out: np.ndarray | None
 ) -> tuple[np.ndarray, Stats]:
-    """A float32 array rounded and its events summarised, in one pass over memory."""
+    """Return a float32 array rounded and its events summarized, in one pass over memory."""
     result = np.empty(x.shape, x.dtype) if out is None else out
     lots = None if random is None else random.reshape(-1)
     flat, rounded, judge = np.ascontiguousarray(x).reshape(-1), result.reshape(-1), judged(r.format)

@@ -18,17 +18,17 @@ from roundscope.emu.backends.numba.jit import intrinsic
 
 
 class Word(numba.types.Type):  # type: ignore[misc]  # Numba has no types
-    """The type; there is one, `word`."""
+    """Numba's type of a word; there is one, `word`."""
 
     def __init__(self) -> None:
         super().__init__(name="Word")
 
     def unify(self, context: Any, other: Any) -> Any:
-        """A word and an integer meet as words."""
+        """Return the type in which a word and another type meet: a word, for an integer."""
         return self if isinstance(other, numba.types.Integer) else None
 
     def can_convert_from(self, context: Any, other: Any) -> Any:
-        """An integer literal or a target's field may stand where a word is asked for."""
+        """Accept an integer literal or a target's field where a word is asked for."""
         return (
             numba.core.typeconv.Conversion.unsafe
             if isinstance(other, numba.types.Integer)
@@ -46,6 +46,7 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]  # Numba has no types
 
 
 def _low_bits(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
+    """Return an integer's low 32 bits, as a word."""
     return context.cast(builder, value, source, numba.int32)
 
 
@@ -54,17 +55,19 @@ lower_cast(numba.types.Integer, Word)(_low_bits)
 
 @intrinsic
 def to_word(typing: Any, value: Any) -> Any:
-    """An int32 as a word."""
+    """Return an int32 as a word."""
     return word(numba.int32), lambda context, builder, signature, args: args[0]
 
 
 @intrinsic
 def from_word(typing: Any, value: Any) -> Any:
-    """A word as an int32."""
+    """Return a word as an int32."""
     return numba.int32(word), lambda context, builder, signature, args: args[0]
 
 
 def _define(operation: Any, result: Any, arity: int, emit: Any) -> None:
+    """Define an operation on words by the function that emits its instruction."""
+
     class Operation(ConcreteTemplate):  # type: ignore[misc]  # Numba has no types
         cases = (signature(result, *[word] * arity),)
 

@@ -21,7 +21,10 @@ RULE64 = build_rule(C64, jnp.where, lambda f: f)
 
 
 def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
-    """x (float32 or float64) rounded; `random` (int32, x's shape) for the stochastic mode."""
+    """Return x (float32 or float64) rounded.
+
+    `random` (int32, of x's shape) is for the stochastic mode.
+    """
     if x.dtype == jnp.float64:
         return round_wide(x, r, random)
     if not r.format.fits_binary32:
@@ -31,7 +34,7 @@ def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 
 def round_wide(x: Array, r: Rounding | TracedRounding, random: Array | None = None) -> Array:
-    """A float64 array rounded once, straight to the format. Needs 64-bit types enabled."""
+    """Return a float64 array rounded once, straight to the format; 64-bit types must be enabled."""
     if r.is_identity:
         return x
     target = r.target if isinstance(r, TracedRounding) else target_of(r, C64)
@@ -47,6 +50,7 @@ def _apply(
     t: Target,
     random: Array | None,
 ) -> Array:
+    """Return x rounded by the rule of one carrier, whose integers have the type `word`."""
     t = Target(*(np.dtype(word).type(field) if isinstance(field, int) else field for field in t))
     b = lax.bitcast_convert_type(x, word)
     a, negative = b & carrier.magnitude, b < 0
@@ -58,7 +62,6 @@ def _apply(
     else:
         m = rule.any_mode(a, negative, t)
     sign = b & ~np.dtype(word).type(carrier.magnitude)
-    signless = (t.negative_zero == 0) | (
-        a > carrier.infinity
-    )  # of zeros: the fnuz formats', and NaN's
+    # zeros without a sign: those of the fnuz formats, and those that NaN becomes
+    signless = (t.negative_zero == 0) | (a > carrier.infinity)
     return lax.bitcast_convert_type(jnp.where((m == 0) & signless, 0, m | sign), x.dtype)
