@@ -41,7 +41,7 @@ class Ops:
         scan: (body, carry, xs) -> (carry, ys), where body(carry, k, x) -> (carry, y) for each
             leading slice x of the tuple xs. y is None, an array, or tuples and dicts of them, which
             are stacked in ys.
-        when: (active, compute, state) -> compute() = (new state, seen), or the state and zeros
+        when: (active, compute, state) -> compute() = (new state, y), or the state and zeros
             where not active.
         call: (f, x) -> f(these ops, x), an array like x; traced once, and computed once for all
             that use it.

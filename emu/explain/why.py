@@ -15,7 +15,7 @@ def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool
         return False, f"nothing is discarded: this is a number of {r.format.name}"
     match r.mode:
         case RoundingMode.TO_ODD:
-            return not odd, f"inexact: to the odd neighbour, and the kept part is {_parity(odd)}"
+            return not odd, f"inexact: to the odd neighbor, and the kept part is {_parity(odd)}"
         case RoundingMode.TOWARD_ZERO:
             return False, "toward zero: what is discarded is dropped"
         case RoundingMode.AWAY_FROM_ZERO:

@@ -30,8 +30,8 @@ class RoundingMode(StrEnum):
     TOWARD_ZERO = "toward-zero"
     TOWARD_POSITIVE = "toward-positive"
     TOWARD_NEGATIVE = "toward-negative"
-    AWAY_FROM_ZERO = "away-from-zero"  # inexact results take the neighbour farther from zero
-    TO_ODD = "to-odd"  # inexact results take the odd neighbour: a sticky bit in the number itself
+    AWAY_FROM_ZERO = "away-from-zero"  # inexact results take the neighbor farther from zero
+    TO_ODD = "to-odd"  # inexact results take the odd neighbor: a sticky bit in the number itself
     STOCHASTIC = "stochastic"  # up with probability (x - below) / (above - below), to 2^-31
 
     @property

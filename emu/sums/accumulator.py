@@ -44,7 +44,7 @@ class Order(StrEnum):
     # up to `chunk` lanes: lane n adds x_8n to x_(8n + 7), then those 8 lanes further on; the lanes
     # as HALVES
     OCTETS = "octets"
-    # `chunk` neighbours two by two, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's
+    # `chunk` neighbors two by two, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's
     # reductions on a GPU
     WARPS = "warps"
     CHUNKED = "chunked"  # each chunk ascending from 0: its first product rounds; the sums from init
@@ -119,7 +119,7 @@ class Accumulator:
             raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
         if self.order is Order.WARPS and self.chunk & (self.chunk - 1):
             raise ValueError(
-                f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbours, such as"
+                f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbors, such as"
                 " 4 or 8"
             )
         if self.order is Order.EXACT and self.step.format.precision > 29:
@@ -320,9 +320,9 @@ def _ascending(
         after = plain(first + k, before)
         return after, None if steps is None else (before, after)
 
-    total, seen = ops.scan(body, init, (a, b))
+    total, additions = ops.scan(body, init, (a, b))
     if steps is not None:
-        steps.append(seen)
+        steps.append(additions)
     return total
 
 

@@ -61,9 +61,9 @@ def aligned(
         after = _chunk_added(ops, acc, total, *x)
         return after, None if totals is None else (total, after)
 
-    total, seen = ops.scan(body, init, tuple(in_chunks(ops, x, acc.chunk) for x in (*a, *b)))
+    total, running = ops.scan(body, init, tuple(in_chunks(ops, x, acc.chunk) for x in (*a, *b)))
     if totals is not None:
-        totals.extend(seen)
+        totals.extend(running)
     return total
 
 

@@ -104,8 +104,8 @@ def _scaled(ops: Ops, n: Array, exponent: Array) -> Array:
     b = ops.bits(n.astype(np.float64)) + (exponent << 52)
     significand = (b & (2**52 - 1)) | 2**52
     subnormal = significand >> xp.clip(1 - (b >> 52), 0, 63)  # exact: a multiple of 2^-1074
-    found = xp.where(b < 2**52, subnormal, xp.minimum(b, LARGEST))
-    return ops.from_bits(xp.where(n == 0, 0, found))
+    bits = xp.where(b < 2**52, subnormal, xp.minimum(b, LARGEST))
+    return ops.from_bits(xp.where(n == 0, 0, bits))
 
 
 def _carried(words: Array, count: int) -> list[Any]:

@@ -76,23 +76,23 @@ def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> Accumulato
     Raises:
         ValueError: for an unknown architecture, or a format that it does not have.
     """
-    own, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
-    if operand not in own.operands:
+    core, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
+    if operand not in core.operands:
         raise ValueError(
-            f"operand={operand}: the tensor core of {arch} takes {' '.join(own.operands)}"
+            f"operand={operand}: the tensor core of {arch} takes {' '.join(core.operands)}"
         )
     if sum_format not in sums:
         raise ValueError(
             f"sum_format={sum_format}: sums of {operand} are kept in {' or '.join(sums)}"
         )
     in_fp16 = sum_format == "fp16"
-    bits = own.bits_fp8 if own.bits_fp8 and BITS[operand] == 8 else own.bits
+    bits = core.bits_fp8 if core.bits_fp8 and BITS[operand] == 8 else core.bits
     step = (
         rounding("fp16") if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
     )
     kept = Alignment(
-        bits=bits, zero=own.zero_fp16 if in_fp16 else own.zero, operand=format_named(operand)
+        bits=bits, zero=core.zero_fp16 if in_fp16 else core.zero, operand=format_named(operand)
     )
     return Accumulator(
-        order=Order.ALIGNED, step=step, chunk=own.chunk * 8 // BITS[operand], alignment=kept
+        order=Order.ALIGNED, step=step, chunk=core.chunk * 8 // BITS[operand], alignment=kept
     )

@@ -96,8 +96,9 @@ def divided(a: Array, b: Array) -> Array:
 def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """Return a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded once.
 
-    It is rounded to nearest even, or to odd if `to_odd`. To odd, which only a product may be, is by rounding down and up: of the two neighbors of an
-    inexact result it is the one whose last bit is 1; where the result is exact they are one number.
+    It is rounded to nearest even, or to odd if `to_odd`, which only a product may be: by rounding
+    down and up. Of the two neighbors of an inexact result it is then the one whose last bit is 1;
+    where the result is exact they are one number.
     """
     if not to_odd:
         return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)
@@ -120,8 +121,8 @@ def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
 def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
     """Return a + b, a - b or a b (add, sub, mul) of 16-bit arrays, rounded once to their type.
 
-    That is bfloat16 or float16. The numbers of a tile are combined two at a time, by fused multiply-adds with 1, -1 or -0, which
-    every GPU since Ampere has for both types.
+    The type is bfloat16 or float16. The numbers of a tile are combined two at a time, by fused
+    multiply-adds with 1, -1 or -0, which every GPU since Ampere has for both types.
     """
     a, b = jnp.broadcast_arrays(a, b)
     code, factors = {
@@ -198,7 +199,7 @@ def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Arr
     The result has the shape of the arrays and the given type.
     """
     like = jax.ShapeDtypeStruct(args[0].shape, dtype)
-    (found,) = triton.elementwise_inline_asm(
+    (result,) = triton.elementwise_inline_asm(
         text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like]
     )
-    return found
+    return result

@@ -128,14 +128,14 @@ def evaluated(
         "mov.b64 p#, {low#, high#};",
         "cvt.rn.f32.f64 @, p#;",
     ]
-    own = [(f"{n}", x, y) for n, (x, y) in enumerate(zip(arguments, results, strict=True))]
+    elements = [(f"{n}", x, y) for n, (x, y) in enumerate(zip(arguments, results, strict=True))]
 
     def each(lines: list[str]) -> list[str]:
         """Return the lines for every element: # is its number, % its argument, @ its result."""
         return [
             line.replace("#", n).replace("%", x).replace("@", y)
             for line in lines
-            for n, x, y in own
+            for n, x, y in elements
         ]
 
     return each([f".reg {r};" for r in registers] + reduction), each(power)

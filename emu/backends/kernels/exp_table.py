@@ -30,17 +30,17 @@ def table(zero: Array, threads: int) -> Array:
 
     The place is an int32 address in shared memory. `zero` is what `exp32` takes.
     """
-    n, own = lax.iota(jnp.int32, NUMBERS), NUMBERS // threads
+    n, each = lax.iota(jnp.int32, NUMBERS), NUMBERS // threads
     exps = exp32(lax.bitcast_convert_type((n + NEAREST) << 16, jnp.float32), "bf16", zero, AT_ONCE)
     # aligned as the tiles are that Triton keeps behind it
     lines = [f".shared .align 1024 .b8 exps[{BYTES}]; .reg .b32 first, at; mov.u32 first, exps;"]
-    for i in range(own):
+    for i in range(each):
         lines.append(
-            f"mad.lo.s32 at, ${2 * own + i}, 4, first; st.shared.f32 [at], ${own + i}; mov.b32"
+            f"mad.lo.s32 at, ${2 * each + i}, 4, first; st.shared.f32 [at], ${each + i}; mov.b32"
             f" ${i}, first;"
         )
-    constraints = ",".join(["=r"] * own + ["f"] * own + ["r"] * own)
-    places = assembled("{ " + "\n".join(lines) + " }", constraints, own, jnp.int32, exps, n)
+    constraints = ",".join(["=r"] * each + ["f"] * each + ["r"] * each)
+    places = assembled("{ " + "\n".join(lines) + " }", constraints, each, jnp.int32, exps, n)
     # for the maximum Triton makes the threads wait for each other: then each has stored its part
     return places.max()
 
@@ -70,24 +70,25 @@ def _text(together: int) -> str:
         f"sub.s32 origin, {place}, {4 * NEAREST};",
         f"mov.b32 nearest, {NEAREST * 0x10001:#x}; mov.b32 farthest, {FARTHEST * 0x10001:#x};",
     ]
-    asked = [
+    lookups = [
         f"mov.b32 largest, {pairs[0]};",
         *(f"max.NaN.bf16x2 largest, largest, {x};" for x in pairs[1:]),
     ]
     for i, x in enumerate(pairs):
-        asked.append(f"min.bf16x2 near{i}, {x}, nearest; max.bf16x2 near{i}, near{i}, farthest;")
+        lookups.append(f"min.bf16x2 near{i}, {x}, nearest; max.bf16x2 near{i}, near{i}, farthest;")
     for i in range(len(pairs)):
-        asked.append(
+        lookups.append(
             f"dp2a.lo.u32.u32 at{2 * i}, near{i}, 0x0004, origin; dp2a.lo.u32.u32 at{2 * i + 1},"
             f" near{i}, 0x0400, origin;"
         )
-    asked.append(parts(BF16, "low", "high", "largest"))
-    asked.append(
+    lookups.append(parts(BF16, "low", "high", "largest"))
+    lookups.append(
         "max.NaN.f32 low, low, high; setp.gtu.f32 elsewhere, low, 0f00000000; @elsewhere bra"
         " SERIES;"
     )
-    found = [f"ld.shared.f32 {y}, [at{i}];" for i, y in enumerate(results)]
+    loads = [f"ld.shared.f32 {y}, [at{i}];" for i, y in enumerate(results)]
     wide = [parts(BF16, f"v{2 * i}", f"v{2 * i + 1}", x) for i, x in enumerate(pairs)]
     reduction, power = evaluated(BFLOAT16, [f"v{i}" for i in range(together)], results)
-    lines = [*registers, *asked, *found, "bra DONE;", "SERIES:", *wide, *reduction, *power, "DONE:"]
+    series = [*wide, *reduction, *power]
+    lines = [*registers, *lookups, *loads, "bra DONE;", "SERIES:", *series, "DONE:"]
     return "{ " + "\n".join(lines) + " }"

@@ -43,8 +43,8 @@ class Held:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of numbers that are computed."""
-        own: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
-        return own
+        shape: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
+        return shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

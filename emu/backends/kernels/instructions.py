@@ -37,13 +37,13 @@ def _model(f: Callable[..., Any], x: Array) -> Array:
     32 bits, for a callback has no 64-bit types where the caller has none.
     """
     words = lax.bitcast_convert_type(x, jnp.int32)
-    found = jax.pure_callback(
+    results = jax.pure_callback(
         partial(_of_words, f),
         jax.ShapeDtypeStruct(words.shape, jnp.int32),
         words,
         vmap_method="expand_dims",
     )
-    return lax.bitcast_convert_type(found, x.dtype)
+    return lax.bitcast_convert_type(results, x.dtype)
 
 
 def _of_words(f: Callable[..., Any], words: Any) -> np.ndarray:

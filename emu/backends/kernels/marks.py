@@ -34,39 +34,39 @@ TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
 def round_event(x: Array, r: Rounding, random: Array | None = None) -> Array:
     """Return x rounded once."""
-    found: Array = ROUND.bind(x, *(() if random is None else (random,)), rounding=r)
-    return found
+    result: Array = ROUND.bind(x, *(() if random is None else (random,)), rounding=r)
+    return result
 
 
 def product(a: ArrayLike, b: ArrayLike) -> Array:
     """Return a b."""
-    found: Array = PRODUCT.bind(
+    result: Array = PRODUCT.bind(
         *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
     )
-    return found
+    return result
 
 
 def odd_sum(a: ArrayLike, b: ArrayLike) -> Array:
     """Return a + b, rounded to odd."""
-    found: Array = ODD_SUM.bind(
+    result: Array = ODD_SUM.bind(
         *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
     )
-    return found
+    return result
 
 
 def function(f: Callable[..., Array], x: Array) -> Array:
     """Return f(x)."""
-    found: Array = FUNCTION.bind(x, function=f)
-    return found
+    result: Array = FUNCTION.bind(x, function=f)
+    return result
 
 
 def total(acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
     """Return init + a @ b."""
-    found: Array = TOTAL.bind(a, b, init, accumulator=acc)
-    return found
+    result: Array = TOTAL.bind(a, b, init, accumulator=acc)
+    return result
 
 
 def transposed(x: Array) -> Array:
     """Return the transpose of x."""
-    found: Array = TRANSPOSED.bind(x)
-    return found
+    result: Array = TRANSPOSED.bind(x)
+    return result

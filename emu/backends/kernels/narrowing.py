@@ -74,13 +74,13 @@ def narrowed(
         closed, like = jax.make_jaxpr(
             lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
         )(*map(_like, flat))
-        found = _evaluate(machine, closed.jaxpr, closed.consts, flat)
-        numbers, rest = jax.tree.unflatten(jax.tree.structure(like), found)
-        own = tuple(held_as(machine, x, name) for x, name in zip(numbers, formats, strict=True))
+        results = _evaluate(machine, closed.jaxpr, closed.consts, flat)
+        numbers, rest = jax.tree.unflatten(jax.tree.structure(like), results)
+        arrays = tuple(held_as(machine, x, name) for x, name in zip(numbers, formats, strict=True))
         wide = {
             id(x): held_as(machine, x, FP64) for x in jax.tree.leaves(rest) if isinstance(x, Held)
         }
-        return own, jax.tree.map(lambda x: wide.get(id(x), x), rest)
+        return arrays, jax.tree.map(lambda x: wide.get(id(x), x), rest)
 
     return run
 
@@ -132,12 +132,12 @@ def inlined(eqn: Any) -> Any:
 
 def _needed(jaxpr: Jaxpr) -> list[Any]:
     """Return the operations that some result depends on."""
-    needed, found = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
+    needed, operations = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
     for eqn in reversed(jaxpr.eqns):
         if any(v in needed for v in eqn.outvars):
             needed |= {v for v in eqn.invars if not isinstance(v, Literal)}
-            found.append(eqn)
-    return found[::-1]
+            operations.append(eqn)
+    return operations[::-1]
 
 
 def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
@@ -225,9 +225,9 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
 def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
     """Return a result of a 16-bit format's own instructions as an array of it, or None.
 
-    They compute a sum, difference or product of two numbers of the format itself, or a binary32 number
-    times such a number of a tile. One rounding is what binary64 and then the format give: 53 >= 2 p
-    + 2 (Figueroa 1995), and products are exact.
+    They compute a sum, difference or product of two numbers of the format itself, or a binary32
+    number times such a number of a tile. One rounding is what binary64 and then the format give: 53
+    >= 2 p + 2 (Figueroa 1995), and products are exact.
     """
     if x.made is None or x.made[0] not in ARITHMETIC:
         return None
@@ -285,25 +285,30 @@ def _joined(x: Sequence[Any], least: str | None = None) -> str:
     Every format here holds 0 and infinities.
     """
     held = [y for y in x if isinstance(y, Held)]
-    own = {y.format for y in held if y.uniform not in EVERYWHERE} | ({least} if least else set())
-    return FP32 if not own else own.pop() if len(own) == 1 else (FP64 if FP64 in own else FP32)
+    formats = {y.format for y in held if y.uniform not in EVERYWHERE}
+    formats |= {least} if least else set()
+    if not formats:
+        return FP32
+    if len(formats) == 1:
+        return formats.pop()
+    return FP64 if FP64 in formats else FP32
 
 
 def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
     """Return numbers that an operation moved, and did not compute."""
     y = [computed(machine, v) if isinstance(v, Held) else v for v in x]
-    (found,) = _bound(machine, eqn, y, _joined(y))
+    (moved,) = _bound(machine, eqn, y, _joined(y))
     return Held(
-        array=found.array, format=found.format, uniform=y[0].uniform if len(y) == 1 else None
+        array=moved.array, format=moved.format, uniform=y[0].uniform if len(y) == 1 else None
     )
 
 
 def _bound(machine: Machine, eqn: Any, x: list[Any], name: str) -> list[Any]:
     """Return the results of the operation itself, on arrays for one format."""
     arrays = [held_as(machine, y, name) if isinstance(y, Held) else y for y in x]
-    found = eqn.primitive.bind(*arrays, **eqn.params)
-    found = found if eqn.primitive.multiple_results else [found]
+    results = eqn.primitive.bind(*arrays, **eqn.params)
+    results = results if eqn.primitive.multiple_results else [results]
     return [
         Held(array=y, format=name) if v.aval.dtype == jnp.float64 else y
-        for y, v in zip(found, eqn.outvars, strict=True)
+        for y, v in zip(results, eqn.outvars, strict=True)
     ]

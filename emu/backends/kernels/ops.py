@@ -141,8 +141,8 @@ def _round(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 
 def _converted(x: Array, r: Rounding, random: Array | None = None) -> Array:
-    found = gpu_convert.converted(x, r)
-    return _round(x, r, random) if found is None else found
+    result = gpu_convert.converted(x, r)
+    return _round(x, r, random) if result is None else result
 
 
 def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> Array:

@@ -60,8 +60,8 @@ def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
         closed, like = jax.make_jaxpr(
             lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
         )(*flat)
-        found = _evaluate(closed.jaxpr, [*map(_given, closed.consts)], [*map(_given, flat)])
-        return jax.tree.unflatten(jax.tree.structure(like), [x(False) for x in found])
+        results = _evaluate(closed.jaxpr, [*map(_given, closed.consts)], [*map(_given, flat)])
+        return jax.tree.unflatten(jax.tree.structure(like), [x(False) for x in results])
 
     return run
 

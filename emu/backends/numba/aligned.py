@@ -81,10 +81,10 @@ def _zeros(
     """
     for j in range(row.size):
         if top[j] < least:
-            found = padded or row[j] == 0.0
+            has_zero = padded or row[j] == 0.0
             for k in range(w_a.size):
-                found |= w_a[k] * w_b[k, j] == 0.0
-            if found:
+                has_zero |= w_a[k] * w_b[k, j] == 0.0
+            if has_zero:
                 top[j] = least
 
 

@@ -40,11 +40,11 @@ def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
 
 
 def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
-    seen = []
+    ys = []
     for k in range(xs[0].shape[0]):
         carry, y = body(carry, k, tuple(x[k] for x in xs))
-        seen.append(y)
-    return carry, stack(seen)
+        ys.append(y)
+    return carry, stack(ys)
 
 
 def stack(ys: list[Any]) -> Any:

@@ -184,7 +184,7 @@ def round_array(
         out: receives the result; it may be x itself or overlap it.
     """
     if x.dtype == np.float32 and not r.format.fits_binary32:
-        with np.errstate(all="ignore"):  # a signalling NaN
+        with np.errstate(all="ignore"):  # a signaling NaN
             wide = round_array(x.astype(np.float64), r, random).astype(np.float32)
         return wide if out is None else _into(out, wide)
     source = np.ascontiguousarray(x).reshape(x.shape)  # which makes 0-d arrays 1-d

@@ -162,8 +162,8 @@ def _mapped_with(x: Array, carry: Any) -> Any:
 
 def _when(active: Array, compute: Callable[[], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
     shapes = jax.eval_shape(lambda: compute()[1])
-    seen = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    new: tuple[Any, Any] = lax.cond(active, compute, lambda: (state, seen))
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    new: tuple[Any, Any] = lax.cond(active, compute, lambda: (state, nothing))
     return new
 
 
@@ -252,10 +252,10 @@ def _stats(events: Sequence[Event]) -> list[Any]:
 
     XLA needs seconds to compile each reduction.
     """
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for shape in dict.fromkeys(before.shape for before, *_ in events):
-        own = [n for n, event in enumerate(events) if event[0].shape == shape]
-        before, after, formats, valid = zip(*(events[n] for n in own), strict=True)
+        alike = [n for n, event in enumerate(events) if event[0].shape == shape]
+        before, after, formats, valid = zip(*(events[n] for n in alike), strict=True)
         judges = jax.tree.map(
             lambda *numbers: jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]),
             *map(judged, formats),
@@ -263,8 +263,10 @@ def _stats(events: Sequence[Event]) -> list[Any]:
         summaries = jax.vmap(judged_stats)(
             jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid)
         )
-        found |= {n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(own)}
-    return [found[n] for n in range(len(events))]
+        results |= {
+            n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(alike)
+        }
+    return [results[n] for n in range(len(events))]
 
 
 def judged_events(
