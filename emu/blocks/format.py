@@ -31,6 +31,16 @@ class ScaleRule(StrEnum):
     with a scale format of one significand bit, give powers of two, from the exponent bits of a and
     one comparison.
 
+    Attributes:
+        FLOOR: 2^(floor(log2 a) - emax), OCP MX 1.0, 6.3; a / X may exceed m.
+        CEIL: 2^(ceil(log2 a) - emax).
+        EVEN: 2^(floor(log2 a') - emax), where a' is a rounded to the element's precision, ties
+            away.
+        BUMP: FLOOR, one exponent higher where a > 1.75 * 2^floor(log2 a); for elements with m =
+            1.75 * 2^emax.
+        RCEIL: a / m, rounded up to a number of the scale format.
+        NEAREST: a / m, rounded to the nearest number of the scale format, ties to even.
+
     Example:
         >>> import numpy as np
         >>> from roundscope import emu
@@ -39,13 +49,12 @@ class ScaleRule(StrEnum):
         [1.0, 2.0]
     """
 
-    FLOOR = "floor"  # 2^(floor(log2 a) - emax): OCP MX 1.0, 6.3; a / X may exceed m
-    CEIL = "ceil"  # 2^(ceil(log2 a) - emax)
-    EVEN = "even"  # 2^(floor(log2 a') - emax), a' = a rounded to the element's precision, ties away
-    # FLOOR, one higher where a > 1.75 * 2^floor(log2 a): for elements with m = 1.75 * 2^emax
+    FLOOR = "floor"
+    CEIL = "ceil"
+    EVEN = "even"
     BUMP = "bump"
-    RCEIL = "rceil"  # a / m, rounded up to a number of the scale format
-    NEAREST = "nearest"  # a / m, rounded to the nearest number of the scale format, ties to even
+    RCEIL = "rceil"
+    NEAREST = "nearest"
 
 
 def _rule_named(name: str | ScaleRule) -> ScaleRule:
@@ -65,7 +74,7 @@ Code -128, which stands for -2, is read and never written.
 """
 
 E8M0 = format_named("e8m0fnu")
-# significand bits: X P_i is then exact in binary64
+# the most significand bits, with which X P_i is exact in binary64
 WIDEST_ELEMENT = 11
 WIDEST_SCALE = 24
 WIDEST_SCALE_UNDER_TENSOR = 11

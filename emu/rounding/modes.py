@@ -15,6 +15,16 @@ class RoundingMode(StrEnum):
     The first five modes are those of IEEE 754-2019, 4.3; the last three go beyond the standard. A
     number that the format holds stays what it is in every mode.
 
+    Attributes:
+        TIES_TO_EVEN: the nearest; of two, the one with an even last bit.
+        TIES_TO_AWAY: the nearest; of two, the one farther from zero.
+        TOWARD_ZERO: the one nearer to zero.
+        TOWARD_POSITIVE: the larger one.
+        TOWARD_NEGATIVE: the smaller one.
+        AWAY_FROM_ZERO: the one farther from zero.
+        TO_ODD: the one with an odd last bit, which is a sticky bit in the number itself.
+        STOCHASTIC: the one above with probability (x - below) / (above - below), to 2^-31.
+
     Example:
         >>> from roundscope import emu
         >>> for mode in ("ties-to-even", "ties-to-away", "toward-positive", "to-odd"):
@@ -30,9 +40,9 @@ class RoundingMode(StrEnum):
     TOWARD_ZERO = "toward-zero"
     TOWARD_POSITIVE = "toward-positive"
     TOWARD_NEGATIVE = "toward-negative"
-    AWAY_FROM_ZERO = "away-from-zero"  # inexact results take the neighbor farther from zero
-    TO_ODD = "to-odd"  # inexact results take the odd neighbor: a sticky bit in the number itself
-    STOCHASTIC = "stochastic"  # up with probability (x - below) / (above - below), to 2^-31
+    AWAY_FROM_ZERO = "away-from-zero"
+    TO_ODD = "to-odd"
+    STOCHASTIC = "stochastic"
 
     @property
     def code(self) -> int:
@@ -43,8 +53,13 @@ class RoundingMode(StrEnum):
 class Overflow(StrEnum):
     """What a finite number becomes when it rounds beyond the largest finite one.
 
-    `SATURATE` also takes infinities to the largest finite number. Modes that point inward stop at
-    the largest finite number whatever the policy (IEEE 754-2019, 7.4).
+    Modes that point inward stop at the largest finite number whatever the policy (IEEE 754-2019,
+    7.4).
+
+    Attributes:
+        INF: infinity; for formats that have one.
+        NAN: NaN; for formats that have one.
+        SATURATE: the largest finite number, which infinities become too.
 
     Example:
         >>> from roundscope import emu
@@ -60,13 +75,17 @@ class Overflow(StrEnum):
 class NanPolicy(StrEnum):
     """What a NaN becomes in a format that has none. Where the format has NaN, it stays NaN.
 
+    Attributes:
+        KEEP: the NaN of the array's own type, so that nothing is lost.
+        ZERO: zero.
+
     Example:
         >>> from roundscope import emu
         >>> [emu.round_to(float("nan"), "e2m1fn", nan=policy).item() for policy in emu.NanPolicy]
         [nan, 0.0]
     """
 
-    KEEP = "keep"  # the carrier's NaN: nothing is lost
+    KEEP = "keep"
     ZERO = "zero"
 
 
@@ -228,7 +247,7 @@ def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:
         raise ValueError(unknown(what, name, enum)) from None
 
 
-# Roundings to nearest even, as each format's hardware conversions have them
+# The roundings to nearest even that are named most; overflow is what the format says.
 BINARY64 = rounding("fp64")
 BINARY32 = rounding("fp32")
 BF16 = rounding("bf16")

@@ -25,6 +25,23 @@ from roundscope.emu.sums.odd import sum_to_round
 class Order(StrEnum):
     """The order in which products are added.
 
+    Attributes:
+        ASCENDING: ((init + x_0) + x_1) + x_2 and so on.
+        PAIRWISE: init + ((x_0 + x_1) + (x_2 + x_3)) and so on; an odd one out moves up unchanged.
+        HALVES: the first half added to the second, x_0 + x_(n/2), ..., until one is left, as lanes
+            of a GPU or a SIMD unit add; an odd one out moves up unchanged, and init comes last.
+        STRIDED: `chunk` lanes, of which lane n adds x_n, x_(n + chunk), ...; then the lanes as
+            HALVES, and init: a warp of a GPU.
+        OCTETS: up to `chunk` lanes, of which lane n adds x_8n to x_(8n + 7), then the eight that
+            lie 8 lanes further; then the lanes as HALVES, and init.
+        WARPS: `chunk` neighbors two by two, 32 such lanes of a warp as HALVES, the warps as HALVES,
+            and init: XLA's reductions on a GPU.
+        CHUNKED: each chunk ascending from 0, so that its first product rounds; the chunks' sums are
+            added to init.
+        EXACT: init + the exact sum, with one rounding at the end.
+        ALIGNED: chunks cut to a common exponent, as tensor cores add them (`emu.sums.aligned`).
+        NATIVE: whatever the device does, in float32; it is fast and not reproducible.
+
     Example:
         >>> import numpy as np
         >>> from roundscope import emu
@@ -34,23 +51,16 @@ class Order(StrEnum):
         [0.0, 1.1920928955078125e-07]
     """
 
-    ASCENDING = "ascending"  # ((init + x0) + x1) + x2 ...
-    PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
-    # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU
-    # or SIMD unit add
+    ASCENDING = "ascending"
+    PAIRWISE = "pairwise"
     HALVES = "halves"
-    # `chunk` lanes: lane n adds x_n, x_(n + chunk), ...; then the lanes as HALVES: a warp of a GPU
     STRIDED = "strided"
-    # up to `chunk` lanes: lane n adds x_8n to x_(8n + 7), then those 8 lanes further on; the lanes
-    # as HALVES
     OCTETS = "octets"
-    # `chunk` neighbors two by two, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's
-    # reductions on a GPU
     WARPS = "warps"
-    CHUNKED = "chunked"  # each chunk ascending from 0: its first product rounds; the sums from init
-    EXACT = "exact"  # init + the exact sum, one rounding at the end; +0 where all terms are zeros
-    ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.sums.aligned
-    NATIVE = "native"  # whatever the device does, in float32: fast, not reproducible
+    CHUNKED = "chunked"
+    EXACT = "exact"
+    ALIGNED = "aligned"
+    NATIVE = "native"
 
 
 # orders with many additions at once, which have no random bits of their own
