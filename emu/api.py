@@ -10,11 +10,13 @@ import math
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roundscope.emu.arrays import Array, ArrayLike
 from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
+from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
@@ -34,12 +36,14 @@ from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, check_accumulator
 
+if TYPE_CHECKING:
+    from roundscope.emu.blocks.api import Blocked
+
 _BINARY32 = Accumulator()
-Array = Any  # numpy.ndarray or jax.Array
 
 
 def round_to(
-    x: Any,
+    x: ArrayLike,
     format: str | Format | Rounding,
     mode: str | RoundingMode | None = None,
     *,
@@ -91,20 +95,21 @@ def round_to(
     """
     _check_not_blocked(format, "round_blocks(x, ...)")
     r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
-    x = _carrier(x)
-    _check_fits(x, r)
+    numbers = _carrier(x)
+    _check_fits(numbers, r)
     _check_first(first)
-    if _is_jax(x):
+    if _is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        return _program(_round_jax, x, r.seed, first, r=replace(r, seed=0))
-    _check_out(out, x)
+        rounded: Array = _program(_round_jax, numbers, r.seed, first, r=replace(r, seed=0))
+        return rounded
+    _check_out(out, numbers)
     from roundscope.emu.backends.numba import rounding as kernels
 
-    return kernels.round_array(x, r, _random(x, r, r.seed, first), out)
+    return kernels.round_array(numbers, r, _random(numbers, r, r.seed, first), out)
 
 
-def _round_jax(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
+def _round_jax(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
     from roundscope.emu.backends.xla.rounding import round_array
 
     return round_array(x, r, _random(x, r, seed, first))
@@ -125,7 +130,7 @@ def _check_not_blocked(format: Any, instead: str) -> None:
         )
 
 
-def _check_fits(x: Array, r: Rounding) -> None:
+def _check_fits(x: AnyArray, r: Rounding) -> None:
     if x.dtype == np.float32 and not (r.format.fits_binary32 or r.format.name == "e8m0fnu"):
         raise ValueError(f"format={r.format.name}: does not fit a float32 array; pass float64")
 
@@ -147,7 +152,7 @@ def _check_first(first: Any) -> None:
         )
 
 
-def _check_out(out: Any, x: Array) -> None:
+def _check_out(out: Any, x: AnyArray) -> None:
     """Raise TypeError or ValueError if `out` cannot hold the result of an array like x."""
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(
@@ -158,7 +163,7 @@ def _check_out(out: Any, x: Array) -> None:
 
 
 def round_with_stats(
-    x: Any,
+    x: ArrayLike,
     format: str | Format | Rounding,
     mode: str | RoundingMode | None = None,
     *,
@@ -194,24 +199,32 @@ def round_with_stats(
         >>> int(stats.inexact), int(stats.overflow), int(stats.place)
         (2, 1, 2)
     """
-    x = _carrier(x)
+    numbers = _carrier(x)
     _check_not_blocked(format, "round_blocks(x, ...) and block_stats(x, ...)")
     r = rounding(format, mode, **policies)
-    if _is_jax(x) or x.dtype != np.float32 or not r.format.fits_binary32 or not x.size:
-        y = round_to(x, r, out=out)
-        return y, stats_of(x, y, r.format)
-    _check_out(out, x)
+    if (
+        _is_jax(numbers)
+        or numbers.dtype != np.float32
+        or not r.format.fits_binary32
+        or not numbers.size
+    ):
+        y = round_to(numbers, r, out=out)
+        return y, stats_of(numbers, y, r.format)
+    _check_out(out, numbers)
     if out is not None and not out.flags.c_contiguous:
         raise ValueError(
-            f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x"
+            f"out: {out.dtype}{out.shape}, must be a contiguous {numbers.dtype}{numbers.shape} as x"
         )
     from roundscope.emu.backends.numba.stats import rounded_with_stats
 
-    return rounded_with_stats(x, r, _random(x, r, r.seed, 0), out)
+    return rounded_with_stats(numbers, r, _random(numbers, r, r.seed, 0), out)
 
 
 def error_of(
-    x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any
+    x: ArrayLike,
+    format: str | Format | Rounding,
+    mode: str | RoundingMode | None = None,
+    **policies: Any,
 ) -> Array:
     """Return the signed rounding error of every number: round_to(x, ...) - x.
 
@@ -239,14 +252,14 @@ def error_of(
         >>> emu.error_of(np.array([1.0, 1.00390625, 1.01171875]), "bf16").tolist()
         [0.0, -0.00390625, 0.00390625]
     """
-    x = _carrier(x)
-    y = round_to(x, format, mode, **policies)
-    if not _is_jax(x) or x.dtype == np.float64:
-        return y - x
-    return _program(_difference, y, x)
+    numbers = _carrier(x)
+    rounded = round_to(numbers, format, mode, **policies)
+    is_plain = not _is_jax(numbers) or numbers.dtype == np.float64
+    error: Array = rounded - numbers if is_plain else _program(_difference, rounded, numbers)
+    return error
 
 
-def _difference(y: Array, x: Array) -> Array:
+def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
     import jax
 
     with jax.enable_x64(
@@ -255,7 +268,7 @@ def _difference(y: Array, x: Array) -> Array:
         return _leave(_ops(x), _enter(y) - _enter(x), x.dtype)
 
 
-def ulp_of(x: Any, format: str | Format) -> Array:
+def ulp_of(x: ArrayLike, format: str | Format) -> Array:
     """Return one ulp at every number: the distance of neighbors of the format in the binade of x.
 
     With e the exponent of x, p the precision and emin the smallest exponent of the format, that
@@ -278,18 +291,19 @@ def ulp_of(x: Any, format: str | Format) -> Array:
         [0.0009765625, 0.0625, 5.960464477539063e-08]
     """
     f = rounding(format).format
-    x = _carrier(x)
-    return _program(_spacing, x, f=f) if _is_jax(x) else _spacing(x, f=f)
+    numbers = _carrier(x)
+    ulps: Array = _program(_spacing, numbers, f=f) if _is_jax(numbers) else _spacing(numbers, f=f)
+    return ulps
 
 
-def _spacing(x: Array, *, f: Format) -> Array:
+def _spacing(x: AnyArray, *, f: Format) -> AnyArray:
     with _wide(x):
         ops, wide = _ops(x), _enter(x)
         return ops.xp.where(ops.xp.isfinite(wide), spacing(ops, wide, f), np.nan)
 
 
 def exp(
-    x: Any,
+    x: ArrayLike,
     format: str | Format | Rounding = "fp32",
     mode: str | RoundingMode | None = None,
     *,
@@ -326,15 +340,18 @@ def exp(
         [1.0, 2.71875, 0.3671875]
     """
     r = rounding(format, mode, seed=seed)
-    x = _carrier(x)
-    _check_fits(x, r)
+    numbers = _carrier(x)
+    _check_fits(numbers, r)
     _check_first(first)
-    if _is_jax(x):
-        return _program(_exp, x, r.seed, first, r=replace(r, seed=0))
-    return _exp(x, r.seed, first, r=r)
+    power: Array = (
+        _program(_exp, numbers, r.seed, first, r=replace(r, seed=0))
+        if _is_jax(numbers)
+        else _exp(numbers, r.seed, first, r=r)
+    )
+    return power
 
 
-def _exp(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
+def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
     from roundscope.emu.functions import whole_exp
 
     with _wide(x):
@@ -344,11 +361,11 @@ def _exp(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
 
 
 def dot(
-    a: Any,
-    b: Any,
+    a: "ArrayLike | Blocked",
+    b: "ArrayLike | Blocked",
     accumulator: Accumulator = _BINARY32,
-    init: Any = None,
-    steps: list[tuple[Array, Array]] | None = None,
+    init: ArrayLike | None = None,
+    steps: list[tuple[AnyArray, AnyArray]] | None = None,
 ) -> Array:
     """Return init + a @ b, where an accumulator adds up each sum of products.
 
@@ -395,20 +412,22 @@ def dot(
     if isinstance(a, Blocked) or isinstance(b, Blocked):
         from roundscope.emu.blocks.dot import dot_blocks
 
-        return dot_blocks(a, b, accumulator, init, steps)
-    a, b = _carrier(a, "a"), _carrier(b, "b")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
+        total: Array = dot_blocks(a, b, accumulator, init, steps)
+        return total
+    x, y = _carrier(a, "a"), _carrier(b, "b")
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
+        raise ValueError(f"a, b: shapes {x.shape} and {y.shape}, must be (T, K) and (K, N)")
     if accumulator.alignment is not None:
-        _checked("a", a, accumulator.alignment.operand)
-        _checked("b", b, accumulator.alignment.operand)
-    shape = (a.shape[0], b.shape[1])
+        _checked("a", x, accumulator.alignment.operand)
+        _checked("b", y, accumulator.alignment.operand)
+    shape = (x.shape[0], y.shape[1])
     if init is not None and tuple(np.shape(init)) != shape:
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
 
-    if init is not None and not _is_jax(init):
-        init = np.asarray(init)
-    return _added(_dot, _is_jax(a) or _is_jax(b), steps, a, b, init, accumulator=accumulator)
+    start = init if init is None or _is_jax(init) else np.asarray(init)
+    on_jax = _is_jax(x) or _is_jax(y)
+    total = _added(_dot, on_jax, steps, x, y, start, accumulator=accumulator)
+    return total
 
 
 def _check_init(init: Any) -> None:
@@ -425,10 +444,10 @@ def _check_init(init: Any) -> None:
 def _added(
     f: Any,
     on_jax: bool,
-    steps: list[tuple[Array, Array]] | None,
+    steps: list[tuple[AnyArray, AnyArray]] | None,
     *operands: Any,
     accumulator: Accumulator,
-) -> Array:
+) -> AnyArray:
     """Return the sum that f computes from the operands; under JAX, in one compiled program.
 
     `steps`, unless it is None, receives the additions.
@@ -444,24 +463,24 @@ def _added(
 
 
 def _dot(
-    a: Array, b: Array, init: Array | None, *, accumulator: Accumulator, keep: bool
-) -> tuple[Array, list[tuple[Array, Array]] | None]:
+    a: AnyArray, b: AnyArray, init: AnyArray | None, *, accumulator: Accumulator, keep: bool
+) -> tuple[AnyArray, list[tuple[AnyArray, AnyArray]] | None]:
     """Return the sum, and (before, after) of each addition where they are kept."""
     ops, r, step = _ops(a), accumulator.step, None
     start = ops.xp.zeros((a.shape[0], b.shape[1])) if init is None else _enter(ops.xp.asarray(init))
     if r.mode is RoundingMode.STOCHASTIC:
         rows, columns = ops.xp.arange(a.shape[0])[:, None], ops.xp.arange(b.shape[1])
 
-        def step(k: Any, total: Array) -> Array:
+        def step(k: Any, total: AnyArray) -> AnyArray:
             return ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))
 
     is_binary32 = a.dtype == b.dtype == np.float32 and init is None
     bits = 2 * BINARY32.format.precision if is_binary32 else ANY_PRODUCT
-    steps: list[tuple[Array, Array]] | None = [] if keep else None
+    steps: list[tuple[AnyArray, AnyArray]] | None = [] if keep else None
     return accumulate(ops, accumulator, _enter(a).T, _enter(b), start, step, steps, bits), steps
 
 
-def _checked(name: str, x: Array, f: Format) -> None:
+def _checked(name: str, x: AnyArray, f: Format) -> None:
     """Check that a tensor core of this format can hold the numbers of x.
 
     Raises ValueError if it cannot. The numbers of a JAX array may not be known yet; they pass.
@@ -477,7 +496,7 @@ def _checked(name: str, x: Array, f: Format) -> None:
         )
 
 
-def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
+def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
     """Return the sum along one axis of an array, added up by an accumulator.
 
     It is `dot` of the lines along the axis with a vector of ones, so that it begins with +0.
@@ -502,14 +521,14 @@ def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
         >>> emu.sum(x, emu.Accumulator(step=emu.BF16)).tolist()  # stops at 256: 256 + 1 is a tie
         [256.0, 256.0]
     """
-    x = _carrier(x)
+    numbers = _carrier(x)
     check_accumulator(accumulator)
-    moved = _last(x, axis_of(x.shape, axis))
+    moved = _last(numbers, axis_of(numbers.shape, axis))
     rows = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
     return dot(rows, np.ones((rows.shape[1], 1)), accumulator).reshape(moved.shape[:-1])
 
 
-def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
+def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats:
     """Return the `Stats` of rounding events, from the numbers before and after.
 
     Args:
@@ -543,7 +562,7 @@ def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
     return Stats.of(*(_program(_stats, x, y, f=f) if _is_jax(x) else _stats(x, y, f=f)))
 
 
-def _stats(x: Array, y: Array, *, f: Format) -> tuple[Array, ...]:
+def _stats(x: AnyArray, y: AnyArray, *, f: Format) -> tuple[AnyArray, ...]:
     with _wide(x):
         a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
         return tuple(_ops(x).stats([(a, b, f, _library(x).ones(a.shape, bool))])[0][:4])
@@ -560,12 +579,12 @@ def _program(f: Any, /, *arrays: Any, **fixed: Any) -> Any:
     return run(f, *arrays, **fixed)
 
 
-def _wide(x: Array) -> Any:
+def _wide(x: AnyArray) -> Any:
     """Return a context with 64-bit types, which JAX has only where they are asked for."""
     return sys.modules["jax"].enable_x64(True) if _is_jax(x) else nullcontext()
 
 
-def _library(x: Array) -> Any:
+def _library(x: AnyArray) -> Any:
     """Return the module of x's library that has NumPy's function names: numpy or jax.numpy."""
     return importlib.import_module("jax.numpy") if _is_jax(x) else np
 
@@ -580,7 +599,7 @@ def _array(x: Any, name: str) -> np.ndarray:
         ) from None
 
 
-def _carrier(x: Any, name: str = "x") -> Array:
+def _carrier(x: Any, name: str = "x") -> AnyArray:
     """Return x as a float32 or float64 array; narrower floats become float32, exactly.
 
     `name` is the argument's name in the message of the TypeError for anything else.
@@ -598,7 +617,7 @@ def _carrier(x: Any, name: str = "x") -> Array:
     return x.astype(np.float32)
 
 
-def _ops(x: Array) -> Ops:
+def _ops(x: AnyArray) -> Ops:
     if _is_jax(x):
         from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
@@ -608,7 +627,7 @@ def _ops(x: Array) -> Ops:
     return numpy_ops()
 
 
-def _enter(x: Array) -> Array:
+def _enter(x: AnyArray) -> AnyArray:
     """Return x in float64, exactly; for JAX arrays, 64-bit types must be enabled."""
     if _is_jax(x):
         from roundscope.emu.backends.xla.widths import widen
@@ -617,7 +636,7 @@ def _enter(x: Array) -> Array:
     return x.astype(np.float64)
 
 
-def _leave(ops: Ops, y: Array, dtype: Any) -> Array:
+def _leave(ops: Ops, y: AnyArray, dtype: Any) -> AnyArray:
     """Return a float64 JAX array in the given dtype, by one rounding if that is float32.
 
     64-bit types must be enabled.
@@ -627,12 +646,12 @@ def _leave(ops: Ops, y: Array, dtype: Any) -> Array:
     return y if dtype == np.float64 else narrow(ops.round(y, BINARY32, None))
 
 
-def _last(x: Array, axis: int) -> Array:
+def _last(x: AnyArray, axis: int) -> AnyArray:
     """Return x with one axis moved to the end."""
     return x.transpose([*(n for n in range(x.ndim) if n != axis), axis])
 
 
-def _random(x: Array, r: Rounding, seed: Any, first: Any) -> Array | None:
+def _random(x: AnyArray, r: Rounding, seed: Any, first: Any) -> AnyArray | None:
     """Return the random integers that round x, or None outside the stochastic mode.
 
     They are those of stream 0; the coordinates of a number are the two 32-bit words of its flat

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.api import _carrier, _check_out, _is_jax, _library, _program, _random
+from roundscope.emu.arrays import Array, ArrayLike
+from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import (
     Layout,
@@ -19,8 +21,6 @@ from roundscope.emu.blocks.layout import (
     scales_to_lines,
     to_lines,
 )
-
-Array = Any  # numpy.ndarray or jax.Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Blocked:
 
     elements: Array
     scales: Array
-    tensor: Array
+    tensor: Array | np.float32
     format: BlockFormat
     axis: int
 
@@ -76,7 +76,11 @@ def check_blocked(b: Any) -> None:
 
 
 def round_blocks(
-    x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndarray | None = None, **changes: Any
+    x: ArrayLike,
+    format: str | BlockFormat,
+    axis: int = -1,
+    out: np.ndarray | None = None,
+    **changes: Any,
 ) -> Array:
     """Replace every number of an array by what a block format keeps of it, T X P.
 
@@ -111,17 +115,18 @@ def round_blocks(
         >>> emu.round_blocks(x, "mxfp8_e4m3").tolist()
         [1.0, 30.0, 96.0, 3.25]
     """
-    f, x = block_format(format, **changes), _carrier(x)
-    at = layout_of(x.shape, f, axis)
-    if _is_jax(x):
+    f, numbers = block_format(format, **changes), _carrier(x)
+    at = layout_of(numbers.shape, f, axis)
+    if _is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        return _program(_round_jax, x, f=f, at=at) if x.size else x
-    _check_out(out, x)
-    return _round_numpy(x, f, at, out)
+        rounded: Array = _program(_round_jax, numbers, f=f, at=at) if numbers.size else numbers
+        return rounded
+    _check_out(out, numbers)
+    return _round_numpy(numbers, f, at, out)
 
 
-def _round_jax(x: Array, *, f: BlockFormat, at: Layout) -> Array:
+def _round_jax(x: AnyArray, *, f: BlockFormat, at: Layout) -> AnyArray:
     xp = _library(x)
     return from_lines(
         xp, _executor(x).round_blocks(to_lines(xp, x, at), f, _lines_of_bits(x, f, at)), at
@@ -148,7 +153,7 @@ def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | No
     return out
 
 
-def to_blocks(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any) -> Blocked:
+def to_blocks(x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes: Any) -> Blocked:
     """Return an array in a block format, with elements and scales apart.
 
     Of a float32 array, from_blocks(to_blocks(x, f)) is round_blocks(x, f); of a float64 array it is
@@ -174,17 +179,19 @@ def to_blocks(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any)
         >>> b.elements.tolist(), b.scales.tolist()
         ([0.0, 2.0, 6.0, 0.0], [16.0])
     """
-    f, x = block_format(format, **changes), _carrier(x)
-    at = layout_of(x.shape, f, axis)
-    if not x.size:
-        raise ValueError(f"x: shape {x.shape} has no numbers to scale")
+    f, numbers = block_format(format, **changes), _carrier(x)
+    at = layout_of(numbers.shape, f, axis)
+    if not numbers.size:
+        raise ValueError(f"x: shape {numbers.shape} has no numbers to scale")
     elements, scales, tensor = (
-        _program(_quantise, x, f=f, at=at) if _is_jax(x) else _quantise(x, f=f, at=at)
+        _program(_quantise, numbers, f=f, at=at)
+        if _is_jax(numbers)
+        else _quantise(numbers, f=f, at=at)
     )
     return Blocked(elements=elements, scales=scales, tensor=tensor, format=f, axis=at.axis)
 
 
-def _quantise(x: Array, *, f: BlockFormat, at: Layout) -> tuple[Array, Array, Array]:
+def _quantise(x: AnyArray, *, f: BlockFormat, at: Layout) -> tuple[AnyArray, AnyArray, AnyArray]:
     xp = _library(x)
     elements, scales, tensor = _executor(x).quantise(
         to_lines(xp, x, at), f, _lines_of_bits(x, f, at)
@@ -212,10 +219,12 @@ def from_blocks(b: Blocked) -> Array:
     """
     check_blocked(b)
     at, arrays = layout_of(b.shape, b.format, b.axis), (b.elements, b.scales, b.tensor)
-    return _program(_numbers, *arrays, at=at) if _is_jax(b.elements) else _numbers(*arrays, at=at)
+    on_jax = _is_jax(b.elements)
+    numbers: Array = _program(_numbers, *arrays, at=at) if on_jax else _numbers(*arrays, at=at)
+    return numbers
 
 
-def _numbers(elements: Array, scales: Array, tensor: Array, *, at: Layout) -> Array:
+def _numbers(elements: AnyArray, scales: AnyArray, tensor: AnyArray, *, at: Layout) -> AnyArray:
     xp = _library(elements)
     lines = _executor(elements).dequantise(
         to_lines(xp, elements, at), scales_to_lines(scales, at), tensor
@@ -223,7 +232,7 @@ def _numbers(elements: Array, scales: Array, tensor: Array, *, at: Layout) -> Ar
     return from_lines(xp, lines, at)
 
 
-def _executor(x: Array) -> Any:
+def _executor(x: AnyArray) -> Any:
     if _is_jax(x):
         from roundscope.emu.blocks import xla as block_xla
 
@@ -233,7 +242,7 @@ def _executor(x: Array) -> Any:
     return block_kernels
 
 
-def _lines_of_bits(x: Array, f: BlockFormat, at: Layout) -> Array | None:
+def _lines_of_bits(x: AnyArray, f: BlockFormat, at: Layout) -> AnyArray | None:
     """Return the stochastic mode's random integers in blocks, or None in other modes.
 
     Each number keeps the integer of its index in x.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.api import _carrier
+from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.blocks.api import Blocked, check_blocked, from_blocks, to_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
@@ -106,7 +107,9 @@ class BlockStats:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def block_stats(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any) -> BlockStats:
+def block_stats(
+    x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes: Any
+) -> BlockStats:
     """Return the `BlockStats` of an array under a block format, computed on the host.
 
     Args:
@@ -131,16 +134,16 @@ def block_stats(x: Any, format: str | BlockFormat, axis: int = -1, **changes: An
         >>> floor.clipped, floor.absolute, rceil.absolute, floor.excess
         (1, 52.0, 12.0, 40.0)
     """
-    f, x = block_format(format, **changes), np.asarray(_carrier(x))
-    if x.dtype == np.float64:
+    f, numbers = block_format(format, **changes), np.asarray(_carrier(x))
+    if numbers.dtype == np.float64:
         raise ValueError("x: float64; block statistics are of float32 arrays")
-    b = to_blocks(x, f, axis)
+    b = to_blocks(numbers, f, axis)
     rceil = (
-        from_blocks(to_blocks(x, replace(f, rule=ScaleRule.RCEIL), axis))
+        from_blocks(to_blocks(numbers, replace(f, rule=ScaleRule.RCEIL), axis))
         if f.rule is not ScaleRule.RCEIL
         else from_blocks(b)
     )
-    return _summary(x, b, rceil)
+    return _summary(numbers, b, np.asarray(rceil))
 
 
 def distinct_elements(b: Blocked) -> np.ndarray:
