@@ -1,24 +1,43 @@
 # Each target does its own set-up, in a private virtual environment; nothing global is touched.
 PYTHON ?= python3
 VENV := .venv
+VERSIONS := --constraint constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test thorough lint exhaustive engines gpu-check gpu-kernels gpu-scaling gpu-tensor-core bench bench-check clean
+# a second leg of the tests: another Python, in an environment of its own, without constraints
+PYTHON_NEWEST ?= python3.13
+VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
+UNCONSTRAINED := --upgrade --upgrade-strategy eager
+
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines gpu-check gpu-kernels gpu-scaling gpu-tensor-core reference bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
 
 # engines against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
 BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py
-PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false
-PYTEST := $(BIN)/python -m pytest -n 2
+PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+# jaxlib 0.12 does not know this one, and ends the process that names an unknown flag
+EMITTERS := --xla_cpu_use_fusion_emitters=false
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 # where the tests of a file share what took long to make
 BY_FILE := --dist loadfile
 
-test: lint
+test: lint parts
+
+test-matrix:  ## the same tests on a newer Python, with the newest of everything that pip finds
+	@$(PYTHON_NEWEST) -c '' 2> /dev/null || { echo "No Python runs as '$(PYTHON_NEWEST)': \
+	name one, as in make test-matrix PYTHON_NEWEST=/path/to/python3.13." >&2; exit 1; }
+	rm -f $(VENV_NEWEST)/.ready
+	$(MAKE) PYTHON=$(PYTHON_NEWEST) VENV=$(VENV_NEWEST) VERSIONS='$(UNCONSTRAINED)' EMITTERS= parts
+
+parts: $(READY)
+	@$(BIN)/python --version
+	@$(BIN)/pip list --format=freeze | xargs
 	$(PYTEST) --dist worksteal -m 'not thorough' $(BITS)
-	XLA_FLAGS='$(PLAIN)' $(PYTEST) $(BY_FILE) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
+	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) $(BY_FILE) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
 
 thorough: $(READY)  ## every test, the long ones too, all as users compile
 	$(PYTEST) $(BY_FILE)
@@ -58,8 +77,12 @@ gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused ke
 gpu-tensor-core:  ## the last part of gpu-check alone
 	$(PYTHON) -m tests.checks.gpu_tensor_core
 
+reference: $(READY)  ## the pages of the Python API, in build/reference
+	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/sphinx-build -q -W docs/reference build/reference
+
 bench: $(READY)
-	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/pip install -qq $(VERSIONS) --editable '.[bench]'
 	$(BIN)/roundscope bench round
 	$(BIN)/roundscope bench dot
 	$(BIN)/roundscope bench attention
@@ -69,8 +92,8 @@ bench-check: $(READY)  ## our speed as ratios, against the least that is accepte
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install -qq $(VERSIONS) --editable '.[test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) .venv-* demo build *.egg-info

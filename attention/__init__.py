@@ -2,7 +2,7 @@
 injections, traces.
 """
 
-from roundscope.attention.attend import Examined, attend, examine
+from roundscope.attention.api import Examined, attend, examine
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
 from roundscope.attention.plans.choices import DeltaFrom, Stabiliser

@@ -107,7 +107,7 @@ def finish(
     o = all_of(at, o, kept[0]) if kept else o
     l, scale = _kept_row_sum(at, as_it_is), factor(at, scale)
     if sink is not None:
-        m, l = with_sink(at, base2_scale(at.plan, scale), m, l, sink)
+        m, l = with_sink(at, base2_scale(at.ops, at.plan, scale), m, l, sink)
     wide = (
         o
         if at.plan.normalise_first

@@ -10,22 +10,22 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from roundscope.attention.api import mask_to_heads, result_type, setup_of_heads
 from roundscope.attention.arguments import check_like_output, check_shapes
-from roundscope.attention.attend import mask_to_heads, result_type, setup_of_heads
 from roundscope.attention.engines import xla as run
+from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.rounding.modes import BF16, FP16
 
 Types = tuple[Any, ...]  # of q, k, v
-SIXTEEN_BITS = {jnp.dtype(jnp.bfloat16): BF16.format, jnp.dtype(jnp.float16): FP16.format}
 
 
 def attend_jax(
     engine: Any,
     setup: Setup,
     plans: HeadPlans | None,
+    output: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -36,6 +36,7 @@ def attend_jax(
     """The output (B, T, N, H); gradients have the types of the inputs.
 
     engine       the module that runs heads: `xla_engine` or `pallas_engine`
+    output       the dtype of the output
     delta_error  (B, T, N, H) or None: what the backward adds to the output where delta reads it
     sinks        (N,) or None
     """
@@ -50,6 +51,7 @@ def attend_jax(
         engine,
         setup,
         types,
+        output,
         each,
         q,
         k,
@@ -66,11 +68,12 @@ def _entering(x: Array, dtype: Any) -> Array:
     return x if x.dtype == dtype or (is_narrow and dtype == jnp.float32) else x.astype(dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _attend(
     engine: Any,
     setup: Setup,
     types: Types,
+    output: Any,
     each: run.Each | None,
     q: Array,
     k: Array,
@@ -79,12 +82,13 @@ def _attend(
     error: Array | None,
     sinks: Array | None,
 ) -> Array:
-    return _forward(engine, setup, each, q, k, v, mask, error, sinks)[0]
+    return _forward(engine, setup, output, each, q, k, v, mask, error, sinks)[0]
 
 
 def _forward(
     engine: Any,
     setup: Setup,
+    output: Any,
     each: run.Each | None,
     q: Array,
     k: Array,
@@ -97,7 +101,7 @@ def _forward(
     rounded = [_rounded(setup, site, x, block, each) for site, x, block in inputs]
     of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
     (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each, *of_sinks)
-    result = run.leave(out, q.shape[0], setup.queries, result_type(q, k, v))
+    result = run.leave(out, q.shape[0], setup.queries, output)
     return result, (each, *rounded, mask, out, wide, lse, of_sinks, error)
 
 
@@ -115,7 +119,7 @@ def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | No
 
 
 def _backward(
-    engine: Any, setup: Setup, types: Types, residuals: Any, do: Array
+    engine: Any, setup: Setup, types: Types, output: Any, residuals: Any, do: Array
 ) -> tuple[None, Array, Array, Array, None, None, Array | None]:
     dq, dk, dv, _, *dsinks = _gradients(engine, setup, residuals, do)
     found = [
@@ -133,15 +137,16 @@ def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Ar
     do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
     if setup.plan.scaled_keys:
         k, _ = run.round_inputs(setup, Site.KC, k, each)
+    dtype = jnp.float64 if do.dtype == jnp.float64 else jnp.float32
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     gradients = tuple(
-        run.leave(x, do.shape[0], size, do.dtype) for x, size in zip(found, sizes, strict=True)
+        run.leave(x, do.shape[0], size, dtype) for x, size in zip(found, sizes, strict=True)
     )
     if not sinks:
         return gradients
     of_heads, _ = run.sink_gradients(setup, *sinks, lse, found[3], each)
-    return *gradients, run.leave_sinks(of_heads, do.shape[0], do.dtype)
+    return *gradients, run.leave_sinks(of_heads, do.shape[0], dtype)
 
 
 _attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _backward)
@@ -186,7 +191,8 @@ def pulled(
     check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
-    out, residuals = _forward(run, setup, run.by_head(plan, q.shape[0]), q, k, v, None)
+    each = run.by_head(plan, q.shape[0])
+    out, residuals = _forward(run, setup, dtype, each, q, k, v, None)
     dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
     return Pulled(
         out, run.leave(residuals[-3], q.shape[0], setup.queries, dtype), dq, dk, dv, delta

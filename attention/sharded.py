@@ -2,14 +2,16 @@
 device takes its own, and no bit changes.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from roundscope.attention.api import Engine, attend
 from roundscope.attention.arguments import check_shapes, plan_given
-from roundscope.attention.attend import Engine, attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.rounding.modes import RoundingMode
 
@@ -42,7 +44,7 @@ def attend_sharded(
     check_shapes(q, k, v)
     plan = plan_given(plan)
     _check(mesh, plan, q, k)
-    own = partial(
+    own: Callable[..., Any] = partial(
         attend,
         plan=plan,
         block_q=block_q,

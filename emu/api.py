@@ -17,7 +17,6 @@ import numpy as np
 from roundscope.emu.arrays import Array, ArrayLike
 from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
 from roundscope.emu.backends.ops import Array as AnyArray
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
@@ -93,7 +92,6 @@ def round_to(
         >>> emu.round_to(x, "e4m3fn", "toward-zero").tolist()
         [1.0, 0.09375, 288.0]
     """
-    _check_not_blocked(format, "round_blocks(x, ...)")
     r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
     numbers = _carrier(x)
     _check_fits(numbers, r)
@@ -113,21 +111,6 @@ def _round_jax(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
     from roundscope.emu.backends.xla.rounding import round_array
 
     return round_array(x, r, _random(x, r, seed, first))
-
-
-def _check_not_blocked(format: Any, instead: str) -> None:
-    """Refuse a block format, by name (ValueError) or as a `BlockFormat` (TypeError).
-
-    `instead` are the functions that take one, for the message.
-    """
-    if isinstance(format, BlockFormat):
-        raise TypeError(
-            f"format={format}: a block format, whose numbers share scales; use {instead}"
-        )
-    if isinstance(format, str) and format in BLOCK_NAMED:
-        raise ValueError(
-            f"format='{format}': a block format, whose numbers share scales; use {instead}"
-        )
 
 
 def _check_fits(x: AnyArray, r: Rounding) -> None:
@@ -200,7 +183,6 @@ def round_with_stats(
         (2, 1, 2)
     """
     numbers = _carrier(x)
-    _check_not_blocked(format, "round_blocks(x, ...) and block_stats(x, ...)")
     r = rounding(format, mode, **policies)
     if (
         _is_jax(numbers)
@@ -552,7 +534,6 @@ def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats
         >>> int(stats.n), int(stats.inexact), int(stats.ties), float(stats.ulps)
         (3, 1, 1, 0.5)
     """
-    _check_not_blocked(format, "block_stats(before, ...)")
     f = rounding(format).format
     x, y = _carrier(before, "before"), _carrier(after, "after")
     if x.shape != y.shape:

@@ -12,7 +12,12 @@ def bad(argument: str, value: object, repair: str) -> UsageError:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line, or its type's name if it has none."""
+    """An error's message on one line, or its type's name if it has none.
+
+    An error of the operating system names the file, the reason and what to do, without its number.
+    """
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{str(error.filename)!r}: {error.strerror.lower()}; choose another file or folder"
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -174,6 +174,6 @@ def enter(x: np.ndarray, block: int) -> np.ndarray:
 
 
 def leave(x: np.ndarray, batch: int, rows: int, dtype: Any) -> np.ndarray:
-    """Heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
+    """Return heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
     x = from_heads(x, batch, rows)
     return x if dtype == np.float64 else numpy_ops().round(x, BINARY32, None).astype(np.float32)

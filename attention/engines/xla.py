@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.attention.engines.layout import from_heads, to_heads
+from roundscope.attention.engines.layout import SIXTEEN_BITS, from_heads, to_heads
 from roundscope.attention.plans.traced import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import loops as head_of
@@ -18,6 +18,7 @@ from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.formats.codes import encode
 from roundscope.emu.rounding.modes import BINARY32
 
 _COMPILED: list[Any] = []
@@ -197,7 +198,7 @@ def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
     """
     with jax.enable_x64(True):
         total = head_of.by_halves(jnp, x.reshape(batch, -1))
-        return _leave(total[:, None], 1, 1, dtype == jnp.float64).reshape(-1)
+        return _leave(total[:, None], 1, 1, jnp.dtype(dtype)).reshape(-1)
 
 
 def enter(x: Array, block: int) -> Array:
@@ -214,9 +215,11 @@ def moved(setup: Setup, heads: tuple[Array, ...], error: Array) -> tuple[Array, 
 
 
 def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
-    """Heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
+    """Return heads as (B, T, N, ...), in float64; in float32, by one rounding; or in a 16-bit type
+    that holds every number.
+    """
     with jax.enable_x64(True):
-        return _leave(x, batch, rows, dtype == jnp.float64)
+        return _leave(x, batch, rows, jnp.dtype(dtype))
 
 
 @partial(jax.jit, static_argnums=1)
@@ -229,9 +232,25 @@ def _enter(x: Array, block: int) -> Array:
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
-def _leave(x: Array, batch: int, rows: int, wide: bool) -> Array:
+def _leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
     x = from_heads(x, batch, rows)
-    return x if wide else lax.platform_dependent(x, cpu=_rounded, default=_converted)
+    if dtype == jnp.float64:
+        return x
+    if dtype == jnp.float32:
+        return lax.platform_dependent(x, cpu=_rounded, default=_converted)
+    return lax.platform_dependent(
+        x,
+        cpu=lambda x: _coded(x, dtype),
+        default=lambda x: lax.optimization_barrier(x.astype(dtype)),
+    )
+
+
+def _coded(x: Array, dtype: Any) -> Array:
+    """Return numbers that a 16-bit type holds in that type: a CPU's conversion may flush those that
+    are subnormal.
+    """
+    codes = encode(xla_ops(opaque_zero(x)), x, SIXTEEN_BITS[dtype])
+    return lax.bitcast_convert_type(codes.astype(jnp.uint16), dtype)
 
 
 def _rounded(x: Array) -> Array:

@@ -173,6 +173,11 @@ class Plan:
             raise ValueError(
                 f"log2_e={self.log2_e}: goes with exp=base2 or exp=ex2, here exp={self.exp}"
             )
+        if self.normalise_first and self.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
+            told = "its lanes are kept from tile to tile, and a softmax of whole rows has one"
+            raise ValueError(
+                f"row_sum={self.row_sum}: {told}; use row_sum=plain before unfused=true"
+            )
         if self.saved_p and not self.normalise_first:
             raise ValueError(
                 "saved_p=True: only a softmax of whole rows keeps P; it goes with normalise_first"

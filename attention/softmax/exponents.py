@@ -29,7 +29,7 @@ EXPONENTIALS = {
 def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, Array, Array]:
     """The new maximum m, and the exponents of EXP (bq, bk) and of ALPHA (bq,), from the scores."""
     ops, plan, mul, xp = at.ops, at.plan, at.ops.multiply, at.ops.xp
-    scale = base2_scale(plan, scale)
+    scale = base2_scale(at.ops, plan, scale)
     if plan.log2_e is Log2E.MAXIMUM:
         s = masked(at, s)
         m = new_maximum(at, m_old, s, scale)
@@ -76,7 +76,7 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
         )
     if plan.scaled_keys:
         return at(Site.X_B, masked(at, s) - lse[:, None])
-    scale = base2_scale(plan, scale)
+    scale = base2_scale(at.ops, plan, scale)
     if plan.log2_e is not Log2E.NONE and not plan.lse_base2:
         lse = at(Site.LSE2, mul(lse, LOG2_E32))
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED_B, Site.LS_B)
@@ -98,11 +98,16 @@ def _scaled(
     return at(in_base2, at.ops.multiply(scaled, LOG2_E32)), LOG2_E32, scaled
 
 
-def base2_scale(plan: Plan, scale: float) -> float:
-    """What the scores are multiplied with: scale, or c = binary32(scale log2 e)."""
-    if plan.log2_e in (Log2E.SCALE, Log2E.MAXIMUM):
+def base2_scale(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
+    """Return the factor of the scores: scale, or c = binary32(scale log2 e).
+
+    It is an array where plans are data.
+    """
+    if plan.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM):
+        return scale
+    if isinstance(scale, (int, float)):
         return float(np.float32(scale * LOG2_E))
-    return scale
+    return ops.round(ops.multiply(scale, LOG2_E), BINARY32, None)
 
 
 def multiply_add(

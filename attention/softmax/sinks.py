@@ -38,9 +38,8 @@ def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tupl
     """
     ops, xp, is_empty = at.ops, at.ops.xp, m == -math.inf
     if at.plan.log2_e is Log2E.MAXIMUM:
-        c = float(scale)
-        x = ops.odd_sum(sink, -ops.multiply(xp.where(is_empty, 0.0, m), c))
-        m = xp.where(is_empty, ops.divide(sink, xp.full_like(sink, c)), m)
+        x = ops.odd_sum(sink, -ops.multiply(xp.where(is_empty, 0.0, m), scale))
+        m = xp.where(is_empty, ops.divide(sink, xp.full_like(sink, scale)), m)
     else:
         x = exponent(ops, at.plan, sink - xp.where(is_empty, 0.0, m))
         m = xp.where(is_empty, sink, m)

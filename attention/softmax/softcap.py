@@ -65,6 +65,10 @@ def _cap(at: Events) -> Array | float:
     if cap == narrow:
         return cap
     wide = at.plan[Site.SCALED].format.precision > 24
+    if isinstance(wide, bool):
+        return (
+            cap if wide else narrow
+        )  # a number of Python's, as the scale is: what takes it by log2 e needs one
     return at.ops.xp.where(wide, cap, narrow)
 
 

@@ -251,7 +251,7 @@ def round_inputs(ops: Ops, setup: Setup, head: Any, site: Site, x: Array) -> tup
     heads = setup.key_heads if site in KEY_SITES else setup.heads
     at = events_at(ops, setup, _whole(ops, setup, head, None, heads))
     if site is Site.KC:  # of a product in binary32
-        x = ops.round(ops.multiply(x, base2_scale(setup.plan, setup.scale)), BINARY32, None)
+        x = ops.round(ops.multiply(x, base2_scale(ops, setup.plan, setup.scale)), BINARY32, None)
     rounded = at(site, x)
     if setup.plan.scale_roots and site in ROOTED:
         rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))

@@ -31,6 +31,21 @@ class Trace:
     events: dict[str, tuple[np.ndarray, np.ndarray]]
     ones: dict[str, np.ndarray] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """A line for each event that occurred: how many, how many inexact, how far on the mean."""
+        lines = [f"{'event':10} {'count':>10} {'inexact':>8} {'mean error, ulps':>17} {'z':>7}"]
+        for name, stats in self.stats.items():
+            total, rows = stats.total(), self.rows[name]
+            if not int(total.n):
+                continue
+            # the signs of rows flipped by coins: errors inside a row may depend on each other
+            null = float(np.sqrt(max(np.square(rows).sum(), float(total.sq_ulps))))
+            z = float(rows.sum()) / null if null > 0.0 else 0.0
+            inexact = f"{100 * float(total.inexact) / int(total.n):.1f} %"
+            mean = f"{float(total.mean_ulps):+.5g}"
+            lines.append(f"{name:10} {int(total.n):>10} {inexact:>8} {mean:>17} {z:>+7.1f}")
+        return "\n".join(lines)
+
     def __add__(self, other: "Trace") -> "Trace":
         """The events of two different stages of one call, in one trace."""
         parts = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self)}

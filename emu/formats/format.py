@@ -257,7 +257,8 @@ def format_named(name: str) -> Format:
         The format; one object for each name.
 
     Raises:
-        ValueError: for an unknown name; the message has the nearest one.
+        ValueError: for an unknown name (the message has the nearest one), or the name of a block
+            format, which `round_blocks` rounds to.
 
     Example:
         >>> from roundscope import emu
@@ -270,6 +271,14 @@ def format_named(name: str) -> Format:
         return NAMED[name]
     if match := _IEEE_LIKE.fullmatch(name):
         return ieee_like(int(match[1]), int(match[2]))
+    from roundscope.emu.blocks.format import BLOCK_NAMED  # which imports this file
+
+    if name in BLOCK_NAMED:
+        element = BLOCK_NAMED[name].element.format.name
+        raise ValueError(
+            f"format '{name}': a block format of {element} numbers that share a scale;"
+            " emu.round_blocks rounds an array to it"
+        )
     raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10"))
 
 

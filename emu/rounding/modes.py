@@ -234,6 +234,13 @@ def _plain(format: Any) -> Rounding:
     if isinstance(format, Rounding):
         return format
     if not isinstance(format, (str, Format)):
+        from roundscope.emu.blocks.format import BlockFormat  # which imports this file
+
+        if isinstance(format, BlockFormat):
+            raise TypeError(
+                f"format={format}: a block format of {format.element.format.name} numbers that"
+                " share a scale; emu.round_blocks rounds an array to it"
+            )
         raise TypeError(f"format={format!r}: give a name such as 'bf16', a Format or a Rounding")
     return Rounding(format=format if isinstance(format, Format) else format_named(format))
 

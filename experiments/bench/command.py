@@ -46,6 +46,8 @@ def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
         )
     if out is not None and out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # which may fail, and better before minutes of work
     if what in told:
         told[what](as_json)
     else:
@@ -124,8 +126,9 @@ def _print(rows: list[Row]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("format", "", "GB/s", "of copy", "ours", "differ", "of values", ""):
+        # names and notes break where the screen is narrow, so that numbers stay whole
         table.add_column(
-            heading, justify="left" if heading in ("format", "") else "right", no_wrap=True
+            heading, justify="left" if heading in ("format", "") else "right", no_wrap=heading != ""
         )
     for previous, row in zip([None, *rows], rows, strict=False):
         if previous and previous.format != row.format:

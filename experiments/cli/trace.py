@@ -13,7 +13,12 @@ from roundscope.experiments.cli.options import Json
 def trace(
     file: Annotated[
         Path | None,
-        typer.Argument(help="safetensors or npz with q, k, v and optionally do, per layer."),
+        typer.Argument(
+            help=(
+                "safetensors or npz with q, k, v and optionally do, per layer; layout and scale are"
+                " metadata, of npz entries."
+            )
+        ),
     ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")
@@ -52,7 +57,7 @@ def trace(
             metavar="SITE:WHAT[:WHERE]...",
             help=(
                 "O:ulps=0.5:rows=0:64:heads=3, PV:exact, P:flip=3:rows=5,9; repeatable. WHAT:"
-                " exact, ulps=X, bias=X, set=X, "
+                " exact, ulps=X, bias=X (in value, not in ulps), set=X, "
                 "flip=BIT, noise=ULPS. WHERE: {wheres} with numbers, lists and ranges; 0:64 leaves"
                 " 64 out."
             ),
@@ -69,7 +74,13 @@ def trace(
         str, typer.Option(help="The plan to compare results with; exact is binary64.")
     ] = "exact",
     engine: Annotated[
-        str, typer.Option(help="numpy, xla, or pallas: fused kernels, on a GPU; the same bits.")
+        str,
+        typer.Option(
+            help=(
+                "numpy, xla, or pallas: fused kernels, on a GPU; the same bits. On a CPU numpy is"
+                " the fastest for a single trace, since xla compiles first."
+            )
+        ),
     ] = "numpy",
     seed: Annotated[int, typer.Option(help="Of stochastic rounding and noise.")] = 0,
     allow_nan: Annotated[

@@ -3,7 +3,7 @@ means.
 """
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,8 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
     damaged.
     """
     path = Path(path)
+    if path.is_dir():
+        raise bad("FILE", str(path), "is a folder; give a safetensors or npz file in it")
     if not path.is_file():
         raise bad("FILE", str(path), "no such file; give a safetensors or npz file")
     with path.open("rb") as head:
@@ -59,12 +61,34 @@ def _safetensors(path: Path) -> Iterator[TensorFile]:
 def _npz(path: Path) -> Iterator[TensorFile]:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            if any(name.endswith("/data.pkl") for name in file.files):
+                raise bad(
+                    "FILE",
+                    str(path),
+                    "written by torch.save; save the tensors by safetensors.torch.save_file",
+                )
             text = {n for n in file.files if n in ("layout", "scale", "source", "is_causal")}
             arrays = [n for n in file.files if n not in text]
-            yield TensorFile(arrays, {n: str(file[n]) for n in text}, file.__getitem__)
+            yield TensorFile(
+                arrays, {n: str(file[n]) for n in text}, lambda name: _entry(path, file, name)
+            )
     except (zipfile.BadZipFile, EOFError) as error:
         raise bad(
             "FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again"
+        ) from None
+
+
+def _entry(path: Path, file: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Return an entry of an npz file. Raises UsageError for one that only pickle could read."""
+    try:
+        return file[name]
+    except ValueError as error:
+        if "pickle" not in str(error):
+            raise
+        raise bad(
+            f"FILE {path}: tensor",
+            name,
+            "an array of Python objects, not of numbers; save float16, bfloat16 or float32",
         ) from None
 
 

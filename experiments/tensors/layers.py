@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -24,6 +24,8 @@ class Layer:
     q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N a multiple of G
     nan_count     NaN and infinities in all of them
     scale         of the scores, from the file's metadata; None if it has none
+    notes         what a reader of the results should know of the file: tensors of this layer that
+                  nobody reads, metadata that the caller overruled
     """
 
     name: str
@@ -33,6 +35,7 @@ class Layer:
     do: np.ndarray | None = None
     nan_count: int = 0
     scale: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 def sample_path() -> Path:
@@ -51,7 +54,8 @@ def read_layers(
 ) -> list[Layer]:
     """The layers of a safetensors or npz file, in natural order of their names.
 
-    path       tensors named q, k, v, do, or <layer>.q and so on; others are left alone
+    path       tensors named q, k, v, do, or <layer>.q and so on; others are left alone, and those
+               of a layer are named in its `notes`
     layout     BNTH or BTNH; the file's metadata (npz: an entry `layout`) if left out
     layer      read this one only
     allow_nan  go on with NaN and infinities, counted in `nan_count`
@@ -65,7 +69,31 @@ def read_layers(
             raise UsageError(unknown("layer", layer, names))
         chosen = [layer] if layer is not None else list(names)
         order, scale = _layout(layout, file), _scale(file)
-        return [_layer(file, name, names[name], order, scale, allow_nan) for name in chosen]
+        overruled = _overruled(order, file)
+        return [
+            replace(
+                _layer(file, name, names[name], order, scale, allow_nan),
+                notes=overruled + _unread(file, names[name]),
+            )
+            for name in chosen
+        ]
+
+
+def _overruled(layout: str, file: TensorFile) -> tuple[str, ...]:
+    said = file.metadata.get("layout", layout)
+    if said.upper() == layout:
+        return ()
+    return (f"read as {layout} as asked, although the file says {said}",)
+
+
+def _unread(file: TensorFile, prefix: str) -> tuple[str, ...]:
+    """Return a note that names the tensors of a layer that have no role here, if there are any."""
+    parts = [(name.rpartition("."), name) for name in file.names]
+    names = sorted(name for (own, _, role), name in parts if own == prefix and role not in ROLES)
+    if not names:
+        return ()
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return (f"not used: {', '.join(names[:8])}{more}",)
 
 
 def _layout(given: str | None, file: TensorFile) -> str:
@@ -74,8 +102,8 @@ def _layout(given: str | None, file: TensorFile) -> str:
         raise bad(
             "layout",
             None,
-            "the file's metadata has none; give --layout BNTH (batch, heads, tokens, features) or"
-            " --layout BTNH",
+            "the file's metadata (of npz: an entry 'layout') has none; give --layout BNTH (batch,"
+            " heads, tokens, features) or --layout BTNH",
         )
     if layout.upper() not in LAYOUTS:
         raise bad("layout", layout, "use BNTH (heads, tokens) or BTNH (tokens, heads)")
@@ -131,7 +159,8 @@ def _layer(
         raise bad(
             "layer", name, f"NaN or infinity: {where}; repair the tensors or allow NaN to go on"
         )
-    return Layer(name=name, **arrays, nan_count=sum(counts.values()), scale=scale)
+    q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
+    return Layer(name=name, q=q, k=k, v=v, do=do, nan_count=sum(counts.values()), scale=scale)
 
 
 def _btnh(name: str, array: np.ndarray, layout: str) -> np.ndarray:

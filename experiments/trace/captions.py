@@ -6,6 +6,7 @@ import numpy as np
 
 from roundscope.experiments.trace import plots
 from roundscope.experiments.trace.analysis.running_error import Running, tied
+from roundscope.experiments.trace.focus import Focus
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 
 
@@ -23,11 +24,18 @@ def pictures(s: Summary) -> list[tuple[str, Any, str]]:
     if kept:
         caption = (
             "Are the errors of P, P V, O and OUT even about zero? Ties stand at -1/2 and +1/2;"
-            " exact events are left out."
+            f" exact events are left out.{_beyond(kept)}"
         )
         made.append(("Signed errors", plots.histogram(kept), caption))
     made.append(_ones_picture(s))
     return made
+
+
+def _beyond(kept: dict[str, Focus]) -> str:
+    """Which part of the events lies outside the histograms, if any."""
+    shares = {k: f.beyond / max(int(f.histogram.sum()) + f.beyond, 1) for k, f in kept.items()}
+    parts = [f"{100 * share:.2g} % of {name}" for name, share in shares.items() if share]
+    return f" Beyond an ulp and not drawn: {', '.join(parts)}." if parts else ""
 
 
 def _bias_caption(s: Summary) -> str:

@@ -1,6 +1,7 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
 import json as json_text
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.places import Sizes
-from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
 from roundscope.experiments.trace.folder import digest as request_digest
@@ -49,16 +50,31 @@ def run(
         _check(asked, each)
     digest = request_digest(asked, path, layer, layout)
     folder = out if out is not None else folder_for(path, asked, digest)
-    if folder.exists() and not folder.is_dir():
-        raise bad("--out", str(folder), "is a file; name a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        summaries = [_traced(each, asked, progress) for each in layers]
-        data = _written(summaries, asked, path, folder, digest, progress)
+    _make(folder)
+    try:
+        with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            summaries = [_traced(each, asked, progress) for each in layers]
+            data = _written(summaries, asked, path, folder, digest, progress)
+    except KeyboardInterrupt:
+        print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
+        raise SystemExit(130) from None
     if as_json:
         print_json(data)
     else:
         _shown(summaries, folder)
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of the results. Raises UsageError where that cannot be."""
+    if folder.exists() and not folder.is_dir():
+        raise bad("--out", str(folder), "is a file; name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = (error.strerror or one_line(error)).lower()
+        raise bad(
+            "--out", str(folder), f"cannot be made ({why}); name a folder that you may write"
+        ) from None
 
 
 def _check(asked: Request, layer: Layer) -> None:

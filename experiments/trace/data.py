@@ -68,6 +68,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "name": seen.layer.name,
         "sentence": sentence(s),
         "shape": shape(seen),
+        "notes": list(seen.layer.notes),
         "scale": seen.scale,
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,
@@ -78,6 +79,10 @@ def layer(s: Summary) -> dict[str, Any]:
             k: _plain(v) | {"leans": abs(v.z) > s.away_limit} for k, v in s.away.items()
         },
         "against": s.compared,
+        "gain": {
+            n: {"mean": g.mean, "standard_error": g.se, "limit": g.limit, "biased": g.is_biased}
+            for n, g in s.gains.items()
+        },
         "delta": None if s.drift is None else _drift(s),
         "several_ones": {
             "rows": some,

@@ -68,7 +68,7 @@ def request(
         if size < 1:
             raise bad(name, size, "a tile has at least one row; 128 is usual")
     if engine not in ENGINES:
-        raise UsageError(f"--engine {unknown('engine', engine, ENGINES)}")
+        raise UsageError(f"--engine '{engine}': {unknown('engine', engine, ENGINES)}")
     if not 0 <= seed < 2**32:
         raise bad("--seed", seed, "a seed is a whole number from 0 to 2^32 - 1")
     if scale is not None and not (math.isfinite(scale) and scale):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
@@ -83,7 +84,9 @@ def bias(summary: Summary) -> Figure:
 def _signed_log(set_scale: Callable[..., Any], values: np.ndarray) -> None:
     size = np.abs(values[values != 0.0])
     threshold = float(np.quantile(size, 0.25)) if size.size else 1e-3
-    set_scale("symlog", linthresh=max(threshold, 1e-6), linscale=0.7)
+    # a power of ten, so that no tick but 0 lies in the linear part, where labels would overlap
+    decade = 10.0 ** np.floor(np.log10(max(threshold, 1e-6)))
+    set_scale("symlog", linthresh=decade, linscale=0.7)
 
 
 def along_keys(run: Running) -> Figure:
@@ -230,6 +233,8 @@ def several_ones(summary: Summary) -> Figure:
     several: Any = summary.several
     counts = several.sum(2).reshape(-1)
     left.bar(np.arange(counts.size), counts, color=DOWN, width=0.7)
+    for axis in (left.xaxis, left.yaxis):  # heads and rows are whole numbers
+        axis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("head" if several.shape[0] == 1 else "batch * heads + head")
     left.set_ylabel(f"rows of {several.shape[2]} with several P = 1")
     for k, s in enumerate(summary.shares):

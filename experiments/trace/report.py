@@ -10,7 +10,15 @@ from typing import Any
 from roundscope.experiments.report.page import document, figure, grid
 from roundscope.experiments.trace.captions import pictures
 from roundscope.experiments.trace.summary import Summary, share_of_rows
-from roundscope.experiments.trace.table import HEADS, cells, folded, legend
+from roundscope.experiments.trace.table import (
+    HEADS,
+    cells,
+    folded,
+    legend,
+    results,
+    results_note,
+    sizes,
+)
 from roundscope.experiments.trace.words import outward, plan_words, sentence, short
 
 NULL = """The null: flip the signs of all errors of a row together, by a fair coin per row. Then
@@ -42,8 +50,9 @@ def html(
         parts.append(
             f"<h2>{escape(s.seen.layer.name)}</h2><p>{escape(sentence(s))}</p>" if many else ""
         )
+        parts.append(_against(s))
         parts += [figure(title, picture, caption) for title, picture, caption in pictures(s)]
-        parts += [_table(s), _against(s)]
+        parts.append(_table(s))
     parts += [
         f"<h2>How to read it</h2><p class=note>{NULL}</p><p class=note>{EXACT}</p>",
         _machine(data),
@@ -131,13 +140,18 @@ def _table(s: Summary) -> str:
 
 def _against(s: Summary) -> str:
     names = ("max_abs", "rms", "mean", "relative_rms")
+    gains = {name: f"{gain} {mark}" for name, *_, gain, mark in results(s)}
     rows = [
-        [k, *(f"{v[n]:.3e}" for n in names), str(v["not_finite"])] for k, v in s.compared.items()
+        [k, *(f"{v[n]:.3e}" for n in names), gains[k], str(v["not_finite"])]
+        for k, v in s.compared.items()
     ]
-    heads = ["result", "max |difference|", "rms", "mean", "rms / rms of it", "not finite"]
+    marked = [k in s.gains and s.gains[k].is_biased for k in s.compared]
+    heads = ["result", "max |difference|", "rms", "mean", "rms / rms of it"]
+    heads += ["too long (+), short (-), %", "not finite"]
     return (
         f"<h3>Results against {escape(s.seen.request.against.name)}, in"
-        f" value</h3>{grid(heads, rows)}"
+        f" value</h3>{grid(heads, rows, marked)}<p class=note>{escape(sizes(s))};"
+        f" {escape(results_note(s))}</p>"
     )
 
 

@@ -13,12 +13,13 @@ from roundscope.attention.trace.summary import site_of
 from roundscope.experiments.trace.analysis import bias as analysis
 from roundscope.experiments.trace.analysis import consequences
 from roundscope.experiments.trace.analysis.bias import Event, Lean
-from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Share
+from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Gain, Share
 from roundscope.experiments.trace.analysis.running_error import Running, running
 from roundscope.experiments.trace.focus import away_by_argument
 from roundscope.experiments.trace.run import RESULTS, Observed, shared_arguments
 
 CHAIN = ("PV", "O", "OUT")
+WITH_GAIN = ("out", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Summary:
     several   (B, N, T): rows with a key tile in which two or more P are 1; None if P was not kept
     shares    errors of PV, O, OUT in such rows and in the others
     compared  by result, plan minus against
+    gains     of out, dq, dk and dv: whether they are too long or too short
     """
 
     seen: Observed
@@ -44,6 +46,7 @@ class Summary:
     running: Running | None
     drift: DeltaDrift | None
     compared: dict[str, dict[str, float]]
+    gains: dict[str, Gain]
 
     @property
     def rounding(self) -> list[Event]:
@@ -97,7 +100,16 @@ def summarise(seen: Observed) -> Summary:
             for n in RESULTS
             if seen.results[n] is not None
         },
+        gains=_gains(seen),
     )
+
+
+def _gains(seen: Observed) -> dict[str, Gain]:
+    names = [n for n in WITH_GAIN if seen.results[n] is not None]
+    heads = seen.layer.k.shape[2]
+    return {
+        n: consequences.gain(seen.results[n], seen.reference[n], heads, len(names)) for n in names
+    }
 
 
 def _format(plan: Any, name: str) -> Any:

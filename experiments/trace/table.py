@@ -1,5 +1,6 @@
 """A trace on the terminal: the sentence, and one line per event."""
 
+import math
 from typing import Any
 
 from roundscope.attention.sites import PRODUCTS
@@ -59,13 +60,20 @@ def cells(e: Event, batch: int) -> list[str]:
         e.format.name,
         count(int(e.counts["n"])),
         *(f"{100 * e.share(k):.1f}" for k in ("inexact", "ties", "carries")),
-        f"{e.lean.mean:+.5f} ±{e.lean.se:.5f}",
+        _mean(e),
         mark(e),
-        f"{e.mean_abs:.3f}",
+        f"{e.mean_abs:.3f}" if e.mean_abs < 100 else f"{e.mean_abs:.1e}",
         f"{e.peak:.2f}" if e.peak < 100 else f"{e.peak:.0e}",
         "/".join(count(b) for b in bad) if any(bad) else "-",
-        f"{head} {e.worst_mean:+.4f}",
+        f"{head} {e.worst_mean:{'+.4f' if abs(e.worst_mean) < 10 else '+.1e'}}",
     ]
+
+
+def _mean(e: Event) -> str:
+    """The mean error and its standard error, in at most 17 characters."""
+    if max(abs(e.lean.mean), e.lean.se) < 10:
+        return f"{e.lean.mean:+.5f} ±{e.lean.se:.5f}"
+    return f"{e.lean.mean:+.2e} ±{e.lean.se:.0e}"
 
 
 def mark(e: Event) -> str:
@@ -116,14 +124,69 @@ def legend(s: Summary) -> str:
     return text + ("   = beyond by rows, inside by distinct arguments" if s.cleared else "")
 
 
+RESULT_HEADS = (
+    "result",
+    "rms error\nof its rms",
+    "largest\nerror",
+    "too long (+), short (-)\n%",
+    "",
+)
+
+
+def results(s: Summary) -> list[tuple[str, ...]]:
+    """Return a line for each result: how far it is from the one compared with, and its gain."""
+    lines: list[tuple[str, ...]] = []
+    for name, d in s.compared.items():
+        gain, mark = "", ""
+        if g := s.gains.get(name):
+            spread = "" if math.isnan(g.se) else f" ±{100 * g.se:.1g}"
+            gain = f"{100 * g.mean:+.2g}{spread}"
+            mark = ("▲" if g.mean > 0 else "▼") if g.is_biased else "·"
+        lines.append((name, f"{d['relative_rms']:.2e}", f"{d['max_abs']:.2e}", gain, mark))
+    return lines
+
+
+def results_note(s: Summary) -> str:
+    """Return what the errors of the results hold, and what the mark of their gain means."""
+    rounded = [e.name for e in s.rounding if e.name in ("Q", "K", "V", "DO")]
+    inputs = f", casts of {' '.join(rounded)} included" if rounded else ""
+    return (
+        f"results against {s.seen.request.against.name}{inputs}   ▲ ▼ more than the scatter of"
+        " heads explains"
+    )
+
+
+def _results_table(s: Summary) -> Any:
+    from rich.table import Table
+
+    t = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for i, name in enumerate(RESULT_HEADS):
+        t.add_column(name, justify="right" if 0 < i < 4 else "left", no_wrap=True)
+    for line in results(s):
+        t.add_row(*line, style="bold red" if line[-1] in ("▲", "▼") else None)
+    return t
+
+
+def sizes(s: Summary) -> str:
+    """Return the sizes of the layer's axes, so that a wrong layout shows, and notes on its file."""
+    (b, t, n, h), (_, keys, g, hv) = s.seen.layer.q.shape, s.seen.layer.v.shape
+    heads = f"{n} heads" if g == n else f"{n} heads over {g} key heads"
+    tokens = f"{t} tokens" if keys == t else f"{t} queries, {keys} keys"
+    features = f"{h} features" if h == hv else f"{h} features, {hv} of v"
+    return "; ".join((f"batch {b}, {heads}, {tokens}, {features}", *s.seen.layer.notes))
+
+
 def show(s: Summary, console: Any) -> None:
-    """Sentence, table, and what was folded."""
+    """Sentence, tables of results and events, and what was folded."""
     from rich.text import Text
 
     request, layer = s.seen.request, s.seen.layer
     tile = f"tile {request.block_q} x {request.block_k}{', causal' if request.causal else ''}"
     console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
     console.print(Text(sentence(s)))
+    console.print(Text(f"{layer.name}: {sizes(s)}"))
+    console.print(_results_table(s))
+    console.print(Text(results_note(s), style="dim"))
     console.print(table(s, console.width))
     more = (
         ["a wider terminal shows carries, mean |error| and max as well"]

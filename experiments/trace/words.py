@@ -22,6 +22,7 @@ def sentence(s: Summary) -> str:
             _leaning(s),
             _cleared(s),
             _chain(s),
+            _results(s),
             _vanishing(s),
             _delta(s),
             _ones(s),
@@ -180,13 +181,28 @@ def _chain(s: Summary) -> str:
     )  # else the first sentence says so
     if quiet:
         largest = max((s.away[n] for n in quiet), key=lambda x: abs(x.mean))
-        verb = "does" if len(quiet) == 1 else "do"
+        own, verb = ("itself", "does") if len(quiet) == 1 else ("themselves", "do")
+        rounding = "The rounding" if len(quiet) == 1 else "The roundings"
         size = f"{largest.mean:+.1g} ± {largest.se:.1g} ulp away from zero"
         most = "at most " if len(quiet) > 1 else ""
         parts.append(
-            f"{_and(quiet)} {verb} not lean, neither up or down nor away from zero ({most}{size})."
+            f"{rounding} at {_and(quiet)} {own} {verb} not lean, neither up nor down nor away from"
+            f" zero ({most}{size})."
         )
     return " ".join(parts)
+
+
+def _results(s: Summary) -> str:
+    """Which results are too long or too short, whatever event made them so."""
+    parts = [
+        f"{n} is too {'long' if g.mean > 0 else 'short'} by {100 * abs(g.mean):.2g} ±"
+        f" {100 * g.se:.1g} %"
+        for n, g in s.gains.items()
+        if g.is_biased
+    ]
+    if not parts:
+        return ""
+    return f"Against {s.seen.request.against.name}, {_and(parts)}."
 
 
 def _and(names: list[str]) -> str:

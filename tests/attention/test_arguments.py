@@ -4,6 +4,7 @@ written.
 Each in words, with the repair.
 """
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -227,7 +228,7 @@ def test_records_of_what_the_plan_does_not_have():
     native = Plan.preset("fa2-bf16").adding("S", Accumulator(order=Order.NATIVE))
     refused("record: steps=S: .*natively", plan=native, record=Record(steps=("S",)))
     everything = Record(events=tuple(Site), ones=(Site.P, Site.PV), steps=("S", "PV"))
-    trace = attend(Q, K, V, record=everything, **OPTIONS | {"plan": native})[1]
+    trace = examine(Q, K, V, record=everything, **OPTIONS | {"plan": native}).trace
     assert (
         "PV" not in trace.events
         and "P" in trace.events
@@ -294,6 +295,46 @@ def test_arrays_are_floats(name, dtype):
 )
 def test_all_floats_enter(dtype):
     assert np.array_equal(attend(Q.astype(dtype), K, V, **OPTIONS), attend(Q, K, V, **OPTIONS))
+
+
+SIXTEEN = [
+    ("bfloat16", "fa2-bf16", (), "bfloat16"),
+    ("float16", "all:fp16", "O:ulps=0.25", "float16"),
+    ("bfloat16", "all:e4m3fn", (), "bfloat16"),
+    ("bfloat16", "fp32", (), "float32"),
+    ("float16", "fa2-bf16", (), "float32"),
+    ("bfloat16", "all:fp16", (), "float32"),
+    ("bfloat16", "fa2-bf16", "OUT:ulps=0.25", "float32"),
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "case"), [*(("numpy", n) for n in range(len(SIXTEEN))), ("xla", 0), ("xla", 1)]
+)
+def test_16_bits_in_16_bits_out_where_nothing_is_lost(engine, case):
+    """A result that is rounded once more as it leaves, or a wider type than the caller works in.
+
+    V is tiny in its second head, so that a conversion that flushes subnormal numbers shows;
+    `examine` has the same numbers in float32, as has `attend` of the same numbers in float32.
+    """
+    dtype, plan, inject, want = SIXTEEN[case]
+    tiny = np.array([1.0, 2.0**-120 if dtype == "bfloat16" else 2.0**-12])[:, None]
+    arrays = [x[:, :6].astype(dtype) for x in (Q[..., :2, :], K, V * tiny * 2.0**-8)]
+    options = {"plan": plan, "inject": inject, "block_q": 4, "block_k": 4}
+    given = [jnp.asarray(x) if engine == "xla" else x for x in arrays]
+    out = attend(*given, engine=engine, **options)
+    exact = examine(*arrays, engine="numpy", **options).out
+    assert out.dtype == want and exact.dtype == np.float32 and np.any(exact)
+    got = np.asarray(out).astype(np.float32)
+    assert np.array_equal(got.view(np.uint32), exact.view(np.uint32))
+    wide = attend(*(x.astype("float32") for x in arrays), engine="numpy", **options)
+    assert wide.dtype == np.float32 and np.array_equal(wide, exact)
+
+
+def test_16_bits_of_two_kinds_leave_as_float32():
+    """A result in the type of q alone."""
+    q, k, v = Q.astype(ml_dtypes.bfloat16), K.astype("float16"), V.astype(ml_dtypes.bfloat16)
+    assert attend(q, k, v, **OPTIONS).dtype == np.float32
 
 
 def test_a_list_is_no_array():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.attention import Plan, Record, Site, attend
+from roundscope.attention import Plan, Site, attend
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.traced import head_plans
 from tests.checks.engines import bits, normal
@@ -97,7 +97,6 @@ def test_it_is_data_under_vmap_and_has_no_derivative():
     [
         ({"delta_error": E[:, :3]}, ("delta_error", "(2, 3, 4, 8)", "(2, 11, 4, 8)")),
         ({"engine": "numpy"}, ("delta_error", "engine='xla'")),
-        ({"record": Record()}, ("delta_error", "record", "OD")),
         (
             {"plan": replace(Plan.preset("fp32"), delta_from=DeltaFrom.P_DP)},
             ("delta_error", "P_DP"),

@@ -2,6 +2,7 @@
 its value and the repair.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -46,9 +47,13 @@ def at(site, **where):
     return Injection(site=site, what=ULP, **where)
 
 
+def examined_in_grad():
+    """`examine` where JAX has no numbers."""
+    jax.grad(lambda q: examine(q, K, V, plan="qiu-yao").out.sum())(jnp.asarray(Q))
+
+
 def differentiated(**options):
     """The gradient of `attend` under JAX, with one thing wrong."""
-    import jax
 
     arrays = [jnp.asarray(x) for x in (Q, K, V)]
     return lambda: jax.grad(
@@ -385,10 +390,10 @@ CALLS = [
         ValueError,
         ("record: events=PV", "use O"),
     ),
-    ("record-bool", call(record=True), TypeError, ("record=True", "give a Record")),
+    ("record-bool", look(record=True), TypeError, ("record=True", "give a Record")),
     (
         "record-backward",
-        call(record=Record(events=("DS",))),
+        look(record=Record(events=("DS",))),
         ValueError,
         ("record: events=DS", "backward", "examine with do"),
     ),
@@ -407,9 +412,9 @@ CALLS = [
     # under JAX
     (
         "grad-record",
-        differentiated(record=Record()),
+        examined_in_grad,
         ValueError,
-        ("record", "inside jit", "record=None"),
+        ("record", "inside jit", "attend, which records nothing"),
     ),
     (
         "grad-numpy",
@@ -838,12 +843,14 @@ def test_values_that_a_format_has_may_be_set(value):
 
 @pytest.mark.parametrize("engine", ["numpy", "xla"])
 def test_a_call_returns_one_type(engine):
-    """The output alone; with a record the output and its trace."""
+    """`attend` returns an array and takes no record; `examine` returns the trace as well."""
     arrays = [jnp.asarray(x) if engine == "xla" else x for x in (Q, K, V)]
     out = attend(*arrays, plan="qiu-yao", engine=engine)
-    again, trace = attend(*arrays, plan="qiu-yao", engine=engine, record=Record())
-    assert isinstance(trace, rs.Trace) and out.shape == again.shape == Q.shape
-    assert out.dtype == again.dtype == np.float32 and np.array_equal(out, again)
+    again = examine(*arrays, plan="qiu-yao", engine=engine, record=Record())
+    assert isinstance(again.trace, rs.Trace) and out.shape == again.out.shape == Q.shape
+    assert out.dtype == again.out.dtype == np.float32 and np.array_equal(out, again.out)
+    with pytest.raises(TypeError, match="record"):
+        attend(*arrays, plan="qiu-yao", engine=engine, record=Record())
 
 
 def test_what_looks_wrong_and_is_not():

@@ -47,13 +47,18 @@ _classify = build_classify(jnp.where, number_of, lambda f: f)
 def opaque_zero(x: Array) -> Array:
     """Return an int64 zero that no compiler can see through.
 
-    It is whether the largest element is below the first. The elements are compared as integers,
-    since XLA's maximum of an array with a NaN may be any of its numbers. Under `jax.vmap` there is
+    It is whether the largest element is below the first, or for one number alone, whether a square
+    leaves 2 modulo 3. The elements are compared as integers, since XLA's maximum of an array with a
+    NaN may be any of its numbers. Under `jax.vmap` there is
     one zero for all that is mapped over.
     """
     if not x.size:
         return jnp.zeros((), jnp.int64)
     flat = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}").reshape(-1)
+    if x.size == 1:
+        # compilers see that one number is its own maximum; but no square leaves 2 modulo 3
+        word = flat[0].astype(jnp.int64) & 0xFFFF
+        return (word * word % 3 == 2).astype(jnp.int64)
     return (jnp.max(flat) < flat[0]).astype(jnp.int64)
 
 

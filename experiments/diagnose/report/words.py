@@ -191,11 +191,12 @@ def direction(found: Findings) -> str:
 def coherence(found: Findings) -> str:
     """Step 4."""
     count = len(found.leaning)
-    which = ", ".join(f"{x} {y}" for x, y in found.leaning[:6]) + (" and more" if count > 6 else "")
+    named = [f"{layer}, head {head}" for layer, head in found.leaning[:6]]
+    which = "; ".join(named) + (" and more" if count > 6 else "")
     answer = (
-        f"In {count} of {found.coherence.tests} heads: {which}"
+        f"It does in {count} of {found.coherence.tests} heads: {which}"
         if count
-        else f"In none of {found.coherence.tests} heads"
+        else f"It does in none of {found.coherence.tests} heads"
     )
     looked = (
         ""

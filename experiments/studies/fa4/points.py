@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from roundscope.attention.attend import attend
+from roundscope.attention.api import attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.emu import round_to

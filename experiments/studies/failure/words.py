@@ -51,9 +51,25 @@ def answer(r: Results) -> str:
             " rounded,",
         ),
     ]
+    found += _elsewhere(r, failing)
     left = [name for name in failing if diverged(r.of(name, "centred"))]
     also = f", and in {listed(left)} something else" if left else ""
     return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in found if text)}."
+
+
+def _elsewhere(r: Results, failing: Sequence[str]) -> list[str]:
+    """Cases that did not fail in every run and do so more often with the centred delta."""
+    counts = {
+        case.name: tuple(diverged(r.of(case.name, row)) for row in (FAILS, "centred"))
+        for case in r.scale.cases
+        if case.name not in failing
+    }
+    worse = [
+        f"{name} ({after} of {len(r.of(name, 'centred'))} diverged, {before} without it)"
+        for name, (before, after) in counts.items()
+        if after > before
+    ]
+    return [f"it does not help {listed(worse)}, which not every run diverged in"] if worse else []
 
 
 def _fair(r: Results, failing: Sequence[str], row: str) -> list[str]:

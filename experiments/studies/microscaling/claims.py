@@ -27,10 +27,12 @@ RULES = (
     "Two arms are compared seed by seed, on the same rows from the same weights: which diverged"
     " earlier (never is later than all steps)? A claim agrees if the probability of so many wins,"
     " were a win as likely as a loss, is at most 0.05, one-sided; contradicts if that of the losses"
-    " is; else it is undecided, with too few seeds or because nothing is there. Shares have 95 %"
-    " Clopper-Pearson intervals. A setting's limit is the lowest of its rates at which a seed"
-    " diverged, and counts as moved from 5 % on; ratios of limits pair seeds, and seeds that no"
-    " rate felled, or all did, say nothing. Intervals are not widened for the number of claims."
+    " is, or, of a format that should diverge, if no run did and fewer than half would, by the"
+    " interval of their share; else it is undecided, with too few seeds or because nothing is"
+    " there. Shares have 95 % Clopper-Pearson intervals. A setting's limit is the lowest of its"
+    " rates at which a seed diverged, and counts as moved from 5 % on; ratios of limits pair seeds,"
+    " and seeds that no rate felled, or all did, say nothing. Intervals are not widened for the"
+    " number of claims."
 )
 
 
@@ -89,13 +91,13 @@ def _smooth(own: Runs) -> Word:
 
 
 def _lone(own: Runs, exact: Runs) -> Word:
-    """Agrees by the test of signs; contradicts if fewer than half of the runs would diverge, by the
+    """Agrees by the test of signs; contradicts if no run diverged and fewer than half would, by the
     interval of their share.
     """
     word = signs(paired(own, exact)).word
     return (
         Word.CONTRADICTS
-        if word is Word.UNDECIDED and share(diverged(own), len(own))[1] < HALF
+        if word is Word.UNDECIDED and not diverged(own) and share(0, len(own))[1] < HALF
         else word
     )
 

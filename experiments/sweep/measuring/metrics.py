@@ -69,9 +69,9 @@ METRICS: dict[str, str] = {
 
 SITE_METRICS: dict[str, str] = {
     "n": "rounding events",
-    "inexact": "share of events that changed the number",
+    "inexact": "share of events that gave another finite number: overflow to infinity is not one",
     "ties": "share of events exactly half way between two numbers",
-    "mean_ulps": "mean signed error in ulps: the bias",
+    "mean_ulps": "mean signed error in ulps: the bias; an overflow to infinity counts as no error",
     "se_ulps": (
         "its standard error, errors of a row taken together (experiments.trace.analysis.bias.lean)"
     ),

@@ -51,20 +51,34 @@ def _complete(out: Path) -> Iterator[Path]:
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
     """The columns and their types: parameters, axes of single sites, then the results, and what is
-    JSON last.
+    JSON last. A row of sites has the axes of its cell behind its own columns.
     """
     kinds = columns_of(connection, table)
+    if table == "sites":
+        return kinds | _axes(connection)
 
-    def rank(name):
+    def rank(name: str) -> int:
         return 0 if name in DEFAULTS else 1 if is_extra(name) else 3 if name in JSON_COLUMNS else 2
 
-    return {name: kinds[name] for name in (sorted(kinds, key=rank) if table == "cells" else kinds)}
+    return {name: kinds[name] for name in sorted(kinds, key=rank)}
+
+
+def _axes(connection: sqlite3.Connection) -> dict[str, str]:
+    """The columns of cells that say what a cell is, and their types."""
+    kinds = columns_of(connection, "cells")
+    return {name: kind for name, kind in kinds.items() if name in DEFAULTS or is_extra(name)}
 
 
 def _pieces(connection: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
-    order = {"cells": "rowid", "sites": "key, site"}[table]
-    names = ", ".join(map(quoted, _columns(connection, table)))
-    rows = connection.execute(f"SELECT {names} FROM {table} ORDER BY {order}")
+    if table == "cells":
+        names = ", ".join(map(quoted, _columns(connection, table)))
+        rows = connection.execute(f"SELECT {names} FROM cells ORDER BY rowid")
+    else:
+        own = [f"sites.{quoted(name)}" for name in columns_of(connection, "sites")]
+        names = ", ".join(own + [f"cells.{quoted(name)}" for name in _axes(connection)])
+        rows = connection.execute(
+            f"SELECT {names} FROM sites LEFT JOIN cells USING (key) ORDER BY sites.key, sites.site"
+        )
     while piece := rows.fetchmany(_PIECE):
         yield piece
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.trace.analysis.bias import Lean, lean, threshold
+from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS, Lean, lean, threshold
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
@@ -33,6 +33,51 @@ def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
         "relative_rms": rms / size if size > 0.0 else 0.0,
         "not_finite": int((~finite).sum()),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """By how much a result is too long (above 0) or too short (below 0), as a part of its length.
+
+    mean and se are those of the heads' gains <a - b, b> / |b|^2, b the result compared with. The
+    heads that read one key head count as one, since they share the errors of K and V. se is NaN
+    where there is one such head. limit is the |mean / se| that unbiased heads exceed in one trace
+    of a hundred, by Student's distribution.
+    """
+
+    mean: float
+    se: float
+    limit: float
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether the mean lies further from 0 than the heads' scatter explains."""
+        return abs(self.mean) > self.limit * self.se
+
+
+def gain(a: np.ndarray, b: np.ndarray, key_heads: int, tests: int) -> Gain:
+    """Return the gain of a over b, both (B, T, N, H); numbers that are not finite are left out.
+
+    tests is the number of results that are judged together.
+    """
+    from scipy.special import stdtrit
+
+    def by_key_head(x: np.ndarray) -> np.ndarray:
+        batch, rows, heads, _ = x.shape
+        apart = x.reshape(batch, rows, key_heads, heads // key_heads, -1).transpose(0, 2, 1, 3, 4)
+        return apart.reshape(batch * key_heads, -1)
+
+    ours, theirs = (by_key_head(np.asarray(x, dtype=np.float64)) for x in (a, b))
+    kept = np.isfinite(ours) & np.isfinite(theirs)
+    ours, theirs = np.where(kept, ours, 0.0), np.where(kept, theirs, 0.0)
+    length = np.square(theirs).sum(1)
+    gains = ((ours - theirs) * theirs).sum(1)[length > 0.0] / length[length > 0.0]
+    n = gains.size
+    return Gain(
+        mean=float(gains.mean()) if n else 0.0,
+        se=float(gains.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan,
+        limit=float(stdtrit(n - 1, 1.0 - FALSE_ALARMS / (2 * tests))) if n > 1 else math.inf,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from roundscope.attention import (
     attend,
     examine,
 )
-from roundscope.attention.attend import _setup
+from roundscope.attention.api import _setup
 from roundscope.attention.engines.kernels import backward as pallas_backward
 from roundscope.attention.engines.kernels import forward as pallas_forward
 from roundscope.attention.engines.kernels import summary as pallas_summary

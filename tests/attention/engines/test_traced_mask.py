@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.attention import Plan, Record, attend, examine
-from roundscope.attention.attend import mask_to_heads
+from roundscope.attention import Plan, attend, examine
+from roundscope.attention.api import mask_to_heads
 from roundscope.attention.tiles.loops import Setup
 from tests.checks.engines import bits, normal
 
@@ -116,14 +116,14 @@ def test_every_broadcastable_shape(shape):
     [
         ({"engine": "numpy"}, "mask: .* inside jit.*engine='xla'"),
         ({"engine": "pallas"}, "mask: the fused kernel takes none .* engine='xla'"),
-        ({"record": Record()}, "record: inside jit"),
-        ({"record": Record(), "engine": "xla"}, "record: inside jit"),
     ],
 )
 def test_what_cannot_read_a_traced_mask_refuses_it(options, told):
     """JAX's own words of tracers, which do not say what to do."""
     with pytest.raises(ValueError, match=told):
         jax.jit(lambda mask: attend(Q, K, V, mask=mask, **OPTIONS, **options))(MASKS["lengths"])
+    with pytest.raises(ValueError, match="record: inside jit"):
+        jax.jit(lambda mask: examine(Q, K, V, mask=mask, **OPTIONS).out)(MASKS["lengths"])
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,15 @@ def test_errors_become_exit_codes(run, monkeypatch, error, code):
     assert run("doctor") == (code, "", f"roundscope: {' '.join(str(error).split())}\n")
 
 
+@pytest.mark.parametrize("words", [("bench", "round"), ("diagnose", "--sample"), ("train",)])
+def test_a_folder_that_cannot_be_made_is_named_without_a_number(run, tmp_path, words):
+    """[Errno 20], after minutes of work or at once."""
+    (tmp_path / "file").write_text("")
+    code, out, err = run(*words, "--out", tmp_path / "file" / "x")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "[Errno" not in err
+    assert f"'{tmp_path / 'file'}" in err and "not a directory; choose another" in err
+
+
 def test_formats(run):
     rows = {r["name"]: r for r in json.loads(run("formats", "--json")[1])}
     assert rows["bf16"] == {

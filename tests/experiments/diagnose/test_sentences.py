@@ -46,6 +46,13 @@ def test_no_sentence_denies_what_another_head_shows(narrowed_down):
     assert "the furthest?" not in words.origin(f)
 
 
+def test_biased_heads_are_named_with_their_layer(narrowed_down):
+    """Catches "layer 1 0" for head 0 of layer 1."""
+    f = narrowed_down
+    said = words.coherence(f)
+    assert all(f"{layer}, head {head}" in said for layer, head in f.leaning[:6])
+
+
 def test_the_furthest_head_is_the_furthest_of_all(narrowed_down):
     """Catches the head looked at passing for the one that stands out most."""
     f = narrowed_down

@@ -71,6 +71,21 @@ def test_parquet_has_the_types_of_the_tables(path, tmp_path, monkeypatch, piece)
     assert set(frame.columns) == set(cells[0]) and list(frame.columns)[:2] == list(DEFAULTS)[:2]
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_row_of_sites_has_the_axes_of_its_cell(path, tmp_path, kind):
+    """Catches rows that only a join by key can tell apart, and axes of another cell."""
+    out = tmp_path / f"sites.{kind}"
+    export(path, out, table="sites")
+    frame = pd.read_csv(out) if kind == "csv" else pd.read_parquet(out)
+    own = list(read_sites(path)[0])
+    assert list(frame.columns) == [*own, *DEFAULTS, "format.O"]
+    cells = {c["key"]: c for c in read_cells(path)}
+    for row in frame.to_dict("records"):
+        cell = cells[row["key"]]
+        assert (row["T"], row["seed"], row["input"]) == (cell["T"], cell["seed"], cell["input"])
+    assert (frame["format.O"] == "bf16").sum() == 2
+
+
 def test_sites_and_an_empty_table(path, tmp_path):
     """Catches a table that cannot be chosen, and a table without rows that is taken for results."""
     assert export(path, tmp_path / "sites.parquet", table="sites") == 14 == len(read_sites(path))

@@ -170,8 +170,8 @@ def test_damaged_npz(write):
 
 
 def test_no_file(tmp_path):
-    for path in (tmp_path / "none.npz", tmp_path):
-        with pytest.raises(UsageError, match="no such file"):
+    for path, words in ((tmp_path / "none.npz", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(UsageError, match=words):
             read_layers(path)
 
 

@@ -186,6 +186,14 @@ def test_verdict_of_sign_and_size():
     )
 
 
+def test_errors_of_the_other_sign_stand_beside_the_verdict_of_the_sign():
+    """Away from zero that kills nothing, left out where toward zero is said to kill by its sign."""
+    rows = outcomes(ZERO, 3, [100, 200, 300]) + outcomes(EVEN, 2, [None] * 3)
+    found = verdict(exact() + rows + outcomes(OUTWARD, 3, [None] * 3), "sign")
+    assert "the other sign): p = 3: 0 of 3" in found.note
+    assert "other sign" not in verdict(exact() + rows, "sign").note
+
+
 def test_verdict_of_nearest_even():
     """Harmless by loss alone although runs diverged, or by the runs that did not although the loss
     is higher.

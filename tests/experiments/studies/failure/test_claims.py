@@ -184,6 +184,15 @@ def test_answer_names_what_each_repair_cures() -> None:
     assert "qiu-yao as it is in 0 of 3" in text
 
 
+def test_answer_names_a_case_that_the_centred_delta_makes_worse() -> None:
+    """Catches a case left out of the sentence since it failed in two runs of three before."""
+    table = {("A", "0"): ALWAYS, ("A", "0'"): NEVER, ("A", "centred"): NEVER}
+    table |= {("B", "0"): (400, None, 500), ("B", "0'"): NEVER}
+    text = answer(results(table | {("B", "centred"): ALWAYS}))
+    assert "it does not help B (3 of 3 diverged, 2 without it)" in text
+    assert "does not help" not in answer(results(table | {("B", "centred"): SOME}))
+
+
 def test_times_are_medians_of_those_that_diverged() -> None:
     """Catches censored runs counted as diverged at their last step."""
     r = results({("A", "0"): (100, None, 300)})

@@ -10,7 +10,7 @@ import pytest
 from roundscope.experiments.studies.framework import counts
 from roundscope.experiments.studies.framework.counts import at_least, counted, share
 from roundscope.experiments.studies.framework.verdicts import Word
-from roundscope.experiments.studies.microscaling import claims_arms
+from roundscope.experiments.studies.microscaling import claims, claims_arms
 from roundscope.experiments.studies.microscaling.found import Found, limit_ratio, limits
 from roundscope.experiments.studies.microscaling.outcomes import Effect, outcome, outcomes
 from roundscope.experiments.train.student.presets import UNCHANGED
@@ -48,6 +48,20 @@ def test_signs_need_five_seeds_of_five():
         for k in (3, 4, 5)
     )
     assert at_least(3, 5, 1 / 6) == pytest.approx(float(by_hand))
+
+
+def test_a_format_that_kills_some_runs_is_undecided_and_none_contradicts():
+    """Catches "contradicts" of 2 runs of 12 where FP32 loses none."""
+
+    def of(*steps):
+        own = [*steps, *[None] * (12 - len(steps))]
+        return claims._lone(seeds("mx", own), seeds("fp32", [None] * 12))
+
+    assert (of(), of(400, 500), of(*[400] * 12)) == (
+        Word.CONTRADICTS,
+        Word.UNDECIDED,
+        Word.AGREES,
+    )
 
 
 def test_intervals_of_shares_by_their_definition():

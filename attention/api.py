@@ -4,6 +4,8 @@ Layout and signature follow `jax.nn.dot_product_attention`: q (B, T, N, H), k an
 a multiple of G.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ from roundscope.attention.arguments import (
     scale_given,
     served_given,
 )
+from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import (
@@ -45,6 +48,7 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.blocks import check_blocks
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import Part, Trace, trace_of
+from roundscope.emu.arrays import Array
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import HeadPlans
@@ -60,140 +64,193 @@ _SUMMARIES = Record()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What `examine` returns: results (B, T, N, H), lse and delta (B, T, N), dsinks (N,), gradients
-    None without do.
+    """What `examine` returns: the results of attention, and the trace of its rounding events.
+
+    Results are float64 where an input is, else float32, whatever 16-bit type the inputs have: every
+    number leaves exactly as its last event made it.
+
+    Attributes:
+        out: The output O, (B, T, N, Hv).
+        lse: The logarithm of the row sums, L = m + ln l, (B, T, N).
+        dq: The gradient of q, (B, T, N, H); None without `do`, as are dk, dv and delta.
+        dk: The gradient of k, (B, S, G, H).
+        dv: The gradient of v, (B, S, G, Hv).
+        delta: rowsum(dO O), or what the plan takes in its place, (B, T, N).
+        trace: Counts, errors and biases of every event that the record asks for.
+        dsinks: The gradient of sinks, (N,): the sum of DSINK over rows and the batch, in binary64
+            by halves, rounded once to the type of the result. None without sinks or without `do`.
     """
 
-    out: Any
-    lse: Any
-    dq: Any
-    dk: Any
-    dv: Any
-    delta: Any
+    out: Array
+    lse: Array
+    dq: Array | None
+    dk: Array | None
+    dv: Array | None
+    delta: Array | None
     trace: Trace
-    dsinks: Any = None
+    dsinks: Array | None = None
 
 
 def attend(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
-    plan: "Plan | str | HeadPlans",
+    plan: Plan | str | HeadPlans,
     block_q: int = 128,
     block_k: int = 128,
     scale: float | None = None,
     is_causal: bool = False,
-    mask: Any = None,
+    mask: Array | None = None,
     inject: Injection | str | Sequence[Injection | str] = (),
-    record: Record | None = None,
     engine: Engine | None = None,
-    delta_error: Any = None,
+    delta_error: Array | None = None,
     window: int | None = None,
     softcap: float | None = None,
-    sinks: Any = None,
-) -> Any:
-    """Attention by the plan: softmax(scale Q K^T) V, tile by tile, every rounding event as the plan
-    says.
+    sinks: Array | None = None,
+) -> Array:
+    """Return softmax(scale Q K^T) V, tile by tile, with every rounding that the plan names.
 
-    q          (B, T, N, H), k (B, S, G, H), v (B, S, G, Hv): float arrays; NumPy or JAX. Narrower
-               types than float32 enter exactly.
-    plan       a `Plan`, or the name of a preset; under JAX also
-               `attention.plans.traced.head_plans(plans)`, a plan per head as data
-    block_q, block_k   tile sizes; sizes that they do not divide are padded with entries that no
-                       event counts
-    scale      of the scores, 1 / sqrt(H) by default; rounded to binary32, a given one too, unless
-               SCALED is wider
-    is_causal  True or False: query t sees keys s <= t (as in jax.nn: both counted from the start;
-               FlashAttention from 2.1 on counts from the end, which differs where T != S: pass such
-               a mask)
-    mask       boolean, broadcastable to (B, N, T, S); True where a query sees a key. A row without
-               keys gives 0. Under xla it may be an argument of a jitted function, and gives the
-               same bits
-    inject     an injection or its text (docs/grammar.md), or several; each touches what it names
-               and what depends on it, and must name what the call has
-    record     if given, returns (out, Trace); a trace never changes an output bit. pallas keeps no
-               steps, and no events of a sample
-    engine     "numpy", "xla" or "pallas"; by default xla for JAX arrays. All give the same bits,
-               unless the plan has a native accumulator. "pallas" runs forward and backward in fused
-               kernels, on a GPU, for plans that fit (`attention.engines.kernels.fit.check`);
-               elsewhere it is interpreted, slowly
-    delta_error   under xla without a record, an error as data (`inject` is part of the program): e
-               (B, T, N, H), added in binary64 to the output where delta reads it, before OD rounds.
-               With OD in binary64 delta moves by rowsum(dO e), dQ by -scale rowsum(dO e) P K, and
-               the output not at all. The derivative by e is 0
-    window     how many keys a query sees, its own included: t - window < s <= t of a causal call,
-               |t - s| < window of any other
-    softcap    c > 0: scores are c tanh(scale Q K^T / c), by the events SS, CAP, TANH and SCALED,
-               and SS_B to DTANH and DSC of the backward. window and softcap take the place of the
-               plan's own
-    sinks      (N,): a logit for each head that takes part in the softmax of every row, with a value
-               of 0; a row without keys then gives 0 and L = sink. As the plan's `sinks` says, by
-               SINK, or SINK, SX, SE and SL. Not fused, as window and softcap
+    All engines return the same bits, unless the plan asks for a native accumulator, which adds in
+    the device's own order. Under JAX the call is differentiable by q, k, v and sinks, and the
+    derivative is the emulated backward. To see the events as well, call `examine`.
 
-    Returns (B, T, N, H), float64 for float64 input, else float32. Differentiable under JAX with
-    respect to q, k, v and sinks: the backward is the emulated one. Under `jax.vmap` all mapped
-    entries draw the same random bits; entries of the batch axis draw their own. Raises TypeError or
-    ValueError naming the argument, its value and the repair.
+    Args:
+        q: Queries (B, T, N, H): a NumPy or a JAX array of floats. Numbers of types narrower than
+            float32 enter exactly.
+        k: Keys (B, S, G, H), where G divides N: heads of q share heads of k in groups, in order.
+        v: Values (B, S, G, Hv).
+        plan: A `Plan`, or the name of a preset, such as "fa2-bf16". Under JAX also
+            `attention.plans.traced.head_plans([...])`: one plan for each head, as data.
+        block_q: Query rows of a tile. Where a tile size does not divide the tokens, the last tile
+            is padded with entries that no event counts.
+        block_k: Keys of a tile.
+        scale: The factor of the scores, 1 / sqrt(H) by default. It is rounded to binary32, a given
+            one too, unless the plan's SCALED event is wider.
+        is_causal: Whether query t sees only keys s <= t. Both are counted from the start, as in
+            `jax.nn.dot_product_attention`; FlashAttention counts from the end since version 2.1,
+            which differs where T is not S: pass such a mask.
+        mask: Booleans that broadcast to (B, N, T, S), True where a query sees a key. A row that
+            sees no key gives 0. Under engine "xla" it may be an argument of a jitted function.
+        inject: An `Injection`, its text (docs/grammar.md), such as "O:ulps=0.5", or several: each
+            adds its error at the events that it names.
+        engine: "numpy", "xla" or "pallas"; by default "xla" for JAX arrays and "numpy" for others.
+            "pallas" runs fused kernels on a GPU, for plans that
+            `attention.engines.kernels.fit.check` accepts; elsewhere it is interpreted, slowly.
+        delta_error: Under engine "xla", an error as data, e (B, T, N, Hv), while `inject` is part
+            of the compiled program: it is added in binary64 to the output where delta reads it,
+            before OD rounds. With OD in binary64, delta moves by rowsum(dO e), dQ by
+            -scale rowsum(dO e) P K, and the output not at all. Its derivative is 0.
+        window: How many keys a query sees, its own included: t - window < s <= t of a causal call,
+            |t - s| < window of any other. It takes the place of the plan's own.
+        softcap: c > 0 bounds the scores: c tanh(scale Q K^T / c), by the events SS, CAP, TANH and
+            SCALED, in the backward SS_B to DTANH and DSC. It takes the place of the plan's own.
+        sinks: (N,): for each head, a logit that takes part in the softmax of every row with a value
+            of 0; a row that sees no key then has L = sink. The plan's `sinks` says by which events.
+            "pallas" runs neither sinks nor `window` nor `softcap`.
+
+    Returns:
+        The output (B, T, N, Hv), of JAX where the engine is. It is float64 where an input is, else
+        float32; but where q, k and v have one 16-bit type (bfloat16 or float16) that holds every
+        number of the plan's OUT event, and nothing is injected there, it has that type. Either way
+        no bit is lost. For float32 from 16-bit tensors, pass q.astype("float32"). Under `jax.vmap`
+        all mapped entries draw the same random bits; entries of the batch axis draw their own.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has a wrong value, or the plan, the engine and the other arguments
+            do not go together. Both messages name the argument, its value and the repair.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import attend
+        >>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 4, 2, 8)).astype("float32")
+        >>> out = attend(q, k, v, plan="fa2-bf16", is_causal=True)
+        >>> out.shape, out.dtype
+        ((1, 4, 2, 8), dtype('float32'))
+
+        The first query sees only the first key, so its output is that value, rounded to BF16:
+
+        >>> import ml_dtypes
+        >>> bool((out[0, 0] == v[0, 0].astype(ml_dtypes.bfloat16)).all())
+        True
     """
     heads = _head_plans(plan)
     check_shapes(q, k, v)
-    like = served_given(
-        plan_given(plan) if heads is None else _of_heads(heads, q, k, v, record, engine),
-        window,
-        softcap,
-        sinks,
-        q.shape[2],
-    )
+    like = plan_given(plan) if heads is None else _of_heads(heads, q, k, v, engine)
+    like = served_given(like, window, softcap, sinks, q.shape[2])
     setup, engine = _setup(
-        q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, record, engine
+        q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, None, engine
     )
     if heads is not None:
         setup, engine = replace(setup, scale=setup.whole_scale), "xla"
     else:
         check_factors(setup.plan)
         check_held_values(setup.inject, setup.plan)
-    check_forward_record(setup.record)
     if delta_error is not None:
         _check_delta_error(delta_error, setup, engine, q, v)
-    if record is None and engine != "numpy":
-        from roundscope.attention.differentiable import attend_jax
+    dtype = result_type(q, k, v) if heads is not None else output_type(setup, q, k, v)
+    if engine == "numpy":
+        return _examine(setup, engine, q, k, v, None, mask, sinks).out.astype(dtype, copy=False)
+    from roundscope.attention.differentiable import attend_jax
 
-        return attend_jax(_engine(engine), setup, heads, q, k, v, mask, delta_error, sinks)
-    examined = _examine(setup, engine, q, k, v, None, mask, sinks)
-    return examined.out if record is None else (examined.out, examined.trace)
+    return attend_jax(_engine(engine), setup, heads, dtype, q, k, v, mask, delta_error, sinks)
 
 
 def examine(
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array | None = None,
     *,
     plan: Plan | str | Sequence[Plan | str],
     block_q: int = 128,
     block_k: int = 128,
     scale: float | None = None,
     is_causal: bool = False,
-    mask: Any = None,
+    mask: Array | None = None,
     inject: Injection | str | Sequence[Injection | str] = (),
     record: Record = _SUMMARIES,
     engine: Engine | None = None,
     window: int | None = None,
     softcap: float | None = None,
-    sinks: Any = None,
+    sinks: Array | None = None,
 ) -> Examined:
-    """Forward, and backward if `do` (B, T, N, H) is given, with the trace of every site.
+    """Run attention, backward too where `do` is given, and return its results with their trace.
 
-    Arguments as `attend`.
+    Arguments that are not listed mean what they mean in `attend`. Recording never changes a bit of
+    a result. The call cannot be traced by `jax.jit`, `jax.grad` or `jax.vmap`.
 
-    dsinks is the sum of DSINK over rows and the batch, in binary64 by halves, rounded once to the
-    type of the result.
+    Args:
+        q: Queries (B, T, N, H).
+        k: Keys (B, S, G, H).
+        v: Values (B, S, G, Hv).
+        do: The gradient of the output, (B, T, N, Hv); the backward runs where it is given.
+        plan: A `Plan`, the name of a preset, or a sequence with one plan for each batch entry,
+            which is then computed as if it were called alone. Under engine "xla" these plans are
+            data of one program: their events may differ in formats, seeds and modes, stochastic
+            ones excepted, their sums in the format and seed of the steps
+            (`attention.plans.traced.structure`), and no injection may flip a bit.
+        record: What to keep: by default counts and sums of every event. "pallas" keeps no steps and
+            no events of a sample.
 
-    plan  may be a sequence, one plan per batch entry: each entry is then computed as if it were
-          called alone. Under xla the plans are data of one executable: of events they may differ in
-          formats, seeds and modes, but for stochastic ones, of sums in the format and seed of their
-          steps (`attention.plans.traced.structure`). No injection may flip a bit then.
+    Returns:
+        An `Examined`: the output, L, the gradients where `do` is given, and the trace.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has a wrong value, or arguments do not go together.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import examine
+        >>> q, k, v, do = np.random.default_rng(0).normal(size=(4, 1, 4, 2, 8)).astype("float32")
+        >>> examined = examine(q, k, v, do, plan="fa2-bf16")
+        >>> examined.dq.shape
+        (1, 4, 2, 8)
+        >>> probabilities = examined.trace.stats["P"].total()  # of both heads, 4 x 4 each
+        >>> int(probabilities.n)
+        32
     """
     check_shapes(q, k, v)
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
@@ -232,7 +289,7 @@ def examine(
     )
 
 
-def _head_plans(plan: Any) -> "HeadPlans | None":
+def _head_plans(plan: Any) -> HeadPlans | None:
     """The argument if it is `attention.plans.traced.HeadPlans`: who has made any has imported
     them.
     """
@@ -240,9 +297,7 @@ def _head_plans(plan: Any) -> "HeadPlans | None":
     return plan if module is not None and isinstance(plan, module.HeadPlans) else None
 
 
-def _of_heads(
-    plans: "HeadPlans", q: Any, k: Any, v: Any, record: Record | None, engine: Engine | None
-) -> Plan:
+def _of_heads(plans: HeadPlans, q: Array, k: Array, v: Array, engine: Engine | None) -> Plan:
     """What is static of a plan per head."""
     check_shapes(q, k, v)
     if plans.table.shape[0] != q.shape[2]:
@@ -250,7 +305,7 @@ def _of_heads(
             f"plan: {plans.table.shape[0]} plans, must be one for each of the {q.shape[2]} heads"
             " of q"
         )
-    if record is not None or engine in ("numpy", "pallas"):
+    if engine in ("numpy", "pallas"):
         raise ValueError(
             "plan: a plan per head runs under xla without a record; use examine with a single plan"
             " to trace"
@@ -259,10 +314,10 @@ def _of_heads(
 
 
 def setup_of_heads(
-    q: Any, k: Any, v: Any, plans: "HeadPlans", block_q: int, block_k: int, is_causal: bool
+    q: Any, k: Any, v: Any, plans: HeadPlans, block_q: int, block_k: int, is_causal: bool
 ) -> Setup:
     """What is fixed of a call by a plan per head."""
-    like = served_given(_of_heads(plans, q, k, v, None, None), None, None, None, q.shape[2])
+    like = served_given(_of_heads(plans, q, k, v, None), None, None, None, q.shape[2])
     setup, _ = _setup(q, k, v, like, block_q, block_k, None, is_causal, None, (), None, "xla")
     return replace(setup, scale=setup.whole_scale)
 
@@ -370,7 +425,7 @@ def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Engine |
     if setup.record is not None and traced:
         raise ValueError(
             "record: inside jit, grad or vmap there are no numbers to look at; call examine"
-            " outside, or give record=None"
+            " outside, or attend, which records nothing"
         )
     if engine == "numpy" and traced:
         raise ValueError(
@@ -390,10 +445,9 @@ def _engine(name: Engine) -> Any:
 
 
 def _check_delta_error(error: Any, setup: Setup, engine: Engine, q: Any, v: Any) -> None:
-    if engine != "xla" or setup.record is not None:
+    if engine != "xla":
         raise ValueError(
-            "delta_error: an error as data needs engine='xla' without a record; to trace one,"
-            " inject at OD"
+            "delta_error: an error as data needs engine='xla'; to trace an error, inject at OD"
         )
     if setup.plan.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O):
         raise ValueError(
@@ -465,8 +519,21 @@ def _examine(
     return Examined(out=out, lse=lse, dq=dq, dk=dk, dv=dv, delta=delta, trace=trace, dsinks=dsinks)
 
 
-def result_type(q: Any, k: Any, v: Any) -> Any:
-    """float64 if any input is, else float32."""
+def output_type(setup: Setup, q: Array, k: Array, v: Array) -> Any:
+    """Return the dtype of `attend`'s output: that of 16-bit q, k, v where nothing is lost."""
+    holder, made = SIXTEEN_BITS.get(np.dtype(q.dtype)), setup.plan[Site.OUT].format
+    is_kept = (
+        holder is not None
+        and k.dtype == q.dtype == v.dtype
+        and holder.holds(made)
+        and setup.plan.block(Site.OUT) is None
+        and all(injection.site is not Site.OUT for injection in setup.inject)
+    )
+    return np.dtype(q.dtype) if is_kept else result_type(q, k, v)
+
+
+def result_type(q: Array, k: Array, v: Array) -> Any:
+    """Return float64 if any input is, else float32."""
     return np.float64 if any(x.dtype == np.float64 for x in (q, k, v)) else np.float32
 
 

@@ -1,0 +1,100 @@
+"""Random calls of the engines, a slice of `make fuzz`; what it has found; and that it finds.
+
+A new difference comes with a literal to paste into REPRODUCERS.
+"""
+
+import ast
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from roundscope import Plan, examine
+from tests.checks import fuzz_engines
+from tests.checks.fuzz_engines import Difference, are_close, checked, fuzz, outcome
+
+ONE, TWO = (1, 1, 1, 1, 1, 1, 1), (2, 1, 1, 1, 1, 1, 1)
+REPRODUCERS = [
+    # a tensor of one number is its own maximum, so XLA saw through the zero that hides 0 + -0
+    {"plan": "exact", "shape": ONE, "seed": 0, "record": None, "kinds": ["few"]},
+    # a softcap that binary32 does not hold was an array under XLA where a number was needed
+    {"plan": "fa4-bf16", "shape": ONE, "seed": 0, "softcap": 0.3, "record": None, "kinds": ["few"]},
+    # so was the scale, where plans are data and log2 e enters it
+    {"plan": ["fa2", "fa2 O=bf16"], "shape": TWO, "seed": 0, "record": None, "kinds": ["few"]},
+]
+
+
+@pytest.mark.parametrize("case", REPRODUCERS, ids=lambda case: str(case["plan"]))
+def test_what_was_found_stays_repaired(case):
+    checked(case)
+
+
+@pytest.mark.parametrize("how", ["lanes", "tile-lanes"])
+def test_lanes_of_a_softmax_of_whole_rows_are_refused(how):
+    """Found as an error inside: such a row has no lanes that are kept."""
+    with pytest.raises(ValueError, match=f"row_sum={how}.*use row_sum=plain"):
+        Plan.preset("fa2-bf16").changed(f"row_sum={how}", "unfused=true")
+
+
+@pytest.mark.parametrize("first", range(2))
+def test_random_calls_of_the_engines(first):
+    """A few configurations that stay the same, each with every kind of numbers."""
+    assert fuzz(first, 4) is None
+
+
+def test_random_calls_of_the_judge():
+    assert fuzz(0, 12, has_xla=False) is None
+
+
+def flipped(found, name):
+    """A result with the last bit of its last number flipped, or with a count of S that is 1 off."""
+    if name == "trace":
+        own = found.trace.stats["S"]
+        stats = found.trace.stats | {"S": replace(own, ties=own.ties + 1)}
+        return replace(found, trace=replace(found.trace, stats=stats))
+    array = np.array(getattr(found, name))
+    array.view(np.uint32 if array.dtype == np.float32 else np.uint64).reshape(-1)[-1] ^= 1
+    return replace(found, **{name: array})
+
+
+@pytest.mark.parametrize("name", ["out", "lse", "trace"])
+def test_one_bit_in_one_call_is_found_and_shrunk(monkeypatch, name):
+    """In calls of two queries or more and three features or more, in the place of XLA's result."""
+
+    def wrong(q, *arrays, engine, record, **call):
+        record = fuzz_engines.record_of({}) if name == "trace" else record
+        found = examine(q, *arrays, engine="numpy", record=record, **call)
+        is_hit = engine == "xla" and q.shape[1] >= 2 and q.shape[3] >= 3
+        return flipped(found, name) if is_hit else found
+
+    monkeypatch.setattr(fuzz_engines, "examine", wrong)
+    monkeypatch.setattr(fuzz_engines, "KINDS", ("normal",))
+    told, literal = fuzz(0, 40).split("\n")
+    case = ast.literal_eval(literal.strip().removesuffix(","))
+    assert told == ("ties of S" if name == "trace" else f"{name} of XLA")
+    assert case["shape"] == (1, 2, 1, 1, 1, 3, 3) and set(case["plan"].split()) == {"exact"}
+    with pytest.raises(Difference):
+        checked(case)
+
+
+def test_what_only_one_engine_refuses_is_a_difference(monkeypatch):
+    def refusing(*arrays, engine, **call):
+        if engine == "xla":
+            raise ValueError("not this one")
+        return examine(*arrays, engine=engine, **call)
+
+    monkeypatch.setattr(fuzz_engines, "examine", refusing)
+    with pytest.raises(Difference, match="XLA: ValueError: not this one"):
+        checked(REPRODUCERS[0])
+
+
+def test_other_errors_are_not_taken_for_refusals():
+    with pytest.raises(KeyError):
+        outcome(lambda: {}["x"])
+
+
+def test_sums_that_overflow_alike_are_the_same_and_others_are_not():
+    assert are_close(np.array([np.inf, 1.0]), np.array([np.inf, 1.0 + 1e-13]), 1.0)
+    assert not are_close(np.array([np.nan]), np.array([1.0]), 1.0)
+    assert not are_close(np.array([np.inf]), np.array([1.0]), np.inf)
+    assert not are_close(np.zeros(2), np.zeros(3), 1.0)

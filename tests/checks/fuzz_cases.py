@@ -1,0 +1,457 @@
+"""Cases of the fuzzer `tests.checks.fuzz_engines`: how they are drawn, and what they call.
+
+A case is a dict of numbers and words that prints as a small Python literal, such as
+
+    {"plan": "fa2-bf16 P=e4m3fn", "shape": (1, 2, 3, 1, 1, 1, 1), "seed": 4, "is_causal": True}
+
+    plan      a preset and changes in the words of docs/grammar.md; a list: one per batch entry
+    shape     B, T, S, N, G, H and the width of v
+    seed      of the inputs, of masks and sinks, and of stochastic roundings
+    tiles     (block_q, block_k); left out: whole
+    mask      (share of keys seen, shape with 0 for a full axis and 1 for one that broadcasts)
+    sinks     the kind of numbers that they are
+    dtypes    of q, k, v and do; left out: float32
+    backward  False: without do
+    record    arguments of `Record`, or None; left out: a summary of every site
+    attend    whether `attend` is called too
+    kinds     families of inputs that are tried, of KINDS; left out: all
+    others    is_causal, window, softcap, scale and inject are arguments of `examine`
+
+What the engines cannot agree on by the documents is never drawn:
+
+    native accumulators   the device's own order (README.md, "What is exact, and what is not")
+    engine="pallas"       needs a GPU; has tests of its own (tests/attention/engines/test_pallas.py)
+    subnormal binary64    XLA on a CPU flushes it (docs/decisions.md, 2026-11-20, the carrier):
+                          inputs of any type stay in the range of binary32; sinks that lie far
+                          above the scores, so that 1 / l may be e^-709, meet no plan that holds it
+    lists of plans that differ in more than formats and modes, or with a bit that is flipped:
+                          `examine` refuses them under XLA alone, and says so
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from roundscope import PRESETS, PRODUCTS, Axes, Plan, Record, Site
+from roundscope.attention.places import absent
+from roundscope.attention.plans.plan import check_factors
+from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.sites import BACKWARD, ONCE
+from tests.attention.judge import ARITHMETICS
+from tests.attention.judge import FORMATS as JUDGED_FORMATS
+
+Case = dict[str, Any]
+
+SPECIAL = {
+    "zeros": [0.0, -0.0],
+    "tiny": [1e-40, -1e-40, 3e-45, -1e-38, 1e-20, -1e-25],
+    "huge": [1e38, -1e38, 3e38, 1e19, -1e19],
+    "infinite": [np.inf, -np.inf],
+    "nan": [np.nan],
+    "any": [0.0, -0.0, 1e-40, -1e-39, 1e30, -3e38, np.inf, -np.inf, np.nan],
+}
+KINDS = ("normal", "large", "few", "wide", *SPECIAL)
+FAR = ("wide", "huge", "any")  # kinds with finite numbers that are large
+DTYPES = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+}
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+FORMATS = words(
+    "bf16 fp16 fp32 e4m3fn e5m2 tf32 fp64 e4m3fnuz e5m2fnuz e3m2fn e2m3fn e2m1fn e8m3 e3m4 "
+    "e5m7 e8m20 e10m18 e11m30"
+)
+BLOCK_FORMATS = words(
+    "mxfp8_e4m3 mxfp8_e5m2 mxfp6_e3m2 mxfp6_e2m3 mxfp4 mxint8 nvfp4 fp8_1x128 fp8_128x128"
+)
+MODES = words(
+    "ties-to-even stochastic toward-zero ties-to-away toward-positive toward-negative "
+    "away-from-zero to-odd"
+)
+OVERFLOWS = words("inf nan saturate")
+RULES = words("floor ceil even bump rceil nearest")
+ORDERS = words(
+    "ascending pairwise halves exact chunked1 chunked3 strided2 strided32 octets8 octets2 "
+    "warps4 warps1"
+)
+TENSOR_CORES = words(
+    "volta:fp16 volta:fp16:fp16 turing:fp16:fp16 ampere:bf16 ampere:tf32 ada:e4m3fn "
+    "ada:e5m2:fp16 hopper:bf16 hopper-8:bf16 hopper:e4m3fn blackwell:bf16 blackwell:e2m1fn "
+    "blackwell:e5m2:fp16 hopper:fp16:fp16"
+)
+BASES = (
+    *PRESETS,
+    *words(
+        "all:bf16 all:e4m3fn all:fp16 all:e5m2 fa2-bf16@hopper qiu-yao@hopper fa2-bf16@ampere "
+        "all:fp16@volta fa3-fp8@ada all:tf32@hopper fa3-fp8@blackwell"
+    ),
+    *TWINS,
+)
+
+ERRORS = words(
+    "exact ulps=0.5 ulps=-3 bias=0.25 bias=-1e30 bias=1e-40 set=0 set=-2 set=0.5 noise=1 "
+    "noise=0.5 flip=0 flip=2 flip=5 flip=15"
+)
+JUDGED_EVENTS = words(
+    "P V O S Q K DO SCALED M X EXP DM ALPHA AL ROWSUM L INV AO PV OUT LSE OD DELTA S_B "
+    "SCALED_B X_B EXP_B P_B DV DP DPD DS DQ DK DQ_OUT DK_OUT DV_OUT"
+)
+
+CHOICES = {
+    "delta_from": ("OUT", "O", "P_DP", "CENTRED"),
+    "exp": ("correct", "base2", "ex2", "cuda"),
+    "stabiliser": ("2", "8", "1.01", "none"),
+    "key_order": ("ascending", "descending", "masked-first"),
+    "query_order": ("ascending", "descending", "masked-first", "wrapped"),
+    "pv_into_o": ("true", "false"),
+    "unfused": ("true",),
+    "log2_e": ("none", "scale", "maximum", "scores"),
+    "fused_exponent": ("true", "false"),
+    "unfused_if_cut": ("true", "false"),
+    "fused_without_mask": ("true", "false"),
+    "row_sum": ("plain", "lanes", "tile-lanes", "tiles", "eights", "groups"),
+    "reciprocal": ("correct", "rcp"),
+    "log": ("correct", "lg2", "cuda"),
+    "exponent_again": ("forward", "after", "natural"),
+    "ds_from_p": ("true", "false"),
+    "saved_p": ("true", "false"),
+    "score_gradient": ("difference", "softmax", "quotient"),
+    "maximum_gradient": ("true", "false"),
+    "gradient_scale": ("result", "probability", "register", "operand"),
+    "gradients_apart": ("none", "dq", "all"),
+    "scaled_keys": ("true", "false"),
+    "scale_roots": ("true", "false"),
+    "dp_from_delta": ("true", "false"),
+    "stale_maximum": ("0", "0.5", "4"),
+    "offset": ("0", "4", "8"),
+    "polynomial": ("1:1:0", "10:4:0", "none"),
+    "softcap": ("0", "50", "0.7"),
+    "capped_by": ("quotient", "chain"),
+    "tanh": ("correct", "cuda"),
+    "window": ("0", "1", "3"),
+    "sinks": ("key", "first", "last", "none"),
+    "flushed_tiles": ("0", "1", "2"),
+    "split_tiles": ("0", "1", "2"),
+    "lse_base2": ("true", "false"),
+    "kept_state": ("true", "false"),
+    "first_tile_apart": ("true", "false"),
+    "delta_products": ("true", "false"),
+    "registers": ("true", "false"),
+    "mode": MODES,
+}
+TOGETHER = (
+    "exp=base2 log2_e=scale",
+    "exp=ex2 log2_e=maximum row_sum=lanes log=lg2 registers=true",
+    "exp=base2 log2_e=scores fused_exponent=true",
+    "unfused=true saved_p=true",
+    "unfused=true saved_p=true maximum_gradient=true",
+    "kept_state=true first_tile_apart=true",
+    "unfused=true saved_p=true delta_from=P_DP score_gradient=quotient",
+    "exp=ex2 log2_e=scale lse_base2=true scaled_keys=true",
+    "exp=base2 log2_e=maximum offset=8",
+    "softcap=2 capped_by=chain tanh=cuda",
+    "exp=ex2 log2_e=scale polynomial=1:1:0",
+    "exp=base2 log2_e=scale stale_maximum=4 offset=4",
+)
+
+
+def small(*ranges: tuple[int, int]) -> st.SearchStrategy[tuple[int, ...]]:
+    """Whole numbers, each in a range whose ends it includes."""
+    return st.tuples(*(st.integers(*pair) for pair in ranges))
+
+
+@st.composite
+def roundings(draw: Callable[..., Any]) -> str:
+    """A rounding in words; one in eight is of blocks, which few sites take."""
+    if draw(st.integers(0, 7)) == 7:
+        rule = draw(st.sampled_from(("", *RULES)))
+        return draw(st.sampled_from(BLOCK_FORMATS)) + (f":{rule}" if rule else "")
+    parts = [draw(st.sampled_from(FORMATS))]
+    if draw(st.booleans()):
+        parts.append(draw(st.sampled_from(MODES)))
+    if draw(st.integers(0, 3)) == 3:
+        parts.append(draw(st.sampled_from(OVERFLOWS)))
+    return ":".join(parts)
+
+
+@st.composite
+def accumulators(draw: Callable[..., Any]) -> str:
+    """A sum of products in words."""
+    if draw(st.integers(0, 3)) == 3:
+        return draw(st.sampled_from(TENSOR_CORES))
+    parts = [draw(st.sampled_from(ORDERS))]
+    if draw(st.booleans()):
+        parts.append(draw(st.sampled_from(FORMATS)))
+        if draw(st.booleans()):
+            parts.append(draw(st.sampled_from(MODES)))
+    return ":".join(parts)
+
+
+@st.composite
+def changes(draw: Callable[..., Any], plan: Plan) -> str:
+    """A change of a plan in words, which the plan may refuse."""
+    sites = [site for site in Site if absent(plan, site) is None]
+    kind = draw(st.sampled_from(("site", "choice", "sum", "together", "mode", "stage")))
+    if kind == "site":
+        return f"{draw(st.sampled_from(sites))}={draw(roundings())}"
+    if kind == "choice":
+        name = draw(st.sampled_from(list(CHOICES)))
+        return f"{name}={draw(st.sampled_from(CHOICES[name]))}"
+    if kind == "sum":
+        site = draw(st.sampled_from(("", *(f"{site}." for site in PRODUCTS))))
+        return f"{site}sum={draw(accumulators())}"
+    if kind == "together":
+        return draw(st.sampled_from(TOGETHER))
+    if kind == "mode":
+        return f"{draw(st.sampled_from(sites))}.mode={draw(st.sampled_from(MODES))}"
+    stage = draw(st.sampled_from(("inputs", "forward", "backward", "format")))
+    return f"{stage}={draw(st.sampled_from(FORMATS[:8]))}"
+
+
+def sites_of(plan: Plan, is_backward: bool) -> list[Site]:
+    """The events of a plan, forward and, if asked for, backward."""
+    own = [site for site in Site if absent(plan, site) is None]
+    return [site for site in own if is_backward or site.stage != "backward"]
+
+
+def accepted(plan: Plan, change: str) -> Plan | None:
+    """The plan with a change, or None where it refuses that."""
+    try:
+        changed = plan.changed(change)
+        check_factors(changed)
+    except ValueError:
+        return None
+    return changed
+
+
+@st.composite
+def plans(draw: Callable[..., Any]) -> str:
+    """A preset and the changes that it accepts, in words."""
+    told = [draw(st.sampled_from(BASES))]
+    plan = Plan.preset(told[0])
+    for _ in range(draw(st.integers(0, 6))):
+        change = draw(changes(plan))
+        changed = accepted(plan, change)
+        if changed is not None:
+            plan = changed
+            told.append(change)
+    return " ".join(told)
+
+
+def plan_of(text: str, seed: int) -> Plan:
+    """The plan of a preset and changes in words."""
+    preset, *changes = text.split()
+    return Plan.preset(preset).changed(*changes, seed=seed)
+
+
+@st.composite
+def relatives(draw: Callable[..., Any], like: str) -> str:
+    """Words of a plan that differs from another in formats and modes, none of them stochastic."""
+    plan = plan_of(like, 0)
+    single = [site for site in sites_of(plan, True) if plan.block(site) is None]
+    taken = [site for site in single if plan[site].mode != "stochastic"]
+    for site in draw(st.lists(st.sampled_from(taken), max_size=4)):
+        mode = draw(st.sampled_from([mode for mode in MODES if mode != "stochastic"]))
+        change = f"{site}={draw(st.sampled_from(FORMATS))}:{mode}"
+        changed = accepted(plan, change)
+        if changed is not None:
+            plan = changed
+            like = f"{like} {change}"
+    return like
+
+
+@st.composite
+def selections(draw: Callable[..., Any], site: Site) -> str:
+    """Which entries an injection names; a few calls lack them, and have to say so."""
+    own = {Axes.TS: ("columns",), Axes.T: ()}.get(site.axes, ("features",))
+    names = ("rows", "heads", "batch", *own, *(() if site in ONCE else ("tiles",)))
+    chosen = draw(st.lists(st.sampled_from(names), max_size=2, unique=True))
+    entries = st.sampled_from(("0", "0", "0:1", "0", "0:2", "0", "1", "0,2", "0:3:2"))
+    return "".join(f":{name}={draw(entries)}" for name in chosen)
+
+
+@st.composite
+def injections(draw: Callable[..., Any], plan: Plan, is_backward: bool) -> str:
+    """An injection in words, at an event of the plan."""
+    sites = sites_of(plan, is_backward)
+    error = draw(st.sampled_from(ERRORS))
+    site = draw(st.sampled_from(sites))
+    return f"{site}:{error}{draw(selections(site))}"
+
+
+@st.composite
+def records(draw: Callable[..., Any], plan: Plan, is_backward: bool) -> dict[str, Any]:
+    """Arguments of `Record`."""
+    sites = [str(site) for site in sites_of(plan, is_backward)]
+    sums = [str(site) for site in PRODUCTS if str(site) in sites] or ["S"]
+    made: dict[str, Any] = {}
+    for name, names in (("events", sites), ("ones", sites), ("steps", sums)):
+        chosen = draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
+        if chosen:
+            made[name] = tuple(chosen)
+    every = draw(st.integers(1, 3))
+    return made | ({"every": every} if every > 1 else {})
+
+
+@st.composite
+def shapes(draw: Callable[..., Any]) -> tuple[int, ...]:
+    """B, T, S, N, G, H and the width of v; one in sixteen has rows of several fragments of 32."""
+    batch, group, key_heads = draw(small((1, 2), (1, 2), (1, 2)))
+    t, s, h, width = draw(small((1, 9), (1, 9), (1, 8), (0, 8)))
+    s = draw(st.sampled_from((40, 70))) if draw(st.integers(0, 15)) == 15 else s
+    return batch, t, s, group * key_heads, key_heads, h, width or h
+
+
+@st.composite
+def cases(draw: Callable[..., Any]) -> Case:
+    """A case whose every part but plan, shape and seed may be left out."""
+    shape = draw(shapes())
+    text = draw(plans())
+    case: Case = {"plan": text, "shape": shape, "seed": draw(st.integers(0, 2**16))}
+    plan, is_many = plan_of(text, 0), shape[0] == 2 and draw(st.integers(0, 4)) == 4
+    if is_many:
+        case["plan"] = [text, draw(relatives(text))]
+    _draw_arguments(draw, case, shape)
+    if case.get("sinks") in FAR and has_wide_exponents(case):
+        case["sinks"] = "normal"
+    if draw(st.integers(0, 3)) == 3:
+        case["backward"] = False
+    is_backward = case.get("backward", True)
+    made = draw(st.lists(injections(plan, is_backward), max_size=3)) if draw(st.booleans()) else []
+    made = [text for text in made if not (is_many and ":flip=" in text)]
+    if made:
+        case["inject"] = made
+    if draw(st.integers(0, 3)) < 3:
+        case["record"] = None  # a program that records takes five times as long to compile
+    elif draw(st.booleans()):
+        case["record"] = draw(records(plan, is_backward))
+    is_forward = all(Site[text.partition(":")[0]] not in BACKWARD for text in made)
+    if is_forward and not is_many and draw(st.integers(0, 3)) == 3:
+        case["attend"] = True  # which runs no backward, and refuses what touches one
+    return case
+
+
+def has_wide_exponents(case: Case) -> bool:
+    """Whether exponentials round to a format with a larger range of exponents than binary32."""
+    texts = case["plan"] if isinstance(case["plan"], list) else [case["plan"]]
+    plans = [plan_of(text, 0) for text in texts]
+    return any(plan[site].format.emin < -126 for plan in plans for site in (Site.EXP, Site.SE))
+
+
+@st.composite
+def judged_cases(draw: Callable[..., Any]) -> Case:
+    """A case that the judge covers: a preset that it knows, and other formats at its events."""
+    text = draw(st.sampled_from(list(ARITHMETICS)))
+    plan = Plan.preset(text)
+    for site in draw(st.lists(st.sampled_from(JUDGED_EVENTS), max_size=3, unique=True)):
+        change = f"{site}={draw(st.sampled_from(list(JUDGED_FORMATS)))}"
+        changed = accepted(plan, change)
+        if changed is not None:
+            plan, text = changed, f"{text} {change}"
+    case: Case = {"plan": text, "shape": draw(shapes()), "seed": draw(st.integers(0, 2**16))}
+    _draw_arguments(draw, case, case["shape"])
+    for name in ("softcap", "sinks"):
+        case.pop(name, None)
+    return case | {"record": None}
+
+
+def _draw_arguments(draw: Callable[..., Any], case: Case, shape: tuple[int, ...]) -> None:
+    """Tiles and arguments of a call, where they are not the usual ones."""
+    if draw(st.booleans()):
+        case["tiles"] = draw(small((1, shape[1] + 1), (1, min(shape[2] + 1, 40))))
+    if draw(st.booleans()):
+        case["is_causal"] = True
+    if draw(st.integers(0, 2)) == 2:
+        axes = draw(small((0, 1), (0, 1), (0, 1), (0, 1)))
+        case["mask"] = (draw(st.sampled_from((0.5, 0.2, 0.8, 0.0, 1.0))), axes)
+    if draw(st.integers(0, 5)) == 5:
+        case["window"] = draw(st.integers(1, 6))
+    if draw(st.integers(0, 5)) == 5:
+        case["softcap"] = draw(st.sampled_from((1.0, 50.0, 0.3, 1e-3)))
+    if draw(st.integers(0, 5)) == 5:
+        case["sinks"] = draw(st.sampled_from(KINDS))
+    if draw(st.integers(0, 3)) == 3:
+        case["scale"] = draw(st.sampled_from((1.0, 0.1, -0.7, 1e-3, 30.0, 1e-30)))
+    if draw(st.integers(0, 3)) == 3:
+        names = st.sampled_from(("bfloat16", "float64", "float16", "float32"))
+        case["dtypes"] = (
+            (draw(names),) * 4 if draw(st.booleans()) else draw(st.tuples(*[names] * 4))
+        )
+
+
+def tensors(case: Case, kind: str) -> list[np.ndarray]:
+    """q, k, v and do of a case and of a kind of numbers."""
+    b, t, s, n, g, h, width = case["shape"]
+    rng = np.random.default_rng([case["seed"], KINDS.index(kind)])
+    axes = (b, t, n, h), (b, s, g, h), (b, s, g, width), (b, t, n, width)
+    made = [numbers(rng, shape, kind) for shape in axes]
+    with np.errstate(over="ignore"):
+        dtypes = case.get("dtypes", ("float32",) * 4)
+        return [x.astype(DTYPES[name]) for x, name in zip(made, dtypes, strict=True)]
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """An array of a kind of numbers in binary64, in the range of binary32."""
+    normal = rng.standard_normal(shape)
+    if kind == "large":
+        return 30.0 * normal
+    if kind == "few":
+        return np.rint(2.0 * normal) / 2.0
+    if kind == "wide":
+        return normal * 10.0 ** rng.uniform(-44, 37, shape)
+    if kind in SPECIAL:
+        hit = rng.random(shape) < rng.choice([0.05, 0.3, 1.0], p=[0.5, 0.4, 0.1])
+        return np.where(hit, rng.choice(SPECIAL[kind], shape), normal)
+    return normal
+
+
+def mask_of(case: Case) -> np.ndarray | None:
+    """The mask of a case, broadcastable to (B, N, T, S)."""
+    if case.get("mask") is None:
+        return None
+    share, axes = case["mask"]
+    b, t, s, n = case["shape"][:4]
+    whole = [1 if one else size for one, size in zip(axes, (b, n, t, s), strict=True)]
+    return np.random.default_rng([case["seed"], 1000]).random(whole) < share
+
+
+def sinks_of(case: Case) -> np.ndarray | None:
+    """The sinks of a case, (N,)."""
+    if case.get("sinks") is None:
+        return None
+    rng = np.random.default_rng([case["seed"], 2000])
+    return numbers(rng, (case["shape"][3],), case["sinks"]).astype(np.float32)
+
+
+def arguments(case: Case) -> dict[str, Any]:
+    """What `attend` and `examine` are called with, but for tensors, records and engines."""
+    several = isinstance(case["plan"], list)
+    made = [plan_of(x, case["seed"]) for x in (case["plan"] if several else [case["plan"]])]
+    block_q, block_k = case.get("tiles", (128, 128))
+    given = {name: case[name] for name in ("window", "softcap", "scale") if name in case}
+    return given | {
+        "plan": made if several else made[0],
+        "block_q": block_q,
+        "block_k": block_k,
+        "is_causal": case.get("is_causal", False),
+        "mask": mask_of(case),
+        "sinks": sinks_of(case),
+        "inject": list(case.get("inject", ())),
+    }
+
+
+def record_of(case: Case) -> Record | None:
+    """The record of a case."""
+    asked = case.get("record", {})
+    return None if asked is None else Record(**asked)
