@@ -1,8 +1,8 @@
-"""`ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32` of a Hopper GPU, and CUDA's
-expf, bit for bit.
+"""Approximate instructions of a Hopper GPU, and CUDA's expf, bit for bit.
 
-Each instruction is a quadratic interpolation in integers: the leading 6 or 7 fraction bits of the
-argument choose three coefficients, the t that is left gives
+The instructions are `ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32`. Each is a
+quadratic interpolation in integers: the leading 6 or 7 fraction bits of the argument choose three
+coefficients, and the t that is left gives
 
     c0 2^s + c1 t + c2 square(t) + bias, shifted right,
 

@@ -79,9 +79,8 @@ class Accumulator:
 
     * ASCENDING begins at init: from +0, zeros of either sign give +0.
     * PAIRWISE, HALVES, STRIDED, OCTETS and WARPS begin at the first products and add init last.
-    Sums of
-      products may be -0 on the way; init = +0 makes a zero +0, and only init = -0 lets one stay -0.
-      OCTETS and WARPS pad short sums with +0.
+      Sums of products may be -0 on the way; init = +0 makes a zero +0, and only init = -0 lets one
+      stay -0. OCTETS and WARPS pad short sums with +0.
     * CHUNKED begins every chunk at +0 and the sum of the chunks at init.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
     * ALIGNED gives +0 for every result of zero, also for one that was negative before the cut.
