@@ -1,16 +1,19 @@
-"""Arithmetic of small floating-point formats, bit for bit: rounding, sums of products, exp, error
-statistics.
+"""Arithmetic of small floating-point formats, bit for bit.
 
-    round_to(x, "bf16")              every number of an array rounded once
-    error_of, ulp_of, stats_of       what that did
-    dot, sum                         sums of products by an `Accumulator`
-    exp                              correctly rounded
-    explain(value, rounding("bf16")) one rounding in bits
-    round_blocks(x, "mxfp8_e4m3")    block-scaled formats: MX, NVFP4, FP8 with block scales
-    to_blocks, from_blocks           elements and scales apart; codes_of, pack: as they are stored
-    block_stats                      what that did
+`emu` emulates what low-precision hardware computes: rounding, sums of products, exp and the
+statistics of rounding errors.
 
-NumPy and JAX arrays alike. Importing emu imports neither numba nor jax.
+    round_to(x, "bf16")              rounds every number of an array once
+    error_of, ulp_of, stats_of       say what that did
+    dot, sum                         add up products as an `Accumulator` says
+    exp                              is correctly rounded
+    explain(value, rounding("bf16")) shows one rounding in bits
+    round_blocks(x, "mxfp8_e4m3")    rounds to a block format: MX, NVFP4, FP8 in blocks
+    to_blocks, from_blocks           keep elements and scales apart; codes_of and pack store them
+    block_stats                      says what a block format did
+
+Every function takes NumPy and JAX arrays and gives the same bits for both. Importing `emu` imports
+neither numba nor jax.
 """
 
 from roundscope.emu.api import dot, error_of, exp, round_to, round_with_stats, stats_of, sum, ulp_of

@@ -1,7 +1,8 @@
-"""The functions of `emu`: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA), the same
-bits from both.
+"""The functions of `emu` for arrays of numbers: rounding, sums of products, exp and statistics.
 
-Executors are imported on first use: `import roundscope.emu` brings in neither numba nor jax.
+There is one set of functions for NumPy arrays, which Numba kernels compute, and for JAX arrays,
+which XLA computes; both give the same bits. Each executor is imported when it is first used, so
+`import roundscope.emu` loads neither numba nor jax.
 """
 
 import importlib
@@ -9,11 +10,13 @@ import math
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roundscope.emu.arrays import Array, ArrayLike
 from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
+from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
@@ -32,12 +35,14 @@ from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, check_accumulator
 
+if TYPE_CHECKING:
+    from roundscope.emu.blocks.api import Blocked
+
 _BINARY32 = Accumulator()
-Array = Any  # numpy.ndarray or jax.Array
 
 
 def round_to(
-    x: Any,
+    x: ArrayLike,
     format: str | Format | Rounding,
     mode: str | RoundingMode | None = None,
     *,
@@ -47,51 +52,77 @@ def round_to(
     first: int = 0,
     out: np.ndarray | None = None,
 ) -> Array:
-    """Every number of x rounded once to a format; the result keeps x's type and shape.
+    """Round every number of an array once to a format.
 
-    x         float32 or float64 array, NumPy or JAX; float16, bfloat16 and float8 arrays enter as
-              float32, Python numbers as float64
-    format    a name ("bf16", "e4m3fn", "e5m10" ...), a `Format` or a `Rounding`
-    mode      a `RoundingMode` or its name; ties-to-even by default
-    overflow, nan, seed   see `Rounding`; `Format.saturates` says what overflow is by default
-    first     index of x's first number in the random stream of the stochastic mode, so that pieces
-              of an array round as the whole does. Entries that `jax.vmap` maps over have the same
-              indices, and so the same random bits
-    out       NumPy only: where the result goes; may be x or overlap it
+    The result is the correctly rounded x in every mode, subnormal numbers included. Rounding it
+    again changes nothing. Rounding is monotone unless overflow is NaN or the mode is stochastic.
+    The modes are those of IEEE 754-2019, 4.3, and three more (`RoundingMode`).
 
-    Exact: the result is the correctly rounded x, in every mode, subnormals included. Rounding it
-    again changes nothing. Monotone where overflow is not NaN and the mode not stochastic.
-    Raises ValueError for unknown names, a format wider than the array, an out of another shape or
-    type; TypeError for integers. Source of the modes: IEEE 754-2019, 4.3.
+    Args:
+        x: a float32 or float64 array of NumPy or JAX, of any shape. float16, bfloat16 and float8
+            arrays are converted to float32 first, Python numbers and whole numbers without a shape
+            to float64.
+        format: the name of a format ("bf16", "e4m3fn", "e5m10" ...), a `Format` or a `Rounding`.
+        mode: a `RoundingMode` or its name; ties-to-even by default.
+        overflow: what a number beyond the largest finite one becomes, an `Overflow` or its name; by
+            default what `Format.saturates` says.
+        nan: what a NaN becomes in a format without NaN, a `NanPolicy` or its name; "keep" by
+            default.
+        seed: of the stochastic mode's random bits, a whole number from 0 to 2^32 - 1; 0 by default.
+        first: the index of x's first number in the random stream of the stochastic mode, so that
+            pieces of an array round as the whole array does. Entries that `jax.vmap` maps over have
+            the same indices, and so the same random bits.
+        out: a NumPy array of x's shape and type that receives the result; it may be x or overlap
+            it. JAX arrays are immutable and take none.
+
+    Returns:
+        An array of x's library and shape: float64 for float64, float32 for everything narrower.
+
+    Raises:
+        ValueError: for an unknown name, a block format (`round_blocks` rounds to those), a format
+            wider than the array, or an `out` of another shape or type.
+        TypeError: for an array of whole numbers, or what is no array.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.array([1.01, 0.1, 300.0], np.float32)
+        >>> emu.round_to(x, "bf16").tolist()
+        [1.0078125, 0.10009765625, 300.0]
+        >>> emu.round_to(x, "e4m3fn", "toward-zero").tolist()
+        [1.0, 0.09375, 288.0]
     """
     r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
-    x = _carrier(x)
-    _check_fits(x, r)
+    numbers = _carrier(x)
+    _check_fits(numbers, r)
     _check_first(first)
-    if _is_jax(x):
+    if _is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        return _program(_round_jax, x, r.seed, first, r=replace(r, seed=0))
-    _check_out(out, x)
+        rounded: Array = _program(_round_jax, numbers, r.seed, first, r=replace(r, seed=0))
+        return rounded
+    _check_out(out, numbers)
     from roundscope.emu.backends.numba import rounding as kernels
 
-    return kernels.round_array(x, r, _random(x, r, r.seed, first), out)
+    return kernels.round_array(numbers, r, _random(numbers, r, r.seed, first), out)
 
 
-def _round_jax(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
+def _round_jax(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
     from roundscope.emu.backends.xla.rounding import round_array
 
     return round_array(x, r, _random(x, r, seed, first))
 
 
-def _check_fits(x: Array, r: Rounding) -> None:
+def _check_fits(x: AnyArray, r: Rounding) -> None:
     if x.dtype == np.float32 and not (r.format.fits_binary32 or r.format.name == "e8m0fnu"):
         raise ValueError(f"format={r.format.name}: does not fit a float32 array; pass float64")
 
 
 def _check_first(first: Any) -> None:
-    """Raises TypeError or ValueError for what is no index; data of a program have no numbers
-    yet.
+    """Check the index of a random stream.
+
+    Raises TypeError for what is no whole number and ValueError for a negative one. An array of a
+    traced program has no number yet and is accepted.
     """
     if _is_jax(first):
         return
@@ -104,8 +135,8 @@ def _check_first(first: Any) -> None:
         )
 
 
-def _check_out(out: Any, x: Array) -> None:
-    """Raises TypeError or ValueError for what cannot hold the result."""
+def _check_out(out: Any, x: AnyArray) -> None:
+    """Raise TypeError or ValueError if `out` cannot hold the result of an array like x."""
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(
             f"out: a {type(out).__name__}, must be an array as x; numpy.empty_like(x) makes one"
@@ -115,48 +146,102 @@ def _check_out(out: Any, x: Array) -> None:
 
 
 def round_with_stats(
-    x: Any,
+    x: ArrayLike,
     format: str | Format | Rounding,
     mode: str | RoundingMode | None = None,
     *,
     out: np.ndarray | None = None,
     **policies: Any,
 ) -> tuple[Array, Stats]:
-    """round_to(x, ...) and the `Stats` of its events; float32 NumPy arrays in one pass over
-    memory.
+    """Round every number of an array once to a format, and summarize what that did.
+
+    For float32 NumPy arrays both happen in one pass over memory.
+
+    Args:
+        x: an array as `round_to` takes it.
+        format: the name of a format, a `Format` or a `Rounding`.
+        mode: a `RoundingMode` or its name; ties-to-even by default.
+        out: a NumPy array of x's shape and type that receives the result, as in `round_to`. For
+            float32 arrays it must be contiguous.
+        **policies: `overflow`, `nan` and `seed`, as `round_to` takes them.
+
+    Returns:
+        The rounded array, bit for bit `round_to(x, format, mode, ...)`, and the `Stats` of its
+        rounding events.
+
+    Raises:
+        ValueError: as `round_to` does, and for an `out` that is not contiguous.
+        TypeError: as `round_to` does.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> y, stats = emu.round_with_stats(np.array([1.0, 1.01, 500.0], np.float32), "e4m3fn")
+        >>> y.tolist()
+        [1.0, 1.0, 448.0]
+        >>> int(stats.inexact), int(stats.overflow), int(stats.place)
+        (2, 1, 2)
     """
-    x = _carrier(x)
+    numbers = _carrier(x)
     r = rounding(format, mode, **policies)
-    if _is_jax(x) or x.dtype != np.float32 or not r.format.fits_binary32 or not x.size:
-        y = round_to(x, r, out=out)
-        return y, stats_of(x, y, r.format)
-    _check_out(out, x)
+    if (
+        _is_jax(numbers)
+        or numbers.dtype != np.float32
+        or not r.format.fits_binary32
+        or not numbers.size
+    ):
+        y = round_to(numbers, r, out=out)
+        return y, stats_of(numbers, y, r.format)
+    _check_out(out, numbers)
     if out is not None and not out.flags.c_contiguous:
         raise ValueError(
-            f"out: {out.dtype}{out.shape}, must be a contiguous {x.dtype}{x.shape} as x"
+            f"out: {out.dtype}{out.shape}, must be a contiguous {numbers.dtype}{numbers.shape} as x"
         )
     from roundscope.emu.backends.numba.stats import rounded_with_stats
 
-    return rounded_with_stats(x, r, _random(x, r, r.seed, 0), out)
+    return rounded_with_stats(numbers, r, _random(numbers, r, r.seed, 0), out)
 
 
 def error_of(
-    x: Any, format: str | Format | Rounding, mode: str | RoundingMode | None = None, **policies: Any
+    x: ArrayLike,
+    format: str | Format | Rounding,
+    mode: str | RoundingMode | None = None,
+    **policies: Any,
 ) -> Array:
-    """round_to(x, ...) - x, in x's type. NaN where x is infinite or NaN and stays so.
+    """Return the signed rounding error of every number: round_to(x, ...) - x.
 
-    Exact where the two are within a factor of two of each other or the result is 0 (Sterbenz):
-    always to nearest, but for saturation. Else, as for a tiny number that a directed mode takes
-    outward, the exact difference rounded to nearest.
+    The difference is exact where the result and x are within a factor of two of each other, or
+    where the result is 0 (Sterbenz' lemma). That is always so for rounding to nearest, unless a
+    number saturates. Elsewhere, as for a tiny number that a directed mode takes outward, it is the
+    exact difference rounded to nearest.
+
+    Args:
+        x: an array as `round_to` takes it.
+        format: the name of a format, a `Format` or a `Rounding`.
+        mode: a `RoundingMode` or its name; ties-to-even by default.
+        **policies: `overflow`, `nan`, `seed` and `first`, as `round_to` takes them.
+
+    Returns:
+        An array of x's library, type and shape; NaN where x is infinite or NaN and stays so.
+
+    Raises:
+        ValueError: as `round_to` does.
+        TypeError: as `round_to` does.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> emu.error_of(np.array([1.0, 1.00390625, 1.01171875]), "bf16").tolist()
+        [0.0, -0.00390625, 0.00390625]
     """
-    x = _carrier(x)
-    y = round_to(x, format, mode, **policies)
-    if not _is_jax(x) or x.dtype == np.float64:
-        return y - x
-    return _program(_difference, y, x)
+    numbers = _carrier(x)
+    rounded = round_to(numbers, format, mode, **policies)
+    is_plain = not _is_jax(numbers) or numbers.dtype == np.float64
+    error: Array = rounded - numbers if is_plain else _program(_difference, rounded, numbers)
+    return error
 
 
-def _difference(y: Array, x: Array) -> Array:
+def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
     import jax
 
     with jax.enable_x64(
@@ -165,51 +250,90 @@ def _difference(y: Array, x: Array) -> Array:
         return _leave(_ops(x), _enter(y) - _enter(x), x.dtype)
 
 
-def ulp_of(x: Any, format: str | Format) -> Array:
-    """Distance of neighbours of the format in the binade of x, float64: 2^(max(e, emin) - p + 1).
+def ulp_of(x: ArrayLike, format: str | Format) -> Array:
+    """Return one ulp at every number: the distance of neighbors of the format in the binade of x.
 
-    NaN for inf, NaN.
+    With e the exponent of x, p the precision and emin the smallest exponent of the format, that
+    distance is 2^(max(e, emin) - p + 1), exactly.
+
+    Args:
+        x: an array as `round_to` takes it.
+        format: the name of a format or a `Format`.
+
+    Returns:
+        A float64 array of x's library and shape; NaN where x is infinite or NaN.
+
+    Raises:
+        ValueError: for an unknown name.
+        TypeError: for an array of whole numbers, or what is no array.
+
+    Example:
+        >>> from roundscope import emu
+        >>> emu.ulp_of([1.0, 100.0, 0.0], "fp16").tolist()
+        [0.0009765625, 0.0625, 5.960464477539063e-08]
     """
     f = rounding(format).format
-    x = _carrier(x)
-    return _program(_spacing, x, f=f) if _is_jax(x) else _spacing(x, f=f)
+    numbers = _carrier(x)
+    ulps: Array = _program(_spacing, numbers, f=f) if _is_jax(numbers) else _spacing(numbers, f=f)
+    return ulps
 
 
-def _spacing(x: Array, *, f: Format) -> Array:
+def _spacing(x: AnyArray, *, f: Format) -> AnyArray:
     with _wide(x):
         ops, wide = _ops(x), _enter(x)
         return ops.xp.where(ops.xp.isfinite(wide), spacing(ops, wide, f), np.nan)
 
 
 def exp(
-    x: Any,
+    x: ArrayLike,
     format: str | Format | Rounding = "fp32",
     mode: str | RoundingMode | None = None,
     *,
     seed: int | None = None,
     first: int = 0,
 ) -> Array:
-    """e^x rounded to a format; the result has x's type and shape.
+    """Return e^x, rounded to a format.
 
-    x       as of `round_to`; a float64 array for formats that do not fit a float32 one
-    seed, first   of the stochastic mode, as of `round_to`
+    The result is correctly rounded for every argument that is a binary32 number, to every format of
+    up to 24 significand bits, in every mode but the stochastic one, whose probabilities are right
+    to 2^-28. In all other cases a binary64 value is rounded once, which is within 0.7 ulp of
+    binary64 for arguments that binary32 holds and within 1.1 ulp for others (1 ulp more below
+    2^-1022).
 
-    Correctly rounded for every argument that is a binary32 number, to every format of up to 24
-    significand bits, in every mode but the stochastic one, whose probabilities are right to 2^-28.
-    Otherwise a binary64 value is rounded once that is within 0.7 ulp of binary64 for arguments that
-    binary32 holds, 1.1 ulp for others (1 more below 2^-1022).
-    Raises ValueError and TypeError as `round_to` does.
+    Args:
+        x: an array as `round_to` takes it; a float64 array for formats that do not fit a float32
+            array.
+        format: the name of a format, a `Format` or a `Rounding`; binary32 by default.
+        mode: a `RoundingMode` or its name; ties-to-even by default.
+        seed: of the stochastic mode's random bits, as in `round_to`.
+        first: the index of x's first number in the random stream, as in `round_to`.
+
+    Returns:
+        An array of x's library, type and shape.
+
+    Raises:
+        ValueError: as `round_to` does.
+        TypeError: as `round_to` does.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> emu.exp(np.array([0.0, 1.0, -1.0], np.float32), "bf16").tolist()
+        [1.0, 2.71875, 0.3671875]
     """
     r = rounding(format, mode, seed=seed)
-    x = _carrier(x)
-    _check_fits(x, r)
+    numbers = _carrier(x)
+    _check_fits(numbers, r)
     _check_first(first)
-    if _is_jax(x):
-        return _program(_exp, x, r.seed, first, r=replace(r, seed=0))
-    return _exp(x, r.seed, first, r=r)
+    power: Array = (
+        _program(_exp, numbers, r.seed, first, r=replace(r, seed=0))
+        if _is_jax(numbers)
+        else _exp(numbers, r.seed, first, r=r)
+    )
+    return power
 
 
-def _exp(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
+def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
     from roundscope.emu.functions import whole_exp
 
     with _wide(x):
@@ -219,21 +343,47 @@ def _exp(x: Array, seed: Any, first: Any, *, r: Rounding) -> Array:
 
 
 def dot(
-    a: Any,
-    b: Any,
+    a: "ArrayLike | Blocked",
+    b: "ArrayLike | Blocked",
     accumulator: Accumulator = _BINARY32,
-    init: Any = None,
-    steps: list[tuple[Array, Array]] | None = None,
+    init: ArrayLike | None = None,
+    steps: list[tuple[AnyArray, AnyArray]] | None = None,
 ) -> Array:
-    """init + a @ b, each sum of products added up by the accumulator; float64.
+    """Return init + a @ b, where an accumulator adds up each sum of products.
 
-    a: (T, K); b: (K, N); init: (T, N), 0 by default. The operands' products are exact in binary64
-    up to 26 bits each. Stochastic steps take their bits from the step's seed, the entry and the
-    index of the addition. Under `jax.vmap` every mapped entry has the same random bits. steps: a
-    list that receives every addition's (before, after), leading axis k; before is the exact sum, in
-    binary64 to odd. The sign of a zero: `Accumulator`. `Blocked` operands: emu.blocks.dot says how
-    their scales come in. Raises ValueError for shapes that do not match and, in NumPy arrays, for
-    factors that are not numbers of a tensor core's type.
+    The operands' products are exact in binary64 for factors of up to 26 bits each. A stochastic
+    step takes its random bits from the step's seed, the entry of the result and the index of the
+    addition; under `jax.vmap` every mapped entry has the same random bits.
+
+    Args:
+        a: a (T, K) array as `round_to` takes it, or a `Blocked` one that is blocked along axis 1.
+        b: a (K, N) array, or a `Blocked` one that is blocked along axis 0. How the scales of blocks
+            enter the sums is said in `roundscope.emu.blocks.dot`.
+        accumulator: the order of the additions and their rounding; binary32 in ascending order by
+            default. `Accumulator` says which sign a sum of zero has.
+        init: a (T, N) array of numbers that the sums begin with (or, in some orders, end with); +0
+            by default. It is not rounded by itself.
+        steps: a list that receives (before, after) of every addition, with the index k of the
+            addition along the first axis. `before` is the exact sum, rounded to odd in binary64.
+
+    Returns:
+        A (T, N) float64 array; a JAX array if a or b is one.
+
+    Raises:
+        ValueError: for shapes that do not match, for a `Blocked` operand that is blocked along its
+            other axis and, in NumPy arrays, for factors that are no numbers of a tensor core's
+            format.
+        TypeError: for an accumulator or `steps` of another type, or an operand that is no array of
+            numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> a, b = np.array([[1.0, 2.0**-24, 2.0**-24]], np.float32), np.ones((3, 1), np.float32)
+        >>> emu.dot(a, b).item() - 1.0  # each addition is a tie, which goes to even
+        0.0
+        >>> emu.dot(a, b, emu.Accumulator(order="exact")).item() - 1.0 == 2.0**-23
+        True
     """
     from roundscope.emu.blocks.api import Blocked
 
@@ -244,24 +394,26 @@ def dot(
     if isinstance(a, Blocked) or isinstance(b, Blocked):
         from roundscope.emu.blocks.dot import dot_blocks
 
-        return dot_blocks(a, b, accumulator, init, steps)
-    a, b = _carrier(a, "a"), _carrier(b, "b")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
+        total: Array = dot_blocks(a, b, accumulator, init, steps)
+        return total
+    x, y = _carrier(a, "a"), _carrier(b, "b")
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
+        raise ValueError(f"a, b: shapes {x.shape} and {y.shape}, must be (T, K) and (K, N)")
     if accumulator.alignment is not None:
-        _checked("a", a, accumulator.alignment.operand)
-        _checked("b", b, accumulator.alignment.operand)
-    shape = (a.shape[0], b.shape[1])
+        _checked("a", x, accumulator.alignment.operand)
+        _checked("b", y, accumulator.alignment.operand)
+    shape = (x.shape[0], y.shape[1])
     if init is not None and tuple(np.shape(init)) != shape:
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
 
-    if init is not None and not _is_jax(init):
-        init = np.asarray(init)
-    return _added(_dot, _is_jax(a) or _is_jax(b), steps, a, b, init, accumulator=accumulator)
+    start = init if init is None or _is_jax(init) else np.asarray(init)
+    on_jax = _is_jax(x) or _is_jax(y)
+    total = _added(_dot, on_jax, steps, x, y, start, accumulator=accumulator)
+    return total
 
 
 def _check_init(init: Any) -> None:
-    """Raises TypeError for what is no array of numbers; whole numbers enter too."""
+    """Raise TypeError unless init is None or an array of numbers, which may be whole numbers."""
     if init is None:
         return
     dtype = init.dtype if _is_jax(init) else _array(init, "init").dtype
@@ -274,12 +426,13 @@ def _check_init(init: Any) -> None:
 def _added(
     f: Any,
     on_jax: bool,
-    steps: list[tuple[Array, Array]] | None,
+    steps: list[tuple[AnyArray, AnyArray]] | None,
     *operands: Any,
     accumulator: Accumulator,
-) -> Array:
-    """Return the sum that f makes of the operands, under JAX in one program; `steps` receives its
-    additions.
+) -> AnyArray:
+    """Return the sum that f computes from the operands; under JAX, in one compiled program.
+
+    `steps`, unless it is None, receives the additions.
     """
     if on_jax:
         total, kept = _program(f, *operands, accumulator=accumulator, keep=steps is not None)
@@ -292,25 +445,28 @@ def _added(
 
 
 def _dot(
-    a: Array, b: Array, init: Array | None, *, accumulator: Accumulator, keep: bool
-) -> tuple[Array, list[tuple[Array, Array]] | None]:
-    """The sum, and each addition's (before, after) where they are kept."""
+    a: AnyArray, b: AnyArray, init: AnyArray | None, *, accumulator: Accumulator, keep: bool
+) -> tuple[AnyArray, list[tuple[AnyArray, AnyArray]] | None]:
+    """Return the sum, and (before, after) of each addition where they are kept."""
     ops, r, step = _ops(a), accumulator.step, None
     start = ops.xp.zeros((a.shape[0], b.shape[1])) if init is None else _enter(ops.xp.asarray(init))
     if r.mode is RoundingMode.STOCHASTIC:
         rows, columns = ops.xp.arange(a.shape[0])[:, None], ops.xp.arange(b.shape[1])
 
-        def step(k, total):
+        def step(k: Any, total: AnyArray) -> AnyArray:
             return ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))
 
     is_binary32 = a.dtype == b.dtype == np.float32 and init is None
     bits = 2 * BINARY32.format.precision if is_binary32 else ANY_PRODUCT
-    steps: list[tuple[Array, Array]] | None = [] if keep else None
+    steps: list[tuple[AnyArray, AnyArray]] | None = [] if keep else None
     return accumulate(ops, accumulator, _enter(a).T, _enter(b), start, step, steps, bits), steps
 
 
-def _checked(name: str, x: Array, f: Format) -> None:
-    """That a tensor core could hold the numbers of x; those of a JAX array may not be known yet."""
+def _checked(name: str, x: AnyArray, f: Format) -> None:
+    """Check that a tensor core of this format can hold the numbers of x.
+
+    Raises ValueError if it cannot. The numbers of a JAX array may not be known yet; they pass.
+    """
     if _is_jax(x):
         return
     held = round_to(x, without_saturation(rounding(f)))  # infinities stay where there are some
@@ -322,21 +478,61 @@ def _checked(name: str, x: Array, f: Format) -> None:
         )
 
 
-def sum(x: Any, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
-    """The sum along one axis of an array of one axis or more, added up by the accumulator; float64.
+def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
+    """Return the sum along one axis of an array, added up by an accumulator.
 
-    Raises ValueError for an axis that x lacks, and as `dot` does.
+    It is `dot` of the lines along the axis with a vector of ones, so that it begins with +0.
+
+    Args:
+        x: an array as `round_to` takes it, of one axis or more.
+        accumulator: the order of the additions and their rounding; binary32 in ascending order by
+            default.
+        axis: the axis that is summed; the last by default.
+
+    Returns:
+        A float64 array of x's library, with x's shape without the axis.
+
+    Raises:
+        ValueError: for an axis that x lacks, and as `dot` does.
+        TypeError: as `dot` does.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.full((2, 300), 1.0, np.float32)
+        >>> emu.sum(x, emu.Accumulator(step=emu.BF16)).tolist()  # stops at 256: 256 + 1 is a tie
+        [256.0, 256.0]
     """
-    x = _carrier(x)
+    numbers = _carrier(x)
     check_accumulator(accumulator)
-    moved = _last(x, axis_of(x.shape, axis))
+    moved = _last(numbers, axis_of(numbers.shape, axis))
     rows = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
     return dot(rows, np.ones((rows.shape[1], 1)), accumulator).reshape(moved.shape[:-1])
 
 
-def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
-    """The `Stats` of rounding events from the numbers before and after; `place` is the flat index
-    of the peak.
+def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats:
+    """Return the `Stats` of rounding events, from the numbers before and after.
+
+    Args:
+        before: the numbers before rounding, an array as `round_to` takes it.
+        after: the numbers after rounding, of the same shape.
+        format: the name or `Format` of the format that they were rounded to; it defines the ulp.
+
+    Returns:
+        One summary of all events; its `place` is the flat index of the event with the largest
+        error.
+
+    Raises:
+        ValueError: for an unknown name or another shape.
+        TypeError: for an array of whole numbers, or what is no array.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.array([1.0, 1.0078125, 1.01171875])
+        >>> stats = emu.stats_of(x, emu.round_to(x, "bf16"), "bf16")
+        >>> int(stats.n), int(stats.inexact), int(stats.ties), float(stats.ulps)
+        (3, 1, 1, 0.5)
     """
     f = rounding(format).format
     x, y = _carrier(before, "before"), _carrier(after, "after")
@@ -347,7 +543,7 @@ def stats_of(before: Any, after: Any, format: str | Format) -> Stats:
     return Stats.of(*(_program(_stats, x, y, f=f) if _is_jax(x) else _stats(x, y, f=f)))
 
 
-def _stats(x: Array, y: Array, *, f: Format) -> tuple[Array, ...]:
+def _stats(x: AnyArray, y: AnyArray, *, f: Format) -> tuple[AnyArray, ...]:
     with _wide(x):
         a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
         return tuple(_ops(x).stats([(a, b, f, _library(x).ones(a.shape, bool))])[0][:4])
@@ -358,24 +554,24 @@ def _is_jax(x: Any) -> bool:
 
 
 def _program(f: Any, /, *arrays: Any, **fixed: Any) -> Any:
-    """f(*arrays, **fixed) on JAX arrays, as one compiled program."""
+    """Return f(*arrays, **fixed) on JAX arrays, run as one compiled program."""
     from roundscope.emu.backends.xla.program import run
 
     return run(f, *arrays, **fixed)
 
 
-def _wide(x: Array) -> Any:
-    """A context with 64-bit types, which JAX has only where they are asked for."""
+def _wide(x: AnyArray) -> Any:
+    """Return a context with 64-bit types, which JAX has only where they are asked for."""
     return sys.modules["jax"].enable_x64(True) if _is_jax(x) else nullcontext()
 
 
-def _library(x: Array) -> Any:
-    """The functions of x's library by the names of NumPy's."""
+def _library(x: AnyArray) -> Any:
+    """Return the module of x's library that has NumPy's function names: numpy or jax.numpy."""
     return importlib.import_module("jax.numpy") if _is_jax(x) else np
 
 
 def _array(x: Any, name: str) -> np.ndarray:
-    """NumPy's array of an argument. Raises TypeError for lists that are none."""
+    """Return an argument as a NumPy array; raise TypeError for nested lists of several lengths."""
     try:
         return np.asarray(x)
     except ValueError:
@@ -384,9 +580,10 @@ def _array(x: Any, name: str) -> np.ndarray:
         ) from None
 
 
-def _carrier(x: Any, name: str = "x") -> Array:
-    """x as a float32 or float64 array; narrower floats exactly as float32. name: of the argument,
-    for its refusal.
+def _carrier(x: Any, name: str = "x") -> AnyArray:
+    """Return x as a float32 or float64 array; narrower floats become float32, exactly.
+
+    `name` is the argument's name in the message of the TypeError for anything else.
     """
     if not _is_jax(x):
         x = _array(x, name)
@@ -401,7 +598,7 @@ def _carrier(x: Any, name: str = "x") -> Array:
     return x.astype(np.float32)
 
 
-def _ops(x: Array) -> Ops:
+def _ops(x: AnyArray) -> Ops:
     if _is_jax(x):
         from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
@@ -411,8 +608,8 @@ def _ops(x: Array) -> Ops:
     return numpy_ops()
 
 
-def _enter(x: Array) -> Array:
-    """The carrier: float64, exactly. For JAX arrays with 64-bit types enabled."""
+def _enter(x: AnyArray) -> AnyArray:
+    """Return x in float64, exactly; for JAX arrays, 64-bit types must be enabled."""
     if _is_jax(x):
         from roundscope.emu.backends.xla.widths import widen
 
@@ -420,21 +617,26 @@ def _enter(x: Array) -> Array:
     return x.astype(np.float64)
 
 
-def _leave(ops: Ops, y: Array, dtype: Any) -> Array:
-    """A JAX carrier as float64, or as float32 by one rounding. With 64-bit types enabled."""
+def _leave(ops: Ops, y: AnyArray, dtype: Any) -> AnyArray:
+    """Return a float64 JAX array in the given dtype, by one rounding if that is float32.
+
+    64-bit types must be enabled.
+    """
     from roundscope.emu.backends.xla.widths import narrow
 
     return y if dtype == np.float64 else narrow(ops.round(y, BINARY32, None))
 
 
-def _last(x: Array, axis: int) -> Array:
-    """x with one axis moved to the end."""
+def _last(x: AnyArray, axis: int) -> AnyArray:
+    """Return x with one axis moved to the end."""
     return x.transpose([*(n for n in range(x.ndim) if n != axis), axis])
 
 
-def _random(x: Array, r: Rounding, seed: Any, first: Any) -> Array | None:
-    """The random integers that round x, which only the stochastic mode has: stream 0, coordinates
-    the two words of the flat index.
+def _random(x: AnyArray, r: Rounding, seed: Any, first: Any) -> AnyArray | None:
+    """Return the random integers that round x, or None outside the stochastic mode.
+
+    They are those of stream 0; the coordinates of a number are the two 32-bit words of its flat
+    index.
     """
     if r.mode is not RoundingMode.STOCHASTIC:
         return None

@@ -1,6 +1,6 @@
-"""exp, log and tanh with one definition for every engine.
+"""exp, 2^x, log and tanh, each with one definition for every engine.
 
-Both are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so
+All are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so
 that every engine gets the same bits; the result then rounds once to the event's format. exp of a
 binary32 argument rounds correctly to binary32 and to every narrower format, in every mode: its
 binary64 value lies on the true value's side of every rounding boundary (all 2^32 arguments, settled
@@ -33,7 +33,10 @@ SMALL_TANH, WHOLE_TANH = 0.3, 20.0  # below: a series; beyond: 1 in binary64
 
 
 def _tanh_terms(count: int) -> tuple[float, ...]:
-    """The coefficients of x^(2 count + 1) to x^3 of tanh, correctly rounded: tanh' = 1 - tanh^2."""
+    """Return the coefficients of x^(2 count + 1) to x^3 of tanh, correctly rounded.
+
+    They follow from tanh' = 1 - tanh^2.
+    """
     t = [Fraction(1)]
     for n in range(1, count + 1):
         t.append(-sum((t[i] * t[n - 1 - i] for i in range(n)), Fraction(0)) / (2 * n + 1))
@@ -44,7 +47,7 @@ TANH_TERMS = _tanh_terms(13)
 
 
 def _horner(ops: Ops, x: Any, coefficients: tuple[float, ...]) -> Any:
-    """c_0 x^n + ... + c_n, each product and sum rounded to binary64 in turn."""
+    """Return c_0 x^n + ... + c_n, with each product and sum rounded to binary64 in turn."""
     y = coefficients[0]
     for c in coefficients[1:]:
         y = ops.multiply(x, y) + c
@@ -52,26 +55,31 @@ def _horner(ops: Ops, x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def exp64(ops: Ops, x: Any) -> Any:
-    """e^x of a float64 array, within 0.7 ulp for a binary32 argument, 1.1 for any other.
+    """Return e^x of a float64 array, within 0.7 ulp for a binary32 argument, 1.1 ulp for any other.
 
     Finite arguments outside [-400, 709] give e^-400 and e^709, so that a directed rounding still
-    sees which way they go. e^x = 2^k e^r, k = round(x / ln 2), r = high - low, |r| <= 0.35; e^r =
-    (1 + high) + (r^2 (1/2! + r/3! + ...) - low), whose first bracket is exact where x is a binary32
-    number of at least 2^-29. A sum that rounds to a boundary, such as 1, moves off it by one ulp to
-    the side of what the rounding left out (an error of at most 1 ulp).
+    sees which way they go. e^x = 2^k e^r with k = round(x / ln 2), r = high - low, |r| <= 0.35, and
+    e^r = (1 + high) + (r^2 (1/2! + r/3! + ...) - low), whose first bracket is exact where x is a
+    binary32 number of at least 2^-29. A sum that rounds to a boundary, such as 1, moves off it by
+    one ulp to the side of what the rounding left out (an error of at most 1 ulp).
     """
     k, high, low = _reduced(ops, x, SMALLEST_ARGUMENT, LARGEST_ARGUMENT)
     return _power(ops, x, k, high, low)
 
 
 def whole_exp(ops: Ops, x: Any, *, to_odd: bool) -> Any:
-    """e^x of a float64 array, as `exp64` and to its bits where that does not stop.
+    """Return e^x of a float64 array over the whole range of binary64.
 
-    to_odd  for one more rounding: subnormal results are to odd, finite arguments beyond the ends
-            of binary64 give its least and its largest number, so that a directed rounding sees
-            which way they go. Else to nearest, 0 and infinity.
+    Where `exp64` does not stop at the ends of its range, the bits are the same. The exponent is
+    added as an integer: float arithmetic under XLA on a CPU flushes subnormal numbers.
 
-    The exponent is added as an integer: float arithmetic under XLA on a CPU flushes subnormals.
+    Args:
+        ops: the array library.
+        x: a float64 array.
+        to_odd: whether one more rounding follows. Then subnormal results are rounded to odd, and
+            finite arguments beyond the ends of binary64 give its least and its largest number, so
+            that a directed rounding sees which way they go. Otherwise they are rounded to nearest,
+            and give 0 and infinity.
     """
     xp = ops.xp
     k, high, low = _reduced(ops, x, *WHOLE_RANGE)
@@ -87,7 +95,7 @@ def whole_exp(ops: Ops, x: Any, *, to_odd: bool) -> Any:
 
 
 def _reduced(ops: Ops, x: Any, smallest: float, largest: float) -> tuple[Any, Any, Any]:
-    """k, high and low: x = k ln 2 + high - low, x cut to the range."""
+    """Return k, high and low with x = k ln 2 + high - low, where x is first cut to the range."""
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, smallest), largest)  # a number for NaN too
     k = xp.floor(ops.multiply(z, LOG2_E) + 0.5)
@@ -95,9 +103,9 @@ def _reduced(ops: Ops, x: Any, smallest: float, largest: float) -> tuple[Any, An
 
 
 def exp2_64(ops: Ops, x: Any) -> Any:
-    """2^x of a float64 array, within 1.4 ulp; exact for whole x. Its range is that of exp64.
+    """Return 2^x of a float64 array, within 1.4 ulp; exact for whole x. Its range is that of exp64.
 
-    2^x = 2^k e^(f ln 2), k = round(x), f = x - k exact.
+    2^x = 2^k e^(f ln 2) with k = round(x) and f = x - k, exact.
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, SMALLEST_ARGUMENT * LOG2_E), LARGEST_ARGUMENT * LOG2_E)
@@ -107,19 +115,22 @@ def exp2_64(ops: Ops, x: Any) -> Any:
 
 
 def _power(ops: Ops, x: Any, k: Any, high: Any, low: Any) -> Any:
-    """2^k e^(high - low), |high| <= 0.36 and low far smaller; x tells infinities and NaN."""
+    """Return 2^k e^(high - low), |high| <= 0.36 and low far smaller; x tells infinities and NaN."""
     b = significand_bits(ops, high, low)
     y = ops.multiply(ops.from_bits(b), ops.from_bits((k.astype(np.int64) + 1023) << 52))
     return _with_specials(ops.xp, x, y)
 
 
 def _with_specials(xp: Any, x: Any, y: Any) -> Any:
-    """y = e^x where x is finite; else 0, infinity, NaN."""
+    """Return y = e^x where x is finite, else 0, infinity or NaN."""
     return xp.where(xp.abs(x) < math.inf, y, xp.where(x < 0.0, 0.0, x))
 
 
 def significand_bits(ops: Ops, high: Any, low: Any) -> Any:
-    """The bits of e^(high - low); for binary32 arguments on the right side of every boundary."""
+    """Return the bits of e^(high - low).
+
+    For binary32 arguments they are on the right side of every rounding boundary.
+    """
     xp = ops.xp
     r = high - low
     tail = ops.multiply(ops.multiply(r, r), _horner(ops, r, EXP_TERMS)) - low
@@ -131,16 +142,15 @@ def significand_bits(ops: Ops, high: Any, low: Any) -> Any:
 
 
 def log64(ops: Ops, x: Any) -> Any:
-    """ln x of a positive normal float64 array, within 0.9 ulp; -inf at 0.
+    """Return ln x of a positive normal float64 array, within 0.9 ulp; -inf at 0.
 
-    ln x = k ln 2 + ln m, m = 1 + f in [sqrt(1/2), sqrt 2); ln m = 2 atanh(s), s = f / (2 + f), and
-    with 2 s = f - s f = f - f^2/2 + s f^2/2 the leading term f is exact.
+    ln x = k ln 2 + ln m with m = 1 + f in [sqrt(1/2), sqrt 2). ln m = 2 atanh(s) with s = f / (2 +
+    f), and with 2 s = f - s f = f - f^2/2 + s f^2/2 the leading term f is exact.
     """
     xp = ops.xp
     b = ops.bits(x)
-    k = (
-        b - 0x3FE6_A09E_667F_3BCD
-    ) >> 52  # sqrt(1/2): k is the exponent that leaves m in its interval
+    # the constant is the bits of sqrt(1/2): k is the exponent that leaves m in its interval
+    k = (b - 0x3FE6_A09E_667F_3BCD) >> 52
     f = ops.from_bits(b - (k << 52)) - 1.0
     s = f / (2.0 + f)
     s2 = ops.multiply(s, s)
@@ -153,11 +163,11 @@ def log64(ops: Ops, x: Any) -> Any:
 
 
 def tanh64(ops: Ops, x: Any) -> Any:
-    """tanh x of a float64 array, within 4 ulps; +-1 beyond 19.1, where binary64 has no number
-    nearer to tanh x.
+    """Return tanh x of a float64 array, within 4 ulps.
 
-    |x| below 0.3: x + x^3 (-1/3 + 2/15 x^2 ...), whose leading term is exact; else
-    (1 - e) / (1 + e) with e = exp(-2 |x|).
+    The result is +-1 beyond 19.1, where binary64 has no number nearer to tanh x. For |x| below 0.3
+    it is x + x^3 (-1/3 + 2/15 x^2 ...), whose leading term is exact; otherwise (1 - e) / (1 + e)
+    with e = exp(-2 |x|).
     """
     xp = ops.xp
     size = xp.fmin(xp.abs(x), WHOLE_TANH)  # a number for NaN too

@@ -1,4 +1,4 @@
-"""The version of the numbers: stored results with another one are not comparable to the bit."""
+"""The version of the numbers: results that were stored under another version differ in bits."""
 
 # raised with every change of an output bit, that is of a golden digest (tests/test_golden.py holds
 # it)

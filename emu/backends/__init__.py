@@ -1,6 +1,6 @@
-"""What computes: `ops` is the interface that an algorithm needs from an array library; each folder
-implements it.
+"""What computes: `ops` is the interface that an algorithm needs; each folder implements it.
 
-No rounding is defined here. Every fast path is proved equal to `emu.rounding.rule` by the test that
+`numba` runs NumPy arrays, `xla` JAX arrays, `kernels` what is inside a fused GPU kernel. No
+rounding is defined here. Every fast path is proved equal to `emu.rounding.rule` by the test that
 docs/architecture.md names.
 """

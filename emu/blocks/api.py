@@ -1,5 +1,7 @@
-"""The functions of block formats: one set for NumPy arrays (Numba kernels) and JAX arrays (XLA),
-the same bits from both.
+"""The functions of block formats: rounding to blocks, and blocks with their scales apart.
+
+There is one set of functions for NumPy arrays (Numba kernels) and JAX arrays (XLA), with the same
+bits from both.
 """
 
 from dataclasses import dataclass, replace
@@ -8,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.api import _carrier, _check_out, _is_jax, _library, _program, _random
+from roundscope.emu.arrays import Array, ArrayLike
+from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import (
     Layout,
@@ -18,35 +22,44 @@ from roundscope.emu.blocks.layout import (
     to_lines,
 )
 
-Array = Any  # numpy.ndarray or jax.Array
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """An array in a block format: it stands for the numbers T X P.
+    """An array in a block format, which stands for the numbers T X P.
 
-    elements  P, float32, of the array's shape; 0 in a block whose scale is NaN
-    scales    X, float32: the array's shape with one number for each block
-    tensor    T, a float32 number; 1 where the format has no scale of the whole array
-    axis      the blocked axis, counted from 0
+    `to_blocks` makes one, `from_blocks` returns its numbers, `dot` multiplies two.
+
+    Attributes:
+        elements: P, a float32 array of the array's shape; 0 in a block whose scale is NaN.
+        scales: X, a float32 array of the array's shape with one number for each block.
+        tensor: T, a float32 number; 1 where the format has no scale of the whole array.
+        format: the `BlockFormat`.
+        axis: the axis along which blocks run, counted from 0.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> b = emu.to_blocks(np.full((2, 64), 3.0, np.float32), "mxfp8_e4m3")
+        >>> b.shape, b.scales.shape, b.T.shape, b.T.axis
+        ((2, 64), (2, 2), (64, 2), 0)
     """
 
     elements: Array
     scales: Array
-    tensor: Array
+    tensor: Array | np.float32
     format: BlockFormat
     axis: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The array's."""
+        """The shape of the array."""
         return tuple(self.elements.shape)
 
     @property
     def T(self) -> "Blocked":
         """The transpose of a matrix: the same numbers, blocked along the other axis.
 
-        Raises ValueError for no matrix.
+        Raises ValueError for an array that is no matrix.
         """
         if len(self.shape) != 2:
             raise ValueError(f"T: of a matrix; this array has shape {self.shape}")
@@ -54,7 +67,7 @@ class Blocked:
 
 
 def check_blocked(b: Any) -> None:
-    """Raises TypeError for what is no blocked array."""
+    """Raise TypeError unless the argument is a `Blocked` array."""
     if not isinstance(b, Blocked):
         raise TypeError(
             f"b: a {type(b).__name__}, must be a Blocked array; to_blocks(x, 'mxfp8_e4m3')"
@@ -63,34 +76,57 @@ def check_blocked(b: Any) -> None:
 
 
 def round_blocks(
-    x: Any, format: str | BlockFormat, axis: int = -1, out: np.ndarray | None = None, **changes: Any
+    x: ArrayLike,
+    format: str | BlockFormat,
+    axis: int = -1,
+    out: np.ndarray | None = None,
+    **changes: Any,
 ) -> Array:
-    """Every number of x replaced by what a block format keeps of it, T X P; the result has x's type
-    and shape.
+    """Replace every number of an array by what a block format keeps of it, T X P.
 
-    x        float32 or float64 array, NumPy or JAX, any shape; narrower floats enter as float32
-    format   a name ("mxfp8_e4m3", "nvfp4" ...) or a `BlockFormat`
-    axis     along which the blocks run; a last, shorter block stands for one padded with zeros
-    out      NumPy only: where the result goes, x itself allowed
-    changes  mode, rule, overflow, seed, as of `block_format`
+    Each element P is V / (T X) rounded once. The product T X P is rounded once more, to binary32,
+    only in float32 arrays and only where it is no binary32 number, as happens for scales other than
+    powers of two or beyond binary32's range. Sources of the formats and the scale rules:
+    `roundscope.emu.blocks.format`.
 
-    Exact: each element is V / (T X) rounded once, and T X P rounds once more, to binary32, only in
-    float32 arrays and only where it is no binary32 number (scales other than powers of two, or
-    beyond binary32's range). The stochastic mode draws by a number's index in x, as `round_to`
-    does. Raises ValueError for unknown names, an axis that x lacks, an out of another shape or
-    type.
+    Args:
+        x: a float32 or float64 array of NumPy or JAX, of any shape with one axis or more; narrower
+            floats are converted to float32 first.
+        format: a name ("mxfp8_e4m3", "nvfp4" ..., see `BLOCK_NAMED`) or a `BlockFormat`.
+        axis: the axis along which the blocks run, the last by default. A last, shorter block stands
+            for one that is padded with zeros.
+        out: a NumPy array of x's shape and type that receives the result; it may be x itself.
+        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them. The
+            stochastic mode draws by a number's index in x, as `round_to` does.
+
+    Returns:
+        An array of x's library and shape: float64 for float64, float32 for everything narrower.
+
+    Raises:
+        ValueError: for an unknown name, an axis that x lacks, or an `out` of another shape or type.
+        TypeError: for an array of whole numbers, or what is no array.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.array([1.0, 30.0, 100.0, 3.3], np.float32)  # one block: its scale is 2^4
+        >>> emu.round_blocks(x, "mxfp4").tolist()
+        [0.0, 32.0, 96.0, 0.0]
+        >>> emu.round_blocks(x, "mxfp8_e4m3").tolist()
+        [1.0, 30.0, 96.0, 3.25]
     """
-    f, x = block_format(format, **changes), _carrier(x)
-    at = layout_of(x.shape, f, axis)
-    if _is_jax(x):
+    f, numbers = block_format(format, **changes), _carrier(x)
+    at = layout_of(numbers.shape, f, axis)
+    if _is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        return _program(_round_jax, x, f=f, at=at) if x.size else x
-    _check_out(out, x)
-    return _round_numpy(x, f, at, out)
+        rounded: Array = _program(_round_jax, numbers, f=f, at=at) if numbers.size else numbers
+        return rounded
+    _check_out(out, numbers)
+    return _round_numpy(numbers, f, at, out)
 
 
-def _round_jax(x: Array, *, f: BlockFormat, at: Layout) -> Array:
+def _round_jax(x: AnyArray, *, f: BlockFormat, at: Layout) -> AnyArray:
     xp = _library(x)
     return from_lines(
         xp, _executor(x).round_blocks(to_lines(xp, x, at), f, _lines_of_bits(x, f, at)), at
@@ -117,25 +153,45 @@ def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | No
     return out
 
 
-def to_blocks(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any) -> Blocked:
-    """x in a block format, elements and scales apart.
+def to_blocks(x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes: Any) -> Blocked:
+    """Return an array in a block format, with elements and scales apart.
 
     Of a float32 array, from_blocks(to_blocks(x, f)) is round_blocks(x, f); of a float64 array it is
-    that rounded to binary32.
+    that, rounded to binary32.
 
-    Arguments and errors as of `round_blocks`; also ValueError for an array without numbers.
+    Args:
+        x: an array as `round_blocks` takes it, with one number or more.
+        format: a name or a `BlockFormat`.
+        axis: the axis along which the blocks run, the last by default.
+        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them.
+
+    Returns:
+        A `Blocked` array whose parts are arrays of x's library.
+
+    Raises:
+        ValueError: as `round_blocks` does, and for an array without numbers.
+        TypeError: as `round_blocks` does.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> b = emu.to_blocks(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4")
+        >>> b.elements.tolist(), b.scales.tolist()
+        ([0.0, 2.0, 6.0, 0.0], [16.0])
     """
-    f, x = block_format(format, **changes), _carrier(x)
-    at = layout_of(x.shape, f, axis)
-    if not x.size:
-        raise ValueError(f"x: shape {x.shape} has no numbers to scale")
+    f, numbers = block_format(format, **changes), _carrier(x)
+    at = layout_of(numbers.shape, f, axis)
+    if not numbers.size:
+        raise ValueError(f"x: shape {numbers.shape} has no numbers to scale")
     elements, scales, tensor = (
-        _program(_quantise, x, f=f, at=at) if _is_jax(x) else _quantise(x, f=f, at=at)
+        _program(_quantise, numbers, f=f, at=at)
+        if _is_jax(numbers)
+        else _quantise(numbers, f=f, at=at)
     )
     return Blocked(elements=elements, scales=scales, tensor=tensor, format=f, axis=at.axis)
 
 
-def _quantise(x: Array, *, f: BlockFormat, at: Layout) -> tuple[Array, Array, Array]:
+def _quantise(x: AnyArray, *, f: BlockFormat, at: Layout) -> tuple[AnyArray, AnyArray, AnyArray]:
     xp = _library(x)
     elements, scales, tensor = _executor(x).quantise(
         to_lines(xp, x, at), f, _lines_of_bits(x, f, at)
@@ -144,17 +200,31 @@ def _quantise(x: Array, *, f: BlockFormat, at: Layout) -> tuple[Array, Array, Ar
 
 
 def from_blocks(b: Blocked) -> Array:
-    """The numbers T X P that a blocked array stands for, float32; NaN throughout a block whose
-    scale is NaN.
+    """Return the numbers T X P that a blocked array stands for.
 
-    Raises TypeError for what is no blocked array.
+    Args:
+        b: a `Blocked` array.
+
+    Returns:
+        A float32 array of its shape; NaN throughout a block whose scale is NaN.
+
+    Raises:
+        TypeError: for anything but a `Blocked` array.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> emu.from_blocks(emu.to_blocks(np.array([1.0, np.inf], np.float32), "mxfp4")).tolist()
+        [nan, nan]
     """
     check_blocked(b)
     at, arrays = layout_of(b.shape, b.format, b.axis), (b.elements, b.scales, b.tensor)
-    return _program(_numbers, *arrays, at=at) if _is_jax(b.elements) else _numbers(*arrays, at=at)
+    on_jax = _is_jax(b.elements)
+    numbers: Array = _program(_numbers, *arrays, at=at) if on_jax else _numbers(*arrays, at=at)
+    return numbers
 
 
-def _numbers(elements: Array, scales: Array, tensor: Array, *, at: Layout) -> Array:
+def _numbers(elements: AnyArray, scales: AnyArray, tensor: AnyArray, *, at: Layout) -> AnyArray:
     xp = _library(elements)
     lines = _executor(elements).dequantise(
         to_lines(xp, elements, at), scales_to_lines(scales, at), tensor
@@ -162,7 +232,7 @@ def _numbers(elements: Array, scales: Array, tensor: Array, *, at: Layout) -> Ar
     return from_lines(xp, lines, at)
 
 
-def _executor(x: Array) -> Any:
+def _executor(x: AnyArray) -> Any:
     if _is_jax(x):
         from roundscope.emu.blocks import xla as block_xla
 
@@ -172,7 +242,10 @@ def _executor(x: Array) -> Any:
     return block_kernels
 
 
-def _lines_of_bits(x: Array, f: BlockFormat, at: Layout) -> Array | None:
-    """The stochastic mode's integers in blocks: each number keeps the one of its index in x."""
+def _lines_of_bits(x: AnyArray, f: BlockFormat, at: Layout) -> AnyArray | None:
+    """Return the stochastic mode's random integers in blocks, or None in other modes.
+
+    Each number keeps the integer of its index in x.
+    """
     random = _random(x, f.element, f.element.seed, 0)
     return None if random is None else to_lines(_library(x), random, at)

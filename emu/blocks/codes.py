@@ -1,9 +1,8 @@
-"""Blocked arrays as they are stored: codes of elements and scales as ml_dtypes arrays, or packed
-into bytes without gaps.
+"""Blocked arrays as they are stored: codes of elements and scales, or bytes without gaps.
 
-Element codes are those of emu.formats.codes, but for MXINT8, which is two's complement (OCP MX 1.0,
-5.3.4). Packed, a code's bits run from low to high, the first code lowest: two FP4 codes in a byte,
-four FP6 codes in three.
+Codes are ml_dtypes or NumPy arrays. Element codes are those of `emu.formats.codes`, except for
+MXINT8, which is two's complement (OCP MX 1.0, 5.3.4). Packed, a code's bits run from low to high
+and the first code is lowest: two FP4 codes in a byte, four FP6 codes in three.
 """
 
 import math
@@ -37,12 +36,24 @@ NUMPY = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
-    """A blocked array stored: NumPy arrays whose bytes are the codes.
+    """A blocked array as it is stored: NumPy arrays whose bytes are the codes.
 
-    elements  of the array's shape: ml_dtypes (or NumPy) numbers where a dtype of the format exists,
-              int8 for MXINT8, else unsigned integers
-    scales    one for each block, likewise
-    tensor    T, float32
+    `codes_of` makes them, `blocked_of` reads them, `pack` writes them without gaps.
+
+    Attributes:
+        elements: an array of the array's shape, of ml_dtypes' (or NumPy's) dtype of the element
+            format where there is one, int8 for MXINT8, else unsigned integers.
+        scales: the same for the scales, with one code for each block.
+        tensor: T, a float32 number.
+        format: the `BlockFormat`.
+        axis: the axis along which blocks run, counted from 0.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> c = emu.codes_of(emu.to_blocks(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4"))
+        >>> str(c.elements.dtype), str(c.scales.dtype)
+        ('float4_e2m1fn', 'float8_e8m0fnu')
     """
 
     elements: np.ndarray
@@ -53,20 +64,36 @@ class Codes:
 
 
 def dtype_of(f: Format) -> np.dtype:
-    """The dtype that stores a format: of one, two or four bytes."""
+    """Return the dtype that stores a format, of one, two or four bytes."""
     if f.name in NUMPY:
         return np.dtype(NUMPY[f.name])
     if f.name in DTYPES:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, DTYPES[f.name]))
+        stored: type[Any] = getattr(ml_dtypes, DTYPES[f.name])
+        return np.dtype(stored)
     return np.dtype(f"u{1 if f.bits <= 8 else 2 if f.bits <= 16 else 4}")
 
 
 def codes_of(b: Blocked) -> Codes:
-    """The stored form; arrays on a device come to the host.
+    """Return a blocked array as it is stored; arrays on a device come to the host.
 
-    `blocked_of` is its inverse, to the bit.
+    Args:
+        b: a `Blocked` array.
+
+    Returns:
+        Its `Codes`; `blocked_of` gives the same array back, bit for bit.
+
+    Raises:
+        TypeError: for anything but a `Blocked` array.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> b = emu.to_blocks(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4")
+        >>> c = emu.codes_of(b)
+        >>> c.elements.view(np.uint8).tolist(), c.scales.view(np.uint8).tolist()
+        ([0, 4, 7, 0], [131])
     """
     check_blocked(b)
     f = b.format
@@ -80,9 +107,25 @@ def codes_of(b: Blocked) -> Codes:
 
 
 def blocked_of(c: Codes) -> Blocked:
-    """The blocked array that codes stand for.
+    """Return the blocked array that codes stand for.
 
     An element that is an infinity or a NaN makes its number one (OCP MX 1.0, 5.1).
+
+    Args:
+        c: the `Codes` of a blocked array.
+
+    Returns:
+        A `Blocked` array of NumPy arrays.
+
+    Raises:
+        TypeError: for anything but `Codes`.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> b = emu.to_blocks(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4")
+        >>> emu.blocked_of(emu.codes_of(b)).elements.tolist() == b.elements.tolist()
+        True
     """
     _check_codes(c)
     f = c.format
@@ -93,7 +136,7 @@ def blocked_of(c: Codes) -> Blocked:
 
 
 def _check_codes(c: Any) -> None:
-    """Raises TypeError for what is no stored form."""
+    """Raise TypeError unless the argument is `Codes`."""
     if not isinstance(c, Codes):
         raise TypeError(
             f"c: a {type(c).__name__}, must be Codes; codes_of(to_blocks(x, 'mxfp8_e4m3')) makes"
@@ -105,13 +148,15 @@ def _encoded(x: np.ndarray, f: Format) -> np.ndarray:
     if f == INT8:
         return np.rint(x * 64.0).astype(np.int8)
     dtype = dtype_of(f)
-    return encode(_ops(), x.astype(np.float64), f).astype(f"u{dtype.itemsize}").view(dtype)
+    codes: np.ndarray = encode(_ops(), x.astype(np.float64), f)
+    return codes.astype(f"u{dtype.itemsize}").view(dtype)
 
 
 def _decoded(codes: np.ndarray, f: Format) -> np.ndarray:
     if f == INT8:
         return codes.view(np.int8).astype(np.float32) / np.float32(64.0)
-    return decode(_ops(), _integers(codes).astype(np.int64), f).astype(np.float32)
+    numbers: np.ndarray = decode(_ops(), _integers(codes).astype(np.int64), f)
+    return numbers.astype(np.float32)
 
 
 def _ops() -> Ops:
@@ -125,8 +170,25 @@ def _integers(codes: np.ndarray) -> np.ndarray:
 
 
 def pack(c: Codes) -> tuple[np.ndarray, np.ndarray]:
-    """Elements and scales as two byte arrays, flat, in the arrays' own order; the last byte is
-    filled up with zeros.
+    """Return the codes of elements and of scales as bytes without gaps.
+
+    Args:
+        c: the `Codes` of a blocked array.
+
+    Returns:
+        Two flat uint8 arrays, elements and scales, each in its array's own order; the last byte is
+        filled up with zeros.
+
+    Raises:
+        TypeError: for anything but `Codes`.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> c = emu.codes_of(emu.to_blocks(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4"))
+        >>> elements, scales = emu.pack(c)
+        >>> elements.tolist(), scales.tolist()  # codes 0, 4, 7, 0 of four bits
+        ([64, 7], [131])
     """
     _check_codes(c)
     return _packed(c.elements, c.format.element.format.bits), _packed(c.scales, c.format.scale.bits)
@@ -140,9 +202,30 @@ def unpack(
     shape: tuple[int, ...],
     axis: int = -1,
 ) -> Codes:
-    """The codes of an array of that shape from its bytes.
+    """Return the codes of an array of the given shape from its bytes, the inverse of `pack`.
 
-    Raises ValueError where their number does not fit.
+    Args:
+        elements: the elements' bytes, a flat uint8 array.
+        scales: the scales' bytes, a flat uint8 array.
+        tensor: T; 1 where the format has no scale of the whole array.
+        format: the `BlockFormat`.
+        shape: the array's shape.
+        axis: the axis along which its blocks run.
+
+    Returns:
+        The `Codes` of the array.
+
+    Raises:
+        ValueError: for a number of bytes that does not fit, or an axis that the shape lacks.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> b = emu.to_blocks(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4")
+        >>> elements, scales = emu.pack(emu.codes_of(b))
+        >>> c = emu.unpack(elements, scales, 1.0, b.format, (4,))
+        >>> emu.from_blocks(emu.blocked_of(c)).tolist()
+        [0.0, 32.0, 96.0, 0.0]
     """
     at = layout_of(shape, format, axis)
     e, s = format.element.format, format.scale
@@ -156,7 +239,7 @@ def unpack(
 
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes of so many bits, one after the other, low bits first."""
+    """Return codes of so many bits as bytes, one code after the other, low bits first."""
     planes = (
         _integers(codes).reshape(-1, 1).astype(np.uint32) >> np.arange(bits, dtype=np.uint32)
     ) & 1
@@ -175,6 +258,6 @@ def _unpacked(name: str, packed: np.ndarray, f: Format, shape: tuple[int, ...]) 
         .reshape(count, f.bits)
         .astype(np.uint32)
     )
-    codes: Any = (planes << np.arange(f.bits, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
+    codes: np.ndarray = (planes << np.arange(f.bits, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
     dtype = dtype_of(f)
     return codes.astype(f"u{dtype.itemsize}").view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""Sums of products of blocked matrices: OCP MX 1.0, 6.1 and 6.2, with the accumulator said.
+"""Sums of products of blocked matrices: OCP MX 1.0, 6.1 and 6.2, with the accumulator specified.
 
     C = T_A T_B  sum over blocks j of X(A_j) X(B_j)  sum over i of P_i(A_j) P_i(B_j)
 
@@ -8,8 +8,8 @@ P(A) X(B) P(B) in its order: one product is one step, whatever the blocks are.
 `Accumulator(order=CHUNKED, chunk=32)` is the sum block by block.
 
 **Scales of binary32** (FP8 with 1 x 128 and 128 x 128 blocks). As DeepSeek-V3 does, arXiv
-2412.19437, 3.3.2: the accumulator adds P(A) P(B) within a block, from 0; the block's sum times
-binary32(X(A) X(B)) is added to the total, one step each.
+2412.19437, 3.3.2: the accumulator adds P(A) P(B) within a block, beginning at 0; the block's sum
+times binary32(X(A) X(B)) is added to the total, one step each.
 
 T_A T_B, rounded to binary32, multiplies the sum at the end, in one more step; init is added after
 it.
@@ -34,23 +34,33 @@ EXACT_FACTOR = 26  # significand bits of a factor whose products binary64 holds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operand:
-    """One matrix, (K, lines) in float64, and what multiplies its sums afterwards."""
+    """One matrix, (K, lines) in float64, and what its sums are multiplied by afterwards."""
 
     numbers: Array
-    scales: Array | None = None  # (blocks, lines), where they stay apart
-    size: int = 0  # of a block along K; 0: not blocked
+    scales: Array | None = None  # (blocks, lines), if they are not part of the numbers
+    size: int = 0  # of a block along K; 0 for a matrix that is not blocked
     tensor: Array | None = None
-    binades: Array | None = None  # what counts as the exponents of a tensor core's factors
+    binades: Array | None = None  # 2^exponent of each factor, as a tensor core sees it
 
 
 def dot_blocks(
     a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps: Steps | None = None
 ) -> Array:
-    """init + a @ b where a, b or both are `Blocked` along the sum: a (T, K) along axis 1, b (K, N)
-    along axis 0; float64.
+    """Return init + a @ b for matrices of which one or both are `Blocked` along the sum.
 
-    As `emu.dot` otherwise. Raises ValueError for shapes that do not match, an operand blocked along
-    its other axis and, where scales stay apart, blocks of two sizes.
+    Args:
+        a: (T, K), blocked along axis 1 if it is `Blocked`.
+        b: (K, N), blocked along axis 0 if it is `Blocked`.
+        accumulator: the order of the additions and their rounding.
+        init: (T, N), +0 by default.
+        steps: a list that receives every addition's (before, after), or None.
+
+    Returns:
+        A (T, N) float64 array, as `emu.dot` does.
+
+    Raises:
+        ValueError: for shapes that do not match, an operand blocked along its other axis and, where
+            scales stay apart, blocks of two sizes.
     """
     a, b = (x if isinstance(x, Blocked) else _carrier(x, name) for name, x in (("a", a), ("b", b)))
     shape = _checked(a, b, init)
@@ -67,13 +77,13 @@ def dot_blocks(
 def _kept(
     a: Any, b: Any, init: Array, *, accumulator: Accumulator, keep: bool
 ) -> tuple[Array, Steps | None]:
-    """The sum, and each addition's (before, after) where they are kept."""
+    """Return the sum, and (before, after) of each addition where they are kept."""
     steps: Steps | None = [] if keep else None
     return _run(_library(init), a, b, accumulator, init, steps), steps
 
 
 def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
-    """The shape of the result."""
+    """Return the shape of the result; raise ValueError for operands that do not match."""
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a, b: shapes {a.shape} and {b.shape}, must be (T, K) and (K, N)")
     for name, x, axis in (("a", a, 1), ("b", b, 0)):
@@ -102,7 +112,7 @@ def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | No
 
 
 def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
-    """A matrix, (K, lines): its blocks run along axis 0."""
+    """Return a matrix (K, lines), whose blocks run along axis 0, as an operand of the sum."""
     if not isinstance(x, Blocked):
         return _Operand(numbers=_enter(xp.asarray(x)))
     if alignment is not None:
@@ -119,8 +129,9 @@ def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
 
 
 def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
-    """X P and 2^(e(X) + e(P)): a tensor core adds the exponents of scale and element, neither
-    normalised again.
+    """Return a matrix for a tensor core: the numbers X P and their binades 2^(e(X) + e(P)).
+
+    A tensor core adds the exponents of scale and element; neither is normalized again.
     """
     if x.format.element.format != alignment.operand or not x.format.power_of_two:
         raise ValueError(
@@ -187,14 +198,14 @@ def _by_blocks(
 
 
 def _row(x: _Operand, j: int) -> Array | None:
-    """The scales of one block of every line."""
+    """Return the scales of one block of every line."""
     return None if x.scales is None else x.scales[j]
 
 
 def _product(ops: Ops, x: Array | None, y: Array | None) -> Array:
-    """x y of binary32 numbers, rounded to binary32: of a column and a row where they are vectors.
+    """Return x y of binary32 numbers, rounded to binary32; None stands for 1.
 
-    None stands for 1.
+    Of two vectors it is the product of a column and a row.
     """
     if x is None:
         return y
@@ -205,8 +216,9 @@ def _product(ops: Ops, x: Array | None, y: Array | None) -> Array:
 def _stepper(
     ops: Ops, acc: Accumulator, shape: tuple[int, ...], offset: int, steps: Steps | None
 ) -> Step:
-    """The rounding of an addition, its random bits after `offset` others; appends (before, after)
-    to `steps`.
+    """Return the rounding of an addition, which appends (before, after) to `steps`.
+
+    Its random bits are those of an addition that `offset` others come before.
     """
     r, xp = acc.step, ops.xp
     rows, columns = xp.arange(shape[0])[:, None], xp.arange(shape[1])

@@ -1,5 +1,4 @@
-"""Block-scaled formats as data: a `BlockFormat` says how a block of numbers becomes small numbers
-and one scale.
+"""Block-scaled formats as data: how a block of numbers becomes small numbers and one scale.
 
 A block of k numbers V_i is stored as k elements P_i and a scale X, and stands for the numbers X
 P_i:
@@ -26,23 +25,40 @@ from roundscope.emu.rounding.modes import E4M3, E5M2, Overflow, Rounding, Roundi
 
 
 class ScaleRule(StrEnum):
-    """The scale of a block whose largest magnitude is a, for elements up to m = max_finite, with
-    exponent emax.
+    """How the scale of a block follows from its largest magnitude a.
 
-    The first four, and RCEIL to a scale format of one bit, give powers of two, from the exponent
-    bits of a and one comparison.
+    m is the element format's largest number and emax its exponent. The first four rules, and RCEIL
+    with a scale format of one significand bit, give powers of two, from the exponent bits of a and
+    one comparison.
+
+    Attributes:
+        FLOOR: 2^(floor(log2 a) - emax), OCP MX 1.0, 6.3; a / X may exceed m.
+        CEIL: 2^(ceil(log2 a) - emax).
+        EVEN: 2^(floor(log2 a') - emax), where a' is a rounded to the element's precision, ties
+            away.
+        BUMP: FLOOR, one exponent higher where a > 1.75 * 2^floor(log2 a); for elements with m =
+            1.75 * 2^emax.
+        RCEIL: a / m, rounded up to a number of the scale format.
+        NEAREST: a / m, rounded to the nearest number of the scale format, ties to even.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.array([500.0], np.float32)  # e4m3fn ends at 448
+        >>> [emu.to_blocks(x, "mxfp8_e4m3", rule=rule).scales.item() for rule in ("floor", "rceil")]
+        [1.0, 2.0]
     """
 
-    FLOOR = "floor"  # 2^(floor(log2 a) - emax): OCP MX 1.0, 6.3; a / X may exceed m
-    CEIL = "ceil"  # 2^(ceil(log2 a) - emax)
-    EVEN = "even"  # 2^(floor(log2 a') - emax), a' = a rounded to the element's precision, ties away
-    # FLOOR, one higher where a > 1.75 * 2^floor(log2 a): for elements with m = 1.75 * 2^emax
+    FLOOR = "floor"
+    CEIL = "ceil"
+    EVEN = "even"
     BUMP = "bump"
-    RCEIL = "rceil"  # a / m, rounded up to a number of the scale format
-    NEAREST = "nearest"  # a / m, rounded to the nearest number of the scale format, ties to even
+    RCEIL = "rceil"
+    NEAREST = "nearest"
 
 
 def _rule_named(name: str | ScaleRule) -> ScaleRule:
+    """Return the scale rule of that name; raise ValueError with the nearest name."""
     try:
         return ScaleRule(str(name).lower())
     except ValueError:
@@ -52,13 +68,13 @@ def _rule_named(name: str | ScaleRule) -> ScaleRule:
 INT8 = Format(
     name="int8", precision=7, emin=0, max_finite=127 / 64, inf=False, nan=False, negative_zero=False
 )
-"""MXINT8's element, OCP MX 1.0, 5.3.4: k / 64 with |k| <= 127.
+"""MXINT8's element format, OCP MX 1.0, 5.3.4: the numbers k / 64 with |k| <= 127.
 
-(Code -128, which is -2, is read and never written.)
+Code -128, which stands for -2, is read and never written.
 """
 
 E8M0 = format_named("e8m0fnu")
-# significand bits: X P_i is then exact in binary64
+# the most significand bits, with which X P_i is exact in binary64
 WIDEST_ELEMENT = 11
 WIDEST_SCALE = 24
 WIDEST_SCALE_UNDER_TENSOR = 11
@@ -66,20 +82,36 @@ WIDEST_SCALE_UNDER_TENSOR = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """How blocks of numbers are stored.
+    """How blocks of numbers are stored: element format, block size, scale format and scale rule.
 
-    element  the rounding of V / X: element format, mode, saturation, seed
-    size     numbers of a block along the axis that is blocked; a last, shorter block stands for one
-             padded with zeros
-    rows     lines of a block, along the axis after that (of the last axis: the one before): more
-             than 1 is a tile, 128 x 128
-    scale    the scale's format: e8m0fnu (MX), e4m3fn (NVFP4), fp32, or any other with NaN
-    rule     the scale from the block's largest magnitude
-    tensor   whether one binary32 scale T of the whole array stands above the blocks' scales
-             (NVFP4): T = (largest finite magnitude) / (scale.max_finite * element.max_finite), 1
-             for an array of zeros
+    `BLOCK_NAMED` has the known ones by name, and `block_format` changes them.
 
-    Raises ValueError for what cannot be computed exactly or has no meaning.
+    Args:
+        element: the `Rounding` of V / X: element format, mode, overflow and seed.
+        size: the numbers of a block along the blocked axis. A last, shorter block stands for one
+            that is padded with zeros.
+        rows: the lines of a block along the axis after the blocked one (for the last axis, the one
+            before). More than 1 makes a tile, such as 128 x 128.
+        scale: the format of the scales: e8m0fnu (MX), e4m3fn (NVFP4), fp32, or any other with NaN.
+        rule: the `ScaleRule`, which gets the scale from the block's largest magnitude.
+        tensor: whether one binary32 scale T of the whole array stands above the blocks' scales
+            (NVFP4). T = (largest finite magnitude) / (scale.max_finite * element.max_finite), or 1
+            for an array of zeros.
+
+    Raises:
+        ValueError: for what cannot be computed exactly or has no meaning: an element format of more
+            than 11 significand bits or beyond binary32, a scale format without NaN or of too many
+            bits, a rule that does not fit the formats, or a block without numbers.
+        TypeError: for an element that is no `Rounding`, a scale that is no `Format`, or a size that
+            is no whole number.
+
+    Example:
+        >>> from roundscope import emu
+        >>> f = emu.BlockFormat(element=emu.rounding("e2m1fn"), size=16)
+        >>> str(f), f.bits, f.power_of_two
+        ('e2m1fn[16]*e8m0fnu:floor', 4.5, True)
+        >>> str(emu.BlockFormat(element=emu.rounding("e2m1fn"), size=32))
+        'mxfp4'
     """
 
     element: Rounding
@@ -142,7 +174,7 @@ class BlockFormat:
 
     @property
     def bits(self) -> float:
-        """Stored bits for each number, of whole blocks."""
+        """The stored bits of each number, where all blocks are whole."""
         return self.element.format.bits + self.scale.bits / (self.size * self.rows)
 
 
@@ -176,10 +208,26 @@ def block_format(
     overflow: str | Overflow | None = None,
     seed: int | None = None,
 ) -> BlockFormat:
-    """A `BlockFormat` by name with changes: block_format("mxfp8_e4m3", "stochastic", rule="rceil",
-    seed=7).
+    """Return a `BlockFormat` by name, with changes.
 
-    Raises ValueError for unknown names.
+    Args:
+        format: one of `BLOCK_NAMED`, or a `BlockFormat`.
+        mode: the `RoundingMode` of the elements or its name; that of the format by default.
+        rule: the `ScaleRule` or its name; that of the format by default.
+        overflow: what elements beyond the largest become, an `Overflow` or its name.
+        seed: of the stochastic mode, a whole number from 0 to 2^32 - 1.
+
+    Returns:
+        The block format with these changes.
+
+    Raises:
+        ValueError: for an unknown name, and as `BlockFormat` does.
+        TypeError: for a format that is neither a name nor a `BlockFormat`.
+
+    Example:
+        >>> from roundscope import emu
+        >>> str(emu.block_format("mxfp8_e4m3", "stochastic", rule="rceil", seed=7))
+        'e4m3fn:stochastic:saturate[32]*e8m0fnu:rceil'
     """
     if isinstance(format, str) and format not in BLOCK_NAMED:
         raise ValueError(unknown("block format", format, BLOCK_NAMED))

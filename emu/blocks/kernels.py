@@ -1,6 +1,4 @@
-"""The Numba executor of block formats: blocks in, numbers out, one pass over memory, on two threads
-or more.
-"""
+"""The Numba executor of block formats, in one pass over memory, on two threads or more."""
 
 from typing import Any
 
@@ -20,7 +18,7 @@ _NO_POWERS = Powers(0, 0, 0, 0)
 
 
 def tensor_scale(x: np.ndarray, f: BlockFormat) -> float:
-    """T of an array of blocks: 1 where the format has none."""
+    """Return T of an array of blocks, which is 1 where the format has no such scale."""
     if not f.tensor:
         return 1.0
     finite = np.abs(x[np.isfinite(x)])
@@ -29,15 +27,16 @@ def tensor_scale(x: np.ndarray, f: BlockFormat) -> float:
 
 
 def _parts(size: int, block: int) -> Any:
-    """What cuts an array of `size` numbers between blocks."""
+    """Return the function that moves the ends of a piece of `size` numbers to borders of blocks."""
     return lambda lo, hi: slice(lo // block * block, hi // block * block if hi < size else size)
 
 
 def round_blocks(
     x: np.ndarray, f: BlockFormat, random: np.ndarray | None, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Blocks (n, k) of float32 or float64 numbers, quantised and back; `out`: contiguous, x itself
-    allowed.
+    """Return blocks (n, k) of float32 or float64 numbers, quantized and back.
+
+    `out`, a contiguous array, receives the result; it may be x itself.
     """
     y = np.empty(x.shape, x.dtype) if out is None else out
     x = x.copy() if np.shares_memory(x, y) else x
@@ -60,7 +59,7 @@ def round_blocks(
 def quantise(
     x: np.ndarray, f: BlockFormat, random: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.float32]:
-    """Blocks (n, k) -> elements P (n, k) float32, scales X (n, 1) float32, T."""
+    """Return elements P (n, k) and scales X (n, 1), both float32, and T, of blocks (n, k)."""
     y = np.empty(x.shape, np.float32)
     lots = NO_BITS if random is None else np.ascontiguousarray(random).reshape(-1)
     scales, tensor = _run_scaled(x, y, lots, f, times=False)
@@ -68,7 +67,7 @@ def quantise(
 
 
 def dequantise(p: np.ndarray, scales: np.ndarray, tensor: float) -> np.ndarray:
-    """T X P in float32."""
+    """Return T X P in float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (p.astype(np.float64) * (scales.astype(np.float64) * float(tensor))).astype(
             np.float32
@@ -78,7 +77,7 @@ def dequantise(p: np.ndarray, scales: np.ndarray, tensor: float) -> np.ndarray:
 def _run_scaled(
     x: np.ndarray, y: np.ndarray, lots: np.ndarray, f: BlockFormat, times: bool
 ) -> tuple[np.ndarray, float]:
-    """`scaled` over threads; the scales (n,) in float64 and T."""
+    """Run `scaled` over threads; return the scales (n,) in float64, and T."""
     k, power, tensor = x.shape[1], f.power_of_two, tensor_scale(x, f)
     scales, cut = np.empty(x.shape[0]), _parts(x.size, x.shape[1])
     flat, result = np.ascontiguousarray(x).reshape(-1), y.reshape(-1)

@@ -1,4 +1,6 @@
-"""Between an array and its blocks: (blocks, numbers of a block), the scales in the array's own
+"""How the blocks of an array lie in it, and the way between an array and a matrix of its blocks.
+
+In the matrix, (blocks, numbers of a block), every row is one block; scales keep the array's own
 order of axes.
 """
 
@@ -24,34 +26,35 @@ class Layout(NamedTuple):
 
     @property
     def moved(self) -> tuple[int, ...]:
-        """The axes in the order lines, blocked axis last."""
+        """The axes in an order that puts the axis of `rows` and the blocked axis last."""
         rest = [n for n in range(len(self.shape)) if n not in (self.axis, self.line)]
         return (*rest, *([self.line] if self.line >= 0 else []), self.axis)
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many blocks there are along the lines and along the axis."""
+        """The number of blocks along the axis of `rows` and along the blocked axis."""
         lines = self.shape[self.line] if self.line >= 0 else 1
         return -(-lines // self.rows), -(-self.shape[self.axis] // self.size)
 
     @property
     def scales(self) -> tuple[int, ...]:
-        """The shape of the scales: the array's, one number for each block."""
+        """The shape of the scales: the array's shape, with one number for each block."""
         lines, blocks = self.tiles
         counts = {self.axis: blocks, self.line: lines}
         return tuple(counts.get(n, d) for n, d in enumerate(self.shape))
 
     @property
     def plain(self) -> bool:
-        """Whether the blocks follow each other in the flat array."""
+        """Whether the blocks follow each other in the flat array: a reshape separates them."""
         return (
             self.rows == 1 and self.axis == len(self.shape) - 1 and self.shape[-1] % self.size == 0
         )
 
 
 def layout_of(shape: tuple[int, ...], f: BlockFormat, axis: int) -> Layout:
-    """The layout of one array. Raises ValueError for an axis that it lacks, or a tile on a
-    vector.
+    """Return the layout of an array's blocks.
+
+    Raises ValueError for an axis that the array lacks, or for a tile in a vector.
     """
     dimensions, axis = len(shape), axis_of(shape, axis)
     if f.rows > 1 and dimensions < 2:
@@ -63,9 +66,9 @@ def layout_of(shape: tuple[int, ...], f: BlockFormat, axis: int) -> Layout:
 
 
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
-    """The axis counted from 0.
+    """Return the axis, counted from 0.
 
-    Raises TypeError for what is no whole number, ValueError for one that an array of that shape
+    Raises TypeError for what is no whole number, ValueError for an axis that an array of that shape
     lacks.
     """
     check_whole("axis", axis, "axes count from 0, or from -1 backwards")
@@ -79,7 +82,7 @@ def axis_of(shape: tuple[int, ...], axis: int) -> int:
 
 
 def to_lines(xp: Any, x: Array, at: Layout) -> Array:
-    """The blocks of x, shape (blocks, rows * size), padded with zeros."""
+    """Return the blocks of x as rows, shape (blocks, rows * size), padded with zeros."""
     if at.plain:
         return x.reshape(-1, at.size)
     lines, blocks = at.tiles
@@ -95,7 +98,7 @@ def to_lines(xp: Any, x: Array, at: Layout) -> Array:
 
 
 def from_lines(xp: Any, y: Array, at: Layout) -> Array:
-    """The array that the blocks y came from, without the padding."""
+    """Return the array whose blocks are the rows of y, without the padding."""
     if at.plain:
         return y.reshape(at.shape)
     lines, blocks = at.tiles
@@ -106,16 +109,16 @@ def from_lines(xp: Any, y: Array, at: Layout) -> Array:
 
 
 def scales_from_lines(xp: Any, scales: Array, at: Layout) -> Array:
-    """One number for each block, in the array's order of axes: shape `at.scales`."""
+    """Return one number for each block in the array's order of axes, shape `at.scales`."""
     moved = [at.scales[n] for n in at.moved]
     return scales.reshape(moved).transpose(_back(at))
 
 
 def scales_to_lines(scales: Array, at: Layout) -> Array:
-    """And back: shape (blocks, 1)."""
+    """Return the scales of an array as a column, shape (blocks, 1)."""
     return scales.transpose(at.moved).reshape(-1, 1)
 
 
 def _back(at: Layout) -> tuple[int, ...]:
-    """The permutation that undoes `moved`."""
+    """Return the permutation of axes that undoes `moved`."""
     return tuple(at.moved.index(n) for n in range(len(at.shape)))

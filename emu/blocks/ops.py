@@ -1,6 +1,4 @@
-"""Block formats for `Ops`: an array of the carrier rounded in blocks, and the scale that each of
-its numbers has.
-"""
+"""Block formats for `Ops`: a matrix rounded in blocks, and the scale of each number."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,11 +20,19 @@ def round_blocks(
     axis: int,
     random: Array | None,
 ) -> tuple[Array, Array]:
-    """(T X P, T X), both float64 of x's shape; x: a float64 matrix; random: the stochastic mode's
-    integers, or None.
+    """Return T X P and T X of a float64 matrix, both float64 arrays of its shape.
 
-    T X P is exact: at most 11 + 24 significand bits. A block larger than the matrix ends with it.
-    Where the scale is NaN, so are both.
+    T X P is exact, since it has at most 11 + 24 significand bits. A block larger than the matrix
+    ends with it. Where the scale is NaN, so are both results.
+
+    Args:
+        xp: the namespace, numpy or jax.numpy.
+        quantise: the executor's function from blocks to elements, scales and T.
+        widen: the executor's function from float32 to float64.
+        x: the matrix.
+        f: the block format.
+        axis: the axis along which its blocks run.
+        random: the stochastic mode's integers, of x's shape, or None.
     """
     at = layout_of(x.shape, _fitted(f, x.shape, axis), axis)
     p, scales, tensor = quantise(
@@ -37,5 +43,8 @@ def round_blocks(
 
 
 def _fitted(f: BlockFormat, shape: tuple[int, ...], axis: int) -> BlockFormat:
-    """The format with blocks inside the matrix: the padding beyond it is zeros and has no say."""
+    """Return the format with blocks no larger than the matrix.
+
+    The padding beyond the matrix is zeros, which have no say in the scale.
+    """
     return replace(f, size=min(f.size, shape[axis]), rows=min(f.rows, shape[1 - axis]))

@@ -1,34 +1,31 @@
-"""Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits: the fast path
-of emu.blocks.kernels.
+"""Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits.
 
-X times the element format is a format again, with its exponents moved by that of X, so a block
-rounds straight to it by the rule for binary32. Blocks whose moved format would reach binary32's
-subnormal numbers, and those with an infinity or a NaN, are done by the definition in binary64's
-bits. The results are equal in every bit (tests/emu/blocks/test_block_round.py).
+This is the fast path of `emu.blocks.kernels`. X times the element format is a format again, with
+its exponents moved by that of X, so a block rounds straight to it by the rule for binary32. Blocks
+whose moved format would reach binary32's subnormal numbers, and those with an infinity or a NaN,
+are done by the definition in binary64's bits. The results are equal in every bit
+(tests/emu/blocks/test_block_round.py).
 """
 
-import numba
+from typing import Any
+
 import numpy as np
 
-from roundscope.emu.backends.numba.rounding import (
-    RULE32,
-    bits_of_float,
-    compiled,
-    float_of_bits,
-    where,
-)
+from roundscope.emu.backends.numba.jit import compiled, njit
+from roundscope.emu.backends.numba.rounding import RULE32, bits_of_float, float_of_bits, where
 from roundscope.emu.backends.numba.word import from_word, to_word
+from roundscope.emu.blocks.rule import Powers
 from roundscope.emu.blocks.scaled import exponent, round_block
 from roundscope.emu.rounding.rule import C32, EVEN, STOCHASTIC, Target
 
 _even32, _any32, _drawn32 = RULE32
 MAGNITUDE32, INFINITY32, NAN32, SIGN32 = C32.magnitude, C32.infinity, C32.nan, ~C32.magnitude
-AT_ONCE = 1 << 13  # numbers
+AT_ONCE = 1 << 13  # numbers that are rounded while they are in the cache
 
 
-@numba.njit
-def _top32(x):
-    """The largest magnitude's bits."""
+@njit
+def _top32(x: np.ndarray) -> Any:
+    """Return the bits of the largest magnitude."""
     top = to_word(np.int32(0))
     for i in range(x.size):
         a = to_word(x[i]) & MAGNITUDE32
@@ -36,15 +33,16 @@ def _top32(x):
     return from_word(top)
 
 
-@numba.njit
-def _signed32(m, b, t):
+@njit
+def _signed32(m: Any, b: Any, t: Target) -> Any:
     return from_word(where((m == 0) & (t.negative_zero == 0), 0, m | (b & SIGN32)))
 
 
-@numba.njit
-def _moved(t, e):
-    """The target with every number times 2^e, where its smallest number stays two binades above
-    binary32's subnormals.
+@njit
+def _moved(t: Target, e: Any) -> Target:
+    """Return the target with every number times 2^e.
+
+    Its smallest number must stay two binades above binary32's subnormal numbers.
     """
     step = e << 23
     return Target(
@@ -64,11 +62,9 @@ def _moved(t, e):
     )
 
 
-@numba.njit
-def _exponents32(x, size, p, t, e):
-    """e of every block; returns how many blocks cannot round in binary32's bits: not finite, or
-    down at its subnormals.
-    """
+@njit
+def _exponents32(x: np.ndarray, size: int, p: Powers, t: Target, e: np.ndarray) -> int:
+    """Write the scale exponent of every block to e; return how many are not `_plain`."""
     special = 0
     for n in range(e.size):
         top = _top32(x[n * size : (n + 1) * size])
@@ -77,13 +73,14 @@ def _exponents32(x, size, p, t, e):
     return special
 
 
-@numba.njit
-def _plain(top, e, t):
+@njit
+def _plain(top: Any, e: Any, t: Target) -> Any:
+    """Return whether a block rounds in binary32's bits: finite, and above its subnormals."""
     return (top < INFINITY32) & (t.smallest >= 1 << 23) & ((t.smallest >> 23) + e >= 2)
 
 
-@numba.njit
-def _even_blocks(x, y, size, e, t):
+@njit
+def _even_blocks(x: np.ndarray, y: np.ndarray, size: int, e: np.ndarray, t: Target) -> None:
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -93,8 +90,8 @@ def _even_blocks(x, y, size, e, t):
             out[i] = _signed32(_even32(b & MAGNITUDE32, b < 0, moved), b, moved)
 
 
-@numba.njit
-def _any_blocks(x, y, size, e, t):
+@njit
+def _any_blocks(x: np.ndarray, y: np.ndarray, size: int, e: np.ndarray, t: Target) -> None:
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -104,8 +101,10 @@ def _any_blocks(x, y, size, e, t):
             out[i] = _signed32(_any32(b & MAGNITUDE32, b < 0, moved), b, moved)
 
 
-@numba.njit
-def _drawn_blocks(x, y, random, size, e, t):
+@njit
+def _drawn_blocks(
+    x: np.ndarray, y: np.ndarray, random: np.ndarray, size: int, e: np.ndarray, t: Target
+) -> None:
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -116,9 +115,17 @@ def _drawn_blocks(x, y, random, size, e, t):
             out[i] = _signed32(_drawn32(b & MAGNITUDE32, b < 0, moved, to_word(lots[i])), b, moved)
 
 
-@numba.njit
-def _special_blocks(x, y, random, size, e, t, t64):
-    """Writes the blocks that are not plain."""
+@njit
+def _special_blocks(
+    x: np.ndarray,
+    y: np.ndarray,
+    random: np.ndarray,
+    size: int,
+    e: np.ndarray,
+    t: Target,
+    t64: Target,
+) -> None:
+    """Write the blocks that are not plain."""
     for n in range(e.size):
         part = x[n * size : (n + 1) * size]
         out = y[n * size : (n + 1) * size]
@@ -142,12 +149,14 @@ def _special_blocks(x, y, random, size, e, t, t64):
 
 
 @compiled
-def power32(x, y, random, size, p, t, t64):
-    """Round flat blocks of a float32 array, given as int32, by a power of two rule; t, t64: the
-    elements in both carriers.
+def power32(
+    x: np.ndarray, y: np.ndarray, random: np.ndarray, size: int, p: Powers, t: Target, t64: Target
+) -> None:
+    """Round flat blocks of a float32 array, given as int32, by a rule that gives powers of two.
 
-    A few blocks at a time, while they are in the cache: their exponents, then all by one loop, then
-    the odd ones again.
+    t and t64 are the elements' target in both carriers. A few blocks at a time, while they are in
+    the cache, get their exponents, then are all rounded by one loop; then those that are not plain
+    are rounded again.
     """
     blocks, some = x.size // size, max(1, AT_ONCE // size)
     exponents = np.zeros(some, np.int32)

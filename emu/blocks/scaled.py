@@ -1,29 +1,25 @@
-"""The definition of a block's rounding for NumPy arrays, in the bits of binary64: scale, quotient,
-element, product.
+"""The definition of a block's rounding for NumPy arrays, in the bits of binary64.
+
+It takes a block from scale to quotient, element and product; `power32` is its fast path.
 """
 
-import numba
+from typing import Any
+
 import numpy as np
 
-from roundscope.emu.backends.numba.rounding import (
-    RULE64,
-    bits_of_float,
-    closure,
-    compiled,
-    float_of_bits,
-    where,
-)
-from roundscope.emu.blocks.rule import build_block_rule
-from roundscope.emu.rounding.rule import C64, STOCHASTIC, bits_of
+from roundscope.emu.backends.numba.jit import closure, compiled, inlined, njit
+from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_of_bits, where
+from roundscope.emu.blocks.rule import Powers, Quotients, build_block_rule
+from roundscope.emu.rounding.rule import C64, STOCHASTIC, Target, bits_of
 
 _, _any64, _drawn64 = RULE64
 MAGNITUDE64, INFINITY64 = C64.magnitude, C64.infinity
 SMALLEST32 = bits_of(2.0**-149, C64)
 
 
-@numba.njit
-def _divide(a, b):
-    """a // b of a >= 0, b > 0, without Python's test for zero."""
+@njit
+def _divide(a: Any, b: Any) -> Any:
+    """Return a // b for a >= 0 and b > 0, without Python's test for zero."""
     return np.int64(np.uint64(a) // np.uint64(b))
 
 
@@ -31,41 +27,49 @@ RULE = build_block_rule(where, _divide, closure("block"))
 exponent, _shifted, _quotient = RULE
 
 
-@numba.njit
-def _largest(x):
-    """The bits of the largest magnitude of a float32 or float64 array, as a float64's; a NaN is
-    largest of all.
-    """
+@njit
+def _largest(x: np.ndarray) -> int:
+    """Return the float64 bits of the largest magnitude of an array; a NaN is the largest of all."""
     top = 0
     for i in range(x.size):
         top = max(top, bits_of_float(np.float64(x[i])) & MAGNITUDE64)
     return top
 
 
-@numba.njit
-def _scale(top, tensor, q):
-    """The bits of a block's scale by a rule that rounds a quotient."""
+@njit
+def _scale(top: int, tensor: float, q: Quotients) -> int:
+    """Return the bits of a block's scale, by a rule that rounds a quotient."""
     m = float_of_bits(q.largest) * tensor
-    y = _any64(_quotient(top, bits_of_float(m)), False, q.scale)
+    y: int = _any64(_quotient(top, bits_of_float(m)), False, q.scale)
     return max(y, q.smallest)
 
 
-@numba.njit
-def _element(a, negative, random, t):
-    """The bits of |V / X| rounded; `random` is read in the stochastic mode."""
+@njit
+def _element(a: int, negative: bool, random: int, t: Target) -> Any:
+    """Return the bits of |V / X| rounded; `random` is read in the stochastic mode only."""
     return _drawn64(a, negative, t, random) if t.mode == STOCHASTIC else _any64(a, negative, t)
 
 
-@numba.njit
-def _signed(m, negative, t):
-    """A number from its magnitude's bits; a zero keeps its sign where the format has -0."""
+@njit
+def _signed(m: int, negative: bool, t: Target) -> float:
+    """Return a number from its magnitude's bits; a zero keeps its sign where the format has -0."""
     y = float_of_bits(m)
     return -y if negative and (m != 0 or t.negative_zero != 0) else y
 
 
-@numba.njit
-def round_block(part, out, lots, e, x, tensor, times, power, t):
-    """One block with its scale: x = X, 2^e where `power`."""
+@njit
+def round_block(
+    part: np.ndarray,
+    out: np.ndarray,
+    lots: np.ndarray,
+    e: int | np.int64,
+    x: float,
+    tensor: float,
+    times: bool,
+    power: bool,
+    t: Target,
+) -> None:
+    """Round one block with the scale x, which is 2^e where `power`."""
     x_t = x * tensor
     for i in range(part.size):
         b = bits_of_float(np.float64(part[i]))
@@ -75,14 +79,14 @@ def round_block(part, out, lots, e, x, tensor, times, power, t):
         out[i] = number * x_t if times else number
 
 
-@numba.njit(inline="always")
-def _divided(part, out, x_t, times, t):
-    """One block of float32 numbers by the processor's division, in a mode without random bits.
+@inlined
+def _divided(part: np.ndarray, out: np.ndarray, x_t: float, times: bool, t: Target) -> None:
+    """Round one block of float32 numbers by the processor's division, without random bits.
 
     A boundary m of the elements has at most 12 bits, so m X T is a binary64 number, and V another
-    one: V = m X T, or they are an ulp of V apart, and then V / (X T) is more than half an ulp of m
-    away from m. So the quotient's rounding to 53 bits moves it onto or across no boundary. (A
-    float64 V could be so small that the quotient becomes 0.)
+    one. Either V = m X T, or they are an ulp of V apart, and then V / (X T) is more than half an
+    ulp of m away from m. So the quotient's rounding to 53 bits moves it onto or across no boundary.
+    (A float64 V could be so small that the quotient becomes 0.)
     """
     factor = x_t if times else 1.0
     for i in range(part.size):
@@ -95,11 +99,33 @@ def _divided(part, out, x_t, times, t):
 
 
 @compiled
-def scaled(x, y, scales, random, size, tensor, times, power, p, q, t):
-    """Quantise flat blocks: y = P, or T X P where `times`; scales: X, one for each block. random:
-    as x, or empty.
+def scaled(
+    x: np.ndarray,
+    y: np.ndarray,
+    scales: np.ndarray,
+    random: np.ndarray,
+    size: int,
+    tensor: float,
+    times: bool,
+    power: bool,
+    p: Powers,
+    q: Quotients,
+    t: Target,
+) -> None:
+    """Quantize flat blocks.
 
-    power  whether the scales are powers of two, by p; otherwise by q
+    Args:
+        x: the numbers, flat.
+        y: receives P, or T X P where `times`.
+        scales: receives X, one for each block.
+        random: the stochastic mode's integers, as x, or empty.
+        size: the numbers of a block.
+        tensor: T.
+        times: whether y receives T X P.
+        power: whether the scales are powers of two, by p; otherwise they are quotients, by q.
+        p: the rule that gives powers of two.
+        q: the rule that rounds quotients.
+        t: the rounding of the elements.
     """
     wide = x.itemsize == 8
     for n in range(scales.size):
@@ -119,5 +145,6 @@ def scaled(x, y, scales, random, size, tensor, times, power, p, q, t):
 
 
 @compiled
-def tensor_of(top, q):
+def tensor_of(top: int, q: Quotients) -> float:
+    """Return T, from the bits of the largest finite magnitude of the array."""
     return float_of_bits(max(_any64(_quotient(top, q.tensor_top), False, q.tensor), SMALLEST32))

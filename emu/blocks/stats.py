@@ -1,10 +1,9 @@
-"""`BlockStats`: what a block format did to an array, mergeable; and what its scale rule cost beyond
-RCEIL's.
+"""`BlockStats`: what a block format did to an array, and what its scale rule cost beyond RCEIL's.
 
-A number that X cannot reach (|V| > m T X, m the largest element) is **clipped**; it is
-**saturated** if it would also have rounded beyond m to nearest had the elements gone on. Neither
-says what it cost, since m may have been the nearest element anyway. What a rule cost is its error
-less that of the same format under RCEIL, which clips nothing: **excess**.
+A number that its scale cannot reach (|V| > m T X, m the largest element) is **clipped**; it is
+**saturated** if it would also have rounded beyond m, to nearest, had the elements gone on. Neither
+says what that cost, since m may have been the nearest element anyway. What a rule cost is its error
+less the error of the same format under RCEIL, which clips nothing: the **excess**.
 """
 
 import math
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.api import _carrier
+from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.blocks.api import Blocked, check_blocked, from_blocks, to_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
@@ -23,18 +23,37 @@ from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
 class BlockStats:
     """Counts and sums over the blocks of arrays; `+` merges two.
 
-    numbers, blocks       how many, without padding
-    nan_blocks, zero_blocks   blocks whose scale is NaN; blocks of zeros. Neither enters anything
-                              below but `distinct`
-    clipped, saturated    numbers (see above); clipped_blocks: blocks with one
-    underflow, subnormal  numbers other than 0 that became 0; whose element is subnormal
-    inexact               numbers that changed
-    distinct              sum over blocks of the number of different elements used: near `blocks`
-                          where values cluster
-    size, square          sums of |V| and V^2; like all sums, of what stays finite
-    error, absolute, squared   sums of Q - V, |Q - V|, (Q - V)^2
-    shrink                sum of (Q - V) sign(V): negative where magnitudes shrink
-    excess, excess_squared     sums of |Q - V| and (Q - V)^2, less those under RCEIL
+    V is a number of the array and Q what the block format keeps of it, T X P.
+
+    Attributes:
+        numbers: numbers, without padding.
+        blocks: blocks.
+        nan_blocks: blocks whose scale is NaN. Neither they nor blocks of zeros enter anything below
+            but `distinct`.
+        zero_blocks: blocks of zeros.
+        clipped: numbers that their scale cannot reach: |V| > m T X, m the largest element.
+        saturated: clipped numbers that would also have rounded beyond m.
+        clipped_blocks: blocks with a clipped number.
+        underflow: numbers other than 0 that became 0.
+        subnormal: numbers whose element is subnormal.
+        inexact: numbers that changed.
+        distinct: the sum over blocks of the number of different elements used: near `blocks` where
+            values cluster.
+        size: the sum of |V|; like all sums, over the numbers that stay finite.
+        square: the sum of V^2.
+        error: the sum of Q - V.
+        absolute: the sum of |Q - V|.
+        squared: the sum of (Q - V)^2.
+        shrink: the sum of (Q - V) sign(V): negative where magnitudes shrink.
+        excess: the sum of |Q - V|, less the same under RCEIL.
+        excess_squared: the sum of (Q - V)^2, less the same under RCEIL.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> stats = emu.block_stats(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4")
+        >>> stats.numbers, stats.clipped, stats.saturated, stats.underflow
+        (4, 1, 0, 2)
     """
 
     numbers: int
@@ -58,56 +77,94 @@ class BlockStats:
     excess_squared: float
 
     def __add__(self, other: "BlockStats") -> "BlockStats":
-        """Of both sets of blocks."""
+        """Return the summary of both sets of blocks."""
         return BlockStats(
             **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         )
 
     @property
     def relative_shrink(self) -> float:
-        """shrink / size: the part of the magnitude that is lost, negative."""
+        """The change of the magnitudes, shrink / size; negative where they shrink."""
         return self.shrink / self.size if self.size else 0.0
 
     @property
     def relative_rms(self) -> float:
-        """Root of squared / square."""
+        """The root mean square error relative to the numbers: the root of squared / square."""
         return math.sqrt(self.squared / self.square) if self.square else 0.0
 
     @property
     def relative_excess(self) -> float:
-        """excess / absolute: the part of the error that RCEIL would not have made."""
+        """The part of the error that RCEIL would not have made, excess / absolute."""
         return self.excess / self.absolute if self.absolute else 0.0
 
     @property
     def codes_per_block(self) -> float:
-        """Different elements in a block, in the mean."""
+        """The mean number of different elements in a block."""
         return self.distinct / self.blocks if self.blocks else 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """Plain numbers, for JSON."""
+        """Return the fields as plain numbers, for JSON."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def block_stats(x: Any, format: str | BlockFormat, axis: int = -1, **changes: Any) -> BlockStats:
-    """The `BlockStats` of an array (float32 or narrower, NumPy or JAX; on the host) under a block
-    format.
+def block_stats(
+    x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes: Any
+) -> BlockStats:
+    """Return the `BlockStats` of an array under a block format, computed on the host.
 
-    Raises ValueError as `round_blocks` does, and for float64.
+    Args:
+        x: a float32 array of NumPy or JAX, or a narrower one, with one number or more.
+        format: a name or a `BlockFormat`.
+        axis: the axis along which the blocks run, the last by default.
+        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them.
+
+    Returns:
+        One summary of the whole array.
+
+    Raises:
+        ValueError: as `to_blocks` does, and for a float64 array.
+        TypeError: as `round_blocks` does.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.array([1.0, 500.0], np.float32)
+        >>> floor = emu.block_stats(x, "mxfp8_e4m3")
+        >>> rceil = emu.block_stats(x, "mxfp8_e4m3", rule="rceil")
+        >>> floor.clipped, floor.absolute, rceil.absolute, floor.excess
+        (1, 52.0, 12.0, 40.0)
     """
-    f, x = block_format(format, **changes), np.asarray(_carrier(x))
-    if x.dtype == np.float64:
+    f, numbers = block_format(format, **changes), np.asarray(_carrier(x))
+    if numbers.dtype == np.float64:
         raise ValueError("x: float64; block statistics are of float32 arrays")
-    b = to_blocks(x, f, axis)
+    b = to_blocks(numbers, f, axis)
     rceil = (
-        from_blocks(to_blocks(x, replace(f, rule=ScaleRule.RCEIL), axis))
+        from_blocks(to_blocks(numbers, replace(f, rule=ScaleRule.RCEIL), axis))
         if f.rule is not ScaleRule.RCEIL
         else from_blocks(b)
     )
-    return _summary(x, b, rceil)
+    return _summary(numbers, b, np.asarray(rceil))
 
 
 def distinct_elements(b: Blocked) -> np.ndarray:
-    """How many different elements each block uses, +0 and -0 as one; the shape of the scales."""
+    """Return how many different elements each block uses, +0 and -0 counting as one.
+
+    Args:
+        b: a `Blocked` array.
+
+    Returns:
+        A NumPy array of whole numbers, of the shape of the scales.
+
+    Raises:
+        TypeError: for anything but a `Blocked` array.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> b = emu.to_blocks(np.array([1.0, 30.0, 100.0, 3.3], np.float32), "mxfp4")
+        >>> emu.distinct_elements(b).tolist()
+        [3]
+    """
     check_blocked(b)
     at = layout_of(b.shape, b.format, b.axis)
     there = to_lines(np, np.ones(b.shape, bool), at)
@@ -121,7 +178,7 @@ def distinct_elements(b: Blocked) -> np.ndarray:
 
 
 def _summary(x: np.ndarray, b: Blocked, rceil: np.ndarray) -> BlockStats:
-    """Everything but the excess, which compares with the same array under RCEIL."""
+    """Return the statistics of one array; `rceil` holds its numbers under RCEIL."""
     f, e = b.format, b.format.element.format
     at = layout_of(b.shape, f, b.axis)
     there = to_lines(np, np.ones(b.shape, bool), at)
@@ -139,7 +196,7 @@ def _summary(x: np.ndarray, b: Blocked, rceil: np.ndarray) -> BlockStats:
     finite = live & np.isfinite(q) & np.isfinite(r)
     error, theirs = (np.where(finite, y - v, 0.0) for y in (q, r))
 
-    def count(flags):
+    def count(flags: np.ndarray) -> int:
         return int(np.count_nonzero(flags & live))
 
     return BlockStats(

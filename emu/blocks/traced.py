@@ -1,15 +1,15 @@
-"""A `BlockFormat` as numbers that XLA traces, so that one compiled function serves every format,
-scale rule, mode and seed.
+"""A `BlockFormat` as numbers that XLA traces, so that one compiled function serves them all.
 
 `row_of` writes a block format, or a `Rounding` without blocks, as one row of integers; `round_row`
-rounds by such a row, whose entries may be arrays. Static is the size of a block, and whether lots
-are drawn. The arithmetic is that of `emu.blocks.xla` in binary32's bits: scales are powers of two.
+rounds by such a row, whose entries may be arrays. So formats, scale rules, modes and seeds are
+data; static is only the size of a block, and whether random bits are drawn. The arithmetic is that
+of `emu.blocks.xla` in binary32's bits: scales are powers of two.
 
-`round_even` does the same for formats that say nothing but nearest even and saturate (`is_even`),
-by float arithmetic at a fraction of the cost. With u the distance of the element's numbers in the
-binade of V / X, and C = 2^23 u, the sum (V / X + C) lies in [C, 2 C), where binary32's own numbers
-are u apart and as even as the element's: the addition is the rounding, and the subtraction of C is
-exact.
+`round_even` does the same for formats that need nothing but nearest even and saturation
+(`is_even`), by float arithmetic at a fraction of the cost. With u the distance of the element's
+numbers in the binade of V / X, and C = 2^23 u, the sum (V / X + C) lies in [C, 2 C), where
+binary32's own numbers are u apart and as even as the element's: the addition is the rounding, and
+the subtraction of C is exact.
 """
 
 from functools import lru_cache
@@ -31,7 +31,7 @@ SIGN = np.int32(~C32.magnitude)
 
 
 class Scales(NamedTuple):
-    """The scale rule in the bits of binary32; blocked 0: every scale is 1."""
+    """The scale rule in the bits of binary32; where `blocked` is 0, every scale is 1."""
 
     blocked: Any
     push: Any
@@ -47,9 +47,9 @@ SEED = FIELDS - 1
 
 @lru_cache(4096)
 def row_of(f: BlockFormat | Rounding) -> np.ndarray:
-    """The format as int32 numbers, shape (FIELDS,). Its block size is not in it.
+    """Return a format as int32 numbers, shape (FIELDS,); its block size is not among them.
 
-    Raises ValueError for what 32 bits cannot compute: scales that are no powers of two, tiles,
+    Raises ValueError for what 32 bits cannot compute: scales that are no powers of two, tiles, and
     formats beyond binary32.
     """
     if isinstance(f, Rounding):
@@ -57,9 +57,8 @@ def row_of(f: BlockFormat | Rounding) -> np.ndarray:
     if not f.power_of_two or f.rows > 1 or not _fits_32(f):
         raise ValueError(f"{f}: only blocks of one line whose scales are powers of two run as data")
     p = powers_of(f)
-    push = (
-        LEAST32 - 1 - ((ONE - 1 - p.push) >> 29)
-    )  # the fraction that may stay below, cut to 23 bits: no number lies between
+    # the limit of the fraction, cut to 23 bits: no binary32 number lies between it and the limit
+    push = LEAST32 - 1 - ((ONE - 1 - p.push) >> 29)
     return _row(Scales(1, push, p.emax, p.low, p.high), f.element)
 
 
@@ -69,22 +68,30 @@ def _row(scales: Scales, element: Rounding) -> np.ndarray:
 
 
 def round_row(x: Array, row: Array, size: int, axis: int, *, drawn: bool = False) -> Array:
-    """x (float32) replaced by what the row's format keeps of it: the bits of `emu.round_blocks`, or
-    `round_to` without blocks.
+    """Return a float32 array with every number replaced by what the row's format keeps of it.
 
-    size   of a block; x.shape[axis] must be a multiple of it, since nothing is padded here
-    drawn  whether the row may say stochastic: draws by a number's index in x and the row's seed, as
-           `round_blocks` does
+    The bits are those of `emu.round_blocks`, or of `emu.round_to` for a row without blocks.
+
+    Args:
+        x: a float32 array.
+        row: the format, as `row_of` writes it.
+        size: the numbers of a block; x.shape[axis] must be a multiple of it, since nothing is
+            padded here.
+        axis: the axis along which the blocks run.
+        drawn: whether the row's mode may be stochastic; random bits then depend on a number's index
+            in x and the row's seed, as in `round_blocks`.
     """
     y, _, _, back, top = _parts(x, row, size, axis, drawn)
     scaled = jnp.where(top < INFINITE32, _times(y, back), NAN32)
-    found = jnp.where(row[0] == 1, scaled, y)
-    return lax.bitcast_convert_type(found, jnp.float32).reshape(x.shape)
+    bits = jnp.where(row[0] == 1, scaled, y)
+    return lax.bitcast_convert_type(bits, jnp.float32).reshape(x.shape)
 
 
 def is_even(f: BlockFormat | Rounding) -> bool:
-    """Whether `round_even` does it: nearest even, elements that saturate; without blocks, formats
-    with the exponents of binary32.
+    """Return whether `round_even` can round to a format.
+
+    It can to nearest even with elements that saturate; without blocks, in formats with the
+    exponents of binary32 whose overflow is infinite.
     """
     if isinstance(f, Rounding):
         return (
@@ -96,8 +103,10 @@ def is_even(f: BlockFormat | Rounding) -> bool:
 
 
 def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
-    """`round_row` for the rows of formats that are `is_even`: the same bits but for subnormal
-    numbers of binary32, which a device may take for zeros on their way in and out.
+    """Return what `round_row` returns, for rows of formats that are `is_even`.
+
+    The bits are the same except for subnormal numbers of binary32, which a device may take for
+    zeros on their way in and out.
     """
     s, t, b, _, axis = _opened(x, row, size, axis)
     a = b & C32.magnitude
@@ -109,9 +118,8 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
     q = _floats(a) * down * rest_down
     c = _floats((jnp.maximum(lax.bitcast_convert_type(q, jnp.int32) >> 23, t.emin) + t.drop) << 23)
     p = (q + c) - c
-    p = jnp.where(
-        p < _floats(t.largest), p, _floats(t.largest)
-    )  # also where C is no number: V / X is then far too large
+    # where V / X is far too large, C and p are NaN, and the comparison takes the largest, too
+    p = jnp.where(p < _floats(t.largest), p, _floats(t.largest))
     y = lax.bitcast_convert_type(p * up * rest_up, jnp.int32)
     sign = jnp.where((y == 0) & (t.negative_zero == 0), 0, b & SIGN)
     scaled = jnp.where(top < INFINITE32, y | sign, NAN32)
@@ -119,8 +127,9 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
 
 
 def _plain(b: Array, a: Array, t: Target) -> Array:
-    """Bits rounded to t.drop fewer, to nearest even; a carry goes into the exponent and to infinity
-    by itself.
+    """Return bits rounded to t.drop fewer, to nearest even.
+
+    A carry goes into the exponent, and to infinity, by itself.
     """
     unit = 1 << t.drop
     return jnp.where(
@@ -133,17 +142,18 @@ def _floats(bits: Any) -> Array:
 
 
 def _power(n: Array) -> Array:
-    """2^n, n from -126 to 127."""
+    """Return 2^n for n from -126 to 127."""
     return _floats((n + C32.bias) << 23)
 
 
 def ends_row(x: Array, row: Array, size: int, axis: int) -> tuple[Array, Array]:
-    """(clipped, last): the shares of numbers that their scale cannot reach, and of those that
-    became the largest element.
+    """Return (clipped, last), two shares of the numbers.
+
+    `clipped` are those that their scale cannot reach, `last` those that became the largest element.
     """
     y, q, t, _, _ = _parts(x, row, size, axis, False)
 
-    def share(flags):
+    def share(flags: Array) -> Array:
         return jnp.mean(flags.astype(jnp.float32))
 
     return share(q > t.largest), share((y & C32.magnitude) == t.largest)
@@ -152,8 +162,10 @@ def ends_row(x: Array, row: Array, size: int, axis: int) -> tuple[Array, Array]:
 def _parts(
     x: Array, row: Array, size: int, axis: int, drawn: bool
 ) -> tuple[Array, Array, Target, Array, Array]:
-    """Bits of P, of |V| / X, the target, X's exponent in place, bits of the block's largest
-    magnitude; in the shape of blocks.
+    """Return the parts of a rounding by a row, in the shape of blocks.
+
+    They are the bits of P, the bits of |V| / X, the target, X's exponent at its place in the bits,
+    and the bits of the block's largest magnitude.
     """
     s, t, b, shape, axis = _opened(x, row, size, axis)
     a = b & C32.magnitude
@@ -173,9 +185,7 @@ def _parts(
 def _opened(
     x: Array, row: Array, size: int, axis: int
 ) -> tuple[Scales, Target, Array, tuple[int, ...], int]:
-    """The row's parts; the bits of x in the shape of blocks, that shape, the axis before a block's
-    own.
-    """
+    """Return the row's parts, the bits of x in the shape of blocks, that shape, and the axis."""
     axis %= x.ndim
     shape = (*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
     s, t = Scales._make(row[i] for i in range(5)), Target._make(row[5 + i] for i in range(T))
@@ -183,8 +193,9 @@ def _opened(
 
 
 def _lots(shape: tuple[int, ...], seed: Array) -> Array:
-    """`emu.rounding.random.event_bits` of a number's flat index, below 2^32."""
+    """Return `emu.rounding.random.event_bits` of each number's flat index, which is below 2^32."""
     index = jnp.arange(int(np.prod(shape)), dtype=jnp.uint32)
     zero = jnp.zeros((), jnp.uint32)
     key = lax.bitcast_convert_type(seed, jnp.uint32), zero
-    return random31(key, (jnp.broadcast_to(zero, index.shape), index)).astype(jnp.int32)
+    lots: Array = random31(key, (jnp.broadcast_to(zero, index.shape), index))
+    return lots.astype(jnp.int32)

@@ -1,12 +1,12 @@
-"""The XLA executor of block formats: JAX blocks in, JAX arrays out; may be traced, jitted and
-vmapped.
+"""The XLA executor of block formats: JAX blocks in, JAX arrays out.
 
-`_wide` is the definition in binary64's bits, as in emu.blocks.kernels. `_power32` serves float32
-arrays with powers of two as scales in 32-bit integers, which a GPU does at the speed of a copy and
-the other not: V / X is the bits of V with another exponent, the rule of binary32 rounds it, and X P
-moves the exponent back. What binary32 holds as a subnormal number gets its exponent from the
-conversion of its integer to a float, and gives it back by a shift: no float arithmetic touches a
-subnormal, which XLA on a CPU would flush.
+Its functions may be traced, jitted and vmapped. `_wide` is the definition in binary64's bits, as in
+`emu.blocks.kernels`. `_power32` serves float32 arrays with powers of two as scales in 32-bit
+integers, which a GPU does at the speed of a copy, and the other not: V / X is the bits of V with
+another exponent, the rule of binary32 rounds it, and X P moves the exponent back. What binary32
+holds as a subnormal number gets its exponent from the conversion of its integer to a float, and
+gives it back by a shift: no float arithmetic touches a subnormal number, which XLA on a CPU would
+flush.
 """
 
 from typing import Any
@@ -42,19 +42,19 @@ def _enter(x: Array) -> Array:
 
 
 def _leave(y: Array, dtype: Any) -> Array:
-    """float64 -> the array's type, by one rounding."""
+    """Return float64 numbers in the array's type, by one rounding."""
     return y if dtype == jnp.float64 else narrow(round_wide(y, BINARY32))
 
 
 def quantise(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array, Array]:
-    """Blocks (n, k) -> elements P (n, k) float32, scales X (n, 1) float32, T (0-d float32)."""
+    """Return elements P (n, k), scales X (n, 1) and T (0-d) of blocks, all float32."""
     with jax.enable_x64(True):
         p, scales, tensor = _wide(_enter(x), f, random)
         return narrow(p), narrow(scales), narrow(tensor)
 
 
 def round_blocks(x: Array, f: BlockFormat, random: Array | None) -> Array:
-    """Blocks (n, k) of float32 or float64 numbers, quantised and back."""
+    """Return blocks (n, k) of float32 or float64 numbers, quantized and back."""
     with jax.enable_x64(True):
         if x.dtype == jnp.float32 and f.power_of_two and _fits_32(f):
             return _power32(x, f, random)
@@ -63,15 +63,17 @@ def round_blocks(x: Array, f: BlockFormat, random: Array | None) -> Array:
 
 
 def _fits_32(f: BlockFormat) -> bool:
-    """Whether every X P is a multiple of 2^-149, and whatever is below 2^-126 times X too small for
-    a lot to notice.
+    """Return whether 32-bit integers can compute a format.
+
+    They can where every X P is a multiple of 2^-149, and whatever is below 2^-126 times X is too
+    small for a random draw to notice.
     """
     smallest = f.element.format.min_positive
     return smallest * f.scale.min_positive >= 2.0**-149 and smallest >= 2.0**-90
 
 
 def _wide(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array, Array]:
-    """P, X (n, 1) and T of float64 blocks, in float64."""
+    """Return P, X (n, 1) and T of float64 blocks, in float64."""
     b = _bits(x)
     a = b & C64.magnitude
     top = a.max(axis=1, keepdims=True)
@@ -89,24 +91,25 @@ def _wide(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array,
 
 
 def _scale(top: Array, tensor: Array, q: Quotients) -> Array:
-    """X by a rule that rounds a quotient."""
+    """Return X by a rule that rounds a quotient."""
     m = _bits(_float(jnp.int64(q.largest)) * tensor)
     return _float(jnp.maximum(_rounded(RULE.quotient(top, m), q.scale), q.smallest))
 
 
 def _rounded(a: Array, t: Target) -> Array:
-    return RULE64.any_mode(a, False, Target._make(np.int64(n) for n in t))
+    magnitude: Array = RULE64.any_mode(a, False, Target._make(np.int64(n) for n in t))
+    return magnitude
 
 
 def _tensor(a: Array, q: Quotients) -> Array:
-    """T: from the largest finite magnitude."""
+    """Return T, from the largest finite magnitude."""
     top = jnp.where(a < C64.infinity, a, 0).max()
     y = _rounded(RULE.quotient(top, jnp.int64(q.tensor_top)), q.tensor)
     return jnp.where(top == 0, 1.0, _float(jnp.maximum(y, bits_of(2.0**-149, C64))))
 
 
 def _power32(x: Array, f: BlockFormat, random: Array | None) -> Array:
-    """Float32 blocks with powers of two as scales, in 32-bit integers."""
+    """Return float32 blocks with powers of two as scales, quantized and back in 32-bit integers."""
     b = lax.bitcast_convert_type(x, jnp.int32)
     a = b & C32.magnitude
     top = a.max(axis=1, keepdims=True)
@@ -123,25 +126,28 @@ def _power32(x: Array, f: BlockFormat, random: Array | None) -> Array:
 
 
 def _normal(a: Array) -> Array:
-    """The bits of a magnitude as if binary32 had normal numbers below its smallest: the exponent
-    field may be negative.
+    """Return the bits of a magnitude as if binary32 had normal numbers below its smallest.
+
+    The exponent field may then be negative.
     """
     converted = lax.bitcast_convert_type(a.astype(jnp.float32), jnp.int32) - (149 << 23)
     return jnp.where(a < LEAST32, converted, a)
 
 
 def _times(b: Array, step: Array) -> Array:
-    """The bits of a rounded number times 2^(step >> 23): exact where subnormal, infinite where too
-    large.
+    """Return the bits of a rounded number times 2^(step >> 23).
+
+    They are exact for subnormal numbers, and infinite for a number that is too large.
     """
     m = b & C32.magnitude
     moved = m + step
     units = ((m & (LEAST32 - 1)) | LEAST32) >> jnp.clip(1 - (moved >> 23), 0, 31)
     y = jnp.where(moved < LEAST32, units, jnp.where(moved > INFINITE32, INFINITE32, moved))
-    return jnp.where((m == 0) | (m >= INFINITE32), m, y) | (b & ~jnp.int32(C32.magnitude))
+    sign: Array = b & ~jnp.int32(C32.magnitude)
+    return jnp.where((m == 0) | (m >= INFINITE32), m, y) | sign
 
 
 def dequantise(p: Array, scales: Array, tensor: Array) -> Array:
-    """T X P in float32, from float32."""
+    """Return T X P in float32, from float32 parts."""
     with jax.enable_x64(True):
         return _leave(widen(p) * (widen(scales) * widen(jnp.asarray(tensor))), jnp.float32)

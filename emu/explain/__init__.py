@@ -1,4 +1,4 @@
 """One rounding or one addition taken apart in exact integers and fractions, for people.
 
-Shares no code with the rule that it explains. How it is drawn is in `experiments.look`.
+It shares no code with the rule that it explains. How it is drawn is in `experiments.look`.
 """

@@ -1,4 +1,4 @@
-"""A sum of two numbers, aligned in bits: where a carry makes room by pushing one bit off."""
+"""A sum of two numbers, aligned in bits: it shows where a carry pushes one bit off the end."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +13,16 @@ from roundscope.emu.formats.format import Format
 class Addition:
     """a + b with both operands at the larger exponent.
 
-    a, b, total   binary64 numbers; `exact` says whether total is the exact sum
-    exponent      weight of the bit before the point: 2^exponent
-    rows          |a|, |b|, |a + b| in bits, the point after the first column: (before, after) the
-                  point
-    shift         how many places the sum moves to have one bit before the point: 1 is a carry out
-                  into a new binade, negative numbers are cancellation
+    Attributes:
+        a: the first operand, a binary64 number.
+        b: the second operand.
+        total: their sum as a binary64 number.
+        exact: whether total is the exact sum.
+        exponent: the weight of the bit before the point is 2^exponent.
+        rows: |a|, |b| and |a + b| in bits, each (before, after) the point. The point stands behind
+            the column of 2^exponent.
+        shift: how many places the sum moves to have one bit before the point. 1 is a carry out into
+            a new binade; negative numbers are cancellation.
     """
 
     a: float
@@ -31,9 +35,9 @@ class Addition:
 
 
 def add(a: float | str, b: float | str, f: Format) -> Addition:
-    """The sum of two finite numbers, not both 0, aligned on the format's grid.
+    """Return the sum of two finite numbers other than 0, aligned on the format's grid.
 
-    Raises ValueError else.
+    Raises ValueError for other numbers, and for two whose sum is 0.
     """
     x, y = parse(a)[0], parse(b)[0]
     if not (math.isfinite(x) and math.isfinite(y) and x + y != 0 and x != 0 and y != 0):
@@ -57,7 +61,7 @@ def add(a: float | str, b: float | str, f: Format) -> Addition:
 
 
 def _digits(units: Fraction) -> tuple[str, str]:
-    """Binary digits before and after the point, up to the last 1."""
+    """Return the binary digits before and after the point, up to the last 1."""
     places = units.denominator.bit_length() - 1
     bits = f"{units.numerator:0{places + 1}b}"
     return bits[: len(bits) - places], bits[len(bits) - places :]

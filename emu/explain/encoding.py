@@ -11,10 +11,10 @@ from roundscope.emu.formats.format import Format
 
 
 def code_of(x: float, f: Format) -> int | None:
-    """The code of a number of the format; None if the format does not have it (a NaN, an infinity,
-    a sign).
+    """Return the code of a number of the format.
 
-    Raises ValueError if x is a number between two numbers of the format.
+    It is None for a NaN, an infinity or a sign that the format does not have. Raises ValueError if
+    x is a number between two numbers of the format.
     """
     negative = math.copysign(1, x) < 0
     if math.isnan(x):
@@ -26,7 +26,7 @@ def code_of(x: float, f: Format) -> int | None:
 
 
 def _place(magnitude: float, f: Format) -> int:
-    """How many magnitudes of the format come before this one."""
+    """Return how many magnitudes of the format come before this one."""
     exponent = max(math.frexp(magnitude)[1] - 1, f.emin) if magnitude else f.emin
     units = math.ldexp(magnitude, f.precision - 1 - exponent)
     if units != int(units) or magnitude > f.max_finite:
@@ -36,8 +36,10 @@ def _place(magnitude: float, f: Format) -> int:
 
 
 def _nan_code(f: Format) -> int | None:
-    """inf: quiet NaN, the fraction's top bit set; fnuz: the code of -0; else every bit set but the
-    sign.
+    """Return the code of NaN, or None if the format has none.
+
+    With infinities it is the quiet NaN, whose first fraction bit is set; in fnuz formats it is the
+    code of -0; in all others every bit but the sign is set.
     """
     if not f.nan:
         return None
@@ -51,7 +53,7 @@ def _nan_code(f: Format) -> int | None:
 
 
 def fields_of(code: int, f: Format) -> tuple[str, str, str]:
-    """A code as bits: sign ('' if the format has none), exponent field, fraction."""
+    """Return a code as bits: sign ('' if the format has none), exponent field, fraction."""
     bits, fraction = f"{code:0{f.bits}b}", f.precision - 1
     signs = int(f.signed)
     return bits[:signs], bits[signs : f.bits - fraction], bits[f.bits - fraction :]

@@ -10,7 +10,7 @@ _REPAIR = "write a decimal (-4.7), a fraction (1/3), a hexadecimal float (0x1.8p
 
 
 def parse(value: float | str) -> tuple[float, bool]:
-    """(nearest binary64 number, whether it is exactly what was written).
+    """Return the nearest binary64 number, and whether it is exactly what was written.
 
     Raises ValueError for what is no number or lies beyond binary64.
     """
@@ -49,7 +49,7 @@ def _decimal_fits(text: str, x: float) -> bool:
 
 
 def _hex_fits(text: str) -> bool:
-    """Whether a hexadecimal float has at most 53 significant bits in binary64's range."""
+    """Return whether a hexadecimal float has at most 53 significant bits in binary64's range."""
     digits, _, exponent = text.partition("0x")[2].partition("p")
     whole, _, fraction = digits.partition(".")
     mantissa, power = int(whole + fraction, 16), int(exponent or 0) - 4 * len(fraction)

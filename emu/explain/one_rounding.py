@@ -23,24 +23,30 @@ from roundscope.emu.rounding.modes import rounding as rounding_named
 class Explanation:
     """One rounding of one binary64 number, in bits.
 
-    text, value      the number as written, and the binary64 number that is rounded
-    exact_input      whether binary64 holds the text exactly
-    exponent         of the grid: that of |value|, or emin below 2^emin; None unless finite and not
-                     0
-    kept             p bits, the leading one first
-    round_bit        first discarded bit
-    sticky           the other discarded bits, up to the last 1; '' if none is 1
-    tie, up          whether |value| is halfway; whether one is added to the kept part
-    why              the decision in words
-    place            how many magnitudes of the format lie below the kept part: its code without the
-                     sign
-    flips            bits of the code that the added one changes (the carry's ripple)
-    grows            whether the carry runs out of the kept bits into the exponent
-    overflows        whether the rounded magnitude lies beyond the largest number
-    result           as the rule has it; `code` and `fields` (sign, exponent, fraction) are its bits
-                     in the format, None for a NaN or a sign that the format does not have
-    error, ulps      result - value, and the same in spacings of the format at |value|, where they
-                     are finite
+    Attributes:
+        text: the number as it was written.
+        value: the binary64 number that is rounded.
+        exact_input: whether binary64 holds the text exactly.
+        rounding: the `Rounding`.
+        exponent: the exponent of the grid, that of |value|, or emin below 2^emin; None unless the
+            value is finite and not 0.
+        kept: the p kept bits, the leading one first.
+        round_bit: the first discarded bit.
+        sticky: the other discarded bits, up to the last 1; '' if none is 1.
+        tie: whether |value| is halfway between two numbers.
+        up: whether one is added to the kept part.
+        why: the decision in words.
+        place: how many magnitudes of the format lie below the kept part, which is its code without
+            the sign.
+        flips: the number of bits of the code that the added one changes (the carry's ripple).
+        grows: whether the carry runs out of the kept bits into the exponent.
+        overflows: whether the rounded magnitude lies beyond the largest number.
+        result: the rounded number, as the rule gives it.
+        code: its bits in the format; None for a NaN or a sign that the format does not have.
+        fields: the code's sign, exponent and fraction; None where the code is.
+        error: result - value; 0 where the two are equal, infinities and NaN too.
+        ulps: the error in spacings of the format at |value|; None unless the value is finite and
+            not 0, and the result is finite.
     """
 
     text: str
@@ -66,10 +72,35 @@ class Explanation:
 
 
 def explain(value: float | str, rounding: Rounding | str) -> Explanation:
-    """One rounding, drawn apart. `value`: a number, or text that `emu.explain.numbers.parse` reads.
+    """Take one rounding of one number apart, in bits.
 
-    The stochastic mode draws the first random number of its seed. Raises ValueError for what is no
-    number, ArithmeticError if the rule disagrees with exact arithmetic.
+    The result is computed by the rule and checked against exact integers and fractions, which share
+    no code with it. The stochastic mode draws the first random number of its seed.
+
+    Args:
+        value: a number, or a text: a decimal ("-4.7"), a fraction ("1/3"), a hexadecimal float
+            ("0x1.8p3"), "inf" or "nan".
+        rounding: a `Rounding`, or the name of a format, to which it rounds to nearest even.
+
+    Returns:
+        An `Explanation`: kept and discarded bits, the decision in words, and the result with its
+            code.
+
+    Raises:
+        ValueError: for a text that is no number or lies beyond binary64, or an unknown format.
+        TypeError: for a rounding that is no name, `Format` or `Rounding`.
+        ArithmeticError: if the rule disagrees with exact arithmetic, which would be an error in one
+            of them.
+
+    Example:
+        >>> from roundscope import emu
+        >>> shown = emu.explain("0.1", "bf16")
+        >>> shown.kept, shown.round_bit, shown.up, shown.result
+        ('11001100', '1', True, 0.10009765625)
+        >>> shown.why
+        'round bit 1, a sticky bit is 1: above half an ulp, to the nearest'
+        >>> shown.fields
+        ('0', '01111011', '1001101')
     """
     r = rounding_named(rounding)
     x, exact = parse(value)
@@ -89,7 +120,7 @@ def explain(value: float | str, rounding: Rounding | str) -> Explanation:
 
 
 def split(magnitude: Fraction, f: Format) -> tuple[int, int, Fraction]:
-    """(exponent, kept, rest) of a positive number on the format's grid."""
+    """Return (exponent, kept, rest) of a positive number on the format's grid."""
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     exponent -= magnitude < Fraction(2) ** exponent
     exponent = max(exponent, f.emin)
@@ -98,7 +129,7 @@ def split(magnitude: Fraction, f: Format) -> tuple[int, int, Fraction]:
 
 
 def _finite(x: float, r: Rounding) -> dict[str, Any]:
-    """Every field of a finite number, signs and zero aside."""
+    """Return the fields of an `Explanation` for a finite number other than zero."""
     f, exact = r.format, Fraction(x)
     exponent, kept, rest = split(abs(exact), f)
     unit = Fraction(2) ** (exponent - f.precision + 1)
@@ -137,7 +168,7 @@ def _finite(x: float, r: Rounding) -> dict[str, Any]:
 
 
 def _special(x: float, r: Rounding) -> dict[str, Any]:
-    """Zeros, infinities, NaN, and negative numbers of a format without signs."""
+    """Return the fields for zeros, infinities, NaN, and negative numbers of unsigned formats."""
     f = r.format
     if math.isnan(x):
         keeps = f.nan or r.nan is NanPolicy.KEEP
@@ -161,7 +192,7 @@ def _special(x: float, r: Rounding) -> dict[str, Any]:
 
 
 def rule_result(x: float, r: Rounding) -> float:
-    """x rounded by the rule (Numba, binary64)."""
+    """Return x rounded by the rule (Numba, binary64)."""
     import numpy as np
 
     from roundscope.emu.backends.numba.rounding import round_array
@@ -173,7 +204,7 @@ def rule_result(x: float, r: Rounding) -> float:
 
 
 def _bits(rest: Fraction) -> str:
-    """The binary digits of 0 <= rest < 1, up to the last 1; '0' for 0."""
+    """Return the binary digits of 0 <= rest < 1, up to the last 1; '0' for 0."""
     return f"{rest.numerator:0{max(1, rest.denominator.bit_length() - 1)}b}"
 
 

@@ -1,4 +1,4 @@
-"""Which way a rounding goes, decided on exact fractions and said in words."""
+"""Which way a rounding goes, decided on exact fractions and put into words."""
 
 import math
 from fractions import Fraction
@@ -9,13 +9,13 @@ HALF = Fraction(1, 2)
 
 
 def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool, str]:
-    """Whether one is added to the kept part, and why in words."""
+    """Return whether one is added to the kept part, and why in words."""
     odd = kept & 1 == 1
     if rest == 0:
         return False, f"nothing is discarded: this is a number of {r.format.name}"
     match r.mode:
         case RoundingMode.TO_ODD:
-            return not odd, f"inexact: to the odd neighbour, and the kept part is {_parity(odd)}"
+            return not odd, f"inexact: to the odd neighbor, and the kept part is {_parity(odd)}"
         case RoundingMode.TOWARD_ZERO:
             return False, "toward zero: what is discarded is dropped"
         case RoundingMode.AWAY_FROM_ZERO:
@@ -50,19 +50,20 @@ def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool
 
 
 def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
-    """What a finite number beyond the largest becomes (IEEE 754-2019, 7.4)."""
+    """Return what a finite number beyond the largest becomes, and why (IEEE 754-2019, 7.4)."""
     inward = {RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD}
     inward.add(RoundingMode.TOWARD_POSITIVE if negative else RoundingMode.TOWARD_NEGATIVE)
     largest, sign = r.format.max_finite, -1.0 if negative else 1.0
     if r.mode in inward:
         return sign * largest, f"beyond the largest number, {largest:g}: {r.mode} stops there"
     beyond = {Overflow.INF: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: largest}
-    became = beyond[r.overflow]  # type: ignore[index]
+    assert r.overflow is not None  # a `Rounding` fills it in when it is made
+    became = beyond[r.overflow]
     return sign * became, f"beyond the largest number, {largest:g}: overflow={r.overflow}"
 
 
 def first_random(seed: int) -> int:
-    """The first random integer of a seed, in [0, 2^31)."""
+    """Return the first random integer of a seed, in [0, 2^31)."""
     import numpy as np
 
     from roundscope.emu.rounding.threefry import random31

@@ -1,6 +1,6 @@
-"""Number formats as data, and what follows from a format alone: codes of its numbers, the spacing
-between them.
+"""Number formats as data, and what follows from a format alone.
 
-How a number is rounded into a format is in `emu.rounding`; formats with shared scales are in
-`emu.blocks`.
+`format` has the formats, `codes` the codes of their numbers, `spacing` the distance between
+neighbors. How a number is rounded into a format is in `emu.rounding`; formats with shared scales
+are in `emu.blocks`.
 """

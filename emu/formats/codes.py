@@ -1,8 +1,8 @@
-"""Between the numbers of a format and their codes, on integers, for any array library.
+"""The way between the numbers of a format and their codes, on integers, for any array library.
 
 A code is sign | exponent | fraction; as an integer it counts the magnitudes from zero upward, so
-the code of a magnitude is its rank among the format's numbers. (emu.explain.encoding says the same
-of one number in exact arithmetic.)
+the code of a magnitude is its rank among the format's numbers. `emu.explain.encoding` does the same
+for one number in exact arithmetic.
 """
 
 import math
@@ -14,8 +14,9 @@ INFINITY = 0x7FF0_0000_0000_0000
 
 
 def encode(ops: Ops, x: Array, f: Format) -> Array:
-    """The codes (int64) of float64 numbers that the format holds; NaN takes the format's quiet
-    one.
+    """Return the codes (int64) of float64 numbers that the format holds.
+
+    NaN becomes the format's quiet NaN.
     """
     xp, p = ops.xp, f.precision
     b = ops.bits(x)
@@ -30,8 +31,9 @@ def encode(ops: Ops, x: Array, f: Format) -> Array:
 
 
 def decode(ops: Ops, code: Array, f: Format) -> Array:
-    """The float64 numbers of codes (int64); above the largest finite number stands infinity, then
-    NaN.
+    """Return the float64 numbers of codes (int64).
+
+    Above the largest finite number stands infinity, then NaN.
     """
     xp, p = ops.xp, f.precision
     sign = 1 << (f.bits - 1) if f.signed else 0
@@ -42,32 +44,33 @@ def decode(ops: Ops, code: Array, f: Format) -> Array:
     special = xp.where(rank == _top(f) + 1, math.inf if f.inf else math.nan, math.nan)
     x = xp.where(rank > _top(f), special, x)
     x = xp.where(code & sign != 0, -x, x)
-    return (
-        x if f.negative_zero or not f.signed else xp.where(code == sign, math.nan, x)
-    )  # fnuz: NaN is the code of -0
+    # in fnuz formats the code of -0 is NaN
+    return x if f.negative_zero or not f.signed else xp.where(code == sign, math.nan, x)
 
 
 def _offset(f: Format) -> int:
-    """Bits of a normal number, cut to p - 1 fraction bits, less its code."""
+    """Return the bits of a normal number, cut to p - 1 fraction bits, less its code."""
     return (f.emin + 1022 + int(not f.zero)) << (f.precision - 1)
 
 
 def _lowest(f: Format) -> int:
-    """Bits of 2^emin: below it the exponent field is 0.
+    """Return the bits of 2^emin, below which the exponent field is 0.
 
-    At binary64's own emin the carrier does the same, so 0.
+    At binary64's own emin the carrier does the same, so the result is 0.
     """
     return (f.emin + 1023) << 52 if f.emin > -1022 else 0
 
 
 def _top(f: Format) -> int:
-    """The code of the largest finite number."""
+    """Return the code of the largest finite number."""
     units = round(math.ldexp(f.max_finite, f.precision - 1 - f.emax))
     return units + ((f.emax + 1023) << (f.precision - 1)) - (1 << (f.precision - 1)) - _offset(f)
 
 
 def _nan(f: Format) -> int:
-    """The code of NaN: with infinities, the first fraction bit set; else the one after the largest
+    """Return the code of NaN.
+
+    In a format with infinities it has the first fraction bit set; else it follows the largest
     number.
     """
     return (_top(f) + 1) | (1 << (f.precision - 2) if f.inf else 0)

@@ -1,9 +1,9 @@
 """Number formats as data: a `Format` is a finite set of floating-point numbers and nothing else.
 
-A finite positive number of a format is  k * 2^(e - p + 1)  with  e >= emin  and  0 <= k < 2^p:
-precision `p` counts the leading bit, and below 2^emin the spacing stays that of emin (subnormals).
-Sources: IEEE 754-2019 (bf16's layout is the top half of binary32), OCP OFP8 1.0 (e4m3fn, e5m2),
-Noune et al. arXiv 2206.02915 (fnuz), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn,
+A finite positive number of a format is  k * 2^(e - p + 1)  with  e >= emin  and  0 <= k < 2^p: the
+precision `p` counts the leading bit, and below 2^emin the spacing stays that of emin (subnormal
+numbers). Sources: IEEE 754-2019 (bf16's layout is the top half of binary32), OCP OFP8 1.0 (e4m3fn,
+e5m2), Noune et al. arXiv 2206.02915 (fnuz), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn,
 e8m0fnu).
 """
 
@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -18,20 +19,36 @@ from dataclasses import dataclass
 class Format:
     """A set of floating-point numbers.
 
-    precision      p, significand bits including the leading one
-    emin           exponent of the smallest normal number, 2^emin
-    max_finite     the largest finite number
-    inf, nan       whether the format has infinities, NaN
-    signed         whether it has negative numbers
-    zero           whether it has a zero (e8m0fnu has none)
-    negative_zero  whether it tells -0 from +0 (the fnuz formats do not)
-    saturates      what overflow means where nobody says otherwise, in every function, plan and
-                   command: True, the largest finite number, as NVIDIA's conversions and attention
-                   kernels have it (e4m3fn and e5m2, for which OCP OFP8 1.0 leaves the choice);
-                   False, infinity as in IEEE 754 (16 bits and wider, every e<x>m<y>), or NaN in a
-                   format without infinity (the fnuz formats, e8m0fnu). A format that has neither
-                   (FP6, FP4) saturates whatever stands here. `Rounding.overflow` says it of one
-                   rounding.
+    `format_named` returns the known ones; a new format is made by giving its parameters.
+
+    Args:
+        name: what the format is called; formats with equal names have equal hashes.
+        precision: the number p of significand bits, including the leading one, from 1 to 53.
+        emin: the exponent of the smallest normal number, 2^emin.
+        max_finite: the largest finite number.
+        inf: whether the format has infinities.
+        nan: whether the format has NaN.
+        signed: whether it has negative numbers.
+        zero: whether it has a zero (e8m0fnu has none).
+        negative_zero: whether it tells -0 from +0 (the fnuz formats do not).
+        saturates: what overflow means where nobody says otherwise, in every function, plan and
+            command. True stands for the largest finite number, as NVIDIA's conversions and
+            attention kernels have it (e4m3fn and e5m2, for which OCP OFP8 1.0 leaves the choice).
+            False stands for infinity as in IEEE 754 (16 bits and wider, every e<x>m<y>), or for NaN
+            in a format without infinity (the fnuz formats, e8m0fnu). A format that has neither
+            (FP6, FP4) saturates whatever stands here. `Rounding.overflow` decides for one rounding.
+
+    Raises:
+        ValueError: for a precision outside 1 to 53, a largest number that is not finite and
+            positive, or a smallest number, 2^(emin - p + 1), below binary64's.
+
+    Example:
+        >>> from roundscope import emu
+        >>> f = emu.Format(name="e3m4", precision=5, emin=-2, max_finite=15.5, inf=True, nan=True)
+        >>> f.bits, f.epsilon, f.min_normal, f.min_positive
+        (8, 0.0625, 0.25, 0.015625)
+        >>> emu.round_to([0.3, 3.3, 15.9], f).tolist()
+        [0.296875, 3.25, inf]
     """
 
     name: str
@@ -59,53 +76,51 @@ class Format:
             )
 
     def __hash__(self) -> int:
-        return hash(
-            self.name
-        )  # plans are keys of caches and hold 44 formats: a name tells them apart well enough
+        # plans are keys of caches and hold 44 formats: a name tells them apart well enough
+        return hash(self.name)
 
     @property
     def emax(self) -> int:
-        """Exponent of the largest finite number."""
+        """The exponent of the largest finite number."""
         return math.frexp(self.max_finite)[1] - 1
 
     @property
     def min_normal(self) -> float:
-        """2^emin, the smallest number with a full significand."""
+        """The smallest number with a full significand, 2^emin."""
         return math.ldexp(1.0, self.emin)
 
     @property
     def min_positive(self) -> float:
-        """The smallest number above zero: 2^(emin - p + 1)."""
+        """The smallest number above zero, 2^(emin - p + 1)."""
         return math.ldexp(1.0, self.emin - self.precision + 1)
 
     @property
     def epsilon(self) -> float:
-        """Distance from 1 to the next number above: 2^(1 - p)."""
+        """The distance from 1 to the next number above, 2^(1 - p)."""
         return math.ldexp(1.0, 1 - self.precision)
 
     @property
     def bits(self) -> int:
-        """Width of one code: sign, exponent field and p - 1 fraction bits."""
+        """The width of one code in bits: sign, exponent field and p - 1 fraction bits."""
         return int(self.signed) + max(1, self._largest_code.bit_length())
 
     @property
     def _largest_code(self) -> int:
-        """Code of the largest magnitude, infinities and NaN included."""
+        """The code of the largest magnitude, infinities and NaN included."""
         per_binade = 1 << (self.precision - 1)
         fraction = round(math.ldexp(self.max_finite, self.precision - 1 - self.emax)) - per_binade
         largest = (self.emax - self.emin + int(self.zero)) * per_binade + fraction
-        shared_nan = self.nan and (
-            self.negative_zero or not self.signed
-        )  # fnuz: NaN is the code of -0
-        return largest + int(self.inf) + int(shared_nan)
+        # in fnuz formats NaN has the code of -0 and takes none of its own
+        own_nan = self.nan and (self.negative_zero or not self.signed)
+        return largest + int(self.inf) + int(own_nan)
 
     @property
     def tie_window(self) -> float:
-        """Largest gap g with exp(-g) rounding to 1 (nearest): -ln(1 - 2^-(p+1))."""
+        """The largest gap g for which exp(-g) still rounds to 1, to nearest: -ln(1 - 2^-(p+1))."""
         return -math.log1p(-math.ldexp(1.0, -(self.precision + 1)))
 
     def holds(self, other: "Format") -> bool:
-        """Whether every finite number of the other format is a number of this one."""
+        """Return whether every finite number of the other format is a number of this one."""
         return (
             self.precision >= other.precision
             and self.min_positive <= other.min_positive
@@ -114,13 +129,13 @@ class Format:
 
     @property
     def fits_binary32(self) -> bool:
-        """Whether every number of the format is a normal-form binary32 number with emin >= -126."""
+        """Whether binary32 holds every number, and normal ones as normal numbers."""
         return self.precision <= 24 and self.emin >= -126 and self.max_finite <= _MAX32
 
 
 _MAX32 = float.fromhex("0x1.fffffep127")
 
-# One line per named format; `e<x>m<y>` builds the rest.
+# The named formats; `ieee_like` makes every other e<x>m<y>.
 NAMED: dict[str, Format] = {
     f.name: f
     for f in (
@@ -207,9 +222,10 @@ _IEEE_LIKE = re.compile(r"e(\d+)m(\d+)")
 
 
 def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
-    """The format e<x>m<y> by IEEE 754's rules: bias 2^(x-1) - 1, top exponent for inf and NaN.
+    """Return the format e<x>m<y> by IEEE 754's rules.
 
-    Raises ValueError outside 2 <= x <= 11, 1 <= y <= 52.
+    The bias is 2^(x-1) - 1, and the top exponent stands for infinities and NaN. Raises ValueError
+    unless 2 <= x <= 11 and 1 <= y <= 52.
     """
     if not (2 <= exponent_bits <= 11 and 1 <= fraction_bits <= 52):
         raise ValueError(
@@ -231,9 +247,25 @@ def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
 
 @functools.cache
 def format_named(name: str) -> Format:
-    """The format of that name: one of `NAMED`, or any e<x>m<y>.
+    """Return the format of that name.
 
-    Raises ValueError with the nearest name, or with what a block format is.
+    Args:
+        name: one of `NAMED`, or e<x>m<y> for x exponent and y fraction bits by IEEE 754's rules (x
+            from 2 to 11, y from 1 to 52).
+
+    Returns:
+        The format; one object for each name.
+
+    Raises:
+        ValueError: for an unknown name (the message has the nearest one), or the name of a block
+            format, which `round_blocks` rounds to.
+
+    Example:
+        >>> from roundscope import emu
+        >>> emu.format_named("bf16").precision, emu.format_named("e4m3fn").max_finite
+        (8, 448.0)
+        >>> emu.format_named("e5m10").max_finite == emu.format_named("fp16").max_finite
+        True
     """
     if name in NAMED:
         return NAMED[name]
@@ -250,9 +282,9 @@ def format_named(name: str) -> Format:
     raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10"))
 
 
-def unknown(what: str, name: str, known: object, repair: str = "") -> str:
-    """One line for a name that is not known, with the nearest ones that are."""
-    names = [str(k) for k in known]  # type: ignore[attr-defined]
+def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
+    """Return one line for an unknown name, with the known names and the nearest of them."""
+    names = [str(k) for k in known]
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
     return (

@@ -1,6 +1,6 @@
-"""Instructions of NVIDIA GPUs that approximate a function, to the bit: ex2, lg2 and rcp of PTX, as
-fused kernels use them.
+"""Instructions of NVIDIA GPUs that approximate a function, to the bit, as fused kernels use them.
 
-Here: what the instructions compute, and code that takes their place. Not
-here: correctly rounded functions (emu.functions), or how a kernel calls them.
+They are ex2, lg2 and rcp of PTX, and the code of libraries that calls them or takes their place.
+Correctly rounded functions are in `emu.functions`; how a kernel calls an instruction is not said
+here.
 """

@@ -1,8 +1,8 @@
-"""`ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32` of a Hopper GPU, and CUDA's
-expf, bit for bit.
+"""Approximate instructions of a Hopper GPU, and CUDA's expf, bit for bit.
 
-Each instruction is a quadratic interpolation in integers: the leading 6 or 7 fraction bits of the
-argument choose three coefficients, the t that is left gives
+The instructions are `ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32`. Each is a
+quadratic interpolation in integers: the leading 6 or 7 fraction bits of the argument choose three
+coefficients, and the t that is left gives
 
     c0 2^s + c1 t + c2 square(t) + bias, shifted right,
 
@@ -30,9 +30,10 @@ BEYOND = 2.0**128
 
 
 def ex2(ops: Ops, x: Array) -> Array:
-    """2^x as the instruction gives it, of a float64 array of binary32 numbers.
+    """Return 2^x as the instruction gives it, of a float64 array of binary32 numbers.
 
-    Within 2 ulps of binary32 [PTX ISA, ex2]; exact for whole x. Results below 2^-126 are 0.
+    It is within 2 ulps of binary32 [PTX ISA, ex2], and exact for whole x. Results below 2^-126 are
+    0.
     """
     xp = ops.xp
     size = xp.fmin(xp.abs(x), 256.0)  # a number for NaN too
@@ -46,11 +47,11 @@ def ex2(ops: Ops, x: Array) -> Array:
 
 
 def expf(ops: Ops, x: Array) -> Array:
-    """e^x as CUDA's library computes expf, of a float64 array of binary32 numbers: within 2 ulps of
-    binary32.
+    """Return e^x as CUDA's library computes expf, of a float64 array of binary32 numbers.
 
-    n = round(x log2 e) by a saturated multiply-add, r = x log2 e - n by two; 2^r by `ex2`, times
-    2^n. Found as the one form that gives the softmax of PyTorch and XLA, bit for bit.
+    It is within 2 ulps of binary32. n = round(x log2 e) comes from a saturated multiply-add, r = x
+    log2 e - n from two; then 2^r by `ex2`, times 2^n. This is the one form found that gives the
+    softmax of PyTorch and XLA, bit for bit.
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, -200.0), 200.0)
@@ -65,7 +66,7 @@ def expf(ops: Ops, x: Array) -> Array:
 
 
 def fma(ops: Ops, x: Array, y: Any, z: Any) -> Array:
-    """x y + z, rounded once to binary32."""
+    """Return x y + z, rounded once to binary32."""
     xp = ops.xp
     return ops.round(
         ops.odd_sum(*xp.broadcast_arrays(ops.multiply(x, y), xp.asarray(z))), BINARY32, None
@@ -73,9 +74,9 @@ def fma(ops: Ops, x: Array, y: Any, z: Any) -> Array:
 
 
 def lg2(ops: Ops, x: Array) -> Array:
-    """log2(x) as the instruction gives it, of a float64 array of binary32 numbers.
+    """Return log2(x) as the instruction gives it, of a float64 array of binary32 numbers.
 
-    -inf for what is below 2^-126, NaN for negative numbers; short of -n at 2^-n.
+    It is -inf for what is below 2^-126 and NaN for negative numbers; at 2^-n it falls short of -n.
     """
     xp = ops.xp
     b = ops.bits(x)
@@ -91,9 +92,9 @@ def lg2(ops: Ops, x: Array) -> Array:
 
 
 def rcp(ops: Ops, x: Array) -> Array:
-    """1 / x as the instruction gives it, of a float64 array of binary32 numbers; within 1 ulp.
+    """Return 1 / x as the instruction gives it, of a float64 array of binary32 numbers.
 
-    Infinite below 2^-126.
+    It is within 1 ulp of binary32, and infinite for magnitudes below 2^-126.
     """
     xp = ops.xp
     b = ops.bits(x)
@@ -116,19 +117,21 @@ def interpolated(
     bias: int,
     squared: Array | None = None,
 ) -> Array:
-    """c0 2^shift + c1 t + c2 square(t) + bias, by the coefficients of the interval."""
+    """Return c0 2^shift + c1 t + c2 square(t) + bias, by the coefficients of the interval."""
     c0, c1, c2 = (xp.asarray(column)[interval] for column in _columns(table))
     return (c0 << shift) + c1 * t + c2 * (square(t) if squared is None else squared) + bias
 
 
 @cache
 def _columns(table: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    """Return the columns of a table of coefficients as arrays."""
     return tuple(np.array(column, np.int64) for column in zip(*table, strict=True))
 
 
 def square(t: Array) -> Array:
-    """About t^2 2^-19 of 17-bit integers: each bit's partial product is cut at 2^18 before they are
-    added.
+    """Return about t^2 2^-19 of 17-bit integers.
+
+    Each bit's partial product is cut at 2^18 before they are added.
     """
     total = 0
     for bit in range(1, 17):
@@ -137,10 +140,10 @@ def square(t: Array) -> Array:
 
 
 def _scaled(ops: Ops, total: Array, exponent: Array) -> Array:
-    """total 2^exponent of positive integers of up to 25 bits, exactly."""
+    """Return total 2^exponent of positive integers of up to 25 bits, exactly."""
     return total.astype(np.float64) * ops.from_bits((exponent + 1023) << 52)
 
 
 def _cut(ops: Ops, y: Array) -> Array:
-    """float64 numbers cut to 24 significand bits."""
+    """Return float64 numbers cut to 24 significand bits."""
     return ops.from_bits(ops.bits(y) & ~np.int64((1 << 29) - 1))

@@ -1,5 +1,6 @@
-"""Coefficients of the interpolations: (c0, c1, c2) of each interval, found from the results of all
-significands on an H200.
+"""Coefficients of the interpolations: (c0, c1, c2) of each interval.
+
+They were derived from the results of all significands on an H200.
 """
 
 EX2 = (

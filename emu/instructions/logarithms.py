@@ -16,7 +16,7 @@ from roundscope.emu.rounding.modes import BINARY32
 
 LN_2 = float.fromhex("0x1.62e430p-1")  # binary32(ln 2)
 LOG2_E = float.fromhex("0x1.715476p+0")  # binary32(log2 e)
-# the bits of the binary32 numbers at which 1 + f begins
+# the bits of the binary32 numbers at which the interval of 1 + f begins
 TWO_THIRDS = 0x3F2AAAAB
 ROOT_HALF = 0x3F3504F3
 REBIASED = (1023 - 127) << 23  # from exponents of binary32 to those of binary64
@@ -53,10 +53,10 @@ BINARY = tuple(
 
 
 def logf(ops: Ops, x: Array) -> Array:
-    """ln x as CUDA's logf gives it, of a float64 array of binary32 numbers: within 1 ulp of
-    binary32; -inf at 0, NaN below.
+    """Return ln x as CUDA's logf gives it, of a float64 array of binary32 numbers.
 
-    k ln 2 + (f + f^2 p(f)), with 1 + f in [2/3, 4/3) and p of degree 8.
+    It is within 1 ulp of binary32, -inf at 0, NaN below. ln x = k ln 2 + (f + f^2 p(f)), with 1 + f
+    in [2/3, 4/3) and p of degree 8.
     """
     k, f = _parts(ops, x, TWO_THIRDS)
     p = ops.round(ops.multiply(_polynomial(ops, NATURAL, f), f), BINARY32, None)
@@ -64,10 +64,10 @@ def logf(ops: Ops, x: Array) -> Array:
 
 
 def log2f(ops: Ops, x: Array) -> Array:
-    """log2 x as CUDA's log2f gives it, of a float64 array of binary32 numbers: within 1 ulp of
-    binary32; -inf at 0, NaN below.
+    """Return log2 x as CUDA's log2f gives it, of a float64 array of binary32 numbers.
 
-    k + (f log2 e + f^2 p(f)), with 1 + f in [sqrt(1/2), sqrt 2) and p of degree 9.
+    It is within 1 ulp of binary32, -inf at 0, NaN below. log2 x = k + (f log2 e + f^2 p(f)), with 1
+    + f in [sqrt(1/2), sqrt 2) and p of degree 9.
     """
     k, f = _parts(ops, x, ROOT_HALF)
     p = _polynomial(ops, BINARY, f)
@@ -77,7 +77,10 @@ def log2f(ops: Ops, x: Array) -> Array:
 
 
 def _parts(ops: Ops, x: Array, begin: int) -> tuple[Array, Array]:
-    """k and f of x = 2^k (1 + f), 1 + f from the number of these bits to twice that; both exact."""
+    """Return k and f of x = 2^k (1 + f), both exact.
+
+    1 + f lies between the number whose binary32 bits are `begin` and twice that.
+    """
     is_small = x < LEAST
     word = (ops.bits(ops.xp.where(is_small, x * 2.0**23, x)) >> 29) - REBIASED
     k = (word - begin) >> 23

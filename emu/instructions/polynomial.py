@@ -24,11 +24,11 @@ LOWEST, HIGHEST = -127.0, 128.0
 
 
 def poly_ex2(ops: Ops, x: Array) -> Array:
-    """2^x of a float64 array of binary32 numbers, to a relative error of 2^-13.4 for -126 <= x <
-    128.
+    """Return 2^x of a float64 array of binary32 numbers, to a relative error of 2^-13.4.
 
-    Arguments below -127 are -127, whose result is 0; between -127 and -126 the fraction stands as a
-    subnormal number, of which this one has 2^-126 (p - 1). From 128 on the kernel assumes that
+    That error holds for -126 <= x < 128. Arguments below -127 are taken for -127, whose result is
+    0. Between -127 and -126 the kernel's bits are those of a subnormal number with the polynomial p
+    of the fraction in place of its significand, 2^-126 (p - 1). From 128 on the kernel assumes that
     there is none; here the result is infinite.
     """
     xp = ops.xp

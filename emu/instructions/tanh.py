@@ -11,9 +11,8 @@ from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.approximate import ex2, fma, rcp
 from roundscope.emu.rounding.modes import BINARY32
 
-# binary32(0.6), and where tanh is 1
-NEAR = float.fromhex("0x1.333334p-1")
-ONE_FROM = float.fromhex("0x1.205968p+3")
+NEAR = float.fromhex("0x1.333334p-1")  # binary32(0.6): below, the polynomial
+ONE_FROM = float.fromhex("0x1.205968p+3")  # from here on, the result is 1
 TWO_LOG2_E = float.fromhex("0x1.715476p+1")
 TERMS = tuple(
     float.fromhex(word)
@@ -22,10 +21,10 @@ TERMS = tuple(
 
 
 def tanhf(ops: Ops, x: Array) -> Array:
-    """tanh x as CUDA's tanhf gives it, of a float64 array of binary32 numbers: within 2 ulps of
-    binary32; equal on all 2^32 on an H200.
+    """Return tanh x as CUDA's tanhf gives it, of a float64 array of binary32 numbers.
 
-    Below 0.6, x + x^3 p(x^2) with p of degree 3; beyond, 1 - 2 / (1 + 2^(2 log2 e |x|)).
+    It is within 2 ulps of binary32, and equal on all 2^32 arguments on an H200. Below 0.6 it is x +
+    x^3 p(x^2) with p of degree 3; beyond, 1 - 2 / (1 + 2^(2 log2 e |x|)).
     """
     xp = ops.xp
     size = xp.fmin(xp.abs(x), 16.0)
@@ -38,6 +37,5 @@ def tanhf(ops: Ops, x: Array) -> Array:
     far = fma(ops, rcp(ops, ops.round(power + 1.0, BINARY32, None)), -2.0, 1.0)
     far = xp.where(size >= ONE_FROM, 1.0, far)
     y = xp.where(size < NEAR, fma(ops, p, small, small), xp.where(x < 0.0, -far, far))
-    return xp.where(
-        xp.isnan(x), math.nan, xp.where(x == 0.0, x, y)
-    )  # -0 of -0: a polynomial's sum gives +0
+    # the polynomial's sum gives +0 at -0, the function -0
+    return xp.where(xp.isnan(x), math.nan, xp.where(x == 0.0, x, y))

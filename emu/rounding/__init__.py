@@ -1,6 +1,6 @@
-"""How one value is rounded: the choices (`modes`), the one rule on integers (`rule`), random bits
-for stochastic modes.
+"""How one value is rounded: the choices, the one rule on integers, and random bits.
 
-`judge` decides the same roundings in exact fractions and shares no code with the rule. Executors of
-the rule are in `emu.backends`.
+`modes` has the choices, `rule` the definition that executors in `emu.backends` run, `random` and
+`threefry` the bits of the stochastic mode. `nearest` is a fast path of XLA. `judge` decides the
+same roundings in exact fractions and shares no code with the rule.
 """

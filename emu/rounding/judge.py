@@ -1,9 +1,10 @@
 """The independent judge: one number rounded from the definition, in exact rational arithmetic.
 
-It shares the records `Format` and `Rounding` with the rule of emu.rounding.rule and no line of its
+It shares the records `Format` and `Rounding` with the rule of `emu.rounding.rule` and no line of
+its
 method: the two numbers of the format around x are written down as fractions, and the mode chooses
-one by its sentence in IEEE 754-2019, 4.3. Slow (tens of microseconds a number) and meant to be
-read; tests ask it, nobody else.
+one by its sentence in IEEE 754-2019, 4.3. It is slow (tens of microseconds a number) and meant to
+be read; only tests use it.
 """
 
 import math
@@ -16,22 +17,22 @@ HALF = Fraction(1, 2)
 
 
 def exponent(x: Fraction) -> int:
-    """The e with 2^e <= |x| < 2^(e + 1), exactly; x is not zero."""
+    """Return the e with 2^e <= |x| < 2^(e + 1), exactly; x is not zero."""
     e = abs(x.numerator).bit_length() - x.denominator.bit_length()
     return e if abs(x) >= Fraction(2) ** e else e - 1
 
 
 def spacing(x: Fraction, format: Format) -> Fraction:
-    """One ulp at x: 2^(e - p + 1) with x's exponent e, or emin where x is below 2^emin."""
+    """Return one ulp at x: 2^(e - p + 1) with x's exponent e, or emin where x is below 2^emin."""
     e = exponent(x) if x else format.emin
     return Fraction(2) ** (max(e, format.emin) - format.precision + 1)
 
 
 def neighbours(x: float | Fraction, format: Format) -> tuple[Fraction, Fraction]:
-    """The numbers just below and just above a finite x; both are x where the format holds x.
+    """Return the numbers just below and just above a finite x; both are x where the format holds x.
 
     The exponent is unbounded above, as IEEE 754-2019, 7.4 asks of a rounding before it looks for
-    overflow: a neighbour may exceed `max_finite`. Zero counts as a number of every format.
+    overflow: a neighbor may exceed `max_finite`. Zero counts as a number of every format.
     """
     exact = Fraction(x)
     unit = spacing(exact, format)
@@ -39,10 +40,10 @@ def neighbours(x: float | Fraction, format: Format) -> tuple[Fraction, Fraction]
 
 
 def judge(x: float, r: Rounding, random: int = 0) -> float:
-    """x rounded by r, once; exact for every binary64 x (so for every binary32 x too).
+    """Return x rounded by r, once; exact for every binary64 x, and so for every binary32 x too.
 
     `random` is the stochastic mode's integer in [0, 2^31): x goes away from zero if and only if
-    floor(f 2^31) > random, f the exact position of |x| between its neighbours.
+    floor(f 2^31) > random, where f is the exact position of |x| between its neighbors.
     """
     f = r.format
     if math.isnan(x):
@@ -60,7 +61,7 @@ def judge(x: float, r: Rounding, random: int = 0) -> float:
 
 
 def _magnitude(x: Fraction, r: Rounding, random: int) -> Fraction:
-    """|x| rounded as if the exponent had no upper bound."""
+    """Return |x| rounded as if the exponent had no upper bound."""
     inner, outer = sorted(map(abs, neighbours(x, r.format)))
     if inner == outer:
         return inner
@@ -72,11 +73,15 @@ def _magnitude(x: Fraction, r: Rounding, random: int) -> Fraction:
 def _goes_out(
     mode: RoundingMode, position: Fraction, odd: bool, positive: bool, random: int
 ) -> bool:
-    """Whether a number strictly between its neighbours takes the one farther from zero.
+    """Return whether a number strictly between its neighbors takes the one farther from zero.
 
-    position  (|x| - inner) / (outer - inner), in (0, 1)
-    odd       whether the inner neighbour is an odd multiple of the spacing; with one significand
-              bit it always is, and a tie goes to the larger magnitude (IEEE 754-2019, 4.3.1)
+    Args:
+        mode: the rounding mode.
+        position: (|x| - inner) / (outer - inner), in (0, 1).
+        odd: whether the inner neighbor is an odd multiple of the spacing. With one significand bit
+            it always is, and a tie goes to the larger magnitude (IEEE 754-2019, 4.3.1).
+        positive: whether x is.
+        random: the stochastic mode's integer in [0, 2^31).
     """
     match mode:
         case RoundingMode.TIES_TO_EVEN:
@@ -98,15 +103,13 @@ def _goes_out(
 
 
 def _stops(mode: RoundingMode, x: float) -> bool:
-    """Whether the mode points back from beyond the largest finite number (IEEE 754-2019, 7.4 b to
-    d).
-    """
+    """Return whether the mode stops at the largest finite number (IEEE 754-2019, 7.4 b to d)."""
     inward = RoundingMode.TOWARD_NEGATIVE if x > 0 else RoundingMode.TOWARD_POSITIVE
     return mode in (RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD, inward)
 
 
 def _overflowed(r: Rounding) -> float:
-    """The magnitude of an overflow, and of an infinity."""
+    """Return the magnitude of an overflow, and of an infinity."""
     return (
         math.inf
         if r.overflow is Overflow.INF
@@ -117,5 +120,5 @@ def _overflowed(r: Rounding) -> float:
 
 
 def _signed(magnitude: float, x: float, f: Format) -> float:
-    """The magnitude with x's sign; a zero keeps it only where the format has -0."""
+    """Return the magnitude with x's sign; a zero keeps the sign only where the format has -0."""
     return 0.0 if magnitude == 0 and not f.negative_zero else math.copysign(magnitude, x)

@@ -1,6 +1,4 @@
-"""What happens at one rounding event: format, direction, overflow and NaN, gathered in
-`Rounding`.
-"""
+"""What happens at one rounding event: `Rounding`, with its mode and its policies."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -12,8 +10,29 @@ from roundscope.emu.numbers import check_seed
 
 
 class RoundingMode(StrEnum):
-    """Which neighbour a number between two neighbours goes to (IEEE 754-2019, 4.3, and three
-    more).
+    """Which of its two neighbors a number between them goes to.
+
+    The first five modes are those of IEEE 754-2019, 4.3; the last three go beyond the standard. A
+    number that the format holds stays what it is in every mode.
+
+    Attributes:
+        TIES_TO_EVEN: the nearest; of two, the one with an even last bit.
+        TIES_TO_AWAY: the nearest; of two, the one farther from zero.
+        TOWARD_ZERO: the one nearer to zero.
+        TOWARD_POSITIVE: the larger one.
+        TOWARD_NEGATIVE: the smaller one.
+        AWAY_FROM_ZERO: the one farther from zero.
+        TO_ODD: the one with an odd last bit, which is a sticky bit in the number itself.
+        STOCHASTIC: the one above with probability (x - below) / (above - below), to 2^-31.
+
+    Example:
+        >>> from roundscope import emu
+        >>> for mode in ("ties-to-even", "ties-to-away", "toward-positive", "to-odd"):
+        ...     print(mode, emu.round_to([-2.25, 2.3], "e5m2", mode))  # neighbors are 2 and 2.5
+        ties-to-even [-2.   2.5]
+        ties-to-away [-2.5  2.5]
+        toward-positive [-2.   2.5]
+        to-odd [-2.5  2.5]
     """
 
     TIES_TO_EVEN = "ties-to-even"
@@ -21,18 +40,32 @@ class RoundingMode(StrEnum):
     TOWARD_ZERO = "toward-zero"
     TOWARD_POSITIVE = "toward-positive"
     TOWARD_NEGATIVE = "toward-negative"
-    AWAY_FROM_ZERO = "away-from-zero"  # inexact results take the neighbour farther from zero
-    TO_ODD = "to-odd"  # inexact results take the odd neighbour: a sticky bit in the number itself
-    STOCHASTIC = "stochastic"  # up with probability (x - below) / (above - below), to 2^-31
+    AWAY_FROM_ZERO = "away-from-zero"
+    TO_ODD = "to-odd"
+    STOCHASTIC = "stochastic"
 
     @property
     def code(self) -> int:
-        """The mode as a number, so that compiled code takes it as data."""
+        """The mode as a number, so that compiled code can take it as data."""
         return list(RoundingMode).index(self)
 
 
 class Overflow(StrEnum):
-    """What a finite number becomes when it rounds beyond the largest finite one."""
+    """What a finite number becomes when it rounds beyond the largest finite one.
+
+    Modes that point inward stop at the largest finite number whatever the policy (IEEE 754-2019,
+    7.4).
+
+    Attributes:
+        INF: infinity; for formats that have one.
+        NAN: NaN; for formats that have one.
+        SATURATE: the largest finite number, which infinities become too.
+
+    Example:
+        >>> from roundscope import emu
+        >>> [emu.round_to(1e5, "fp16", overflow=policy).item() for policy in emu.Overflow]
+        [inf, nan, 65504.0]
+    """
 
     INF = "inf"
     NAN = "nan"
@@ -40,27 +73,49 @@ class Overflow(StrEnum):
 
 
 class NanPolicy(StrEnum):
-    """What a NaN becomes in a format that has none. Where the format has NaN, it stays NaN."""
+    """What a NaN becomes in a format that has none. Where the format has NaN, it stays NaN.
 
-    KEEP = "keep"  # the carrier's NaN: nothing is lost
+    Attributes:
+        KEEP: the NaN of the array's own type, so that nothing is lost.
+        ZERO: zero.
+
+    Example:
+        >>> from roundscope import emu
+        >>> [emu.round_to(float("nan"), "e2m1fn", nan=policy).item() for policy in emu.NanPolicy]
+        [nan, 0.0]
+    """
+
+    KEEP = "keep"
     ZERO = "zero"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """One rounding: a number of the carrier becomes a number of `format`.
+    """One rounding: how a number of binary32 or binary64 becomes a number of a format.
 
-    format    the target
-    mode      direction
-    overflow  INF, NAN or SATURATE; by default the format's own (`Format.saturates`). SATURATE takes
-              infinities to the largest finite number too
-    nan       what NaN becomes where the format has none
-    seed      of the stochastic mode's counter-based bits (`emu.rounding.random`: which seeds share)
+    `rounding` makes one from names. The text of a rounding says what overflow becomes where that is
+    not what IEEE 754 would do ("e4m3fn:saturate", "fp16:saturate") or not the format's own choice
+    ("e4m3fn:nan", "e5m2:inf").
 
-    Its text says overflow where it is not what IEEE 754 would have ("e4m3fn:saturate",
-    "fp16:saturate"), or not the format's own ("e4m3fn:nan", "e5m2:inf").
+    Args:
+        format: the `Format` that a number is rounded to.
+        mode: the direction, a `RoundingMode`; ties-to-even by default.
+        overflow: what overflow becomes, an `Overflow`; by default what the format says
+            (`Format.saturates`).
+        nan: what a NaN becomes where the format has none, a `NanPolicy`.
+        seed: of the random bits of the stochastic mode, a whole number from 0 to 2^32 - 1;
+            `roundscope.emu.rounding.random` says which seeds share bits.
 
-    Raises ValueError if the format cannot hold what a policy asks for.
+    Raises:
+        ValueError: for an infinity or a NaN as overflow that the format does not have, an unknown
+            name, or what is no seed.
+        TypeError: for a format that is no `Format`.
+
+    Example:
+        >>> from roundscope import emu
+        >>> r = emu.Rounding(format=emu.format_named("bf16"), mode=emu.RoundingMode.TOWARD_ZERO)
+        >>> str(r), r == emu.rounding("bf16", "toward-zero")
+        ('bf16:toward-zero', True)
     """
 
     format: Format
@@ -96,7 +151,7 @@ class Rounding:
 
     @property
     def is_identity(self) -> bool:
-        """True for binary64, the carrier of every computation: such an event rounds nothing."""
+        """Whether the format is binary64, which carries every computation: nothing rounds."""
         f = self.format
         return (f.precision, f.emin, f.max_finite) == (53, -1022, sys.float_info.max)
 
@@ -108,18 +163,20 @@ class Rounding:
 
 
 def _unsaturated(f: Format) -> Overflow:
+    """Return what overflow is by IEEE 754, or the nearest thing to it that the format has."""
     return Overflow.INF if f.inf else Overflow.NAN if f.nan else Overflow.SATURATE
 
 
 def without_saturation(r: Rounding) -> Rounding:
-    """The rounding with overflow to infinity, or to NaN in a format without infinity: what
-    ml_dtypes' conversions do.
+    """Return the rounding with overflow to infinity, or to NaN in a format without infinity.
+
+    That is what ml_dtypes' conversions do. A format with neither goes on saturating.
     """
     return replace(r, overflow=_unsaturated(r.format))
 
 
 def mode_named(name: str | RoundingMode) -> RoundingMode:
-    """The rounding mode of that name. Raises ValueError with the nearest name."""
+    """Return the rounding mode of that name; raise ValueError with the nearest name."""
     if isinstance(name, RoundingMode):
         return name
     try:
@@ -136,13 +193,31 @@ def rounding(
     nan: str | NanPolicy | None = None,
     seed: int | None = None,
 ) -> Rounding:
-    """A `Rounding` from names: rounding("bf16", "stochastic", seed=7).
+    """Return a `Rounding` from names.
 
-    Given a `Rounding`, returns it with what else is given replaced. Raises ValueError for unknown
-    names.
+    Args:
+        format: the name of a format ("bf16", "e5m10" ...), a `Format`, or a `Rounding`, whose
+            choices stay unless another argument replaces them.
+        mode: a `RoundingMode` or its name; ties-to-even by default.
+        overflow: an `Overflow` or its name; by default what `Format.saturates` says.
+        nan: a `NanPolicy` or its name; "keep" by default.
+        seed: of the stochastic mode, a whole number from 0 to 2^32 - 1; 0 by default.
+
+    Returns:
+        The rounding to that format.
+
+    Raises:
+        ValueError: for an unknown name (the message has the nearest one), or as `Rounding` does.
+        TypeError: for a format that is no name, `Format` or `Rounding`.
+
+    Example:
+        >>> from roundscope import emu
+        >>> r = emu.rounding("bf16", "stochastic", seed=7)
+        >>> str(r), r.seed, str(emu.rounding(r, "toward-zero"))
+        ('bf16:stochastic', 7, 'bf16:toward-zero')
     """
     base = _plain(format)
-    changes: dict[str, object] = {}
+    changes: dict[str, Any] = {}
     if mode is not None:
         changes["mode"] = mode_named(mode)
     if overflow is not None:
@@ -151,14 +226,21 @@ def rounding(
         changes["nan"] = _member(NanPolicy, "nan policy", nan)
     if seed is not None:
         changes["seed"] = seed
-    return replace(base, **changes) if changes else base  # type: ignore[arg-type]
+    return replace(base, **changes) if changes else base
 
 
 def _plain(format: Any) -> Rounding:
-    """A rounding as it is, or the plain one to a format."""
+    """Return a rounding as it is, and for a format the rounding to nearest even."""
     if isinstance(format, Rounding):
         return format
     if not isinstance(format, (str, Format)):
+        from roundscope.emu.blocks.format import BlockFormat  # which imports this file
+
+        if isinstance(format, BlockFormat):
+            raise TypeError(
+                f"format={format}: a block format of {format.element.format.name} numbers that"
+                " share a scale; emu.round_blocks rounds an array to it"
+            )
         raise TypeError(f"format={format!r}: give a name such as 'bf16', a Format or a Rounding")
     return Rounding(format=format if isinstance(format, Format) else format_named(format))
 
@@ -172,6 +254,7 @@ def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:
         raise ValueError(unknown(what, name, enum)) from None
 
 
+# The roundings to nearest even that are named most; overflow is what the format says.
 BINARY64 = rounding("fp64")
 BINARY32 = rounding("fp32")
 BF16 = rounding("bf16")

@@ -23,19 +23,20 @@ SIGN = -(2**63)
 
 
 def takes_nearest_even(r: Rounding) -> bool:
-    """Whether `nearest_even` covers this rounding: ties to even, a format with both zeros inside
-    binary32.
+    """Return whether `nearest_even` covers a rounding.
+
+    It covers ties to even in signed formats inside binary32 that have -0.
     """
     f = r.format
     return r.mode is RoundingMode.TIES_TO_EVEN and f.fits_binary32 and f.negative_zero and f.signed
 
 
 def nearest_even(x: Array, t: Target) -> Array:
-    """A float64 array rounded once to a target in binary64's bits; NaN stays NaN.
+    """Return a float64 array rounded once to a target in binary64's bits; NaN stays NaN.
 
-    Needs 64-bit types enabled.
-
-    Where the target is an array, it may be binary64 itself (nothing dropped): x then stays.
+    64-bit types must be enabled. Where the target is an array, it may be binary64 itself, which
+    drops
+    nothing: x then stays as it is.
     """
     b = lax.bitcast_convert_type(x, jnp.int64)
     exponent = b & EXPONENT

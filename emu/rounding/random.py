@@ -1,9 +1,9 @@
-"""The random bits of an event: from the seed, the event's stream and its coordinates, nothing else.
+"""The random bits of an event, from the seed, the event's stream and its coordinates alone.
 
 A mapped axis (`jax.vmap`) is no coordinate: its entries have the same bits. The key of the k-th
-addition of a sum is seed ^ (k STEP), so seeds can meet: `round_to` with seed STEP draws what the
-first addition of `dot` with seed 0 draws in row 0. Of two seeds that are chosen without regard to
-STEP that has a chance of 2^-32.
+addition of a sum is seed ^ (k STEP), so that seeds can share bits: `round_to` with seed STEP draws
+what the first addition of `dot` with seed 0 draws in row 0. Two seeds that are chosen without
+regard to STEP do so with a chance of 2^-32.
 """
 
 from typing import Any
@@ -14,14 +14,18 @@ STEP = 0x9E3779B9  # an odd constant: one key for each addition inside a sum
 
 
 def event_bits(xp: Any, seed: int, stream: Any, rows: Any, columns: Any, step: Any = 0) -> Any:
-    """Uniform integers in [0, 2^31), int32, of the broadcast shape of rows and columns (integer
-    arrays).
+    """Return uniform integers in [0, 2^31) as int32, of the broadcast shape of rows and columns.
 
-    stream  which event and which head (0-d or of shape (1,)); step: which addition inside it,
-            counted from 1
+    Args:
+        xp: the namespace, numpy or jax.numpy.
+        seed: of the rounding.
+        stream: which event and which head, 0-d or of shape (1,).
+        rows: integers, one coordinate of each number.
+        columns: integers, the other coordinate.
+        step: which addition inside the event, counted from 1; 0 outside sums.
     """
 
-    def word(x):
+    def word(x: Any) -> Any:
         return xp.asarray(x).astype("uint32")
 
     key = word(seed) ^ (word(step) * word(STEP))

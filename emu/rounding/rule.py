@@ -51,6 +51,7 @@ from roundscope.emu.formats.format import Format
 from roundscope.emu.rounding.modes import NanPolicy, Overflow, Rounding, RoundingMode
 
 EVEN, AWAY, ZERO, POSITIVE, NEGATIVE, OUTWARD, ODD, STOCHASTIC = (m.code for m in RoundingMode)
+Bits = Any  # integers or booleans of the carrier: a scalar in Numba, an array in XLA
 RANDOM_BITS = 31  # of the stochastic mode: the widest that a signed 32-bit word holds
 
 
@@ -72,7 +73,8 @@ class Target(NamedTuple):
     """A `Rounding` as integers in the bits of one carrier."""
 
     drop: int  # dropped bits of a normal number, M + 1 - p
-    # most dropped bits that are told apart: d of the carrier's lowest binade, at most M + 1
+    # the largest number of dropped bits that differs from fewer: d of the carrier's lowest binade,
+    # at most M + 1
     deepest: int
     emin: int  # biased exponent of the target's smallest normal number
     smallest: int  # bits of the smallest positive number
@@ -88,20 +90,24 @@ class Target(NamedTuple):
 
 
 def bits_of(value: float, carrier: Carrier) -> int:
-    """The carrier's bits of a non-negative value that it holds exactly."""
+    """Return the carrier's bits of a non-negative value that it holds exactly."""
     if carrier is C32:
         return int(np.float32(value).view(np.int32))
     return int(np.float64(value).view(np.int64))
 
 
 def target_of(r: Rounding, carrier: Carrier) -> Target:
-    """The integers that the rule needs. Raises ValueError if the carrier cannot hold the format."""
+    """Return the integers that the rule needs.
+
+    Raises ValueError if the carrier cannot hold the format.
+    """
     f: Format = r.format
     if carrier is C32 and not f.fits_binary32:
         raise ValueError(f"format {f.name} does not fit a float32 array; pass float64")
     largest = bits_of(f.max_finite, carrier)
     beyond = {Overflow.INF: carrier.infinity, Overflow.NAN: carrier.nan, Overflow.SATURATE: largest}
-    over = beyond[r.overflow]  # type: ignore[index]
+    assert r.overflow is not None  # a `Rounding` fills it in when it is made
+    over = beyond[r.overflow]
     # IEEE 754-2019, 7.4: a direction that points inward stops at the largest finite number
     inward = {
         RoundingMode.TOWARD_ZERO: (True, True),
@@ -130,8 +136,9 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
 
 
 class Rule(NamedTuple):
-    """The rule over one carrier, three times: the mode everyone uses, the mode as data, random
-    bits.
+    """The rule over one carrier, as three functions.
+
+    They are the mode everyone uses, every mode as data, and the mode with random bits.
     """
 
     nearest_even: Callable[..., Any]
@@ -140,63 +147,69 @@ class Rule(NamedTuple):
 
 
 def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[..., Any]) -> Rule:
-    """The rule for one carrier.
+    """Return the rule for one carrier.
 
-    where     elementwise choice (Numba: a scalar function; XLA: lax.select)
-    compiled  applied to every function of the rule (Numba: njit; XLA: identity)
+    Each of its functions maps (a, negative, target[, random]) to the bits of the rounded magnitude:
+    a are the bits of |x|, negative says whether x < 0 or x is -0, random is an integer in [0,
+    2^31). `nearest_even` is `any_mode` at mode EVEN, at twice the speed; `any_mode` covers all but
+    the stochastic mode.
 
-    Each function of the result maps (a, negative, target[, random]) to the bits of the rounded
-    magnitude; a: bits of |x|; negative: whether x < 0 or -0; random: an integer in [0, 2^31).
-    `nearest_even` is `any_mode` at mode EVEN, at twice the speed; `any_mode` covers all but the
-    stochastic mode.
+    Args:
+        carrier: the layout of the bits.
+        where: the elementwise choice (Numba: a scalar function; XLA: lax.select).
+        compiled: applied to every function of the rule (Numba: njit; XLA: identity).
     """
     M = carrier.fraction
     INFINITY, NAN = carrier.infinity, carrier.nan
     LEADING = 1 << M
 
     @compiled
-    def clip(n, low, high):
+    def clip(n: Bits, low: Bits, high: Bits) -> Bits:
         raised = where(n < low, low, n)
         return where(raised > high, high, raised)
 
     @compiled
-    def split(a, t):
-        """unit, the significand, and its lowest kept bit."""
+    def split(a: Bits, t: Target) -> tuple[Bits, Bits, Bits]:
+        """Return the unit, the significand, and its lowest kept bit."""
         shift = clip(t.drop + t.emin - (a >> M), t.drop, t.deepest)
         significand = where(a >= LEADING, (a & (LEADING - 1)) | LEADING, a)
         return 1 << shift, significand, (significand >> shift) & 1
 
     @compiled
-    def cut(a, push, unit, over, t):
-        """The bits of the result, with overflow and NaN resolved; an infinity overflows."""
+    def cut(a: Bits, push: Bits, unit: Bits, over: Bits, t: Target) -> Bits:
+        """Return the bits of the result, with overflow and NaN resolved; an infinity overflows."""
         s = a + push
         y = where(s < t.smallest, 0, s & -where(unit < LEADING, unit, LEADING))
         return where(a > INFINITY, t.nan, where(y > t.largest, over, y))
 
     @compiled
-    def outward(a, unit, t):
-        """The push that takes whatever is inexact to the next number."""
+    def outward(a: Bits, unit: Bits, t: Target) -> Bits:
+        """Return the push that takes whatever is inexact to the next number."""
         return where((a < t.smallest) & (a > 0), t.smallest - a, unit - 1)
 
     @compiled
-    def scale(y, a, negative, t):
-        """What a scale format adds (e8m0fnu, held by binary64 alone): no zero, nothing negative."""
+    def scale(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
+        """Apply what a scale format adds: it has no zero and nothing negative.
+
+        Only binary64 holds such a format, e8m0fnu.
+        """
         y = where(y < t.floor, t.floor, y)
         return where((t.unsigned == 1) & (negative | (a == 0)), NAN, y)
 
     @compiled
-    def leave(y, a, negative, t):
+    def leave(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
+        """Leave the result as it is, for carriers that hold no scale format."""
         return y
 
     finish = scale if carrier is C64 else leave
 
     @compiled
-    def nearest_even(a, negative, t):
+    def nearest_even(a: Bits, negative: Bits, t: Target) -> Bits:
         unit, _, lsb = split(a, t)
         return finish(cut(a, (unit - 1 + lsb) >> 1, unit, t.over_positive, t), a, negative, t)
 
     @compiled
-    def any_mode(a, negative, t):
+    def any_mode(a: Bits, negative: Bits, t: Target) -> Bits:
         unit, _, lsb = split(a, t)
         directed = where(negative, t.mode == NEGATIVE, t.mode == POSITIVE) | (t.mode == OUTWARD)
         away = directed | ((t.mode == ODD) & (lsb == 0))
@@ -206,7 +219,7 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
         return finish(cut(a, push, unit, over, t), a, negative, t)
 
     @compiled
-    def stochastic(a, negative, t, random):
+    def stochastic(a: Bits, negative: Bits, t: Target, random: Bits) -> Bits:
         unit, significand, _ = split(a, t)
         d = clip(t.drop + t.emin - (a >> M), t.drop, t.drop + t.emin - 1)
         # the dropped part as a fraction of 2^31: what lies below 2^-31 of a unit never goes up

@@ -11,7 +11,7 @@ PARITY = 0x1BD11BDA
 
 
 def threefry2x32(k0: Any, k1: Any, c0: Any, c1: Any) -> tuple[Any, Any]:
-    """Two words of random bits from a key of two words and a counter of two words.
+    """Return two words of random bits from a key of two words and a counter of two words.
 
     All four are uint32 arrays of one library (NumPy's scalars too), broadcast together.
     """
@@ -29,7 +29,7 @@ def threefry2x32(k0: Any, k1: Any, c0: Any, c1: Any) -> tuple[Any, Any]:
 
 
 def _array(word: Any) -> Any:
-    """A NumPy scalar as an array of one, whose additions wrap around without a warning."""
+    """Return a NumPy scalar as an array of one, whose additions wrap around without a warning."""
     return word.reshape(1) if word.ndim == 0 else word
 
 
@@ -38,6 +38,6 @@ def _word(like: Any, value: int) -> Any:
 
 
 def random31(key: tuple[Any, Any], counter: tuple[Any, Any]) -> Any:
-    """Uniform integers in [0, 2^31): the first word's upper bits."""
+    """Return uniform integers in [0, 2^31): the upper bits of the first word."""
     word = threefry2x32(*key, *counter)[0]
     return word >> _word(word, 1)

@@ -1,9 +1,9 @@
-"""What a rounding did to one number, judged from outside: from the number before and after, and the
-format.
+"""What a rounding did to one number, judged from outside.
 
-Written once; Numba compiles it for scalars, XLA traces it on arrays. Binary64 throughout: `after -
-before` is exact where the two are within a factor of two of each other or one of them is zero
-(Sterbenz): always to nearest, but for saturation. Else, as for a tiny number taken outward, it is
+The judgment needs the number before, the number after, and the format. It is written once; Numba
+compiles it for scalars, XLA traces it on arrays. All is binary64: `after - before` is exact where
+the two are within a factor of two of each other or one of them is zero (Sterbenz), which is always
+so to nearest unless a number saturates. Elsewhere, as for a tiny number taken outward, it is
 rounded to nearest, and `after - error` is `before` only where half an ulp is no rounded difference.
 """
 
@@ -39,9 +39,10 @@ class Judged(NamedTuple):
 
 
 def judged(f: Any) -> Judged:
-    """The parameters of one format: a `Format`, or a `TracedFormat`, which has them as data."""
+    """Return the parameters of a `Format`, or of a `TracedFormat`, which has them as data."""
     if not isinstance(f, Format):
-        return f.judged  # type: ignore[no-any-return]
+        traced: Judged = f.judged
+        return traced
     import numpy as np
 
     bits = [int(np.float64(v).view(np.int64)) for v in (f.max_finite, f.min_normal)]
@@ -51,22 +52,26 @@ def judged(f: Any) -> Judged:
 def build_classify(
     where: Callable[..., Any], from_bits: Callable[..., Any], compiled: Callable[..., Any]
 ) -> Any:
-    """classify(before, after, a, b, format): a, b are the bits of |before|, |after|.
+    """Return the function classify(before, after, a, b, format).
 
-    Returns the flags in the order of COUNTS without `n`, then the error in value and in ulps of the
-    format, both 0 where the result or the argument is not finite. An ulp is the distance of
-    neighbours in the binade of `before`.
+    Its arguments a and b are the bits of |before| and |after|. It returns the flags in the order of
+    COUNTS without `n`, then the error in value and in ulps of the format, both 0 where the result
+    or the argument is not finite. An ulp is the distance of neighbors in the binade of `before`.
+
+    Args:
+        where: the elementwise choice, as in `emu.rounding.rule`.
+        from_bits: from int64 bits to the float64 number.
+        compiled: applied to the function, as in `emu.rounding.rule`.
     """
 
     @compiled
-    def classify(before, after, a, b, f):
+    def classify(before: Any, after: Any, a: Any, b: Any, f: Judged) -> tuple[Any, ...]:
         finite = (a < INFINITY) & (b < INFINITY)
         e = where(a >> 52 > f.emin, a >> 52, f.emin)
         per_ulp = from_bits((2046 - e + f.precision - 1) << 52)  # 1 / ulp, a power of two
         error = where(finite, after - before, 0.0)
-        ulps = where(
-            error != 0.0, error * per_ulp, 0.0
-        )  # 1 / ulp is no number where the argument is none
+        # 1 / ulp is no number where the argument is none
+        ulps = where(error != 0.0, error * per_ulp, 0.0)
         size = where(ulps < 0.0, -ulps, ulps)
         away, toward = finite & (b > a), finite & (b < a)
         tie = (size == 0.5) & (after - error == before)

@@ -1,7 +1,7 @@
 """`Stats`: a mergeable summary of rounding events, any number of them at once.
 
-Every field is an array of one leading shape (a trace keeps one entry per batch and head; a single
-summary is 0-d). Counts merge exactly and in any order; sums are binary64 sums of exact errors.
+Every field is an array of one leading shape: a trace keeps one entry per batch and head; a single
+summary is 0-d. Counts merge exactly and in any order; sums are binary64 sums of exact errors.
 """
 
 import math
@@ -15,21 +15,47 @@ from roundscope.emu.stats.classify import COUNTS, SUMS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What a set of rounding events did.
+    """What a set of rounding events did: counts, sums of errors, and the largest error.
 
-    counts  n; inexact; ties (exactly half way), ties_away; away from / toward zero; carries (into
-               the next binade); overflow; underflow (to zero); subnormal results; nan results
-    overflow   finite numbers beyond the largest finite one that became infinite or NaN, or a number
-               more than half an ulp away. To nearest that is what IEEE 754-2019, 7.4 calls an
-               overflow, but for a tie that saturates: 61440 in e5m2 is not counted. In other modes
-               it is not: of numbers that e5m2 saturates, 65000 toward zero counts and does not
-               overflow by IEEE, 60000 toward positive does not count and overflows
-    inexact    finite numbers with another finite result, so nothing that becomes infinite or NaN
-    error, abs_error, sq_error   sums of the signed, absolute and squared error, after - before:
-               exact to nearest but for saturation (`emu.stats.classify`)
-    ulps, abs_ulps, sq_ulps      the same in ulps of the target format
-    peak, place                  the largest |error| in ulps and the flat index of its event; -1
-                                 without events
+    `stats_of` and `round_with_stats` make one; `+` merges the summaries of two sets of events.
+
+    Attributes:
+        n: events.
+        inexact: finite numbers with another finite result; what becomes infinite or NaN is not
+            counted.
+        ties: numbers exactly half way between two neighbors.
+        ties_away: ties that went away from zero.
+        away: numbers that went away from zero.
+        toward: numbers that went toward zero.
+        carries: results in the next binade.
+        overflow: finite numbers beyond the largest finite one that became infinite or NaN, or a
+            number more than half an ulp away. To nearest that is what IEEE 754-2019, 7.4 calls an
+            overflow, except for a tie that saturates: 61440 in e5m2 is not counted. In other modes
+                it is not the
+            same: of numbers that e5m2 saturates, 65000 toward zero counts and does not overflow by
+            IEEE, 60000 toward positive does not count and overflows.
+        underflow: numbers other than zero that became zero.
+        subnormal: subnormal results.
+        nan: results that are NaN.
+        error: the sum of the signed errors, after - before. Each is exact to nearest unless a
+            number saturates (`roundscope.emu.stats.classify`).
+        abs_error: the sum of the absolute errors.
+        sq_error: the sum of the squared errors.
+        ulps: the sum of the signed errors in ulps of the target format.
+        abs_ulps: the sum of the absolute errors in ulps.
+        sq_ulps: the sum of the squared errors in ulps.
+        peak: the largest absolute error in ulps.
+        place: the flat index of the event with that error; -1 without events.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.array([1.0, 1.00390625, 1.01171875, 3.0], np.float32)
+        >>> _, stats = emu.round_with_stats(x, "bf16")
+        >>> int(stats.ties), int(stats.ties_away), float(stats.mean_ulps), float(stats.peak)
+        (2, 1, 0.0, 0.5)
+        >>> int((stats + stats).n)
+        8
     """
 
     n: Any
@@ -54,13 +80,13 @@ class Stats:
 
     @classmethod
     def of(cls, counts: Any, sums: Any, peak: Any, place: Any) -> "Stats":
-        """From arrays with the fields of COUNTS and SUMS along the last axis."""
+        """Return the summary of arrays with the fields of COUNTS or SUMS along the last axis."""
         counted = {name: np.asarray(counts)[..., i] for i, name in enumerate(COUNTS)}
         summed = {name: np.asarray(sums)[..., i] for i, name in enumerate(SUMS)}
         return cls(**counted, **summed, peak=np.asarray(peak), place=np.asarray(place))
 
     def __add__(self, other: "Stats") -> "Stats":
-        """The summary of both sets of events."""
+        """Return the summary of both sets of events."""
         total = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         here = self.peak >= other.peak
         total["peak"] = np.where(here, self.peak, other.peak)
@@ -68,7 +94,7 @@ class Stats:
         return Stats(**total)
 
     def total(self) -> "Stats":
-        """One summary over the whole leading shape."""
+        """Return one summary over the whole leading shape."""
         values = {f.name: np.asarray(getattr(self, f.name)).sum() for f in fields(self)}
         peak = np.asarray(self.peak).reshape(-1)
         worst = int(peak.argmax()) if peak.size else 0
@@ -78,29 +104,30 @@ class Stats:
 
     @property
     def mean_ulps(self) -> Any:
-        """Mean signed error in ulps: the bias of the event."""
+        """The mean signed error in ulps: the bias of the event."""
         return self.ulps / np.maximum(self.n, 1)
 
     @property
     def mean_abs_ulps(self) -> Any:
-        """Mean |error| in ulps."""
+        """The mean absolute error in ulps."""
         return self.abs_ulps / np.maximum(self.n, 1)
 
     @property
     def standard_error(self) -> Any:
-        """Standard error of mean_ulps, taking the events as independent."""
+        """The standard error of `mean_ulps`, taking the events as independent."""
         n = np.maximum(self.n, 1)
         variance = np.maximum(self.sq_ulps / n - self.mean_ulps**2, 0.0)
         return np.sqrt(variance / n)
 
     @property
     def coherence(self) -> Any:
-        """|sum of errors| / sqrt(sum of squares): about 1 or less if every sign were a coin
-        flip.
+        """|sum of errors| / sqrt(sum of squared errors), in ulps.
+
+        It is about 1 or less if the sign of every error is that of a coin flip.
         """
         root = np.sqrt(self.sq_ulps)
         return np.abs(self.ulps) / np.where(root > 0.0, root, math.inf)
 
     def as_dict(self) -> dict[str, float]:
-        """Plain numbers, for JSON; a 0-d summary only."""
+        """Return the fields as plain numbers, for JSON; of a 0-d summary only."""
         return {f.name: np.asarray(getattr(self, f.name)).item() for f in fields(self)}

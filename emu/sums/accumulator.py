@@ -1,10 +1,10 @@
 """`Accumulator`: how a sum of products becomes one number, step by step or exactly.
 
-Every step is one rounding of the exact sum of two numbers to the step's format: a machine's fused
-multiply-add, for factors of any of its formats. Products are binary64 numbers, exact for factors of
-up to 26 bits (emu.sums.odd; a step to 52 bits or more is an addition in binary64). A sum of two
-numbers that is 0 is +0 unless both are -0; toward negative too, where IEEE 754-2019, 6.3 asks for
--0.
+Every step is one rounding of the exact sum of two numbers to the step's format, as a machine's
+fused multiply-add does it for factors of any of its formats. Products are binary64 numbers, exact
+for factors of up to 26 bits (`emu.sums.odd`; a step to 52 bits or more is an addition in binary64).
+A sum of two numbers that is 0 is +0 unless both are -0; that holds for rounding toward negative
+too, where IEEE 754-2019, 6.3 asks for -0.
 """
 
 from collections.abc import Callable
@@ -23,47 +23,95 @@ from roundscope.emu.sums.odd import sum_to_round
 
 
 class Order(StrEnum):
-    """The order in which products are added."""
+    """The order in which products are added.
 
-    ASCENDING = "ascending"  # ((init + x0) + x1) + x2 ...
-    PAIRWISE = "pairwise"  # init + ((x0 + x1) + (x2 + x3)) ..., an odd one out moves up unchanged
-    # the first half added to the second, x0 + x_(n/2), ..., until one is left: how lanes of a GPU
-    # or SIMD unit add
+    Attributes:
+        ASCENDING: ((init + x_0) + x_1) + x_2 and so on.
+        PAIRWISE: init + ((x_0 + x_1) + (x_2 + x_3)) and so on; an odd one out moves up unchanged.
+        HALVES: the first half added to the second, x_0 + x_(n/2), ..., until one is left, as lanes
+            of a GPU or a SIMD unit add; an odd one out moves up unchanged, and init comes last.
+        STRIDED: `chunk` lanes, of which lane n adds x_n, x_(n + chunk), ...; then the lanes as
+            HALVES, and init: a warp of a GPU.
+        OCTETS: up to `chunk` lanes, of which lane n adds x_8n to x_(8n + 7), then the eight that
+            lie 8 lanes further; then the lanes as HALVES, and init.
+        WARPS: `chunk` neighbors two by two, 32 such lanes of a warp as HALVES, the warps as HALVES,
+            and init: XLA's reductions on a GPU.
+        CHUNKED: each chunk ascending from 0, so that its first product rounds; the chunks' sums are
+            added to init.
+        EXACT: init + the exact sum, with one rounding at the end.
+        ALIGNED: chunks cut to a common exponent, as tensor cores add them (`emu.sums.aligned`).
+        NATIVE: whatever the device does, in float32; it is fast and not reproducible.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> x = np.array([1.0, 2.0**-24, 2.0**-24, 2.0**-24], np.float32)
+        >>> sums = [emu.sum(x, emu.Accumulator(order=order)) for order in ("ascending", "pairwise")]
+        >>> [float(s - 1.0) for s in sums]  # in pairs, 2^-24 + 2^-24 is large enough to count
+        [0.0, 1.1920928955078125e-07]
+    """
+
+    ASCENDING = "ascending"
+    PAIRWISE = "pairwise"
     HALVES = "halves"
-    # `chunk` lanes: lane n adds x_n, x_(n + chunk), ...; then the lanes as HALVES: a warp of a GPU
     STRIDED = "strided"
-    # up to `chunk` lanes: lane n adds x_8n to x_(8n + 7), then those 8 lanes further on; the lanes
-    # as HALVES
     OCTETS = "octets"
-    # `chunk` neighbours two by two, 32 such lanes of a warp as HALVES, the warps as HALVES: XLA's
-    # reductions on a GPU
     WARPS = "warps"
-    CHUNKED = "chunked"  # each chunk ascending from 0: its first product rounds; the sums from init
-    EXACT = "exact"  # init + the exact sum, one rounding at the end; +0 where all terms are zeros
-    ALIGNED = "aligned"  # chunks cut to a common exponent, as tensor cores do: emu.sums.aligned
-    NATIVE = "native"  # whatever the device does, in float32: fast, not reproducible
+    CHUNKED = "chunked"
+    EXACT = "exact"
+    ALIGNED = "aligned"
+    NATIVE = "native"
 
 
-OF_THREADS = (
-    Order.ALIGNED,
-    Order.STRIDED,
-    Order.OCTETS,
-    Order.WARPS,
-)  # many additions at once, which have no random bits of their own
+# orders with many additions at once, which have no random bits of their own
+OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.WARPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulator:
-    """How a sum of products becomes one number.
+    """How a sum of products becomes one number: the order of the additions and their rounding.
 
-    order      which products meet first
-    step       the rounding after each addition (of EXACT: the one rounding)
-    chunk      products per chunk of CHUNKED and ALIGNED, lanes of STRIDED and OCTETS, numbers of a
-               thread of WARPS
-    alignment  what ALIGNED keeps, None for the others; `Accumulator.tensor_core` fills it in
+    **The sign of a sum that is zero.** A sum that `dot` computes is init + a @ b, with init = +0
+    unless it is given; `sum` always has init = +0. Adding two numbers gives zero with the sign of
+    IEEE 754 to nearest, whatever the mode: -0 if both are -0, +0 otherwise, so exact cancellation
+    gives +0. A negative sum that is not zero and rounds to zero gives -0. Where the step's format
+    has no -0, every zero is +0. By order:
 
-    Raises ValueError for a chunk below 1, ALIGNED without an alignment or with a stochastic step,
-    an alignment elsewhere.
+    * ASCENDING begins at init: from +0, zeros of either sign give +0.
+    * PAIRWISE, HALVES, STRIDED, OCTETS and WARPS begin at the first products and add init last.
+      Sums of products may be -0 on the way; init = +0 makes a zero +0, and only init = -0 lets one
+      stay -0. OCTETS and WARPS pad short sums with +0.
+    * CHUNKED begins every chunk at +0 and the sum of the chunks at init.
+    * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
+    * ALIGNED gives +0 for every result of zero, also for one that was negative before the cut.
+    * NATIVE leaves the sign of a @ b to the device and adds init to it.
+
+    A sum without products is init, unrounded, in all orders but EXACT, which rounds it, and NATIVE,
+    which adds it to +0.
+
+    Args:
+        order: an `Order` or its name: which products meet first.
+        step: the `Rounding` after each addition (in EXACT, the one rounding at the end; NATIVE has
+            none).
+        chunk: products of one chunk in CHUNKED and ALIGNED, lanes in STRIDED and OCTETS, numbers of
+            one thread in WARPS, where it is a power of two.
+        alignment: what ALIGNED keeps of its terms, an `Alignment`; None for the other orders.
+            `Accumulator.tensor_core` fills it in.
+
+    Raises:
+        ValueError: for an unknown order, a chunk below 1 or in WARPS not a power of two, EXACT with
+            a step of more than 29 bits, ALIGNED without an alignment, an alignment elsewhere, or a
+            stochastic step in ALIGNED, STRIDED, OCTETS and WARPS, whose additions happen at once.
+        TypeError: for a step that is no `Rounding` or a chunk that is no whole number.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> acc = emu.Accumulator(order="chunked", chunk=2, step=emu.BF16)
+        >>> str(acc), emu.sum(np.array([256.0, 1.0, 1.0, 1.0]), acc).item()
+        ('chunked[2] bf16', 258.0)
+        >>> str(emu.sum(np.array([-0.0, -0.0]), acc))  # begins at +0
+        '0.0'
     """
 
     order: Order = Order.ASCENDING
@@ -80,7 +128,7 @@ class Accumulator:
             raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
         if self.order is Order.WARPS and self.chunk & (self.chunk - 1):
             raise ValueError(
-                f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbours, such as"
+                f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbors, such as"
                 " 4 or 8"
             )
         if self.order is Order.EXACT and self.step.format.precision > 29:
@@ -100,9 +148,25 @@ class Accumulator:
 
     @staticmethod
     def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> "Accumulator":
-        """A tensor core's, by architecture and type of the factors: see `tensor_cores`.
+        """Return the accumulator of a tensor core, by architecture and format of the factors.
 
-        Raises ValueError for what does not exist.
+        Args:
+            arch: volta, turing, ampere, ada, hopper or blackwell.
+            operand: the format of both factors, such as "bf16" (`roundscope.emu.sums.tensor_cores`
+                lists them).
+            sum_format: "fp32", or "fp16" for fp16 and FP8 factors.
+
+        Returns:
+            An accumulator of order ALIGNED.
+
+        Raises:
+            ValueError: for an architecture, factors or a sum that do not exist.
+
+        Example:
+            >>> from roundscope import emu
+            >>> acc = emu.Accumulator.tensor_core("hopper", "bf16")
+            >>> acc.chunk, acc.alignment.bits, str(acc.step)
+            (16, 25, 'fp32:toward-zero')
         """
         from roundscope.emu.sums.tensor_cores import tensor_core
 
@@ -124,7 +188,7 @@ class Accumulator:
 
 
 def _order_named(name: Any) -> Order:
-    """The order of that name. Raises ValueError with the nearest name."""
+    """Return the order of that name; raise ValueError with the nearest name."""
     try:
         return name if isinstance(name, Order) else Order(str(name).lower())
     except ValueError:
@@ -132,7 +196,7 @@ def _order_named(name: Any) -> Order:
 
 
 def check_accumulator(accumulator: Any) -> None:
-    """Raises TypeError for what is no accumulator."""
+    """Raise TypeError unless the argument is an `Accumulator`."""
     if not isinstance(accumulator, Accumulator):
         raise TypeError(
             f"accumulator={accumulator!r}: give an Accumulator, such as"
@@ -140,11 +204,11 @@ def check_accumulator(accumulator: Any) -> None:
         )
 
 
-Step = Callable[[Any, Array], Array]  # (index of the addition, the sum rounded to odd) -> rounded
+# (index of the addition, its sum rounded to odd) -> the sum rounded by the step
+Step = Callable[[Any, Array], Array]
 Add = Callable[[Array, Array], Array]
-Steps = list[
-    tuple[Array, Array]
-]  # (before, after) of each addition, leading axis k where they were scanned
+# (before, after) of each addition, with a leading axis k where several came at once
+Steps = list[tuple[Array, Array]]
 
 
 def accumulate(
@@ -157,12 +221,25 @@ def accumulate(
     steps: Steps | None = None,
     product_bits: int = ANY_PRODUCT,
 ) -> Array:
-    """init + sum over k of a[k, :, None] b[k, None, :], by the accumulator.
+    """Return init + sum over k of a[k, :, None] b[k, None, :], added up by the accumulator.
 
-    a: (K, T); b: (K, N); init: (T, N); result (T, N). `step` replaces the rounding of each addition
-    (a stochastic one needs its index); `steps` is a list to which every addition's (before, after)
-    is appended. `product_bits` spares work: the most significand bits of a product; below 53 only
-    where all numbers are binary32 ones.
+    Args:
+        ops: the array library.
+        acc: the order of the additions and their rounding.
+        a: factors (K, T), float64.
+        b: factors (K, N), float64.
+        init: the sums' beginnings (T, N), float64.
+        step: takes the place of the rounding of each addition: (index, sum rounded to odd) ->
+            rounded sum. A stochastic rounding needs one, since its random bits depend on the index.
+        steps: a list to which every addition's (before, after) is appended.
+        product_bits: the most significand bits that a product has, which spares work; below 53 only
+            where all numbers are binary32 ones.
+
+    Returns:
+        The sums (T, N), float64.
+
+    Raises:
+        ValueError: for a stochastic rounding without `step`.
     """
     if acc.order is Order.NATIVE:
         return ops.native(a.astype("float32").T, b.astype("float32")).astype("float64") + init
@@ -175,7 +252,8 @@ def accumulate(
             ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps
         )
     at_once = step is None
-    step = _kept(step or _plain(ops, acc.step), steps)
+    step = step or _plain(ops, acc.step)
+    step = step if steps is None else _Keeping(step, steps)
     add = partial(sum_to_round, ops, acc.step.format.precision)
     if acc.order is Order.EXACT:
         words = OF_BINARY32 if product_bits < EXACT_PRODUCT else OF_BINARY64
@@ -196,9 +274,9 @@ def accumulate(
 def add_aligned(
     ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array, steps: Steps | None = None
 ) -> Array:
-    """`accumulate` for ALIGNED, with the exponents of the factors said.
+    """Return what `accumulate` does for ALIGNED, for factors whose exponents are given.
 
-    `steps`: each chunk's sum in binary64, with nothing cut, and what became of it.
+    `steps` receives each chunk's sum in binary64 with nothing cut, and what became of it.
     """
     if not a[0].shape[0]:
         return init
@@ -224,44 +302,46 @@ def _plain(ops: Ops, r: Rounding) -> Step:
     return lambda k, total: ops.round(total, r, None)
 
 
-def _kept(step: Step, steps: Steps | None) -> Step:
-    """The step, with (before, after) appended to `steps` where it is not inside a scan: one
-    addition, or several along the first axes.
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """A step that appends (before, after) of one addition, or of several at once, to `steps`.
+
+    Nothing can be appended from inside a scan; there, `plain` takes its place.
     """
-    if steps is None:
-        return step
 
-    def keeping(k: Any, total: Array) -> Array:
-        after = step(k, total)
+    plain: Step
+    steps: Steps
+
+    def __call__(self, k: Any, total: Array) -> Array:
+        after = self.plain(k, total)
         listed = (-1, *total.shape[-2:])
-        steps.append((total.reshape(listed), after.reshape(listed)))
+        self.steps.append((total.reshape(listed), after.reshape(listed)))
         return after
-
-    keeping.plain = step  # type: ignore[attr-defined]
-    return keeping
 
 
 def _ascending(
     ops: Ops, add: Add, step: Step, a: Array, b: Array, init: Array, first: int, steps: Steps | None
 ) -> Array:
-    plain = getattr(step, "plain", step)
+    plain = step.plain if isinstance(step, _Keeping) else step
 
     def body(total: Array, k: Any, x: tuple[Array, Array]) -> tuple[Array, Any]:
         before = add(total, ops.multiply(x[0][:, None], x[1][None, :]))
         after = plain(first + k, before)
         return after, None if steps is None else (before, after)
 
-    total, seen = ops.scan(body, init, (a, b))
+    total, additions = ops.scan(body, init, (a, b))
     if steps is not None:
-        steps.append(seen)
+        steps.append(additions)
     return total
 
 
 def _tree(
     ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init: Array, at_once: bool
 ) -> Array:
-    """Two by two; at_once: additions of one level in one call, where their rounding needs no
-    index.
+    """Add the products two by two, for PAIRWISE and HALVES; init comes last.
+
+    at_once: whether the additions of one level are rounded in one call, as they can be where their
+    rounding needs no index.
     """
     if not a.shape[0]:
         return init
@@ -285,7 +365,7 @@ def _tree(
 def _strided(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Each lane from its first product on, which rounds; then the lanes by halves, and init."""
+    """Add up each lane from its first product, which rounds; then the lanes by halves, and init."""
     if not a.shape[0]:
         return init
     xp, lanes = ops.xp, min(acc.chunk, a.shape[0])
@@ -301,7 +381,7 @@ def _strided(
 def _octets(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Lanes that read 16 bytes of BF16 at a time; sums of other lengths are padded with 0."""
+    """Add up lanes that read 16 bytes of BF16 at a time; short sums are padded with +0."""
     if not a.shape[0]:
         return init
     lanes = min(acc.chunk, -(-a.shape[0] // 8))
@@ -315,7 +395,7 @@ def _octets(
 
 
 def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:
-    """Along the first axis, x_0 + x_(n/2), ..., until one is left."""
+    """Add the second half of the first axis to the first, x_0 + x_(n/2), ..., until one is left."""
     while (half := values.shape[0] // 2) > 0:
         values = xp.concatenate(
             [step(0, add(values[:half], values[half : 2 * half])), values[2 * half :]]
@@ -324,7 +404,7 @@ def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:
 
 
 def _padded(xp: Any, values: Array, unit: int) -> Array:
-    """With zeros behind, to a multiple of `unit` along the first axis."""
+    """Return the values with zeros behind them, to a multiple of `unit` along the first axis."""
     missing = -values.shape[0] % unit
     return xp.concatenate([values, xp.zeros((missing, *values.shape[1:]))]) if missing else values
 
@@ -332,8 +412,9 @@ def _padded(xp: Any, values: Array, unit: int) -> Array:
 def _warps(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Threads add neighbours two by two; then lanes by halves, then warps; sums of other lengths
-    are padded with 0.
+    """Add neighbors of a thread two by two, then lanes by halves, then warps by halves.
+
+    Sums of other lengths are padded with +0.
     """
     if not a.shape[0]:
         return init

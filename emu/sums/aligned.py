@@ -1,14 +1,14 @@
 """Sums of products as tensor cores add them: cut to a common exponent, added exactly, cut again.
 
-A chunk of products and the running sum c meet at once (arXiv 2511.10909, algorithm T-FDPA). With
-e(x) the exponent of a factor, that of its format's smallest normal number where x is smaller, and F
-the fractional bits that are kept:
+A chunk of products and the running sum c are added at once (arXiv 2511.10909, algorithm T-FDPA).
+With e(x) the exponent of a factor, or that of its format's smallest normal number where x is
+smaller, and F the fractional bits that are kept:
 
     E = max over k of e(a_k) + e(b_k), e(c);   a term that is 0 counts as the exponent `zero`
     u = 2^(E - F)
     c = step(u (trunc(c / u) + sum over k of trunc(a_k b_k / u)))
 
-A product's own exponent may be e(a_k) + e(b_k) + 1: it is not normalised before the cut. Everything
+A product's own exponent may be e(a_k) + e(b_k) + 1: it is not normalized before the cut. Everything
 but the last step is exact in binary64 (integers below 2^(F + 8) times a power of two), so the order
 of the inner sum is of no consequence. A result beyond the largest finite number is infinite,
 whatever the direction of the step; a sum of zeros is +0; NaN has no sign or payload here.
@@ -27,11 +27,13 @@ MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """What is kept of terms that meet at one exponent.
+    """What is kept of terms that are added at one common exponent.
 
-    bits     fractional bits kept: F
-    zero     the exponent that a term of 0 counts as
-    operand  the format of both factors: its smallest normal exponent is that of its subnormals
+    Attributes:
+        bits: F, the fractional bits kept.
+        zero: the exponent that a term of 0 counts as.
+        operand: the format of both factors; its smallest normal exponent is that of its subnormal
+            numbers.
     """
 
     bits: int
@@ -39,33 +41,34 @@ class Alignment:
     operand: Format
 
 
-Factors = tuple[Array, Array]  # numbers (K, lines) and 2^e of each, 0 for 0
+Factors = tuple[Array, Array]  # numbers (K, lines), and the binade 2^e of each: 0 for 0
 
 
 def binade(ops: Ops, x: Array, emin: Any) -> Array:
-    """2^max(e(x), emin), and 0 where x is 0."""
+    """Return 2^max(e(x), emin), and 0 where x is 0."""
     return ops.xp.where(x == 0.0, 0.0, ops.from_bits(biased_exponent(ops, x, emin) << 52))
 
 
 def aligned(
     ops: Ops, a: Factors, b: Factors, init: Array, acc: Any, totals: list[Array] | None = None
 ) -> Array:
-    """init + the sum over k of a[k, :, None] b[k, None, :] by an `Accumulator`; `totals` receives
-    (before, after) each chunk, stacked.
+    """Return init + the sum over k of a[k, :, None] b[k, None, :], by an accumulator.
+
+    `totals` receives the running sums before and after each chunk, stacked, as two arrays.
     """
 
     def body(total: Array, k: Any, x: tuple[Array, ...]) -> tuple[Array, Any]:
         after = _chunk_added(ops, acc, total, *x)
         return after, None if totals is None else (total, after)
 
-    total, seen = ops.scan(body, init, tuple(in_chunks(ops, x, acc.chunk) for x in (*a, *b)))
+    total, running = ops.scan(body, init, tuple(in_chunks(ops, x, acc.chunk) for x in (*a, *b)))
     if totals is not None:
-        totals.extend(seen)
+        totals.extend(running)
     return total
 
 
 def in_chunks(ops: Ops, x: Array, chunk: int) -> Array:
-    """(K, lines) as (chunks, chunk, lines), filled up with zeros as a kernel fills up its tiles."""
+    """Return (K, lines) as (chunks, chunk, lines), padded with zeros as a kernel pads its tiles."""
     if missing := -x.shape[0] % chunk:
         x = ops.xp.concatenate([x, ops.xp.zeros((missing, x.shape[1]))])
     return x.reshape(x.shape[0] // chunk, chunk, x.shape[1])
@@ -74,13 +77,13 @@ def in_chunks(ops: Ops, x: Array, chunk: int) -> Array:
 def _chunk_added(
     ops: Ops, acc: Any, total: Array, a: Array, w_a: Array, b: Array, w_b: Array
 ) -> Array:
-    """total (T, N) + the sum over a chunk of a_k b_k; a and its binades w_a: (chunk, T), b and w_b:
-    (chunk, N).
+    """Return total (T, N) + the sum over a chunk of a_k b_k.
+
+    a and its binades w_a are (chunk, T), b and w_b (chunk, N).
     """
     xp, kept, f = ops.xp, acc.alignment, acc.step.format
-    products, weights = (
-        x[:, :, None] * y[:, None, :] for x, y in ((a, b), (w_a, w_b))
-    )  # exact: the factors have few bits
+    # exact, since the factors have few bits
+    products, weights = (x[:, :, None] * y[:, None, :] for x, y in ((a, b), (w_a, w_b)))
     top = xp.maximum(weights.max(axis=0), binade(ops, total, f.emin))
     some_zero = (weights == 0.0).any(axis=0) | (total == 0.0)
     top = xp.where(some_zero, xp.maximum(top, 2.0**kept.zero), top)
@@ -94,8 +97,9 @@ def _chunk_added(
 
 
 def _finished(ops: Ops, before: Array, after: Array, f: Format) -> Array:
-    """A rounded sum: infinite where it was beyond the format's binades before, and +0 for either
-    zero.
+    """Return a rounded sum, with +0 for zeros.
+
+    It is infinite where the sum was beyond the format's binades before it was rounded.
     """
     xp = ops.xp
     beyond = (ops.bits(before) & MAGNITUDE) >> 52 > judged(f).largest >> 52

@@ -26,16 +26,20 @@ LARGEST = 0x7FEF_FFFF_FFFF_FFFF  # bits of binary64's largest number
 
 
 def exact_sum(ops: Ops, a: Array, b: Array, init: Array, at: Words = OF_BINARY64) -> Array:
-    """init + sum over k of a[k, :, None] b[k, None, :] as a binary64 number rounded to odd at 31
-    bits or more.
+    """Return init + sum over k of a[k, :, None] b[k, None, :], rounded to odd at 31 bits or more.
 
-    Rounding to odd keeps a sticky bit in the last place, so one more rounding to 29 bits or fewer
-    is the rounding of the exact sum (Boldo and Melquiond 2008). A sum of zeros is +0, one beyond
-    binary64 its largest number; infinities of one sign give that infinity, of both signs NaN.
+    The result is a binary64 number. Rounding to odd keeps a sticky bit in the last place, so one
+    more rounding to 29 bits or fewer is the rounding of the exact sum (Boldo and Melquiond 2008). A
+    sum of zeros is +0, one beyond binary64 its largest number; infinities of one sign give that
+    infinity, of both signs NaN. Products are binary64 numbers: exact for factors of up to 26 bits
+    that stay inside its range (under XLA on a CPU its normal range).
 
-    a: (K, T), b: (K, N), init: (T, N). Products are binary64 numbers: exact for factors of up to 26
-    bits that stay inside its range (under XLA on a CPU its normal range).
-    at: OF_BINARY32 where all of them hold binary32 numbers, the same sum for a third of the work.
+    Args:
+        ops: the array library.
+        a: factors (K, T).
+        b: factors (K, N).
+        init: the sums' beginnings (T, N).
+        at: OF_BINARY32 where a, b and init hold binary32 numbers, for a third of the work.
     """
     xp = ops.xp
 
@@ -52,7 +56,7 @@ def exact_sum(ops: Ops, a: Array, b: Array, init: Array, at: Words = OF_BINARY64
 
 
 def _add(ops: Ops, at: Words, words: Array, x: Array) -> Array:
-    """words + x, x a float64 array whose last bit is worth at least 2^-base."""
+    """Return words + x, where x is a float64 array whose last bit is worth at least 2^-base."""
     xp = ops.xp
     bits = ops.bits(x)
     sign = xp.where(bits < 0, -1, 1)
@@ -71,14 +75,13 @@ def _add(ops: Ops, at: Words, words: Array, x: Array) -> Array:
 
 
 def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
-    """The number that the words stand for, rounded to odd at 31 to 53 bits, or below 2^-1056."""
+    """Return the number of the words, rounded to odd at 31 to 53 bits, or below 2^-1056."""
     xp = ops.xp
     negative = _carried(words, at.size)[-1] < 0
     limbs = _carried(xp.where(negative, -words, words), at.size)
-    head = xp.zeros_like(
-        limbs[0]
-    )  # the leading words, as an integer below 2^62 whose last bit is sticky
-    exponent = xp.zeros_like(head)  # of that bit
+    # the leading words as an integer below 2^62 whose last bit is sticky, and that bit's exponent
+    head = xp.zeros_like(limbs[0])
+    exponent = xp.zeros_like(head)
     for w in range(at.size - 1, -1, -1):
         room = head < 2**30
         shifted = xp.where(room, (head << 32) | limbs[w], head | xp.where(limbs[w] != 0, 1, 0))
@@ -93,19 +96,20 @@ def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
 
 
 def _scaled(ops: Ops, n: Array, exponent: Array) -> Array:
-    """n 2^exponent, 0 <= n < 2^53, at most binary64's largest number. By integers: subnormals
-    too.
+    """Return n 2^exponent for 0 <= n < 2^53, or binary64's largest number if that is smaller.
+
+    It is computed by integers, so that subnormal results are right too.
     """
     xp = ops.xp
     b = ops.bits(n.astype(np.float64)) + (exponent << 52)
     significand = (b & (2**52 - 1)) | 2**52
     subnormal = significand >> xp.clip(1 - (b >> 52), 0, 63)  # exact: a multiple of 2^-1074
-    found = xp.where(b < 2**52, subnormal, xp.minimum(b, LARGEST))
-    return ops.from_bits(xp.where(n == 0, 0, found))
+    bits = xp.where(b < 2**52, subnormal, xp.minimum(b, LARGEST))
+    return ops.from_bits(xp.where(n == 0, 0, bits))
 
 
 def _carried(words: Array, count: int) -> list[Any]:
-    """The words with carries propagated: all but the last in [0, 2^32)."""
+    """Return the words with carries propagated: all but the last are in [0, 2^32)."""
     limbs, carry = [], words[0] * 0
     for w in range(count):
         total = words[w] + carry

@@ -1,14 +1,15 @@
-"""The tensor cores of NVIDIA's architectures as accumulators, from arXiv 2511.10909 (MMA-Sim; its
-numbers in version 2.1.1).
+"""The tensor cores of NVIDIA's architectures as accumulators.
+
+The parameters are those of arXiv 2511.10909 (MMA-Sim; its numbers in version 2.1.1):
 
     chunk   factors of one sum: 8 bytes on Volta, 16 from Turing to Ada, 32 since Hopper
-    F       fractional bits kept when they meet: 23 on Volta, 24 from Turing to Ada, 25 since
+    F       fractional bits kept when they are added: 23 on Volta, 24 from Turing to Ada, 25 since
             Hopper; 13 for FP8 on Ada and Hopper
     step    toward zero to binary32, to 13 fractional bits of it where F is 13; to nearest even
             where the sum is kept in FP16
 
-Instructions: mma.sync up to Ada and on consumer Blackwell, wgmma on Hopper, tcgen05.mma on
-Blackwell. mma.sync of FP8 on Hopper is another path, which is not modelled.
+The instructions are mma.sync up to Ada and on consumer Blackwell, wgmma on Hopper, and tcgen05.mma
+on Blackwell. mma.sync of FP8 on Hopper is another path, which is not modeled.
 """
 
 from typing import NamedTuple
@@ -31,11 +32,13 @@ BITS = {
 
 
 class _Arch(NamedTuple):
+    """The parameters of one architecture's tensor core."""
+
     chunk: int  # bytes
-    bits: int
-    bits_fp8: int | None
-    zero: int
-    zero_fp16: int  # where the sum is kept in FP16
+    bits: int  # F
+    bits_fp8: int | None  # F of FP8 factors, where it differs
+    zero: int  # the exponent that a term of 0 counts as
+    zero_fp16: int  # the same where the sum is kept in FP16
     operands: tuple[str, ...]
 
 
@@ -51,39 +54,45 @@ ARCHITECTURES = {
 
 
 def architecture(name: str) -> _Arch:
-    """What is known of one architecture. Raises ValueError with the nearest name."""
+    """Return the parameters of one architecture; raise ValueError with the nearest name."""
     if name not in ARCHITECTURES:
         raise ValueError(unknown("architecture", name, ARCHITECTURES))
     return ARCHITECTURES[name]
 
 
 def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> Accumulator:
-    """The accumulator of one architecture for factors of one type: "hopper", "bf16".
+    """Return the accumulator of one architecture for factors of one format: "hopper", "bf16".
 
-    operand     fp16, bf16, tf32, e4m3fn, e5m2, and on Blackwell e3m2fn, e2m3fn, e2m1fn, of both
-                factors; numbers must be of that format. Blackwell's FP8 and FP6 factors may also be
-                in blocks of 32 with E8M0 scales (`to_blocks`)
-    sum_format  fp32, or fp16 where the architecture has it: fp16 and FP8 factors
+    Args:
+        arch: volta, turing, ampere, ada, hopper or blackwell.
+        operand: the format of both factors, of which their numbers must be: fp16, bf16, tf32,
+            e4m3fn, e5m2, and on Blackwell e3m2fn, e2m3fn, e2m1fn. Blackwell's FP8 and FP6 factors
+            may also be in blocks of 32 with E8M0 scales (`to_blocks`).
+        sum_format: fp32, or fp16 where the architecture has it: for fp16 and FP8 factors.
 
-    Raises ValueError for an unknown architecture, or a type that it does not have.
+    Returns:
+        An `Accumulator` of order ALIGNED.
+
+    Raises:
+        ValueError: for an unknown architecture, or a format that it does not have.
     """
-    own, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
-    if operand not in own.operands:
+    core, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
+    if operand not in core.operands:
         raise ValueError(
-            f"operand={operand}: the tensor core of {arch} takes {' '.join(own.operands)}"
+            f"operand={operand}: the tensor core of {arch} takes {' '.join(core.operands)}"
         )
     if sum_format not in sums:
         raise ValueError(
             f"sum_format={sum_format}: sums of {operand} are kept in {' or '.join(sums)}"
         )
     in_fp16 = sum_format == "fp16"
-    bits = own.bits_fp8 if own.bits_fp8 and BITS[operand] == 8 else own.bits
+    bits = core.bits_fp8 if core.bits_fp8 and BITS[operand] == 8 else core.bits
     step = (
         rounding("fp16") if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
     )
     kept = Alignment(
-        bits=bits, zero=own.zero_fp16 if in_fp16 else own.zero, operand=format_named(operand)
+        bits=bits, zero=core.zero_fp16 if in_fp16 else core.zero, operand=format_named(operand)
     )
     return Accumulator(
-        order=Order.ALIGNED, step=step, chunk=own.chunk * 8 // BITS[operand], alignment=kept
+        order=Order.ALIGNED, step=step, chunk=core.chunk * 8 // BITS[operand], alignment=kept
     )

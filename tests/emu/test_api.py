@@ -138,6 +138,12 @@ ERRORS = {
     "init: shape (2,)": lambda: emu.dot(X[:4].reshape(2, 2), X[:4].reshape(2, 2), init=X[:2]),
     "after: shape (3,)": lambda: emu.stats_of(X, X[:3], "bf16"),
     "chunk=0": lambda: emu.Accumulator(chunk=0),
+    "'mxfp8_e4m3': a block format of e4m3fn numbers that share a scale; emu.round_blocks": (
+        lambda: emu.round_to(X, "mxfp8_e4m3")
+    ),
+    "format=nvfp4: a block format of e2m1fn numbers that share a scale; emu.round_blocks": (
+        lambda: emu.round_to(X, emu.BLOCK_NAMED["nvfp4"])  # type: ignore[arg-type]
+    ),
     "29 bits or fewer": lambda: emu.Accumulator(order=emu.Order.EXACT, step=emu.BINARY64),
 }
 

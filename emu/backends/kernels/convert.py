@@ -1,11 +1,11 @@
-"""Roundings, sums and products by a GPU's own instructions, for kernels: a few operations where the
-rule takes forty.
+"""Roundings, sums and products by a GPU's own instructions, for kernels.
 
-A GPU converts binary64 to binary32 and binary32 to bfloat16 or binary16 to nearest even, subnormal
-numbers included. There is no conversion from binary64 to the narrow two, and two in a row would
-round twice. So the first rounds **to odd**: where binary32 had to drop something, the result is the
-neighbour whose last bit is 1, which lies on no boundary of a format with 22 bits or fewer, so that
-the second conversion sees on which side of it x was (Boldo and Melquiond 2008).
+They take a few operations where the rule takes forty. A GPU converts binary64 to binary32 and
+binary32 to bfloat16 or binary16 to nearest even, subnormal numbers included. There is no conversion
+from binary64 to the narrow two, and two in a row would round twice. So the first rounds **to odd**:
+where binary32 had to drop something, the result is the neighbor whose last bit is 1, which lies on
+no boundary of a format with 22 bits or fewer, so that the second conversion sees on which side of
+it x was (Boldo and Melquiond 2008).
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ from roundscope.emu.rounding.modes import BF16, BINARY32, FP16, Rounding
 
 NARROW = {BF16: jnp.bfloat16, FP16: jnp.float16}
 PAIRS = {BF16: "bf16x2", FP16: "f16x2"}
-ONE, NEGATIVE = {BF16: 0x3F80, FP16: 0x3C00}, 0x8000  # codes: 1, and the sign
-THREADS = 128  # of 64 rows of a tile
+ONE, NEGATIVE = {BF16: 0x3F80, FP16: 0x3C00}, 0x8000  # the code of 1, and the bit of the sign
+THREADS = 128  # of a program that has 64 rows of a tile
 TOGETHER = 32  # elements of a thread that share a branch
 
 
 def converted(x: Array, r: Rounding) -> Array | None:
-    """A float64 array rounded once, by conversions; None where they do not do that."""
+    """Return a float64 array rounded once by conversions, or None where they cannot do it."""
     if r == BINARY32:
         return x.astype(jnp.float32).astype(jnp.float64)
     if r not in NARROW:
@@ -34,9 +34,9 @@ def converted(x: Array, r: Rounding) -> Array | None:
 
 
 def to_odd(x: Array) -> Array:
-    """A float64 array as float32: itself, or the neighbour with an odd last bit.
+    """Return a float64 array as float32: itself, or the neighbor with an odd last bit.
 
-    Beyond the largest number: that, or infinity.
+    Beyond the largest number it is that number or infinity.
     """
     y = x.astype(jnp.float32)
     b, back = lax.bitcast_convert_type(y, jnp.int32), y.astype(jnp.float64)
@@ -46,8 +46,9 @@ def to_odd(x: Array) -> Array:
 
 
 def narrowed_to(x: Array, r: Rounding) -> Array:
-    """A float32 array rounded once to bfloat16 or float16, in that type; of a tile two at a time,
-    in a fourth of the time.
+    """Return a float32 array rounded once to bfloat16 or float16, in that type.
+
+    The numbers of a tile are rounded two at a time, in a fourth of the time.
     """
     return (
         x.astype(NARROW[r])
@@ -57,7 +58,7 @@ def narrowed_to(x: Array, r: Rounding) -> Array:
 
 
 def narrowed32(x: Array, r: Rounding) -> Array:
-    """The same as a float32 array."""
+    """Return what `narrowed_to` returns, as a float32 array."""
     if x.ndim < 2:
         return x.astype(NARROW[r]).astype(jnp.float32)
     text = (
@@ -67,7 +68,7 @@ def narrowed32(x: Array, r: Rounding) -> Array:
 
 
 def parts(r: Rounding, first: str, second: str, both: str) -> str:
-    """PTX: two binary32 numbers of a register with two bfloat16 or float16 ones."""
+    """Return PTX that takes the two bfloat16 or float16 numbers of a register as binary32 ones."""
     if r == BF16:
         return (
             f"{{ .reg .b32 x; shl.b32 x, {both}, 16; mov.b32 {first}, x; and.b32 x, {both},"
@@ -80,21 +81,24 @@ def parts(r: Rounding, first: str, second: str, both: str) -> str:
 
 
 def multiplied(a: Array, b: Array) -> Array:
-    """a * b of float64 arrays inside a kernel; an instruction that says how it rounds is not fused
-    with an addition.
+    """Return a * b of float64 arrays inside a kernel.
+
+    An instruction that says how it rounds is not fused with an addition.
     """
     return instruction("mul.rn.f64 $0, $1, $2;", jnp.float64, a, b)
 
 
 def divided(a: Array, b: Array) -> Array:
-    """a / b of float64 arrays, rounded once to nearest even."""
+    """Return a / b of float64 arrays, rounded once to nearest even."""
     return instruction("div.rn.f64 $0, $1, $2;", jnp.float64, a, b)
 
 
 def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded to nearest even; a product
-    also to odd: of the two neighbours of an inexact result, by rounding down and up, the one whose
-    last bit is 1; they are one number where it is exact.
+    """Return a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded once.
+
+    It is rounded to nearest even, or to odd if `to_odd`, which only a product may be: by rounding
+    down and up. Of the two neighbors of an inexact result it is then the one whose last bit is 1;
+    where the result is exact they are one number.
     """
     if not to_odd:
         return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)
@@ -102,12 +106,12 @@ def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
 
 
 def fused(a: Array, b: Array, c: Array) -> Array:
-    """a b + c of float32 arrays, rounded once to nearest even."""
+    """Return a b + c of float32 arrays, rounded once to nearest even."""
     return instruction("fma.rn.f32 $0, $1, $2, $3;", jnp.float32, a, b, c)
 
 
 def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
-    """PTX of a rounding to odd."""
+    """Return PTX of an operation that rounds to odd."""
     return f"""{{ .reg .f32 down, up; .reg .b32 bits; .reg .pred odd;
         {operation}.rm.f32 down, {a}, {b}; {operation}.rp.f32 up, {a}, {b};
         mov.b32 bits, down; and.b32 bits, bits, 1; setp.ne.b32 odd, bits, 0;
@@ -115,10 +119,10 @@ def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
 
 
 def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
-    """a + b, a - b or a b (add, sub, mul) of arrays of bfloat16 or float16 numbers, rounded once to
-    that type; of a tile two at a time.
+    """Return a + b, a - b or a b (add, sub, mul) of 16-bit arrays, rounded once to their type.
 
-    By fused multiply-adds with 1, -1 or -0, which every GPU since Ampere has for both types.
+    The type is bfloat16 or float16. The numbers of a tile are combined two at a time, by fused
+    multiply-adds with 1, -1 or -0, which every GPU since Ampere has for both types.
     """
     a, b = jnp.broadcast_arrays(a, b)
     code, factors = {
@@ -135,7 +139,7 @@ def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
 
 
 def scaled16(a: Array, b: Array, r: Rounding) -> Array:
-    """a b of a tile, a float32 and b of bfloat16 or float16 numbers, rounded once to b's type.
+    """Return a b of a tile, rounded once to b's type; a is float32, b bfloat16 or float16.
 
     A thread whose factors a are all 1, as alpha is where no maximum grows, has nothing to do.
     """
@@ -157,8 +161,9 @@ def scaled16(a: Array, b: Array, r: Rounding) -> Array:
 
 
 def _differing(factors: list[str]) -> list[str]:
-    """PTX that asks whether some factor is not 1, two by two: those of a row are one register, so
-    the assembler drops most of it.
+    """Return PTX that asks whether some factor is not 1, two by two.
+
+    Those of a row are one register, so the assembler drops most of it.
     """
     lines = [
         f".reg .b32 d{n}; mov.b32 d{n}, {x}; xor.b32 d{n}, d{n}, 0x3F800000;"
@@ -172,26 +177,29 @@ def _differing(factors: list[str]) -> list[str]:
 
 
 def in_turn(x: Array, most: int) -> int:
-    """How many elements of a thread one piece of PTX takes, an even number; of a row's number a
-    thread has two.
+    """Return how many elements of a thread one piece of PTX takes, an even number.
 
-    Where a program has more threads than this takes it for, Triton fills up with numbers that do
-    not exist: a text may compute with them, not store by them.
+    Of one number for each row, a thread has two. Where a program has more threads than this
+    assumes, Triton fills up with numbers that do not exist: a text may compute with them, not store
+    by them.
     """
     return 2 if x.ndim < 2 else max(2, min(most, x.size // THREADS))
 
 
 def instruction(text: str, dtype: Any, *args: Any) -> Array:
-    """PTX for every element of arrays of one type, to a result of that type."""
+    """Return the result of a PTX text for every element of arrays of one type, in that type."""
     arrays = jnp.broadcast_arrays(*(jnp.asarray(x, dtype) for x in args))
     letter = "d" if dtype == jnp.float64 else "f"
     return assembled(text, ",".join([f"={letter}", *letter * len(arrays)]), 1, dtype, *arrays)
 
 
 def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
-    """PTX for so many elements at a time of arrays of one shape, to a result of another type."""
+    """Return the result of a PTX text for so many elements at a time, of arrays of one shape.
+
+    The result has the shape of the arrays and the given type.
+    """
     like = jax.ShapeDtypeStruct(args[0].shape, dtype)
-    (found,) = triton.elementwise_inline_asm(
+    (result,) = triton.elementwise_inline_asm(
         text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like]
     )
-    return found
+    return result

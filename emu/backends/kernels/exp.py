@@ -1,8 +1,7 @@
-"""exp of a binary32 number inside a GPU's kernels: rounded correctly to binary32, in 13 binary64
-operations; of a bfloat16 number, in 10.
+"""exp of a binary32 number inside a GPU's kernels, rounded correctly to binary32.
 
-e^x = 2^k e^r, k = round(x / ln 2), r = x - k ln 2, |r| <= 0.347, ln 2 in one part; e^r = 1 + r
-f(r).
+It takes 13 binary64 operations; for a bfloat16 number, 10. e^x = 2^k e^r with k = round(x / ln 2),
+r = x - k ln 2, |r| <= 0.347, ln 2 in one part; e^r = 1 + r f(r).
 
 binary32   f of degree 9, |r f(r) - (e^r - 1)| < 2^-43 of e^r, which alone would not do: of the 2^32
            arguments 3,038 come within 2^-42 of a rounding boundary. Its coefficients are a linear
@@ -10,7 +9,7 @@ binary32   f of degree 9, |r f(r) - (e^r - 1)| < 2^-43 of e^r, which alone would
            the first four have a low word of 0, so that they are part of an instruction
            (docs/decisions.md). Proved by all 2^32 (`make gpu-check`)
 bfloat16   f of degree 6, by Remez' exchange, 2^-33: none of its 2^16 arguments is that near to a
-           boundary, or it falls on the right side (run, too)
+           boundary, or it falls on the right side (all were run, too)
 """
 
 import struct
@@ -24,8 +23,8 @@ from roundscope.emu.backends.kernels.convert import assembled, in_turn
 LN2 = "0x1.62e42fefa39efp-1"
 LOG2_E = "0x1.71547652b82fep+0"
 AT_ONCE = 32  # elements of a thread that are under way together
-# added and taken away again: a binary64 number rounded to a whole one, which is in the low word
-# between
+# added and subtracted again, it rounds a binary64 number to a whole one, which stands in the low
+# word in between
 MAGIC = "0x1.8p+52"
 
 
@@ -54,12 +53,16 @@ BFLOAT16 = (
 
 
 def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
-    """e^x of an array of binary32 numbers, rounded once to nearest even, as a float32 array; NaN
-    for NaN.
+    """Return e^x of binary32 numbers, rounded once to nearest even, as a float32 array.
 
-    name  a format that holds x, bf16 or another;  zero: an integer 0 that no compiler knows
-    at_once  elements of a thread that are under way together: they hide each other's latency, and
-             take registers
+    NaN stays NaN.
+
+    Args:
+        x: an array whose numbers are in binary32.
+        name: the format that holds x, bf16 or another.
+        zero: an integer 0 that no compiler knows.
+        at_once: elements of a thread that are under way together: they hide each other's latency,
+            and take registers.
     """
     together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
@@ -75,7 +78,7 @@ def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
 
 
 def _text(f: Sequence[str], together: int) -> str:
-    """PTX for some elements at a time, an instruction for each in turn.
+    """Return PTX for some elements at a time, an instruction for each in turn.
 
     An operation waits for the one before it, and the assembler, to save registers, would draw those
     of one element together. A branch that is never taken, before the series, keeps it from that: a
@@ -93,7 +96,7 @@ def _text(f: Sequence[str], together: int) -> str:
 def evaluated(
     f: Sequence[str], arguments: Sequence[str], results: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """PTX from registers to registers: the reduction, and the power.
+    """Return PTX from registers to registers, as two parts: the reduction, and the power.
 
     Beyond [-110, 100] the result is 0 or infinity anyway.
     """
@@ -125,20 +128,19 @@ def evaluated(
         "mov.b64 p#, {low#, high#};",
         "cvt.rn.f32.f64 @, p#;",
     ]
-    own = [(f"{n}", x, y) for n, (x, y) in enumerate(zip(arguments, results, strict=True))]
+    elements = [(f"{n}", x, y) for n, (x, y) in enumerate(zip(arguments, results, strict=True))]
 
-    def each(
-        lines: list[str],
-    ) -> list[str]:  # for every element: # its number, % its argument, @ its result
+    def each(lines: list[str]) -> list[str]:
+        """Return the lines for every element: # is its number, % its argument, @ its result."""
         return [
             line.replace("#", n).replace("%", x).replace("@", y)
             for line in lines
-            for n, x, y in own
+            for n, x, y in elements
         ]
 
     return each([f".reg {r};" for r in registers] + reduction), each(power)
 
 
 def _constant(text: str, sign: float = 1.0) -> str:
-    """A binary64 number as PTX writes its bits."""
+    """Return a binary64 number as PTX writes its bits."""
     return "0d" + struct.pack(">d", sign * float.fromhex(text)).hex().upper()

@@ -1,5 +1,6 @@
-"""exp of bfloat16 numbers inside a GPU's kernels from a table, which a program makes in shared
-memory once, by `emu.backends.kernels.exp`.
+"""exp of bfloat16 numbers inside a GPU's kernels, from a table in shared memory.
+
+A program makes the table once, by `emu.backends.kernels.exp`.
 
     x            e^x in binary32
     > -2^-25     1: half the distance from 1 to the number below it is 2^-25
@@ -7,8 +8,8 @@ memory once, by `emu.backends.kernels.exp`.
     between      4,049 numbers, in the order of the codes of x, 4 bytes each
     > 0, or NaN  not in the table: by the series
 
-An exponent of attention is negative or 0, so nearly all are found, by 4 instructions where the
-series has 17.
+An exponent of attention is negative or 0, so the table has nearly all of them, by 4 instructions
+where the series takes 17.
 """
 
 import jax.numpy as jnp
@@ -25,27 +26,27 @@ TOGETHER = 16  # elements of a thread that are asked for together
 
 
 def table(zero: Array, threads: int) -> Array:
-    """Makes it, each thread of a program its part; the place in shared memory, an int32 number.
-    zero: as `exp32` wants it.
+    """Make the table, each thread of a program its part, and return its place.
+
+    The place is an int32 address in shared memory. `zero` is what `exp32` takes.
     """
-    n, own = lax.iota(jnp.int32, NUMBERS), NUMBERS // threads
+    n, each = lax.iota(jnp.int32, NUMBERS), NUMBERS // threads
     exps = exp32(lax.bitcast_convert_type((n + NEAREST) << 16, jnp.float32), "bf16", zero, AT_ONCE)
     # aligned as the tiles are that Triton keeps behind it
     lines = [f".shared .align 1024 .b8 exps[{BYTES}]; .reg .b32 first, at; mov.u32 first, exps;"]
-    for i in range(own):
+    for i in range(each):
         lines.append(
-            f"mad.lo.s32 at, ${2 * own + i}, 4, first; st.shared.f32 [at], ${own + i}; mov.b32"
+            f"mad.lo.s32 at, ${2 * each + i}, 4, first; st.shared.f32 [at], ${each + i}; mov.b32"
             f" ${i}, first;"
         )
-    constraints = ",".join(["=r"] * own + ["f"] * own + ["r"] * own)
-    places = assembled("{ " + "\n".join(lines) + " }", constraints, own, jnp.int32, exps, n)
-    return (
-        places.max()
-    )  # for which Triton makes the threads wait for each other: by then each has stored its part
+    constraints = ",".join(["=r"] * each + ["f"] * each + ["r"] * each)
+    places = assembled("{ " + "\n".join(lines) + " }", constraints, each, jnp.int32, exps, n)
+    # for the maximum Triton makes the threads wait for each other: then each has stored its part
+    return places.max()
 
 
 def exp32_by_table(x: Array, place: Array) -> Array:
-    """e^x of bfloat16 numbers, rounded once to binary32; NaN for NaN."""
+    """Return e^x of bfloat16 numbers, rounded once to binary32; NaN stays NaN."""
     together = in_turn(x, TOGETHER)
     constraints = ",".join(["=f"] * together + ["r"] * (together // 2) + ["r"] * together)
     return assembled(
@@ -54,7 +55,7 @@ def exp32_by_table(x: Array, place: Array) -> Array:
 
 
 def _text(together: int) -> str:
-    """PTX for some elements at a time, two in a register.
+    """Return PTX for some elements at a time, two in a register.
 
     `dp2a` adds to a number the products of a register's halves with two bytes: a half's code, times
     4, from where code 0 would be.
@@ -69,24 +70,25 @@ def _text(together: int) -> str:
         f"sub.s32 origin, {place}, {4 * NEAREST};",
         f"mov.b32 nearest, {NEAREST * 0x10001:#x}; mov.b32 farthest, {FARTHEST * 0x10001:#x};",
     ]
-    asked = [
+    lookups = [
         f"mov.b32 largest, {pairs[0]};",
         *(f"max.NaN.bf16x2 largest, largest, {x};" for x in pairs[1:]),
     ]
     for i, x in enumerate(pairs):
-        asked.append(f"min.bf16x2 near{i}, {x}, nearest; max.bf16x2 near{i}, near{i}, farthest;")
+        lookups.append(f"min.bf16x2 near{i}, {x}, nearest; max.bf16x2 near{i}, near{i}, farthest;")
     for i in range(len(pairs)):
-        asked.append(
+        lookups.append(
             f"dp2a.lo.u32.u32 at{2 * i}, near{i}, 0x0004, origin; dp2a.lo.u32.u32 at{2 * i + 1},"
             f" near{i}, 0x0400, origin;"
         )
-    asked.append(parts(BF16, "low", "high", "largest"))
-    asked.append(
+    lookups.append(parts(BF16, "low", "high", "largest"))
+    lookups.append(
         "max.NaN.f32 low, low, high; setp.gtu.f32 elsewhere, low, 0f00000000; @elsewhere bra"
         " SERIES;"
     )
-    found = [f"ld.shared.f32 {y}, [at{i}];" for i, y in enumerate(results)]
+    loads = [f"ld.shared.f32 {y}, [at{i}];" for i, y in enumerate(results)]
     wide = [parts(BF16, f"v{2 * i}", f"v{2 * i + 1}", x) for i, x in enumerate(pairs)]
     reduction, power = evaluated(BFLOAT16, [f"v{i}" for i in range(together)], results)
-    lines = [*registers, *asked, *found, "bra DONE;", "SERIES:", *wide, *reduction, *power, "DONE:"]
+    series = [*wide, *reduction, *power]
+    lines = [*registers, *lookups, *loads, "bra DONE;", "SERIES:", *series, "DONE:"]
     return "{ " + "\n".join(lines) + " }"

@@ -1,5 +1,6 @@
-"""Numbers as a kernel holds them, no wider than their events allow, and the machine that computes
-with them (`narrowing`).
+"""Numbers as a kernel holds them, no wider than their events allow, and the machine for them.
+
+`narrowing` runs a function on both.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,14 @@ ROUNDINGS = {"bf16": BF16, "fp16": FP16}
 class Held:
     """Numbers as a kernel holds them.
 
-    array    of the machine's type for the format; None where they are not computed yet
-    format   bf16, fp16, fp32 or fp64: one that holds them all
-    made     (operation, factors), what they are made from: add, sub, mul, fma (a b + c), odd (a +
-             b, to odd) or a function; not rounded
-    wider    a float32 array that is to be rounded to the format: as which type, its reader says
-    uniform  the number, where all are one
+    Attributes:
+        array: an array of the machine's type for the format; None where the numbers are not
+            computed yet.
+        format: bf16, fp16, fp32 or fp64, one that holds all the numbers.
+        made: (operation, factors), what the numbers are computed from and not yet rounded: add,
+            sub, mul, fma (a b + c), odd (a + b, to odd) or a function.
+        wider: a float32 array that is to be rounded to the format; its reader says in which type.
+        uniform: the number, where all are one.
     """
 
     array: Any
@@ -39,39 +42,41 @@ class Held:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the numbers, once computed."""
-        own: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
-        return own
+        """The shape of numbers that are computed."""
+        shape: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
+        return shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What does the arithmetic.
+    """What does the arithmetic of a kernel.
 
     A float32 array here is one of the type for fp32, which an interpreter may make float64.
 
-    types        of arrays, by the name of the format
-    combined     (add | sub | mul, x, y, to_odd) -> that of two float32 arrays, rounded once to
-                 binary32: to nearest even, or, of products, to odd
-    fused        (a, b, c) -> a b + c of float32 arrays, rounded once to binary32
-    combined16   (add | sub | mul, x, y, rounding) -> that of two arrays of the rounding's own
-                 16-bit format, rounded once
-    scaled16     (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit
-                 format, rounded once
-    narrow       (x, rounding) -> a float32 array rounded once, in the type of its format;
-                 narrow32: as a float32 array
-    exponential  a function of a float64 array, such as exp64, and exp: (x, format) -> that of an
-                 array for this format, within binary32, rounded once to binary32
-    instructions  function -> that of an array for binary32, as a GPU's approximate instruction
-                  gives it, an array for binary32 again
-    odd_sum      the sum of float64 arrays, rounded to odd
-    round        (x, rounding, random) -> a float64 array rounded once
-    multiply     the product of float64 arrays that no compiler fuses with a following addition
-    divide       their quotient, which no compiler narrows: of binary32 numbers, rounded to
-                 binary32, LLVM makes a division in binary32, and on a GPU that is an approximate
-                 one
-    function     (f, x) -> f of a float64 array
-    total        (machine, accumulator, a, b, init) -> init + a @ b
+    Attributes:
+        types: the types of arrays, by the name of the format.
+        combined: (add | sub | mul, x, y, to_odd) -> the sum, difference or product of two float32
+            arrays, rounded once to binary32: to nearest even, or, of products, to odd.
+        fused: (a, b, c) -> a b + c of float32 arrays, rounded once to binary32.
+        combined16: (add | sub | mul, x, y, rounding) -> the same of two arrays of the rounding's
+            own 16-bit format, rounded once.
+        scaled16: (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit
+            format, rounded once.
+        narrow: (x, rounding) -> a float32 array rounded once, in the type of its format.
+        narrow32: (x, rounding) -> the same as a float32 array.
+        exponential: the function of a float64 array that `exp` computes, such as exp64.
+        exp: (x, format) -> that function of an array for this format, within binary32, rounded once
+            to binary32.
+        instructions: function -> what computes it of an array for binary32, as a GPU's approximate
+            instruction does, giving an array for binary32 again.
+        odd_sum: the sum of float64 arrays, rounded to odd.
+        round: (x, rounding, random) -> a float64 array rounded once.
+        multiply: the product of float64 arrays that no compiler fuses with a following addition.
+        divide: the quotient of float64 arrays, which no compiler narrows. Of binary32 numbers,
+            rounded to binary32, LLVM makes a division in binary32, and on a GPU that is an
+            approximate one.
+        function: (f, x) -> f of a float64 array.
+        total: (machine, accumulator, a, b, init) -> init + a @ b.
     """
 
     types: dict[str, Any]
@@ -93,14 +98,14 @@ class Machine:
 
 
 def format_of(f: Format) -> str:
-    """The narrowest of the formats above that holds the numbers of another."""
+    """Return the narrowest of the formats above that holds the numbers of another."""
     if f in (BF16.format, FP16.format, BINARY32.format):
         return f.name
     return FP32 if f.fits_binary32 else FP64
 
 
 def held_as(machine: Machine, x: Held, name: str) -> Array:
-    """The numbers as an array for a format that holds them."""
+    """Return the numbers as an array for a format that holds them."""
     x = computed(machine, x)
     if x.wider is None:
         array = x.array
@@ -116,7 +121,7 @@ def held_as(machine: Machine, x: Held, name: str) -> Array:
 
 
 def computed(machine: Machine, x: Held) -> Held:
-    """What was only promised, in binary64."""
+    """Return the numbers computed in binary64 if they were only promised, else as they are."""
     if x.made is None:
         return x
     operation, factors = x.made
@@ -133,7 +138,7 @@ def computed(machine: Machine, x: Held) -> Held:
 def in_binary64(
     multiply: Callable[[Array, Array], Array], operation: str, a: Array, b: Array
 ) -> Array:
-    """add, sub or mul of float64 arrays."""
+    """Return the sum, difference or product (add, sub, mul) of float64 arrays."""
     operations: dict[str, Callable[[Array, Array], Array]] = {
         "add": jnp.add,
         "sub": jnp.subtract,

@@ -1,8 +1,7 @@
-"""The approximate instructions of a GPU inside a kernel: there the GPU's own, and where a kernel is
-interpreted their model.
+"""The approximate instructions of a GPU inside a kernel, or their model where it is interpreted.
 
-`emu.instructions` is that model; 0 of all 2^32 arguments of each differ from an H200's (`python -m
-tests.checks.gpu_instructions`).
+The model is `emu.instructions`; none of all 2^32 arguments of each gives another result than on an
+H200 (`python -m tests.checks.gpu_instructions`).
 """
 
 from collections.abc import Callable, Mapping
@@ -27,23 +26,24 @@ def instructions(on_gpu: bool) -> Instructions:
 
 
 def _own(text: str, x: Array) -> Array:
+    """Return what the GPU's own instruction gives."""
     return instruction(f"{text} $0, $1;", jnp.float32, x)
 
 
 def _model(f: Callable[..., Any], x: Array) -> Array:
-    """By NumPy, of float64: an interpreted kernel may hold no table of coefficients.
+    """Return what the model gives, computed by NumPy on float64.
 
-    Numbers go there and back as words of 32 bits, for a callback has no 64-bit types where the
-    caller has none.
+    An interpreted kernel may hold no table of coefficients. Numbers go there and back as words of
+    32 bits, for a callback has no 64-bit types where the caller has none.
     """
     words = lax.bitcast_convert_type(x, jnp.int32)
-    found = jax.pure_callback(
+    results = jax.pure_callback(
         partial(_of_words, f),
         jax.ShapeDtypeStruct(words.shape, jnp.int32),
         words,
         vmap_method="expand_dims",
     )
-    return lax.bitcast_convert_type(found, x.dtype)
+    return lax.bitcast_convert_type(results, x.dtype)
 
 
 def _of_words(f: Callable[..., Any], words: Any) -> np.ndarray:

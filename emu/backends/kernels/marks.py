@@ -1,5 +1,6 @@
-"""What a function says of itself to `narrowing`: JAX primitives that stand for one operation of a
-kernel, whatever computes it.
+"""What a function tells `narrowing` about itself, by JAX primitives.
+
+Each stands for one operation of a kernel, whatever computes it.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from roundscope.emu.sums.accumulator import Accumulator
 
 
 def _marked(name: str, shape: Callable[..., tuple[int, ...]]) -> Primitive:
+    """Return a primitive with a float64 result, whose shape follows from those of its arguments."""
     primitive = Primitive(name)
     primitive.def_abstract_eval(
         lambda *x, **_: jax.core.ShapedArray(shape(*(y.shape for y in x)), jnp.dtype("float64"))
@@ -31,40 +33,40 @@ TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
 
 def round_event(x: Array, r: Rounding, random: Array | None = None) -> Array:
-    """x rounded once."""
-    found: Array = ROUND.bind(x, *(() if random is None else (random,)), rounding=r)
-    return found
+    """Return x rounded once."""
+    result: Array = ROUND.bind(x, *(() if random is None else (random,)), rounding=r)
+    return result
 
 
 def product(a: ArrayLike, b: ArrayLike) -> Array:
-    """a b."""
-    found: Array = PRODUCT.bind(
+    """Return a b."""
+    result: Array = PRODUCT.bind(
         *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
     )
-    return found
+    return result
 
 
 def odd_sum(a: ArrayLike, b: ArrayLike) -> Array:
-    """a + b, rounded to odd."""
-    found: Array = ODD_SUM.bind(
+    """Return a + b, rounded to odd."""
+    result: Array = ODD_SUM.bind(
         *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
     )
-    return found
+    return result
 
 
 def function(f: Callable[..., Array], x: Array) -> Array:
-    """f(x)."""
-    found: Array = FUNCTION.bind(x, function=f)
-    return found
+    """Return f(x)."""
+    result: Array = FUNCTION.bind(x, function=f)
+    return result
 
 
 def total(acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
-    """init + a @ b."""
-    found: Array = TOTAL.bind(a, b, init, accumulator=acc)
-    return found
+    """Return init + a @ b."""
+    result: Array = TOTAL.bind(a, b, init, accumulator=acc)
+    return result
 
 
 def transposed(x: Array) -> Array:
-    """Its transpose."""
-    found: Array = TRANSPOSED.bind(x)
-    return found
+    """Return the transpose of x."""
+    result: Array = TRANSPOSED.bind(x)
+    return result

@@ -62,11 +62,11 @@ EVERYWHERE = (0.0, np.inf, -np.inf)
 def narrowed(
     machine: Machine, f: Callable[..., Any], formats: Sequence[str]
 ) -> Callable[..., tuple[tuple[Array, ...], Any]]:
-    """f, to be called with `Held` numbers and other arrays; what f returns, (a tuple of numbers,
-    anything else): the numbers as arrays for these formats, which must hold them, and the rest as
-    float64 arrays, or as it is.
+    """Return f as a function that runs on narrow numbers wherever the bits are the same.
 
-    One array twice stays one.
+    f returns a tuple of numbers, and anything else. The new function is called with `Held` numbers
+    and other arrays. It returns the numbers as arrays for `formats`, which must hold them, and the
+    rest with its numbers as float64 arrays. One array that stands twice in the rest stays one.
     """
 
     def run(*args: Any) -> tuple[tuple[Array, ...], Any]:
@@ -74,13 +74,13 @@ def narrowed(
         closed, like = jax.make_jaxpr(
             lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
         )(*map(_like, flat))
-        found = _evaluate(machine, closed.jaxpr, closed.consts, flat)
-        numbers, rest = jax.tree.unflatten(jax.tree.structure(like), found)
-        own = tuple(held_as(machine, x, name) for x, name in zip(numbers, formats, strict=True))
+        results = _evaluate(machine, closed.jaxpr, closed.consts, flat)
+        numbers, rest = jax.tree.unflatten(jax.tree.structure(like), results)
+        arrays = tuple(held_as(machine, x, name) for x, name in zip(numbers, formats, strict=True))
         wide = {
             id(x): held_as(machine, x, FP64) for x in jax.tree.leaves(rest) if isinstance(x, Held)
         }
-        return own, jax.tree.map(lambda x: wide.get(id(x), x), rest)
+        return arrays, jax.tree.map(lambda x: wide.get(id(x), x), rest)
 
     return run
 
@@ -93,7 +93,7 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _constant(machine: Machine, value: Any, like: Any) -> Any:
-    """A number of the program's text; other constants as they are."""
+    """Return a number of the program's text as `Held`; other constants as they are."""
     if like.dtype != jnp.float64:
         return value
     if np.ndim(value):
@@ -122,7 +122,7 @@ def _evaluate(
 
 
 def inlined(eqn: Any) -> Any:
-    """What an operation calls, where it is no more than a call; else None."""
+    """Return what an operation calls, where it is no more than a call, else None."""
     return (
         (eqn.params.get("jaxpr") or eqn.params["call_jaxpr"])
         if eqn.primitive.name in INLINED
@@ -131,17 +131,17 @@ def inlined(eqn: Any) -> Any:
 
 
 def _needed(jaxpr: Jaxpr) -> list[Any]:
-    """The operations that some result depends on."""
-    needed, found = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
+    """Return the operations that some result depends on."""
+    needed, operations = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
     for eqn in reversed(jaxpr.eqns):
         if any(v in needed for v in eqn.outvars):
             needed |= {v for v in eqn.invars if not isinstance(v, Literal)}
-            found.append(eqn)
-    return found[::-1]
+            operations.append(eqn)
+    return operations[::-1]
 
 
 def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
-    """The results of one operation."""
+    """Return the results of one operation, done again on narrow numbers."""
     name, params = eqn.primitive.name, eqn.params
     if closed := inlined(eqn):
         return _evaluate(machine, closed.jaxpr, closed.consts, x)
@@ -172,15 +172,16 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
 
 
 def _function(machine: Machine, f: Any, x: Held) -> Held:
-    """A function of numbers; an instruction gives binary32 numbers of such numbers."""
+    """Return a function of numbers; an instruction gives binary32 numbers of such numbers."""
     if f in machine.instructions and x.format != FP64:
         return Held(array=machine.instructions[f](held_as(machine, x, FP32)), format=FP32)
     return promised(machine, f, (x,))
 
 
 def _odd_sum(machine: Machine, a: Held, b: Held) -> Held:
-    """a + b, rounded to odd: of a product and a binary32 number one multiply-add, where its
-    rounding to binary32 comes.
+    """Return a + b, rounded to odd.
+
+    Of a product and a binary32 number it is one multiply-add, if a rounding to binary32 follows.
     """
     if a.made is not None and a.made[0] == "mul" and b.format != FP64:
         return Held(array=None, format=FP64, made=("fma", (*a.made[1], b)))
@@ -188,8 +189,9 @@ def _odd_sum(machine: Machine, a: Held, b: Held) -> Held:
 
 
 def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
-    """add, sub, mul or a function of numbers: a result that waits for its rounding, if one
-    instruction may then do both.
+    """Return add, sub, mul or a function of numbers.
+
+    The result waits for its rounding, if one instruction may then do both.
     """
     known = operation in ARITHMETIC or operation is machine.exponential
     promise = Held(array=None, format=FP64, made=(operation, tuple(x)))
@@ -197,7 +199,7 @@ def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
 
 
 def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None) -> Held:
-    """Numbers rounded once."""
+    """Return numbers rounded once."""
     name = format_of(r.format)
     if (
         r.is_identity
@@ -221,11 +223,11 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
 
 
 def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
-    """A sum, difference or product of two numbers of the format itself, or a binary32 number times
-    such a number of a tile, as an array of it; None of anything else.
+    """Return a result of a 16-bit format's own instructions as an array of it, or None.
 
-    One rounding is what binary64 and then the format give: 53 >= 2 p + 2 (Figueroa 1995), products
-    are exact.
+    They compute a sum, difference or product of two numbers of the format itself, or a binary32
+    number times such a number of a tile. One rounding is what binary64 and then the format give: 53
+    >= 2 p + 2 (Figueroa 1995), and products are exact.
     """
     if x.made is None or x.made[0] not in ARITHMETIC:
         return None
@@ -240,13 +242,14 @@ def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
 
 
 def _in_own(machine: Machine, x: Held, name: str) -> Array:
+    """Return numbers as an array of the format, in full shape where all are one number."""
     if x.uniform is None:
         return held_as(machine, x, name)
     return jnp.broadcast_to(jnp.asarray(x.uniform, machine.types[name]), jnp.shape(x.array))
 
 
 def _is_within(x: Held, r: Rounding) -> bool:
-    """Whether the numbers are the format's."""
+    """Return whether the numbers are those of the format."""
     with np.errstate(over="ignore"):
         return x.format == r.format.name or (
             x.uniform is not None and float(NUMBERS[r](x.uniform)) == x.uniform
@@ -254,7 +257,7 @@ def _is_within(x: Held, r: Rounding) -> bool:
 
 
 def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
-    """A float32 array that rounds to what x rounds to; None where binary64 has to say."""
+    """Return a float32 array that rounds to what x rounds to, or None where only binary64 tells."""
     if x.made is None:
         return held_as(machine, x, FP32) if x.format in WITHIN_FP32 else None
     operation, factors = x.made
@@ -269,38 +272,43 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
             machine.fused(*(held_as(machine, y, FP32) for y in factors)) if r == BINARY32 else None
         )
     to_odd = r != BINARY32
-    if (
-        to_odd and operation != "mul"
-    ):  # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
+    # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
+    if to_odd and operation != "mul":
         return None
     a, b = (held_as(machine, y, FP32) for y in factors)
     return machine.combined(operation, a, b, to_odd)
 
 
 def _joined(x: Sequence[Any], least: str | None = None) -> str:
-    """The narrowest format that holds them all, and no narrower than `least`.
+    """Return the narrowest format that holds all these numbers, and is no narrower than `least`.
 
-    Every one here holds 0 and infinities.
+    Every format here holds 0 and infinities.
     """
     held = [y for y in x if isinstance(y, Held)]
-    own = {y.format for y in held if y.uniform not in EVERYWHERE} | ({least} if least else set())
-    return FP32 if not own else own.pop() if len(own) == 1 else (FP64 if FP64 in own else FP32)
+    formats = {y.format for y in held if y.uniform not in EVERYWHERE}
+    formats |= {least} if least else set()
+    if not formats:
+        return FP32
+    if len(formats) == 1:
+        return formats.pop()
+    return FP64 if FP64 in formats else FP32
 
 
 def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
+    """Return numbers that an operation moved, and did not compute."""
     y = [computed(machine, v) if isinstance(v, Held) else v for v in x]
-    (found,) = _bound(machine, eqn, y, _joined(y))
+    (moved,) = _bound(machine, eqn, y, _joined(y))
     return Held(
-        array=found.array, format=found.format, uniform=y[0].uniform if len(y) == 1 else None
+        array=moved.array, format=moved.format, uniform=y[0].uniform if len(y) == 1 else None
     )
 
 
 def _bound(machine: Machine, eqn: Any, x: list[Any], name: str) -> list[Any]:
-    """The operation itself, on arrays for one format."""
+    """Return the results of the operation itself, on arrays for one format."""
     arrays = [held_as(machine, y, name) if isinstance(y, Held) else y for y in x]
-    found = eqn.primitive.bind(*arrays, **eqn.params)
-    found = found if eqn.primitive.multiple_results else [found]
+    results = eqn.primitive.bind(*arrays, **eqn.params)
+    results = results if eqn.primitive.multiple_results else [results]
     return [
         Held(array=y, format=name) if v.aval.dtype == jnp.float64 else y
-        for y, v in zip(found, eqn.outvars, strict=True)
+        for y, v in zip(results, eqn.outvars, strict=True)
     ]

@@ -1,9 +1,9 @@
-"""`Ops` inside a Pallas kernel: a tile's arrays stay in registers, in the narrowest type that gives
-the bits (`narrowing`).
+"""`Ops` inside a Pallas kernel, where a tile's arrays stay in registers.
 
-Sums run on the tensor cores, by halves, or in ascending order. A kernel may not index an array by a
-loop's counter, only memory: so an ascending sum writes its factors to buffers of its program and
-reads them back, some lines at a time. Needs 64-bit types enabled while traced.
+They have the narrowest type that gives the bits (`narrowing`). Sums run on the tensor cores, by
+halves, or in ascending order. A kernel may not index an array by a loop's counter, only memory: so
+an ascending sum writes its factors to buffers of its program and reads them back, some lines at a
+time. 64-bit types must be enabled while it is traced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,27 +30,27 @@ from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from roundscope.emu.sums.odd import sum_to_round
 
 UNROLL = 8  # additions in a turn of a loop: their factors are read ahead
-# products of a sum that a multiprocessor's threads add up in a turn: its factors fit into their
-# registers
+# products of a sum that a multiprocessor's threads add up in a turn: their factors fit into the
+# threads' registers
 DEPTH = 16
-# of a row that is added up in registers: more of them would take as many instructions to be traced
+# the most columns of a row that is added up in registers: each takes instructions to be traced
 COLUMNS = 32
 TO_ODD = rounding("fp32", "to-odd")
 TYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, FP32: jnp.float32, FP64: jnp.float64}
-Buffers = Mapping[
-    str, tuple[Any, Any]
-]  # by the name of the format that an array of this type holds: two, a square each
+# two square buffers for each type, by the name of the format that an array of it holds
+Buffers = Mapping[str, tuple[Any, Any]]
 
 
 def types(on_gpu: bool) -> dict[str, Any]:
-    """Of arrays, by format. A CPU may flush subnormal numbers of anything narrower than
-    binary64.
+    """Return the types of arrays, by format.
+
+    A CPU may flush subnormal numbers of anything narrower than binary64, so there all are float64.
     """
     return TYPES if on_gpu else dict.fromkeys(TYPES, jnp.float64)
 
 
 def kernel_ops() -> Ops:
-    """The record for what `emu.backends.kernels.narrowing.narrowed` runs."""
+    """Return the record for what `emu.backends.kernels.narrowing.narrowed` runs."""
     return Ops(
         xp=jnp,
         round=marks.round_event,
@@ -74,8 +74,9 @@ def kernel_ops() -> Ops:
 
 
 def _events(events: Sequence[Event]) -> list[tuple[Array, Array, Array]]:
-    """Events as they are, before and after, and how many of each row exist, the first ones: a
-    kernel has no other masks.
+    """Return events as they are, before and after, and how many of each row exist.
+
+    Those are the first ones of the row: a kernel has no other masks.
     """
     return [
         (before, after, valid.sum(axis=1).astype(jnp.int32)) for before, after, _, valid in events
@@ -83,6 +84,8 @@ def _events(events: Sequence[Event]) -> list[tuple[Array, Array, Array]]:
 
 
 def _refused(what: str) -> Any:
+    """Return a function that raises NotImplementedError for what a kernel cannot do."""
+
     def refuse(*_: Any) -> Any:
         raise NotImplementedError(f"{what} inside a kernel")
 
@@ -96,14 +99,16 @@ def kernel_machine(
     exps_at_once: int = AT_ONCE,
     exps: Array | None = None,
 ) -> Machine:
-    """What does the arithmetic of one program.
+    """Return what does the arithmetic of one program.
 
-    zero     an int64 0 that was read from memory: no compiler sees through it (`xla_ops`)
-    buffers  of the program's own, for the types that it passes through memory
-    on_gpu   whether the kernel runs on a GPU, by its instructions and tensor cores; else it is
-             interpreted, with models of them
-    exps_at_once  of a thread: fewer of them where registers are wanted for more than one sum
-    exps     the place of the table of `gpu_exp_table`, if there is one
+    Args:
+        zero: an int64 0 that was read from memory, so that no compiler sees through it (`xla_ops`).
+        buffers: memory of the program's own, for the types that it passes through memory.
+        on_gpu: whether the kernel runs on a GPU, by its instructions and tensor cores; else it is
+            interpreted, with models of them.
+        exps_at_once: exps of a thread that are under way together; fewer of them where registers
+            are wanted for more than one sum.
+        exps: the place of the table of `emu.backends.kernels.exp_table`, if there is one.
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
     wide = replace(xla_ops(zero), multiply=multiply)
@@ -136,8 +141,8 @@ def _round(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 
 def _converted(x: Array, r: Rounding, random: Array | None = None) -> Array:
-    found = gpu_convert.converted(x, r)
-    return _round(x, r, random) if found is None else found
+    result = gpu_convert.converted(x, r)
+    return _round(x, r, random) if result is None else result
 
 
 def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> Array:
@@ -147,25 +152,27 @@ def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> 
 
 
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """What `gpu_convert.combined` does, by the rule: binary64 holds every product, and a sum rounds
-    to binary32 as if it held that.
+    """Return what `convert.combined` returns, by the rule.
+
+    binary64 holds every product, and a sum rounds to binary32 as if it did.
     """
     return _round(in_binary64(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
 
 
 def _fused_by_rule(wide: Ops, a: Array, b: Array, c: Array) -> Array:
-    """What `gpu_convert.fused` does, by the rule."""
+    """Return what `convert.fused` returns, by the rule."""
     return _round(wide.odd_sum(wide.multiply(a, b), c), BINARY32)
 
 
 def _combined16(multiply: Any, operation: str, a: Array, b: Array, r: Rounding) -> Array:
-    """What `gpu_convert.combined16` does, by the rule."""
+    """Return what `convert.combined16` returns, by the rule."""
     return _round(in_binary64(multiply, operation, a, b), r)
 
 
 def barrier(on_gpu: bool) -> None:
-    """The threads of a program wait for each other, and see what others wrote; an interpreter has
-    one.
+    """Make the threads of a program wait for each other, so that each sees what the others wrote.
+
+    An interpreter has one thread.
     """
     if on_gpu:
         triton.debug_barrier()
@@ -181,7 +188,10 @@ def _total(
     b: Held,
     init: Held,
 ) -> Held:
-    """init + a @ b; a (T, K), b (K, N). By halves: K a power of two, and b ones, a row sum."""
+    """Return init + a @ b; a is (T, K), b (K, N).
+
+    By halves, K is a power of two and b is ones: it is a row sum.
+    """
     if acc.order is Order.HALVES:
         return _by_halves(wide, on_gpu, machine, acc, a, init)
     if (
@@ -202,7 +212,7 @@ def _total(
 
 
 def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
-    """By the matrix unit, whatever precision a user asks of JAX's products.
+    """Return init + a @ b by the matrix unit, whatever precision a user asks of JAX's products.
 
     Triton makes init the first term of its sum, and leaves no other addition (TritonCombineOps).
     """
@@ -218,7 +228,7 @@ def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: 
 def _by_halves(
     wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
 ) -> Held:
-    """The sum of the numbers of each row, K a power of two."""
+    """Return the sum of the numbers of each row, by halves; K is a power of two."""
     single = acc.step == BINARY32 and FP64 not in (a.format, init.format)
     x = held_as(machine, a, FP32 if single else FP64)
     while x.shape[1] > 1:
@@ -235,8 +245,9 @@ def _by_halves(
 
 
 def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
-    """The left and the right half of a row; a kernel has no slices, but sums over an axis, and x +
-    -0 is x.
+    """Return the left and the right half of a row.
+
+    A kernel has no slices, but it has sums over an axis, and x + -0 is x.
     """
     half = x.shape[1] // 2
     if not on_gpu:
@@ -249,8 +260,9 @@ def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
 def _column_by_column(
     wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
 ) -> Held:
-    """The ascending sum of each row, a power of two of numbers, in registers: a row is cut into
-    halves until columns are left.
+    """Return the ascending sum of each row of a power of two of numbers, in registers.
+
+    A row is cut into halves until columns are left.
     """
     parts = [held_as(machine, a, FP32)]
     while parts[0].shape[1] > 1:
@@ -281,10 +293,10 @@ def _ascending(
     b: Held,
     init: Held,
 ) -> Held:
-    """Ascending; K a multiple of DEPTH.
+    """Return the sum in ascending order; K is a multiple of DEPTH.
 
-    Of binary32 numbers with binary32 steps by fused multiply-adds: Triton's product of float32
-    matrices at full precision, which adds to one sum in ascending order.
+    Binary32 numbers with binary32 steps are added by fused multiply-adds: Triton's product of
+    float32 matrices at full precision, which adds to one sum in ascending order.
     """
     single = acc.step == BINARY32 and init.format != FP64 and _is_binary32(a) and _is_binary32(b)
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
@@ -317,24 +329,27 @@ def _ascending(
 
 
 def _fused(a: Array, b: Array, init: Array) -> Array:
-    """init + a @ b of float32 arrays, by fused multiply-adds in ascending order.
+    """Return init + a @ b of float32 arrays, by fused multiply-adds in ascending order.
 
-    Triton reads a factor that comes straight from memory so that registers do not suffice, in three
-    times the time: so each is moved once.
+    Triton reads a factor that comes straight from memory in a way for which registers do not
+    suffice, in three times the time: so each is moved once.
     """
     a, b = (gpu_convert.instruction("mov.f32 $0, $1;", jnp.float32, x) for x in (a, b))
-    return triton.dot(a, b, precision=lax.Precision.HIGHEST) + init
+    product: Array = triton.dot(a, b, precision=lax.Precision.HIGHEST)
+    return product + init
 
 
 def _modelled(wide: Ops, acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
-    """The same by any accumulator, in binary64, as an interpreter runs it."""
-    return accumulate(wide, acc, a.T, b, init)
+    """Return the sum by any accumulator, in binary64, as an interpreter runs it."""
+    total: Array = accumulate(wide, acc, a.T, b, init)
+    return total
 
 
 def _is_binary32(x: Held) -> bool:
+    """Return whether the numbers are binary32 ones."""
     return x.format != FP64 or x.uniform == 1.0
 
 
 def _added(wide: Ops, machine: Machine, step: Rounding, a: Array, b: Array) -> Array:
-    """A step of an accumulator, in binary64."""
+    """Return a step of an accumulator, in binary64."""
     return machine.round(sum_to_round(wide, step.format.precision, a, b), step, None)

@@ -1,9 +1,9 @@
-"""A function without its transpositions: what is wanted transposed is made so.
+"""A function without its transpositions: what is wanted transposed is computed that way.
 
 Inside a kernel a transposition goes through memory that threads share, with waiting before and
-after. But the arrays of a tile are made number by number, from rows, columns and sums of products,
-and (a b)^T = b^T a^T with the same products in the same order. So every array is computed the way
-round that is asked for, at most once each way.
+after. But the arrays of a tile are computed number by number, from rows, columns and sums of
+products, and (a b)^T = b^T a^T with the same products in the same order. So every array is computed
+the way round that is asked for, at most once each way.
 """
 
 import functools
@@ -45,14 +45,14 @@ BY_NUMBER = (
     "bitcast_convert_type",
     "copy",
 )
-EitherWay = Callable[[bool], Array]  # an array; True: its transpose
+EitherWay = Callable[[bool], Array]  # of False, an array; of True, its transpose
 
 
 def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
-    """f, a function of arrays with `emu.backends.kernels.marks`: the same results, bit for bit,
-    with transpositions of its arguments alone.
+    """Return f, a function of arrays with `emu.backends.kernels.marks`, without its transpositions.
 
-    Raises NotImplementedError for an operation whose transpose is not known here.
+    The results are the same, bit for bit; only arguments of f are transposed. Raises
+    NotImplementedError for an operation whose transpose is not known here.
     """
 
     def run(*args: Any) -> Any:
@@ -60,13 +60,14 @@ def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
         closed, like = jax.make_jaxpr(
             lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
         )(*flat)
-        found = _evaluate(closed.jaxpr, [*map(_given, closed.consts)], [*map(_given, flat)])
-        return jax.tree.unflatten(jax.tree.structure(like), [x(False) for x in found])
+        results = _evaluate(closed.jaxpr, [*map(_given, closed.consts)], [*map(_given, flat)])
+        return jax.tree.unflatten(jax.tree.structure(like), [x(False) for x in results])
 
     return run
 
 
 def _given(x: Any) -> EitherWay:
+    """Return an array that exists as one that can be had either way."""
     return functools.cache(lambda is_transposed: x.T if is_transposed and x.ndim == 2 else x)
 
 
@@ -100,18 +101,19 @@ def _results(eqn: Any, x: Sequence[EitherWay]) -> list[EitherWay]:
         )
 
     def result(n: int, is_transposed: bool) -> Array:
-        found = computed(is_transposed and eqn.outvars[n].aval.ndim == 2)
-        return found[n] if eqn.primitive.multiple_results else found
+        results = computed(is_transposed and eqn.outvars[n].aval.ndim == 2)
+        array: Array = results[n] if eqn.primitive.multiple_results else results
+        return array
 
     return [functools.partial(result, n) for n in range(len(eqn.outvars))]
 
 
 def _swaps(eqn: Any) -> bool:
-    return eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0)
+    return bool(eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0))
 
 
 def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
-    """The transpose of what an operation makes."""
+    """Return the transpose of an operation's result."""
     name, params = eqn.primitive.name, eqn.params
     if name in BY_NUMBER or eqn.primitive in (
         marks.ROUND,
@@ -119,19 +121,21 @@ def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
         marks.FUNCTION,
         marks.ODD_SUM,
     ):
-        return eqn.primitive.bind(*(y(True) for y in x), **params)
+        return _bound(eqn, *(y(True) for y in x))
     if eqn.primitive is marks.TOTAL:
         a, b, init = x
         return marks.total(params["accumulator"], b(True), a(True), init(True))
     if name == "broadcast_in_dim":
         ways = tuple(sorted(1 - d for d in params["broadcast_dimensions"]))
-        return eqn.primitive.bind(
-            x[0](True), **params | {"shape": params["shape"][::-1], "broadcast_dimensions": ways}
-        )
+        return _bound(eqn, x[0](True), shape=params["shape"][::-1], broadcast_dimensions=ways)
     if name == "reshape" and eqn.invars[0].aval.ndim == 1 and 1 in params["new_sizes"]:
-        return eqn.primitive.bind(x[0](False), **params | {"new_sizes": params["new_sizes"][::-1]})
+        return _bound(eqn, x[0](False), new_sizes=params["new_sizes"][::-1])
     if name == "iota":
-        return eqn.primitive.bind(
-            **params | {"shape": params["shape"][::-1], "dimension": 1 - params["dimension"]}
-        )
+        return _bound(eqn, shape=params["shape"][::-1], dimension=1 - params["dimension"])
     raise NotImplementedError(f"the transpose of what {name} makes")
+
+
+def _bound(eqn: Any, *arrays: Array, **changes: Any) -> Array:
+    """Return the result of the same operation on other arrays, with these parameters changed."""
+    array: Array = eqn.primitive.bind(*arrays, **eqn.params | changes)
+    return array

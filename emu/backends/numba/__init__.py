@@ -1,3 +1,1 @@
-"""NumPy arrays, rounded and summed by Numba kernels: one thread a call, compiled code kept on
-disk.
-"""
+"""NumPy arrays, rounded and summed by Numba kernels; compiled code is kept on disk."""

@@ -1,19 +1,20 @@
-"""`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands, columns side by side in
-the processor's lanes.
+"""`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands.
+
+Columns lie side by side in the processor's vector lanes.
 """
 
 from typing import Any
 
 import numpy as np
 
+from roundscope.emu.backends.numba.jit import compiled
 from roundscope.emu.backends.numba.rounding import (
     RULE64,
     bits_of_float,
-    compiled,
     float_of_bits,
     over_threads,
 )
-from roundscope.emu.rounding.rule import C64, EVEN, target_of
+from roundscope.emu.rounding.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.emu.sums.aligned import Factors
 
@@ -25,8 +26,19 @@ _COLUMNS = 256  # of a chunk of b and its binades that stay in the first cache
 
 
 @compiled
-def _fold(a, w_a, b, w_b, total, chunk, bits, zero, emin, t):
-    """total += the chunks of a b; total: the rows of one thread."""
+def _fold(
+    a: np.ndarray,
+    w_a: np.ndarray,
+    b: np.ndarray,
+    w_b: np.ndarray,
+    total: np.ndarray,
+    chunk: int,
+    bits: int,
+    zero: int,
+    emin: int,
+    t: Target,
+) -> None:
+    """Add the chunks of a b to total, the rows of one thread."""
     least, smallest, kept = 2.0**zero, (emin + 1023) << 52, bits << 52
     top, units = np.empty(_COLUMNS), np.empty(_COLUMNS)
     for left in range(0, total.shape[1], _COLUMNS):
@@ -42,8 +54,8 @@ def _fold(a, w_a, b, w_b, total, chunk, bits, zero, emin, t):
 
 
 @compiled
-def _top(row, w_a, w_b, top, smallest):
-    """The largest binade of each column's terms."""
+def _top(row: np.ndarray, w_a: np.ndarray, w_b: np.ndarray, top: np.ndarray, smallest: int) -> None:
+    """Write the largest binade of each column's terms to top."""
     for j in range(row.size):
         e = max(bits_of_float(row[j]) & _EXPONENT, smallest)
         top[j] = 0.0 if row[j] == 0.0 else float_of_bits(e)
@@ -55,22 +67,32 @@ def _top(row, w_a, w_b, top, smallest):
 
 
 @compiled
-def _zeros(row, w_a, w_b, top, least, padded):
-    """Where all terms are below the exponent of a 0 and one is 0, that exponent is the largest:
-    seldom.
+def _zeros(
+    row: np.ndarray,
+    w_a: np.ndarray,
+    w_b: np.ndarray,
+    top: np.ndarray,
+    least: float,
+    padded: bool,
+) -> None:
+    """Raise top to `least`, the binade that a term of 0 counts as, where there is such a term.
+
+    That changes something only where all other terms are smaller, which is seldom.
     """
     for j in range(row.size):
         if top[j] < least:
-            found = padded or row[j] == 0.0
+            has_zero = padded or row[j] == 0.0
             for k in range(w_a.size):
-                found |= w_a[k] * w_b[k, j] == 0.0
-            if found:
+                has_zero |= w_a[k] * w_b[k, j] == 0.0
+            if has_zero:
                 top[j] = least
 
 
 @compiled
-def _units(row, a, b, top, units, kept):
-    """The sum of the terms in units of top / 2^F, each cut to whole ones."""
+def _units(
+    row: np.ndarray, a: np.ndarray, b: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int
+) -> None:
+    """Write the sum of the terms in units of top / 2^F, each cut to a whole number of them."""
     for j in range(row.size):
         units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
     for k in range(a.size):
@@ -80,14 +102,14 @@ def _units(row, a, b, top, units, kept):
 
 
 @compiled
-def _per_unit(top, kept):
-    """2^F / top, of powers of two."""
+def _per_unit(top: float, kept: int) -> float:
+    """Return 2^F / top, for a top that is a power of two."""
     return float_of_bits(_ONE_TWICE + kept - bits_of_float(top))
 
 
 @compiled
-def _leave(row, top, units, kept, t):
-    """The sums, rounded; what was infinite stays so."""
+def _leave(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int, t: Target) -> None:
+    """Write the rounded sums to row; what was infinite or NaN stays so."""
     bits = row.view(np.int64)
     for j in range(row.size):
         s = bits_of_float(units[j] * float_of_bits(bits_of_float(top[j]) - kept))
@@ -99,7 +121,7 @@ def _leave(row, top, units, kept, t):
 
 
 def aligned(a: Factors, b: Factors, init: np.ndarray, acc: Accumulator) -> np.ndarray:
-    """As `emu.sums.aligned.aligned`, for finite factors."""
+    """Return what `emu.sums.aligned.aligned` returns, for finite factors."""
     total = np.array(init, dtype=np.float64, order="C")
     x, w_x, y, w_y = (np.ascontiguousarray(v) for v in (*a, *b))
     kept: Any = acc.alignment

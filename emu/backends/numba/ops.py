@@ -1,4 +1,4 @@
-"""`Ops` on NumPy arrays with Numba kernels: one thread each call, the interpreter lock released."""
+"""`Ops` on NumPy arrays with Numba kernels, one thread each call, the interpreter lock released."""
 
 from functools import cache
 from typing import Any
@@ -40,17 +40,15 @@ def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
 
 
 def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
-    seen = []
+    ys = []
     for k in range(xs[0].shape[0]):
         carry, y = body(carry, k, tuple(x[k] for x in xs))
-        seen.append(y)
-    return carry, stack(seen)
+        ys.append(y)
+    return carry, stack(ys)
 
 
 def stack(ys: list[Any]) -> Any:
-    """A list of equal structures of arrays as one structure of stacked arrays; None stands for
-    zeros.
-    """
+    """Return structures of arrays as one structure of stacked arrays; None stands for zeros."""
     like = next((y for y in ys if y is not None), None)
     if like is None:
         return None
@@ -69,7 +67,7 @@ def _when(active: Any, compute: Any, state: Any) -> tuple[Any, Any]:
 
 @cache
 def numpy_ops() -> Ops:
-    """The record for NumPy arrays."""
+    """Return the record for NumPy arrays."""
     return Ops(
         xp=np,
         round=_round,

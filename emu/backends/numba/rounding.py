@@ -1,123 +1,81 @@
-"""The Numba executor of the rule: NumPy arrays in, NumPy arrays out, two threads or more.
+"""The Numba executor of the rule: NumPy arrays in, NumPy arrays out, on two threads or more.
 
 Kernels take flat contiguous arrays of the carrier's bits and release the interpreter lock;
-`parallel` cuts an array into one piece per thread. Plain `njit`, no fastmath: the bits are the
-definition.
+`parallel` cuts an array into one piece per thread.
 """
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
-from numba.core import config
 
+from roundscope.emu.backends.numba.jit import closure, compiled, njit
 from roundscope.emu.backends.numba.word import from_word, to_word
 from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, build_rule, target_of
+from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
 
 
-@cache
-def _cache_directory() -> str:
-    """A folder of compiled kernels for exactly these sources: Numba's own cache misses a changed
-    callee.
-    """
-    sources = sorted(Path(__file__).parents[2].rglob("*.py"))
-    digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + numba.__version__.encode())
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = base / "roundscope" / f"numba-{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="roundscope-"))
-    return str(folder)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`njit` for a function of a module, kept on disk: a fresh process loads it in milliseconds.
-
-    For functions of a module only, with all that they call: a closure over compiled functions, or
-    one of them passed as an argument, cannot be cached. Numba reads the folder at this moment and
-    never again, so no other package's cache moves.
-    """
-    before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    finally:
-        config.CACHE_DIR = before
-
-
-def closure(tag: str) -> Callable[[Callable[..., Any]], Any]:
-    """`njit` for the functions that a factory makes, under a name that no other of them has.
-
-    Numba names machine code after the function, its types and a count that starts anew in every
-    process. Of two closures of one name and types, one loaded from disk and one compiled here, the
-    linker takes the first for both, silently.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        function.__qualname__ = f"{function.__qualname__}.{tag}"
-        return numba.njit(function)
-
-    return decorate
-
-
-@numba.njit
+@njit
 def where(condition: Any, yes: Any, no: Any) -> Any:
-    """The scalar choice."""
+    """Return one of two scalars."""
     return yes if condition else no
 
 
-@numba.njit
+@njit
 def bits_of_float(x: Any) -> Any:
-    """The int64 bits of a float64."""
+    """Return the int64 bits of a float64."""
     return np.float64(x).view(np.int64)
 
 
-@numba.njit
-def float_of_bits(b: Any) -> Any:
-    """The float64 of int64 bits."""
+@njit
+def float_of_bits(b: Any) -> float:
+    """Return the float64 of int64 bits."""
     return np.int64(b).view(np.float64)
 
 
-@numba.njit
-def in_place(x: Any, y: Any) -> Any:
-    """Whether two arrays begin at one address. Only a loop over one array vectorises then."""
+@njit
+def in_place(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether two arrays begin at one address.
+
+    Only a loop over one array is vectorized then.
+    """
     return x.ctypes.data == y.ctypes.data
 
 
 def _loops(
     rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Callable[..., Any]
 ) -> Rule:
-    """The three functions of a rule over arrays: y = x rounded; x, y, random: integers of one size.
+    """Return the three functions of a rule over arrays, which write x rounded to y.
 
-    enter, leave  between an element of the array and the integers of the rule
+    x, y and random are arrays of integers of one size.
+
+    Args:
+        rule: the functions for single numbers.
+        carrier: the layout of the bits.
+        enter: from an element of the array to the integer of the rule.
+        leave: from the integer of the rule to an element.
     """
     magnitude, width = carrier.magnitude, carrier.magnitude.bit_length() + 1
     nearest_even, any_mode, drawn = rule
 
     @closure(f"{width}")
-    def signed(m, b, t):
-        signless = (t.negative_zero == 0) | (
-            b & magnitude > carrier.infinity
-        )  # of zeros: the fnuz formats', and NaN's
+    def signed(m: Any, b: Any, t: Target) -> Any:
+        # zeros without a sign: those of the fnuz formats, and those that NaN becomes
+        signless = (t.negative_zero == 0) | (b & magnitude > carrier.infinity)
         return leave(where((m == 0) & signless, 0, m | (b & ~magnitude)))
 
-    def over(function, name):
+    def over(function: Callable[..., Any], name: str) -> Callable[..., None]:
         @closure(f"{name}{width}")
-        def one(element, t):
+        def one(element: Any, t: Target) -> Any:
             b = enter(element)
             return signed(function(b & magnitude, b < 0, t), b, t)
 
         @closure(f"{name}{width}")
-        def loop(x, y, t):
+        def loop(x: np.ndarray, y: np.ndarray, t: Target) -> None:
             if in_place(x, y):
                 for i in range(y.size):
                     y[i] = one(y[i], t)
@@ -128,12 +86,12 @@ def _loops(
         return loop
 
     @closure(f"{width}")
-    def one(element, t, random):
+    def one(element: Any, t: Target, random: Any) -> Any:
         b = enter(element)
         return signed(drawn(b & magnitude, b < 0, t, enter(random)), b, t)
 
     @closure(f"{width}")
-    def stochastic(x, y, random, t):
+    def stochastic(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
         if in_place(x, y):
             for i in range(y.size):
                 y[i] = one(y[i], t, random[i])
@@ -151,38 +109,44 @@ _even64, _any64, _stochastic64 = _loops(RULE64, C64, numba.int64, numba.int64)
 
 
 @compiled
-def even32(x: Any, y: Any, t: Any) -> None:
+def even32(x: np.ndarray, y: np.ndarray, t: Target) -> None:
+    """Round binary32 numbers to nearest even."""
     _even32(x, y, t)
 
 
 @compiled
-def any32(x: Any, y: Any, t: Any) -> None:
+def any32(x: np.ndarray, y: np.ndarray, t: Target) -> None:
+    """Round binary32 numbers in any mode but the stochastic one."""
     _any32(x, y, t)
 
 
 @compiled
-def stochastic32(x: Any, y: Any, random: Any, t: Any) -> None:
+def stochastic32(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
+    """Round binary32 numbers in the stochastic mode."""
     _stochastic32(x, y, random, t)
 
 
 @compiled
-def even64(x: Any, y: Any, t: Any) -> None:
+def even64(x: np.ndarray, y: np.ndarray, t: Target) -> None:
+    """Round binary64 numbers to nearest even."""
     _even64(x, y, t)
 
 
 @compiled
-def any64(x: Any, y: Any, t: Any) -> None:
+def any64(x: np.ndarray, y: np.ndarray, t: Target) -> None:
+    """Round binary64 numbers in any mode but the stochastic one."""
     _any64(x, y, t)
 
 
 @compiled
-def stochastic64(x: Any, y: Any, random: Any, t: Any) -> None:
+def stochastic64(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
+    """Round binary64 numbers in the stochastic mode."""
     _stochastic64(x, y, random, t)
 
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """One worker per core of this process; made on first use."""
+    """Return the threads, one worker per core of this process; they are made on first use."""
     return ThreadPoolExecutor(numba.get_num_threads(), thread_name_prefix="roundscope")
 
 
@@ -190,8 +154,9 @@ _PIECE = 1 << 16  # below this many numbers a second thread costs more than it s
 
 
 def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = None) -> list[Any]:
-    """job(first, end) over equal pieces of range(size), one per thread; the results in order. work:
-    numbers in all, if not `size`.
+    """Run job(first, end) over equal pieces of range(size), one per thread.
+
+    Returns the results in order. `work` is how many numbers there are in all, if not `size`.
     """
     workers = min(numba.get_num_threads(), size, (size if work is None else work) // _PIECE) or 1
     cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
@@ -201,21 +166,25 @@ def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = N
 def parallel(
     kernel: Callable[..., Any], size: int, *arrays: Any, shared: tuple[Any, ...] = ()
 ) -> list[Any]:
-    """kernel(*pieces, *shared) over equal pieces of flat arrays; the results in order."""
+    """Run kernel(*pieces, *shared) over equal pieces of arrays; return the results in order."""
     return over_threads(lambda lo, hi: kernel(*(a[lo:hi] for a in arrays), *shared), size)
 
 
 def round_array(
     x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """x (float32 or float64, any shape) rounded; `random` (int32, same shape) for the stochastic
-    mode.
+    """Return x rounded, an array of its type and shape.
 
-    `out` may be x itself or overlap it. Formats beyond binary32's normal range pass through
-    binary64.
+    Formats beyond binary32's normal range pass through binary64.
+
+    Args:
+        x: a float32 or float64 array of any shape.
+        r: the rounding.
+        random: integers of x's shape (int32) for the stochastic mode, else None.
+        out: receives the result; it may be x itself or overlap it.
     """
     if x.dtype == np.float32 and not r.format.fits_binary32:
-        with np.errstate(all="ignore"):  # a signalling NaN
+        with np.errstate(all="ignore"):  # a signaling NaN
             wide = round_array(x.astype(np.float64), r, random).astype(np.float32)
         return wide if out is None else _into(out, wide)
     source = np.ascontiguousarray(x).reshape(x.shape)  # which makes 0-d arrays 1-d

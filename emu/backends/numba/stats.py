@@ -3,13 +3,11 @@
 import functools
 from typing import Any
 
-import numba
 import numpy as np
 
+from roundscope.emu.backends.numba.jit import closure, compiled, njit
 from roundscope.emu.backends.numba.rounding import (
     bits_of_float,
-    closure,
-    compiled,
     float_of_bits,
     over_threads,
     round_array,
@@ -18,7 +16,7 @@ from roundscope.emu.backends.numba.rounding import (
 from roundscope.emu.formats.format import Format
 from roundscope.emu.rounding.modes import Rounding
 from roundscope.emu.rounding.rule import C64
-from roundscope.emu.stats.classify import build_classify, judged
+from roundscope.emu.stats.classify import Judged, build_classify, judged
 from roundscope.emu.stats.summary import Stats
 
 _MAGNITUDE = C64.magnitude
@@ -27,11 +25,18 @@ LANES, BLOCK = 8, 1024
 
 
 @compiled
-def _collect(x, y, valid, f, counts, sums, rows):
-    """Adds the events of a flat tile where `valid` to counts, sums and the signed ulps of rows of
-    equal length.
+def _collect(
+    x: np.ndarray,
+    y: np.ndarray,
+    valid: np.ndarray,
+    f: Judged,
+    counts: np.ndarray,
+    sums: np.ndarray,
+    rows: np.ndarray,
+) -> tuple[float, int]:
+    """Add the events of a flat tile where `valid` to counts, sums, and the signed ulps of its rows.
 
-    Returns the largest |error| in ulps and its flat index, or -1.
+    Rows are of equal length. Returns the largest |error| in ulps and its flat index, or -1.
     """
     columns = x.size // max(rows.size, 1)
     block = min(max(BLOCK // max(columns, 1), 1) * columns, x.size)  # whole rows
@@ -55,13 +60,20 @@ def _collect(x, y, valid, f, counts, sums, rows):
     return float_of_bits(max(peak, 0)), place
 
 
-@numba.njit
-def _count(x, y, valid, f, counts, error, ulps):
-    """Counts events and writes their errors; returns the bits of the largest |ulps|, -1 if there is
-    none.
+@njit
+def _count(
+    x: np.ndarray,
+    y: np.ndarray,
+    valid: np.ndarray,
+    f: Judged,
+    counts: np.ndarray,
+    error: np.ndarray,
+    ulps: np.ndarray,
+) -> int:
+    """Count events, write their errors, and return the bits of the largest |ulps|, or -1.
 
-    Integer sums only, and no branch: the loop runs several events at a time. What is not valid
-    counts as 0 before and after, which raises no flag.
+    There are integer sums only, and no branch: the loop runs several events at a time. What is not
+    valid counts as 0 before and after, which raises no flag.
     """
     n = inexact = ties = ties_away = away = toward = carries = overflow = underflow = subnormal = (
         nan
@@ -89,10 +101,11 @@ def _count(x, y, valid, f, counts, error, ulps):
     return top
 
 
-@numba.njit
-def _sum(error, ulps, lanes):
-    """Adds error, |error|, error^2, |ulps|, ulps^2, each in LANES sums: an order that the processor
-    adds at once.
+@njit
+def _sum(error: np.ndarray, ulps: np.ndarray, lanes: np.ndarray) -> None:
+    """Add error, |error|, error^2, |ulps| and ulps^2 to `lanes`, each in LANES sums.
+
+    That is an order in which the processor adds several numbers at once.
     """
     for j in range(0, error.size, LANES):
         for k in range(LANES):
@@ -104,9 +117,9 @@ def _sum(error, ulps, lanes):
             lanes[4, k] += u * u
 
 
-@numba.njit
-def _row_sum(ulps):
-    """The sum of one row, in four sums."""
+@njit
+def _row_sum(ulps: np.ndarray) -> float:
+    """Return the sum of one row, added up in four sums."""
     a = b = c = d = 0.0
     whole = ulps.size // 4 * 4
     for j in range(0, whole, 4):
@@ -119,9 +132,9 @@ def _row_sum(ulps):
     return (a + b) + (c + d)
 
 
-@numba.njit
-def _find(ulps, valid, top):
-    """Where the first valid |ulps| with these bits stands."""
+@njit
+def _find(ulps: np.ndarray, valid: np.ndarray, top: int) -> int:
+    """Return the place of the first valid |ulps| with these bits."""
     for j in range(valid.size):
         if valid[j] and bits_of_float(ulps[j]) & _MAGNITUDE == top:
             return j
@@ -129,20 +142,21 @@ def _find(ulps, valid, top):
 
 
 def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -> tuple[Any, ...]:
-    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows,
-    columns).
-    """
+    """Return counts (11), sums (6), peak, place and the rows' signed ulps of a tile of rows."""
     counts, sums = np.zeros(11, np.int64), np.zeros(6)
     rows = np.zeros(before.shape[0])
-    flat = (np.ascontiguousarray(v).reshape(-1) for v in (before, after, valid))
-    peak, place = _collect(*flat, judged(f), counts, sums, rows)
+    x, y, there = (np.ascontiguousarray(v).reshape(-1) for v in (before, after, valid))
+    peak, place = _collect(x, y, there, judged(f), counts, sums, rows)
     return counts, sums, peak, place, rows
 
 
 @compiled
-def _collect32(x, y, f, counts, sums):
-    """Adds the events of flat float32 arrays, all valid, to counts and sums; returns the peak and
-    its index, or -1.
+def _collect32(
+    x: np.ndarray, y: np.ndarray, f: Judged, counts: np.ndarray, sums: np.ndarray
+) -> tuple[float, int]:
+    """Add the events of flat float32 arrays, all valid, to counts and sums.
+
+    Returns the peak and its index, or -1.
     """
     before, after, valid = np.zeros(BLOCK), np.zeros(BLOCK), np.ones(BLOCK, np.bool_)
     error, ulps = np.zeros(BLOCK), np.zeros(BLOCK)
@@ -165,17 +179,15 @@ def _collect32(x, y, f, counts, sums):
     return float_of_bits(max(peak, 0)), place
 
 
-PIECE = (
-    1 << 15
-    # numbers rounded and judged while in the cache; at 2^17 round_array would wait for its own
-    # threads
-)
+# numbers that are rounded and judged while they are in the cache; at 2^17 round_array would wait
+# for its own threads
+PIECE = 1 << 15
 
 
 def rounded_with_stats(
     x: np.ndarray, r: Rounding, random: np.ndarray | None, out: np.ndarray | None
 ) -> tuple[np.ndarray, Stats]:
-    """A float32 array rounded and its events summarised, in one pass over memory."""
+    """Return a float32 array rounded and its events summarized, in one pass over memory."""
     result = np.empty(x.shape, x.dtype) if out is None else out
     lots = None if random is None else random.reshape(-1)
     flat, rounded, judge = np.ascontiguousarray(x).reshape(-1), result.reshape(-1), judged(r.format)

@@ -1,23 +1,17 @@
-"""Sums of products in ascending order: the Numba kernels of the NumPy executor, one thread each
-call.
+"""Sums of products in ascending order: the Numba kernels of the NumPy executor.
+
+Each call runs on one thread.
 """
 
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic
 
-from roundscope.emu.backends.numba.rounding import (
-    RULE64,
-    bits_of_float,
-    closure,
-    compiled,
-    float_of_bits,
-    where,
-)
+from roundscope.emu.backends.numba.jit import closure, compiled, intrinsic
+from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_of_bits, where
 from roundscope.emu.rounding.modes import BINARY32, Rounding
-from roundscope.emu.rounding.rule import C64, EVEN, target_of
+from roundscope.emu.rounding.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.odd import WIDEST, build_odd_sum
 
 _even, _any, _ = RULE64
@@ -28,8 +22,9 @@ _odd_sum = closure("64")(build_odd_sum(where, bits_of_float, float_of_bits))
 
 @intrinsic
 def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c of three numbers of one type, rounded once: the processor's instruction, or its
-    library's function.
+    """Compute a b + c of three numbers of one type, rounded once.
+
+    It is the processor's instruction, or its library's function.
     """
 
     def lowered(_: Any, builder: ir.IRBuilder, __: Any, args: Any) -> Any:
@@ -39,8 +34,8 @@ def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @compiled
-def _fold32(a, b, total):
-    """total += a_k b_k for ascending k, all binary32, each step by the processor."""
+def _fold32(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
+    """Add a_k b_k to total for ascending k, all binary32, each step by the processor."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
             x = a[k, i]
@@ -50,8 +45,8 @@ def _fold32(a, b, total):
 
 
 @compiled
-def _fold(a, b, total, t):
-    """total += a_k b_k for ascending k, each step rounded by the rule; total: the sum's bits."""
+def _fold(a: np.ndarray, b: np.ndarray, total: np.ndarray, t: Target) -> None:
+    """Add a_k b_k to total for ascending k, each step rounded by the rule."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
             x = a[k, i]
@@ -71,8 +66,8 @@ def _fold(a, b, total, t):
 
 
 @compiled
-def _fold64(a, b, total):
-    """total += a_k b_k for ascending k in binary64, product and sum rounded each."""
+def _fold64(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
+    """Add a_k b_k to total for ascending k in binary64, product and sum each rounded."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
             x = a[k, i]
@@ -82,14 +77,14 @@ def _fold64(a, b, total):
 
 
 @compiled
-def _odd_sums(a, b, total):
-    """Of each pair, to odd."""
+def _odd_sums(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
+    """Write the sum of each pair, rounded to odd."""
     for i in range(total.size):
         total[i] = _odd_sum(a[i], b[i])
 
 
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b of float64 arrays, rounded to odd."""
+    """Return a + b of float64 arrays, rounded to odd."""
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     total = np.empty(a.shape)
     _odd_sums(a.ravel(), b.ravel(), total.ravel())
@@ -97,7 +92,7 @@ def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def ascending(a: np.ndarray, b: np.ndarray, init: np.ndarray, r: Rounding) -> np.ndarray:
-    """init + the fold of a_k b_k, k ascending; a: (K, T), b: (K, N), init: (T, N)."""
+    """Return init + the fold of a_k b_k, k ascending; a is (K, T), b (K, N), init (T, N)."""
     if r == BINARY32 and (narrow := _in_binary32(a, b, init)) is not None:
         _fold32(*narrow)
         return narrow[-1].astype(np.float64)
@@ -111,7 +106,7 @@ def ascending(a: np.ndarray, b: np.ndarray, init: np.ndarray, r: Rounding) -> np
 
 
 def _in_binary32(*arrays: np.ndarray) -> list[np.ndarray] | None:
-    """Copies in binary32 if that holds every number."""
+    """Return copies in binary32 if that holds every number, else None."""
     with np.errstate(over="ignore"):
         narrow = [np.array(x, dtype=np.float32, order="C") for x in arrays]
     return (

@@ -12,21 +12,23 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, lower_cast, models, register_model
+from numba.extending import lower_builtin, lower_cast, models, register_model
+
+from roundscope.emu.backends.numba.jit import intrinsic
 
 
-class Word(numba.types.Type):  # type: ignore[misc]
-    """The type; there is one, `word`."""
+class Word(numba.types.Type):  # type: ignore[misc]  # Numba has no types
+    """Numba's type of a word; there is one, `word`."""
 
     def __init__(self) -> None:
         super().__init__(name="Word")
 
     def unify(self, context: Any, other: Any) -> Any:
-        """A word and an integer meet as words."""
+        """Return the type in which a word and another type meet: a word, for an integer."""
         return self if isinstance(other, numba.types.Integer) else None
 
     def can_convert_from(self, context: Any, other: Any) -> Any:
-        """An integer literal or a target's field may stand where a word is asked for."""
+        """Accept an integer literal or a target's field where a word is asked for."""
         return (
             numba.core.typeconv.Conversion.unsafe
             if isinstance(other, numba.types.Integer)
@@ -38,30 +40,35 @@ word = Word()
 
 
 @register_model(Word)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+class _Model(models.PrimitiveModel):  # type: ignore[misc]  # Numba has no types
     def __init__(self, manager: Any, type: Any) -> None:
         super().__init__(manager, type, ir.IntType(32))
 
 
-@lower_cast(numba.types.Integer, Word)
 def _low_bits(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
+    """Return an integer's low 32 bits, as a word."""
     return context.cast(builder, value, source, numba.int32)
 
 
-@intrinsic  # type: ignore[misc]
+lower_cast(numba.types.Integer, Word)(_low_bits)
+
+
+@intrinsic
 def to_word(typing: Any, value: Any) -> Any:
-    """An int32 as a word."""
+    """Return an int32 as a word."""
     return word(numba.int32), lambda context, builder, signature, args: args[0]
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def from_word(typing: Any, value: Any) -> Any:
-    """A word as an int32."""
+    """Return a word as an int32."""
     return numba.int32(word), lambda context, builder, signature, args: args[0]
 
 
 def _define(operation: Any, result: Any, arity: int, emit: Any) -> None:
-    class Operation(ConcreteTemplate):  # type: ignore[misc]
+    """Define an operation on words by the function that emits its instruction."""
+
+    class Operation(ConcreteTemplate):  # type: ignore[misc]  # Numba has no types
         cases = (signature(result, *[word] * arity),)
 
     infer_global(operation)(Operation)

@@ -1,3 +1,1 @@
-"""JAX arrays under XLA, on a CPU or a GPU: the rule traced, formats and modes as data where
-asked.
-"""
+"""JAX arrays under XLA, on a CPU or a GPU: the rule traced, formats and modes as data if asked."""

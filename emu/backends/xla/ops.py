@@ -1,6 +1,4 @@
-"""`Ops` on JAX arrays under XLA. Needs 64-bit types enabled while it is traced
-(`jax.enable_x64`).
-"""
+"""`Ops` on JAX arrays under XLA; 64-bit types must be enabled while it is traced."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,18 +25,17 @@ from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 # additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in
 # cache
 _UNROLL = {"gpu": 16, "cuda": 16}
-# counts of a row that share an integer, where it has fewer than 2^21 columns
-IN_A_WORD = 3
-BITS = 21
+IN_A_WORD = 3  # counts of a row that share an integer, where it has fewer than 2^21 columns
+BITS = 21  # of each of them
 
 
 def bits_of(x: Array) -> Array:
-    """The bits of a float64 array, int64."""
+    """Return the bits of a float64 array, int64."""
     return lax.bitcast_convert_type(x, jnp.int64)
 
 
 def number_of(b: Array) -> Array:
-    """The float64 array of these bits."""
+    """Return the float64 array of these bits."""
     return lax.bitcast_convert_type(b, jnp.float64)
 
 
@@ -48,12 +45,12 @@ _classify = build_classify(jnp.where, number_of, lambda f: f)
 
 @jax.custom_batching.custom_vmap
 def opaque_zero(x: Array) -> Array:
-    """An int64 zero that no compiler can see through: whether the largest element is below the
-    first.
+    """Return an int64 zero that no compiler can see through.
 
-    One for all that is mapped over.
-
-    As integers: XLA's maximum of an array with a NaN may be any of its numbers.
+    It is whether the largest element is below the first, or for one number alone, whether a square
+    leaves 2 modulo 3. The elements are compared as integers, since XLA's maximum of an array with a
+    NaN may be any of its numbers. Under `jax.vmap` there is
+    one zero for all that is mapped over.
     """
     if not x.size:
         return jnp.zeros((), jnp.int64)
@@ -72,10 +69,11 @@ def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array,
 
 
 def xla_ops(zero: Array) -> Ops:
-    """The record for JAX arrays.
+    """Return the record for JAX arrays.
 
-    zero  an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product
-          with a following addition.
+    Args:
+        zero: an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the
+            product with a following addition.
     """
 
     return Ops(
@@ -93,22 +91,23 @@ def xla_ops(zero: Array) -> Ops:
         when=_when,
         call=lambda function, x: _call(function, zero, x),
         aligned=_aligned,
-        native=partial(
-            jnp.matmul, precision=lax.Precision.HIGHEST
-        ),  # or a GPU drops bits of the operands (TF32)
+        # with less precision, a GPU drops bits of the operands (TF32)
+        native=partial(jnp.matmul, precision=lax.Precision.HIGHEST),
         ascending=partial(_ascending, zero),
         stats=_stats,
     )
 
 
 def guarded(zero: Array, a: Array, b: Array) -> Array:
-    """a * b, which no compiler fuses with a following addition."""
+    """Return a * b, which no compiler fuses with a following addition."""
     return number_of(bits_of(a * b) ^ zero)
 
 
 def _divided(zero: Array, a: Array, b: Array) -> Array:
-    """a / b. Where XLA sees that one number divides an array it multiplies by its reciprocal, which
-    rounds twice: the dividend's own bits keep it from seeing that.
+    """Return a / b, rounded once.
+
+    Where XLA sees that one number divides an array, it multiplies by its reciprocal, which rounds
+    twice: the dividend's own bits keep it from seeing that.
     """
     return a / number_of(bits_of(b) ^ (bits_of(a) & zero))
 
@@ -117,13 +116,17 @@ def _round(zero: Array, x: Array, r: Rounding | TracedRounding, random: Array | 
     if r.is_identity:
         return x
     if isinstance(r, TracedRounding):
-        return _round_traced(x, r.target, random, r.mode)
-    return _round_static(zero, x, random, r)
+        by_row: Array = _round_traced(x, r.target, random, r.mode)
+        return by_row
+    once: Array = _round_static(zero, x, random, r)
+    return once
 
 
 @partial(jax.jit, static_argnums=3)
 def _round_traced(x: Array, t: Target, random: Array | None, mode: RoundingMode | None) -> Array:
-    return rounded(x, TracedRounding(mode, None, t, None), random)  # type: ignore[arg-type]
+    # a rounding reads neither the format nor the seed
+    r = TracedRounding(mode, None, t, None)  # type: ignore[arg-type]
+    return rounded(x, r, random)
 
 
 @partial(jax.jit, static_argnums=3)
@@ -132,7 +135,7 @@ def _round_static(zero: Array, x: Array, random: Array | None, r: Rounding) -> A
 
 
 def rounded(x: Array, r: Rounding | TracedRounding, random: Array | None) -> Array:
-    """A float64 array rounded once. Needs 64-bit types enabled."""
+    """Return a float64 array rounded once; 64-bit types must be enabled."""
     return _step(r)(x) if random is None else round_wide(x, r, random)
 
 
@@ -145,16 +148,16 @@ def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> 
     return round_blocks(jnp, quantise, widen, x, f, axis, random)
 
 
-def _scan(body, carry, xs):  # type: ignore[no-untyped-def]
+def _scan(body: Callable[..., Any], carry: Any, xs: tuple[Array, ...]) -> tuple[Any, Any]:
     k = jnp.arange(xs[0].shape[0])
     return lax.scan(lambda c, kx: body(c, kx[0], kx[1]), _mapped_with(xs[0], carry), (k, xs))
 
 
 def _mapped_with(x: Array, carry: Any) -> Any:
-    """The carry, mapped over with x where x is: `vmap` tries a loop again and again, twice for each
-    loop around it, whose carry turns out to be mapped over after its first turn.
+    """Return the carry, mapped over with x where x is.
 
-    XLA drops a choice between equals.
+    `vmap` tries a loop again and again, twice for each loop around it, if the carry turns out to be
+    mapped over only after its first turn. XLA drops a choice between equals.
     """
     if not x.size:
         return carry
@@ -162,16 +165,18 @@ def _mapped_with(x: Array, carry: Any) -> Any:
     return jax.tree.map(lambda c: jnp.where(some, c, c), carry)
 
 
-def _when(active, compute, state):  # type: ignore[no-untyped-def]
+def _when(active: Array, compute: Callable[[], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
     shapes = jax.eval_shape(lambda: compute()[1])
-    seen = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return lax.cond(active, compute, lambda: (state, seen))
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    new: tuple[Any, Any] = lax.cond(active, compute, lambda: (state, nothing))
+    return new
 
 
 def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
-    """An array like another, computed once for all its readers: XLA on a CPU copies a chain of
-    cheap operations into each fusion that reads it, an exp of 40 too, through any
-    `optimization_barrier`; the result of a conditional it cannot.
+    """Return an array like another, computed once for all its readers.
+
+    XLA on a CPU copies a chain of cheap operations into each fusion that reads it, an exp of 40
+    operations too, through any `optimization_barrier`; the result of a conditional it cannot copy.
     """
     return (
         compute()
@@ -183,9 +188,9 @@ def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
 def _ascending(
     zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int
 ) -> Array:
-    return (_fold if isinstance(r, TracedRounding) else _fold_compiled)(
-        zero, a, b, init, r, product_bits
-    )
+    fold = _fold if isinstance(r, TracedRounding) else _fold_compiled
+    total: Array = fold(zero, a, b, init, r, product_bits)
+    return total
 
 
 def _fold(
@@ -201,28 +206,31 @@ def _fold(
     def step(total: Array, ab: tuple[Array, Array]) -> tuple[Array, None]:
         return nearest(add(total, multiply(ab[0][:, None], ab[1][None, :]))), None
 
-    return lax.scan(
-        step, _mapped_with(a, init), (a, b), unroll=_UNROLL.get(jax.default_backend(), 1)
-    )[0]
+    unroll = _UNROLL.get(jax.default_backend(), 1)
+    total: Array = lax.scan(step, _mapped_with(a, init), (a, b), unroll=unroll)[0]
+    return total
 
 
 _fold_compiled = partial(jax.jit, static_argnums=(4, 5))(_fold)
 
 
 def _aligned(a: Factors, b: Factors, init: Array, acc: Any) -> Array:
-    """Every operation in it is exact but the rounding: nothing needs to be hidden from the
-    compiler.
+    """Return the sum of `emu.sums.aligned`.
+
+    Every operation in it but the rounding is exact: nothing needs to be hidden from the compiler.
     """
-    return (
+    total: Array = (
         _aligned_compiled(acc, a, b, init)
         if isinstance(acc.step, Rounding)
         else aligned(_exact_ops(), a, b, init, acc)
     )
+    return total
 
 
 @partial(jax.jit, static_argnums=0)
 def _aligned_compiled(acc: Any, a: Factors, b: Factors, init: Array) -> Array:
-    return aligned(_exact_ops(), a, b, init, acc)
+    total: Array = aligned(_exact_ops(), a, b, init, acc)
+    return total
 
 
 def _exact_ops() -> Ops:
@@ -230,7 +238,7 @@ def _exact_ops() -> Ops:
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
-    """A rounding without random bits, by two additions where they serve."""
+    """Return a rounding without random bits, by two additions where they serve."""
     if isinstance(r, TracedRounding):
         return (
             partial(nearest_even, t=r.target)
@@ -245,11 +253,14 @@ def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
 
 
 def _stats(events: Sequence[Event]) -> list[Any]:
-    """Events of one shape together, in one reduction: XLA needs seconds to compile each."""
-    found: dict[int, Any] = {}
+    """Return the statistics of events, those of one shape together in one reduction.
+
+    XLA needs seconds to compile each reduction.
+    """
+    results: dict[int, Any] = {}
     for shape in dict.fromkeys(before.shape for before, *_ in events):
-        own = [n for n, event in enumerate(events) if event[0].shape == shape]
-        before, after, formats, valid = zip(*(events[n] for n in own), strict=True)
+        alike = [n for n, event in enumerate(events) if event[0].shape == shape]
+        before, after, formats, valid = zip(*(events[n] for n in alike), strict=True)
         judges = jax.tree.map(
             lambda *numbers: jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]),
             *map(judged, formats),
@@ -257,15 +268,18 @@ def _stats(events: Sequence[Event]) -> list[Any]:
         summaries = jax.vmap(judged_stats)(
             jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid)
         )
-        found |= {n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(own)}
-    return [found[n] for n in range(len(events))]
+        results |= {
+            n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(alike)
+        }
+    return [results[n] for n in range(len(events))]
 
 
 def judged_events(
     before: Array, after: Array, f: Judged, valid: Array
 ) -> tuple[list[Array], list[Array]]:
-    """Each event by itself: flags in the order of COUNTS, terms of the sums in that of SUMS; none
-    where it is not valid.
+    """Return each event by itself: flags in the order of COUNTS, terms of the sums in that of SUMS.
+
+    Events that are not valid have neither.
     """
     x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
     *flags, error, ulps = _classify(x, y, bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude, f)
@@ -274,11 +288,10 @@ def judged_events(
 
 @jax.jit
 def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
-    """counts (11), sums (6), peak, place and the rows' signed ulps of a tile of shape (rows,
-    columns).
+    """Return counts (11), sums (6), peak, place and the rows' signed ulps of a tile of rows.
 
-    One reduction over many operands: as many reductions would classify every event as many times
-    over.
+    It is one reduction over many operands: as many reductions would classify every event as many
+    times.
     """
     flags, sums = judged_events(before, after, f, valid)
     size = sums[SUMS.index("abs_ulps")]
@@ -312,14 +325,14 @@ def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[
 
 
 def _word(flags: Sequence[Array]) -> Array:
-    """Counts of a row in one number."""
+    """Return up to three flags as parts of one number, so that one sum counts them all."""
     return sum((flag.astype(jnp.int64) << BITS * k for k, flag in enumerate(flags)), jnp.int64(0))
 
 
 def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:
-    """Sums over columns of every array of `added`; the largest size and its first place."""
+    """Return the row sums of every array of `added`, the largest size and its first place."""
 
-    def combine(left, right):  # type: ignore[no-untyped-def]
+    def combine(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (left[-2] > right[-2]) | ((left[-2] == right[-2]) & (left[-1] < right[-1]))
         return (
             *(p + q for p, q in zip(left[:-2], right[:-2], strict=True)),

@@ -1,7 +1,7 @@
 """A call of the API on JAX arrays as one compiled program.
 
-Operation by operation a first call compiles some fifty programs, a second for each new shape, and
-each later call passes over memory once for each of them.
+Run operation by operation, a first call would compile some fifty programs, a second call as many
+for each new shape, and every call would pass over memory once for each of them.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,14 @@ import jax
 
 
 def run(f: Callable[..., Any], /, *arrays: Any, **fixed: Any) -> Any:
-    """f(*arrays, **fixed), compiled once for each shape and dtype of the arrays and each value of
-    `fixed`; with 64-bit types enabled.
+    """Return f(*arrays, **fixed), run as one compiled program with 64-bit types enabled.
 
-    f        a function of a module: its identity is part of the program's key
-    arrays   JAX arrays, NumPy arrays, numbers, None, or structures of them; tracers too
-    fixed    hashable; what the program is compiled for
+    It is compiled once for each shape and dtype of the arrays and each value of `fixed`.
+
+    Args:
+        f: a function of a module: its identity is part of the program's key.
+        *arrays: JAX arrays, NumPy arrays, numbers, None, or structures of them; tracers too.
+        **fixed: hashable values, which the program is compiled for.
     """
     with jax.enable_x64(True):
         return _compiled(f, tuple(fixed.items()), arrays)

@@ -4,6 +4,8 @@ The rule works on bitcast integers, which no XLA pass removes (an `astype` round
 Every function here may be traced, jitted and vmapped.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +14,17 @@ from jax import Array, lax
 from roundscope.emu.backends.xla.traced import TracedRounding
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.rule import C32, C64, Target, build_rule, target_of
+from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
 
 RULE32 = build_rule(C32, jnp.where, lambda f: f)
 RULE64 = build_rule(C64, jnp.where, lambda f: f)
 
 
 def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
-    """x (float32 or float64) rounded; `random` (int32, x's shape) for the stochastic mode."""
+    """Return x (float32 or float64) rounded.
+
+    `random` (int32, of x's shape) is for the stochastic mode.
+    """
     if x.dtype == jnp.float64:
         return round_wide(x, r, random)
     if not r.format.fits_binary32:
@@ -29,25 +34,34 @@ def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 
 def round_wide(x: Array, r: Rounding | TracedRounding, random: Array | None = None) -> Array:
-    """A float64 array rounded once, straight to the format. Needs 64-bit types enabled."""
+    """Return a float64 array rounded once, straight to the format; 64-bit types must be enabled."""
     if r.is_identity:
         return x
     target = r.target if isinstance(r, TracedRounding) else target_of(r, C64)
     return _apply(RULE64, C64, jnp.int64, x, r, target, random)
 
 
-def _apply(rule, carrier, word, x, r: Rounding | TracedRounding, t: Target, random):  # type: ignore[no-untyped-def]
+def _apply(
+    rule: Rule,
+    carrier: Carrier,
+    word: Any,
+    x: Array,
+    r: Rounding | TracedRounding,
+    t: Target,
+    random: Array | None,
+) -> Array:
+    """Return x rounded by the rule of one carrier, whose integers have the type `word`."""
     t = Target(*(np.dtype(word).type(field) if isinstance(field, int) else field for field in t))
     b = lax.bitcast_convert_type(x, word)
     a, negative = b & carrier.magnitude, b < 0
     if r.mode is RoundingMode.STOCHASTIC:
+        assert random is not None
         m = rule.stochastic(a, negative, t, random.astype(word))
     elif r.mode is RoundingMode.TIES_TO_EVEN:
         m = rule.nearest_even(a, negative, t)
     else:
         m = rule.any_mode(a, negative, t)
     sign = b & ~np.dtype(word).type(carrier.magnitude)
-    signless = (t.negative_zero == 0) | (
-        a > carrier.infinity
-    )  # of zeros: the fnuz formats', and NaN's
+    # zeros without a sign: those of the fnuz formats, and those that NaN becomes
+    signless = (t.negative_zero == 0) | (a > carrier.infinity)
     return lax.bitcast_convert_type(jnp.where((m == 0) & signless, 0, m | sign), x.dtype)

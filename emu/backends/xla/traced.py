@@ -1,9 +1,8 @@
-"""A `Rounding` as numbers that XLA traces, so that one compiled function serves every format, mode
-and seed.
+"""A `Rounding` as numbers that XLA traces, so that one compiled function serves them all.
 
 `row_of` writes a rounding as one row of integers; `TracedRounding` reads such a row, whose entries
-may be arrays, and stands where a `Rounding` would. Static is only which function of the rule runs:
-`kind_of`.
+may be arrays, and takes the place of a `Rounding`. So formats, modes and seeds are data; static is
+only which function of the rule runs: `kind_of`.
 """
 
 from enum import Enum
@@ -20,7 +19,7 @@ from roundscope.emu.rounding.rule import C64, Target, target_of
 from roundscope.emu.stats.classify import Judged, judged
 
 T, J = len(Target._fields), len(Judged._fields)
-FIELDS = T + J + 2  # and the tie window's bits, and the seed
+FIELDS = T + J + 2  # the last two are the tie window's bits and the seed
 
 
 class Kind(Enum):
@@ -32,7 +31,7 @@ class Kind(Enum):
 
 
 class TracedFormat(NamedTuple):
-    """What events ask of a format beside its rounding."""
+    """What events need of a format beside its rounding."""
 
     precision: Any
     emin: Any
@@ -41,7 +40,7 @@ class TracedFormat(NamedTuple):
 
 
 class TracedRounding(NamedTuple):
-    """Stands for a `Rounding`; `mode` is None where it is data."""
+    """Takes the place of a `Rounding`; `mode` is None where it is data."""
 
     mode: RoundingMode | None
     format: TracedFormat
@@ -51,7 +50,7 @@ class TracedRounding(NamedTuple):
 
 
 def kind_of(r: Rounding) -> Kind:
-    """The fastest function that rounds so."""
+    """Return the kind of the fastest function that does this rounding."""
     if r.mode is RoundingMode.STOCHASTIC:
         return Kind.STOCHASTIC
     plain = takes_nearest_even(r) or (r.is_identity and r.mode is RoundingMode.TIES_TO_EVEN)
@@ -60,7 +59,7 @@ def kind_of(r: Rounding) -> Kind:
 
 @lru_cache(4096)
 def row_of(r: Rounding) -> np.ndarray:
-    """The rounding as int64 numbers, shape (FIELDS,).
+    """Return the rounding as int64 numbers, shape (FIELDS,).
 
     Raises ValueError if binary64 cannot hold its format.
     """
@@ -69,7 +68,7 @@ def row_of(r: Rounding) -> np.ndarray:
 
 
 def rounding_of(row: Any, kind: Kind) -> TracedRounding:
-    """The rounding that a row (FIELDS,) stands for."""
+    """Return the rounding that a row (FIELDS,) stands for."""
     target, judge = Target(*(row[i] for i in range(T))), Judged(*(row[T + i] for i in range(J)))
     window = lax.bitcast_convert_type(row[T + J], jnp.float64)
     mode = {

@@ -1,6 +1,6 @@
-"""Between binary32 and binary64 under XLA, on bits.
+"""Conversions between binary32 and binary64 under XLA, on bits.
 
-XLA on CPU flushes subnormal numbers in float arithmetic and in conversions; integers it leaves
+XLA on a CPU flushes subnormal numbers in float arithmetic and in conversions; integers it leaves
 alone. So a binary32 array enters and leaves the binary64 carrier through these two functions.
 """
 
@@ -11,7 +11,10 @@ REBIAS = (1023 - 127) << 52
 
 
 def widen(x: Array) -> Array:
-    """float32 -> float64, exactly, subnormals included. Needs 64-bit types enabled."""
+    """Return float32 numbers as float64, exactly, subnormal numbers included.
+
+    64-bit types must be enabled.
+    """
     b = lax.bitcast_convert_type(x, jnp.int32).astype(jnp.int64)
     a = b & 0x7FFF_FFFF
     normal = (a << 29) + REBIAS
@@ -22,7 +25,7 @@ def widen(x: Array) -> Array:
 
 
 def narrow(x: Array) -> Array:
-    """float64 -> float32, exactly, for values that binary32 holds (round first)."""
+    """Return float64 numbers as float32, exactly, for numbers that binary32 holds (round first)."""
     b = lax.bitcast_convert_type(x, jnp.int64)
     a = b & 0x7FFF_FFFF_FFFF_FFFF
     e = a >> 52
