@@ -9,7 +9,9 @@ import numpy as np
 
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.sites import Site
-from roundscope.attention.tiles import loops as head_of
+from roundscope.attention.tiles import backward as backward_of
+from roundscope.attention.tiles import forward as forward_of
+from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
 from roundscope.emu.rounding.modes import BINARY32
@@ -55,7 +57,7 @@ def round_inputs(
 
     def one(h: int) -> Any:
         own, number = _own(setup, each, h, x.shape[0])
-        return head_of.round_inputs(numpy_ops(), own, number, site, x[h])
+        return loops.round_inputs(numpy_ops(), own, number, site, x[h])
 
     return _each(one, x.shape[0])
 
@@ -77,7 +79,7 @@ def forward(
     def one(h: int, mask: np.ndarray | None = mask) -> Any:
         own, number = _own(setup, each, h, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        return head_of.forward(
+        return forward_of.forward(
             numpy_ops(), own, number, q[h], k[h // group], v[h // group], m, sink
         )
 
@@ -105,13 +107,13 @@ def backward(
         g = h // group
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         own, number = _own(setup, each, h, q.shape[0])
-        return head_of.backward(
+        return backward_of.backward(
             numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
         )
 
     def rounded(g: int) -> Any:
         own, number = _own(setup, each, g, k.shape[0])
-        return head_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
+        return backward_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
 
     (dq, dk, dv, delta), seen = _each(one, q.shape[0])
     dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
@@ -127,7 +129,7 @@ def sink_gradients(
 
     def one(h: int) -> Any:
         own, number = _own(setup, each, h, lse.shape[0])
-        return head_of.sink_gradients(numpy_ops(), own, number, sinks[h], lse[h], delta[h])
+        return backward_of.sink_gradients(numpy_ops(), own, number, sinks[h], lse[h], delta[h])
 
     return _each(one, lse.shape[0])
 
@@ -141,7 +143,7 @@ def leave_sinks(x: np.ndarray, batch: int, dtype: Any) -> np.ndarray:
     """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one
     rounding.
     """
-    total = head_of.by_halves(np, x.reshape(batch, -1))
+    total = backward_of.by_halves(np, x.reshape(batch, -1))
     return (
         total
         if dtype == np.float64

@@ -13,7 +13,9 @@ from jax import Array, lax
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.traced import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.attention.sites import Site
-from roundscope.attention.tiles import loops as head_of
+from roundscope.attention.tiles import backward as backward_of
+from roundscope.attention.tiles import forward as forward_of
+from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import round_wide
@@ -94,7 +96,7 @@ def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _round_inputs(site: Site, setup: Setup, x: Array, each: Each | None = None) -> Any:
     def one(h: Array, x: Array, own: Any) -> Any:
-        return head_of.round_inputs(xla_ops(opaque_zero(x)), _own(setup, own), h, site, x)
+        return loops.round_inputs(xla_ops(opaque_zero(x)), _own(setup, own), h, site, x)
 
     number, own, axis = _per_head(each, x.shape[0])
     return jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
@@ -127,7 +129,7 @@ def forward(
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
     def one(h: Array, own: Any, *arrays: Any) -> Any:
-        return head_of.forward(ops, _own(setup, own), h, *arrays)
+        return forward_of.forward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
     axes = (0, axis, 0, 0, 0, *(None if x is None else 0 for x in (mask, sinks)))
@@ -154,7 +156,7 @@ def backward(
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
     def one(h: Array, own: Any, *arrays: Any) -> Any:
-        return head_of.backward(ops, _own(setup, own), h, *arrays)
+        return backward_of.backward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
     axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0, None if sinks is None else 0)
@@ -164,7 +166,7 @@ def backward(
     dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
 
     def rounded(g: Array, own: Any, dk: Array, dv: Array) -> Any:
-        return head_of.round_key_gradients(ops, _own(setup, own), g, dk, dv)
+        return backward_of.round_key_gradients(ops, _own(setup, own), g, dk, dv)
 
     number, own, axis = _per_head(each, keys)
     (dk, dv), seen_keys = jax.vmap(rounded, in_axes=(0, axis, 0, 0))(number, own, dk, dv)
@@ -179,7 +181,7 @@ def sink_gradients(
     ops = xla_ops(opaque_zero(lse))
 
     def one(h: Array, own: Any, *arrays: Any) -> Any:
-        return head_of.sink_gradients(ops, _own(setup, own), h, *arrays)
+        return backward_of.sink_gradients(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, lse.shape[0])
     return jax.vmap(one, in_axes=(0, axis, 0, 0, 0))(number, own, sinks, lse, delta)
@@ -196,7 +198,7 @@ def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
     rounding.
     """
     with jax.enable_x64(True):
-        total = head_of.by_halves(jnp, x.reshape(batch, -1))
+        total = backward_of.by_halves(jnp, x.reshape(batch, -1))
         return _leave(total[:, None], 1, 1, dtype == jnp.float64).reshape(-1)
 
 

@@ -17,8 +17,12 @@ from jax.custom_batching import sequential_vmap
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.xla import enter, leave, moved, prepare, round_inputs
-from roundscope.attention.tiles import loops as head
-from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.backward import (
+    deltas,
+    round_key_gradients,
+    round_query_gradients,
+)
+from roundscope.attention.tiles.loops import Setup, whole_events
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
 AXES_OF_A_HEAD = 3  # of an event that is not repeated, at most: heads, rows, features
@@ -70,20 +74,20 @@ def _backward(
     ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
     group = heads // keys
 
-    def deltas(h: Array, *x: Array) -> Any:
+    def own_deltas(h: Array, *x: Array) -> Any:
         q, k, v, *rest = x
-        at = head.whole_events(ops, setup, h, None)
-        return head.deltas(ops, setup, h, at, q, k, v, None, *rest), at.seen()
+        at = whole_events(ops, setup, h, None)
+        return deltas(ops, setup, h, at, q, k, v, None, *rest), at.seen()
 
     def finished(h: Array, dq: Array) -> Any:
-        at = head.whole_events(ops, setup, h, None)
-        return head.round_query_gradients(at, setup, dq), at.seen()
+        at = whole_events(ops, setup, h, None)
+        return round_query_gradients(at, setup, dq), at.seen()
 
     def added(g: Array, dk: Array, dv: Array) -> Any:
-        return head.round_key_gradients(ops, setup, g, dk, dv)
+        return round_key_gradients(ops, setup, g, dk, dv)
 
     number = jnp.arange(heads)
-    delta, seen_delta = jax.vmap(deltas)(
+    delta, seen_delta = jax.vmap(own_deltas)(
         number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
     )
     run = _one_after_another(partial(run_backward, setup, on_gpu=jax.default_backend() == "gpu"))
