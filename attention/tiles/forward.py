@@ -54,8 +54,9 @@ def forward(
 
     The results are the output (T, Hv), the same before its last rounding, and L (T,), rows padded.
     A row that sees no key has output 0 and L = -inf; in a call with sinks every row sees its sink,
-    and such a row has L = sink. Where no tile was met, under NumPy, nothing is recorded of tiles:
-    None.
+    and such a row has L = sink, but output 0 only if V is finite in the tiles that its query tile
+    meets: 0 times infinity is NaN. Where no tile was met, what was recorded of tiles is None under
+    NumPy.
     """
     xp = ops.xp
     q_tiles = in_tiles(q, setup.block_q)
