@@ -1,10 +1,12 @@
-"""Between the caller's (B, T, N, H) and the engines' (heads, rows padded to whole tiles, H)."""
+"""Between the caller's arrays (B, T, N, H) and the engines' (heads, rows in whole tiles, H)."""
 
-from typing import Any
+from types import ModuleType
+
+from roundscope.emu.backends.ops import Array
 
 
-def to_heads(xp: Any, x: Any, block: int) -> Any:
-    """(B, T, N, H) -> (B N, T padded to whole tiles of `block` rows, H)."""
+def to_heads(xp: ModuleType, x: Array, block: int) -> Array:
+    """Return (B, T, N, H) as (B N, T', H), T' being T padded to whole tiles of `block` rows."""
     b, t, n, h = x.shape
     heads, missing = x.swapaxes(1, 2).reshape(b * n, t, h), -t % block
     return (
@@ -14,6 +16,6 @@ def to_heads(xp: Any, x: Any, block: int) -> Any:
     )
 
 
-def from_heads(x: Any, batch: int, rows: int) -> Any:
-    """(B N, T padded, ...) -> (B, T, N, ...)."""
+def from_heads(x: Array, batch: int, rows: int) -> Array:
+    """Return (B N, T', ...) as (B, T, N, ...), without its padding; rows: T."""
     return x.reshape(batch, -1, *x.shape[1:])[:, :, :rows].swapaxes(1, 2)

@@ -207,7 +207,7 @@ def run(
     stages = 1 if passed else _stages(call, kernel, inputs, [site for _, site in results])
     batch = grid[0] // call.setup.heads if kernel.in_batches else None
     read = [_by_batch(x, spec, batch) for x, spec in inputs]
-    written = [
+    written: list[int] = [
         _by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes
     ]
     first = sum(parts[4:6])
@@ -350,27 +350,28 @@ def _stages(
 ) -> int:
     """How many turns' tiles of what a program walks over are in shared memory at once."""
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
-    turn = kernel.turn * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
+    turn: int = kernel.turn * sum(
+        math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked
+    )
     table = BYTES if _has_table(call, kernel) else 0
     wanted = (
         3 if 3 * turn + 2 * table < AHEAD else 2
     )  # where a table leaves too little for two programs with three tiles: two
     size = call.setup.block_q, call.setup.block_k
-    written = [
+    written: list[int] = [
         math.prod(size) * call.dtype(site).itemsize
         for site in results
         if site is not None and site.axes is Axes.TS
     ]
     if not written:
         return wanted
-    own = sum(
+    own: int = sum(
         math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize
         for x in inputs
         if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1]
     )
-    return max(
-        1, min(wanted, (SHARED - own - max(written)) // turn)
-    )  # scores on their way to memory take a tile, too
+    # scores on their way to memory take a tile, too
+    return max(1, min(wanted, (SHARED - own - max(written)) // turn))
 
 
 def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.BlockSpec]:
