@@ -108,11 +108,11 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
     """Return the state of a row that is one tile: the softmax first, then O = P V, normalized."""
     l = at(Site.L, whole_row_sum(at, al, e))
-    p = at(Site.P, _normalised(at, e, l))
+    p = at(Site.P, _normalized(at, e, l))
     return m, l, at(Site.O, at.product(Site.PV, p, v))
 
 
-def _normalised(at: Events, e: Array, l: Array) -> Array:
+def _normalized(at: Events, e: Array, l: Array) -> Array:
     """Return EXP divided by the row sum l, before its cast to P."""
     return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
 
@@ -255,7 +255,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     share = (
         None if sink is None else at(Site.PSINK, at.ops.multiply(al, at(Site.INV, inverse(at, l))))
     )
-    return Again(_normalised(at, e, l), s, e, l, x, share)
+    return Again(_normalized(at, e, l), s, e, l, x, share)
 
 
 def backward_tile(

@@ -19,6 +19,7 @@ from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
+from roundscope.emu.backends.ops import Array as CarrierArray
 from roundscope.emu.rounding.modes import BF16, FP16
 
 Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks where a call has them
@@ -167,7 +168,7 @@ _attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _ba
 
 
 class Pulled(NamedTuple):
-    """Attention with its backward, as `pulled` returns it; all arrays are JAX's.
+    """Attention with its backward, as `pulled` returns it, JAX or NumPy arrays.
 
     out    the output, (B, T, N, Hv)
     lse    L, (B, T, N)
@@ -177,12 +178,12 @@ class Pulled(NamedTuple):
     delta  delta, (B, T, N)
     """
 
-    out: Array
-    lse: Array
-    dq: Array
-    dk: Array
-    dv: Array
-    delta: Array
+    out: CarrierArray
+    lse: CarrierArray
+    dq: CarrierArray
+    dk: CarrierArray
+    dv: CarrierArray
+    delta: CarrierArray
 
 
 def pulled(

@@ -262,6 +262,7 @@ def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
+    """Return the result of `enter`, on a CPU by integer arithmetic, which flushes no subnormals."""
     if x.dtype != jnp.float64:
         x = lax.platform_dependent(
             x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_converted
@@ -272,6 +273,7 @@ def _enter(x: Array, block: int) -> Array:
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _leave(x: Array, batch: int, rows: int, wide: bool) -> Array:
+    """Return the result of `leave`; wide: whether that is float64."""
     x = from_heads(x, batch, rows)
     if wide:
         return x

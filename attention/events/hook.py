@@ -191,9 +191,11 @@ class Events:
         return {} if self.recorder is None else self.recorder.seen()
 
     def _random(self, site: Site, seed: int, shape: tuple[int, ...], step: Index = 0) -> Array:
+        """Return the random bits of an addition of a sum, counted from 1, or of the event: 0."""
         return random_bits(self.ops.xp, self.tile, site, seed, shape, step)
 
     def _stochastic_step(self, site: Site, r: Rounding) -> Callable[[Index, Array], Array]:
+        """Return the rounding of a sum's k-th addition, counted from 0: (k, total) -> rounded."""
         return lambda k, total: self.ops.round(
             total, r, self._random(site, r.seed, total.shape, k + 1)
         )

@@ -1,4 +1,4 @@
-"""An O whose accumulator is flushed every n tiles into a second sum, as FA3 in FP8 does in vLLM.
+"""An O that is flushed every n tiles into a second sum, as in FlashAttention-3 in FP8 in vLLM.
 
 FP8 tensor cores of Hopper keep fewer bits than FP32, so a long sum loses what it adds. With two
 levels A <- beta A + O every n tiles, beta the product of the alphas since the last time, and O

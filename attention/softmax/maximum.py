@@ -53,10 +53,10 @@ def less_maximum(at: Events, ds: Array, x: Array, of_sink: Array | None) -> Arra
 def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
     """Return rowmax(S), (bq,), moved by the stabilizer where several scores share it."""
     r = ops.xp.max(s, axis=1)
-    return r if plan.stabiliser is None else _stabilised(ops, plan, plan.stabiliser, s, r)
+    return r if plan.stabiliser is None else _stabilized(ops, plan, plan.stabiliser, s, r)
 
 
-def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array) -> Array:
+def _stabilized(ops: Ops, plan: Plan, stabiliser: Stabiliser, s: Array, r: Array) -> Array:
     """Return m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, of the row maximum r.
 
     Its shift m* - r is kept within bounds in which P neither rounds to 1 nor vanishes.

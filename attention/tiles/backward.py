@@ -74,14 +74,18 @@ def backward(
     masks = mask_tiles(setup, mask)
 
     def one_pass(part: Pass, sums: Gradients) -> tuple[Gradients, Seen]:
+        """Return dQ, dK and dV by tile after one pass, and what was recorded in it."""
+
         def key_tile(
             dq_tiles: Array, n: Index, y: tuple[Array, ...]
         ) -> tuple[Array, tuple[Array, Array, Seen]]:
+            """Return dQ of all query tiles after the n-th key tile y, and its own dK and dV."""
             j = setup.key_tiles - 1 - n if part.keys_down else n
 
             def query_tile(
                 carry: tuple[Array, Array], n: Index, x: tuple[Array, ...]
             ) -> tuple[tuple[Array, Array], tuple[Array, Seen]]:
+                """Return dK and dV after the n-th query tile x, and its own dQ."""
                 i = setup.query_tiles - 1 - n if part.queries_down else n
                 tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
@@ -187,9 +191,12 @@ def _delta_from_p_dp(
     masks = mask_tiles(setup, mask)
 
     def query_tile(carry: None, i: Index, x: tuple[Array, ...]) -> tuple[None, tuple[Array, ...]]:
+        """Return the sums of query tile i over all key tiles."""
+
         def key_tile(
             sums: tuple[Array, ...], j: Index, y: tuple[Array, ...]
         ) -> tuple[tuple[Array, ...], None]:
+            """Return the sums after key tile j."""
             tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, None)
 
             def compute() -> tuple[tuple[Array, ...], None]:

@@ -75,10 +75,14 @@ def forward(
     def query_tile(
         carry: None, i: Index, x: tuple[Array, ...]
     ) -> tuple[None, tuple[tuple[State, ...], Any]]:
+        """Return the state of query tile i after all key tiles, and what was recorded of those."""
         order = masked_tiles_first(xp, setup, i) if masked_first else None
 
         def one_split(first: int, last: int) -> tuple[State, Seen]:
+            """Return the same for the key tiles from `first` to the one before `last`."""
+
             def key_tile(state: State, n: Index, y: tuple[Array, ...]) -> tuple[State, Seen]:
+                """Return the state after the n-th key tile that is met, y, and what was recorded."""
                 j = last - 1 - n if descending else first + n if order is None else order[n]
                 tile = tile_at(
                     ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf

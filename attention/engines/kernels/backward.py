@@ -17,7 +17,7 @@ from roundscope.attention.engines.kernels.gradients import (
     write_scores,
 )
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
-from roundscope.attention.engines.kernels.summary import summarised, tiles_of
+from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
@@ -242,4 +242,4 @@ def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen
         ]
         return run(_own_keys(call), call, (heads, size), inputs, results, (by_key, own))[1]
 
-    return summarised(by_query, heads, of_queries) | summarised(by_key, heads, of_keys)
+    return summarized(by_query, heads, of_queries) | summarized(by_key, heads, of_keys)

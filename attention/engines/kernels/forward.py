@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, Kernel, held, run, wide
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
-from roundscope.attention.engines.kernels.summary import summarised, tiles_of
+from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
     events_of_rows,
     events_of_tile,
@@ -81,7 +81,7 @@ def forward(
             alone, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own)
         )[1]
 
-    return made, summarised(who, q.shape[0], look)
+    return made, summarized(who, q.shape[0], look)
 
 
 def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:

@@ -61,7 +61,7 @@ class _Events(NamedTuple):
     after: Array
 
 
-def summarised(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> Seen:
+def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> Seen:
     """Return what was recorded of all heads, by name.
 
     It is what an `attention.trace.summary.Part` has of whole heads and of tiles, which the caller
