@@ -82,7 +82,7 @@ def forward(
             """Return the same for the key tiles from `first` to the one before `last`."""
 
             def key_tile(state: State, n: Index, y: tuple[Array, ...]) -> tuple[State, Seen]:
-                """Return the state after the n-th key tile that is met, y, and what was recorded."""
+                """Return the state after the n-th key tile met, y, and what was recorded of it."""
                 j = last - 1 - n if descending else first + n if order is None else order[n]
                 tile = tile_at(
                     ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf
