@@ -1,14 +1,22 @@
 """FlashAttention, forward and backward, one tile at a time: the equations, once, for every engine.
 
-Letters are those of arXiv 2307.08691 and 2510.04212: S scores, m running maximum, l running row
-sum, O the unnormalised output, L = m + ln l, delta = rowsum(dO O). `at(site, value)` is one
-rounding event, `at.product(site, a, b)` the event of a sum of products. Arrays are binary64;
-shapes: q (bq, H), k (bk, H), v (bk, H).
+The letters are those of arXiv 2307.08691 and 2510.04212: S are the scores, m is the running
+maximum, l the running row sum, O the output before its normalization, L = m + ln l, and delta =
+rowsum(dO O). `at(site, value)` is one rounding event, `at.product(site, a, b)` the event of a sum
+of products; `at` is an `Events`, which knows the plan, the tile, and what is injected and recorded.
+
+Arrays are binary64, those of one tile of bq queries and bk keys: q (bq, H), k (bk, H), v (bk, Hv),
+do and O (bq, Hv), m, l, L and delta (bq,), S, P and dS (bq, bk). `scale` is the factor of S.
+
+A masked score takes part in the sums of its tile like any other, with S = -inf and so P = 0. What P
+multiplies is then 0, but NaN where V or dO is infinite or NaN. Tiles in which no score exists are
+left out by the loops (`attention.tiles`).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from roundscope.attention.events.hook import Events
@@ -37,12 +45,19 @@ from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.emu.backends.ops import Array
 
-State = tuple[Any, ...]  # m (bq,), l (bq,), O (bq, H); of plans with `flushed_tiles` what they keep
+# what a query tile carries from key tile to key tile: m (bq,), l (bq,) or its lanes (bq, 4), O (bq,
+# Hv), and in plans with `flushed_tiles` a `softmax.flushed.Kept`
+State = tuple[Any, ...]
 
 
-def start(xp: Any, plan: Plan, rows: int, features: int, sink: Array | None = None) -> State:
-    """The state before the first tile; of a row in lanes, l is (bq, 4). sink: (bq,), of rows that
-    begin with one.
+def start(xp: ModuleType, plan: Plan, rows: int, features: int, sink: Array | None = None) -> State:
+    """Return the state before the first key tile: m = -inf, l = 0 and O = 0.
+
+    Where a plan adds up a row in lanes, l is (rows, 4).
+
+    rows, features  bq and Hv
+    sink            (rows,), where rows begin with a sink: then m is the sink, and l is exp(0) = 1,
+                    times 2^offset in a plan with an offset of P
     """
     in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
@@ -55,8 +70,15 @@ def start(xp: Any, plan: Plan, rows: int, features: int, sink: Array | None = No
 
 
 def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: Array) -> State:
-    """One key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10 (with the rescaling of line 10 as
-    alpha, not its inverse).
+    """Return the state after one key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10.
+
+    The rescaling of line 10 is alpha, not its inverse. It is computed at every key tile, but its
+    events (`sites.RESCALES`) exist only in rows that had a visible key before: from the second key
+    tile of a row on. At its first one alpha is exp(-inf) = 0 and so are l and O, and the new O is 0
+    + P V, in which a -0 becomes +0. Where the softmax comes first (`_unfused`) O is plain P V.
+
+    A masked score has P = 0 here and takes part in P V all the same: 0 times an infinite V is NaN.
+    A row without a key so far stays at m = -inf, l = 0 and O = 0, unless V is infinite.
     """
     ops, plan = at.ops, at.plan
     mul = ops.multiply
@@ -84,24 +106,27 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 
 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
-    """Softmax first, then P V: the whole row is one tile, and O leaves normalised."""
+    """Return the state of a row that is one tile: the softmax first, then O = P V, normalized."""
     l = at(Site.L, whole_row_sum(at, al, e))
-    p = at(Site.P, _normalised(at, e, l))
+    p = at(Site.P, _normalized(at, e, l))
     return m, l, at(Site.O, at.product(Site.PV, p, v))
 
 
-def _normalised(at: Events, e: Array, l: Array) -> Array:
-    """EXP divided by the row sum, before its cast."""
+def _normalized(at: Events, e: Array, l: Array) -> Array:
+    """Return EXP divided by the row sum l, before its cast to P."""
     return register(at, Site.EI, at.ops.multiply(e, at(Site.INV, inverse(at, l))[:, None]))
 
 
 def finish(
     at: Events, scale: float, state: State, apart: Array | None = None, sink: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """Output, output before its last rounding, and L; rows without keys give 0, 0 and -inf.
+    """Return the output, the output before its last rounding, and L, of all rows of a head.
 
-    apart: (rows,), which divide by l as it is and not as it is kept;  sink: (rows,), which a row
-                                        adds at its end
+    A row without a key gives 0, 0 and -inf, unless V is infinite (`without_rows_of_no_key`).
+
+    state  after the last key tile, of all rows of a head
+    apart  (rows,) of bool: rows that divide by l as it is, not by l as it is kept; None for none
+    sink   (rows,), the sink that a row adds at its end; None where it has none, or began with it
     """
     m, as_it_is, o, *kept = state
     o = all_of(at, o, kept[0]) if kept else o
@@ -118,20 +143,24 @@ def finish(
 
 
 def _kept_row_sum(at: Events, l: Array) -> Array:
+    """Return l (rows,) as it is kept: its lanes added up, or rounded where the plan keeps state."""
     if l.ndim == 2:
         return at(Site.LANES, added_lanes(at, l))
     return at(Site.LANES, l) if at.plan.kept_state else l
 
 
 def _divided(at: Events, o: Array, l: Array) -> Array:
+    """Return O divided by the row sum l, before its last rounding."""
     return register(at, Site.OI, at.ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
 
 
 def without_rows_of_no_key(
     at: Events, out: Array, wide: Array, lse: Array
 ) -> tuple[Array, Array, Array]:
-    """As `finish` returns them, but 0, 0 and -inf in rows that see no key, where 0 times an
-    infinity of V is NaN.
+    """Return the results of `finish` with 0, 0 and L = -inf in rows that see no key.
+
+    Without this, 0 times an infinity of V would make them NaN. In a call with sinks every row sees
+    its sink, and nothing is changed.
     """
     xp, rows = at.ops.xp, at.tile.rows
     return (
@@ -142,7 +171,7 @@ def without_rows_of_no_key(
 
 
 def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
-    """O_i and L_i of a split of the keys, in registers."""
+    """Return O_i and L_i of one split of the keys, in registers: O_i before its last rounding."""
     m, l, o = state
     l = _kept_row_sum(at, l)
     return _divided(at, o, l), at(Site.LSE, log_sum_exp(at, factor(at, scale), m, l))
@@ -151,8 +180,11 @@ def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
 def combine(
     at: Events, splits: Sequence[tuple[Events, Array, Array]]
 ) -> tuple[Array, Array, Array]:
-    """As `finish`, from (hook, O_i, L_i) of each split: L = M + ln sum_i exp(L_i - M), O = sum_i
-    exp(L_i - L) O_i, one after the other.
+    """Return the results of `finish` from those of the splits of the keys.
+
+    L = M + ln sum_i exp(L_i - M) and O = sum_i exp(L_i - L) O_i, added one after the other.
+
+    splits: (hook, O_i, L_i) of each split, as `finish_split` returns them.
     """
     ops, xp = at.ops, at.ops.xp
     lse = at(Site.LSE, combined_lse(ops, xp.stack([own for _, _, own in splits])))
@@ -164,7 +196,10 @@ def combine(
 
 
 def delta(at: Events, do: Array, o: Array) -> Array:
-    """delta = rowsum(dO O); the products are exact where the plan has no event DOO."""
+    """Return delta = rowsum(dO O), (rows,).
+
+    The products are exact where the plan has no event DOO.
+    """
     ones = at.ops.xp.ones((o.shape[1], 1))
     products = at.ops.multiply(do, at(Site.OD, o))
     if at.plan.delta_products:
@@ -176,10 +211,11 @@ def delta(at: Events, do: Array, o: Array) -> Array:
 class Again(NamedTuple):
     """What the backward computes again of a tile.
 
-    p     P: exp(S - L), or EXP / l of plans with `saved_p`
-    s     the S that it is of, or the tanh of a softcap
-    e, l  of plans with `saved_p`, EXP and l, of which P is the quotient
-    x     of these, the exponents;  sink: P of a sink, (bq,)
+    p     P, (bq, bk): exp(S - L), or EXP / l in plans with `saved_p`
+    s     the S that P is of, (bq, bk), or the tanh of a softcap
+    e, l  in plans with `saved_p`, EXP (bq, bk) and l (bq,), whose quotient P is; else None
+    x     in plans with `saved_p`, the exponents of EXP, (bq, bk); else None
+    sink  in such plans, and calls with sinks, the P of the sink, (bq,); else None
     """
 
     p: Array
@@ -191,7 +227,7 @@ class Again(NamedTuple):
 
 
 def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Again:
-    """P of a tile, recomputed."""
+    """Return P of a tile, recomputed from S and L; lse: L, (bq,)."""
     if at.plan.saved_p:
         return saved_probabilities(at, scale, q, k)
     s, c = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
@@ -200,7 +236,10 @@ def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> A
 
 
 def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
-    """P of the forward, before its cast; its events were the forward's."""
+    """Return P of the forward, before its cast, of a row that is one tile.
+
+    Its events are not recorded again: they are the forward's.
+    """
     at = replace(at, recorder=None)
     s, c = capped(at, scale, at.product(Site.S, q, k.T))
     sink = sink_logit(at, c, q.shape[0])
@@ -216,7 +255,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     share = (
         None if sink is None else at(Site.PSINK, at.ops.multiply(al, at(Site.INV, inverse(at, l))))
     )
-    return Again(_normalised(at, e, l), s, e, l, x, share)
+    return Again(_normalized(at, e, l), s, e, l, x, share)
 
 
 def backward_tile(
@@ -232,9 +271,11 @@ def backward_tile(
     dk: Array,
     dv: Array,
 ) -> tuple[Array, Array, Array]:
-    """One tile of the backward: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
+    """Return dQ, dK and dV after one tile: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
 
-    The scale is applied at the end.
+    dq, dk and dv are the sums so far, to which the tile adds. The scale is applied at the end, or
+    where the plan says. At a masked score P = 0, and DP and DPD are not rounded; rows and keys
+    without a score in this tile keep their sums as they were.
     """
     again = probabilities(at, scale, q, k, lse)
     p, ds = _score_gradients(at, scale, again, v, do, delta)
@@ -249,13 +290,14 @@ def backward_tile(
 def score_gradients(
     at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array
 ) -> tuple[Array, Array]:
-    """P, as the operand of dV, and dS = P (dP - delta)."""
+    """Return P, as the operand of dV, and dS = P (dP - delta), the operand of dQ and dK."""
     return _score_gradients(at, scale, probabilities(at, scale, q, k, lse), v, do, delta)
 
 
 def _score_gradients(
     at: Events, scale: float, again: Again, v: Array, do: Array, delta: Array
 ) -> tuple[Array, Array]:
+    """Return the results of `score_gradients`, from P as it was computed again."""
     p = at(Site.P_B, again.p)
     dp = at.product(Site.DP, do, v.T)
     if at.plan.score_gradient is ScoreGradient.QUOTIENT:
@@ -278,7 +320,7 @@ def _score_gradients(
 
 
 def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> Array:
-    """dS as the operand of dQ, where its sum dO v begins at -delta."""
+    """Return dS as the operand of dQ where the sum of dO v begins at -delta; e: P, (bq, bk)."""
     start = at.ops.xp.broadcast_to(-delta[:, None], e.shape)
     dpd = at(Site.DPQ, *at.sum(Site.DP, do, v.T, init=start, event=Site.DPQ))
     return _scaled_gradient(
@@ -294,8 +336,10 @@ def _scaled_gradient(
     cast: Site,
     then: Callable[[Array], Array] | None = None,
 ) -> Array:
-    """dS cast, and multiplied with the scale before or after that where the plan says so. then:
-    done to what is cast.
+    """Return dS cast, and multiplied with the scale before or after that as the plan says.
+
+    scaled, cast  the sites of the two events
+    then          what is done to dS after the cast, if anything
     """
     if at.plan.gradient_scale is ScaleOfGradient.REGISTER:
         ds = at(scaled, at.ops.multiply(ds, scale))
@@ -307,7 +351,7 @@ def _scaled_gradient(
 
 
 def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array) -> Array:
-    """P (dP - delta), or P dP - delta P."""
+    """Return P (dP - delta), or P dP - delta P, as the plan says, before its cast; e: P."""
     mul = at.ops.multiply
     if at.plan.gradient_scale is ScaleOfGradient.PROBABILITY:
         e = at(Site.SDS, mul(e, scale))
@@ -317,12 +361,12 @@ def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array)
 
 
 def register(at: Events, site: Site, x: Array) -> Array:
-    """x as a binary32 register holds it before it is cast, in plans that say so."""
+    """Return x after the event of a binary32 register, in plans that have those; else x itself."""
     return at(site, x) if at.plan.registers else x
 
 
 def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
-    """dQ + dS K."""
+    """Return dQ + dS K after one tile; dq: the sum so far, (bq, H)."""
     apart = at.plan.gradients_apart is not GradientsApart.NONE
     return _added(at, Site.DQ, Site.DQP if apart else None, ds, k, dq)
 
@@ -330,15 +374,17 @@ def query_gradients(at: Events, ds: Array, k: Array, dq: Array) -> Array:
 def key_gradients(
     at: Events, p: Array, ds: Array, q: Array, do: Array, dk: Array, dv: Array
 ) -> tuple[Array, Array]:
-    """dK + dS^T Q and dV + P^T dO."""
+    """Return dK + dS^T Q and dV + P^T dO after one tile; dk, dv: the sums so far."""
     apart = at.plan.gradients_apart is GradientsApart.ALL
     dv = _added(at, Site.DV, Site.DVP if apart else None, at.ops.transposed(p), do, dv)
     return _added(at, Site.DK, Site.DKP if apart else None, at.ops.transposed(ds), q, dk), dv
 
 
 def _added(at: Events, site: Site, part: Site | None, a: Array, b: Array, total: Array) -> Array:
-    """total + a b: one sum that goes on from the total, or the event `part` of a sum of its own,
-    which is then added.
+    """Return total + a b, rounded at `site`; where the event does not exist, `total` stays.
+
+    It is one sum that goes on from the total. With `part` the tile's products are a sum of their
+    own instead, rounded at that site, which is then added to the total.
     """
     if part is None:
         return at.product(site, a, b, init=total)
@@ -355,10 +401,12 @@ def delta_tile(
     lse: Array,
     sums: tuple[Array, ...],
 ) -> tuple[Array, ...]:
-    """sums + (rowsum(P dP), the same exactly where an injection wants that) over one tile, by
-    DELTA's accumulator; rowsum(P) is added in the same two ways where `sums` has four.
+    """Return sums + (rowsum(P dP), the same again) after one tile, by DELTA's accumulator.
 
-    `at` records nothing here, the events are the backward's own.
+    The second sum is exact where an Exact() injection at DELTA wants that. Where `sums` has four
+    entries, the other two are rowsum(P), added in the same two ways.
+
+    `at` records nothing here: `backward_tile` meets the same events and records them.
     """
     again = probabilities(at, scale, q, k, lse)
     dp = at.product(Site.DP, do, v.T)
@@ -374,6 +422,7 @@ def delta_tile(
 
 
 def _row_sum(at: Events, x: Array, rounded: Array, exact: Array) -> tuple[Array, Array]:
+    """Return both sums with the rows of x (bq, bk) added, by DELTA's accumulator, and exactly."""
     ones = at.ops.xp.ones((x.shape[1], 1))
     total, _ = at.sum(Site.DELTA, x, ones, init=rounded[:, None])
     _, wanted = at.sum(Site.DELTA, x, ones, init=exact[:, None])

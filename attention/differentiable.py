@@ -1,10 +1,12 @@
-"""`attend` under JAX transformations: the emulated backward as the derivative, by
-`jax.custom_vjp`.
+"""`attend` under JAX transformations: the emulated backward is its derivative (`jax.custom_vjp`).
+
+`pulled` is the same forward and backward as one function, for a plan per head.
 """
 
 import reprlib
 from functools import partial
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +19,36 @@ from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.arrays import Array as AnyArray
+from roundscope.emu.backends.ops import Array as CarrierArray
 
-Types = tuple[Any, ...]  # of q, k, v
+Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks where a call has them
+# what the forward keeps for the backward: the plans of heads (or None); q, k, v rounded; the mask;
+# the output, the same before its last rounding, and L; (sinks,) or (); the error of the output
+Residuals: TypeAlias = tuple[Any, ...]
 
 
 def attend_jax(
-    engine: Any,
+    engine: ModuleType,
     setup: Setup,
     plans: HeadPlans | None,
     output: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    delta_error: Any = None,
-    sinks: Any = None,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: "AnyArray | None",
+    delta_error: "AnyArray | None" = None,
+    sinks: "AnyArray | None" = None,
 ) -> Array:
-    """The output (B, T, N, H); gradients have the types of the inputs.
+    """Return the output (B, T, N, Hv), differentiable; gradients have the types of the inputs.
 
-    engine       the module that runs heads: `xla_engine` or `pallas_engine`
+    engine       the module that runs heads: `attention.engines.xla`, or `kernels.engine` there
+    setup        what is fixed of the call, checked
+    plans        a plan for each head as data, or None for the plan of the setup
     output       the dtype of the output
-    delta_error  (B, T, N, H) or None: what the backward adds to the output where delta reads it
+    q, k, v      (B, T, N, H), (B, S, G, H) and (B, S, G, Hv)
+    mask         as for `attend`, or None
+    delta_error  (B, T, N, Hv) or None: what the backward adds to the output where delta reads it
     sinks        (N,) or None
     """
     dtype = result_type(q, k, v)
@@ -63,14 +74,14 @@ def attend_jax(
 
 
 def _entering(x: Array, dtype: Any) -> Array:
-    """An input as it enters: narrow floats as they are."""
+    """Return an input in the type of the result, or as it is if that is a narrower float type."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return x if x.dtype == dtype or (is_narrow and dtype == jnp.float32) else x.astype(dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _attend(
-    engine: Any,
+    engine: ModuleType,
     setup: Setup,
     types: Types,
     output: Any,
@@ -82,21 +93,23 @@ def _attend(
     error: Array | None,
     sinks: Array | None,
 ) -> Array:
+    """Return the output; its derivative is `_backward`."""
     return _forward(engine, setup, output, each, q, k, v, mask, error, sinks)[0]
 
 
 def _forward(
-    engine: Any,
+    engine: ModuleType,
     setup: Setup,
     output: Any,
     each: run.Each | None,
-    q: Array,
-    k: Array,
-    v: Array,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
     mask: Array | None,
     error: Array | None = None,
     sinks: Array | None = None,
-) -> tuple[Array, Any]:
+) -> tuple[Array, Residuals]:
+    """Return the output, and what the backward needs."""
     inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
     rounded = [_rounded(setup, site, x, block, each) for site, x, block in inputs]
     of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
@@ -105,8 +118,11 @@ def _forward(
     return result, (each, *rounded, mask, out, wide, lse, of_sinks, error)
 
 
-def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | None) -> Array:
-    """Heads of an input, rounded; numbers of a 16-bit type that the event keeps are not asked."""
+def _rounded(setup: Setup, site: Site, x: AnyArray, block: int, each: run.Each | None) -> Array:
+    """Return the heads of an input after its event.
+
+    The event is left out where it keeps every number of the input's 16-bit type.
+    """
     heads, r, own = run.enter(x, block), setup.plan[site], SIXTEEN_BITS.get(x.dtype)
     is_plain = (
         each is None
@@ -115,12 +131,13 @@ def _rounded(setup: Setup, site: Site, x: Array, block: int, each: run.Each | No
     )
     if is_plain and own is not None and r.keeps_specials and r.format.holds(own):
         return heads
-    return run.round_inputs(setup, site, heads, each)[0]  # type: ignore[no-any-return]
+    return run.round_inputs(setup, site, heads, each)[0]
 
 
 def _backward(
-    engine: Any, setup: Setup, types: Types, output: Any, residuals: Any, do: Array
+    engine: ModuleType, setup: Setup, types: Types, output: Any, residuals: Residuals, do: Array
 ) -> tuple[None, Array, Array, Array, None, None, Array | None]:
+    """Return the gradient of each argument of `_attend` that is data, in its own type."""
     dq, dk, dv, _, *dsinks = _gradients(engine, setup, residuals, do)
     found = [
         x if x.dtype == dtype else x.astype(dtype)
@@ -129,8 +146,10 @@ def _backward(
     return None, found[0], found[1], found[2], None, None, found[3] if dsinks else None
 
 
-def _gradients(engine: Any, setup: Setup, residuals: Any, do: Array) -> tuple[Array, ...]:
-    """dQ, dK, dV and delta, and of calls with sinks the gradient of those, (N,)."""
+def _gradients(
+    engine: ModuleType, setup: Setup, residuals: Residuals, do: Array
+) -> tuple[Array, ...]:
+    """Return dQ, dK, dV and delta, and in calls with sinks their gradient, (N,)."""
     each, q, k, v, mask, out, wide, lse, sinks, error = residuals
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
@@ -153,34 +172,54 @@ _attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _ba
 
 
 class Pulled(NamedTuple):
-    """Attention with its backward, JAX or NumPy arrays: all (B, T, N, H) but lse = L and delta, (B,
-    T, N).
+    """Attention with its backward, as `pulled` returns it, JAX or NumPy arrays.
+
+    out    the output, (B, T, N, Hv)
+    lse    L, (B, T, N)
+    dq     dQ, (B, T, N, H)
+    dk     dK, (B, S, G, H)
+    dv     dV, (B, S, G, Hv)
+    delta  delta, (B, T, N)
     """
 
-    out: Any
-    lse: Any
-    dq: Any
-    dk: Any
-    dv: Any
-    delta: Any
+    out: CarrierArray
+    lse: CarrierArray
+    dq: CarrierArray
+    dk: CarrierArray
+    dv: CarrierArray
+    delta: CarrierArray
 
 
 def pulled(
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    do: AnyArray,
     *,
     plan: HeadPlans,
     block_q: int = 128,
     block_k: int = 128,
     is_causal: bool = False,
 ) -> Pulled:
-    """`attend` by a plan per head, its gradients for `do`, and the L and delta that a derivative
-    does not show.
+    """Return attention by a plan per head, its gradients for `do`, and L and delta.
 
-    Arguments as `attend`; may be traced and mapped. float64 in, float64 out (needs 64-bit types
-    enabled), else float32.
+    A derivative of `attend` has the same gradients, but shows neither L nor delta. The call may be
+    traced and mapped.
+
+    Args:
+        q: (B, T, N, H), NumPy or JAX; k: (B, S, G, H); v: (B, S, G, Hv). float64 gives float64, and
+            needs 64-bit types enabled; all else gives float32.
+        k: See q.
+        v: See q.
+        do: The gradient of the output, (B, T, N, Hv).
+        plan: A plan for each of the N heads: `attention.plans.traced.head_plans([...])`.
+        block_q: Rows of a query tile.
+        block_k: Rows of a key tile.
+        is_causal: Whether query t sees only keys s <= t.
+
+    Raises:
+        TypeError: `plan` is no `HeadPlans`, or an argument is of a type that `attend` refuses.
+        ValueError: An argument has a shape or value that `attend` refuses.
     """
     if not isinstance(plan, HeadPlans):
         raise TypeError(

@@ -1,5 +1,7 @@
-"""Attention over several devices: batch entries and heads know nothing of each other, so each
-device takes its own, and no bit changes.
+"""Attention over several devices, with the bits of one.
+
+Batch entries and heads know nothing of each other, so each device takes its own, and no bit
+changes.
 """
 
 from collections.abc import Callable
@@ -31,15 +33,43 @@ def attend_sharded(
     is_causal: bool = False,
     engine: Engine = "xla",
 ) -> Array:
-    """`attend`, batch entries along the mesh's axis "batch" and heads along its axis "heads": the
-    bits of one device.
+    """Return `attend` computed over several devices, with the bits of one device.
 
-    mesh  of these two axes: jax.make_mesh((2, 2), ("batch", "heads")). The other arguments as
-          `attend`; under pallas on GPUs
+    Batch entries are spread along the mesh's axis "batch", heads along its axis "heads". The result
+    is differentiable with respect to q, k and v, and the call may be inside jit.
 
-    Returns (B, T, N, H), sharded like q. Differentiable; may be inside jit. Raises ValueError for a
-    mesh with other axes, sizes that it does not divide, and a plan that draws random bits: a device
-    numbers its own heads from 0, and would draw those of another.
+    Args:
+        q: (B, T, N, H), JAX, as for `attend`.
+        k: (B, S, G, H), with N a multiple of G.
+        v: (B, S, G, Hv).
+        mesh: The devices, with the two axes "batch" and "heads", in either order: for example
+            jax.make_mesh((2, 2), ("batch", "heads")). Their sizes must divide B and G.
+        plan: A `Plan` or the name of a preset, as for `attend`, without stochastic rounding: a
+            device numbers its own heads from 0, and would draw the random bits of another's.
+        block_q: Rows of a query tile.
+        block_k: Rows of a key tile.
+        scale: The factor of the scores, 1 / sqrt(H) by default.
+        is_causal: Whether query t sees only keys s <= t.
+        engine: "xla", or "pallas" for the fused kernels, with a mesh of GPUs.
+
+    Returns:
+        The output (B, T, N, Hv), sharded over the mesh as B and N are: float64 for float64 inputs,
+        else float32.
+
+    Raises:
+        TypeError: `mesh` is no mesh, or an argument is of a type that `attend` refuses.
+        ValueError: The mesh has other axes, its sizes do not divide B and G, or the plan draws
+            random bits; or an argument has a value that `attend` refuses.
+
+    Example:
+        >>> import jax
+        >>> from roundscope.attention import attend
+        >>> mesh = jax.make_mesh((1, 1), ("batch", "heads"))  # as many devices as there are
+        >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 8, 4, 16))
+        >>> tiles = {"block_q": 4, "block_k": 4}
+        >>> out = attend_sharded(q, k, v, mesh=mesh, plan="fa2-bf16", **tiles)
+        >>> out.shape, bool((out == attend(q, k, v, plan="fa2-bf16", **tiles)).all())
+        ((2, 8, 4, 16), True)
     """
     check_shapes(q, k, v)
     plan = plan_given(plan)
@@ -65,6 +95,7 @@ def attend_sharded(
 
 
 def _check(mesh: Mesh, plan: Plan, q: Array, k: Array) -> None:
+    """Raise TypeError or ValueError for a mesh or a plan with which bits would differ."""
     if not isinstance(mesh, Mesh):
         raise TypeError(
             f'mesh={mesh!r}: give a mesh of devices, such as jax.make_mesh((2, 2), ("{BATCH}",'

@@ -1,5 +1,6 @@
-"""What runs heads: `numpy` (threads and Numba kernels), `xla` (one traced function), `kernels`
-(fused, on a GPU).
+"""The engines, which run the heads of a call.
 
-All run the text of `attention.algorithm`, bit for bit alike. None defines an event.
+`numpy` runs them in threads with Numba kernels, `xla` as one traced function, and `kernels` in
+fused kernels on a GPU. All of them run the text of `attention.algorithm`, to the same bits. None of
+them defines a rounding event.
 """

@@ -1,46 +1,58 @@
-"""The NumPy engine: heads in a thread pool, tiles in Python, numbers in Numba kernels."""
+"""The NumPy engine: heads in a thread pool, tiles in Python, numbers in Numba kernels.
+
+Every function takes arrays of all heads, and the setups of batch entries where each has a plan of
+its own (`each`); the other engines have the same functions.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from roundscope.attention.engines.layout import from_heads, to_heads
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
-from roundscope.attention.tiles import loops as head_of
+from roundscope.attention.tiles import backward as backward_of
+from roundscope.attention.tiles import forward as forward_of
+from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
 from roundscope.emu.rounding.modes import BINARY32
 
-Arrays = tuple[np.ndarray, ...]
+Floats: TypeAlias = NDArray[np.float64]
+Results: TypeAlias = NDArray[np.float64] | NDArray[np.float32]
+Bools: TypeAlias = NDArray[np.bool_]
+Setups: TypeAlias = tuple[Setup, ...]
+Result = TypeVar("Result")
 
 
-def _each(function: Any, count: int) -> Any:
-    """function(0 .. count - 1), stacked."""
+def _each(function: Callable[[int], Result], count: int) -> Result:
+    """Return what a function returns of 0 .. count - 1, each of its arrays stacked."""
 
-    def quietly(h: int) -> Any:
+    def quietly(h: int) -> Result:
         with np.errstate(
             all="ignore"
         ):  # overflow, inf - inf and NaN are results here, counted by the trace
             return function(h)
 
     with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
-        return stack(list(pool.map(quietly, range(count))))
-
-
-Setups = tuple[Setup, ...]
+        stacked: Result = stack(list(pool.map(quietly, range(count))))
+    return stacked
 
 
 def prepare(setups: Setup | Setups) -> tuple[Setup, Setups | None]:
-    """What the calls below take: a setup, and those of batch entries that have one each."""
+    """Return the arguments of the calls below: a setup, and that of each batch entry if given."""
     return (setups, None) if isinstance(setups, Setup) else (setups[0], setups)
 
 
 def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setup, int]:
-    """The setup of one of all `heads`, and its number: with a plan of its own, a batch entry is a
-    call of its own.
+    """Return the setup of one of all `heads`, and its number in random streams and injections.
+
+    A batch entry with a plan of its own is a call of its own, whose heads count from 0.
     """
     if each is None:
         return setup, head
@@ -49,35 +61,38 @@ def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setu
 
 
 def round_inputs(
-    setup: Setup, site: Site, x: np.ndarray, each: Setups | None = None
-) -> tuple[np.ndarray, Any]:
-    """x: (heads, rows, features)."""
+    setup: Setup, site: Site, x: Floats, each: Setups | None = None
+) -> tuple[Floats, Seen]:
+    """Return an input tensor (heads, rows, features) after its event, and what was recorded."""
 
-    def one(h: int) -> Any:
+    def one(h: int) -> tuple[Floats, Seen]:
         own, number = _own(setup, each, h, x.shape[0])
-        return head_of.round_inputs(numpy_ops(), own, number, site, x[h])
+        return loops.round_inputs(numpy_ops(), own, number, site, x[h])
 
     return _each(one, x.shape[0])
 
 
 def forward(
     setup: Setup,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    mask: np.ndarray | None,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    mask: Bools | None,
     each: Setups | None = None,
-    sinks: np.ndarray | None = None,
-) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks:
-    (heads,) or None.
+    sinks: Floats | None = None,
+) -> tuple[tuple[Floats, Floats, Floats], dict[str, Seen]]:
+    """Return output, output before its last rounding and L of all heads, and what was recorded.
+
+    q      (heads, T, H), and k (key heads, S, H), v (key heads, S, Hv), rounded, in whole tiles
+    mask   (heads, T, S) or None
+    sinks  (heads,) or None
     """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int, mask: np.ndarray | None = mask) -> Any:
+    def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         own, number = _own(setup, each, h, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        return head_of.forward(
+        return forward_of.forward(
             numpy_ops(), own, number, q[h], k[h // group], v[h // group], m, sink
         )
 
@@ -87,80 +102,85 @@ def forward(
 
 def backward(
     setup: Setup,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    mask: np.ndarray | None,
-    out: np.ndarray,
-    wide: np.ndarray,
-    lse: np.ndarray,
-    do: np.ndarray,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    mask: Bools | None,
+    out: Floats,
+    wide: Floats,
+    lse: Floats,
+    do: Floats,
     each: Setups | None = None,
-    sinks: np.ndarray | None = None,
-) -> Any:
-    """Gradients of heads, and what was seen of tiles, wholes and key heads."""
+    sinks: Floats | None = None,
+) -> tuple[tuple[Floats, Floats, Floats, Floats], dict[str, Seen]]:
+    """Return dQ, dK, dV and delta, and what was recorded of tiles, of heads and of key heads.
+
+    dK and dV are those of key heads. Arguments as `forward`; out, wide and lse are its results, do
+    is (heads, T, Hv), rounded.
+    """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int, mask: np.ndarray | None = mask) -> Any:
+    def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         g = h // group
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         own, number = _own(setup, each, h, q.shape[0])
-        return head_of.backward(
+        return backward_of.backward(
             numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
         )
 
-    def rounded(g: int) -> Any:
+    def rounded(g: int) -> tuple[tuple[Floats, Floats], Seen]:
         own, number = _own(setup, each, g, k.shape[0])
-        return head_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
+        return backward_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
 
     (dq, dk, dv, delta), seen = _each(one, q.shape[0])
     dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
     (dk, dv), seen_keys = _each(rounded, k.shape[0])
-    seen = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
-    return (dq, dk, dv, delta), seen | {"keys": seen_keys}
+    met = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
+    return (dq, dk, dv, delta), met | {"keys": seen_keys}
 
 
 def sink_gradients(
-    setup: Setup, sinks: np.ndarray, lse: np.ndarray, delta: np.ndarray, each: Setups | None = None
-) -> Any:
-    """The gradients of sinks (heads,), and what was seen."""
+    setup: Setup, sinks: Floats, lse: Floats, delta: Floats, each: Setups | None = None
+) -> tuple[Floats, Seen]:
+    """Return the gradients of the sinks of all heads, (heads,), and what was recorded."""
 
-    def one(h: int) -> Any:
+    def one(h: int) -> tuple[Floats, Seen]:
         own, number = _own(setup, each, h, lse.shape[0])
-        return head_of.sink_gradients(numpy_ops(), own, number, sinks[h], lse[h], delta[h])
+        return backward_of.sink_gradients(numpy_ops(), own, number, sinks[h], lse[h], delta[h])
 
     return _each(one, lse.shape[0])
 
 
-def enter_sinks(sinks: np.ndarray, batch: int) -> np.ndarray:
-    """Sinks (N,) as the carrier, exactly: (B N,)."""
+def enter_sinks(sinks: AnyArray, batch: int) -> Floats:
+    """Return sinks (N,) in binary64, exactly, for every batch entry: (B N,)."""
     return np.tile(np.asarray(sinks).astype(np.float64), batch)
 
 
-def leave_sinks(x: np.ndarray, batch: int, dtype: Any) -> np.ndarray:
-    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one
-    rounding.
+def leave_sinks(x: Floats, batch: int, dtype: Any) -> Results:
+    """Return gradients of sinks (B N,) added up over the batch, (N,).
+
+    They are in float64, or in float32 by one rounding, as dtype says.
     """
-    total = head_of.by_halves(np, x.reshape(batch, -1))
-    return (
-        total
-        if dtype == np.float64
-        else numpy_ops().round(total, BINARY32, None).astype(np.float32)
-    )
+    return _left(backward_of.by_halves(np, x.reshape(batch, -1)), dtype)
 
 
-def _with_tiles(seen: Any, heads: int, of_a_head: Callable[[], Any]) -> Any:
-    """What was seen; of calls in which no score exists, where no tile was met, with zeros like
-    those of a head whose tiles are.
+def _with_tiles(
+    seen: dict[str, Seen | None], heads: int, of_a_head: Callable[[], dict[str, Seen | None]]
+) -> dict[str, Seen]:
+    """Return what was recorded, with zeros for the tiles of a call in which no score exists.
+
+    No tile was met there; the zeros are shaped as what a head records whose tiles are met.
     """
-    if seen["tiles"] is not None:
-        return seen
+    found = {name: part for name, part in seen.items() if part is not None}
+    if "tiles" in found:
+        return found
     with np.errstate(all="ignore"):
         like = of_a_head()["tiles"]
-    return seen | {"tiles": _zeros(like, heads)}
+    return found | {"tiles": _zeros(like, heads)}
 
 
 def _zeros(like: Any, heads: int) -> Any:
+    """Return zeros (heads, ...) for each array of a tree of dicts and tuples."""
     if isinstance(like, dict):
         return {name: _zeros(part, heads) for name, part in like.items()}
     if isinstance(like, tuple):
@@ -168,12 +188,20 @@ def _zeros(like: Any, heads: int) -> Any:
     return np.zeros((heads, *like.shape), like.dtype)
 
 
-def enter(x: np.ndarray, block: int) -> np.ndarray:
-    """Any float array (B, T, N, H) as the carrier, exactly, head by head in whole tiles."""
-    return to_heads(np, np.asarray(x).astype(np.float64), block)
+def enter(x: AnyArray, block: int) -> Floats:
+    """Return a float array (B, T, N, H) in binary64, exactly, as (B N, T in whole tiles, H)."""
+    heads: Floats = to_heads(np, np.asarray(x).astype(np.float64), block)
+    return heads
 
 
-def leave(x: np.ndarray, batch: int, rows: int, dtype: Any) -> np.ndarray:
-    """Return heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
-    x = from_heads(x, batch, rows)
-    return x if dtype == np.float64 else numpy_ops().round(x, BINARY32, None).astype(np.float32)
+def leave(x: Floats, batch: int, rows: int, dtype: Any) -> Results:
+    """Return arrays of heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
+    return _left(from_heads(x, batch, rows), dtype)
+
+
+def _left(x: Floats, dtype: Any) -> Results:
+    """Return x as it is if dtype is float64, else rounded to binary32, in float32."""
+    if dtype == np.float64:
+        return x
+    narrow: NDArray[np.float32] = numpy_ops().round(x, BINARY32, None).astype(np.float32)
+    return narrow

@@ -1,9 +1,13 @@
-"""The XLA engine: the same head function, traced once, mapped over heads, on CPU or GPU."""
+"""The XLA engine: the function of one head, traced once and mapped over heads, on CPU or GPU.
+
+It has the functions of `attention.engines.numpy`. Plans that differ in formats only may be data
+here (`Each`), so that many plans share one compilation.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,38 +15,47 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.attention.engines.layout import SIXTEEN_BITS, from_heads, to_heads
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.traced import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.attention.sites import Site
-from roundscope.attention.tiles import loops as head_of
+from roundscope.attention.tiles import backward as backward_of
+from roundscope.attention.tiles import forward as forward_of
+from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.formats.codes import encode
 from roundscope.emu.rounding.modes import BINARY32
 
+Gradients: TypeAlias = tuple[Array, Array, Array, Array]  # dQ, dK, dV and delta
+Result = TypeVar("Result")
 _COMPILED: list[Any] = []
 
 
 def compilations() -> int:
-    """How many executables this engine has built in this process."""
+    """Return how many executables this engine has built in this process."""
     return sum(f._cache_size() for f in _COMPILED)
 
 
 class Each(NamedTuple):
-    """Plans of all query heads as data, (heads, rows, FIELDS, 2), and the heads' numbers in random
-    streams and injections.
+    """Plans of all query heads as data.
+
+    table   the roundings of each head's plan, (heads, rows, FIELDS, 2)
+            (`attention.plans.traced.table_of`)
+    number  the number of each head in random streams and injections, (heads,)
     """
 
-    table: Any
-    number: Any
+    table: AnyArray
+    number: AnyArray
 
 
 def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Each | None]:
-    """What the calls below take: the setup that is compiled for, and the plans of batch entries as
-    data.
+    """Return the arguments of the calls below.
 
-    Raises ValueError for plans that need different compilations.
+    These are the setup that is compiled for, and, where batch entries have plans of their own,
+    those plans as data. Raises ValueError for plans that need different compilations.
     """
     if isinstance(setups, Setup):
         return setups, None
@@ -54,13 +67,13 @@ def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Each | None]:
 
 
 def by_head(plans: HeadPlans, batch: int) -> Each:
-    """The plans of query heads, for every batch entry."""
+    """Return the plans of query heads as data, the same for every batch entry."""
     table = jnp.tile(jnp.asarray(plans.table), (batch, 1, 1, 1))
     return Each(table, np.arange(table.shape[0]))
 
 
-def _own(setup: Setup, own: Any) -> Setup:
-    """The setup of one head, with its part of an `Each`, or as it is."""
+def _own(setup: Setup, own: Array | None) -> Setup:
+    """Return the setup of one head: with its plan from the table of an `Each`, or as it is."""
     if own is None:
         return setup
     plan: Any = TracedPlan(setup.plan, own)
@@ -69,9 +82,10 @@ def _own(setup: Setup, own: Any) -> Setup:
     return replace(setup, plan=plan, scale=scale)
 
 
-def _per_head(each: Each | None, heads: int) -> tuple[Array, Any, int | None]:
-    """Numbers of the heads (query or key heads), the plan of each (a key head's is that of its
-    first query head), its axis for vmap.
+def _per_head(each: Each | None, heads: int) -> tuple[Array, Array | None, int | None]:
+    """Return the numbers of query or key heads, the plan of each, and the plans' axis for vmap.
+
+    The plan of a key head is that of its first query head; both are None where plans are no data.
     """
     if each is None:
         return jnp.arange(heads), None, None
@@ -79,26 +93,33 @@ def _per_head(each: Each | None, heads: int) -> tuple[Array, Any, int | None]:
     return jnp.asarray(each.number)[::group] // group, jnp.asarray(each.table)[::group], 0
 
 
-def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of (setup, arrays), compiled once per setup and shapes, with 64-bit types
-    enabled inside.
+def _wide(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function of (setup, arrays) compiled, with 64-bit types enabled inside.
+
+    It is compiled once for each setup and shapes.
     """
     compiled = jax.jit(function, static_argnums=0)
     _COMPILED.append(compiled)
 
-    def call(setup: Setup, *arrays: Any) -> Any:
+    def call(setup: Setup, *arrays: Array | Each | None) -> Result:
         with jax.enable_x64(True):
-            return compiled(setup, *arrays)
+            result: Result = compiled(setup, *arrays)
+        return result
 
     return call
 
 
-def _round_inputs(site: Site, setup: Setup, x: Array, each: Each | None = None) -> Any:
-    def one(h: Array, x: Array, own: Any) -> Any:
-        return head_of.round_inputs(xla_ops(opaque_zero(x)), _own(setup, own), h, site, x)
+def _round_inputs(
+    site: Site, setup: Setup, x: Array, each: Each | None = None
+) -> tuple[Array, Seen]:
+    """Return the results of `round_inputs`."""
+
+    def one(h: Array, x: Array, own: Array | None) -> tuple[Array, Seen]:
+        return loops.round_inputs(xla_ops(opaque_zero(x)), _own(setup, own), h, site, x)
 
     number, own, axis = _per_head(each, x.shape[0])
-    return jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
+    found: tuple[Array, Seen] = jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
+    return found
 
 
 _ROUND_INPUTS = {
@@ -106,8 +127,10 @@ _ROUND_INPUTS = {
 }
 
 
-def round_inputs(setup: Setup, site: Site, x: Array, each: Each | None = None) -> Any:
-    """x: (heads, rows, features)."""
+def round_inputs(
+    setup: Setup, site: Site, x: Array, each: Each | None = None
+) -> tuple[Array, Seen]:
+    """Return an input tensor (heads, rows, features) after its event, and what was recorded."""
     return _ROUND_INPUTS[site](setup, x, each)
 
 
@@ -120,19 +143,24 @@ def forward(
     mask: Array | None,
     each: Each | None = None,
     sinks: Array | None = None,
-) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded; mask: (heads, T, S) or None; sinks:
-    (heads,) or None.
+) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
+    """Return output, output before its last rounding and L of all heads, and what was recorded.
+
+    q      (heads, T, H), and k (key heads, S, H), v (key heads, S, Hv), rounded, in whole tiles
+    mask   (heads, T, S) or None
+    sinks  (heads,) or None
     """
     ops, group = xla_ops(opaque_zero(q)), q.shape[0] // k.shape[0]
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
-    def one(h: Array, own: Any, *arrays: Any) -> Any:
-        return head_of.forward(ops, _own(setup, own), h, *arrays)
+    def one(h: Array, own: Array | None, *arrays: Any) -> Any:
+        return forward_of.forward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
     axes = (0, axis, 0, 0, 0, *(None if x is None else 0 for x in (mask, sinks)))
-    return jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, sinks)
+    found: tuple[tuple[Array, Array, Array], dict[str, Seen]]
+    found = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, sinks)
+    return found
 
 
 @_wide
@@ -148,14 +176,18 @@ def backward(
     do: Array,
     each: Each | None = None,
     sinks: Array | None = None,
-) -> Any:
-    """Gradients of heads, and what was seen of tiles, wholes and key heads."""
+) -> tuple[Gradients, dict[str, Seen]]:
+    """Return dQ, dK, dV and delta, and what was recorded of tiles, of heads and of key heads.
+
+    dK and dV are those of key heads. Arguments as `forward`; out, wide and lse are its results, do
+    is (heads, T, Hv), rounded.
+    """
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
-    def one(h: Array, own: Any, *arrays: Any) -> Any:
-        return head_of.backward(ops, _own(setup, own), h, *arrays)
+    def one(h: Array, own: Array | None, *arrays: Any) -> Any:
+        return backward_of.backward(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, q.shape[0])
     axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0, None if sinks is None else 0)
@@ -164,8 +196,10 @@ def backward(
     )
     dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
 
-    def rounded(g: Array, own: Any, dk: Array, dv: Array) -> Any:
-        return head_of.round_key_gradients(ops, _own(setup, own), g, dk, dv)
+    def rounded(
+        g: Array, own: Array | None, dk: Array, dv: Array
+    ) -> tuple[tuple[Array, Array], Seen]:
+        return backward_of.round_key_gradients(ops, _own(setup, own), g, dk, dv)
 
     number, own, axis = _per_head(each, keys)
     (dk, dv), seen_keys = jax.vmap(rounded, in_axes=(0, axis, 0, 0))(number, own, dk, dv)
@@ -175,95 +209,111 @@ def backward(
 @_wide
 def sink_gradients(
     setup: Setup, sinks: Array, lse: Array, delta: Array, each: Each | None = None
-) -> Any:
-    """The gradients of sinks (heads,), and what was seen."""
+) -> tuple[Array, Seen]:
+    """Return the gradients of the sinks of all heads, (heads,), and what was recorded."""
     ops = xla_ops(opaque_zero(lse))
 
-    def one(h: Array, own: Any, *arrays: Any) -> Any:
-        return head_of.sink_gradients(ops, _own(setup, own), h, *arrays)
+    def one(h: Array, own: Array | None, *arrays: Any) -> Any:
+        return backward_of.sink_gradients(ops, _own(setup, own), h, *arrays)
 
     number, own, axis = _per_head(each, lse.shape[0])
-    return jax.vmap(one, in_axes=(0, axis, 0, 0, 0))(number, own, sinks, lse, delta)
+    found: tuple[Array, Seen]
+    found = jax.vmap(one, in_axes=(0, axis, 0, 0, 0))(number, own, sinks, lse, delta)
+    return found
 
 
-def enter_sinks(sinks: Array, batch: int) -> Array:
-    """Sinks (N,) as the carrier, exactly: (B N,)."""
+def enter_sinks(sinks: AnyArray, batch: int) -> Array:
+    """Return sinks (N,) in binary64, exactly, for every batch entry: (B N,)."""
     with jax.enable_x64(True):
-        return jnp.tile(_enter(jnp.asarray(sinks)[None, None, :, None], 1).reshape(-1), batch)
+        own: Array = _enter(jnp.asarray(sinks)[None, None, :, None], 1)
+        return jnp.tile(own.reshape(-1), batch)
 
 
 def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
-    """Gradients of sinks (B N,) added over the batch: (N,), in float64, or in float32 by one
-    rounding.
+    """Return gradients of sinks (B N,) added up over the batch, (N,).
+
+    They are in float64, or in float32 by one rounding, as dtype says.
     """
     with jax.enable_x64(True):
-        total = head_of.by_halves(jnp, x.reshape(batch, -1))
-        return _leave(total[:, None], 1, 1, jnp.dtype(dtype)).reshape(-1)
+        total = backward_of.by_halves(jnp, x.reshape(batch, -1))
+        left: Array = _leave(total[:, None], 1, 1, jnp.dtype(dtype))
+        return left.reshape(-1)
 
 
-def enter(x: Array, block: int) -> Array:
-    """Any float array (B, T, N, H) as the carrier, exactly, head by head in whole tiles."""
+def enter(x: AnyArray, block: int) -> Array:
+    """Return a float array (B, T, N, H) in binary64, exactly, as (B N, T in whole tiles, H)."""
     with jax.enable_x64(True):
-        return _enter(jnp.asarray(x), block)
+        heads: Array = _enter(jnp.asarray(x), block)
+    return heads
 
 
 def moved(setup: Setup, heads: tuple[Array, ...], error: Array) -> tuple[Array, ...]:
-    """Heads (heads, T, H) plus an error (B, T, N, H), in binary64."""
+    """Return arrays of heads (heads, T, H) plus an error (B, T, N, H), added in binary64."""
     with jax.enable_x64(True):
         own = enter(error, setup.block_q)
         return tuple(x + own for x in heads)
 
 
 def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
-    """Return heads as (B, T, N, ...), in float64; in float32, by one rounding; or in a 16-bit type
-    that holds every number.
+    """Return arrays of heads as (B, T, N, ...), in float64; in float32, by one rounding; or in a
+    16-bit type that holds every number.
     """
     with jax.enable_x64(True):
-        return _leave(x, batch, rows, jnp.dtype(dtype))
+        left: Array = _leave(x, batch, rows, jnp.dtype(dtype))
+    return left
 
 
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
+    """Return the result of `enter`, on a CPU by integer arithmetic, which flushes no subnormals."""
     if x.dtype != jnp.float64:
         x = lax.platform_dependent(
             x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_converted
         )
-    return to_heads(jnp, x, block)
+    heads: Array = to_heads(jnp, x, block)
+    return heads
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
+    """Return the result of `leave`."""
     x = from_heads(x, batch, rows)
     if dtype == jnp.float64:
         return x
+    narrow: Array
     if dtype == jnp.float32:
-        return lax.platform_dependent(x, cpu=_rounded, default=_converted)
-    return lax.platform_dependent(
-        x,
-        cpu=lambda x: _coded(x, dtype),
-        default=lambda x: lax.optimization_barrier(x.astype(dtype)),
-    )
+        narrow = lax.platform_dependent(x, cpu=_rounded, default=_converted)
+    else:
+        narrow = lax.platform_dependent(
+            x,
+            cpu=lambda x: _coded(x, dtype),
+            default=lambda x: lax.optimization_barrier(x.astype(dtype)),
+        )
+    return narrow
 
 
 def _coded(x: Array, dtype: Any) -> Array:
-    """Return numbers that a 16-bit type holds in that type: a CPU's conversion may flush those that
-    are subnormal.
+    """Return numbers that a 16-bit type holds in that type.
+
+    A CPU's own conversion may flush those that are subnormal.
     """
     codes = encode(xla_ops(opaque_zero(x)), x, SIXTEEN_BITS[dtype])
     return lax.bitcast_convert_type(codes.astype(jnp.uint16), dtype)
 
 
 def _rounded(x: Array) -> Array:
+    """Return x in float32 by emulated rounding: a CPU's conversion may flush subnormal numbers."""
     return narrow(round_wide(x, BINARY32))
 
 
 def _converted(x: Array) -> Array:
-    """To binary32, or from what is narrower than binary64, by conversions, of which a GPU rounds to
-    nearest even; a CPU may flush subnormal numbers.
+    """Return x in float32 if it is float64, else in float64, by conversions of the device.
 
-    Behind barriers, since XLA takes a conversion to a narrower type and back, the caller's too, for
-    nothing, and leaves out both.
+    A GPU rounds them to nearest even; a CPU may flush subnormal numbers. There are barriers since
+    XLA leaves out a conversion to a narrower type and back, also one together with the caller's.
     """
     if x.dtype == jnp.float64:
-        return lax.optimization_barrier(x.astype(jnp.float32))
-    return lax.optimization_barrier(x).astype(jnp.float32).astype(jnp.float64)
+        narrow: Array = lax.optimization_barrier(x.astype(jnp.float32))
+        return narrow
+    kept: Array = lax.optimization_barrier(x)
+    return kept.astype(jnp.float32).astype(jnp.float64)

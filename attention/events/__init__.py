@@ -1,5 +1,6 @@
-"""The hook `at` that stands at every rounding event: it rounds, injects and records.
+"""The hook `at`, which is called at every rounding event: it rounds, injects errors and records.
 
-Which events there are is in `attention.sites`; what is kept of them becomes a `Trace` in
-`attention.trace`.
+`hook` has the hook itself, `perturbing` the injected errors, `recorder` what a trace keeps, and
+`streams` the random bits. Which events exist is in `attention.sites`; what is kept of them becomes
+a `Trace` in `attention.trace`.
 """

@@ -1,6 +1,6 @@
-"""What an injection makes of a tile's event."""
+"""What an injection makes of an event of a tile: the entries that it selects, and their error."""
 
-from typing import Any
+from types import ModuleType
 
 from roundscope.attention.events.streams import NOISE, random_bits
 from roundscope.attention.injection import (
@@ -14,6 +14,7 @@ from roundscope.attention.injection import (
     Where,
 )
 from roundscope.attention.sites import Axes
+from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.formats.codes import decode, encode
@@ -30,8 +31,12 @@ def perturbed(
     f: Format,
     unit: Array | None,
 ) -> Array:
-    """The event's result `after`, with the error where the injection selects. exact: before
-    rounding; unit: scales of blocks, or None.
+    """Return an event's result with the injection's error at the entries that it selects.
+
+    exact   what an Exact() injection puts there: the value before the rounding, or a sum in
+            binary64
+    after   the result, a number of the format f
+    unit    the scale of each entry's block, or None where the site has no block format
     """
     hit = _hit(ops, tile, injection, exact, after, f, unit)
     return ops.xp.where(_selected(ops.xp, tile, injection, after.shape), hit, after)
@@ -46,6 +51,7 @@ def _hit(
     f: Format,
     unit: Array | None,
 ) -> Array:
+    """Return the result with the error at every entry."""
     what = injection.what
     match what:
         case AddUlps():
@@ -68,7 +74,7 @@ def _hit(
 
 
 def _ulp(ops: Ops, x: Array, f: Format, unit: Array | None) -> Array:
-    """An ulp at x; in a block, of its element times the scale."""
+    """Return an ulp at x: in a block, an ulp of the element times the block's scale."""
     return (
         spacing(ops, x, f)
         if unit is None
@@ -76,7 +82,8 @@ def _ulp(ops: Ops, x: Array, f: Format, unit: Array | None) -> Array:
     )
 
 
-def _selected(xp: Any, tile: Tile, injection: Injection, shape: tuple[int, ...]) -> Array:
+def _selected(xp: ModuleType, tile: Tile, injection: Injection, shape: tuple[int, ...]) -> Array:
+    """Return which entries of the tile's event, an array of bool, the injection selects."""
     rows, second, repeated = tile.coordinates(xp, injection.site, shape)
     is_score = injection.site.axes is Axes.TS
     chosen = [
@@ -93,8 +100,8 @@ def _selected(xp: Any, tile: Tile, injection: Injection, shape: tuple[int, ...])
     return selected
 
 
-def _among(index: Any, where: Where) -> Any:
-    """Whether each index is in the selection."""
+def _among(index: Index, where: Where) -> Array:
+    """Return whether each index is among those selected, an array of bool (a bool of an int)."""
     if isinstance(where, range):
         return (
             (index >= where.start)
@@ -102,6 +109,6 @@ def _among(index: Any, where: Where) -> Any:
             & ((index - where.start) % where.step == 0)
         )
     found = index == -1
-    for i in where:  # type: ignore[union-attr]
+    for i in where:  # type: ignore[union-attr]  # an Injection has made a tuple of every int
         found = found | (index == i)
     return found

@@ -1,7 +1,7 @@
-"""What a trace keeps of a tile's events: `Record` asks for it, a `Recorder` collects it."""
+"""`Record` says what a trace keeps beside its summaries; a `Recorder` collects it, tile by tile."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from roundscope.attention.sites import PRODUCTS, Axes, Site, site_named
@@ -13,24 +13,56 @@ from roundscope.emu.sums.accumulator import Order
 ERRORS = 3  # of the sums of `Ops.stats`: error, its size and square, before those in ulps
 STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over scores
 
+# The summary of one site's events in one tile or head: counts (by `COUNTS`), sums (by `SUMS`), the
+# largest error in ulps, the flat index of its event, and the errors in ulps summed over each row.
+Summary = tuple[Array, Array, Array, Array, Array]
+
+# What was recorded, by name: "<SITE>" and "<SITE>.step" have a `Summary`, "<SITE>.ones" an array of
+# counts per row, "<SITE>.events" the pair (before, after).
+Seen = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What a trace keeps beside the summary of every site.
 
-    events  sites whose every (before, after) is kept
-    ones    sites whose results that equal 1 are counted, per row and tile
-    steps   sums of products whose single additions are summarised, as site "<SITE>.step"
-    every   1 for all events, or n: a sample of one tile in n^2, of each head every n-th tile of
-            queries (of what dK and dV add up: of keys) and with it every n-th tile of the other
-            side (`attention.tiles.sample`); of other events the rows of such tiles. Summaries, ones
-            and steps speak of the sample; `events` are whole. `Stats.n` says how large it was:
-            under a mask, causal too, tiles hold fewer events or none, and a single head's n may be
-            0. On every engine the same tiles. Fused kernels walk once more over what one query tile
-            in n meets, and write one tile in n^2
+    `Record()` keeps the summaries alone, which is what `examine` does by default. A record never
+    changes a bit of a result.
 
-    Sites may be given by name. Raises TypeError or ValueError for what is no tuple of sites, and
-    for steps of what is no sum of products.
+    Args:
+        events: Sites whose single events are kept, each as its values before and after the
+            rounding, in `Trace.events`.
+        ones: Sites whose results that equal 1 are counted, per row and tile, in `Trace.ones`.
+        steps: Sums of products (`PRODUCTS`) whose single additions are summarized too, under the
+            name "<SITE>.step" in `Trace.stats` and `Trace.rows`.
+        every: 1 looks at all events. With n, a trace looks at a sample of one tile in n^2: of each
+            head every n-th tile of queries (of keys, for what dK and dV add up), and with it every
+            n-th tile of the other side (`attention.tiles.sample` says which). Of events that a head
+            has once it looks at the rows of such tiles. Summaries, ones and steps are of the
+            sample; `events` are kept whole. The sample is the same on every engine, and `Stats.n`
+            says how large it was: under a mask, also a causal one, tiles hold fewer events or none,
+            and n of a single head may be 0. The fused kernels of engine="pallas" walk once more
+            over what one query tile in n meets, and write one tile in n^2.
+
+    `events`, `ones` and `steps` are tuples of sites, or any other collection of them, in which a
+    site is a `Site` or its name in either case. What a plan does not have is refused when the call
+    is made, not here.
+
+    Raises:
+        TypeError: `events`, `ones` or `steps` is no collection of sites: a single site or its name,
+            a number, None.
+        ValueError: A name is no site, `steps` names a site that is no sum of products, or `every`
+            is no whole number from 1 on.
+
+    Example:
+        >>> from roundscope.attention import Record, Site
+        >>> record = Record(events=("p", Site.O), steps=("PV",))
+        >>> record.events == (Site.P, Site.O), record.steps == (Site.PV,), record.every
+        (True, True, 1)
+        >>> Record(events="P")
+        Traceback (most recent call last):
+            ...
+        TypeError: events='P': give a tuple of sites, such as ('P',)
     """
 
     events: tuple[Site, ...] = ()
@@ -53,33 +85,46 @@ class Record:
 
 
 def _sites(name: str, asked: Any) -> tuple[Site, ...]:
-    """Sites, from sites or their names."""
-    if isinstance(asked, str) or not isinstance(asked, Iterable):  # a Site is a str
-        raise TypeError(f"{name}={asked!r}: give a tuple of sites, as (Site.P, Site.O)")
+    """Return the sites of the argument `name`, given as sites or their names.
+
+    A text is refused although it is a collection of letters, and a `Site` is a text.
+    """
+    if isinstance(asked, (str, bytes)):
+        names = tuple(asked.replace(",", " ").split()) if isinstance(asked, str) else ("P", "O")
+        raise TypeError(f"{name}={asked!r}: give a tuple of sites, such as {names}")
     try:
-        return tuple(map(site_named, asked))
+        given = tuple(asked)
+    except TypeError:
+        told = f"{name}={asked!r}: give a tuple of sites, such as ('P', 'O'), or () for none"
+        raise TypeError(told) from None
+    try:
+        return tuple(map(site_named, given))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Collects the events of one tile; `seen` summarises them.
+    """Collects the events of one tile while the algorithm computes it; `seen` summarizes them.
 
-    kept    events to summarise: name, event, scale of its blocks;  others: what is handed on as it
-            is
+    ops, tile   the array library and the tile whose events these are
+    record      what is asked for
+    kept        the events to summarize, each with its name and the scales of its blocks (None where
+                its site has no block format)
+    others      what is handed on without a summary, by name: ones, single events, steps
     """
 
     ops: Ops
     tile: Tile
     record: Record
     kept: list[tuple[str, Event, Array | None]] = field(default_factory=list)
-    others: dict[str, Any] = field(default_factory=dict)
+    others: Seen = field(default_factory=dict)
 
-    def seen(self) -> dict[str, Any]:
-        """What was recorded, by name.
+    def seen(self) -> Seen:
+        """Return what was recorded, by name.
 
-        Of a rounding in blocks: counts and ulps of the elements, errors of the numbers.
+        Where a site rounds in blocks, counts and ulps are those of the elements, in units of their
+        block's scale, and errors are those of the numbers.
         """
         in_blocks = [event for _, event, unit in self.kept if unit is not None]
         own = [
@@ -103,7 +148,11 @@ class Recorder:
     def keep(
         self, name: str, site: Site, before: Array, after: Array, f: Format, unit: Array | None
     ) -> None:
-        """An event: its numbers before and after, their format and, of blocks, their scales."""
+        """Keep an event of a site under a name, to be summarized by `seen`.
+
+        before, after: its numbers before and after the rounding, (rows, columns) or (rows,);
+        f: their format; unit: the scale of each number's block, or None without blocks.
+        """
         x, y = (v if v.ndim == 2 else v[:, None] for v in (before, after))
         valid = self.ops.xp.broadcast_to(self._seen(site), x.shape)
         if site in self.record.ones:
@@ -116,7 +165,7 @@ class Recorder:
         self.kept.append((name, (x, y, f, valid), unit))
 
     def _seen(self, site: Site) -> Array:
-        """Which entries of an event exist and are looked at."""
+        """Return which entries of a site's event exist and are looked at, (rows, columns or 1)."""
         valid, side = self.tile.valid(site), self.tile.looked_at(site)
         return (
             valid
@@ -124,10 +173,12 @@ class Recorder:
             else valid & (side.is_seen if side.rows is None else side.is_seen[:, None])
         )
 
-    def _of_all_rows(
-        self, name: str, event: Event, summary: tuple[Array, ...]
-    ) -> tuple[Array, ...]:
-        """A summary of the rows looked at as one of all of them."""
+    def _of_all_rows(self, name: str, event: Event, summary: Summary) -> Summary:
+        """Return a summary of the rows looked at as one of all rows.
+
+        The place of the largest error is then counted in all rows, and sums of rows are 0 where
+        nobody looked.
+        """
         side = self.tile.looked_at(Site[name])
         if side is None or side.rows is None:
             return summary
@@ -136,13 +187,18 @@ class Recorder:
         return counts, sums, peak, place, side.spread(xp, row)
 
     def wants_steps(self, site: Site, order: Order) -> bool:
-        """Whether the additions of the sum at a site are asked for, and are not the device's
-        own.
+        """Return whether the additions of the sum at a site are asked for and can be observed.
+
+        Those of a native sum (`Order.NATIVE`) are the device's own and cannot.
         """
         return site in self.record.steps and order is not Order.NATIVE
 
     def keep_steps(self, site: Site, order: Order, before: Array, after: Array, f: Format) -> None:
-        """Additions of the sum at a site, (products, rows, columns)."""
+        """Summarize the additions of the sum at a site, added to those kept of it before.
+
+        before, after: each running total before and after its rounding to the format f, shaped
+        (products, rows, columns).
+        """
         valid = self._seen(site)
         if before.shape[1] == valid.shape[0]:
             valid = self._valid_steps(site, order)
@@ -160,8 +216,10 @@ class Recorder:
         )
 
     def _valid_steps(self, site: Site, order: Order) -> Array:
-        """Which additions exist and are looked at, broadcastable to (products, rows, columns): a
-        masked score adds nothing.
+        """Return which additions exist and are looked at.
+
+        The result broadcasts to (products, rows, columns). In a sum over scores that adds one
+        product after the other, the addition of a masked score does not exist.
         """
         if order is not Order.ASCENDING or site not in STEPS_OF_SCORES:
             return self._seen(site)[None]
@@ -170,8 +228,8 @@ class Recorder:
         return exists if side is None else exists & side.is_seen
 
 
-def merged(xp: Any, a: Any, b: Any) -> Any:
-    """Two summaries as one: counts, sums, the largest error and its place, sums of rows."""
+def merged(xp: ModuleType, a: Summary, b: Summary) -> Summary:
+    """Return the summary of two sets of events, from the summaries of each."""
     return (
         a[0] + b[0],
         a[1] + b[1],
@@ -182,6 +240,6 @@ def merged(xp: Any, a: Any, b: Any) -> Any:
 
 
 def _in_units(ops: Ops, event: Event, unit: Array) -> Event:
-    """The elements of an event in blocks, V / (T X) rounded to P."""
+    """Return the elements of an event in blocks: V / (T X) before, and P after the rounding."""
     x, y, f, valid = event
     return ops.divide(x, unit), ops.divide(y, unit), f, valid

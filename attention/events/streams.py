@@ -1,10 +1,13 @@
-"""The random bits of an event: each head has 64 streams and 64 later ones, of which every site has
-its own (`Site.stream`).
+"""The random bits of events, for stochastic rounding and for injected noise.
+
+Each head has 64 streams of random numbers and 64 later ones, of which every site has its own
+(`Site.stream`).
 """
 
-from typing import Any
+from types import ModuleType
 
 from roundscope.attention.sites import Axes, Site
+from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.rounding.random import event_bits
@@ -16,11 +19,15 @@ TILE = 65536  # columns by which an event that is repeated moves on, tile by til
 
 
 def random_bits(
-    xp: Any, tile: Tile, site: Site, seed: int, shape: tuple[int, ...], step: Any = 0
+    xp: ModuleType, tile: Tile, site: Site, seed: int, shape: tuple[int, ...], step: Index = 0
 ) -> Array:
-    """Integers in [0, 2^31) of a tile's event, by the coordinates in the head: the size of tiles of
-    queries plays no part, and at events of scores that of keys neither. step: which addition of a
-    sum, counted from 1; 0 for the event itself.
+    """Return the random integers in [0, 2^31) of a tile's event, an array of the given shape.
+
+    They depend on the coordinates of an entry in its head, so the size of query tiles plays no
+    part, nor, at events of scores, that of key tiles.
+
+    seed  that of the rounding or injection
+    step  which addition of a sum, counted from 1; 0 for the event itself, NOISE for an injection
     """
     if site.stream >= STREAMS:
         step = step + LATER * (site.stream // STREAMS)

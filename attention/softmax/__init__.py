@@ -1,6 +1,7 @@
-"""The softmax of a tile, in which kernels differ: its maximum, its exponents, its row sum and its
-logarithm; each step is a named event.
+"""The softmax of a tile, in which published kernels differ; each of its steps is a named event.
 
-Not here: the tile step that calls them (attention.algorithm), and the fields of a plan that choose
-(attention.plans.choices).
+`maximum`, `exponents`, `row_sums` and `logarithm` have its parts, `quotient` and `softcap` their
+gradients too, `sinks` a logit that every row sees, and `flushed` an O that is kept in two levels.
+The equations of a tile, which call them, are in `attention.algorithm`; the fields of a plan that
+choose among them are in `attention.plans.choices`.
 """

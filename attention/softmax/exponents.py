@@ -1,5 +1,7 @@
-"""How scores become exponents of the plan's base, and exponentials: where the scale and log2 e
-enter, which product is rounded.
+"""How scores become exponents of the plan's base, and these become exponentials.
+
+Plans differ in where the scale and log2 e enter, and in which products are rounded (`Log2E`). `at`
+is the hook of the tile; scores are (bq, bk), and what a row has once is (bq,).
 """
 
 import math
@@ -27,7 +29,12 @@ EXPONENTIALS = {
 
 
 def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, Array, Array]:
-    """The new maximum m, and the exponents of EXP (bq, bk) and of ALPHA (bq,), from the scores."""
+    """Return the new maximum m, the exponents of EXP (bq, bk), and those of ALPHA (bq,).
+
+    scale  of the scores, or the softcap where s is a tanh
+    m_old  the maximum before this tile, (bq,)
+    s      the scores S, not masked yet; masked ones have the exponent -inf
+    """
     ops, plan, mul, xp = at.ops, at.plan, at.ops.multiply, at.ops.xp
     scale = base2_scale(at.ops, plan, scale)
     if plan.log2_e is Log2E.MAXIMUM:
@@ -56,12 +63,15 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
 
 
 def shifted(at: Events, m: Array) -> Array:
-    """What the exponents take away: m in base 2, or m less the offset of P."""
+    """Return what is subtracted in the exponents: m, less the offset of P in plans with one."""
     return at(Site.MO, m - at.plan.offset) if at.plan.offset else m
 
 
 def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
-    """The exponents of EXP_B (bq, bk), from the scores and L."""
+    """Return the exponents of EXP_B (bq, bk), from the scores S and L; masked ones are -inf.
+
+    lse: L, (bq,), finite: 0 in rows without a key.
+    """
     plan, mul = at.plan, at.ops.multiply
     if plan.exponent_again is BackwardExponent.AFTER:
         x = multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
@@ -89,8 +99,10 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
 def _scaled(
     at: Events, scale: float, s: Array, site: Site, in_base2: Site
 ) -> tuple[Array, float, Array]:
-    """The scores in the units of the exponent, and the two factors of which they are the rounded
-    product.
+    """Return the scores in the units of the exponent, and the two factors of that product.
+
+    site, in_base2: the events of the product with the scale, and, where scores hold log2 e, of the
+    product with log2 e.
     """
     scaled = at(site, at.ops.multiply(s, scale))
     if at.plan.log2_e is not Log2E.SCORES:
@@ -113,10 +125,13 @@ def base2_scale(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
 def multiply_add(
     at: Events, site: Site, x: Array, factor: float, less: Array, product: Array | None = None
 ) -> Array:
-    """x factor - less with the event as its only rounding: the sum before it is rounded to odd.
-    -inf where x is.
+    """Return x factor - less with the event as its only rounding, -inf where x is.
 
-    product: the rounded one, which a plan with `unfused_if_cut` has in tiles that are cut
+    The sum before the event is rounded to odd, so that two roundings give what one would.
+
+    less     what is subtracted, broadcastable to x
+    product  the rounded product, from which a plan with `unfused_if_cut` subtracts in tiles that
+             are cut
     """
     xp = at.ops.xp
     total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
@@ -126,8 +141,9 @@ def multiply_add(
 
 
 def exponent(ops: Ops, plan: Plan, x: Array) -> Array:
-    """The exponent of the plan's base: x, or x log2 e where exp is 2^x and the scores do not hold
-    log2 e yet.
+    """Return the exponent of the plan's base for exp(x).
+
+    It is x, or x log2 e where the plan computes 2^x and the scores do not hold log2 e yet.
     """
     if plan.exp in (Exponential.CORRECT, Exponential.CUDA) or plan.log2_e is not Log2E.NONE:
         return x
@@ -135,14 +151,14 @@ def exponent(ops: Ops, plan: Plan, x: Array) -> Array:
 
 
 def exponential(at: Events, x: Array) -> Array:
-    """The plan's base to the power of x."""
+    """Return the plan's base to the power of x, e or 2, before the event's rounding."""
     if at.plan.exp in (Exponential.EX2, Exponential.CUDA):
         x = at.ops.round(x, BINARY32, None)  # the register that the instruction reads
     return at.ops.call(EXPONENTIALS[at.plan.exp], x)
 
 
 def exponential_of_tile(at: Events, x: Array) -> Array:
-    """`exponential` of (bq, bk), by a polynomial in the columns that the plan has for it."""
+    """Return `exponential` of a tile (bq, bk), by a polynomial in the plan's columns for that."""
     if at.plan.polynomial is None or not any(columns := at.plan.polynomial.columns(x.shape[1])):
         return exponential(at, x)
     by_polynomial = at.ops.call(poly_ex2, at.ops.round(x, BINARY32, None))
@@ -150,7 +166,7 @@ def exponential_of_tile(at: Events, x: Array) -> Array:
 
 
 def exponential_again(at: Events, x: Array) -> Array:
-    """The exponential of the backward: the forward's, but where it is natural again."""
+    """Return the exponential of the backward: the forward's, or CUDA's expf where the plan says."""
     if at.plan.exponent_again is BackwardExponent.NATURAL:
         return at.ops.call(expf, at.ops.round(x, BINARY32, None))
     return exponential(at, x)

@@ -1,5 +1,6 @@
-"""L = m + ln l, the logarithm of a row's sum; and of rows that were split over blocks, whose parts
-are weighted by it.
+"""L = m + ln l, the logarithm of a row's sum of exponentials.
+
+It also combines rows whose keys were split over blocks of a GPU: each part is weighted by it.
 """
 
 from roundscope.attention.events.hook import Events
@@ -15,7 +16,14 @@ from roundscope.emu.rounding.modes import BINARY32
 
 
 def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
-    """L = m + ln l, in the units of scale S."""
+    """Return L = m + ln l (rows,) in the units of scale S, before the event LSE.
+
+    In plans with `lse_base2` it is m + log2 l instead, in base 2. Rows without a key, where m is
+    -inf and l is 0, give -inf.
+
+    scale  of m where m is unscaled
+    m, l   the maximum and the row sum after the last tile, (rows,)
+    """
     ops, plan = at.ops, at.plan
     m = finite(ops.xp, m)
     if plan.offset:
@@ -47,8 +55,10 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
 
 
 def combined_lse(ops: Ops, lse: Array) -> Array:
-    """ln sum_i exp(L_i) of (splits, rows): M + logf(sum_i expf(L_i - M)), the sum by halves, each
-    step but the last in binary32.
+    """Return ln sum_i exp(L_i), (rows,), of the L_i of splits, (splits, rows).
+
+    It is M + logf(sum_i expf(L_i - M)) with the largest L_i as M. The sum is by halves, and each of
+    its additions is rounded to binary32; the last addition, of M, is not rounded yet.
     """
     xp = ops.xp
     highest = finite(xp, xp.max(lse, axis=0))
@@ -61,5 +71,5 @@ def combined_lse(ops: Ops, lse: Array) -> Array:
 
 
 def weight(ops: Ops, x: Array) -> Array:
-    """expf of a difference of logarithms, which rounds to binary32."""
+    """Return expf of a difference of logarithms x, which is rounded to binary32 first."""
     return ops.call(expf, ops.round(x, BINARY32, None))

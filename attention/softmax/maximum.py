@@ -1,10 +1,12 @@
-"""The running maximum of a row: as the scores have it, moved by the stabiliser, or stale up to a
-threshold.
+"""The running maximum m of a row.
+
+It is the maximum of the scores so far; or it is moved away from them by the stabilizer of arXiv
+2510.04212, or kept, stale, as long as it would grow by no more than a threshold.
 """
 
 import math
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import Stabilizer
@@ -15,8 +17,12 @@ from roundscope.emu.formats.spacing import spacing
 
 
 def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array:
-    """max(m, rowmax S); or the old m, where it would grow by no more than the plan's threshold.
-    scale: of m, to powers of two.
+    """Return max(m, rowmax S) after the event M, (bq,).
+
+    In plans with `stale_maximum` it is the old m where it would grow by no more than that.
+
+    s      the scores (bq, bk), masked ones -inf
+    scale  the factor from m to exponents of the plan's base, in which the threshold is given
     """
     xp, m = at.ops.xp, at.ops.xp.maximum(m_old, row_maximum(at.ops, at.plan, s))
     if at.plan.stale_maximum:
@@ -26,11 +32,14 @@ def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array
 
 
 def less_maximum(at: Events, ds: Array, x: Array, of_sink: Array | None) -> Array:
-    """DSM: dS less DMAX, its row sum, at the first key whose exponent is 0, where the gradient of m
-    goes; nowhere if m is a sink.
+    """Return DSM: dS with the gradient of the maximum m taken away.
 
-    ds, x: (bq, bk), x the exponents with -inf where no key is;  of_sink: (bq,), dS of the sink,
-                                        part of the sum
+    That gradient is DMAX, the row sum of dS. It goes to the first key whose exponent is 0, or to no
+    key if m is a sink.
+
+    ds       (bq, bk)
+    x        the exponents, (bq, bk), -inf where no key is
+    of_sink  dS of the sink, (bq,), which is part of the sum; None without sinks
     """
     ops, xp = at.ops, at.ops.xp
     columns = ds if of_sink is None else xp.concatenate([ds, of_sink[:, None]], axis=1)
@@ -42,19 +51,20 @@ def less_maximum(at: Events, ds: Array, x: Array, of_sink: Array | None) -> Arra
 
 
 def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
-    """rowmax(S), moved by the stabiliser where several scores share it."""
+    """Return rowmax(S), (bq,), moved by the stabilizer where several scores share it."""
     r = ops.xp.max(s, axis=1)
-    return r if plan.stabiliser is None else _stabilised(ops, plan, plan.stabiliser, s, r)
+    return r if plan.stabiliser is None else _stabilized(ops, plan, plan.stabiliser, s, r)
 
 
-def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabilizer, s: Array, r: Array) -> Array:
-    """m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, its shift m* - r kept where P neither
-    rounds to 1 nor vanishes.
+def _stabilized(ops: Ops, plan: Plan, stabilizer: Stabilizer, s: Array, r: Array) -> Array:
+    """Return m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, of the row maximum r.
+
+    Its shift m* - r is kept within bounds in which P neither rounds to 1 nor vanishes.
     """
     xp, p = ops.xp, plan[Site.P].format
-    window = p.tie_window if stabiliser.window is None else stabiliser.window
+    window = p.tie_window if stabilizer.window is None else stabilizer.window
     repeated = xp.sum(finite(xp, r)[:, None] - s <= window, axis=1) > 1
-    shift = xp.where(r > 0.0, ops.multiply(r, stabiliser.beta - 1.0), -r)
+    shift = xp.where(r > 0.0, ops.multiply(r, stabilizer.beta - 1.0), -r)
     # below this P would round back to 1, or m* back to r
     least = 2.0 * xp.maximum(window, p.tie_window) + spacing(
         ops, xp.maximum(2.0 * xp.abs(r), window), plan[Site.M].format
@@ -66,10 +76,10 @@ def _stabilised(ops: Ops, plan: Plan, stabiliser: Stabilizer, s: Array, r: Array
 
 
 def masked(at: Events, s: Array) -> Array:
-    """Scores that do not exist are -inf: their exp is 0, and no event counts them."""
+    """Return the scores with -inf for those that do not exist: their exp is 0."""
     return s if at.tile.is_whole else at.ops.xp.where(at.tile.mask, s, -math.inf)
 
 
-def finite(xp: Any, m: Array) -> Array:
-    """m, or 0 for rows that have no key: -inf - -inf would be NaN."""
+def finite(xp: ModuleType, m: Array) -> Array:
+    """Return m, or 0 in rows that have no key so far: there -inf - -inf would be NaN."""
     return xp.where(m == -math.inf, 0.0, m)

@@ -1,7 +1,7 @@
-"""The gradient of P = EXP / l by the rule for quotients, as JAX differentiates its softmax: dS =
-(dP / l - delta) EXP.
+"""The gradient of P = EXP / l by the quotient rule, as JAX differentiates its softmax.
 
-delta is the sum of dP / l^2 EXP over the keys, which is rowsum(P dP) / l.
+It is dS = (dP / l - delta) EXP, where delta is the sum of dP / l^2 EXP over the keys, which is
+rowsum(P dP) / l.
 """
 
 from dataclasses import replace
@@ -13,15 +13,16 @@ from roundscope.emu.backends.ops import Array
 
 
 def quotient_terms(at: Events, e: Array, l: Array, dp: Array) -> Array:
-    """dP / l^2 EXP (bq, bk), whose row sums are delta. e, dp: (bq, bk); l: (bq,)."""
+    """Return dP / l^2 EXP, (bq, bk), whose row sums are delta; e, dp: (bq, bk), l: (bq,)."""
     mul = at.ops.multiply
     squared = at(Site.INV2, inverse(at, at(Site.LL, mul(l, l))))
     return at(Site.PDP, mul(at(Site.DPL2, mul(dp, squared[:, None])), e))
 
 
 def quotient_gradient(at: Events, e: Array, l: Array, dp: Array, delta: Array) -> Array:
-    """(dP / l - delta) EXP (bq, bk), not rounded yet; records the events of delta's terms too,
-    which delta's own pass does not.
+    """Return (dP / l - delta) EXP, (bq, bk), not rounded yet.
+
+    The events of delta's terms are recorded here, since the pass that computes delta records none.
     """
     mul = at.ops.multiply
     quotient_terms(at, e, l, dp)

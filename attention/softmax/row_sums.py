@@ -1,9 +1,10 @@
-"""How threads add up a row, and its reciprocal.
+"""How the threads of a kernel add up a row, and the reciprocal of the row sum.
 
-In lanes, column j belongs to lane (j // 2) % 4, as tensor cores hold their results.
+Where a plan adds up in four lanes, column j belongs to lane (j // 2) % 4, as tensor cores hold
+their results.
 """
 
-from typing import Any
+from types import ModuleType
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import Reciprocal, RowSum, Sinks
@@ -14,7 +15,12 @@ from roundscope.emu.rounding.modes import BINARY32
 
 
 def new_row_sum(at: Events, al: Array, e: Array) -> Array:
-    """alpha l + rowsum(e): two events, or of lanes one sum each that begins at alpha l."""
+    """Return the new row sum alpha l + rowsum(e), (bq,), or (bq, 4) of plans that keep lanes.
+
+    That is two events, ROWSUM and L; where lanes begin at alpha l it is one, L.
+
+    al: alpha l, as l is shaped; e: EXP, or P where the plan sums that, (bq, bk).
+    """
     how = at.plan.row_sum
     if how is RowSum.PLAIN:
         return at(Site.L, al + row_sum(at, e))
@@ -44,8 +50,9 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
 
 
 def whole_row_sum(at: Events, al: Array, e: Array) -> Array:
-    """alpha l + sum_s e of a whole row, L's own rounding left out; al: of a sink, which may be one
-    of the numbers of the sum.
+    """Return alpha l + sum_s e of a whole row, (bq,), before L's own rounding.
+
+    al: alpha l, which is 0, or the part of a sink; that may be one of the numbers that are summed.
     """
     if at.plan.sinks is Sinks.KEY:
         return row_sum(at, at.ops.xp.concatenate([e, al[:, None]], axis=1))
@@ -53,15 +60,17 @@ def whole_row_sum(at: Events, al: Array, e: Array) -> Array:
 
 
 def row_sum(at: Events, e: Array) -> Array:
-    """sum_s e, an event and a sum of products with ones."""
+    """Return ROWSUM, (bq,): the sum of e (bq, bk) over the keys, as a sum of products with 1."""
     ones = at.ops.xp.ones((e.shape[1], 1))
     total, exact = at.sum(Site.ROWSUM, e, ones)
     return at(Site.ROWSUM, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
 def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array, Array | None]:
-    """start (bq, 4) + the columns of each lane, and the same in binary64 where an injection at the
-    event wants it.
+    """Return start (bq, 4) + the columns of e (bq, bk) that belong to each lane.
+
+    The second result is the same in binary64 where an Exact() injection at the event wants it, else
+    None.
     """
     rows, columns = e.shape
     if missing := -columns % 8:
@@ -81,8 +90,10 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
 
 
 def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None]:
-    """al + rowsum(e) before the last addition rounds, and in binary64 where an injection at L wants
-    it: column j is lane j % 8's.
+    """Return al + rowsum(e), (bq,), in eight lanes: column j belongs to lane j % 8.
+
+    The last addition is not rounded yet. The second result is the sum in binary64 where an Exact()
+    injection at L wants it, else None.
     """
     xp, (rows, columns) = at.ops.xp, e.shape
     if missing := -columns % 8:
@@ -99,29 +110,32 @@ def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None
 
 
 def added_lanes(at: Events, l: Array) -> Array:
-    """The sum of four lanes, as threads exchange them; its last addition is the event's."""
+    """Return the sum of four lanes (rows, 4) in the order in which threads exchange them, (rows,).
+
+    The last addition is not rounded yet: its rounding is the event's.
+    """
     return _in_pairs(at, crossed(l) if at.plan.row_sum is RowSum.LANES else l)
 
 
 def crossed(l: Array) -> Array:
-    """Four lanes in the order l0, l2, l1, l3, in pairs."""
+    """Return four lanes (rows, 4) in the order l0, l2, l1, l3, as pairs (rows, 2, 2)."""
     return l.reshape(-1, 2, 2).swapaxes(1, 2)
 
 
 def _in_pairs(at: Events, l: Array) -> Array:
-    """(l0 + l1) + (l2 + l3), the last addition not rounded yet."""
+    """Return (l0 + l1) + (l2 + l3), (rows,), the last addition not rounded yet."""
     pairs = at.ops.round(l.reshape(-1, 2, 2).sum(axis=2), at.plan[Site.LANES], None)
     return pairs.sum(axis=1)
 
 
 def inverse(at: Events, l: Array) -> Array:
-    """1 / l, or 0 for rows that have no key."""
+    """Return 1 / l by the plan's reciprocal, before its event; 0 in rows that have no key."""
     if at.plan.reciprocal is Reciprocal.RCP:
         whole = at.ops.xp.where(l == 0.0, 1.0, l)
         return at.ops.xp.where(l == 0.0, 0.0, at.ops.call(rcp, at.ops.round(whole, BINARY32, None)))
     return reciprocal(at.ops.xp, l)
 
 
-def reciprocal(xp: Any, l: Array) -> Array:
-    """1 / l, or 0 for rows that have no key."""
+def reciprocal(xp: ModuleType, l: Array) -> Array:
+    """Return 1 / l in binary64, or 0 where l is 0, in rows that have no key."""
     return xp.where(l == 0.0, 0.0, 1.0 / xp.where(l == 0.0, 1.0, l))

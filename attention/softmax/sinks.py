@@ -1,8 +1,7 @@
-"""A sink: a logit of each head that takes part in every row's softmax and whose value is 0, as in
-gpt-oss (arXiv 2508.10925).
+"""Sinks: a logit of each head that takes part in every row's softmax, with a value of 0.
 
-It enters as a key that comes first, or is added to the row sum at the end
-(`attention.plans.choices.Sinks`).
+gpt-oss has them (arXiv 2508.10925). A sink enters as a key that comes first, or is added to the row
+sum at the end (`attention.plans.choices.Sinks`).
 """
 
 import math
@@ -16,10 +15,12 @@ from roundscope.emu.functions import exp64
 
 
 def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
-    """SINK (rows,) in the units of m: the sink times log2 e where scores hold that, divided by the
-    scale where m is unscaled.
+    """Return SINK, the sink of each row in the units of m, (rows,); None in calls without sinks.
 
-    None where the call has no sinks. scale: as the exponents have it
+    That is the sink times log2 e where the scores hold log2 e, and divided by the scale where m is
+    unscaled.
+
+    scale: as the exponents have it.
     """
     if at.sink is None:
         return None
@@ -32,9 +33,11 @@ def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
 
 
 def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tuple[Array, Array]:
-    """m and SL = l + exp(SINK - m), with the offset of P; m is the sink in rows without keys.
+    """Return m and SL = l + exp(SINK - m), with the offset of P, of rows without their sink yet.
 
-    sink: as `sink_logit` gives it;  scale: as the exponents have it
+    In rows without a key m is the sink.
+
+    scale: as the exponents have it; m, l: (rows,); sink: as `sink_logit` returns it.
     """
     ops, xp, is_empty = at.ops, at.ops.xp, m == -math.inf
     if at.plan.log2_e is Log2E.MAXIMUM:
@@ -48,8 +51,9 @@ def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tupl
 
 
 def sink_gradient(at: Events, lse: Array, delta: Array) -> Array:
-    """DSINK (rows,) = -PSINK delta, PSINK = exp(sink - L): what each row adds to the gradient of
-    the sink.
+    """Return DSINK (rows,), what each row adds to the gradient of the sink.
+
+    DSINK = -PSINK delta, with PSINK = exp(sink - L); lse: L, (rows,).
     """
     share = at(Site.PSINK, at.ops.call(exp64, at.sink - lse))
     return at(Site.DSINK, -at.ops.multiply(share, delta))

@@ -1,7 +1,8 @@
-"""Scores that a softcap c bounds, c tanh(scale S / c), as in Gemma 2 (arXiv 2408.00118, section 2).
+"""Scores that a softcap c bounds: c tanh(scale S / c), as in Gemma 2 (arXiv 2408.00118, section 2).
 
-TANH takes the place of S, and c that of the scale: SS = scale S, then CAP = SS / c, then TANH, each
-rounded. What the hardware's tanh.approx gives, which FlashAttention-4 uses, is not modeled.
+The events are SS = scale S, then CAP = SS / c, then TANH, each rounded. From there on TANH takes
+the place of S, and c the place of the scale. What the hardware's tanh.approx gives, which
+FlashAttention-4 uses, is not modeled.
 """
 
 import numpy as np
@@ -21,8 +22,9 @@ BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B)
 def capped(
     at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = FORWARD
 ) -> tuple[Array, Array | float]:
-    """The scores and the factor that makes them logits: (S, scale), or (TANH, c) of a plan with a
-    softcap c.
+    """Return the scores and the factor that makes them logits.
+
+    That is (S, scale), or (TANH, c) in a plan with a softcap c; sites: of SS, CAP and TANH.
     """
     if not at.plan.softcap:
         return s, scale
@@ -35,15 +37,18 @@ def capped(
 
 
 def factor(at: Events, scale: float) -> Array | float:
-    """The factor of `capped` alone, with which the maximum is multiplied too."""
+    """Return the factor of `capped` alone: the maximum is multiplied with it too."""
     return _cap(at) if at.plan.softcap else scale
 
 
 def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
-    """The gradient of scale S, (bq, bk), from that of a capped score: DSC, then DCAP = DSC DTANH
-    with DTANH = 1 - TT, TT = tanh^2.
+    """Return the gradient of scale S, (bq, bk), from that of a capped score.
 
-    Of a chain, DCT = c DSC comes before DCAP, and DCQ = DCAP / c behind it.
+    The events are DSC, then DCAP = DSC DTANH with DTANH = 1 - TT and TT = tanh^2. Where the plan
+    differentiates step by step (`CappedBy.CHAIN`), DCT = c DSC comes before DCAP, and DCQ = DCAP /
+    c after it.
+
+    ds: the gradient of a capped score; tanh: what `capped` returned; both (bq, bk).
     """
     ops, cap = at.ops, _cap(at)
     slope = at(
@@ -58,8 +63,9 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
 
 
 def _cap(at: Events) -> Array | float:
-    """c, in binary32 unless SCALED is wider, as the scale is; of arms trained side by side the
-    format is traced.
+    """Return c, in binary32 unless SCALED is wider, as the scale is.
+
+    Where plans are data (`attention.plans.traced`), so is the format, and c is an array.
     """
     cap, narrow = at.plan.softcap, _narrow(at.plan.softcap)
     if cap == narrow:
@@ -73,7 +79,7 @@ def _cap(at: Events) -> Array | float:
 
 
 def _by_cap(at: Events, x: Array) -> Array:
-    """x / c, or of a chain x times binary32(1 / c), not rounded yet."""
+    """Return x / c, or x times binary32(1 / c) with `CappedBy.CHAIN`, not rounded yet."""
     ops = at.ops
     if at.plan.capped_by is CappedBy.QUOTIENT:
         return ops.divide(x, ops.xp.full_like(x, _cap(at)))
@@ -81,4 +87,5 @@ def _by_cap(at: Events, x: Array) -> Array:
 
 
 def _narrow(x: float) -> float:
+    """Return x rounded to binary32."""
     return float(np.float32(x))

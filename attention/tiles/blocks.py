@@ -1,6 +1,4 @@
-"""What a block format at a site asks of the tiles: blocks inside a tile must not straddle two of
-them.
-"""
+"""What a block format at a site demands of the tile sizes: no block may straddle two tiles."""
 
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
@@ -8,11 +6,11 @@ from roundscope.emu.blocks.format import BlockFormat
 
 
 def check_blocks(setup: Setup) -> None:
-    """Raises ValueError where blocks do not divide a tile.
+    """Raise ValueError where the blocks of a site's format do not divide a tile.
 
-    P, P_B and dS are rounded tile by tile, V and dO once for the whole head and are summed over
-    tile by tile. Q and K are summed over features, which no tile cuts. A last block that ends with
-    its tensor is shorter, as everywhere (`emu.BlockFormat`).
+    P, P_B and dS are rounded tile by tile. V and dO are rounded once for the whole head, but sums
+    run over their rows tile by tile. Q and K are summed over features, which no tile cuts. A last
+    block that ends with its tensor is shorter, as everywhere (`emu.BlockFormat`).
     """
     for site, block in setup.plan.blocks:
         if site.axes is Axes.TS:
@@ -24,13 +22,18 @@ def check_blocks(setup: Setup) -> None:
 
 
 def _extents(setup: Setup) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-    """(argument, rows of a tile, rows in all) of queries and keys."""
+    """Return (name of the argument, rows of a tile, rows in all) of queries and of keys."""
     return ("block_q", setup.block_q, setup.queries), ("block_k", setup.block_k, setup.keys)
 
 
 def _check(
     site: Site, block: BlockFormat, size: int, name: str, tile: int, total: int, *, inside: bool
 ) -> None:
+    """Raise ValueError unless blocks of `size` fit tiles of `tile` rows, `total` in all.
+
+    name: the argument that gives the tile's rows; inside: whether a tile must hold whole blocks,
+    and not a block several whole tiles.
+    """
     several = not inside and (size >= total or size % tile == 0)  # blocks of several whole tiles
     if tile < total and tile % size and not several:
         raise ValueError(

@@ -1,25 +1,32 @@
-"""Keys that are split over blocks of a GPU, as FlashAttention-2 does where heads are few: the tiles
-of a split, and what was seen.
+"""Keys that are split over blocks of a GPU, as FlashAttention-2 does where heads are few.
+
+Here are the key tiles of each split, and how what was recorded of the splits becomes what was
+recorded of a head. The equations that combine the results of splits are in `attention.algorithm`.
 """
 
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
-from roundscope.attention.events.recorder import merged
+from roundscope.attention.events.recorder import Seen, merged
 from roundscope.attention.plans.plan import Plan
 
 
 def splits_of(plan: Plan, key_tiles: int) -> Iterator[tuple[int, int]]:
-    """The first key tile of each split, and the one behind its last; one of all tiles where nothing
-    is split.
+    """Yield the first key tile of each split and the one after its last.
+
+    Where a plan splits nothing, that is one split of all tiles.
     """
     size = plan.split_tiles or key_tiles
     yield from ((first, min(first + size, key_tiles)) for first in range(0, key_tiles, size))
 
 
-def joined(xp: Any, parts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """What was seen of tiles, split after split, as of all tiles; None stands for zeros of that
-    many tiles.
+def joined(xp: ModuleType, parts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Return what was recorded of the tiles of all splits, joined along the tiles.
+
+    parts  what was recorded in each split: dicts or tuples of arrays whose first axis is the key
+           tile; None stands for zeros, where no tile of a split was met
+    sizes  key tiles of each split
     """
     like = next((part for part in parts if part is not None), None)
     if like is None or len(parts) == 1:
@@ -43,9 +50,9 @@ def joined(xp: Any, parts: Sequence[Any], sizes: Sequence[int]) -> Any:
     )
 
 
-def counted_together(xp: Any, seen: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What was seen of events that every split has, as of one event."""
-    found: dict[str, Any] = {}
+def counted_together(xp: ModuleType, seen: Sequence[Seen]) -> Seen:
+    """Return the summaries of events that every split has, added up over the splits."""
+    found: Seen = {}
     for part in seen:
         for name, new in part.items():
             old = found.get(name)

@@ -1,11 +1,12 @@
-"""What was seen, on its way off JAX's device.
+"""How what was recorded comes from JAX's device into NumPy.
 
-Copies are slow: tiles are added up before, of a sample's rows come those that were seen, and small
-arrays come as one.
+Copies are slow. So where tiles are many the device adds them up first, of a sample's rows only
+those that were looked at are copied, and small arrays are joined into one.
 """
 
 from collections.abc import Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.loops import Setup
@@ -25,7 +27,7 @@ _LIKE = {site.axes: site for site in Site}  # sites of one shape share a compila
 
 
 def fetched(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> list[Part]:
-    """The parts of a call in NumPy."""
+    """Return the parts of a call in NumPy; features: of q and k, and of v."""
     with jax.enable_x64(True):
         parts = [_added(setup, part, features) for part in parts]
         is_far = any(_is_far((part.whole, part.tiles)) for part in parts)
@@ -42,8 +44,8 @@ def fetched(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> l
     ]
 
 
-def rows_seen(setup: Setup, part: Part) -> dict[str, Any]:
-    """What was seen of whole heads, of the sums of rows those of the tiles looked at."""
+def rows_seen(setup: Setup, part: Part) -> Seen:
+    """Return what was recorded of whole heads, sums of rows only of the tiles looked at."""
     whole = summaries(part.whole)
     taken = _taken(
         setup.every,
@@ -56,9 +58,10 @@ def rows_seen(setup: Setup, part: Part) -> dict[str, Any]:
     }
 
 
-def all_rows(setup: Setup, part: Part, whole: dict[str, Any]) -> dict[str, Any]:
-    """What `rows_seen` took, in NumPy, of all rows: where nobody looked the sum is 0
-    (`attention.tiles.sample.Side.spread`).
+def all_rows(setup: Setup, part: Part, whole: Seen) -> Seen:
+    """Return what `rows_seen` returned, copied to NumPy, with the sums of all rows.
+
+    Where nobody looked the sum is 0 (`attention.tiles.sample.Side.spread`).
     """
     result = dict(whole)
     for name, (*summary, seen) in summaries(whole).items():
@@ -74,7 +77,7 @@ def all_rows(setup: Setup, part: Part, whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def gathered(seen: Any) -> Any:
-    """A tree of arrays in NumPy, the small ones in a copy for each type."""
+    """Return a tree of arrays in NumPy, copying the small ones of each type at once."""
     leaves, tree = jax.tree.flatten(seen)
     small: dict[Any, list[int]] = {}
     for n, x in enumerate(leaves):
@@ -94,7 +97,7 @@ def gathered(seen: Any) -> Any:
 
 
 def _is_far(seen: Any) -> bool:
-    """Whether something is on a device that does not share the host's memory."""
+    """Return whether some array of a tree is on a device that does not share the host's memory."""
     return any(
         d.platform != "cpu"
         for x in jax.tree.leaves(seen)
@@ -104,7 +107,7 @@ def _is_far(seen: Any) -> bool:
 
 
 def _added(setup: Setup, part: Part, features: tuple[int, int]) -> Part:
-    """With tiles that are many as whole heads."""
+    """Return the part with its tiles added up to whole heads, if they are many."""
     tiles = summaries(part.tiles)
     if not any(isinstance(seen[-1], Array) and seen[-1].size >= LARGE for seen in tiles.values()):
         return part
@@ -121,13 +124,13 @@ def _added(setup: Setup, part: Part, features: tuple[int, int]) -> Part:
 
 
 def _tiles(setup: Setup, name: str) -> tuple[int, int]:
-    """Of a head, that a site's rows lie in, and rows of each."""
+    """Return in how many tiles the rows of a site are in a head, and the rows of each."""
     of_keys = site_of(name).axes is Axes.SH
     return (setup.key_tiles, setup.block_k) if of_keys else (setup.query_tiles, setup.block_q)
 
 
-def _rows(xp: Any, every: int, number: int, tiles: int, size: int, heads: int) -> Any:
-    """The rows of tiles looked at, (heads, n)."""
+def _rows(xp: ModuleType, every: int, number: int, tiles: int, size: int, heads: int) -> Any:
+    """Return the numbers of the rows of the tiles looked at, (heads, n)."""
     own = sample.chosen(
         every, tiles, xp.arange(heads)[:, None] % number, xp.arange(sample.count(every, tiles))
     )
@@ -138,7 +141,7 @@ def _rows(xp: Any, every: int, number: int, tiles: int, size: int, heads: int) -
 def _taken(
     every: int, number: int, tiles: tuple[tuple[int, int], ...], rows: list[Array]
 ) -> list[Array]:
-    """Of sums (heads, rows) those of tiles looked at."""
+    """Return, of sums of rows (heads, rows), those of the tiles looked at."""
     own = [_rows(jnp, every, number, *x, row.shape[0]) for x, row in zip(tiles, rows, strict=True)]
     return [jnp.take_along_axis(row, x, axis=1) for x, row in zip(own, rows, strict=True)]
 
@@ -148,4 +151,5 @@ _tiles_added = jax.jit(trace.tiles_added, static_argnums=(0, 1, 2, 3))
 
 @jax.jit
 def _joined(arrays: list[list[Array]]) -> list[Array]:
+    """Return each list of arrays as one flat array."""
     return [jnp.concatenate([x.ravel() for x in of_type]) for of_type in arrays]

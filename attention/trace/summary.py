@@ -1,4 +1,7 @@
-"""`Trace`: what was seen of a call's rounding events, per site, per head and per row."""
+"""`Trace`: what was recorded of a call's rounding events, per site, per head and per row.
+
+Engines record tile by tile (`Part`); here tiles become heads, and heads the arrays of a call.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -6,30 +9,75 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from roundscope.attention.events.recorder import Seen, Summary
 from roundscope.attention.sites import Axes, Site
+from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.backends.ops import Array
 from roundscope.emu.stats.summary import Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What was seen.
+    """What was recorded of a call's rounding events, by the name of their site, as in "P".
 
-    stats   per site (and per "<SITE>.step" asked for): `Stats` of shape (batch, heads)
-    rows    per site: signed error in ulps, summed over each row's events, (batch, heads, queries or
-            keys)
-    ones    per site asked for: results that equal 1, counted per row and repeating tile, (batch,
-            heads, tiles, queries or keys)
-    events  per site asked for: (before, after), float64. One per score: (B, N, T, S). Repeated
-            events keep the other tile index in front: one per row (B, N, tiles, T), per feature (B,
-            N, tiles, T or S, H)
+    `attend` with a record and `examine` return one. Its sites are those that the plan has, in the
+    order of `Site`; those of the backward are there only if `do` was given. All arrays are NumPy's.
+    Nothing but `events` sees entries that do not exist: masked scores, padding, rows without a key.
+
+    Attributes:
+        stats: For every site, and for every "<SITE>.step" asked for, a `Stats` whose fields have
+            the shape (batch, heads), with key heads instead of query heads for K, V and the
+            gradients dK and dV as they leave.
+        rows: For the same names, the signed errors in ulps, summed over the events of each row:
+            (batch, heads, queries), or (batch, heads, keys) where rows are keys (K, V, dK, dV).
+        events: For every site in `Record.events`, the values before and after the rounding,
+            float64. Events of scores are (B, N, T, S). Events that are repeated at every tile of
+            the other side have the index of that tile before the row: (B, N, tiles, T) for one per
+            row, (B, N, tiles, T or S, features) for one per feature. Events that a head has once
+            have no such axis. What stands at entries that do not exist is no event.
+        ones: For every site in `Record.ones`, how many results of a row equal 1, by the tile of the
+            other side: (batch, heads, tiles, queries or keys), with one tile for events that a head
+            has once.
+
+    How to read a site, with s = trace.stats["P"], or its `s.total()` over batch entries and heads:
+
+    - Counts: s.n is the number of events, s.inexact how many changed their value, s.ties, s.away,
+      s.toward, s.overflow, s.underflow, s.subnormal and s.nan what else happened to them.
+    - Bias: s.mean_ulps is the mean signed error (after - before) in ulps of the site's format, and
+      s.standard_error the error of that mean, if events were independent. A mean of several
+      standard errors is a bias; trace.rows says in which rows it is.
+    - Errors: s.error, s.abs_error and s.sq_error are sums of the signed, absolute and squared
+      error, s.ulps, s.abs_ulps and s.sq_ulps the same in ulps. s.peak is the largest absolute error
+      in ulps, and s.place where it happened: the flat index row * columns + column in its head,
+      where the columns are the keys for scores, and the features for other events.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.attention import Record, attend
+        >>> rng = np.random.default_rng(0)
+        >>> q, k, v = (rng.standard_normal((1, 8, 1, 16)).astype(np.float32) for _ in range(3))
+        >>> record = Record(events=("P",), ones=("P",))
+        >>> out, trace = attend(q, k, v, plan="fa2-bf16", block_q=4, block_k=4, record=record)
+        >>> p = trace.stats["P"].total()
+        >>> int(p.n), int(p.inexact), int(p.overflow)  # 8 queries x 8 keys
+        (64, 50, 0)
+        >>> f"bias {p.mean_ulps:.3f} +- {p.standard_error:.3f} ulps"
+        'bias -0.027 +- 0.030 ulps'
+        >>> row, column = divmod(int(p.place), 8)  # of the largest error
+        >>> before, after = trace.events["P"]
+        >>> f"{before[0, 0, row, column]:.6f} to {after[0, 0, row, column]:.6f}: {p.peak:.3f} ulps"
+        '0.068602 to 0.068359: 0.496 ulps'
+        >>> trace.rows["P"].shape, int(trace.ones["P"].sum())
+        ((1, 1, 8), 14)
     """
 
     stats: dict[str, Stats]
-    rows: dict[str, np.ndarray]
-    events: dict[str, tuple[np.ndarray, np.ndarray]]
-    ones: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: dict[str, NDArray[np.float64]]
+    events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+    ones: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """A line for each event that occurred: how many, how many inexact, how far on the mean."""
@@ -47,12 +95,12 @@ class Trace:
         return "\n".join(lines)
 
     def __add__(self, other: "Trace") -> "Trace":
-        """The events of two different stages of one call, in one trace."""
+        """Return the events of two different stages of one call in one trace."""
         parts = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self)}
         return Trace(**parts)
 
     def in_order(self) -> "Trace":
-        """By site, as `Site` lists them, steps of a site's sum behind it."""
+        """Return the trace with its sites in the order of `Site`, a sum's steps after the sum."""
         place = {str(site): n for n, site in enumerate(Site)}
 
         def ordered(x: dict[str, Any]) -> dict[str, Any]:
@@ -65,30 +113,33 @@ class Trace:
 
 
 class Part(NamedTuple):
-    """What an engine saw in one stage of a call, by name; heads along the first axis.
+    """What an engine recorded in one stage of a call, by name, heads along the first axis.
 
     lead      (batch, heads), of query heads or of key heads
-    number    heads that are numbered one after another: all, or those of a batch entry
-    whole     of whole heads: events that are not repeated, or that an engine has added up
-    tiles     of tiles, (heads, query tile, key tile, ...), in the backward (heads, key tile, query
-              tile, ...)
+    number    how many heads are numbered one after another: all, or those of a batch entry
+    whole     what was recorded of whole heads: of events that are not repeated, or that an engine
+              has added up
+    tiles     what was recorded of tiles, (heads, query tile, key tile, ...), in the backward
+              (heads, key tile, query tile, ...)
+    backward  whether it is a stage of the backward
     """
 
     lead: tuple[int, ...]
     number: int
-    whole: dict[str, Any]
-    tiles: dict[str, Any]
+    whole: Seen
+    tiles: Seen
     backward: bool
 
 
 def site_of(name: str) -> Site:
-    """The site that a trace's key speaks of: "PV" and "PV.step" are both PV."""
+    """Return the site that a name in a trace belongs to: "PV" and "PV.step" are both PV."""
     return Site[name.partition(".")[0]]
 
 
 def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> Trace:
-    """From all parts of a call; features: of q and k, and of v. What is on JAX's device is copied
-    once, at the end.
+    """Return the trace of a call from all its parts.
+
+    What is on JAX's device is copied once, at the end. features: of q and k, and of v.
     """
     if "jax" in sys.modules:
         from roundscope.attention.trace.from_device import fetched
@@ -101,9 +152,13 @@ def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> 
     return sum(found, Trace(stats={}, rows={}, events={})).in_order()
 
 
-def _of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trace:
-    """Of whole heads. Ones may be (heads, rows), or by the repeating tile (heads, tiles, rows)."""
-    stats, rows, events, ones = {}, {}, {}, {}
+def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
+    """Return the trace of what was recorded of whole heads.
+
+    Ones may be (heads, rows), or by the tile of the other side (heads, tiles, rows).
+    """
+    stats, rows, ones = {}, {}, {}
+    events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     for name, value in seen.items():
         if name.endswith(".ones"):
             tiles = value.shape[1] if value.ndim == 3 else 1
@@ -113,25 +168,25 @@ def _of_whole(setup: Setup, seen: dict[str, Any], lead: tuple[int, ...]) -> Trac
             continue
         if name.endswith(".events"):
             size = _size(setup, name)
-            events[name.removesuffix(".events")] = tuple(
-                np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value
-            )
+            before, after = (np.asarray(v).reshape(*lead, *v.shape[1:])[:, :, :size] for v in value)
+            events[name.removesuffix(".events")] = (before, after)
             continue
         counts, sums, peak, place, row = (np.asarray(v) for v in value)
         stats[name] = Stats.of(
             *(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place))
         )
         rows[name] = row.reshape(*lead, -1)[..., : _size(setup, name)]
-    return Trace(stats=stats, rows=rows, events=events, ones=ones)  # type: ignore[arg-type]
+    return Trace(stats=stats, rows=rows, events=events, ones=ones)
 
 
 def _of_tiles(
     setup: Setup,
-    seen: dict[str, Any],
+    seen: Seen,
     lead: tuple[int, ...],
     features: tuple[int, int],
     backward: bool,
 ) -> Trace:
+    """Return the trace of what was recorded of tiles; features: of q and k, and of v."""
     events, ones, own = {}, {}, summaries(seen)
     for name in (name for name in seen if name not in own):
         bare, _, kind = name.rpartition(".")
@@ -149,21 +204,23 @@ def _of_tiles(
     return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, ones=ones)
 
 
-def summaries(seen: dict[str, Any]) -> dict[str, Any]:
-    """What was seen, without single events and ones."""
+def summaries(seen: Seen) -> dict[str, Summary]:
+    """Return the summaries among what was recorded, without single events and ones."""
     return {name: value for name, value in seen.items() if not name.endswith((".ones", ".events"))}
 
 
 def features_of(site: Site, features: tuple[int, int]) -> int:
-    """Of the events of a site that has them, repeated by tile; features: of q and k, and of v."""
+    """Return how many features the events of a site have that is repeated by tile and has any.
+
+    features: of q and k, and of v.
+    """
     return features[0] if site in (Site.DQ, Site.DK) else features[1]
 
 
-def tiles_added(
-    setup: Setup, site: Site, features: int, backward: bool, seen: Any
-) -> tuple[Any, ...]:
-    """Summaries of tiles (counts, sums, peak, place, sums of rows) as those of heads. NumPy or
-    JAX.
+def tiles_added(setup: Setup, site: Site, features: int, backward: bool, seen: Summary) -> Summary:
+    """Return the summaries of tiles of a site, NumPy or JAX, as summaries of heads.
+
+    features: of the site; backward: whether key tiles are before query tiles.
     """
     counts, sums, peak, place, row = (v.swapaxes(1, 2) for v in seen) if backward else seen
     place = counts.__array_namespace__().where(
@@ -178,21 +235,25 @@ def tiles_added(
 
 
 def _size(setup: Setup, name: str) -> int:
-    """Rows of a head: queries, or keys."""
+    """Return how many rows a head has for a name in a trace: queries, or keys."""
     return setup.keys if site_of(name).axes is Axes.SH else setup.queries
 
 
-def _by_row(site: Site, row: Any) -> Any:
-    """(heads, query tile, key tile, rows of a tile) as (heads, repeating tiles, rows of a head in
-    whole tiles).
+def _by_row(site: Site, row: Array) -> Array:
+    """Return (heads, query tile, key tile, rows of a tile) as (heads, tiles, rows of a head).
+
+    The tiles are those of the other side; the rows of a head are padded to whole tiles.
     """
     v = row if site.axes is Axes.SH else row.swapaxes(1, 2)
     return v.reshape(*v.shape[:2], -1)
 
 
-def _worst(setup: Setup, site: Site, peak: Any, place: Any, features: int) -> tuple[Any, Any]:
-    """The largest error of each head and the flat (row, column) index of its event in the whole
-    head.
+def _worst(
+    setup: Setup, site: Site, peak: Array, place: Array, features: int
+) -> tuple[Array, Array]:
+    """Return the largest error of each head, and the flat index of its event in the whole head.
+
+    peak, place: the same of each tile, (heads, query tile, key tile), -1 where it has no event.
     """
     xp = peak.__array_namespace__()
     heads, _, nk = peak.shape
@@ -205,8 +266,11 @@ def _worst(setup: Setup, site: Site, peak: Any, place: Any, features: int) -> tu
     )
 
 
-def flat_place(setup: Setup, site: Site, i: Any, j: Any, local: Any, features: int) -> Any:
-    """The flat (row, column) index in a head of an event of tile (i, j), from that in the tile."""
+def flat_place(setup: Setup, site: Site, i: Index, j: Index, local: Array, features: int) -> Array:
+    """Return the flat index in its head of an entry of tile (i, j), from that in the tile.
+
+    That is row * columns + column; features: of the site, where it has any.
+    """
     if site.axes is Axes.TS:
         return (
             (i * setup.block_q + local // setup.block_k) * setup.keys
@@ -217,8 +281,13 @@ def flat_place(setup: Setup, site: Site, i: Any, j: Any, local: Any, features: i
     return first * (1 if site.axes is Axes.T else features) + local
 
 
-def _gather(setup: Setup, site: Site, v: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
-    """(heads, query tile, key tile, ...) of one site as whole arrays."""
+def _gather(
+    setup: Setup, site: Site, v: NDArray[np.float64], lead: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Return events of a site (heads, query tile, key tile, ...) as arrays of a call.
+
+    They are shaped as `Trace.events` says.
+    """
     _, nq, nk = v.shape[:3]
     if site.axes is Axes.TS:
         whole = v.transpose(0, 1, 3, 2, 4).reshape(*lead, nq * setup.block_q, nk * setup.block_k)

@@ -364,6 +364,16 @@ CALLS = [
     ("record-text", lambda: Record(events="P"), TypeError, ("events='P'", "tuple of sites")),
     ("record-number", lambda: Record(ones=3), TypeError, ("ones=3", "tuple of sites")),
     ("record-none", lambda: Record(steps=None), TypeError, ("steps=None", "tuple of sites")),
+    ("record-texts", lambda: Record(events="P, O"), TypeError, ("events='P, O'", "('P', 'O')")),
+    ("record-own-text", lambda: Record(steps="PV"), TypeError, ("steps='PV'", "('PV',)")),
+    ("record-lone-site", lambda: Record(ones=Site.P), TypeError, ("ones=<Site.P", "('P',)")),
+    ("record-bytes", lambda: Record(events=b"P"), TypeError, ("events=b'P'", "tuple of sites")),
+    (
+        "record-array",
+        lambda: Record(events=np.array("P")),
+        TypeError,
+        ("events=array('P'", "tuple of sites"),
+    ),
     (
         "record-site",
         lambda: Record(events=("PW",)),

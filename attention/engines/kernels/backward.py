@@ -1,9 +1,9 @@
-"""The backward in fused kernels: which there are, and what they hand on through memory.
+"""The backward in fused kernels: which kernels there are, and what they pass on through memory.
 
 Their programs are in `gradients`.
 """
 
-from typing import Any
+from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -17,7 +17,8 @@ from roundscope.attention.engines.kernels.gradients import (
     write_scores,
 )
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
-from roundscope.attention.engines.kernels.summary import summarised, tiles_of
+from roundscope.attention.engines.kernels.summary import summarized, tiles_of
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.ops import DEPTH
@@ -34,19 +35,22 @@ SCORE_GRADIENTS = (
 )
 SCORE_BYTES = 2**31  # of dS, and of P where it is written too, in memory at once
 EXPS_AT_ONCE = 8  # of a thread: registers are wanted for two sums beside them
-Seen = dict[str, Any]
-Rows = tuple[Array, Array, Array, Array]  # Q, dO, L, delta
-Gradients = tuple[Array, Array, Array]
+Rows: TypeAlias = tuple[Array, Array, Array, Array]  # Q, dO, L, delta
+Gradients: TypeAlias = tuple[Array, Array, Array]  # dQ, dK, dV, or dK, dV, dS
 
 
 def backward(
     setup: Setup, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array, on_gpu: bool
 ) -> tuple[tuple[Array, Array, Array], Seen]:
-    """(dQ, dK and dV of query heads) before their last roundings, and what was seen.
+    """Return dQ, dK and dV of query heads before their last roundings, and what was recorded.
 
-    A kernel that owns keys has P and dS, makes dK and dV, and writes dS; another makes dQ of it. dS
-    of all keys at once would grow as T S, so keys come in parts. A trace counts P and dS by query,
-    so a kernel that owns queries looks at them.
+    A kernel whose programs own keys computes P and dS, adds up dK and dV, and writes dS to memory;
+    another makes dQ of that. dS of all keys at once would grow as T S, so keys come in parts. A
+    trace counts P and dS by query, so a kernel whose programs own queries looks at them.
+
+    q, do       (heads, T, H) and (heads, T, Hv), and lse, delta (heads, T)
+    k, v        (key heads, S, H) and (key heads, S, Hv)
+    on_gpu      whether the kernels are compiled, not interpreted
     """
     call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     inputs = (
@@ -64,7 +68,7 @@ def backward(
 
 
 def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:
-    """dQ, dK, dV, some key tiles at a time."""
+    """Return dQ, dK and dV, computed some key tiles at a time."""
     heads, size = rows[0].shape[0], call.setup.block_k
     parts, tiles = _parts(call, heads)
 
@@ -90,8 +94,9 @@ def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:
 
 
 def _parts(call: Call, heads: int) -> tuple[int, int]:
-    """How many parts, and key tiles of each, so that what is written of one is no larger than it
-    may be.
+    """Return in how many parts the keys come, and how many key tiles each has.
+
+    What is written to memory for a part stays within SCORE_BYTES.
     """
     setup, written = call.setup, (Site.DS, Site.P_B) if call.sums_in_slices else (Site.DS,)
     tile = (
@@ -106,7 +111,7 @@ def _parts(call: Call, heads: int) -> tuple[int, int]:
 
 
 def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
-    """dK, dV and dS^T of some key tiles, from the first on."""
+    """Return dK, dV and dS^T of some key tiles, k and v, whose first has the number `first`."""
     dk, dv, ds = _of_keys(
         _own_keys(call),
         call,
@@ -120,8 +125,9 @@ def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
 
 
 def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
-    """The same, for sums of fused multiply-adds: they need the registers, so P^T and dS^T come
-    first, by a kernel of their own.
+    """Return what `_in_one_kernel` returns, for sums of fused multiply-adds.
+
+    Those need the registers, so P^T and dS^T are written first, by a kernel of their own.
     """
     q, do, *_ = rows
     kernel = Kernel(
@@ -145,7 +151,7 @@ def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) 
 
 
 def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
-    """dQ and what some keys add to it."""
+    """Return dQ after some key tiles, k, the first of which has the number `first`."""
     in_slices = call.sums_in_slices
     kernel = Kernel(
         body=add_keys,
@@ -160,6 +166,7 @@ def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Arr
 
 
 def _own_keys(call: Call) -> Kernel:
+    """Return the kernel whose programs own a tile of keys."""
     return Kernel(
         body=own_key_gradients,
         sums=(Site.S_B, Site.DP, Site.DV, Site.DK),
@@ -169,7 +176,7 @@ def _own_keys(call: Call) -> Kernel:
 
 
 def _rows_and_keys(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> list[Input]:
-    """What a program that owns keys sees."""
+    """Return what a program that owns a tile of keys sees of the rows, the keys and `first`."""
     return [
         *map(call.whole_of_query_head, rows),
         call.own_keys(k),
@@ -187,7 +194,10 @@ def _of_keys(
     v: Array,
     sites: tuple[Site, ...],
 ) -> list[Array]:
-    """The kernel over (query heads, key tiles): the results of these sites, scores transposed."""
+    """Return what a kernel computes over (query heads, key tiles): the results of these sites.
+
+    Scores are transposed, (heads, S, T).
+    """
     heads, keys = q.shape[0], k.shape[1]
     columns = {Site.DK: k.shape[2], Site.DV: v.shape[2]}
     results = [((heads, keys, columns.get(site, q.shape[1])), site) for site in sites]
@@ -195,7 +205,10 @@ def _of_keys(
 
 
 def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen:
-    """What happens at P, dS and dQ of tiles of queries, and at dK and dV of tiles of keys."""
+    """Return what is recorded of the backward.
+
+    P, dS and dQ are looked at by tiles of queries, dK and dV by tiles of keys.
+    """
     heads, features = rows[0].shape[0], (k.shape[2], v.shape[2])
     by_query = recorder(setup, (*SCORE_GRADIENTS, Site.DQ), features)
     by_key = recorder(setup, (Site.DV, Site.DK), features, by_key=True)
@@ -229,4 +242,4 @@ def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen
         ]
         return run(_own_keys(call), call, (heads, size), inputs, results, (by_key, own))[1]
 
-    return summarised(by_query, heads, of_queries) | summarised(by_key, heads, of_keys)
+    return summarized(by_query, heads, of_queries) | summarized(by_key, heads, of_keys)

@@ -1,5 +1,7 @@
-"""How a fused kernel is called: over a grid of (heads, tiles), what a program sees of each array,
-and the memory of its own.
+"""How a fused kernel is called: its grid of (heads, tiles), and the memory of its programs.
+
+A program is one run of a kernel, for one head and one tile of it. Here is what it sees of each
+array, and how much memory of its own it has.
 """
 
 import math
@@ -32,9 +34,7 @@ from roundscope.emu.rounding.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 LANES = 32  # threads of a warp
-ROWS_OF_A_WARP = (
-    16  # a matrix unit gives four warps 64 rows: then no row of scores is shared by two units
-)
+ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores is in two units
 NUMBERS = 256  # of a thread with 255 registers, as measured: with so many it is still fast
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
@@ -43,8 +43,11 @@ Input = tuple[Array, pl.BlockSpec]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a kernel is made for. on_gpu: compiled for one, else interpreted; group: query heads of
-    a key head.
+    """What a kernel is made for.
+
+    setup   what is fixed of the call, without a record
+    on_gpu  whether it is compiled for a GPU, not interpreted
+    group   query heads of a key head
     """
 
     setup: Setup
@@ -52,9 +55,10 @@ class Call:
     group: int
 
     def format(self, site: Site) -> str:
-        """The name under which the results of an event are held.
+        """Return the name of the format in which the results of an event are held.
 
-        An injection may have moved them anywhere, the scale of a block too.
+        It is binary64 where an injection may have moved them anywhere, and where they are scaled by
+        blocks.
         """
         if self.setup.plan.block(site) is not None or any(
             injection.site is site for injection in self.setup.inject
@@ -63,27 +67,32 @@ class Call:
         return format_of(self.setup.plan[site].format)
 
     def stored(self, site: Site, x: Array) -> Array:
-        """The results of an event as the narrowest array that holds them: memory is what a kernel
-        waits for.
+        """Return the results of an event as the narrowest array that holds them.
+
+        Memory is what a kernel waits for.
         """
         return x.astype(self.dtype(site))
 
-    def dtype(self, site: Site) -> Any:
-        """Of that array."""
-        return jnp.dtype(types(self.on_gpu)[self.format(site)])
+    def dtype(self, site: Site) -> np.dtype[Any]:
+        """Return the type of that array."""
+        found: np.dtype[Any] = jnp.dtype(types(self.on_gpu)[self.format(site)])
+        return found
 
     def left(self, site: Site | None) -> str:
-        """The format of a kernel's results as they leave it: the output as callers have it, in
-        binary32; None: binary64.
+        """Return the name of the format of a kernel's results as they leave it.
+
+        The output leaves as callers have it, in binary32. None stands for the output before its
+        last rounding, in binary64.
         """
         name = FP64 if site is None else self.format(site)
         return FP32 if site is Site.OUT and name in WITHIN_FP32 else name
 
     @property
     def sums_in_slices(self) -> bool:
-        """Whether dQ, dK and dV of a tile are those of its slices of rows: sums of fused
-        multiply-adds, whose event rounds as each of their steps does, so that it changes nothing,
-        and nobody looks.
+        """Whether a tile's part of dQ, dK and dV may be added in slices of its rows.
+
+        It may where they are sums of fused multiply-adds whose event rounds as each of their steps
+        does, so that it changes nothing, and where nothing is injected.
         """
         setup, sites = self.setup, (Site.DQ, Site.DK, Site.DV)
         formats = {self.format(x) for site in sites for x in (site, *FACTORS[site])}
@@ -94,37 +103,35 @@ class Call:
         return own and FP64 not in formats and not setup.inject
 
     def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
-        """Rows of what a program sees of them."""
+        """Return the results of an event, or some rows of them, from what a program sees."""
         return Held(array=ref[(rows, slice(None))[: len(ref.shape)]], format=self.format(site))
 
     def own(self, x: Array) -> Input:
-        """What a program (head, tile) sees of an array (heads, rows, ...): its tile of query
-        rows.
-        """
+        """Give a program (head, tile) its tile of query rows of an array (heads, rows, ...)."""
         return x, _block(x, self.setup.block_q, lambda h, i: (h, i))
 
     def own_keys(self, x: Array) -> Input:
-        """Its tile of keys."""
+        """Give a program its tile of keys of an array (key heads, S, ...)."""
         return x, _block(x, self.setup.block_k, lambda h, j: (h // self.group, j))
 
     def own_queries_of_scores(self, x: Array) -> Input:
-        """Of an array (heads, S, T) its tile of queries."""
+        """Give a program its tile of queries of an array (heads, S, T), with all keys."""
         return x, pl.BlockSpec((None, x.shape[1], self.setup.block_q), lambda h, i: (h, 0, i))
 
     def own_keys_of_query_head(self, x: Array) -> Input:
-        """Of an array (heads, S, T) its tile of keys."""
+        """Give a program its tile of keys of an array (heads, S, ...) of query heads."""
         return x, _block(x, self.setup.block_k, lambda h, j: (h, j))
 
     def scalar(self, x: Array) -> Input:
-        """The same number for all, as an array (1,)."""
+        """Give all programs the same number, as an array (1,)."""
         return x[None], _all(x[None])
 
     def whole(self, x: Array) -> Input:
-        """All keys of its key head."""
+        """Give a program all keys of its key head, of an array (key heads, S, ...)."""
         return x, _block(x, x.shape[1], lambda h, i: (h // self.group, 0))
 
     def whole_of_query_head(self, x: Array) -> Input:
-        """All rows of its head."""
+        """Give a program all rows of its head, of an array (heads, rows, ...)."""
         return x, _block(x, x.shape[1], lambda h, j: (h, 0))
 
 
@@ -132,14 +139,14 @@ class Call:
 class Kernel:
     """A kernel and what it needs to know before it is traced.
 
-    body    (call, work, what it sees of the inputs, and of the results) -> None
-    sums    the sites whose accumulators it runs on whole tiles
-    exps_at_once  of a thread
-    exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
+    body          (call, work, what it sees of the inputs, and of the results) -> None
+    sums          the sites whose accumulators it runs on whole tiles
     turn          rows of a tile that a program walks over
-    in_batches    arrays with features come and leave as the caller has them, (B, rows, N,
-                  features): turned round here, which cancels with the turn that made heads of them,
-                  so nothing moves
+    exps_at_once  how many exponentials a thread computes at once
+    exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
+    in_batches    whether arrays with features come and leave as the caller has them, (B, rows, N,
+                  features). They are transposed here, which cancels with the transposition that
+                  made heads of them, so nothing moves
     """
 
     body: Callable[..., None]
@@ -151,23 +158,24 @@ class Kernel:
 
 
 def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
+    """Return the block of so many rows that a program sees; at: (head, tile) -> which block."""
     return pl.BlockSpec(
         (None, rows, *x.shape[2:]), lambda h, i: (*at(h, i), *(0 for _ in x.shape[2:]))
     )
 
 
 def _seen_shape(x: Input) -> tuple[Any, ...]:
-    """What a program sees of an input: None for an axis that it does not."""
+    """Return the shape that a program sees of an input, None for an axis that it does not see."""
     return tuple(x[1].block_shape or ())
 
 
 def _all(x: Any) -> pl.BlockSpec:
-    """The same array for every program."""
+    """Return the block that gives every program the whole array."""
     return pl.BlockSpec(x.shape, lambda h, i: (0,) * x.ndim)
 
 
 def _own(x: Any) -> pl.BlockSpec:
-    """A program's part of an array (heads, tiles, ...)."""
+    """Return the block that gives a program its part of an array (heads, tiles, ...)."""
     return pl.BlockSpec((None, None, *x.shape[2:]), lambda h, i: (h, i, *(0 for _ in x.shape[2:])))
 
 
@@ -179,11 +187,12 @@ def run(
     results: Sequence[tuple[tuple[int, ...], Site | None]],
     watch: tuple[Recorder, Array] | None = None,
 ) -> tuple[list[Array], list[Kept]]:
-    """The kernel over a grid of (heads, tiles): its results, of which each tile writes its rows;
-    and what it kept of events.
+    """Return the results of a kernel over a grid of (heads, tiles), and what it kept of events.
 
-    watch  who asks for that, and the numbers of the tiles, (heads, tiles), where they are not 0, 1,
-           2 ...
+    inputs   arrays, and what a program sees of each
+    results  the shape and the site of each result, of which every program writes its tile's rows
+    watch    who asks for events, and the numbers of the tiles that programs own, (heads, tiles);
+             None where nobody does, and the tiles are 0, 1, 2 ...
     """
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
@@ -244,8 +253,10 @@ def _program(
     tree: Any,
     recorder: Recorder | None,
 ) -> Callable[..., None]:
-    """What Pallas traces: the body, given what it sees of the arrays. parts: how many there are of
-    each kind; tree: of what is kept.
+    """Return what Pallas traces: the kernel's body, given what it sees of the arrays.
+
+    parts  how many arrays there are of each kind
+    tree   the tree that the arrays of kept events are the leaves of
     """
 
     def program(*refs: Any) -> None:
@@ -265,23 +276,23 @@ def _program(
 
 
 def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
-    """What a program carries from tile to tile."""
+    """Return what a program carries from tile to tile, with the names of its formats."""
     return [Held(array=x, format=name) for x, name in zip(arrays, formats, strict=True)]
 
 
 def wide(x: Array) -> Array:
-    """The carrier of every engine."""
+    """Return an array in binary64, as every engine has it."""
     return x.astype(jnp.float64)
 
 
 def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
-    """Neighbours, so many each."""
+    """Return a sequence cut into parts of these sizes."""
     ends = list(accumulate(sizes))
     return [x[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
-    """A program finds its part of an array by 32-bit arithmetic."""
+    """Raise ValueError for arrays too large for the 32 bits in which programs find their part."""
     repair = "call it for fewer batch entries or heads at a time" + (
         ", or record a sample of the tiles (every)" if is_watched else ""
     )
@@ -295,8 +306,9 @@ def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
 
 
 def _passed(call: Call, kernel: Kernel) -> list[str]:
-    """The formats of what a kernel passes through memory: factors of ascending sums, those of
-    Exact() injections too.
+    """Return the names of the formats of what a kernel passes through memory.
+
+    These are the factors of ascending sums, also of those that Exact() injections want.
     """
     is_exact = any(isinstance(injection.what, Exact) for injection in call.setup.inject)
     is_ascending = any(
@@ -306,7 +318,7 @@ def _passed(call: Call, kernel: Kernel) -> list[str]:
 
 
 def _has_table(call: Call, kernel: Kernel) -> bool:
-    """Whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
+    """Return whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
     plan = call.setup.plan
     is_narrow = kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
     return (
@@ -317,8 +329,10 @@ def _has_table(call: Call, kernel: Kernel) -> bool:
 def _buffers(
     call: Call, passed: list[str], grid: tuple[int, int], inputs: Sequence[Input]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Memory of programs: for each format that is passed through it two squares, as large as any
-    array that a program has.
+    """Return the shapes of the memory of programs.
+
+    For each format that is passed through memory there are two squares, as large as any array that
+    a program has.
     """
     side = max(
         call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
@@ -330,7 +344,7 @@ def _buffers(
 
 
 def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: bool) -> int:
-    """Of a program that owns so many rows.
+    """Return how many warps a program has that owns so many rows.
 
     Where exps come from a table, and nobody looks, a warp has twice the rows if a thread has room
     for their scores, P V and O: what is read for the products then serves twice as many.
@@ -348,34 +362,36 @@ def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: boo
 def _stages(
     call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]
 ) -> int:
-    """How many turns' tiles of what a program walks over are in shared memory at once."""
+    """Return how many of the tiles that a program walks over are in shared memory at once."""
     walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
-    turn = kernel.turn * sum(math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked)
+    turn: int = kernel.turn * sum(
+        math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked
+    )
     table = BYTES if _has_table(call, kernel) else 0
     wanted = (
         3 if 3 * turn + 2 * table < AHEAD else 2
     )  # where a table leaves too little for two programs with three tiles: two
     size = call.setup.block_q, call.setup.block_k
-    written = [
+    written: list[int] = [
         math.prod(size) * call.dtype(site).itemsize
         for site in results
         if site is not None and site.axes is Axes.TS
     ]
     if not written:
         return wanted
-    own = sum(
+    own: int = sum(
         math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize
         for x in inputs
         if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1]
     )
-    return max(
-        1, min(wanted, (SHARED - own - max(written)) // turn)
-    )  # scores on their way to memory take a tile, too
+    # scores on their way to memory take a tile, too
+    return max(1, min(wanted, (SHARED - own - max(written)) // turn))
 
 
 def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.BlockSpec]:
-    """An array (heads, rows, features), or what says its shape, as (B, rows, N, features), and what
-    a program sees of that.
+    """Return (heads, rows, features) as (B, rows, N, features), and what a program sees of that.
+
+    The array may be a shape without numbers. Where `batch` is None nothing is changed.
     """
     if batch is None or len(x.shape) != 3:
         return x, spec
@@ -397,6 +413,7 @@ def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.Bl
 def _machine(
     call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any
 ) -> Machine:
+    """Return the machine that computes in a program; buffers: two for each format passed."""
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
     return kernel_machine(
         zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once, exps

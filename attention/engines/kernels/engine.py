@@ -1,8 +1,8 @@
-"""The Pallas engine: tiles in fused kernels, on a GPU through Triton; elsewhere interpreted, for
-tests.
+"""The Pallas engine: tiles in fused kernels, on a GPU through Triton.
 
-Same bits as the other engines. What is done once for a head (inputs, delta, gradients as they
-leave) runs under XLA.
+Elsewhere the kernels are interpreted, for tests. The engine's bits are those of the other engines,
+and so are its functions. What is done once for a head (inputs, delta, gradients as they leave) runs
+under XLA.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,13 @@ from jax.custom_batching import sequential_vmap
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.xla import enter, leave, moved, prepare, round_inputs
-from roundscope.attention.tiles import loops as head
-from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.events.recorder import Seen
+from roundscope.attention.tiles.backward import (
+    deltas,
+    round_key_gradients,
+    round_query_gradients,
+)
+from roundscope.attention.tiles.loops import Setup, whole_events
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
 AXES_OF_A_HEAD = 3  # of an event that is not repeated, at most: heads, rows, features
@@ -28,10 +33,10 @@ __all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_i
 
 def forward(
     setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each: None = None
-) -> Any:
-    """q: (heads, T, H); k, v: (key heads, S, H), rounded.
+) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
+    """Return what `forward` of `attention.engines.xla` returns.
 
-    As `xla_engine.forward`, what was seen of whole heads.
+    What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
         results, seen = _forward(setup, q, k, v)
@@ -40,6 +45,7 @@ def forward(
 
 @partial(jax.jit, static_argnums=0)
 def _forward(setup: Setup, q: Array, k: Array, v: Array) -> Any:
+    """Return the results of all heads, and what was recorded of them, by name."""
     return _one_after_another(partial(run_forward, setup, on_gpu=jax.default_backend() == "gpu"))(
         q, k, v
     )
@@ -56,8 +62,11 @@ def backward(
     lse: Array,
     do: Array,
     each: None = None,
-) -> Any:
-    """As `xla_engine.backward`, what was seen of whole heads."""
+) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:
+    """Return what `backward` of `attention.engines.xla` returns.
+
+    What was recorded of tiles comes added up to whole heads, but for single events.
+    """
     with jax.enable_x64(True):
         results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do)
         return results, _apart(whole) | {"keys": keys}
@@ -67,23 +76,24 @@ def backward(
 def _backward(
     setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Array, lse: Array, do: Array
 ) -> Any:
+    """Return the gradients, and what was recorded of query heads and of key heads, by name."""
     ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
     group = heads // keys
 
-    def deltas(h: Array, *x: Array) -> Any:
+    def own_deltas(h: Array, *x: Array) -> Any:
         q, k, v, *rest = x
-        at = head.whole_events(ops, setup, h, None)
-        return head.deltas(ops, setup, h, at, q, k, v, None, *rest), at.seen()
+        at = whole_events(ops, setup, h, None)
+        return deltas(ops, setup, h, at, q, k, v, None, *rest), at.seen()
 
     def finished(h: Array, dq: Array) -> Any:
-        at = head.whole_events(ops, setup, h, None)
-        return head.round_query_gradients(at, setup, dq), at.seen()
+        at = whole_events(ops, setup, h, None)
+        return round_query_gradients(at, setup, dq), at.seen()
 
     def added(g: Array, dk: Array, dv: Array) -> Any:
-        return head.round_key_gradients(ops, setup, g, dk, dv)
+        return round_key_gradients(ops, setup, g, dk, dv)
 
     number = jnp.arange(heads)
-    delta, seen_delta = jax.vmap(deltas)(
+    delta, seen_delta = jax.vmap(own_deltas)(
         number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
     )
     run = _one_after_another(partial(run_backward, setup, on_gpu=jax.default_backend() == "gpu"))
@@ -95,9 +105,10 @@ def _backward(
     return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys
 
 
-def _apart(seen: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was seen of tiles, events alone, and of whole heads: of everything else kernels know the
-    sum.
+def _apart(seen: Seen) -> dict[str, Seen]:
+    """Return what was recorded as that of "tiles", which is single events, and of "whole" heads.
+
+    Of everything but single events the kernels return the sum over tiles.
     """
     tiles = {
         name: x
@@ -108,8 +119,9 @@ def _apart(seen: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _one_after_another(kernels: Callable[..., Any]) -> Callable[..., Any]:
-    """Kernels that `jax.vmap` maps call by call: of arrays with one more axis they could count
-    beyond 32 bits, which nobody would check.
+    """Return kernels that `jax.vmap` calls once for each entry that it maps.
+
+    With arrays of one more axis they could count beyond 32 bits, which nobody would check.
     """
 
     def in_64_bits(*x: Array) -> Any:

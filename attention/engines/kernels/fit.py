@@ -1,6 +1,4 @@
-"""What the fused kernels of `attention.engines.kernels.engine` run, and what they refuse, in words:
-nothing runs elsewhere in silence.
-"""
+"""What the fused kernels run, and what they refuse, in words: nothing silently runs elsewhere."""
 
 from typing import Any
 
@@ -26,17 +24,13 @@ from roundscope.emu import round_to
 from roundscope.emu.rounding.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-READ = (
-    "bf16",
-    "fp16",
-    "tf32",
-)  # FP8 sums of a fused kernel are added in pieces, which no accumulator here describes
+# formats that tensor cores read; FP8 sums of a fused kernel are added in pieces, which no
+# accumulator here describes
+READ = ("bf16", "fp16", "tf32")
 FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
-SCORES = (
-    2**14
-    # of a tile: with 2^15 an H200 has too little shared memory for one kernel or another, with 2^16
-    # too few registers
-)
+# of a tile: with 2^15 an H200 has too little shared memory for one kernel or another, with 2^16
+# too few registers
+SCORES = 2**14
 RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices it has all
     "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2),
     "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
@@ -64,8 +58,11 @@ ELSEWHERE = "; use engine='xla', which gives the same bits"
 
 
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
-    """Raises ValueError for what the kernel does not do, with what does. sizes: features of q and
-    of v; traced: inside jit or grad.
+    """Raise ValueError for what the kernels do not do, saying what does it.
+
+    sizes   features of q and of v
+    mask    as for `attend`
+    traced  whether the call is inside jit or grad
     """
     if setup.record is not None and setup.record.steps:
         raise ValueError("record: the fused kernel keeps no steps" + ELSEWHERE)
@@ -108,7 +105,7 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises ValueError for a plan that the kernels do not run, with what does."""
+    """Raise ValueError for a plan that the kernels do not run, saying what does."""
     if plan.normalise_first:
         raise ValueError(
             f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not"
@@ -141,8 +138,10 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_injection(plan: Plan, injection: Injection) -> None:
-    """A tensor core reads numbers of its own types: an error that leaves them would be rounded
-    away, unnamed.
+    """Raise ValueError for an injection whose error the kernels would lose.
+
+    A tensor core reads numbers of its own types; an error that leaves these would be rounded away
+    without a word.
     """
     for site in FACTORS:
         if plan.accumulator(site).alignment is None or injection.site not in (
@@ -159,8 +158,9 @@ def _check_injection(plan: Plan, injection: Injection) -> None:
 
 
 def _stays(what: object, r: Rounding) -> bool:
-    """Whether an error leads from numbers of the format to numbers of the format (and from the
-    largest one to infinity).
+    """Return whether an error makes numbers of a format numbers of that format again.
+
+    The largest one may become infinite.
     """
     match what:
         case FlipBit():
@@ -173,7 +173,7 @@ def _stays(what: object, r: Rounding) -> bool:
 
 
 def _unfit(acc: Accumulator, site: Site) -> str:
-    """Why the kernel does not have an accumulator; empty if it has."""
+    """Return why the kernels do not have an accumulator; an empty text if they have it."""
     if acc.order is Order.ASCENDING or (acc.order is Order.HALVES and site is Site.ROWSUM):
         return (
             ""
@@ -193,8 +193,6 @@ def _unfit(acc: Accumulator, site: Site) -> str:
 
 
 def _device_core(operand: str, acc: Accumulator) -> Accumulator | None:
-    """The accumulator of this GPU's tensor cores; None if there is no model that was compared with
-    it.
-    """
+    """Return the accumulator of this GPU's tensor cores; None if none was compared with them."""
     is_hopper = jax.devices()[0].compute_capability == "9.0"
     return Accumulator.tensor_core("hopper", operand, acc.step.format.name) if is_hopper else None

@@ -1,14 +1,12 @@
-"""The forward in a fused kernel: a program owns a tile of queries and walks over the keys, with the
-equations of every engine.
+"""The forward in a fused kernel: a program owns a tile of queries and walks over the keys.
 
-Nothing of the size T x S is ever stored. Plans, tiles and equations are `attention.tiles.loops`'s
-and `attention.algorithm`'s; numbers are held as narrow as their events allow
-(`emu.backends.kernels.narrowing`).
+Nothing of the size T x S is ever stored. The setup and tiles are those of `attention.tiles.loops`,
+the equations those of `attention.algorithm`, as in every engine. Numbers are held as narrow as
+their events allow (`emu.backends.kernels.narrowing`).
 """
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +16,7 @@ from jax.experimental import pallas as pl
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, Kernel, held, run, wide
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
-from roundscope.attention.engines.kernels.summary import summarised, tiles_of
+from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
     events_of_rows,
     events_of_tile,
@@ -26,23 +24,22 @@ from roundscope.attention.engines.kernels.tiles import (
     walk,
     whole_tiles,
 )
-from roundscope.attention.engines.kernels.work import Work
+from roundscope.attention.engines.kernels.work import Refs, Work
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
-
-Seen = dict[str, Any]
 
 
 def forward(
     setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool
 ) -> tuple[tuple[Array, Array, Array], Seen]:
-    """(output, output before its last rounding, L) of heads; q (heads, T, H), k, v (key heads, S,
-    H), in whole tiles.
+    """Return output, output before its last rounding and L of all heads, and what was recorded.
 
-    And what was seen.
+    q       (heads, T, H), and k (key heads, S, H), v (key heads, S, Hv), in whole tiles
+    on_gpu  whether the kernel is compiled, not interpreted
 
-    Where delta does not read it, the second is the first.
+    Where delta does not read the output before its last rounding, it is the output itself.
     """
     call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     q, k, v = (call.stored(site, x) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v)))
@@ -84,10 +81,11 @@ def forward(
             alone, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own)
         )[1]
 
-    return made, summarised(who, q.shape[0], look)
+    return made, summarized(who, q.shape[0], look)
 
 
-def _forward(call: Call, work: Work, inputs: Any, results: Any) -> None:
+def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
+    """Write output and L of a tile of queries, and where delta reads it the unrounded output."""
     setup, h, i, (q, k, v) = call.setup, work.head, work.own, inputs
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     rows = call.read(Site.Q, q)

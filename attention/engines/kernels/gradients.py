@@ -1,8 +1,9 @@
 """The programs of the backward's fused kernels, with the equations of every engine.
 
-A program that owns keys computes its tiles transposed (`transposing`): P and dS are then factors as
-they lie in registers. What a tile adds to a sum may be added in slices of DEPTH rows
-(`Call.sums_in_slices`).
+A program that owns keys computes its tiles transposed (`transposing`): P and dS are then factors of
+products as they lie in registers. What a tile adds to a sum may be added in slices of DEPTH rows
+(`Call.sums_in_slices`). Each program gets the call, its own arithmetic, and what it sees of the
+arrays in memory, inputs and results.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from roundscope.attention.engines.kernels.tiles import (
     walk_queries,
     whole_tiles,
 )
-from roundscope.attention.engines.kernels.work import Work
+from roundscope.attention.engines.kernels.work import Refs, Work
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import site_of
@@ -32,11 +34,10 @@ from roundscope.emu.backends.kernels.ops import DEPTH
 from roundscope.emu.backends.kernels.transposing import untransposed
 
 ROWS = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
-Seen = dict[str, Any]
 
 
-def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    """dQ, with P and dS of its own."""
+def own_query_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
+    """Write dQ of a tile of queries, from P and dS that it computes itself."""
     setup, h, i, (*rows, k, v), (dq,) = call.setup, work.head, work.own, inputs, results
     name = call.format(Site.DQ)
     own = [call.read(site, x) for site, x in zip(ROWS, rows, strict=True)]
@@ -65,8 +66,8 @@ def own_query_gradients(call: Call, work: Work, inputs: Any, results: Any) -> No
     dq[...] = walk(partial(key_tile, False), whole, seen_tiles(setup, i), total)
 
 
-def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    """P^T and dS^T."""
+def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
+    """Write P^T and dS^T of a tile of keys and all queries."""
     setup, h, (*rows, k, v, first) = call.setup, work.head, inputs
     j, sites = first[0] + work.own, (Site.P_B, Site.DS)
     keys = call.read(Site.K, k), call.read(Site.V, v)
@@ -98,8 +99,8 @@ def write_scores(call: Call, work: Work, inputs: Any, results: Any) -> None:
     walk_queries(setup, j, query_tile, None)
 
 
-def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    """dK and dV of P^T and dS^T, some queries at a time."""
+def add_queries(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
+    """Write dK and dV of a tile of keys, from P^T and dS^T, some queries at a time."""
     setup, h, (q, do, p, ds, first), (dk, dv) = call.setup, work.head, inputs, results
     j = first[0] + work.own
     formats = [call.format(Site.DK), call.format(Site.DV)]
@@ -121,12 +122,12 @@ def add_queries(call: Call, work: Work, inputs: Any, results: Any) -> None:
         rows = call.read(Site.Q, q, own), call.read(Site.DO, do, own)
         return work.tile(_as_it_lies(tile), formats, n, *held(totals, formats), *scores, *rows)
 
-    totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    dk[...], dv[...] = walk_queries(setup, j, queries, totals, slices)
+    zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
+    dk[...], dv[...] = walk_queries(setup, j, queries, zeros, slices)
 
 
-def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    """dQ of dS^T, some keys at a time."""
+def add_keys(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
+    """Write dQ of a tile of queries, from dS^T and the sum so far, some keys at a time."""
     setup, h, i, (k, ds, so_far, first), (dq,) = call.setup, work.head, work.own, inputs, results
     name, depth = call.format(Site.DQ), DEPTH if call.sums_in_slices else setup.block_k
     tiles, slices = k.shape[0] // setup.block_k, setup.block_k // depth
@@ -149,8 +150,8 @@ def add_keys(call: Call, work: Work, inputs: Any, results: Any) -> None:
     dq[...] = walk(partial(keys, False), whole, end, total)
 
 
-def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None:
-    """dK and dV, and dS^T if it is among the results."""
+def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
+    """Write dK and dV of a tile of keys, and dS^T if it is among the results."""
     setup, h, (*rows, k, v, first), (dk, dv, *written) = call.setup, work.head, inputs, results
     j = first[0] + work.own
     formats = [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
@@ -185,10 +186,10 @@ def own_key_gradients(call: Call, work: Work, inputs: Any, results: Any) -> None
             ref[:, own] = x
         return dk, dv
 
-    totals = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    dk[...], dv[...] = walk_queries(setup, j, query_tile, totals)
+    zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
+    dk[...], dv[...] = walk_queries(setup, j, query_tile, zeros)
 
 
 def _as_it_lies(tile: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of (setup, arrays), without its transpositions."""
+    """Return a function of (setup, arrays) without its transpositions."""
     return lambda setup, *arrays: untransposed(partial(tile, setup))(*arrays)

@@ -1,7 +1,6 @@
-"""Summaries of the events that fused kernels hand on: by tile, then of heads, as every engine has
-them.
+"""Summaries of the events that fused kernels record: by tile, then of heads, as in every engine.
 
-A part of the tiles at a time.
+Events take much memory, so tiles come in parts, which are summarized one after the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from jax import Array, lax
 
 from roundscope.attention.engines.kernels.record import ONCE, Kept, Recorder, Shape
 from roundscope.attention.engines.kernels.tiles import seen_tiles
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.trace.summary import flat_place
@@ -25,8 +25,11 @@ LAST = np.iinfo(np.int64).max
 
 
 class _Tiles(NamedTuple):
-    """Of a site, by tile: counts, sums, peak (-1 without events), the order of tiles, flat place of
-    the peak in its head, sums of rows.
+    """The summaries of a site by tile: those of `events.recorder.Summary`, and an order.
+
+    peak   the largest error in ulps, -1 without events
+    order  in which the other engines meet the tiles: of equal peaks the first counts
+    place  the flat index of the peak in its head
     """
 
     counts: Array
@@ -38,8 +41,10 @@ class _Tiles(NamedTuple):
 
 
 class _Ones(NamedTuple):
-    """Of a site, by tile: results that equal 1 of each row, and the number of the tile walked
-    over.
+    """The ones of a site by tile.
+
+    ones    how many results of each row equal 1
+    walked  the number of the tile walked over
     """
 
     ones: Array
@@ -47,19 +52,22 @@ class _Ones(NamedTuple):
 
 
 class _Events(NamedTuple):
-    """Of a site, by tile: before and after, 0 where no query of the tile sees a key of it."""
+    """The events of a site by tile, before and after the rounding.
+
+    They are 0 in tiles of which no query sees a key.
+    """
 
     before: Array
     after: Array
 
 
-def summarised(
-    recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]
-) -> dict[str, Any]:
-    """What was seen of all heads; kernel: (own tiles (heads, n)) -> what it kept of them.
+def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> Seen:
+    """Return what was recorded of all heads, by name.
 
-    By name, as whole heads and tiles of an `attention.trace.summary.Part`, which the caller tells
-    apart: of tiles there are events alone.
+    It is what an `attention.trace.summary.Part` has of whole heads and of tiles, which the caller
+    tells apart: of tiles there are single events alone.
+
+    kernel: (own tiles (heads, n)) -> what it kept of them.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
     events = (
@@ -89,8 +97,9 @@ def summarised(
 
 
 def tiles_of(x: Array, own: Array, rows: int) -> Array:
-    """Of an array (heads or key heads, rows, ...) in tiles the own ones, (heads, n): (heads, n
-    rows, ...).
+    """Return the tiles `own` (heads, n) of an array (heads or key heads, rows of a head, ...).
+
+    The result is (heads, n * rows, ...), rows being those of a tile.
     """
     heads, tiles = jnp.arange(own.shape[0])[:, None], x.reshape(x.shape[0], -1, rows, *x.shape[2:])
     return tiles[heads * x.shape[0] // own.shape[0], own].reshape(own.shape[0], -1, *x.shape[2:])
@@ -99,8 +108,10 @@ def tiles_of(x: Array, own: Array, rows: int) -> Array:
 def _of_tiles(
     recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kept, own: Array, is_new: Array
 ) -> dict[str, Any]:
-    """Of sites of one shape, by own tile (heads, n): `_Tiles`, and `_Ones` of those asked for.
-    is_new (n,): others do not count.
+    """Return `_Tiles` of each site of one shape, and `_Ones` and `_Events` of those asked for.
+
+    own     the tiles that programs owned, (heads, n)
+    is_new  (n,) of bool: tiles that were not summarized before; others do not count
     """
     setup, lead = recorder.setup, kept.valid.shape[:4]
     assert setup.record is not None
@@ -133,7 +144,7 @@ def _of_tiles(
 
 
 def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
-    """The numbers of the tiles that an own one met, (heads, n, met)."""
+    """Return the numbers of the tiles that each own tile met, (heads, n, met)."""
     if site in ONCE:
         return jnp.zeros((*own.shape, 1), jnp.int64)
     number = recorder.number(jnp.arange(own.shape[0])[:, None], own)
@@ -143,8 +154,8 @@ def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
     return jnp.broadcast_to(found, (*own.shape, met))
 
 
-def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> dict[str, Any]:
-    """Of heads, from what own tiles (heads, n) had."""
+def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> Seen:
+    """Return what was recorded of heads, from that of their own tiles (heads, n)."""
     (tiles, walked), heads = recorder.tiles, jnp.arange(own.shape[0])[:, None]
     whole: dict[str, Any] = {}
     for name, tile in found.items():
@@ -173,8 +184,9 @@ def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> dict[str
 
 
 def _as_engines_have(recorder: Recorder, site: Site, x: Array) -> Array:
-    """Events (heads, own tiles, tiles walked over, rows, columns), as a loop over tiles has them,
-    in the backward the key tiles first.
+    """Return events of kernels as other engines have them, with key tiles first in the backward.
+
+    x: (heads, own tiles, tiles walked over, rows, columns).
     """
     x = x.squeeze(-1) if site.axes is Axes.T else x
     if site in ONCE:
@@ -183,7 +195,7 @@ def _as_engines_have(recorder: Recorder, site: Site, x: Array) -> Array:
 
 
 def _worst(tiles: _Tiles, axis: int) -> tuple[Array, Array, Array]:
-    """(peak, order, place) of the first tile of an axis that has the largest error."""
+    """Return peak, order and place of the first tile along an axis that has the largest error."""
     is_top = tiles.peak == tiles.peak.max(axis, keepdims=True)
     first = jnp.argmin(jnp.where(is_top, tiles.order, LAST), axis, keepdims=True)
     peak, order, place = (
@@ -194,5 +206,5 @@ def _worst(tiles: _Tiles, axis: int) -> tuple[Array, Array, Array]:
 
 
 def _joined(x: Array) -> Array:
-    """(..., own tiles, rows of a tile) -> (..., rows)."""
+    """Return (..., own tiles, rows of a tile) as (..., rows of a head)."""
     return x.reshape(*x.shape[:-2], -1)

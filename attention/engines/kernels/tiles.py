@@ -1,12 +1,13 @@
 """Which tiles a program of a fused kernel walks over, and their hooks.
 
-Tiles that exist as a whole, nearly all, have no mask.
+Tiles of which all scores exist, nearly all of them, are walked over apart from the others: they
+need no mask.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,29 +15,37 @@ from jax import Array, lax
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import QueryOrder
+from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.kernels.ops import kernel_ops
 
+State = TypeVar("State")  # what a program carries from tile to tile: arrays, or tuples of them
 
-def walk(tile: Callable[[Array, Any], Any], first: Any, last: Any, state: Any) -> Any:
-    """The tiles from first to before last; no loop in the program where there never is one."""
+
+def walk(tile: Callable[[Array, State], State], first: Index, last: Index, state: State) -> State:
+    """Return the state after the tiles from `first` to the one before `last`.
+
+    tile: (number, state) -> state. Where there never is a tile, the program has no loop.
+    """
     if isinstance(first, int) and isinstance(last, int) and first >= last:
         return state
-    return lax.fori_loop(jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32), tile, state)
+    first, last = jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32)
+    found: State = lax.fori_loop(first, last, tile, state)
+    return found
 
 
-def seen_tiles(setup: Setup, i: Array) -> Any:
-    """How many key tiles some query of tile i sees: the others leave the state as it is."""
+def seen_tiles(setup: Setup, i: Array) -> Index:
+    """Return how many key tiles some query of tile i sees: the others leave the state as it is."""
     if not setup.is_causal:
         return setup.key_tiles
     last = jnp.minimum((i + 1) * setup.block_q, setup.queries) - 1
     return jnp.minimum(lax.div(last, np.int32(setup.block_k)) + 1, np.int32(setup.key_tiles))
 
 
-def whole_tiles(setup: Setup, i: Array) -> Any:
-    """How many key tiles, the first ones, all queries of tile i see whole."""
-    whole: Any = setup.keys // setup.block_k
+def whole_tiles(setup: Setup, i: Array) -> Index:
+    """Return how many key tiles, the first ones, all queries of tile i see whole."""
+    whole: Index = setup.keys // setup.block_k
     if setup.is_causal:
         whole = jnp.minimum(
             lax.div(i * setup.block_q + 1, np.int32(setup.block_k)), np.int32(whole)
@@ -51,13 +60,15 @@ def whole_tiles(setup: Setup, i: Array) -> Any:
     )
 
 
-def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
-    """Of the query tiles that see key tile j: the first, the first that sees all of it, and the end
-    of those.
+def _whole_queries(setup: Setup, j: Array) -> tuple[Index, Index, Index]:
+    """Return the numbers of three query tiles that see key tile j.
+
+    They are the first one, the first that sees all of the key tile, and the one after the last that
+    does.
     """
-    first: Any = lax.div(j * setup.block_k, np.int32(setup.block_q)) if setup.is_causal else 0
-    end: Any = setup.queries // setup.block_q
-    whole: Any = 0
+    first: Index = lax.div(j * setup.block_k, np.int32(setup.block_q)) if setup.is_causal else 0
+    end: Index = setup.queries // setup.block_q
+    whole: Index = 0
     if setup.is_causal:
         whole = lax.div((j + 1) * setup.block_k + setup.block_q - 2, np.int32(setup.block_q))
     if setup.keys % setup.block_k:
@@ -73,10 +84,16 @@ def _whole_queries(setup: Setup, j: Array) -> tuple[Any, Any, Any]:
 
 
 def walk_queries(
-    setup: Setup, j: Array, tile: Callable[[bool, Array, Any], Any], state: Any, slices: int = 1
-) -> Any:
-    """The query tiles that see key tile j, or all their slices, so many to a tile: tile (is it
-    whole, its number, state) -> state.
+    setup: Setup,
+    j: Array,
+    tile: Callable[[bool, Array, State], State],
+    state: State,
+    slices: int = 1,
+) -> State:
+    """Return the state after all query tiles that see key tile j, in the plan's order.
+
+    tile    (do all its scores exist, its number, state) -> state
+    slices  where tiles are met in slices, so many to a tile: `tile` has the number of a slice
     """
     first, whole, end = (n * slices for n in _whole_queries(setup, j))
     parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
@@ -90,16 +107,21 @@ def walk_queries(
 
 
 def _down(
-    tile: Callable[[bool, Array, Any], Any], is_whole: bool, ends: Any, n: Array, state: Any
-) -> Any:
-    """The tile that lies as far from the end as n from the beginning."""
+    tile: Callable[[bool, Array, State], State], is_whole: bool, ends: Index, n: Array, state: State
+) -> State:
+    """Return the state after the tile that is as far from the end as n is from the beginning."""
     return tile(is_whole, jnp.asarray(ends, jnp.int32) - n, state)
 
 
 def events_of_tile(
     setup: Setup, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None
 ) -> Events:
-    """The hook of tile (i, j) of a head; a program counts in 32 bits."""
+    """Return the hook of tile (i, j) of a head.
+
+    A program counts in 32 bits, random streams and injections in 64.
+
+    is_whole: whether all scores of the tile exist; before: rows that had a key before it, or None.
+    """
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
     tile = replace(
         tile_at(kernel_ops(), setup, h, i, j, None, before),
@@ -115,7 +137,7 @@ def events_of_tile(
 
 
 def events_of_rows(setup: Setup, h: Array, i: Array) -> Events:
-    """The hook of the rows of query tile i, as part of the whole head."""
+    """Return the hook of the rows of query tile i, for events that a head has once."""
     h, row0 = (jnp.asarray(n, jnp.int64) for n in (h, i * setup.block_q))
     rows = row0 + jnp.arange(setup.block_q) < setup.queries
     nothing = jnp.zeros((1, 1), bool)
