@@ -11,14 +11,8 @@ from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.sweep.conditions.cell import Cell
 
 FAILED, INTERRUPTED = 1, 130
-OTHERS = (
-    ".csv",
-    ".tsv",
-    ".parquet",
-    ".json",
-    ".html",
-    ".xlsx",
-)  # endings of files that a sweep does not write
+# endings of files that a sweep does not write
+OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
 
 

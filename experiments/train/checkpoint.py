@@ -45,9 +45,8 @@ def save(
             "sha256": hashlib.sha256(content).hexdigest(),
             **meta,
         }
-        (place / _name(step)).unlink(
-            missing_ok=True
-        )  # it would speak of other tensors for a moment
+        # it would speak of other tensors for a moment
+        (place / _name(step)).unlink(missing_ok=True)
         into(_tensors(place, step), content)
         into(place / _name(step), _json(about))
         _sync(place)

@@ -20,13 +20,9 @@ from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import Arm, Settings, plain, settings
 from roundscope.experiments.train.state import pick
 
-FREE = (
-    "steps",
-    "checkpoint_every",
-    "keep",
-    "monitor_every",
-    "drift_alarm",
-)  # what may change while a run goes on
+# what may change while a run goes on
+FREE = ("steps", "checkpoint_every", "keep", "monitor_every", "drift_alarm")
+# of a state
 FIXED = (
     "layers",
     "heads",
@@ -39,7 +35,7 @@ FIXED = (
     "mlp_ratio",
     "clip",
     "weight_decay",
-)  # of a state
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +60,8 @@ def new(
     Raises UsageError for all that is wrong with what was asked for, data included.
     """
     found = settings(words, arms=arms, at=at, seeds=seeds)
-    found = replace(
-        found, config=replace(found.config, decay_steps=found.config.cosine_end)
-    )  # later steps= leaves the schedule alone
+    # later steps= leaves the schedule alone
+    found = replace(found, config=replace(found.config, decay_steps=found.config.cosine_end))
     _check(found, 0, found.at)
     return Origin(settings=found, beginning=partial(_first, found), in_place=False, words={})
 
@@ -95,9 +90,8 @@ def earlier(
     if seeds:
         raise bad("--seeds", seeds, "a branch keeps the seeds of its run; leave it out")
     asked = settings(words, arms=arms, at=at, before=plain(before.config))
-    last = max(
-        before.config.steps, *checkpoint.steps(folder)
-    )  # a run that went on has more steps than its early checkpoints say
+    # a run that went on has more steps than its early checkpoints say
+    last = max(before.config.steps, *checkpoint.steps(folder))
     if step > last:
         raise bad("--from", step, f"{folder} ends at step {last}")
     if step > meta["step"] and not has_device(before.config):

@@ -110,9 +110,8 @@ class Watch:
         high = finite & (self.count >= LEAST) & (x > limit)
         self.row = np.where(high, self.row + 1, 0)
         self.stayed = np.clip(self.stayed + np.where(high, 1, -BELOW), 0, WINDOW)
-        staying = (
-            (self.stayed == WINDOW) & ~self.risen & np.isfinite(self.rise)
-        )  # a norm that stays higher is no divergence
+        # a norm that stays higher is no divergence
+        staying = (self.stayed == WINDOW) & ~self.risen & np.isfinite(self.rise)
         rising = (self.count >= WINDOW) & (middle > self.lowest + self.rise) & ~self.risen
         self.lowest = np.where(self.count >= WINDOW, np.fmin(self.lowest, middle), self.lowest)
         found = [
@@ -154,9 +153,8 @@ class Watch:
         return found
 
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
-        values = np.where(
-            self.count > 0, self.values, 0.0
-        )  # of an arm without any, nothing is asked
+        # of an arm without any, nothing is asked
+        values = np.where(self.count > 0, self.values, 0.0)
         middle = np.nanmedian(values, axis=0)
         spread = 1.4826 * np.nanmedian(np.abs(values - middle), axis=0)
         return middle, middle + FACTOR * np.maximum(spread, 0.005 * np.abs(middle))

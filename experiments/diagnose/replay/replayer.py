@@ -106,9 +106,8 @@ class Replayer:
         for i, trial in enumerate(trials):
             if i not in found:
                 groups.setdefault(self.window.group(trial), []).append(i)
-        with ThreadPoolExecutor(
-            COMPILERS
-        ) as pool:  # structures side by side: most of their time is one thread's compilation
+        # structures side by side: most of their time is one thread's compilation
+        with ThreadPoolExecutor(COMPILERS) as pool:
             for part in pool.map(lambda item: self._group(trials, *item), groups.items()):
                 found |= part
         return [found[i] for i in range(len(trials))]

@@ -32,14 +32,8 @@ from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.run import Begin, data_of
 from roundscope.experiments.train.student.sites import INDEX, Matrix, Site
 
-READ = {
-    Site.X: "x",
-    Site.X_W: "x",
-    Site.W: "w",
-    Site.W_X: "w",
-    Site.G_X: "g",
-    Site.G_W: "g",
-}  # the events whose blocks are looked at
+# the events whose blocks are looked at
+READ = {Site.X: "x", Site.X_W: "x", Site.W: "w", Site.W_X: "w", Site.G_X: "g", Site.G_W: "g"}
 NORMAL = 4096  # blocks of normal numbers
 
 

@@ -15,11 +15,8 @@ from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of
 
-FILES = (
-    "su.sqlite",
-    "mxfp8.sqlite",
-    "proxy.sqlite",
-)  # of `reproduce su`, `reproduce mxfp8`, `proxy`
+# of `reproduce su`, `reproduce mxfp8`, `proxy`
+FILES = ("su.sqlite", "mxfp8.sqlite", "proxy.sqlite")
 OLDER = int.from_bytes(b"RSpx", "big")  # SQLite's application_id of files of older versions
 COLUMNS = "seed, diverged, curve, config, device"
 QUERIES = {  # a run's condition comes first, for older versions in three columns

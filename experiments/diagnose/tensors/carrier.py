@@ -57,9 +57,8 @@ def carrier(m: Measured) -> Carrier:
     """Step 3 of one layer."""
     x = m.layer
     q, k = x.q.astype(np.float64), x.k.astype(np.float64)
-    pk = by_head(
-        call(q, k, k, None, m.request, m.request.against, m.scale, None).out
-    )  # v = k: the output is P K
+    # v = k: the output is P K
+    pk = by_head(call(q, k, k, None, m.request, m.request.against, m.scale, None).out)
     read = by_head(
         x.q if m.x is None else np.broadcast_to(m.x[:, :, None], (*x.q.shape[:3], m.x.shape[-1]))
     )

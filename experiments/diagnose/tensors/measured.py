@@ -15,13 +15,8 @@ from roundscope.experiments.trace.analysis.consequences import DeltaDrift, delta
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.run import Progress, call
 
-OUTPUT_SITES = (
-    Site.PV,
-    Site.AO,
-    Site.O,
-    Site.OUT,
-    Site.OD,
-)  # the roundings between P V and the output as delta reads it, in order
+# the roundings between P V and the output as delta reads it, in order
+OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT, Site.OD)
 WIDE = 24  # bits of FP32's significand
 
 

@@ -87,9 +87,8 @@ def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Valu
     sizes: dict[str, Value] = (
         {} if file is None else {name: getattr(file, name) for name in ("T", "S", "N", "H")}
     )
-    if "T" in given and (
-        file is None or file.T == file.S
-    ):  # a file of cross-attention keeps its own keys
+    # a file of cross-attention keeps its own keys
+    if "T" in given and (file is None or file.T == file.S):
         sizes["S"] = given["T"]
     whole = {name: given.get(name, sizes.get(name, default)) for name, default in DEFAULTS.items()}
     return whole | {

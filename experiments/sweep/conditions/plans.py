@@ -10,12 +10,8 @@ from roundscope.emu.rounding.modes import Rounding, RoundingMode
 from roundscope.experiments.sweep.conditions.cell import Value
 
 Settings = tuple[tuple[str, Value], ...]
-UNCHANGED = (
-    "preset",
-    "all",
-    "none",
-    False,
-)  # values that leave the plan as it is; a stabiliser of none does not
+# values that leave the plan as it is; a stabiliser of none does not
+UNCHANGED = ("preset", "all", "none", False)
 ORDER = tuple(KINDS)
 
 

@@ -64,9 +64,8 @@ def typed(name: str, value: Value) -> Value:
             if isinstance(value, bool)
             else str(value)
         )
-        before = (
-            name if f"unknown {name} {shown}" in str(error) else f"{name} {shown}"
-        )  # which the message says itself
+        # which the message says itself
+        before = name if f"unknown {name} {shown}" in str(error) else f"{name} {shown}"
         raise UsageError(str(error) if before == name else f"{before}: {error}") from None
 
 

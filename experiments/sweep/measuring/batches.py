@@ -7,16 +7,8 @@ from roundscope.experiments.sweep.conditions.cell import Cell
 
 Batch = list[Cell]
 
-_INPUT = (
-    "input",
-    "T",
-    "S",
-    "N",
-    "H",
-    "seed",
-    "causal",
-    "backward",
-)  # what inputs and their golden values depend on
+# what inputs and their golden values depend on
+_INPUT = ("input", "T", "S", "N", "H", "seed", "causal", "backward")
 
 
 def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:

@@ -28,10 +28,8 @@ from roundscope.experiments.sweep.measuring.tensors import Tensors
 
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 EXACT = Plan.preset("exact")
-REFERENCE_ROWS = {
-    "numpy": 32,
-    "xla": 128,
-}  # query tile of golden and unfused calls: it changes no bit, and these were fastest
+# query tile of golden and unfused calls: it changes no bit, and these were fastest
+REFERENCE_ROWS = {"numpy": 32, "xla": 128}
 REFERENCES = 128  # entries of such a call at most: many cells share few
 NO_SAY = BACKWARD | RESCALES | {Site.LSE}  # in the output of unfused attention
 

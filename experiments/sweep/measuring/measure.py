@@ -26,9 +26,8 @@ TRACED = 40  # sums of rows by key tile in a trace: of 20 events, twice
 LARGEST = 64  # cells of a batch
 GPU = 8  # times as much of a batch on a GPU, which is short of parallel work
 MEMORY = 1 << 32  # bytes of a batch
-ABREAST = (
-    4 if has_gpu() else 1
-)  # xla calls of different groups at once: compiling takes 10 s of one core each
+# xla calls of different groups at once: compiling takes 10 s of one core each
+ABREAST = 4 if has_gpu() else 1
 
 
 def measure(cells: Sequence[Cell]) -> list[Result]:
@@ -55,9 +54,8 @@ def group(cell: Cell) -> Hashable:
     from roundscope.attention.plans.traced import structure
 
     names = ("engine", "T", "S", "N", "H", "block_q", "block_k", "causal", "backward")
-    file = (
-        "" if cell["input"] in FAMILIES else cell["input"]
-    )  # which may bring a scale and key heads of its own
+    # which may bring a scale and key heads of its own
+    file = "" if cell["input"] in FAMILIES else cell["input"]
     return (*(cell[name] for name in names), structure(cell.plan), cell.inject, file, cell.content)
 
 
@@ -103,9 +101,8 @@ def _guarded(cells: list[Cell], size: int) -> list[Result]:
     began = time.perf_counter()
     try:
         return _measured(cells, size)
-    except (
-        Exception
-    ) as error:  # whatever it was: a sweep of thousands does not stop for one condition
+    # whatever it was: a sweep of thousands does not stop for one condition
+    except Exception as error:
         if len(cells) > 1:
             return [result for cell in cells for result in _guarded([cell], 1)]
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

@@ -35,8 +35,7 @@ class Tensors:
         with jax.enable_x64(True):
             if role not in self._sent:
                 parts = [getattr(x, role) for x in self._own]
-                missing = (1 << (len(parts) - 1).bit_length()) - len(
-                    parts
-                )  # few shapes, few compilations
+                # few shapes, few compilations
+                missing = (1 << (len(parts) - 1).bit_length()) - len(parts)
                 self._sent[role] = jax.device_put(np.concatenate([*parts, *parts[-1:] * missing]))
             return taken(self._sent[role], self._places[list(chosen)])

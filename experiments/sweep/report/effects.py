@@ -12,9 +12,8 @@ from roundscope.experiments.sweep.storage.frames import Axis, Frame
 
 FALSE_ALARMS = 0.01  # of a report, that seeds alone make any axis stand out
 MAGNITUDES = ("max_abs", "rms", "rel_rms", "mean_abs", "ratio_max", "ratio_rms", "vs_unfused_max")
-LOG = frozenset(
-    n for n in METRICS if n.endswith(MAGNITUDES)
-)  # metrics above zero: drawn and explained by their logarithm
+# metrics above zero: drawn and explained by their logarithm
+LOG = frozenset(n for n in METRICS if n.endswith(MAGNITUDES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

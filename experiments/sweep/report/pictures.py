@@ -15,13 +15,8 @@ from roundscope.experiments.sweep.report.words import AXES_LABELS, with_interval
 from roundscope.experiments.sweep.storage.frames import Axis, Frame, sites_of
 
 Picture = tuple[str, Any, str]
-FIRST = (
-    "T",
-    "S",
-    "block_q",
-    "block_k",
-    "format",
-)  # axes that come first, in this order; the others by their effect
+# axes that come first, in this order; the others by their effect
+FIRST = ("T", "S", "block_q", "block_k", "format")
 MOST = 8  # pictures of deviation against an axis
 DEVIATION = ("rms", "max_abs", "rel_rms")
 SIGNED = ("mean_ulps", "mean", "mean_abs")

@@ -19,16 +19,8 @@ from roundscope.experiments.sweep.report.words import AXES_LABELS, METRIC_LABELS
 from roundscope.experiments.sweep.storage.frames import Frame
 from roundscope.experiments.trace.plots import INK, WIDTH
 
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#1f2933",
-    "#8c6d31",
-)  # Okabe and Ito, two changed
+# Okabe and Ito, two changed
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933", "#8c6d31")
 MARKERS = "osD^vPX*"
 
 
@@ -109,9 +101,10 @@ def _line(
     if not there:
         return
     banded, seeds = cut.across.numeric and metric in LOG, usable & np.isin(code, there)
+    # bars would hide them
     beside = {
         c: float(cut.across.values[c]) if banded else _place(cut, c, k + 0.38, of) for c in there
-    }  # bars would hide them
+    }
     places = [beside[int(c)] for c in code[seeds]]
     ax.plot(places, y[seeds], ".", color=colour, ms=5.5, alpha=0.45, mew=0)
     if f"{metric}_se" in METRICS:

@@ -120,9 +120,8 @@ def _map(
     """
     ax.set_facecolor("#e6e8eb")
     if faint is not None:
-        ax.imshow(
-            np.where(np.isfinite(x), 1.0, np.nan), cmap="gray", vmin=0, vmax=1, aspect="auto"
-        )  # white below what is pale
+        # white below what is pale
+        ax.imshow(np.where(np.isfinite(x), 1.0, np.nan), cmap="gray", vmin=0, vmax=1, aspect="auto")
     ax.imshow(
         x,
         cmap=colours,

@@ -85,9 +85,8 @@ def _by_value(ax: Axes, axis: Axis, code: np.ndarray, rms: np.ndarray, usable: n
     ax.set_yscale("log")
     for place, c in enumerate(codes):
         y = rms[usable & (code == c)]
-        aside = 0.5 * (
-            (np.arange(y.size) * 0.618034) % 1.0 - 0.5
-        )  # spread evenly, the same in every run
+        # spread evenly, the same in every run
+        aside = 0.5 * ((np.arange(y.size) * 0.618034) % 1.0 - 0.5)
         ax.plot(place + aside, y, ".", color=DOWN, ms=4, alpha=min(0.6, 40 / y.size + 0.1), mew=0)
         ax.plot([place - 0.32, place + 0.32], [10 ** np.log10(y).mean()] * 2, color=INK, lw=1.8)
     names = [short(axis.word(int(c)), 18) for c in codes]

@@ -179,9 +179,8 @@ def _numerics(rows: list[Row]) -> str:
     from roundscope.experiments.sweep.conditions.condition import cell_of
 
     given = {name: rows[-1][name] for name in parameters(rows)}
-    fewer = {
-        name: value for name, value in given.items() if name in DEFAULTS or value != "preset"
-    }  # an axis that it may lack
+    # an axis that it may lack
+    fewer = {name: value for name, value in given.items() if name in DEFAULTS or value != "preset"}
     try:
         same = rows[-1]["key"] in (cell_of(given).key, cell_of(fewer).key)
     except UsageError:

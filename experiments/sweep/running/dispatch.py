@@ -12,9 +12,8 @@ from roundscope.experiments.sweep.running.executors import is_death
 from roundscope.experiments.sweep.running.pool import Crew, hello
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
-Opened = Callable[
-    [bool], AbstractContextManager[Crew]
-]  # alone -> a crew; alone: one worker is enough
+# alone -> a crew; alone: one worker is enough
+Opened = Callable[[bool], AbstractContextManager[Crew]]
 
 AHEAD = 2  # batches under way per worker: the next one is there when one is done
 _POLL = 0.5  # seconds between looks at Ctrl-C and at the workers

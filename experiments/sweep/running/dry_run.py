@@ -24,17 +24,8 @@ COMPILING = 15.0
 GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/measurements.md)
 LARGE = 1e9  # bytes of a cell that are worth a word
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once
-INPUTS = (
-    "input",
-    "seed",
-    "T",
-    "S",
-    "N",
-    "H",
-    "causal",
-    "backward",
-    "engine",
-)  # what these depend on
+# what these depend on
+INPUTS = ("input", "seed", "T", "S", "N", "H", "causal", "backward", "engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +184,8 @@ class _Timer:
 
     def __init__(self, cells: Sequence[Cell], measure: Measure) -> None:
         self.measure, self.seeds = measure, itertools.count(2**32 - 1, -1)
-        self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(
-            cells
-        )  # cells with inputs of their own
+        # cells with inputs of their own
+        self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(cells)
 
     def __call__(self, cell: Cell) -> float:
         """Seconds of a cell: of the second run, for the first one loads and compiles."""

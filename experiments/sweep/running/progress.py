@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 from roundscope.experiments.report.terminal import console
 
-Progress = Callable[
-    [int, int, int], None
-]  # cells measured, failed ones among them, cells to measure
+# cells measured, failed ones among them, cells to measure
+Progress = Callable[[int, int, int], None]
 
 
 def silent(done: int, failed: int, total: int) -> None:

@@ -21,10 +21,8 @@ from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
 HEAVY = ("plan", "parts")  # columns that no picture needs
-TOGETHER = {
-    "S": "T",
-    "block_k": "block_q",
-}  # where the second equals the first in every cell, the two are one axis
+# where the second equals the first in every cell, the two are one axis
+TOGETHER = {"S": "T", "block_k": "block_q"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,9 +96,8 @@ def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
         _create(connection)
     add_columns(connection, "cells", cell_columns())
     add_columns(connection, "sites", site_columns())
-    connection.execute(
-        f"PRAGMA user_version = {SCHEMA}"
-    )  # always: a file that cannot be written says so now
+    # always: a file that cannot be written says so now
+    connection.execute(f"PRAGMA user_version = {SCHEMA}")
     return lost
 
 

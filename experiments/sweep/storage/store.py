@@ -76,9 +76,8 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
         closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
     ):
         is_ours(connection, path)  # before the first byte is written
-        connection.execute(
-            "PRAGMA journal_mode = WAL"
-        )  # readers while we write; a file system without it keeps its journal
+        # readers while we write; a file system without it keeps its journal
+        connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk
         with _transaction(connection):
             lost = prepare(connection, path, fresh)

@@ -28,9 +28,8 @@ from roundscope.experiments.train.mx.sites import GROUPS, Site
 
 BLOCK = 32  # numbers of a block, as in the MX formats
 TAKEN = {name.lower() for name in (*AttentionSite, *STAGES)}
-NAMES = frozenset(n for n in (*Site, *GROUPS) if n.lower() not in TAKEN) - {
-    ALL
-}  # `all` alone does not say of what
+# `all` alone does not say of what
+NAMES = frozenset(n for n in (*Site, *GROUPS) if n.lower() not in TAKEN) - {ALL}
 
 
 class Matrix(StrEnum):

@@ -39,12 +39,10 @@ from roundscope.experiments.train.gpt.linear_words import Matrix
 from roundscope.experiments.train.gpt.offset import Offset
 
 Params = dict[str, Any]
-Planned = (
-    HeadPlans | Plan | None
-)  # of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
-Wrong = Callable[
-    [Array, Array, Array], Array
-]  # q, k, v -> the error of the output as delta reads it
+# of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
+Planned = HeadPlans | Plan | None
+# q, k, v -> the error of the output as delta reads it
+Wrong = Callable[[Array, Array, Array], Array]
 SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
 
 

@@ -51,14 +51,8 @@ from roundscope.experiments.train.gpt.offset import Offset, error
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 from roundscope.experiments.train.rows import drift, exact_delta
 
-EDGES = (
-    0.0,
-    1e-3,
-    1e-2,
-    0.1,
-    1.0,
-    10.0,
-)  # of gaps: rows with a gap up to each, and one more for the rest
+# of gaps: rows with a gap up to each, and one more for the rest
+EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 SITES_EVERY, ROWS = 10, 32
 TILES = 2  # at most, looked at of a head, and with each of the other side, by fused kernels
 MEASURED = (

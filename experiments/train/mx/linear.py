@@ -46,9 +46,8 @@ def rounded(how: How, x: Array, rows: Rows, site: Site) -> Array:
 
 
 def _times(a: Array, b: Array) -> Array:
-    return jnp.matmul(
-        a, b, precision=lax.Precision.HIGHEST
-    )  # or a GPU drops bits of the operands (TF32)
+    # or a GPU drops bits of the operands (TF32)
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -13,9 +13,8 @@ from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
 
 EXACT = "fp32"
-Changes = tuple[
-    tuple[int, str], ...
-]  # (step, text): text holds from this step on, after all texts of earlier steps
+# (step, text): text holds from this step on, after all texts of earlier steps
+Changes = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
