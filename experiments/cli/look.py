@@ -99,8 +99,7 @@ def kernels(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...",
-            help="Measure these kernels (or module:function); by default all.",
+            metavar="NAME,...", help="Measure these kernels (or module:function); by default all."
         ),
     ] = None,
     released: Annotated[

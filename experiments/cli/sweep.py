@@ -160,8 +160,7 @@ def report(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Results of a sweep, or the folder of a training run.",
-            metavar="SWEEP.sqlite|RUN",
+            help="Results of a sweep, or the folder of a training run.", metavar="SWEEP.sqlite|RUN"
         ),
     ],
     out: Annotated[

@@ -208,8 +208,7 @@ def identify(
         int, typer.Option(help="The key head to examine, in the first entry of the batch.")
     ] = 0,
     window: Annotated[
-        int | None,
-        typer.Option(help="Number of nearest keys that a query sees; by default all."),
+        int | None, typer.Option(help="Number of nearest keys that a query sees; by default all.")
     ] = None,
     softcap: Annotated[
         float | None,

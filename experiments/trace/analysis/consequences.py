@@ -156,8 +156,5 @@ def share(
         return mean(x, parts[0], ones, by), mean(x, parts[1], others, by)
 
     return Share(
-        site=site,
-        events=(ones, others),
-        signed=means(signed, wider[0]),
-        away=means(away, wider[1]),
+        site=site, events=(ones, others), signed=means(signed, wider[0]), away=means(away, wider[1])
     )
