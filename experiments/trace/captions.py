@@ -57,7 +57,7 @@ def _running_picture(s: Summary) -> Picture:
         caption = "No event after P V is narrower than binary32, so there is no rounding to follow."
         return title, None, caption
     row = "among the rows with several P = 1" if run.several else "of all rows"
-    scaled = ", normalized by the row sum" if run.site == "OUT" else ""
+    scaled = " (normalized by the row sum)" if run.site == "OUT" else ""
     caption = (
         "Where does the error of the sum come from? Shown is the (head, query, feature) with the"
         " largest |error| in value that the layer's own tiles leave, summed over the roundings"

@@ -88,7 +88,10 @@ def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool
 def _layer(
     name: str, path: Path, layer: str | None
 ) -> tuple[tuple[int, int, int], tuple[int, int, int], bool]:
-    """Return ((T, N, H), (S, key heads, features of v), has do) of a layer: the named or the first."""
+    """Return ((T, N, H), (S, key heads, features of v), has do) of a layer.
+
+    It is the one named, or the first.
+    """
     from roundscope.experiments.tensors.layers import read_layers
 
     try:
