@@ -96,7 +96,7 @@ class Log:
             self.connection.executemany(text, ([row[c] for c in columns] for row in rows))
 
     def running(self) -> dict[tuple[str, int, int], tuple[float, float]]:
-        """Return (arm, layer, head) -> the sums of its monitored delta errors and of their squares."""
+        """Return the sums of monitored delta errors and their squares, by (arm, layer, head)."""
         text = (
             "SELECT arm, layer, head, total(delta_sum), total(delta_square) FROM heads GROUP BY"
             " arm, layer, head"

@@ -146,7 +146,7 @@ def test_an_injected_bias_leans_and_is_named(run, small, tmp_path):
         ].split()
     )
     assert re.search(
-        r"events that round, \d (?:is|are) biased: .*OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp",
+        r"that round, \d (?:is|are) biased: .*OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp",
         out,
     )
 
