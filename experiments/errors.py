@@ -2,17 +2,17 @@
 
 
 class UsageError(ValueError):
-    """Bad usage: the command line prints its one line and exits with 2."""
+    """Bad usage; the command line prints the message as one line and exits with code 2."""
 
 
 def bad(argument: str, value: object, repair: str) -> UsageError:
-    """The error 'argument value: repair', as in  layout 'NHTB': use BNTH or BTNH."""
+    """Return the error 'argument value: repair', as in  layout 'NHTB': use BNTH or BTNH."""
     shown = repr(value) if isinstance(value, str) else str(value)
     return UsageError(f"{argument} {shown}: {repair}")
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line, or its type's name if it has none.
+    """Return an error's message on one line, or its type's name if it has none.
 
     An error of the operating system names the file, the reason and what to do, without its number.
     """
@@ -22,14 +22,14 @@ def one_line(error: BaseException) -> str:
 
 
 class StorageError(OSError):
-    """A results file that cannot be used or written now; what was saved before stays readable.
+    """A results file cannot be read or written now; what was saved before stays readable.
 
-    Exits with 1.
+    The command line exits with code 1.
     """
 
 
 class ExecutorError(OSError):
-    """Workers that cannot be reached, cannot start or are not ours; what was saved before stays.
+    """Workers cannot be reached, cannot start or are not ours; what was saved before stays.
 
-    Exits with 1.
+    The command line exits with code 1.
     """

@@ -1,4 +1,4 @@
-"""The command line: verbs, options and help.
+"""The command line: commands, options and help.
 
-Each verb calls the `command` of the folder that does its work.
+Each command calls the module `command` of the folder that does its work.
 """

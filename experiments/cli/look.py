@@ -1,5 +1,6 @@
-"""Verbs that look at numbers, studies and this machine: formats, explain, sites, studies,
-accumulators, bench, doctor.
+"""Commands that show numbers, studies, kernels and this machine.
+
+These are formats, explain, sites, studies, accumulators, kernels, bench and doctor.
 """
 
 from pathlib import Path
@@ -12,28 +13,30 @@ from roundscope.experiments.cli.options import Json
 
 def formats(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Any, e<x>m<y> too; all if left out.")
+        list[str] | None, typer.Argument(help="Formats, also e<x>m<y>; by default all.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Table of number formats: range, epsilon, tie window."""
+    """Print a table of number formats: range, epsilon, tie window."""
     from roundscope.experiments.look import formats as formats_view
 
     formats_view.show(names or (), as_json=json)
 
 
 def explain(
-    value: Annotated[str, typer.Argument(help="-4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")],
+    value: Annotated[
+        str, typer.Argument(help="For example -4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")
+    ],
     to: Annotated[
         str, typer.Option("--to", help="Target format, such as bf16 or e4m3fn.", metavar="FORMAT")
     ],
     mode: Annotated[str, typer.Option(help="Rounding mode, such as toward-zero.")] = "ties-to-even",
     overflow: Annotated[
-        str | None, typer.Option(help="inf, nan or saturate; the format's own if left out.")
+        str | None, typer.Option(help="inf, nan or saturate; by default the format's own.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the stochastic mode.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the stochastic mode.")] = 0,
     plus: Annotated[
-        str | None, typer.Option(help="Round VALUE + this, and draw the addition.", metavar="B")
+        str | None, typer.Option(help="Round VALUE + B, and draw the addition.", metavar="B")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -47,7 +50,7 @@ def sites(
     plan: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Only the events of this plan, and how each of them rounds."
+            metavar="NAME", help="List only the events of this plan, and how each of them rounds."
         ),
     ] = None,
     json: Json = False,
@@ -59,7 +62,7 @@ def sites(
 
 
 def studies(json: Json = False) -> None:
-    """List every study: what it asks, its command, how long it takes."""
+    """List every study: what it asks, its command, and how long it takes."""
     from roundscope.experiments.look import studies as studies_view
 
     studies_view.show(as_json=json)
@@ -72,12 +75,12 @@ def accumulators(
     order: Annotated[
         bool,
         typer.Option(
-            "--order", help="Find the order in which this machine's own products add instead."
+            "--order", help="Find the order of additions in this machine's matrix products instead."
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure how the sums of tensor cores are biased, against K."""
+    """Measure how the sums of tensor cores are biased, as a function of their length K."""
     from roundscope.experiments.studies.tensor_cores import order as orders
 
     if order:
@@ -96,7 +99,7 @@ def kernels(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="These kernels, or module:function; all if left out."
+            metavar="NAME,...", help="Measure these kernels (or module:function); by default all."
         ),
     ] = None,
     released: Annotated[
@@ -113,7 +116,7 @@ def kernels(
         ),
     ] = None,
     draw: Annotated[
-        bool, typer.Option("--draw", help="Draw what the folder holds; no kernel runs.")
+        bool, typer.Option("--draw", help="Draw what the folder holds, without running a kernel.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -133,20 +136,20 @@ def bench(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for bench-WHAT.json and a picture, bench-WHAT.png; not of sweep and step.",
+            help="Folder for bench-WHAT.json and bench-WHAT.png; not for sweep and step.",
             metavar="DIR",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure our speed against what one would use instead."""
+    """Measure Roundscope's speed against that of the alternatives."""
     from roundscope.experiments.bench import command as bench_command
 
     bench_command.run(what, as_json=json, out=out)
 
 
 def doctor(json: Json = False) -> None:
-    """Versions, devices, known traps here, and a self-check."""
+    """Print versions, devices and known problems of this machine, and run a self-check."""
     from roundscope.experiments.look import doctor as doctor_command
 
     if not doctor_command.run(as_json=json):

@@ -1,7 +1,8 @@
-"""The command line: every verb, in the order of its help. Data to stdout, progress to stderr.
+"""The command line: every command, in the order of its help.
 
-Exit codes: 0 ok, 1 a check failed, 2 bad usage, always with one line and never a traceback.
-Nothing heavy is imported before a verb runs.
+Data go to stdout, progress to stderr. Exit codes: 0 for success, 1 if a check failed, 2 for bad
+usage; an error prints one line and never a traceback. Nothing heavy is imported before a command
+runs.
 """
 
 import sys
@@ -64,15 +65,15 @@ app.command()(cli_look.doctor)
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line; every error that we raise ends as one line on stderr."""
+    """Run the command line; every error that we raise ends as one line on stderr.
+
+    args: the words; None for those of this process.
+    """
     words = sys.argv[1:] if args is None else args
     try:
         app(args=words or ["--help"], prog_name="roundscope")
-    except (
-        ArithmeticError,
-        StorageError,
-        ExecutorError,
-    ) as error:  # a check of ours failed, or what we write to or compute on
+    except (ArithmeticError, StorageError, ExecutorError) as error:
+        # a check of ours failed, or the place that we write to or compute on
         _fail(error, 1)
     except (ValueError, OSError) as error:
         _fail(error, 2)

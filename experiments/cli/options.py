@@ -1,6 +1,6 @@
-"""What verbs share: the option --json, and commands whose words typer would take for others."""
+"""What the commands share: the option --json, and parsers of words that typer would misread."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -9,12 +9,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 class WordsCommand(TyperCommand):
-    """A command whose help has lists in braces, filled from the tables that they name when the help
-    is asked for.
+    """A command whose help names lists in braces.
+
+    They are filled in from our tables when the help is asked for.
     """
 
-    def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def]
-        """As the parent, with the lists written out."""
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help as the parent does, with the lists filled in."""
         lists = _lists()
         for param in self.params:
             if text := getattr(param, "help", None):
@@ -25,9 +26,9 @@ class WordsCommand(TyperCommand):
 
 
 def _lists() -> dict[str, str]:
-    """By name, what a help may list.
+    """Return what a help may list, by the name that stands in braces.
 
-    Imports attention, so that only a command's own help pays for it.
+    The imports are here since only the help of a command needs them.
     """
     from roundscope.attention.grammar.changes import STAGES
     from roundscope.attention.grammar.edits import KINDS
@@ -53,32 +54,33 @@ def _lists() -> dict[str, str]:
 
 
 class NumberCommand(TyperCommand):
-    """A command whose argument may be a negative number, before or behind its options, with or
-    without '--'.
+    """A command whose argument may be a negative number.
 
-    It has long options only, so a word with a single dash is the number: it goes last, behind '--'.
+    The number may stand before or after the options, with or without '--'. The command has long
+    options only, so a word with a single dash is the number: it is moved to the end, after '--'.
     """
 
-    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
-        """As the parent, with the numbers out of the options' way."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as the parent does, once negative numbers are moved after the options."""
         words = [a for a in args if a != "--"]
         taking = {name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts}
         numbers = [
             i for i, a in enumerate(words) if _single_dash(a) and not (i and words[i - 1] in taking)
         ]
         rest = [a for i, a in enumerate(words) if i not in numbers]
-        return super().parse_args(
-            ctx, [*rest, "--", *(words[i] for i in numbers)] if numbers else rest
-        )
+        if numbers:
+            rest += ["--", *(words[i] for i in numbers)]
+        return super().parse_args(ctx, rest)
 
 
 class TrainCommand(WordsCommand):
-    """A command whose --at takes two words, STEP and CHANGE: here one, STEP:CHANGE, since typer
-    knows no repeated option of two.
+    """A command whose --at takes two words, STEP and CHANGE.
+
+    They are joined to one, STEP:CHANGE, since typer has no repeated option of two words.
     """
 
-    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
-        """As the parent, with the two words joined."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as the parent does, once the two words are joined."""
         words = list(args)
         for i in range(len(words) - 2, 0, -1):
             if words[i - 1] == "--at" and ":" not in words[i]:

@@ -1,4 +1,4 @@
-"""Verbs that measure many conditions: sweep, reproduce, export, report."""
+"""Commands that measure many conditions: sweep, reproduce, export, report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +16,11 @@ def sweep(
         typer.Argument(
             metavar="AXES",
             help=(
-                "preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10 O=bf16,fp32 PV.sum=exact,hopper:bf16,"
-                " or an axes.toml; a:b:step leaves b "
-                "out. Axes: {axes}; of one event: SITE, SITE.sum, SITE.mode, or {per_site} with"
-                " .SITE. Left out: T=256 N=4 H=64, tile 64, "
-                "qiu-yao, gaussian; --axes says what all of them may be, docs/grammar.md has every"
-                " word."
+                "The axes with their values, as in preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10"
+                " O=bf16,fp32 PV.sum=exact,hopper:bf16; or an axes.toml. A range a:b:step leaves b"
+                " out. Axes: {axes}; of one event: SITE, SITE.sum, SITE.mode, or {per_site} with"
+                " .SITE. The defaults are T=256 N=4 H=64, tile 64, qiu-yao, gaussian. --axes prints"
+                " the values of each axis; docs/grammar.md explains every word."
             ),
         ),
     ] = None,
@@ -30,40 +29,47 @@ def sweep(
         typer.Option(
             "--zip",
             metavar="AXIS,AXIS",
-            help="These advance together instead of crossing; repeatable.",
+            help="Let these axes advance together instead of crossing them; repeatable.",
         ),
     ] = None,
-    backward: Annotated[bool, typer.Option("--backward", help="Gradients too.")] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Compute the gradients too.")
+    ] = False,
     out: Annotated[
-        Path, typer.Option(help="The results file; cells that it holds are not computed again.")
+        Path, typer.Option(help="The results file; the cells that it holds are not computed again.")
     ] = Path("sweep.sqlite"),
     jobs: Annotated[
-        int | None, typer.Option(help="Worker processes; as many as cores if left out.")
+        int | None, typer.Option(help="Number of worker processes; by default that of cores.")
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(metavar="WHERE", help="dask:tcp://host:port or module:factory.")
+        str | None,
+        typer.Option(
+            metavar="WHERE", help="Run elsewhere: dask:tcp://host:port or module:factory."
+        ),
     ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Compute cells again that failed.")
+        bool, typer.Option("--retry-failed", help="Compute the cells that failed again.")
     ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Say how many cells, which and how long; measures one small cell."
+            "--dry-run",
+            help="Only say which cells would run and for how long; one small cell is measured.",
         ),
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Throw away what the results file holds.")
+        bool, typer.Option("--fresh", help="Discard what the results file holds.")
     ] = False,
     names: Annotated[
         bool,
         typer.Option(
-            "--axes", help="Print every axis, its values and default, a TOML example, the metrics."
+            "--axes",
+            help="Print every axis with its values and default, the metrics and a TOML example.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Compute attention under many conditions, each once, into an SQLite file."""
+    """Compute attention under many conditions and store the results in an SQLite file."""
     if names:
         from roundscope.experiments.sweep.conditions import names_view
 
@@ -95,22 +101,28 @@ def reproduce(
         ),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes on a CPU; in full it is made for a GPU.")
+        bool,
+        typer.Option(
+            "--quick", help="A short version: minutes on a CPU; the full one is for a GPU."
+        ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results and report.html; the paper's name if left out."),
+        typer.Option(help="Folder for the results and report.html; by default the paper's name."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Of golden: numpy or xla; the same bits.")] = "numpy",
+    engine: Annotated[
+        str, typer.Option(help="For golden: numpy or xla; both give the same bits.")
+    ] = "numpy",
     jobs: Annotated[
-        int | None, typer.Option(help="Of golden: worker processes; as many as cores if left out.")
+        int | None,
+        typer.Option(help="For golden: number of worker processes; by default that of cores."),
     ] = None,
     draw: Annotated[
-        bool, typer.Option("--draw", help="Draw what the folder holds; nothing is trained.")
+        bool, typer.Option("--draw", help="Draw what the folder holds, without training.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure the claims of a paper, each with a verdict."""
+    """Measure the claims of a paper and give a verdict on each."""
     from roundscope.experiments.studies import reproduce as papers
 
     code = papers.run(
@@ -121,20 +133,25 @@ def reproduce(
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="The results of a sweep.", metavar="SWEEP.sqlite")],
-    out: Annotated[Path, typer.Argument(help="The ending chooses.", metavar="OUT.csv|OUT.parquet")],
-    table: Annotated[str, typer.Option(help="cells or sites.")] = "cells",
+    file: Annotated[Path, typer.Argument(help="Results of a sweep.", metavar="SWEEP.sqlite")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            help="File to write; its ending chooses the format.", metavar="OUT.csv|OUT.parquet"
+        ),
+    ],
+    table: Annotated[str, typer.Option(help="The table to write: cells or sites.")] = "cells",
 ) -> None:
     """Write a sweep's results as CSV or Parquet."""
     from roundscope.experiments.sweep.storage import export as export_results
     from roundscope.experiments.train.record import is_log
 
     if is_log(file):
-        told = (
+        repair = (
             "is the log of a training run: SQLite with the tables steps, heads, sites and alarms;"
-            " draw it with"
+            f" draw it with  roundscope report {file.parent}"
         )
-        raise bad("SWEEP.sqlite", str(file), f"{told}  roundscope report {file.parent}")
+        raise bad("SWEEP.sqlite", str(file), repair)
     rows = export_results.export(file, out, table)
     print(f"written: {out} ({rows} rows)")
 
@@ -143,18 +160,17 @@ def report(
     file: Annotated[
         Path,
         typer.Argument(
-            help="The results of a sweep, or the folder of a training run.",
-            metavar="SWEEP.sqlite|RUN",
+            help="Results of a sweep, or the folder of a training run.", metavar="SWEEP.sqlite|RUN"
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write; SWEEP.html beside it, or RUN/report.html, if left out."
+            help="File to write; by default SWEEP.html beside the results, or RUN/report.html."
         ),
     ] = None,
 ) -> None:
-    """Draw a sweep's results or a training run: one HTML file that opens offline."""
+    """Draw a sweep's results or a training run into one HTML file that opens offline."""
     from roundscope.experiments.train.report import page
 
     if (folder := page.folder_of(file)) is not None:

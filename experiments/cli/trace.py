@@ -1,6 +1,4 @@
-"""Verbs that look at tensors or at a run: trace, diagnose; or at what a kernel returned:
-identify.
-"""
+"""Commands on tensors, runs and the results of kernels: trace, diagnose, identify."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,9 +19,9 @@ def trace(
         ),
     ] = None,
     sample: Annotated[
-        bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")
+        bool, typer.Option("--sample", help="Use the real tensors that come with Roundscope.")
     ] = False,
-    layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Use this layer only.")] = None,
     plan: Annotated[
         str,
         typer.Option(
@@ -34,10 +32,12 @@ def trace(
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
     causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
     scale: Annotated[
-        float | None, typer.Option(help="Of the scores; the file's, else 1 / sqrt(H).")
+        float | None,
+        typer.Option(help="Factor of the scores; by default the file's, else 1 / sqrt(H)."),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="BNTH or BTNH; the file's metadata if left out.")
+        str | None,
+        typer.Option(help="Order of the axes: BNTH or BTNH; by default as in the file's metadata."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -45,9 +45,9 @@ def trace(
             "--set",
             metavar="CHANGE",
             help=(
-                "SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR, {of_plans} as in"
-                " O=bf16:stochastic; repeatable. docs/grammar.md "
-                "has every word."
+                "Change the plan: SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR or"
+                " {of_plans}, for example O=bf16:stochastic; repeatable. docs/grammar.md explains"
+                " every word."
             ),
         ),
     ] = None,
@@ -56,10 +56,10 @@ def trace(
         typer.Option(
             metavar="SITE:WHAT[:WHERE]...",
             help=(
-                "O:ulps=0.5:rows=0:64:heads=3, PV:exact, P:flip=3:rows=5,9; repeatable. WHAT:"
-                " exact, ulps=X, bias=X (in value, not in ulps), set=X, "
-                "flip=BIT, noise=ULPS. WHERE: {wheres} with numbers, lists and ranges; 0:64 leaves"
-                " 64 out."
+                "Add an error to an event, for example O:ulps=0.5:rows=0:64:heads=3, PV:exact or"
+                " P:flip=3:rows=5,9; repeatable. WHAT is exact, ulps=X, bias=X (in value, not in"
+                " ulps), set=X, flip=BIT or noise=ULPS. WHERE is {wheres} with numbers, lists and"
+                " ranges; 0:64 leaves 64 out."
             ),
         ),
     ] = None,
@@ -67,37 +67,40 @@ def trace(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="rows, events:SITE,SITE (to records.npz) or steps:SITE; repeatable.",
+            help=(
+                "Keep more: rows or events:SITE,SITE (written to records.npz), or steps:SITE;"
+                " repeatable."
+            ),
         ),
     ] = None,
     against: Annotated[
-        str, typer.Option(help="The plan to compare results with; exact is binary64.")
+        str, typer.Option(help="The plan with whose results to compare; exact is binary64.")
     ] = "exact",
     engine: Annotated[
         str,
         typer.Option(
             help=(
-                "numpy, xla, or pallas: fused kernels, on a GPU; the same bits. On a CPU numpy is"
-                " the fastest for a single trace, since xla compiles first."
+                "numpy, xla, or pallas (fused kernels on a GPU); all give the same bits. On a CPU"
+                " numpy is the fastest for a single trace, since xla compiles first."
             )
         ),
     ] = "numpy",
-    seed: Annotated[int, typer.Option(help="Of stochastic rounding and noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of stochastic rounding and noise.")] = 0,
     allow_nan: Annotated[
-        bool, typer.Option("--allow-nan", help="Go on with NaN and infinities in the file.")
+        bool, typer.Option("--allow-nan", help="Accept NaN and infinities in the file.")
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             help=(
-                "Folder for report.html and trace.json; trace-<file>-<plan> if left out, with -2"
-                " where that holds another request."
+                "Folder for report.html and trace.json; by default trace-<file>-<plan>, with -2"
+                " added if that holds another request."
             )
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run attention on tensors and report which rounding events lean."""
+    """Run attention on tensors and report which rounding events are biased."""
     from roundscope.experiments.trace import command as trace_command
 
     trace_command.run(
@@ -127,46 +130,43 @@ def diagnose(
         Path | None,
         typer.Argument(
             metavar="RUN_OR_TENSORS",
-            help="The folder of a training run; or safetensors or npz with q, k, v, do per layer.",
+            help="Folder of a training run; or safetensors or npz with q, k, v, do per layer.",
         ),
     ] = None,
     sample: Annotated[
-        bool, typer.Option("--sample", help="The real tensors that come with Roundscope.")
+        bool, typer.Option("--sample", help="Use the real tensors that come with Roundscope.")
     ] = False,
-    layer: Annotated[str | None, typer.Option(help="This layer only.")] = None,
-    plan: Annotated[str | None, typer.Option(help="As in trace; qiu-yao if left out.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Use this layer only.")] = None,
+    plan: Annotated[str | None, typer.Option(help="As in trace; by default qiu-yao.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
     arm: Annotated[
         str | None,
-        typer.Option(
-            help="Of a run: the arm; the one that failed first if left out.", metavar="NAME"
-        ),
+        typer.Option(help="Arm of a run; by default the one that failed first.", metavar="NAME"),
     ] = None,
     from_: Annotated[
         int | None,
         typer.Option(
             "--from",
-            help="Of a run: replay from this step; the latest that decides, if left out.",
+            help="Replay a run from this step; by default from the latest step that decides.",
             metavar="STEP",
         ),
     ] = None,
     until: Annotated[
         int | None,
         typer.Option(
-            help="Of a run: replay to this step at most; 100 behind the alarm.", metavar="STEP"
+            help="Replay a run up to this step; by default 100 steps after the alarm.",
+            metavar="STEP",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the report and the replays done; diagnose-<source> if left out."
+            help="Folder for the report and the finished replays; by default diagnose-<source>."
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find out why a run failed, or whether rounding adds up in tensors: where it comes from and
-    what repairs it.
-    """
+    """Find out why a run failed, or whether rounding adds up in tensors, and what repairs it."""
     from roundscope.experiments.diagnose import command
 
     command.run(
@@ -190,8 +190,7 @@ def identify(
             metavar="KERNEL|FILE",
             help=(
                 "A kernel to call here ({kernels}, or module:function); or safetensors or npz with"
-                " q, k, v, out and optionally do, dq, "
-                "dk, dv."
+                " q, k, v, out and optionally do, dq, dk, dv."
             ),
         ),
     ],
@@ -199,21 +198,26 @@ def identify(
         bool | None,
         typer.Option(
             "--causal/--full",
-            help="Whether query t sees keys s <= t only; a file's metadata, else full.",
+            help=(
+                "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
+                " full."
+            ),
         ),
     ] = None,
     scale: Annotated[
-        float | None, typer.Option(help="Of the scores; the file's, else 1 / sqrt(H).")
+        float | None,
+        typer.Option(help="Factor of the scores; by default the file's, else 1 / sqrt(H)."),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="Of a file: BNTH or BTNH; its metadata if left out.")
+        str | None,
+        typer.Option(help="Axes of a file: BNTH or BTNH; by default as in its metadata."),
     ] = None,
-    layer: Annotated[str | None, typer.Option(help="Of a file with several: this one.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Layer of a file with several.")] = None,
     head: Annotated[
-        int, typer.Option(help="The key head that is looked at, of the first batch entry.")
+        int, typer.Option(help="The key head to examine, in the first entry of the batch.")
     ] = 0,
     window: Annotated[
-        int | None, typer.Option(help="Keys that a query sees, the nearest; all if left out.")
+        int | None, typer.Option(help="Number of nearest keys that a query sees; by default all.")
     ] = None,
     softcap: Annotated[
         float | None,
@@ -222,22 +226,21 @@ def identify(
         ),
     ] = None,
     budget: Annotated[
-        float, typer.Option(help="Seconds for the search of the forward, and of the backward.")
+        float,
+        typer.Option(help="Seconds for the search of the forward and for that of the backward."),
     ] = 45.0,
     out: Annotated[
         Path | None,
         typer.Option(
             help=(
-                "Folder for identify.json; identify-<name> if left out, with -2 where that holds"
+                "Folder for identify.json; by default identify-<name>, with -2 added if that holds"
                 " another request."
             )
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find out which arithmetic gave a kernel's numbers: the plan with the same bits, or what it is
-    near and is not.
-    """
+    """Find the plan that gives a kernel's numbers to the bit, or the nearest plans."""
     from roundscope.experiments.kernels import command
     from roundscope.experiments.kernels.reading import Options
 

@@ -1,4 +1,4 @@
-"""Verbs that train: prepare, train, dose, proxy."""
+"""Commands that train: prepare, train, dose, proxy."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,12 @@ from roundscope.experiments.studies.catalogue import DOSES, FORMATS, INTERVENTIO
 def prepare(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Text files, and folders with some.", metavar="DIR_OR_FILES"),
+        typer.Argument(help="Text files, and folders of text files.", metavar="DIR_OR_FILES"),
     ],
     out: Annotated[Path, typer.Option(help="Folder for train.bin and val.bin.")],
     json: Json = False,
 ) -> None:
-    """Make training data of any text, a token per byte, in nanoGPT's files."""
+    """Make training data from any text, one token per byte, in nanoGPT's file format."""
     from roundscope.experiments.train.run import prepare as preparing
 
     preparing.run(paths, out, as_json=json)
@@ -29,26 +29,27 @@ def train(
         typer.Argument(
             metavar="CONFIG.toml|KEY=VALUE",
             help=(
-                "layers heads width context vocab batch steps lr min_lr warmup decay_steps beta1"
-                " beta2 weight_decay clip position "
-                "qk_norm tied mlp_ratio matmul plan changes sums engine block data data_seed"
-                " init_seed checkpoint_every keep monitor_every "
-                "drift_alarm; the file has the same keys, and seeds = [..], [arms], [at]."
+                "Settings of the run. The keys are layers heads width context vocab batch steps lr"
+                " min_lr warmup decay_steps beta1 beta2 weight_decay clip position qk_norm tied"
+                " mlp_ratio matmul plan changes sums engine block data data_seed init_seed"
+                " checkpoint_every keep monitor_every drift_alarm. A file has the same keys, and"
+                " seeds = [..], [arms], [at]."
             ),
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="DIR")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run.", metavar="DIR")] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Go on with this run; with --out, a branch of it goes there.", metavar="DIR"
+            help="Continue this run; with --out, continue it as a branch in that folder.",
+            metavar="DIR",
         ),
     ] = None,
     from_: Annotated[
         int | None,
         typer.Option(
             "--from",
-            help="The branch's first step; the last checkpoint's if left out.",
+            help="First step of the branch; by default that of the last checkpoint.",
             metavar="STEP",
         ),
     ] = None,
@@ -57,17 +58,16 @@ def train(
         typer.Option(
             metavar="STEP CHANGE",
             help=(
-                "Change attention or the linear layers from a step on, in all arms: --at 300"
-                " 'layer=1 head=0:2 -> O=fp32'. Left of the "
-                "arrow layer=, head= (0:3,5), matrix= (qkv, proj, fc1, fc2, all) and site= (O,PV;"
-                " or {stages}), all if left out; right of it "
-                "SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR, {of_plans} or FORMAT alone;"
-                " offset=C:bias|noise|fixed[:all]|none: the "
-                "output that delta reads is off by C x half a BF16 ulp of V in rows with several P"
-                " = 1, or in all. Linear layers: "
-                "-> mx=FORMAT[:RULE], or layer=0:2 matrix=qkv,fc1 -> operands=mxfp8_e4m3:rceil."
-                " docs/grammar.md has every word. "
-                "Repeatable."
+                "Change attention or the linear layers from a step on, in all arms, for example"
+                " --at 300 'layer=1 head=0:2 -> O=fp32'. Left of the arrow: layer=, head= (0:3,5),"
+                " matrix= (qkv, proj, fc1, fc2, all) and site= (O,PV; or {stages}); what is left"
+                " out means all. Right of it, for attention: SITE=FORMAT[:MODE[:OVERFLOW]],"
+                " SITE.sum=ACCUMULATOR, {of_plans}, or FORMAT alone; or"
+                " offset=C:bias|noise|fixed[:all]|none, which adds to the output that delta reads"
+                " C x half a BF16 ulp of V in rows with several P = 1, or in all rows. For linear"
+                " layers: mx=FORMAT[:RULE], as in '-> mx=mxfp8_e4m3', or operands=FORMAT[:RULE],"
+                " as in 'layer=0:2 matrix=qkv,fc1 -> operands=mxfp8_e4m3:rceil'. docs/grammar.md"
+                " explains every word. Repeatable."
             ),
         ),
     ] = None,
@@ -75,18 +75,21 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="NAME=CHANGE[;CHANGE]",
-            help="One run of several, on the same batches; lr=1e-2 is a change too. Repeatable.",
+            help=(
+                "Train several runs (arms) on the same batches, this one with these changes;"
+                " lr=1e-2 is a change too. Repeatable."
+            ),
         ),
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="A:B,N", help="Every arm once per seed, of weights and of batches."),
+        typer.Option(
+            metavar="A:B,N", help="Train every arm once per seed of its weights and batches."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train a small GPT with emulated attention, go on with a run, or replay it with other
-    arithmetic.
-    """
+    """Train a small GPT with emulated attention, or continue or replay a run."""
     from roundscope.experiments.train.run import command
 
     code = command.run(
@@ -109,29 +112,31 @@ def dose(
         typer.Argument(
             metavar="KEY=VALUE",
             help=(
-                "site=OD,O mode=toward-zero,stochastic p=2:9 lr=1e-2,1e-3 steps=2000, and the"
-                " model's: layers heads width context batch "
-                "warmup data ..."
+                "The axes, for example site=OD,O mode=toward-zero,stochastic p=2:9 lr=1e-2,1e-3"
+                " steps=2000, and the model's settings: layers heads width context batch warmup"
+                " data ..."
             ),
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")
+        bool,
+        typer.Option(
+            "--quick", help="A short version: minutes on two cores; the full one is for a GPU."
+        ),
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for the results and report.html.", metavar="DIR")
     ] = Path("dose"),
     seeds: Annotated[
-        str | None, typer.Option(help="Of weights and batches; 0:5 if left out.", metavar="A:B,N")
+        str | None,
+        typer.Option(help="Seeds of weights and batches; by default 0:5.", metavar="A:B,N"),
     ] = None,
     study: Annotated[
-        str | None, typer.Option(help=f"Another question: {names(DOSES)}.", metavar="NAME")
+        str | None, typer.Option(help=f"Ask another question: {names(DOSES)}.", metavar="NAME")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Time to divergence of training against the rounding of one event: its bits, its mode, the
-    learning rate.
-    """
+    """Measure how soon training diverges, by how one event rounds and the learning rate."""
     from roundscope.experiments.studies.dose.study import asked
     from roundscope.experiments.studies.framework import command
 
@@ -140,11 +145,11 @@ def dose(
         *(["--quick"] if quick else []),
         *(["--seeds", seeds] if seeds else []),
     ]
-    told = " ".join(["roundscope dose", *options, *(words or [])])
+    command_line = " ".join(["roundscope dose", *options, *(words or [])])
     code = command.run(
         asked(words or [], name=study, quick=quick, seeds=seeds),
         out=out,
-        command=told,
+        command=command_line,
         as_json=json,
     )
     if code:
@@ -157,9 +162,8 @@ def proxy(
         typer.Argument(
             metavar="KEY=VALUE",
             help=(
-                "depth width ratio phi norm batch steps noise lr min_lr warmup beta1 beta2 block"
-                " seed measure_every; "
-                "mx=FORMAT of the interventions' base."
+                "Settings: depth width ratio phi norm batch steps noise lr min_lr warmup beta1"
+                " beta2 block seed measure_every; and mx=FORMAT, the base of the interventions."
             ),
         ),
     ] = None,
@@ -167,8 +171,8 @@ def proxy(
         str,
         typer.Option(
             help=(
-                f"{FORMATS.name}, from the first step; or {INTERVENTIONS.name}, from the step"
-                " --from."
+                f"{FORMATS.name}, which differ from the first step; or {INTERVENTIONS.name}, which"
+                " differ from the step --from."
             ),
             metavar="NAME",
         ),
@@ -178,42 +182,44 @@ def proxy(
         typer.Option(
             metavar="NAME=CHANGE[;CHANGE]",
             help=(
-                "In place of the study's arms: --arm 'e4m3=-> mx=mxfp8_e4m3; site=norm -> fp32'."
-                " Left of the arrow layer=, matrix= "
-                "and site= events or groups, all if left out; right of it"
-                " SITE=FORMAT[:RULE][:MODE], FORMAT alone, mx=FORMAT, "
-                "beta=0|1; lr=1e-2 is a change too. docs/grammar.md has every word. "
-                "Repeatable."
+                "Train this arm in place of the study's, for example"
+                " --arm 'e4m3=-> mx=mxfp8_e4m3; site=norm -> fp32'. Left of the arrow: layer=,"
+                " matrix= and site= (events or groups); what is left out means all. Right of it:"
+                " SITE=FORMAT[:RULE][:MODE], FORMAT alone, mx=FORMAT or beta=0|1. lr=1e-2 is a"
+                " change too. docs/grammar.md explains every word. Repeatable."
             ),
         ),
     ] = None,
     from_: Annotated[
         int | None,
         typer.Option(
-            "--from", help="The step at which the arms of interventions part.", metavar="STEP"
+            "--from", help="Step from which the arms of interventions differ.", metavar="STEP"
         ),
     ] = None,
     at: Annotated[
         list[str] | None,
-        typer.Option(metavar="STEP CHANGE", help="Change all arms from a step on. Repeatable."),
+        typer.Option(metavar="STEP CHANGE", help="Change all arms from a step on; repeatable."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes on two cores; in full it is made for a GPU.")
+        bool,
+        typer.Option(
+            "--quick", help="A short version: minutes on two cores; the full one is for a GPU."
+        ),
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for the results and the report.", metavar="DIR")
     ] = Path("proxy"),
     seeds: Annotated[
         str | None,
-        typer.Option(help="Of weights, teacher and rows; 0:5 if left out.", metavar="A:B,N"),
+        typer.Option(help="Seeds of weights, teacher and rows; by default 0:5.", metavar="A:B,N"),
     ] = None,
     draw: Annotated[
         bool,
-        typer.Option("--draw", help="Train nothing: draw what the results file in --out holds."),
+        typer.Option("--draw", help="Draw what the results file in --out holds, without training."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train a student MLP in block-scaled formats, and change the arithmetic in mid-training."""
+    """Train a student MLP in block-scaled formats, and change the arithmetic during training."""
     from roundscope.experiments.studies.proxy.study import run
 
     code = run(

@@ -1,3 +1,4 @@
-"""`roundscope diagnose`: tensors or a training run in; which rounding events did it, the evidence,
-and a repair out.
+"""`roundscope diagnose`: finds the rounding events behind a failure, with evidence and a repair.
+
+Its input is a file of tensors or the folder of a training run.
 """

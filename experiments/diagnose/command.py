@@ -1,4 +1,4 @@
-"""`roundscope diagnose`: tensors or a run in; a verdict, report.html and diagnosis.json out."""
+"""`roundscope diagnose`: prints a verdict on tensors or a run, and writes its report and JSON."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 from roundscope.experiments.trace.options import Request, request
 
-LAST = 7  # behind the steps of the chain: the writing of the report
+LAST = 7  # the writing of the report, after the steps of the diagnosis
 OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--until")
 PLAN = "qiu-yao"
 INTERRUPTED = 130
@@ -38,25 +38,22 @@ def run(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Diagnose a file's layers, or an arm of a run. Raises UsageError for bad usage."""
+    """Diagnose a file's layers, or an arm of a run.
+
+    The arguments are those of `roundscope diagnose --help`. Raises UsageError for bad usage.
+    """
     if (source is None) == (not sample):
-        wrong = "and --sample are both given: choose one" if sample else ""
-        raise UsageError(f"RUN_OR_TENSORS {wrong or 'is missing: give one, or --sample'}")
+        problem = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"RUN_OR_TENSORS {problem or 'is missing: give one, or --sample'}")
     path = sample_path() if source is None else source
     is_run = path.is_dir()
-    for name, value in zip(
-        (*OF_TENSORS, *OF_RUNS), (layer, plan, causal or None, arm, first, until), strict=True
-    ):
+    values = (layer, plan, causal or None, arm, first, until)
+    for name, value in zip((*OF_TENSORS, *OF_RUNS), values, strict=True):
         if value is not None and (name in OF_TENSORS) == is_run:
-            raise bad(
-                name,
-                value,
-                (
-                    "is for tensors: a run has its own plan"
-                    if is_run
-                    else "is for a run's folder; leave it out"
-                ),
-            )
+            repair = "is for a run's folder; leave it out"
+            if is_run:
+                repair = "is for tensors: a run has its own plan"
+            raise bad(name, value, repair)
     folder = out if out is not None else Path(_named(path, plan, arm))
     if folder.exists() and not folder.is_dir():
         raise bad("--out", str(folder), "is a file; name a folder")
@@ -69,27 +66,25 @@ def run(
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
             if is_run and rows.file_of(path) is not None:
-                said = _of_student(path, arm, first, until, folder, progress)
+                report = _of_student(path, arm, first, until, folder, progress)
             else:
                 if is_run:
-                    found = _of_run(path, arm, first, until, folder, progress)
+                    findings = _of_run(path, arm, first, until, folder, progress)
                 else:
-                    found = _of_file(path, layer, plan or PLAN, causal, progress)
+                    findings = _of_file(path, layer, plan or PLAN, causal, progress)
                 progress(LAST, "report")
-                said = data.report(found, time.perf_counter() - start)
-            document = page.written(said, folder)
+                report = data.report(findings, time.perf_counter() - start)
+            document = page.written(report, folder)
     except KeyboardInterrupt:
-        what = (
-            "replays that were done are kept, and the same command goes on"
-            if is_run
-            else "nothing is kept"
-        )
-        console(stderr=True).print(f"interrupted; {what}")
+        kept = "nothing is kept"
+        if is_run:
+            kept = "replays that were done are kept, and the same command goes on"
+        console(stderr=True).print(f"interrupted; {kept}")
         raise SystemExit(INTERRUPTED) from None
     if as_json:
         print_json(document)
     else:
-        page.shown(said, folder)
+        page.shown(report, folder)
 
 
 def _of_student(
@@ -100,7 +95,7 @@ def _of_student(
     folder: Path,
     progress: Progress,
 ) -> Any:
-    """The report of a `roundscope proxy`'s folder."""
+    """Return the report of the folder of a `roundscope proxy`."""
     from roundscope.experiments.diagnose.student import page, run
 
     found = run.diagnose(path, arm=arm, first=first, until=until, out=folder, progress=progress)
@@ -109,15 +104,13 @@ def _of_student(
 
 
 def _named(path: Path, plan: str | None, arm: str | None) -> str:
-    """Of the folder: what was diagnosed."""
-    parts = [
-        f"diagnose-{path.resolve().name if path.is_dir() else path.stem}",
-        *([] if arm is None else [arm]),
-    ]
-    return "-".join(
-        re.sub(r"[^A-Za-z0-9_.=-]+", "-", x)
-        for x in (*parts, *([] if path.is_dir() else [plan or PLAN]))
-    )
+    """Return the default name of the folder, which says what was diagnosed."""
+    parts = [f"diagnose-{path.resolve().name if path.is_dir() else path.stem}"]
+    if arm is not None:
+        parts.append(arm)
+    if not path.is_dir():
+        parts.append(plan or PLAN)
+    return "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", part) for part in parts)
 
 
 def _of_file(
@@ -158,8 +151,10 @@ def _request(plan: str, causal: bool) -> Request:
 
 @contextmanager
 def _progress(first: int) -> Iterator[Progress]:
-    """Step, what runs and what is left, on a terminal's stderr, gone when done; elsewhere, of a
-    run, a line now and then.
+    """Show the step, what runs and the time left; yields the function to call with step and text.
+
+    On a terminal's stderr this is a bar that disappears when done; elsewhere, for a run, it is a
+    line now and then.
     """
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -184,6 +179,6 @@ def _progress(first: int) -> Iterator[Progress]:
 
 
 def _now_and_then() -> Progress:
-    """Return a function that says what runs on stderr, at most every `SELDOM` seconds."""
+    """Return a function that prints what runs on stderr, at most every `SELDOM` seconds."""
     tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
     return lambda step, text: tell(lambda: f"diagnose: step {step}: {text}")

@@ -1,1 +1,1 @@
-"""What pages, pictures and terminal output of all verbs share."""
+"""What the pages, pictures and terminal output of all commands share."""

@@ -1,11 +1,11 @@
-"""What our HTML reports share: one file that opens anywhere, without scripts or other files."""
+"""What the HTML reports share: each is one file that opens anywhere, without scripts."""
 
 from html import escape
 from typing import Any
 
 from roundscope.experiments.trace import plots
 
-LONG = 36  # letters of a cell that may take several lines
+LONG = 36  # number of characters beyond which a cell may take several lines
 CSS = """
 body{margin:0 auto;max-width:960px;padding:24px 20px 60px;
 font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
@@ -29,30 +29,29 @@ overflow-wrap:anywhere;background:#f5f7fa;padding:10px}
 
 
 def document(title: str, body: str) -> str:
-    """The whole page; `title` is text, `body` is HTML."""
+    """Return the whole page as HTML; `title` is text, `body` is HTML."""
     head = f"<meta charset=utf-8><title>{escape(title)}</title><style>{CSS}</style>"
     return f"<!doctype html>\n<html lang=en>{head}\n<body>{body}</body></html>\n"
 
 
 def figure(title: str, picture: Any, caption: str) -> str:
-    """A question, its picture (a matplotlib Figure, or None) and the caption that answers it."""
-    image = (
-        "" if picture is None else f'<img alt="{escape(title)}" src="{plots.data_uri(picture)}">'
-    )
+    """Return a title, its picture (a matplotlib Figure, or None) and its caption, as HTML."""
+    image = ""
+    if picture is not None:
+        image = f'<img alt="{escape(title)}" src="{plots.data_uri(picture)}">'
     caption = f"<figcaption>{escape(caption)}</figcaption>"
     return f"<h3>{escape(title)}</h3><figure>{image}{caption}</figure>"
 
 
 def grid(heads: list[str], rows: list[list[str]], marked: list[bool] | None = None) -> str:
-    """A table; heads may break lines, rows of text, `marked` rows in red.
+    """Return a table as HTML.
 
-    Long cells break too, so that no column is cut off.
+    heads: texts, in which newlines are kept; marked: for each row, whether it is drawn in red.
+    Long cells may break into lines, so that no column is cut off.
     """
     head = "".join(f"<th>{escape(h).replace(chr(10), '<br>')}" for h in heads)
-    cells = (
-        "".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row) for row in rows
-    )
-    lines = (
-        f"<tr{' class=lean' if marked and marked[i] else ''}>{row}" for i, row in enumerate(cells)
-    )
-    return f"<div class=wide><table><tr>{head}{''.join(lines)}</table></div>"
+    lines = ""
+    for i, row in enumerate(rows):
+        cells = "".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row)
+        lines += f"<tr{' class=lean' if marked and marked[i] else ''}>{cells}"
+    return f"<div class=wide><table><tr>{head}{lines}</table></div>"

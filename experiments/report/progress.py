@@ -1,5 +1,6 @@
-"""How far a launch or a measurement is, and how long the command will take: a bar on stderr, gone
-when done; a line a minute elsewhere.
+"""Progress of a launch or a measurement, and the time that is left.
+
+On a terminal this is a bar on stderr that disappears when done; elsewhere it is a line a minute.
 """
 
 import math
@@ -14,8 +15,10 @@ SECONDS = 60.0  # between two lines where stderr is no terminal
 
 
 class Pace:
-    """Steps per second of late: since the first mark, which is made when what compiles has run, or
-    over the last ten marks.
+    """The recent number of steps per second.
+
+    It is measured since the first mark, which is made when what compiles has run, or over the last
+    ten marks.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -27,12 +30,12 @@ class Pace:
         return self.marks[-1][1] if self.marks else math.inf
 
     def mark(self, step: int) -> None:
-        """So many steps are done now."""
+        """Note that `step` steps are done now."""
         self.marks.append((self.clock(), step))
 
     @property
     def rate(self) -> float:
-        """0 as long as it is not known."""
+        """Steps per second; 0 as long as it is not known."""
         if len(self.marks) < 2:
             return 0.0
         (began, first), (now, last) = self.marks[0], self.marks[-1]
@@ -40,7 +43,7 @@ class Pace:
 
 
 def left(steps: int, rate: float) -> str:
-    """The time that so many steps take, 1:02:03 left; nothing without a rate."""
+    """Return the time that `steps` take, as "1:02:03 left"; an empty text without a rate."""
     if not rate > 0.0:
         return ""
     seconds = math.ceil(steps / rate)
@@ -50,13 +53,17 @@ def left(steps: int, rate: float) -> str:
 def every(
     seconds: float, say: Callable[[str], None], clock: Callable[[], float]
 ) -> Callable[[Callable[[], str]], None]:
-    """What to call with a text in the making: it is said if that long ago nothing was."""
-    told = clock()
+    """Return a function that passes a text on to `say`, at most once every `seconds`.
+
+    It takes a function that makes the text, which is called only if the text is wanted. The first
+    interval starts now.
+    """
+    last = clock()
 
     def tell(text: Callable[[], str]) -> None:
-        nonlocal told
-        if clock() - told >= seconds:
-            told = clock()
+        nonlocal last
+        if clock() - last >= seconds:
+            last = clock()
             say(text())
 
     return tell
@@ -66,12 +73,14 @@ def every(
 def bar(
     text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with the number of steps done. rest: steps that the command does after
-    these `total`, for the time left.
+    """Show progress on stderr; yields the function to call with the number of steps done.
+
+    text: what runs; total: the number of its steps; rest: the number of steps that the command does
+    after these, which count for the time left.
     """
     screen, pace = console(stderr=True), Pace(clock)
 
-    def remaining(done):
+    def remaining(done: int) -> str:
         return left(total - done + rest, pace.rate)
 
     if not screen.is_terminal:

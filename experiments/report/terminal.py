@@ -1,4 +1,4 @@
-"""Where output goes: data to stdout, progress to stderr, in colour on a terminal only."""
+"""Output to the terminal: data go to stdout, progress to stderr, in color on a terminal only."""
 
 import json
 import math
@@ -15,25 +15,23 @@ WIDTH = 100
 
 
 def console(stderr: bool = False) -> "Console":
-    """A rich console of at most 100 columns that reads no environment variable."""
+    """Return a rich console of at most 100 columns that reads no environment variable."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    width = min(WIDTH, columns or WIDTH)  # some terminals say 0
+    width = min(WIDTH, columns or WIDTH)  # some terminals report 0 columns
     return Console(file=stream, width=width, highlight=False, emoji=False, _environ={})
 
 
 def print_json(data: Any) -> None:
-    """One JSON document to stdout; numbers that JSON has not are written "inf", "-inf" and
-    "nan".
-    """
+    """Print one JSON document; numbers that JSON lacks become the texts "inf", "-inf" and "nan"."""
     json.dump(plain(data), sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 
 def plain(data: Any) -> Any:
-    """Records, enums and non-finite numbers as what JSON knows."""
+    """Return data with records, enums, tuples and non-finite numbers replaced by types of JSON."""
     if is_dataclass(data) and not isinstance(data, type):
         return {f.name: plain(getattr(data, f.name)) for f in fields(data)}
     if isinstance(data, dict):

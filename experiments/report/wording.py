@@ -5,12 +5,12 @@ from typing import Any
 
 
 def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
+    """Return the names as a list in words: "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def launched(run: Mapping[str, Any]) -> str:
-    """How many launches a page is of, and how many of them the last command ran."""
+    """Return how many launches a page is of, and how many of them the last command ran."""
     if "there" in run:
         return (
             f"{run['there']} of {run['launches']}; the last command was interrupted after"

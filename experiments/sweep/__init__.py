@@ -1,1 +1,1 @@
-"""`roundscope sweep`: axes -> points -> cells -> results -> one SQLite file -> pictures."""
+"""`roundscope sweep`: axes make points, points make cells, cells make rows of an SQLite file."""

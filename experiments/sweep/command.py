@@ -1,4 +1,4 @@
-"""`roundscope sweep`: words to cells, cells to the loop, and what came of it in a few lines."""
+"""`roundscope sweep`: makes cells of the words, runs them, and prints a summary of the results."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,8 @@ from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.sweep.conditions.cell import Cell
 
 FAILED, INTERRUPTED = 1, 130
-OTHERS = (
-    ".csv",
-    ".tsv",
-    ".parquet",
-    ".json",
-    ".html",
-    ".xlsx",
-)  # endings of files that a sweep does not write
+# endings of files that a sweep does not write
+OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
 
 
@@ -35,9 +29,10 @@ def run(
     fresh: bool,
     as_json: bool,
 ) -> int:
-    """Runs, or with `dry_run` announces, a sweep.
+    """Run a sweep, or announce it with `dry_run`; return the exit code.
 
-    The exit code: 0, 1 if a cell failed, 130 after Ctrl-C or SIGTERM.
+    The code is 0, or 1 if a cell failed, or 130 after Ctrl-C or SIGTERM. Arguments are as in
+    `roundscope sweep --help`; words: the axes, or a TOML file.
 
     Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as
     `experiments.sweep.running.run`.
@@ -56,12 +51,13 @@ def run(
     if jobs is not None and jobs < 1:
         raise bad("--jobs", jobs, "give 1 or more")
     try:
-        found = points(spec_of(words, zips, backward))
-        different = {cell.key: cell for cell in map(cell_of, found)}
+        combinations = points(spec_of(words, zips, backward))
+        different = {cell.key: cell for cell in map(cell_of, combinations)}
         cells = without_repeats(different.values())
         same = len(different) - len(cells)
         if dry_run:
-            _announce(len(found), cells, same, out, jobs, executor, retry_failed, fresh, as_json)
+            count = len(combinations)
+            _announce(count, cells, same, out, jobs, executor, retry_failed, fresh, as_json)
             return 0
         with _tidy(out):
             return _run(cells, same, out, jobs, executor, retry_failed, fresh, as_json)
@@ -72,7 +68,7 @@ def run(
 
 @contextmanager
 def _tidy(out: Path) -> Iterator[None]:
-    """Removes a file that a sweep made and, since it could not start, left empty."""
+    """Remove the results file if this sweep made it but could not start, so that it is empty."""
     from roundscope.experiments.sweep.storage.store import read_cells
 
     new = not out.exists()
@@ -100,11 +96,11 @@ def _announce(
     from roundscope.experiments.sweep.running.executors import cores
     from roundscope.experiments.sweep.storage.store import read_cells
 
-    there = {row["key"]: row["status"] for row in read_cells(out)} if out.exists() else {}
-    held = {} if fresh else there
+    stored = {row["key"]: row["status"] for row in read_cells(out)} if out.exists() else {}
+    held = {} if fresh else stored
     workers = jobs or (cores() if executor is None else 1)
     with _as_one_of(workers):
-        found = dry_run.preview(
+        preview = dry_run.preview(
             points,
             cells,
             held,
@@ -114,16 +110,15 @@ def _announce(
             same=same,
         )
     if as_json:
-        print_json(found)
+        print_json(preview)
     else:
-        dry_run.show(
-            found, out, workers=workers, executor=executor, thrown_away=len(there) if fresh else 0
-        )
+        lost = len(stored) if fresh else 0
+        dry_run.show(preview, out, workers=workers, executor=executor, thrown_away=lost)
 
 
 @contextmanager
 def _as_one_of(workers: int) -> Iterator[None]:
-    """With the threads that a worker has: one, where it has neighbours."""
+    """Use as many threads as one of `workers` workers has: one, if there are several workers."""
     import numba
 
     threads = numba.get_num_threads()
@@ -152,24 +147,25 @@ def _run(
         outcome = loop.run(
             cells, store, jobs=jobs, executor=executor, retry_failed=retry_failed, progress=progress
         )
-        found = summary(cells, out, outcome) | {"same": same, "thrown_away": store.thrown_away}
+        report = summary(cells, out, outcome) | {"same": same, "thrown_away": store.thrown_away}
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        _show(found)
+        _show(report)
     return INTERRUPTED if outcome.interrupted else FAILED if outcome.failed else 0
 
 
 def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
-    """What came of a sweep, as data: counts, where the time went, axes without effect, and the
-    first failure.
+    """Return a summary of a sweep as data.
+
+    It holds counts, how the time was spent, the axes without effect, and the first failure.
     """
     from roundscope.experiments.sweep.report.idle import idle
     from roundscope.experiments.sweep.storage.frames import frame_of
     from roundscope.experiments.sweep.storage.store import read_cells
 
     rows = {row["key"]: row for row in read_cells(out)}
-    own = [rows[cell.key] for cell in cells if cell.key in rows]
+    ours = [rows[cell.key] for cell in cells if cell.key in rows]
     total = sum(outcome.parts.values())
     return {
         "file": str(out),
@@ -182,9 +178,9 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
         "parts": (
             {name: seconds / total for name, seconds in outcome.parts.items()} if total else {}
         ),
-        "not_finite": sum(bool(row.get("not_finite")) for row in own),
-        "changed_nothing": idle(frame_of(out, {cell.key for cell in cells})) if own else [],
-        "first_error": next((row["error"] for row in own if row["status"] == "failed"), None),
+        "not_finite": sum(bool(row.get("not_finite")) for row in ours),
+        "changed_nothing": idle(frame_of(out, {cell.key for cell in cells})) if ours else [],
+        "first_error": next((row["error"] for row in ours if row["status"] == "failed"), None),
     }
 
 
@@ -192,8 +188,8 @@ def _show(found: dict[str, Any]) -> None:
     from roundscope.experiments.sweep.conditions.repeats import said
     from roundscope.experiments.sweep.report.words import many
 
-    def say(text):
-        return console().print(text, markup=False, soft_wrap=True)
+    def say(text: str) -> None:
+        console().print(text, markup=False, soft_wrap=True)
 
     rate = f", {found['done'] / found['seconds']:.3g} cells per second" if found["done"] else ""
     if found["thrown_away"]:
@@ -206,14 +202,8 @@ def _show(found: dict[str, Any]) -> None:
         say(said(found["same"]))
     if found["parts"]:
         shares = sorted(found["parts"].items(), key=lambda part: -part[1])
-        say(
-            "time: "
-            + ", ".join(
-                f"{PARTS.get(name, name)} {100 * share:.0f} %"
-                for name, share in shares
-                if share >= 0.005
-            )
-        )
+        parts = [f"{PARTS.get(n, n)} {100 * share:.0f} %" for n, share in shares if share >= 0.005]
+        say(f"time: {', '.join(parts)}")
     if found["not_finite"]:
         have = "cell has" if found["not_finite"] == 1 else "cells have"
         say(
@@ -226,5 +216,5 @@ def _show(found: dict[str, Any]) -> None:
         say(f"first failure: {found['first_error']}")
         say("to try failed cells again: the same command with --retry-failed")
     if found["interrupted"]:
-        say("interrupted; what was done is kept, and the same command goes on")
+        say("interrupted; the results so far are kept, and the same command goes on")
     say(f"written: {found['file']}; its report: roundscope report {shlex.quote(found['file'])}")

@@ -1,34 +1,36 @@
 """The report's pictures with their captions: each caption asks a question and answers it."""
 
-from typing import Any
-
 import numpy as np
+from matplotlib.figure import Figure
 
 from roundscope.experiments.trace import plots
+from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.focus import Focus
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 
+Picture = tuple[str, Figure | None, str]
 
-def pictures(s: Summary) -> list[tuple[str, Any, str]]:
-    """(question, figure or None, caption) of each picture that this layer has."""
-    kept = {k: f for k, f in s.seen.focus.items() if f.histogram.any() or f.beyond}
-    made: list[tuple[str, Any, str]] = []
+
+def pictures(s: Summary) -> list[Picture]:
+    """Return (title, figure or None, caption) for each picture that the layer's data allow."""
+    focused = {k: f for k, f in s.seen.focus.items() if f.histogram.any() or f.beyond}
+    entries: list[Picture] = []
     if s.rounding:
-        made.append(("Bias per event", plots.bias(s), _bias_caption(s)))
-    made.append(_running_picture(s))
-    made.append(_drift_picture(s))
+        entries.append(("Bias per event", plots.bias(s), _bias_caption(s)))
+    entries.append(_running_picture(s))
+    entries.append(_drift_picture(s))
     if s.rounding:
         figure, beyond, limit = plots.heat_map(s)
-        made.append(("Bias per head", figure, _heads_caption(beyond, limit)))
-    if kept:
+        entries.append(("Bias per head", figure, _heads_caption(beyond, limit)))
+    if focused:
         caption = (
-            "Are the errors of P, P V, O and OUT even about zero? Ties stand at -1/2 and +1/2;"
-            f" exact events are left out.{_beyond(kept)}"
+            "Are the errors of P, P V, O and OUT distributed evenly about zero? Ties are at -1/2"
+            f" and +1/2; exact events are left out.{_beyond(focused)}"
         )
-        made.append(("Signed errors", plots.histogram(kept), caption))
-    made.append(_ones_picture(s))
-    return made
+        entries.append(("Signed errors", plots.histogram(focused), caption))
+    entries.append(_ones_picture(s))
+    return entries
 
 
 def _beyond(kept: dict[str, Focus]) -> str:
@@ -39,131 +41,107 @@ def _beyond(kept: dict[str, Focus]) -> str:
 
 
 def _bias_caption(s: Summary) -> str:
-    answer = (
-        f"{len(s.leaning)} of {len(s.rounding)} do"
-        if s.leaning
-        else f"none of {len(s.rounding)} does"
-    )
+    biased, rounding = len(s.leaning), len(s.rounding)
+    answer = f"{biased} of the {rounding}" if biased else f"None of the {rounding}"
     return (
-        "Which events have a mean error that random signs would not give? Of those that round,"
-        f" {answer} (red up, blue down)."
+        "Which events have a mean error that random signs would not give?"
+        f" {answer} events that round (red: biased upward, blue: biased downward)."
     )
 
 
 def _heads_caption(beyond: int, limit: float) -> str:
-    answer = (
-        f"{beyond} cells do, framed"
-        if beyond > 1
-        else "One cell does, framed"
-        if beyond
-        else "None"
-    )
+    answer = "None"
+    if beyond:
+        answer = f"{beyond} cells, framed" if beyond > 1 else "One cell, framed"
     return (
-        f"Which heads lean on their own (|z| > {limit:.1f})? {answer}. Colour is z; numbers are"
-        " mean signed errors in ulp/1000."
+        f"In which heads is an event biased by itself (|z| > {limit:.1f})? {answer}. The color is"
+        " z; the numbers are mean signed errors in ulp/1000."
     )
 
 
-def _running_picture(s: Summary) -> tuple[str, Any, str]:
+def _running_picture(s: Summary) -> Picture:
     run, title = s.running, "Error of P V along the keys"
     if run is None:
-        return (
-            title,
-            None,
-            "No event after P V is narrower than binary32, so there is no rounding to follow.",
-        )
+        caption = "No event after P V is narrower than binary32, so there is no rounding to follow."
+        return title, None, caption
     row = "among the rows with several P = 1" if run.several else "of all rows"
-    scaled = ", normalised by the row sum" if run.site == "OUT" else ""
-    return (
-        title,
-        plots.along_keys(run),
-        (
-            "Where does the error of the sum come from? The (head, query, feature) with the"
-            " largest |error| in value that the layer's own tiles leave, summed over the roundings"
-            f" of {_where(s)}, {row}; Err(t) is the prefix sum{scaled} rounded to {run.site}'s"
-            " format minus itself (arXiv 2510.04212, eq. 5), with all keys as one tile, where"
-            f" {tied(run).size} P are 1 (red). {100 * _moved(run):.1f} % of the summed |changes| of"
-            f" Err happen there; it ends at {run.error[-1]:+.3g}, {run.error[-1] / run.ulp:+.2f}"
-            " ulp of the sum."
-        ),
+    scaled = " (normalized by the row sum)" if run.site == "OUT" else ""
+    caption = (
+        "Where does the error of the sum come from? Shown is the (head, query, feature) with the"
+        " largest |error| in value that the layer's own tiles leave, summed over the roundings"
+        f" of {_where(s)}, {row}. Err(t) is the prefix sum{scaled} rounded to {run.site}'s"
+        " format, minus itself (arXiv 2510.04212, eq. 5), with all keys in one tile. At"
+        f" {tied(run).size} keys P is 1 (red): {100 * _moved(run):.1f} % of the summed |changes| of"
+        f" Err happen there. Err ends at {run.error[-1]:+.3g}, which is"
+        f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
     )
+    return title, plots.along_keys(run), caption
 
 
 def _where(s: Summary) -> str:
-    """The events whose errors `running_error.most_biased` sums."""
+    """Return the names of the events whose errors `running_error.most_biased` sums."""
     sites = [n for n in ("PV", "O") if n in s.seen.focus and s.seen.focus[n].histogram.any()]
     return " and ".join(sites) or "OUT"
 
 
 def _moved(run: Running) -> float:
-    """The part of the total variation of Err(t) at keys with P = 1."""
+    """Return the share of the total variation of Err(t) that falls on keys with P = 1."""
     steps = np.abs(np.diff(run.error, prepend=0.0))
     return float(steps[tied(run)].sum() / max(steps.sum(), 1e-300))
 
 
-def _drift_picture(s: Summary) -> tuple[str, Any, str]:
+def _drift_picture(s: Summary) -> Picture:
     d, title = s.drift, "Error of delta along the tokens"
+    against = s.seen.request.against.name
     if d is None:
         return title, None, "The file has no do, so there is no backward and no delta."
     if not d.error.any():
-        return title, None, f"delta equals that of {s.seen.request.against.name} everywhere."
+        return title, None, f"delta equals that of {against} everywhere."
     ends = "beyond" if d.leans else "within"
-    back = (
-        f"crosses the threshold first at token {d.crossing}, comes back and "
-        if d.crossing is not None and not d.leans
-        else ""
+    back = ""
+    if d.crossing is not None and not d.leans:
+        back = f"crosses the threshold first at token {d.crossing}, comes back and "
+    caption = (
+        f"Does the error of delta add up over tokens? The error is delta minus that of {against};"
+        f" its running sum in the most extreme of {d.z.size} heads {back}ends {ends} the threshold"
+        f" (only the end is tested), with z = {d.z[d.worst]:+.2f}. The band holds for a head that"
+        f" is chosen blindly; this is the most extreme head. {_identity(s, d)}."
     )
-    return (
-        title,
-        plots.along_tokens(d),
-        (
-            "Does the error of delta add up over tokens? delta minus that of"
-            f" {s.seen.request.against.name} in the furthest of {d.z.size} heads {back}ends {ends}"
-            f" the threshold (only the end is tested), z = {d.z[d.worst]:+.2f} (the band is for a"
-            f" head chosen blindly, this is the furthest); {_identity(s)}."
-        ),
-    )
+    return title, plots.along_tokens(d), caption
 
 
-def _identity(s: Summary) -> str:
-    """Whether delta's error is the output's, as it is where both plans take delta from O."""
-    d: Any = s.drift
+def _identity(s: Summary, d: DeltaDrift) -> str:
+    """Say whether delta's error is the output's, as it is where both plans take delta from O."""
     other = f"rowsum dO (O - O of {s.seen.request.against.name})"
     if d.identity <= 1e-3 * np.abs(d.error).max():
-        return f"it is {other}, to {d.identity:.0e}: the error of O as dO weighs it"
+        return f"The error equals {other} to {d.identity:.0e}: it is the error of O weighted by dO"
     return (
-        f"it differs from {other} by up to {d.identity:.0e}, since delta comes from"
+        f"The error differs from {other} by up to {d.identity:.0e}, since delta comes from"
         f" {s.seen.request.plan.delta_from}"
     )
 
 
-def _ones_picture(s: Summary) -> tuple[str, Any, str]:
+def _ones_picture(s: Summary) -> Picture:
     title = "Rows with several P = 1"
     if s.several is None:
         return title, None, "P was too large to keep, so such rows were not counted."
     some, rows = share_of_rows(s)
     if not some:
-        return (
-            title,
-            None,
-            (
-                f"None of {rows} rows has two P = 1 in one key tile, so no bias of P V can come"
-                " from them."
-            ),
+        caption = (
+            f"None of {rows} rows has two P = 1 in one key tile, so no bias of P V can come from"
+            " them."
         )
+        return title, None, caption
     shares = "; ".join(
         f"{x.site}: {100 * x.share:+.0f} % from {100 * x.events[0] / max(sum(x.events), 1):.1f} %"
         f" of the events, mean {x.away[0].mean:+.4f} ± {x.away[0].se:.4f} ulp there against"
         f" {x.away[1].mean:+.4f} ± {x.away[1].se:.4f}"
         for x in s.shares
     )
-    return (
-        title,
-        plots.several_ones(s),
-        (
-            f"Do rows with several P = 1 carry the bias of P V? {some} of {rows} rows have them"
-            " (two or more in one key tile). Their part of the summed error away from zero:"
-            f" {shares or 'nothing rounds after P V'}. Where the whole sum is near zero, its parts"
-            " may exceed it. ± and bars: one standard error."
-        ),
+    caption = (
+        f"Do rows with several P = 1 carry the bias of P V? {some} of {rows} rows have them (two"
+        " or more in one key tile). Their share of the summed error away from zero:"
+        f" {shares or 'nothing rounds after P V'}. Where the whole sum is near zero, its parts may"
+        " exceed it. ± and the bars are one standard error."
     )
+    return title, plots.several_ones(s), caption

@@ -31,13 +31,21 @@ def run(
     as_json: bool = False,
     **options: Any,
 ) -> None:
-    """Trace a file's layers; options are those of `trace_options.request`.
+    """Trace a file's layers, and write and print the results.
+
+    file       the tensors; None, with `sample`, for those that come with Roundscope
+    layer      the only layer to trace; None for all
+    layout     BNTH or BTNH; None for what the file's metadata say
+    allow_nan  accept NaN and infinities in the file
+    out        the folder for the files; None for a name made of file and plan
+    as_json    print the data of trace.json instead of a table
+    options    the arguments of `experiments.trace.options.request`
 
     Raises UsageError for bad usage.
     """
     if (file is None) == (not sample):
-        wrong = "and --sample are both given: choose one" if sample else ""
-        raise UsageError(f"FILE {wrong or 'is missing: give one, or --sample'}")
+        problem = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"FILE {problem or 'is missing: give one, or --sample'}")
     asked = request(**options)
     path = sample_path() if file is None else file
     try:
@@ -108,37 +116,33 @@ def _written(
     digest: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """report.html, trace.json and, if asked for, records.npz; returns the data of trace.json."""
+    """Write report.html, trace.json and, if asked for, records.npz; return trace.json's data."""
     from roundscope.experiments.trace import data as trace_json
     from roundscope.experiments.trace import report
 
-    data = plain(
-        trace_json.document(summaries, asked, path.name, trace_json.command_line())
-        | {"request": digest}
-    )
+    document = trace_json.document(summaries, asked, path.name, trace_json.command_line())
+    data: dict[str, Any] = plain(document | {"request": digest})
     (folder / "trace.json").write_text(
         json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
     )
     (folder / "report.html").write_text(report.html(summaries, data, progress), encoding="utf-8")
     if records := _records(summaries, asked):
+        # numpy types the keyword allow_pickle as bool, which no name of ours is
         np.savez_compressed(folder / "records.npz", **records)  # type: ignore[arg-type]
     return data
 
 
 def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:
-    """What --record asked for, as <layer>.<SITE>.rows, .before and .after."""
-    kept: dict[str, np.ndarray] = {}
+    """Return the arrays that --record asked for: <layer>.<SITE>.rows, .before and .after."""
+    arrays: dict[str, np.ndarray] = {}
     for s in summaries:
         trace, name = s.seen.trace, s.seen.layer.name
-        kept |= (
-            {f"{name}.{site}.rows": rows for site, rows in trace.rows.items()} if asked.rows else {}
-        )
+        if asked.rows:
+            arrays |= {f"{name}.{site}.rows": rows for site, rows in trace.rows.items()}
         for site, (before, after) in trace.events.items():
-            kept |= {
-                f"{name}.{site}.before": np.asarray(before),
-                f"{name}.{site}.after": np.asarray(after),
-            }
-    return kept
+            arrays[f"{name}.{site}.before"] = np.asarray(before)
+            arrays[f"{name}.{site}.after"] = np.asarray(after)
+    return arrays
 
 
 def _shown(summaries: list[Summary], folder: Path) -> None:
@@ -153,8 +157,9 @@ def _shown(summaries: list[Summary], folder: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A line on stderr that says what runs and for how long; gone when done, and nothing where
-    stderr is no terminal.
+    """Show on stderr what runs and for how long; yields the function that sets the text.
+
+    The line disappears when the work is done. Where stderr is no terminal nothing is printed.
     """
     screen = console(stderr=True)
     if not screen.is_terminal:

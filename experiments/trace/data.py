@@ -1,6 +1,4 @@
-"""trace.json: every number of a trace, what it was made from, and digests of what went in and came
-out.
-"""
+"""trace.json: every number of a trace, the request, and digests of the inputs and outputs."""
 
 import hashlib
 import platform
@@ -25,7 +23,10 @@ SCHEMA = "roundscope-trace-1"
 def document(
     summaries: list[Summary], request: Request, file: str, command: list[str]
 ) -> dict[str, Any]:
-    """The whole of trace.json, as plain data."""
+    """Return the content of trace.json as plain data.
+
+    file: the name of the file of tensors; command: the words of the command line.
+    """
     return {
         "schema": SCHEMA,
         "command": command,
@@ -45,10 +46,10 @@ def document(
 
 
 def versions(engine: str) -> dict[str, str]:
-    """Of Python and of every package that took part."""
-    names = ("roundscope", "numpy", "numba", "ml_dtypes", "safetensors", "matplotlib") + (
-        () if engine == "numpy" else ("jax", "jaxlib")
-    )
+    """Return the versions of Python and of every package that took part, by name."""
+    names = ["roundscope", "numpy", "numba", "ml_dtypes", "safetensors", "matplotlib"]
+    if engine != "numpy":
+        names += ["jax", "jaxlib"]
     return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 
@@ -60,7 +61,7 @@ def _version(name: str) -> str:
 
 
 def layer(s: Summary) -> dict[str, Any]:
-    """One layer."""
+    """Return all findings of one layer as plain data."""
     seen = s.seen
     names, means, z = head_table(s)
     some, rows = share_of_rows(s)
@@ -99,13 +100,16 @@ def layer(s: Summary) -> dict[str, Any]:
 
 
 def shape(seen: Observed) -> dict[str, int]:
-    """Axis sizes by the letters of the design."""
+    """Return the sizes of the axes by letter.
+
+    B: batch, T: queries, S: keys, N: query heads, G: key heads, H: features, H_v: those of V.
+    """
     (b, t, n, h), (_, s, g, hv) = seen.layer.q.shape, seen.layer.v.shape
     return {"B": b, "T": t, "S": s, "N": n, "G": g, "H": h, "H_v": hv}
 
 
 def event(e: Event, s: Summary) -> dict[str, Any]:
-    """One event: counts and sums over all heads, and its lean."""
+    """Return one event as plain data: counts and sums over all heads, and its bias."""
     stats = s.seen.trace.stats[e.name]
     return {
         "name": e.name,
@@ -129,7 +133,7 @@ def event(e: Event, s: Summary) -> dict[str, Any]:
 
 
 def digests(seen: Observed) -> dict[str, dict[str, str]]:
-    """SHA-256 of shape, type and bytes of every array, in (B, T, N, H)."""
+    """Return the SHA-256 of shape, type and bytes of every array, in layout (B, T, N, H)."""
     given = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do")}
     return {
         "inputs": {k: digest(a) for k, a in given.items() if a is not None},
@@ -138,7 +142,7 @@ def digests(seen: Observed) -> dict[str, dict[str, str]]:
 
 
 def digest(array: Any) -> str:
-    """SHA-256 of an array; NaN are made equal, since engines may differ in their payload."""
+    """Return an array's SHA-256, all NaN made equal since engines may differ in their payload."""
     a = np.ascontiguousarray(array)
     a = np.where(np.isnan(a), np.array(np.nan, a.dtype), a)
     head = f"{a.dtype.str}{a.shape}".encode()
@@ -173,7 +177,7 @@ def _running(run: Running) -> dict[str, Any]:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    data = plain(record)
+    data: dict[str, Any] = plain(record)
     if isinstance(record, Injection):
         data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
         data["what"] = {"kind": type(record.what).__name__} | data["what"]
@@ -181,5 +185,5 @@ def _plain(record: Any) -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    """The words that started this process, the program by its name alone."""
+    """Return the words that started this process, with the program's name in place of its path."""
     return ["roundscope", *sys.argv[1:]]

@@ -1,18 +1,18 @@
-"""What the trace keeps of single events, reduced as they come: errors by row and tile, histogram,
-distinct arguments.
+"""What a trace keeps of single events: errors by row and tile, histograms, distinct arguments.
+
+The events are reduced to these as they come.
 
 Everything here is exact in binary64 up to the order of its sums: `after - before` has no rounding
 (emu.stats.classify).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from roundscope.emu.formats.format import Format
 
-BINS = 81  # of 1/40 ulp, centred on 0; ties stand in the bins of -1/2 and +1/2
+BINS = 81  # of 1/40 ulp each, centered on 0; ties fall into the bins of -1/2 and +1/2
 CENTRES = (np.arange(BINS) - BINS // 2) / 40.0
 
 
@@ -32,9 +32,9 @@ class Focus:
     value: np.ndarray | None
 
     def __add__(self, other: "Focus") -> "Focus":
-        """The events of other heads, behind these."""
+        """Return the errors of both, the heads of `other` after these."""
 
-        def join(a, b):
+        def join(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             return np.concatenate([a, b], axis=1)
 
         value = None if self.value is None or other.value is None else join(self.value, other.value)
@@ -48,8 +48,9 @@ class Focus:
 
 
 def ulps_of(before: np.ndarray, after: np.ndarray, f: Format) -> np.ndarray:
-    """(after - before) in ulps of the format in the binade of `before`; 0 where either is not
-    finite.
+    """Return (after - before) in ulps of the format in the binade of `before`.
+
+    The result is 0 where either is not finite.
     """
     exponent = np.maximum(np.frexp(before)[1] - 1, f.emin)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -58,19 +59,20 @@ def ulps_of(before: np.ndarray, after: np.ndarray, f: Format) -> np.ndarray:
 
 
 def focus(before: np.ndarray, after: np.ndarray, f: Format, *, per_feature: bool) -> Focus:
-    """From every (before, after) of a site: (B, N, T, S), or (B, N, [tiles,] T, H) with
-    per_feature.
+    """Return the reduced errors of a site from the arguments and results of all its events.
+
+    before, after  (B, N, T, S), or with per_feature (B, N, [tiles,] T, H)
+    f              the format to which the site rounds
+    per_feature    whether the events have an axis of features; if so, `Focus.value` is filled
     """
     if before.ndim == 4:
         before, after = before[:, :, None], after[:, :, None]
     ulps = ulps_of(before, after, f)
     counts, beyond = _histogram(ulps)
-    with np.errstate(invalid="ignore"):
-        error = (
-            np.where(np.isfinite(after - before), after - before, 0.0).sum(2)
-            if per_feature
-            else None
-        )
+    error = None
+    if per_feature:
+        with np.errstate(invalid="ignore"):
+            error = np.where(np.isfinite(after - before), after - before, 0.0).sum(2)
     return Focus(
         signed=ulps.sum(-1),
         away=(ulps * np.copysign(1.0, before)).sum(-1),
@@ -88,22 +90,21 @@ def _histogram(ulps: np.ndarray) -> tuple[np.ndarray, int]:
     return counts, int(inexact.size - inside.sum())
 
 
-Distinct = tuple[
-    np.ndarray, np.ndarray
-]  # signed significands (by_error: errors), ascending, and the sum of signed ulps of each
+# signed significands (by_error: errors), ascending, and the sum of signed ulps of each
+Distinct = tuple[np.ndarray, np.ndarray]
 
 
 def by_argument(
     before: np.ndarray, after: np.ndarray, f: Format, *, by_error: bool = False
 ) -> Distinct:
-    """The distinct arguments of a site's inexact events, and the signed ulps summed over each one's
-    events.
+    """Return the distinct arguments of a site's inexact events, and each one's summed signed ulps.
 
-    Arguments a power of two apart round alike, so they count as one: what is distinct is the signed
-    significand. by_error: what is distinct is the exact signed error in ulps. It is meant for LSE =
-    m + ln l alone: a coarse m is a multiple of the result's ulp, so ln l and the binade decide the
-    error while the significand of the sum hides that. Sums such as O = AO + PV have few errors by
-    nature; this key would make one coin of all their ties and hide real bias.
+    Arguments that differ by a power of two round alike, so they count as one: the key is the signed
+    significand. With `by_error` the key is the exact signed error in ulps. That is meant for
+    LSE = m + ln l alone: a coarse m is a multiple of the result's ulp, so ln l and the binade
+    decide the error, which the significand of the sum does not show. Sums such as O = AO + PV have
+    few distinct errors by nature; this key would give one coin to all their ties and hide real
+    bias.
     """
     chosen = before != after
     before, after = before[chosen], after[chosen]
@@ -112,13 +113,13 @@ def by_argument(
 
 
 def away_by_argument(distinct: Distinct) -> np.ndarray:
-    """Sums of ulps away from zero by |significand|."""
+    """Return the sums of ulps counted away from zero, one per distinct |significand|."""
     values, sums = distinct
     return _grouped(np.abs(values), sums * np.sign(values))[1]
 
 
 def merged(parts: list[Distinct]) -> Distinct:
-    """Those of several sets of events."""
+    """Return the distinct arguments of several sets of events taken together."""
     return _grouped(*(np.concatenate([p[i] for p in parts]) for i in range(2)))
 
 
@@ -128,17 +129,18 @@ def _grouped(values: np.ndarray, ulps: np.ndarray) -> Distinct:
 
 
 def ones_of(p: np.ndarray, block_k: int) -> np.ndarray:
-    """How many P of every row and key tile are 1: (B, N, T, S) -> (B, N, tiles, T)."""
+    """Return how many P are 1 in each row and key tile: (B, N, T, S) -> (B, N, tiles, T)."""
     tiles = [(p[..., lo : lo + block_k] == 1.0).sum(-1) for lo in range(0, p.shape[-1], block_k)]
     return np.stack(tiles, axis=2)
 
 
-def existing(queries: int, keys: int, block_q: int, block_k: int, causal: bool) -> Any:
-    """(tiles, T): whether a row has an event of its own in a key tile; causal tiles above the
-    diagonal are skipped.
+def existing(queries: int, keys: int, block_q: int, block_k: int, causal: bool) -> np.ndarray:
+    """Return a mask (tiles, T) that says whether a row has events in a key tile.
+
+    It lacks them in the causal tiles above the diagonal, which the algorithm skips.
     """
     last = np.minimum((np.arange(queries) // block_q + 1) * block_q, queries) - 1
     first = np.arange(0, keys, block_k)
-    return (
-        (first[:, None] <= last[None, :]) if causal else np.ones((first.size, queries), dtype=bool)
-    )
+    if not causal:
+        return np.ones((first.size, queries), dtype=bool)
+    return np.asarray(first[:, None] <= last[None, :])

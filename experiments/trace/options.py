@@ -1,4 +1,4 @@
-"""What `roundscope trace` was asked for: `Request`.
+"""The request of `roundscope trace`, as its options give it: `Request`.
 
 The words of --set and --inject are `attention.grammar`'s (docs/grammar.md).
 
@@ -22,7 +22,16 @@ from roundscope.experiments.errors import UsageError, bad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Everything that decides the numbers of a trace, beside the tensors."""
+    """Everything besides the tensors that decides the numbers of a trace.
+
+    plan, against     the plan, and the plan with whose results it is compared
+    block_q, block_k  queries and keys of a tile
+    causal            whether query t sees the keys s <= t only
+    scale             that of the scores; None for the layer's own, or 1 / sqrt(H)
+    inject            the errors to add;  record: the events and steps to keep
+    rows              whether to write each row's sum of errors
+    engine, seed      what runs it; the seed of stochastic rounding and noise
+    """
 
     plan: Plan
     against: Plan
@@ -38,8 +47,9 @@ class Request:
 
     @property
     def depends_on_head_number(self) -> bool:
-        """Whether random bits or injections tell heads apart, so that a call must not be split by
-        heads.
+        """Whether random bits or injections depend on the number of a head.
+
+        If so, a call must not be split by heads.
         """
         steps = [a.step for a in self.plan.accumulators]
         stochastic = any(r.mode == "stochastic" for r in (*self.plan.roundings, *steps))
@@ -60,7 +70,7 @@ def request(
     scale: float | None,
     causal: bool,
 ) -> Request:
-    """The request in the words of the command line.
+    """Return the request that these words of the command line make.
 
     Raises UsageError naming argument, value and repair.
     """
@@ -76,12 +86,12 @@ def request(
     chosen = _preset("--plan", plan)
     for text in sets:
         chosen = changed(chosen, text, seed)
-    kept, rows = recording(record)
+    recorded, rows = recording(record)
     try:
-        check_record(kept, chosen)
+        check_record(recorded, chosen)
     except ValueError as error:
         raise UsageError(f"--{error}") from None
-    if engine == "pallas" and kept.steps:
+    if engine == "pallas" and recorded.steps:
         raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
     return Request(
         plan=chosen,
@@ -91,7 +101,7 @@ def request(
         causal=causal,
         scale=scale,
         inject=tuple(injection(text, chosen, seed) for text in inject),
-        record=kept,
+        record=recorded,
         rows=rows,
         engine=engine,
         seed=seed,
@@ -106,7 +116,7 @@ def _preset(argument: str, name: str) -> Plan:
 
 
 def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
-    """The plan after one --set. Raises UsageError."""
+    """Return the plan after one --set. Raises UsageError."""
     try:
         return plan.changed(text, seed=seed)
     except ValueError as error:
@@ -114,19 +124,20 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
-    """One --inject; the plan has its event, and its format the bit or the value. Raises
-    UsageError.
+    """Return the injection of one --inject.
+
+    Raises UsageError also where the plan lacks its event, or the event's format the bit or value.
     """
     try:
-        made = injection_of(text, seed)
-        check_injection(made, plan)
+        parsed = injection_of(text, seed)
+        check_injection(parsed, plan)
     except ValueError as error:
         raise UsageError(f"--inject '{text}': {error}") from None
-    return made
+    return parsed
 
 
 def recording(texts: list[str]) -> tuple[Record, bool]:
-    """(what a trace keeps, whether the rows' sums are written out)."""
+    """Return (what a trace keeps, whether the rows' sums are written) for the texts of --record."""
     record, rows = Record(), False
     for text in texts:
         kind, _, names = text.partition(":")
@@ -144,18 +155,20 @@ def recording(texts: list[str]) -> tuple[Record, bool]:
 
 
 def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the layer") -> None:
-    """Raises UsageError for an injection at entries, or events, that a layer does not have, and for
-    a record of such events alone.
+    """Raise UsageError for injections and records that a layer has no place for.
+
+    These are injections at entries or events that it lacks, and a record of such events alone.
+    sizes: those of the layer; has_do: whether it has a backward; owner: what the message calls it.
     """
-    for made in req.inject:
+    for each in req.inject:
         try:
-            check_place(made, sizes, owner)
+            check_place(each, sizes, owner)
         except ValueError as error:
             raise UsageError(f"--inject {error}") from None
-        if not has_do and made.site in BACKWARD:
+        if not has_do and each.site in BACKWARD:
             raise bad(
                 "--inject",
-                str(made.site),
+                str(each.site),
                 "the file has no do, so there is no backward; add do or choose a forward site",
             )
     if not has_do:

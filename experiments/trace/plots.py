@@ -1,6 +1,6 @@
-"""The report's pictures, as matplotlib Figures, and a figure as PNG.
+"""The report's pictures as matplotlib Figures, and their conversion to PNG.
 
-No pyplot, no global state but fonts.
+Nothing here uses pyplot or any global state but fonts.
 """
 
 import base64
@@ -24,7 +24,7 @@ WIDTH = 9.6
 
 
 def png(figure: Figure, dpi: int = 144) -> bytes:
-    """The figure as PNG, cropped."""
+    """Return the figure as the bytes of a PNG file, cropped to its content."""
     out = io.BytesIO()
     figure.savefig(
         out,
@@ -38,7 +38,7 @@ def png(figure: Figure, dpi: int = 144) -> bytes:
 
 
 def data_uri(figure: Figure) -> str:
-    """The figure as text that an <img> holds."""
+    """Return the figure as a data URI for the src of an <img>."""
     return "data:image/png;base64," + base64.b64encode(png(figure)).decode("ascii")
 
 
@@ -54,7 +54,7 @@ def _figure(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tupl
 
 
 def bias(summary: Summary) -> Figure:
-    """Mean signed error of every rounding event, over the band that sign flips would fill."""
+    """Draw the mean signed error of every rounding event, over the band of random signs."""
     events = summary.rounding[::-1]
     figure, ax = _figure(1.0 + 0.2 * len(events))
     y, means = np.arange(len(events)), np.array([e.lean.mean for e in events])
@@ -90,7 +90,7 @@ def _signed_log(set_scale: Callable[..., Any], values: np.ndarray) -> None:
 
 
 def along_keys(run: Running) -> Figure:
-    """P, V and the running error of one (row, feature): Fig. 6 of arXiv 2510.04212."""
+    """Draw P, V and the running error of one (row, feature), as in Fig. 6 of arXiv 2510.04212."""
     b, n, t, i = run.where
     figure, (top, middle, bottom) = _figure(6.0, 3, sharex=True, height_ratios=[1, 1, 1.8])
     keys, ones = np.arange(run.p.size), tied(run)
@@ -130,8 +130,9 @@ def _half_ulp(run: Running) -> tuple[np.ndarray, np.ndarray]:
 
 
 def along_tokens(drift: DeltaDrift) -> Figure:
-    """Error of delta by token of the worst head, and its running sum in the band of random
-    signs.
+    """Draw the most biased head's error of delta by token, and its running sum.
+
+    The band behind the running sum is that of random signs.
     """
     error = drift.error[drift.worst[0], :, drift.worst[1]]
     figure, (top, bottom) = _figure(4.6, 2, sharex=True, height_ratios=[1, 1.5])
@@ -159,8 +160,9 @@ def along_tokens(drift: DeltaDrift) -> Figure:
 
 
 def heat_map(summary: Summary) -> tuple[Figure, int, float]:
-    """Mean signed error by event and head, coloured by z; the number of cells beyond the null, and
-    its threshold.
+    """Draw the mean signed error by event and head, colored by z.
+
+    Returns the figure, the number of cells with |z| beyond the threshold, and the threshold.
     """
     names, means, z = head_table(summary)
     limit = threshold(means.size)
@@ -203,7 +205,7 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
 
 
 def histogram(focus: dict[str, Focus]) -> Figure:
-    """Signed errors of the inexact events of P, PV, O and OUT, in ulps."""
+    """Draw histograms of the signed errors, in ulps, of the inexact events of each given site."""
     figure, axes = _figure(2.5, 1, len(focus), squeeze=False)
     for ax, (name, f) in zip(axes[0], focus.items(), strict=True):
         total = max(int(f.histogram.sum()) + f.beyond, 1)
@@ -221,13 +223,14 @@ def histogram(focus: dict[str, Focus]) -> Figure:
         ax.set_title(name, fontsize=9, fontfamily="monospace")
         ax.set_xticks([-0.5, 0.0, 0.5])
         ax.set_xlabel("ulps")
-    axes[0][0].set_ylabel("part of inexact events")
+    axes[0][0].set_ylabel("share of inexact events")
     return figure
 
 
 def several_ones(summary: Summary) -> Figure:
-    """Rows with several P = 1 by head, and the mean error away from zero in them and in the
-    others.
+    """Draw the rows with several P = 1 by head, and their mean error away from zero.
+
+    The mean error is compared with that of the other rows. `summary.several` must not be None.
     """
     figure, (left, right) = _figure(2.9, 1, 2, width_ratios=[1.5, 1])
     several: Any = summary.several

@@ -1,8 +1,9 @@
-"""Runs a layer under a plan and under the one it is compared with, a few heads at a time, keeping
-what a report needs.
+"""Runs a layer under a plan and under the plan it is compared with, and keeps what a report needs.
+
+The heads are run a few at a time, as memory allows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -29,26 +30,26 @@ from roundscope.experiments.trace.focus import (
 from roundscope.experiments.trace.options import Request
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
-OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since their arguments are often few
+OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since they often have few distinct arguments
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
-# events held at once; events of one head beyond which P is not kept
-CHUNK_BYTES = 128 << 20
-HEAD_BYTES = 2 << 30
+CHUNK_BYTES = 128 << 20  # size of the events that are held at once
+HEAD_BYTES = 2 << 30  # size of one head's events beyond which P is not kept
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One layer, seen.
+    """What was observed of one layer.
 
-    results, reference   out, lse, delta, dq, dk, dv under the plan and under the plan compared with
-                         (None: no do)
-    trace     stats and rows of every site; events of the sites asked for
-    focus     P, PV, O and OUT, where they occur
-    ones      (B, N, tiles, T): P equal to 1, per row and key tile; None if P was too large to keep
-    exists    (tiles, T): rows that have an event in a key tile
-    held      (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into
-              memory at once
+    results    out, lse, delta, dq, dk, dv under the plan; None for gradients of a layer without do
+    reference  the same under the plan that it is compared with
+    trace      statistics and row sums of every site; events of the sites asked for
+    focus      reduced errors of P, PV, O and OUT, where they occur
+    ones       (B, N, tiles, T): the number of P equal to 1 in each row and key tile; None if P was
+               too large to keep
+    exists     (tiles, T): whether a row has events in a key tile
+    held       (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into
+               memory at once
     """
 
     layer: Layer
@@ -64,7 +65,10 @@ class Observed:
 
 
 def observe(layer: Layer, request: Request, progress: Progress = lambda _: None) -> Observed:
-    """Forward and, with do, backward of a layer. The bits are those of one call of `examine`."""
+    """Run forward and, with do, backward of a layer; the bits are those of one call of `examine`.
+
+    progress: called with a text that says what runs now.
+    """
     scale = request.scale if request.scale is not None else layer.scale
     scale = layer.q.shape[3] ** -0.5 if scale is None else scale
     held: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -77,14 +81,11 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
     keys, queries = layer.k.shape[1], layer.q.shape[1]
     block_q, block_k = blocks(layer, request)
 
-    def join(names):
-        return {n: _join([getattr(p[0], n) for p in parts], 2) for n in names}
-
     return Observed(
         layer=layer,
         request=request,
         scale=scale,
-        results=join(RESULTS),
+        results={n: _join([getattr(p[0], n) for p in parts], 2) for n in RESULTS},
         reference={name: getattr(reference, name) for name in RESULTS},
         trace=_joined([p[0].trace for p in parts]),
         ones=_join([p[2] for p in parts], 1),
@@ -95,7 +96,7 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
 
 
 def check_engine(layer: Layer, request: Request) -> None:
-    """Raises UsageError for fused kernels where they do not run, or do not run this."""
+    """Raise UsageError if the fused kernels do not run here, or do not run this request."""
     if request.engine != "pallas":
         return
     import jax
@@ -113,23 +114,21 @@ def check_engine(layer: Layer, request: Request) -> None:
         "is_causal": request.causal,
     }
     check_factors(request.plan)
+
+    def fused(*x: Any) -> Any:
+        return attend(*x, plan=request.plan, inject=request.inject, engine="pallas", **options)
+
     try:
-        jax.eval_shape(
-            lambda *x: attend(
-                *x, plan=request.plan, inject=request.inject, engine="pallas", **options
-            ),
-            q,
-            k,
-            v,
-        )
+        jax.eval_shape(fused, q, k, v)
     except (ValueError, NotImplementedError) as error:
-        told = str(error).replace("engine='xla'", "--engine xla")
-        raise UsageError(f"--engine pallas, {layer.name}: {told}") from None
+        reason = str(error).replace("engine='xla'", "--engine xla")
+        raise UsageError(f"--engine pallas, {layer.name}: {reason}") from None
 
 
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:
-    """The tile that the algorithm uses: never larger than the layer, all keys if P is normalised
-    first.
+    """Return the (queries, keys) of the tile that the algorithm uses.
+
+    It is never larger than the layer, and has all keys if the plan normalizes P first.
     """
     keys = layer.k.shape[1]
     block_k = keys if request.plan.normalise_first else min(request.block_k, keys)
@@ -137,15 +136,15 @@ def blocks(layer: Layer, request: Request) -> tuple[int, int]:
 
 
 def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
-    """By site, its distinct arguments and the signed ulps of each: `trace_focus.by_argument` over
-    all heads.
+    """Return, by site, the distinct arguments of all heads and the summed signed ulps of each.
+
+    This is `experiments.trace.focus.by_argument`. Sites whose events are not held are run again.
     """
     plan, layer = seen.request.plan, seen.layer
 
-    def count(events, s):
-        return by_argument(
-            events[s][0], events[s][1], plan[site_of(s)].format, by_error=s == Site.LSE
-        )
+    def count(events: Mapping[str, Any], s: str) -> Distinct:
+        before, after = events[s]
+        return by_argument(before, after, plan[site_of(s)].format, by_error=s == Site.LSE)
 
     parts = {s: [count(seen.held, s)] if s in seen.held else [] for s in sites}
     again = [s for s in sites if not parts[s]]
@@ -155,13 +154,8 @@ def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
         asked = replace(
             seen.request, record=Record(events=tuple(site_of(s) for s in again)), inject=inject
         )
-        for _, part in _chunks(
-            replace(layer, do=None) if forward else layer,
-            asked,
-            seen.scale,
-            lambda _: None,
-            focused=False,
-        ):
+        needed = replace(layer, do=None) if forward else layer
+        for _, part in _chunks(needed, asked, seen.scale, lambda _: None, focused=False):
             for s in again:
                 parts[s].append(count(part.trace.events, s))
     return {s: merged(p) for s, p in parts.items()}
@@ -170,44 +164,30 @@ def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
 def _chunks(
     layer: Layer, request: Request, scale: float, progress: Progress, *, focused: bool = True
 ) -> Iterator[tuple[int, Examined]]:
-    """(key heads, `examine` of them), as many at a time as memory allows; all at once where heads
-    are told apart by number.
+    """Yield (number of key heads, `examine` of them), as many at a time as memory allows.
+
+    All heads are taken at once where the request depends on their numbers. focused: whether to
+    record the sites of FOCUS and OFTEN_SHARED too.
     """
     b, t, n, _ = layer.q.shape
     s, g = layer.k.shape[1:3]
     per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
     wanted = FOCUS if per_head > HEAD_BYTES else FOCUS + OFTEN_SHARED
-    fitting = (
-        tuple(x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES) if focused else ()
-    )
-    sites = tuple(x for x in fitting if in_traces(request.plan, x))
+    fitting = [x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
+    sites = [x for x in fitting if in_traces(request.plan, x)]
     record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
-    groups = (
-        g if request.depends_on_head_number else max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
-    )
+    groups = g
+    if not request.depends_on_head_number:
+        groups = max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
     for lo in range(0, g, groups):
         hi = min(lo + groups, g)
-        progress(
-            f"{layer.name}: {request.plan.name}"
-            + (f", heads {lo * n // g} to {hi * n // g - 1} of {n}" if groups < g else "")
-        )
-        q, do = (
-            None if x is None else x[:, :, lo * n // g : hi * n // g] for x in (layer.q, layer.do)
-        )
-        yield (
-            hi - lo,
-            call(
-                q,
-                layer.k[:, :, lo:hi],
-                layer.v[:, :, lo:hi],
-                do,
-                request,
-                request.plan,
-                scale,
-                record,
-                request.inject,
-            ),
-        )
+        first, end = lo * n // g, hi * n // g
+        which = f", heads {first} to {end - 1} of {n}" if groups < g else ""
+        progress(f"{layer.name}: {request.plan.name}{which}")
+        q, do = (None if x is None else x[:, :, first:end] for x in (layer.q, layer.do))
+        k, v = layer.k[:, :, lo:hi], layer.v[:, :, lo:hi]
+        part = call(q, k, v, do, request, request.plan, scale, record, request.inject)
+        yield hi - lo, part
 
 
 def call(
@@ -221,7 +201,10 @@ def call(
     record: Record | None,
     inject: tuple[Injection, ...] = (),
 ) -> Examined:
-    """`examine` as the request says, on its engine."""
+    """Call `examine` with a plan on the engine, and with the tiles, of the request.
+
+    record: the events to keep; inject: the injections.
+    """
     if request.engine != "numpy":
         keep_compilations()
         import jax.numpy as jnp
@@ -244,12 +227,14 @@ def call(
 
 
 def _reference(layer: Layer, request: Request, scale: float) -> Examined:
-    """The plan compared with; `exact` gets binary64 inputs, so that its results leave unrounded."""
+    """Run the plan compared with.
+
+    `exact` gets binary64 inputs, so that its results are returned unrounded.
+    """
     tensors = (layer.q, layer.k, layer.v, layer.do)
     if request.against.name != "exact":
-        wide = (
-            replace(request, engine="xla") if request.engine == "pallas" else request
-        )  # kernels may not have this plan
+        # the fused kernels may lack this plan
+        wide = replace(request, engine="xla") if request.engine == "pallas" else request
         return call(*tensors, wide, request.against, scale, None)
     q, k, v, do = (None if x is None else x.astype(np.float64) for x in tensors)
     return call(q, k, v, do, replace(request, engine="numpy"), request.against, scale, None)
@@ -258,7 +243,10 @@ def _reference(layer: Layer, request: Request, scale: float) -> Examined:
 def _reduced(
     request: Request, seen: Examined
 ) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
-    """The call with its focus events reduced; events that nobody asked for are dropped."""
+    """Return (call, reduced errors by site, counts of P = 1 or None) of a call of some heads.
+
+    Of the call's events only those that the request asks for are kept.
+    """
     events, plan = seen.trace.events, request.plan
     kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
     focused = {
@@ -290,19 +278,19 @@ def _sum(parts: list[Focus]) -> Focus:
 
 
 def _joined(traces: list[Trace]) -> Trace:
-    """Traces of different heads as one."""
-    stats = {
-        name: Stats(
-            **{
-                f.name: _join([getattr(t.stats[name], f.name) for t in traces], 1)
-                for f in fields(first)
-            }
-        )
-        for name, first in traces[0].stats.items()
-    }
-    rows = {name: _join([t.rows[name] for t in traces], 1) for name in traces[0].rows}
+    """Return the traces of different heads as one."""
+    first = traces[0]
+    stats = {name: _joined_stats([t.stats[name] for t in traces]) for name in first.stats}
+    rows = {name: _join([t.rows[name] for t in traces], 1) for name in first.rows}
     events = {
-        name: tuple(_join([t.events[name][i] for t in traces], 1) for i in (0, 1))
-        for name in traces[0].events
+        name: (
+            _join([t.events[name][0] for t in traces], 1),
+            _join([t.events[name][1] for t in traces], 1),
+        )
+        for name in first.events
     }
-    return Trace(stats=stats, rows=rows, events=events)  # type: ignore[arg-type]
+    return Trace(stats=stats, rows=rows, events=events)
+
+
+def _joined_stats(parts: list[Stats]) -> Stats:
+    return Stats(**{f.name: _join([getattr(s, f.name) for s in parts], 1) for f in fields(Stats)})

@@ -1,6 +1,6 @@
-"""One layer's findings: `Summary`, from what was observed.
+"""The findings of one layer: `Summary`, computed from what was observed.
 
-Everything that table, report and JSON say is here.
+It holds everything that the table, the report and the JSON say.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from roundscope.experiments.trace.analysis import consequences
 from roundscope.experiments.trace.analysis.bias import Event, Lean
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Gain, Share
 from roundscope.experiments.trace.analysis.running_error import Running, running
-from roundscope.experiments.trace.focus import away_by_argument
+from roundscope.experiments.trace.focus import Distinct, away_by_argument
 from roundscope.experiments.trace.run import RESULTS, Observed, shared_arguments
 
 CHAIN = ("PV", "O", "OUT")
@@ -24,16 +24,19 @@ WITH_GAIN = ("out", "dq", "dk", "dv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Findings of one layer.
+    """The findings of one layer.
 
-    limit     |z| beyond which an event leans;  events: those that occurred, in the order of the
-              algorithm
-    away      lean of PV, O, OUT counted away from zero, of those that round;  away_limit: its
-              threshold
-    several   (B, N, T): rows with a key tile in which two or more P are 1; None if P was not kept
-    shares    errors of PV, O, OUT in such rows and in the others
-    compared  by result, plan minus against
-    gains     of out, dq, dk and dv: whether they are too long or too short
+    seen        what was observed
+    limit       |z| beyond which an event counts as biased
+    events      the events that occurred, in the order of the algorithm
+    away        bias of PV, O and OUT counted away from zero, of those that round
+    away_limit  |z| beyond which such a bias counts
+    several     (B, N, T): rows with a key tile in which two or more P are 1; None if P was not kept
+    shares      errors of PV, O and OUT in such rows and in the others
+    running     the running error of P V along the keys; None if nothing rounds after P V
+    drift       the error of delta along the tokens; None without do
+    compared    by result, its differences from the result of the plan compared with
+    gains       of out, dq, dk and dv: whether they are too long or too short
     """
 
     seen: Observed
@@ -50,29 +53,30 @@ class Summary:
 
     @property
     def rounding(self) -> list[Event]:
-        """The events that are not all exact."""
+        """The events of which at least one instance is inexact or NaN."""
         return [e for e in self.events if e.counts["inexact"] or e.counts["nan"]]
 
     @property
     def leaning(self) -> list[Event]:
-        """Those that lean, the largest relative error first."""
+        """The biased events, the one with the largest relative error first."""
         return sorted((e for e in self.rounding if e.leans), key=lambda e: -e.relative)
 
     @property
     def cleared(self) -> list[Event]:
-        """Those that lean by rows, but not once equal arguments are taken together."""
+        """The events biased when tested by rows, but not when equal arguments share a coin."""
         return [e for e in self.rounding if e.shared]
 
 
 def summarise(seen: Observed) -> Summary:
-    """The findings of one layer; runs the events that lean by rows once more, to count their
-    distinct arguments.
+    """Return the findings of one layer.
+
+    Events that are biased when tested by rows are run once more, to count their distinct arguments.
     """
     stats, rows, plan = seen.trace.stats, seen.trace.rows, seen.request.plan
     names = [name for name in stats if int(stats[name].n.sum())]
     limit = analysis.threshold(sum(bool(stats[name].inexact.sum()) for name in names))
 
-    def make(name, distinct=None):
+    def make(name: str, distinct: Distinct | None = None) -> Event:
         return analysis.event(name, _format(plan, name), stats[name], rows[name], limit, distinct)
 
     events = {name: make(name) for name in names}
@@ -125,7 +129,11 @@ def _away(seen: Observed, site: str, *more: np.ndarray) -> Lean:
 
 
 def _share(seen: Observed, event: Event, away: Lean) -> Share:
-    """PV and O by key tile; OUT, once a row, by whether any of its tiles has several P = 1."""
+    """Compare a site's errors in rows with several P = 1 with those in the other rows.
+
+    PV and O are taken by key tile; OUT, which occurs once a row, by whether any tile of the row has
+    several P = 1.
+    """
     focus = seen.focus[event.name]
     several, exists = np.asarray(seen.ones) > 1, seen.exists
     if focus.signed.shape[2] == 1:
@@ -148,16 +156,17 @@ def _drift(seen: Observed) -> DeltaDrift | None:
 
 
 def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """(names, means, z) of the rounding events by query head, (events, B N); events of key heads
-    and narrower sites only.
+    """Return (names, means, z) of the rounding events by query head; means and z are (events, B N).
+
+    Events that are counted by key head, and the additions inside sums that have an axis of keys,
+    are left out.
     """
     names, means, z = [], [], []
     trace = summary.seen.trace
     heads = summary.seen.layer.q.shape[2]
     for e in summary.rounding:
-        if trace.stats[e.name].n.shape[1] != heads or (
-            site_of(e.name).axes is Axes.SH and "." in e.name
-        ):
+        of_keys = site_of(e.name).axes is Axes.SH and "." in e.name
+        if trace.stats[e.name].n.shape[1] != heads or of_keys:
             continue
         ratio = e.lean.null / e.by_rows.null if e.by_rows.null > 0.0 else 1.0
         mean, score = analysis.head_leans(trace.stats[e.name], trace.rows[e.name], ratio)
@@ -168,6 +177,6 @@ def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def share_of_rows(summary: Summary) -> tuple[int, int]:
-    """(rows with several P = 1, rows)."""
+    """Return (number of rows with several P = 1, number of rows); zeros if they are not known."""
     several = summary.several
     return (0, 0) if several is None else (int(several.sum()), int(several.size))

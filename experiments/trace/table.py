@@ -1,4 +1,4 @@
-"""A trace on the terminal: the sentence, and one line per event."""
+"""A trace on the terminal: the summary in words, and a table with one line per event."""
 
 import math
 from typing import Any
@@ -25,12 +25,12 @@ HEADS = (
 )
 
 
-NARROW = 97  # columns of the whole table; a narrower screen goes without those of LEFT_OUT
-LEFT_OUT = (5, 8, 9)
+NARROW = 97  # characters per line of the whole table
+LEFT_OUT = (5, 8, 9)  # columns of the table that a narrower screen does not show
 
 
 def table(s: Summary, width: int = NARROW) -> Any:
-    """One line per event that rounds."""
+    """Return the table of a layer, one line per event that rounds; width: that of the screen."""
     from rich.table import Table
     from rich.text import Text
 
@@ -52,7 +52,7 @@ def table(s: Summary, width: int = NARROW) -> Any:
 
 
 def cells(e: Event, batch: int) -> list[str]:
-    """The line of one event."""
+    """Return the cells of one event's line, as many as HEADS; batch: the size of that axis."""
     bad = [int(e.counts[k]) for k in ("overflow", "underflow", "nan")]
     head = f"{e.worst[1]}" if batch == 1 else f"{e.worst[0]}/{e.worst[1]}"
     return [
@@ -77,14 +77,14 @@ def _mean(e: Event) -> str:
 
 
 def mark(e: Event) -> str:
-    """▲ or ▼ beyond the null, = where only shared arguments explain it, · inside."""
+    """Return ▲ or ▼ for a biased event, = where shared arguments explain the bias, else ·."""
     if e.leans:
         return "▲" if e.lean.mean > 0 else "▼"
     return "=" if e.shared else "·"
 
 
 def count(n: int) -> str:
-    """A count in at most five characters."""
+    """Return a count in at most five characters."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**4)):
         if n >= size:
             scale = 1000 if unit == "k" else size
@@ -93,19 +93,17 @@ def count(n: int) -> str:
 
 
 def folded(s: Summary) -> list[str]:
-    """The events without a line of their own."""
+    """Return lines that name the events without a line of their own in the table."""
     exact = [e.name for e in s.events if e not in s.rounding]
     inside = [name for name in exact if _rounds_inside(s, name)]
     exact = [name for name in exact if name not in inside]
     absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
-    lines = [f"exact here: {' '.join(exact)}"] if exact else []
-    lines += (
-        [f"sums whose additions round inside (shown by --record steps:SITE): {' '.join(inside)}"]
-        if inside
-        else []
-    )
-    lines += [f"did not occur: {' '.join(absent)}"] if absent else []
-    return lines
+    kinds = {
+        "exact here": exact,
+        "sums whose additions round inside (shown by --record steps:SITE)": inside,
+        "did not occur": absent,
+    }
+    return [f"{kind}: {' '.join(names)}" for kind, names in kinds.items() if names]
 
 
 def _rounds_inside(s: Summary, name: str) -> bool:
@@ -116,12 +114,12 @@ def _rounds_inside(s: Summary, name: str) -> bool:
 
 
 def legend(s: Summary) -> str:
-    """How to read the marks."""
+    """Return a line that explains the marks."""
     text = (
-        f"▲ ▼ mean beyond the null (rows' signs flipped, |z| > {s.limit:.1f})   · inside   ± one"
-        " standard error"
+        f"▲ ▼ biased up or down (|z| > {s.limit:.1f}, rows' signs flipped)   · not biased   "
+        "± one standard error"
     )
-    return text + ("   = beyond by rows, inside by distinct arguments" if s.cleared else "")
+    return text + ("   = biased by rows, not by distinct arguments" if s.cleared else "")
 
 
 RESULT_HEADS = (
@@ -177,7 +175,7 @@ def sizes(s: Summary) -> str:
 
 
 def show(s: Summary, console: Any) -> None:
-    """Sentence, tables of results and events, and what was folded."""
+    """Print the summary in words, the tables of results and events, and the legend."""
     from rich.text import Text
 
     request, layer = s.seen.request, s.seen.layer
@@ -188,11 +186,9 @@ def show(s: Summary, console: Any) -> None:
     console.print(_results_table(s))
     console.print(Text(results_note(s), style="dim"))
     console.print(table(s, console.width))
-    more = (
-        ["a wider terminal shows carries, mean |error| and max as well"]
-        if console.width < NARROW
-        else []
-    )
-    for line in (*folded(s), legend(s), *more):
+    lines = [*folded(s), legend(s)]
+    if console.width < NARROW:
+        lines.append("a wider terminal shows carries, mean |error| and max as well")
+    for line in lines:
         console.print(Text(line, style="dim"))
     console.print()

@@ -1,4 +1,4 @@
-"""What a trace says, in words: the sentence that opens the table and the report."""
+"""The findings of a trace in words: the text that opens the table and the report."""
 
 import numpy as np
 
@@ -10,80 +10,62 @@ from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 
-COINS = "deviations of random signs"
+COINS = "standard deviations of random signs"
 
 
 def sentence(s: Summary) -> str:
-    """Which events lean, which way, how much, and what follows for P V, O, OUT and delta."""
-    return " ".join(
-        part
-        for part in (
-            _not_finite(s),
-            _leaning(s),
-            _cleared(s),
-            _chain(s),
-            _results(s),
-            _vanishing(s),
-            _delta(s),
-            _ones(s),
-        )
-        if part
-    )
+    """Return which events are biased, which way and by how much, and what follows from it.
+
+    What follows is said of P V, O, OUT, the results and delta.
+    """
+    statements = (_not_finite, _biased, _cleared, _chain, _results, _vanishing, _delta, _ones)
+    return " ".join(text for text in (state(s) for state in statements) if text)
 
 
 def short(s: Summary) -> str:
-    """One line: what leans, and whether delta's error adds up."""
-    lean = ", ".join(
+    """Return one line: which events are biased, and whether delta's error adds up."""
+    biased = [
         f"{_named(s, e.name)} {'up' if e.lean.mean > 0 else 'down'} by {_mean(e.lean)} ulp"
         for e in s.leaning[:3]
-    )
-    lean += f", {len(s.leaning) - 3} more" if len(s.leaning) > 3 else ""
-    zero = ", ".join(f"{_named(s, n)} {_zero(x)}" for n, x in outward(s).items())
-    parts = [
-        _not_finite(s).rstrip("."),
-        f"leaning: {'; '.join(x for x in (lean, zero) if x) or 'nothing'}",
     ]
+    if len(s.leaning) > 3:
+        biased.append(f"{len(s.leaning) - 3} more")
+    zero = [f"{_named(s, n)} {_zero(x)}" for n, x in outward(s).items()]
+    groups = [", ".join(group) for group in (biased, zero) if group]
+    parts = [_not_finite(s).rstrip("."), f"biased: {'; '.join(groups) or 'nothing'}"]
     if s.drift is not None:
-        parts.append(
-            "delta, furthest head: z ="
-            f" {s.drift.z[s.drift.worst]:+.1f}{', adds up' if s.drift.leans else ''}"
-        )
+        sums = ", adds up" if s.drift.leans else ""
+        parts.append(f"delta, most extreme head: z = {s.drift.z[s.drift.worst]:+.1f}{sums}")
     return ". ".join(p for p in parts if p) + "."
 
 
 def plan_words(request: Request) -> str:
-    """The plan by its preset and every change of it, and what was injected."""
-    injected = (
-        f", injected {' '.join(injection_words(i) for i in request.inject)}"
-        if request.inject
-        else ""
-    )
-    changes = plan_changes(request.plan)
-    name = (
-        f"{request.plan.name.rstrip('*')} with {' '.join(changes)}"
-        if changes
-        else request.plan.name
-    )
-    return name + injected
+    """Return the plan in words: its preset, every change of it, and what was injected."""
+    name, changes = request.plan.name, plan_changes(request.plan)
+    if changes:
+        name = f"{name.rstrip('*')} with {' '.join(changes)}"
+    if request.inject:
+        name += f", injected {' '.join(injection_words(i) for i in request.inject)}"
+    return name
 
 
 def plan_changes(plan: Plan) -> list[str]:
-    """The words of --set that changed the plan."""
+    """Return the words of --set that changed the plan from its preset."""
     return differences(plan, Plan.preset(plan.name.rstrip("*"))) if plan.name.endswith("*") else []
 
 
 def _not_finite(s: Summary) -> str:
-    """NaN and infinities of the inputs, and the NaN scores and results that follow; empty where all
-    is finite.
+    """Return the number of NaN and infinities in the inputs, and of the NaN that follow.
+
+    The text is empty where inputs, scores and outputs are finite.
     """
     layer, counts = s.seen.layer, {e.name: int(e.counts["nan"]) for e in s.events}
     given = []
     for name in ("q", "k", "v", "do"):
         a = getattr(layer, name)
-        found = (
-            {} if a is None else {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
-        )
-        given += [f"{n} {what} in {name}" for what, n in found.items() if n]
+        if a is not None:
+            bad = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
+            given += [f"{n} {what} in {name}" for what, n in bad.items() if n]
     then = [
         f"{counts[site]} {what}{'s' * (counts[site] > 1)}"
         for site, what in (("S", "score"), ("OUT", "output"))
@@ -96,7 +78,7 @@ def _not_finite(s: Summary) -> str:
 
 
 def _vanishing(s: Summary) -> str:
-    """Events of which more than 1 % underflow to zero."""
+    """Return the events of which more than 1 % underflow to zero."""
     lost = [
         f"{100 * e.share('underflow'):.0f} % of {e.name}"
         for e in s.rounding
@@ -106,7 +88,7 @@ def _vanishing(s: Summary) -> str:
 
 
 def outward(s: Summary) -> dict[str, Lean]:
-    """Of P V, O and OUT, those that lean away from zero or toward it."""
+    """Return those of P V, O and OUT that are biased away from zero or toward it."""
     return {site: x for site, x in s.away.items() if abs(x.z) > s.away_limit}
 
 
@@ -114,32 +96,32 @@ def _zero(x: Lean) -> str:
     return f"{'away from' if x.mean > 0 else 'toward'} zero by {_mean(x)} ulp"
 
 
-def _leaning(s: Summary) -> str:
+def _biased(s: Summary) -> str:
     if not s.rounding:
         return "Nothing rounds: every event of this plan is exact on these tensors."
     if not s.leaning and outward(s):
-        zero = "; ".join(f"{_named(s, n)} leans {_zero(x)}" for n, x in outward(s).items())
+        zero = "; ".join(f"{_named(s, n)} is biased {_zero(x)}" for n, x in outward(s).items())
         return (
-            f"Of {len(s.rounding)} events that round, none leans up or down (|z| > {s.limit:.1f});"
-            f" {zero}."
+            f"Of {len(s.rounding)} events that round, none is biased up or down"
+            f" (|z| > {s.limit:.1f}); {zero}."
         )
     if not s.leaning:
         return (
-            f"Nothing leans: of {len(s.rounding)} events that round, none has a mean beyond the"
-            f" sign-flip null (|z| > {s.limit:.1f})."
+            f"No event is biased: of {len(s.rounding)} events that round, none has a mean error"
+            f" that random signs would not give (|z| > {s.limit:.1f})."
         )
-    first = "; ".join(_lean_words(s, e) for e in s.leaning[:4])
+    first = "; ".join(_bias_words(s, e) for e in s.leaning[:4])
     more = f"; and {len(s.leaning) - 4} smaller ones" if len(s.leaning) > 4 else ""
-    verb = "leans" if len(s.leaning) == 1 else "lean"
-    return f"Of {len(s.rounding)} events that round, {len(s.leaning)} {verb}: {first}{more}."
+    verb = "is" if len(s.leaning) == 1 else "are"
+    return f"Of {len(s.rounding)} events that round, {len(s.leaning)} {verb} biased: {first}{more}."
 
 
 def _named(s: Summary, name: str) -> str:
-    """An event's name, marked if it was injected."""
+    """Return an event's name, marked if it was injected."""
     return f"{name} (injected)" if any(str(i.site) == name for i in s.seen.request.inject) else name
 
 
-def _lean_words(s: Summary, e: Event) -> str:
+def _bias_words(s: Summary, e: Event) -> str:
     moved = e.counts["away"] + e.counts["toward"]
     away = e.counts["away"] / moved if moved else 0.5
     zero = (
@@ -164,30 +146,30 @@ def _cleared(s: Summary) -> str:
     one = len(s.cleared) == 1
     return (
         f"{parts} {'looks' if one else 'look'} biased row by row, but many rows share few distinct"
-        " arguments (their number in brackets); with one coin per argument"
-        f" {'it does' if one else 'they do'} not lean."
+        " arguments (their number in brackets); with one random sign per argument"
+        f" {'it is' if one else 'they are'} not biased."
     )
 
 
 def _chain(s: Summary) -> str:
-    """P V, O and OUT: signed, and away from zero."""
+    """Return which of P V, O and OUT are biased away from zero, and which are not biased at all."""
     if not s.away:
         return "P V, O and OUT are exact here." if s.rounding else ""
-    leaning = {e.name for e in s.leaning}
+    biased = {e.name for e in s.leaning}
     beyond = outward(s)
-    quiet = [site for site in s.away if site not in beyond and site not in leaning]
-    parts = (
-        [f"{_named(s, n)} leans {_zero(x)}." for n, x in beyond.items()] if leaning else []
-    )  # else the first sentence says so
+    quiet = [site for site in s.away if site not in beyond and site not in biased]
+    parts = []
+    if biased:  # without one, the first sentence has named those biased away from zero
+        parts = [f"{_named(s, n)} is biased {_zero(x)}." for n, x in beyond.items()]
     if quiet:
         largest = max((s.away[n] for n in quiet), key=lambda x: abs(x.mean))
-        own, verb = ("itself", "does") if len(quiet) == 1 else ("themselves", "do")
-        rounding = "The rounding" if len(quiet) == 1 else "The roundings"
         size = f"{largest.mean:+.1g} ± {largest.se:.1g} ulp away from zero"
-        most = "at most " if len(quiet) > 1 else ""
+        rounding, verb, most = "The roundings", "are", "at most "
+        if len(quiet) == 1:
+            rounding, verb, most = "The rounding", "is", ""
         parts.append(
-            f"{rounding} at {_and(quiet)} {own} {verb} not lean, neither up nor down nor away from"
-            f" zero ({most}{size})."
+            f"{rounding} at {_and(quiet)} {verb} not biased, neither up or down nor away from zero"
+            f" ({most}{size})."
         )
     return " ".join(parts)
 
@@ -224,18 +206,16 @@ def _delta(s: Summary) -> str:
         )
     return (
         f"The error of delta against {against}, summed over all tokens, does not add up: the"
-        f" furthest head, {head}, {_course(s.drift)}ends at {abs(z):.1f} {COINS} (threshold"
+        f" most extreme head, {head}, {_course(s.drift)}ends at {abs(z):.1f} {COINS} (threshold"
         f" {s.drift.limit:.1f})."
     )
 
 
 def _course(d: DeltaDrift) -> str:
-    """The threshold's crossing on the way, if any, of a running sum that ends inside."""
-    return (
-        ""
-        if d.crossing is None
-        else f"crosses the threshold at token {d.crossing} but comes back and "
-    )
+    """Say that a running sum that ends within the threshold crossed it on the way, if it did."""
+    if d.crossing is None:
+        return ""
+    return f"crosses the threshold at token {d.crossing} but comes back and "
 
 
 def _ones(s: Summary) -> str:

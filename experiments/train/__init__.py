@@ -1,3 +1,4 @@
-"""Training: one core (state, step, loop, checkpoint, divergence), of which the GPT with emulated
-attention and the student are models.
+"""Training: one core (state, step, loop, checkpoint, divergence) for several models.
+
+These are the GPT with emulated attention and the student.
 """

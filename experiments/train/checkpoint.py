@@ -1,9 +1,9 @@
-"""Checkpoints: RUN/checkpoints/<step>.safetensors with the state of all arms and <step>.json about
-it, the last K of them.
+"""Checkpoints of a run, of which the last K are kept.
 
-Both are written under other names, forced to the disk and renamed, the JSON last: a checkpoint
-exists when its JSON does, so that an end at any moment leaves each checkpoint whole or absent. The
-JSON holds the size and SHA-256 of the tensors.
+RUN/checkpoints/<step>.safetensors holds the state of all arms, <step>.json describes it. Both are
+written under other names, forced to the disk and renamed, the JSON last: a checkpoint exists when
+its JSON does, so that an end at any moment leaves each checkpoint whole or absent. The JSON holds
+the size and SHA-256 of the tensors.
 """
 
 import hashlib
@@ -25,12 +25,11 @@ FOLDER = "checkpoints"
 def save(
     folder: Path, step: int, state: Any, meta: Mapping[str, Any], *, keep: int | None = None
 ) -> Path:
-    """Writes the state at `step` and deletes older checkpoints beyond the last `keep` (None: none),
-    except pinned ones.
+    """Write the state at `step`, and delete older checkpoints but the last `keep` and pinned ones.
 
-    meta: plain data; "config" (a dict of Config's fields) and "arms" (a list) are what `load`
-    needs. Returns the JSON's path. Raises StorageError, with all earlier checkpoints in place, if
-    the disk is full.
+    With keep = None none is deleted. meta: plain data; "config" (a dict of Config's fields) and
+    "arms" (a list) are what `load` needs. Returns the JSON's path. Raises StorageError, with all
+    earlier checkpoints in place, if the disk is full.
     """
     from safetensors.numpy import save as serialise
 
@@ -45,9 +44,8 @@ def save(
             "sha256": hashlib.sha256(content).hexdigest(),
             **meta,
         }
-        (place / _name(step)).unlink(
-            missing_ok=True
-        )  # it would speak of other tensors for a moment
+        # an old JSON would describe other tensors for a moment
+        (place / _name(step)).unlink(missing_ok=True)
         into(_tensors(place, step), content)
         into(place / _name(step), _json(about))
         _sync(place)
@@ -61,10 +59,9 @@ def save(
 
 
 def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """(experiments.train.state.State of NumPy arrays, meta) of the checkpoint of `step`, of the
-    last one by default.
+    """Return (State of NumPy arrays, meta) of the checkpoint of `step`, by default of the last one.
 
-    Exact: every bit of what was saved. Raises UsageError, in one line, for a file that is missing,
+    Every bit is that which was saved. Raises UsageError, in one line, for a file that is missing,
     damaged or foreign, or whose sizes are not those of its config.
     """
     known = steps(folder)
@@ -81,19 +78,20 @@ def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
 
 
 def about(folder: Path) -> dict[str, Any] | None:
-    """What the last checkpoint says of its run, its tensors unread; None where there is none."""
+    """Return the meta data of the last checkpoint without reading its tensors; None without one."""
     known = steps(folder)
     return _meta(folder / FOLDER / _name(known[-1])) if known else None
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of which a folder has checkpoints, ascending."""
+    """Return the steps of which a folder has checkpoints, in ascending order."""
     return sorted(int(p.stem) for p in (folder / FOLDER).glob("*.json") if p.stem.isdecimal())
 
 
 def pin(folder: Path, step: int, reason: str, most: int) -> None:
-    """Keeps a checkpoint from being deleted; nothing if it is not there, or if `most` are kept in
-    this way already.
+    """Keep a checkpoint from being deleted.
+
+    Nothing happens if it does not exist, or if `most` checkpoints are pinned already.
     """
     place = folder / FOLDER
     pinned = [s for s in steps(folder) if "pinned" in _meta(place / _name(s))]
@@ -114,7 +112,7 @@ def _json(about: Mapping[str, Any]) -> bytes:
 
 
 def _flat(state: Any) -> dict[str, np.ndarray]:
-    """Leaves by their path in the tree."""
+    """Return the leaves of a tree by their path."""
     import jax
 
     return {
@@ -126,16 +124,16 @@ def _flat(state: Any) -> dict[str, np.ndarray]:
 def _trim(place: Path, keep: int | None) -> None:
     known = sorted(p for p in place.glob("*.json") if p.stem.isdecimal())
     for path in [] if keep is None else [p for p in known if "pinned" not in _meta(p)][:-keep]:
-        path.unlink()  # first: without it there is no checkpoint
+        path.unlink()  # the JSON first: without it there is no checkpoint
     orphans = (p for p in place.glob("*.safetensors") if not p.with_suffix(".json").exists())
-    for left in (*orphans, *place.glob("*.tmp")):  # some of an earlier end too
+    for left in (*orphans, *place.glob("*.tmp")):  # also those that an interrupted run left
         left.unlink(missing_ok=True)
 
 
 def _sync(place: Path) -> None:
     descriptor = os.open(place, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the names too
+        os.fsync(descriptor)  # so that the names are on the disk too
     finally:
         os.close(descriptor)
 
@@ -173,7 +171,7 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> Any:
-    """The arrays as the State that the checkpoint's own config has."""
+    """Return the arrays as the State that the checkpoint's own config has."""
     import jax
 
     from roundscope.experiments.train.gpt.step import shape_of
@@ -185,26 +183,27 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
         raise _damaged(path, error) from None
     leaves, tree = jax.tree_util.tree_flatten_with_path(shape_of(config))
     wanted = {jax.tree_util.keystr(p): ((arms, *leaf.shape), str(leaf.dtype)) for p, leaf in leaves}
-    found = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}
-    if wanted != found:
-        name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+    stored = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}
+    if wanted != stored:
+        name = next(n for n in (*wanted, *stored) if wanted.get(n) != stored.get(n))
         raise UsageError(
-            f"{path}: {name} is {found.get(name)}, its config asks for {wanted.get(name)}; it was"
+            f"{path}: {name} is {stored.get(name)}, its config asks for {wanted.get(name)}; it was"
             " made by another version"
         )
     return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in wanted])
 
 
 def _damaged(path: Path, why: object) -> UsageError:
-    said = " ".join(str(why).split())
-    return UsageError(f"{path}: the checkpoint is damaged ({said}); {_another(path)}")
+    cause = " ".join(str(why).split())
+    return UsageError(f"{path}: the checkpoint is damaged ({cause}); {_another(path)}")
 
 
 def _another(path: Path) -> str:
-    """How to go on without this one."""
+    """Return how to go on without this checkpoint."""
     folder, number = path.parents[1], int(path.stem)
     earlier = [step for step in steps(folder) if step < number]
     if not earlier:
         return "and there is no earlier one; train again"
-    told = f"--resume {folder} --from {earlier[-1]} --out NEW"
-    return f"go on from an earlier one (there are steps {' '.join(map(str, earlier))}) with  {told}"
+    options = f"--resume {folder} --from {earlier[-1]} --out NEW"
+    numbers = " ".join(map(str, earlier))
+    return f"go on from an earlier one (there are steps {numbers}) with  {options}"

@@ -1,6 +1,4 @@
-"""`Config`: everything that decides a training run, and the checks that name what is wrong
-with it.
-"""
+"""`Config`: everything that decides a training run, with checks whose errors name the field."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,34 +15,38 @@ NEWER = ("engine", "drift_alarm")  # fields that came after results were stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A run. Sizes and the optimiser's numbers are nanoGPT's, in its meaning; bias-free as
-    nanoGPT's bias=False.
+    """The configuration of a run.
 
-    layers, heads, width    width is that of the residual stream, a multiple of heads
+    Sizes and the optimizer's numbers are nanoGPT's and have the same meaning; there are no biases,
+    as with nanoGPT's bias=False.
+
+    layers, heads, width    number of layers and heads; width of the residual stream, a multiple of
+                            heads
     context                 tokens that a position sees, itself included
-    vocab                   number of tokens; batch: sequences in a step;  steps: of the whole run
+    vocab                   number of tokens;  batch: sequences in a step;  steps: of the whole run
     lr, min_lr              peak and end of the cosine; an arm's own lr scales both
     warmup, decay_steps     steps of linear warm-up; the step at which the cosine ends (None: steps)
-    beta1, beta2, weight_decay, clip   AdamW's; decay touches matrices only; clip of the global
-                                       norm, None: off
-    position, qk_norm, tied, mlp_ratio   learned positions; RMS norm of q and k; output matrix =
-                                        embedding; MLP's width / width
+    beta1, beta2, weight_decay, clip   AdamW's numbers; decay applies to matrices only; clip: the
+                                       largest global norm of the gradients, None for no clipping
+    position, qk_norm, tied   whether there are learned positions, an RMS norm of q and k, and one
+                              matrix for embedding and output;  mlp_ratio: MLP width / width
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32
                             (experiments.train.gpt.linear); "fp16"; "fp32"
-    plan, changes, sums     attention: a preset or "jax"; its changes and those of linear layers
-                            (linear_words); "native": the device's own sums of products, fast,
-                            reproducible on one kind of device only; "preset": as the preset says
+    plan, changes           attention: a preset or "jax"; its changes and those of linear layers
+                            (linear_words)
+    sums                    "native": the device's own sums of products, fast, reproducible on one
+                            kind of device only; "preset": as the preset says
     engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all
-                            layers and heads, sums="preset"; "cudnn": of plan "jax", in BF16 by
+                            layers and heads, sums="preset"; "cudnn": for plan "jax", in BF16 by
                             cuDNN on a GPU
-    block                   tile of queries and of keys; None: the whole context, one tile
-    data, data_seed, init_seed   "stdlib", "repeat", "sink" or a folder of train.bin and val.bin;
-                                 seeds of batches and of weights
-    checkpoint_every, keep, monitor_every   steps between checkpoints, how many stay, steps between
-                                        monitors
+    block                   tile of queries and of keys; None: the whole context as one tile
+    data                    "stdlib", "repeat", "sink" or a folder of train.bin and val.bin
+    data_seed, init_seed    seeds of batches and of weights
+    checkpoint_every, keep  steps between checkpoints, and how many are kept;  monitor_every: steps
+                            between monitors
     drift_alarm             the share of the gradient of W_Q made by rows of dS that do not sum to
                             0, above which there is an alarm (experiments.train.run.drift), a
-                            heuristic; None: no such alarm
+                            heuristic; None for no such alarm
 
     Raises UsageError naming the field, its value and the repair.
     """
@@ -89,12 +91,12 @@ class Config:
 
     @property
     def head_width(self) -> int:
-        """Features of one head, H."""
+        """The number of features of one head, H."""
         return self.width // self.heads
 
     @property
     def tile(self) -> int:
-        """Rows and columns of a tile."""
+        """The number of rows and columns of a tile."""
         return min(self.block or self.context, self.context)
 
     @property
@@ -104,8 +106,9 @@ class Config:
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """The fields by name, for the name of a result: without those that results files may be older
-    than, where they have their default.
+    """Return the fields by name, for the name of a result.
+
+    Fields newer than some results files are left out where they have their default.
     """
     usual = {name: getattr(Config(), name) for name in NEWER}
     return {
@@ -116,8 +119,9 @@ def deciding(config: Config) -> dict[str, Any]:
 
 
 def unusual(config: Config) -> dict[str, Any]:
-    """The fields that are not at their default, by name: for the name of a result that a new field
-    some day is to leave as it is.
+    """Return the fields that are not at their default, by name.
+
+    They make the name of a result that stays the same when a field is added some day.
     """
     usual = asdict(Config())
     return {name: value for name, value in asdict(config).items() if value != usual[name]}

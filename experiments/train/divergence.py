@@ -1,4 +1,7 @@
-"""When arms have diverged, from their losses as they come; `LOSS` is the rule of a loss in nats."""
+"""Decides when arms have diverged, from their losses as they come.
+
+`LOSS` is the rule for a loss in nats.
+"""
 
 from dataclasses import dataclass
 
@@ -13,8 +16,8 @@ TAIL = 50  # steps whose mean is the final loss
 class Rule:
     """What counts as divergence.
 
-    rise       of the median of the loss (or of its logarithm), if it lasts
-    logarithm  whether it is the loss's logarithm that is followed
+    rise       the lasting rise of the median of the loss (or of its logarithm) that counts
+    logarithm  whether the loss's logarithm is followed
     lasting    steps of a spike that lasts to the end of a run; None: only the rule's usual 100
     """
 
@@ -27,10 +30,10 @@ LOSS = Rule()
 
 
 class Follow:
-    """Losses of all arms of a launch.
+    """Follows the losses of all arms of a launch.
 
-    first (arms,)   the step of divergence, -1 none so far; it never changes again
-    spikes (arms,)  how many began
+    first (arms,)   the step of divergence, -1 for none so far; once set it never changes
+    spikes (arms,)  the number of spikes that began
     """
 
     def __init__(self, arms: int, rule: Rule = LOSS) -> None:
@@ -40,7 +43,7 @@ class Follow:
         self.tail: list[np.ndarray] = []
 
     def update(self, step: int, losses: np.ndarray) -> None:
-        """The losses (arms,) of a step, one after the other from 0."""
+        """Take the losses (arms,) of a step; steps come one after the other from 0."""
         found = self.watch.update(step, losses)
         for alarm in found:
             self.spikes[alarm.arm] += alarm.kind == "spike"
@@ -50,22 +53,22 @@ class Follow:
         self.tail = [*self.tail[-(TAIL - 1) :], np.asarray(losses, float)]
 
     def add(self, done: int, losses: np.ndarray) -> None:
-        """The losses (steps, arms) of the last steps of `done`, as in a block of `loop.blocks`."""
+        """Take the losses (steps, arms) of the last steps of `done`, as in a block of `loop`."""
         for number, row in enumerate(losses, done - len(losses)):
             self.update(number, row)
 
     def end(self, steps: int) -> None:
-        """After the last of `steps` steps: a spike that still lasts may be a divergence."""
+        """Finish after `steps` steps: a spike that still lasts may be a divergence."""
         if self.rule.lasting is not None:
             late = (self.first < 0) & (self.watch.row >= self.rule.lasting)
             self.first = np.where(late, steps - self.watch.row, self.first)
 
     def diverged(self) -> list[int | None]:
-        """The step of divergence of each arm, None without."""
+        """Return the step of divergence of each arm, None without."""
         return [None if step < 0 else int(step) for step in self.first]
 
     def final(self) -> np.ndarray:
-        """The mean of the last 50 losses (arms,), NaN where one is not finite."""
+        """Return the mean of the last 50 losses (arms,), NaN where one of them is not finite."""
         tail = np.stack(self.tail)
         return np.where(
             np.isfinite(tail).all(0), np.where(np.isfinite(tail), tail, 0.0).mean(0), np.nan
@@ -73,7 +76,7 @@ class Follow:
 
 
 def followed(losses: np.ndarray, rule: Rule = LOSS) -> Follow:
-    """What a whole run (losses (steps, arms) from step 0) comes to."""
+    """Return the `Follow` of a whole run, from its losses (steps, arms) from step 0."""
     follow = Follow(losses.shape[1], rule)
     follow.add(len(losses), losses)
     follow.end(len(losses))

@@ -1,5 +1,6 @@
-"""Arms that run in one executable: same structure of plans for the whole run, states stacked, plans
-from each step on.
+"""Groups of arms that run in one executable.
+
+Their plans have the same structure for the whole run; their states are stacked.
 """
 
 from collections.abc import Hashable, Sequence
@@ -27,7 +28,7 @@ from roundscope.experiments.train.state import pick
 
 
 class Group:
-    """Arms of one executable: their numbers, their state on the devices, their peak rates."""
+    """The arms of one executable: their numbers, their state on the devices, their peak rates."""
 
     def __init__(self, settings: Settings, arms: list[int], state: Any) -> None:
         self.settings, self.arms = settings, arms
@@ -41,9 +42,9 @@ class Group:
         self._linears: dict[int, LinearPlans | None] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
-        """Step `number` with the batch of each seed.
+        """Do step `number` with the batch of each seed.
 
-        Losses and gradient norms (arms,), on the device.
+        Returns the losses and gradient norms (arms,), on the device.
         """
         tokens, (advance, fused) = self.place.tokens(self.own(batches)), self._executable(number)
         plans = None if fused else self.plans(number)[0]
@@ -53,11 +54,14 @@ class Group:
         return losses, norms
 
     def fused(self, number: int) -> Plan | None:
-        """The plan of a step's fused kernels, that of all arms here; None for a run without."""
+        """Return the plan of a step's fused kernels, that of all arms here.
+
+        None for a run without fused kernels.
+        """
         return self._executable(number)[1]
 
     def _executable(self, number: int) -> tuple[one_step.Step, Plan | None]:
-        """Of a step, and the plan that is part of it."""
+        """Return the executable of a step, and the plan that is part of it."""
         stage = self._stage(number)
         if stage not in self._executables:
             config, arm = self.settings.config, self.settings.arms[self.arms[0]]
@@ -66,19 +70,17 @@ class Group:
         return self._executables[stage]
 
     def _stage(self, number: int) -> int:
-        """How many of the changes of all arms hold at a step."""
+        """Return how many of the changes of all arms hold at a step."""
         return sum(first <= number for first, _ in self.settings.at)
 
     def own(self, batches: dict[int, np.ndarray]) -> np.ndarray:
-        """The group's tokens: (B, T + 1) if its arms share a seed, else (A, B, T + 1)."""
-        return (
-            batches[self.seeds[0]]
-            if len(set(self.seeds)) == 1
-            else np.stack([batches[seed] for seed in self.seeds])
-        )
+        """Return the group's tokens: (B, T + 1) if its arms share a seed, else (A, B, T + 1)."""
+        if len(set(self.seeds)) == 1:
+            return batches[self.seeds[0]]
+        return np.stack([batches[seed] for seed in self.seeds])
 
     def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
-        """The plans of a step, as data on the devices and as plans."""
+        """Return the plans of a step, as data on the devices and as plans."""
         stage = self._stage(number)
         if stage not in self._plans:
             plans = [plans_at(self.settings, self.settings.arms[a], number) for a in self.arms]
@@ -87,88 +89,85 @@ class Group:
         return self._plans[stage]
 
     def offset(self, number: int) -> Offset | None:
-        """What delta reads wrongly at a step, as data on the devices; None without any, and for
-        plans whose delta reads no output.
+        """Return the error of what delta reads at a step, as data on the devices.
+
+        None without any, and for plans whose delta reads no output.
         """
         stage = self._stage(number)
         if stage not in self._offsets:
-            made = self._offset(number)
-            self._offsets[stage] = None if made is None else self.place.state(made)
+            offset = self._offset(number)
+            self._offsets[stage] = None if offset is None else self.place.state(offset)
         tables = self.plans(number)[0]
         return self._offsets[stage] if tables is not None and readable(tables.like) else None
 
     def linears(self, number: int) -> LinearPlans | None:
-        """What the linear layers round at a step, as data on the devices; None without any change
-        of them so far.
+        """Return what the linear layers round at a step, as data on the devices.
+
+        None if none of them was changed so far.
         """
         stage = self._stage(number)
         if stage not in self._linears:
-            made = self._linear(number)
-            self._linears[stage] = None if made is None else self.place.state(made)
+            plans = self._linear(number)
+            self._linears[stage] = None if plans is None else self.place.state(plans)
         return self._linears[stage]
 
     def _linear(self, number: int) -> LinearPlans | None:
-        """One executable from the first change on: it serves the formats of all arms at all
+        """Return the plans of the linear layers.
+
+        From the first change on there is one executable: it serves the formats of all arms at all
         steps.
         """
         arms = [self.settings.arms[a] for a in self.arms]
-        found = [
-            formats
-            for arm in arms
-            if (formats := formats_at(self.settings, arm, number)) is not None
-        ]
-        if 0 < len(found) < len(arms):
+        all_formats = [formats_at(self.settings, arm, number) for arm in arms]
+        now = [formats for formats in all_formats if formats is not None]
+        if 0 < len(now) < len(arms):
             raise ValueError(
                 "arms: some have changes of linear layers and others have none; run them separately"
             )
-        if not found:
+        if not now:
             return None
-        ever = (
-            formats_at(self.settings, arm, first) for arm in arms for first in firsts(self.settings)
-        )
-        return linears_by_arm(
-            how_of([f for f in ever if f is not None]),
-            found,
-            [_seed(self.settings, arm) for arm in arms],
-        )
+        steps = firsts(self.settings)
+        ever = (formats_at(self.settings, arm, first) for arm in arms for first in steps)
+        seeds = [_seed(self.settings, arm) for arm in arms]
+        return linears_by_arm(how_of([f for f in ever if f is not None]), now, seeds)
 
     def _offset(self, number: int) -> Offset | None:
         arms = [self.settings.arms[a] for a in self.arms]
-        found = [
-            wrongs for arm in arms if (wrongs := wrongs_at(self.settings, arm, number)) is not None
-        ]
-        if 0 < len(found) < len(arms):
+        all_wrongs = [wrongs_at(self.settings, arm, number) for arm in arms]
+        now = [wrongs for wrongs in all_wrongs if wrongs is not None]
+        if 0 < len(now) < len(arms):
             raise ValueError("arms: some have an offset and others have none; run them separately")
-        return offsets(found, [_seed(self.settings, arm) for arm in arms]) if found else None
+        return offsets(now, [_seed(self.settings, arm) for arm in arms]) if now else None
 
 
 def groups(settings: Settings, state: Any) -> list[Group]:
-    """The groups of all arms, from a state of all arms in their order."""
+    """Return the groups of all arms, from a state of all arms in their order."""
     return [Group(settings, arms, pick(state, arms)) for arms in numbers(settings)]
 
 
 def numbers(settings: Settings) -> list[list[int]]:
-    """Numbers of the arms that share a structure at every step.
+    """Return the numbers of the arms that share a structure at every step, by group.
 
-    Raises UsageError for changes and engines that cannot be had.
+    Raises UsageError for changes and engines that are not possible.
     """
     check_engine(settings.config)
-    found: dict[tuple[Hashable, ...], list[int]] = {}
+    by_structure: dict[tuple[Hashable, ...], list[int]] = {}
     for number, arm in enumerate(settings.arms):
-        found.setdefault(
-            tuple(_structure(settings, arm, first) for first in firsts(settings)), []
-        ).append(number)
-    return list(found.values())
+        key = tuple(_structure(settings, arm, first) for first in firsts(settings))
+        by_structure.setdefault(key, []).append(number)
+    return list(by_structure.values())
 
 
 def firsts(settings: Settings) -> list[int]:
-    """The steps from which something changes, 0 among them, ascending."""
+    """Return the steps from which something changes, 0 among them, in ascending order."""
     return sorted({0, *(first for first, _ in settings.at)})
 
 
 def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
-    """What makes an executable: that of the plans, whether delta reads anything wrongly, which
-    events of linear layers draw lots.
+    """Return what decides an executable.
+
+    That is the structure of the plans, whether there is an error of what delta reads, and which
+    events of linear layers draw random bits.
     """
     plans = plans_at(settings, arm, step)
     wrongs = wrongs_at(settings, arm, step)
@@ -183,29 +182,36 @@ def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
 
 
 def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Plan | None:
-    """The one of these plans that an arm's fused kernels have; None for a run without."""
+    """Return the one plan that an arm's fused kernels have; None for a run without them."""
     return None if config.engine != PALLAS or plans is None else fused_plan(config, plans, wrongs)
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:
-    """The plans of an arm at a step: the arm's changes, then those of all arms from some step
-    on.
+    """Return the plans of an arm at a step.
+
+    They have the arm's changes, then those of all arms that hold at the step.
     """
     return plans_of(settings.config, _texts(settings, arm, step), _seed(settings, arm))
 
 
 def wrongs_at(settings: Settings, arm: Arm, step: int) -> Wrongs | None:
-    """What delta reads wrongly in an arm at a step, by the same changes; None without any."""
+    """Return the error of what delta reads in an arm at a step, by the same changes.
+
+    None without any.
+    """
     return wrongs_of(settings.config, _texts(settings, arm, step))
 
 
 def formats_at(settings: Settings, arm: Arm, step: int) -> Formats | None:
-    """What the linear layers of an arm round at a step, by the same changes; None without any."""
+    """Return what the linear layers of an arm round at a step, by the same changes.
+
+    None without any.
+    """
     return formats_of(settings.config, _texts(settings, arm, step))
 
 
 def linears_at(settings: Settings, arm: Arm, step: int) -> LinearPlans | None:
-    """The same of one arm, as data with the random bits of the step."""
+    """Return `formats_at` of one arm as data, with the random bits of the step."""
     formats = formats_at(settings, arm, step)
     if formats is None:
         return None
@@ -222,7 +228,7 @@ def _seed(settings: Settings, arm: Arm) -> int:
 
 
 def together(found: Sequence[Group]) -> Any:
-    """The state of all arms, in their order, on the host."""
+    """Return the state of all arms, in their order, on the host."""
     order = np.argsort([a for group in found for a in group.arms], kind="stable")
     return jax.tree.map(
         lambda *leaves: np.concatenate(leaves)[order],

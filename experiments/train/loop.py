@@ -1,8 +1,7 @@
-"""The loop of all trainings: steps one after the other, looked at in blocks, so that the device
-never waits for the host.
+"""The loop of all trainings: steps one after the other, fetched in blocks.
 
-`blocks` is the loop of whatever has a step; `batches_of`, `drawing` and `replayed` are of the
-GPT's settings.
+So the device never waits for the host. `blocks` is the loop of whatever has a step; `batches_of`,
+`drawing` and `replayed` are for the GPT's settings.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from roundscope.experiments.train.gpt import data
 from roundscope.experiments.train.groups import groups, together
 from roundscope.experiments.train.settings import Settings
 
-EVERY = 25  # steps between two looks at the device
+EVERY = 25  # steps of a block, after which results are fetched from the device
 Batches = dict[int, np.ndarray]  # seed of arms -> tokens
 
 
@@ -25,7 +24,7 @@ class Block(NamedTuple):
     done           the number of steps after it
     losses, norms  (steps of the block, arms) as the device has them, at the weights before each
                    step
-    look           what `look(done)` gave, on the host
+    look           what `look(done)` returned, on the host
     """
 
     done: int
@@ -43,12 +42,14 @@ def blocks(
     look: Callable[[int], Any] = lambda done: None,
     ahead: bool = True,
 ) -> Iterator[Block]:
-    """Does steps `first` to `last` (not included) and yields them in blocks, in their order.
+    """Do steps `first` to `last` (not included) and yield them in blocks, in their order.
 
-    advance  does a step by its number: (losses (arms,), gradient norms (arms,)), on the device
+    advance  does a step by its number and returns (losses (arms,), gradient norms (arms,)), on the
+             device
+    every    the number of steps of a block
     look     called after the last step of a block, on states as they are then
-    ahead    a block is sent before the one before it is fetched. False where the caller may stop
-        early, or changes what follows
+    ahead    whether a block is sent before the one before it is fetched; False where the caller may
+             stop early, or changes what follows
     """
     waiting: list[tuple[int, list[tuple[Any, Any]], Any]] = []
     for start in range(first, last, every):
@@ -67,7 +68,7 @@ def _fetched(done: int, seen: list[tuple[Any, Any]], look: Any) -> Block:
 
 
 def batches_of(settings: Settings) -> dict[int, data.Batches]:
-    """Seed of arms -> batches."""
+    """Return seed of arms -> batches."""
     c = settings.config
     return {
         seed: data.batches(c, c.data_seed + seed)
@@ -76,13 +77,13 @@ def batches_of(settings: Settings) -> dict[int, data.Batches]:
 
 
 def drawing(settings: Settings) -> Callable[[int], Batches]:
-    """The batches of a step, by its number."""
+    """Return a function that returns the batches of a step by its number."""
     batches = batches_of(settings)
     return lambda number: {seed: own.batch(number) for seed, own in batches.items()}
 
 
 def replayed(settings: Settings, state: Any, first: int, last: int) -> Any:
-    """The state of all arms at step `last`, from that at `first`, by the steps between."""
+    """Return the state of all arms at step `last`, from that at `first`, by the steps between."""
     own, drawn = groups(settings, state), drawing(settings)
     for number in range(first, last):
         tokens = drawn(number)

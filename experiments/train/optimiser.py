@@ -1,5 +1,6 @@
-"""AdamW with warm-up, cosine and clipping as nanoGPT's, by optax; the learning rate is data, so
-that arms may differ in it.
+"""AdamW with warm-up, cosine and clipping as in nanoGPT, by optax.
+
+The learning rate is data, so that arms may differ in it.
 """
 
 from typing import Any
@@ -13,17 +14,15 @@ from roundscope.experiments.train.config import Config
 
 
 def make(config: Config) -> optax.GradientTransformationExtraArgs:
-    """clip by global norm -> Adam (epsilon 1e-8) -> decay of matrices -> times -lr.
+    """Return clip by global norm -> Adam (epsilon 1e-8) -> decay of matrices -> times -lr.
 
-    update(grads, opt_state, params, lr=lr) -> (updates, opt_state), lr a float32 scalar: what
-    `rate` says of the step.
+    Its update(grads, opt_state, params, lr=lr) returns (updates, opt_state); lr is a float32
+    scalar, that of `rate` for the step.
     """
     clip = [] if config.clip is None else [optax.clip_by_global_norm(config.clip)]
-    decay = (
-        []
-        if config.weight_decay == 0.0
-        else [optax.add_decayed_weights(config.weight_decay, mask=is_matrix)]
-    )
+    decay = []
+    if config.weight_decay != 0.0:
+        decay = [optax.add_decayed_weights(config.weight_decay, mask=is_matrix)]
     return optax.with_extra_args_support(
         optax.chain(
             *clip,
@@ -35,10 +34,10 @@ def make(config: Config) -> optax.GradientTransformationExtraArgs:
 
 
 def rate(config: Config, step: Array, peak: Array) -> Array:
-    """The learning rate of a step (int32, the first is 0) for an arm whose peak is `peak`.
+    """Return the learning rate of a step (int32, the first is 0) for an arm whose peak is `peak`.
 
-    (step + 1) / (warmup + 1) of the peak, then a cosine that ends at decay_steps at min_lr / lr of
-    the peak, and stays.
+    It is (step + 1) / (warmup + 1) of the peak, then a cosine that ends at decay_steps at min_lr /
+    lr of the peak, and stays there.
     """
     end = jnp.float32(config.min_lr / config.lr)
     t = step.astype(jnp.float32)
@@ -52,8 +51,9 @@ def rate(config: Config, step: Array, peak: Array) -> Array:
 
 
 def is_matrix(params: Any) -> Any:
-    """Which parameters decay: all but the scales of norms (nanoGPT: tensors of two axes or more;
-    here layers are stacked).
+    """Return which parameters decay: all but the scales of norms.
+
+    (In nanoGPT these are tensors of two axes or more; here layers are stacked.)
     """
     return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in path[-1].key, params)
 

@@ -1,5 +1,6 @@
-"""Where a run comes from: nowhere, itself (it goes on), or a step of another one, of which it is a
-branch.
+"""Where a run comes from: nowhere, itself (it continues), or a step of another one.
+
+In the last case it is a branch of that run.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +21,9 @@ from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import Arm, Settings, plain, settings
 from roundscope.experiments.train.state import pick
 
-FREE = (
-    "steps",
-    "checkpoint_every",
-    "keep",
-    "monitor_every",
-    "drift_alarm",
-)  # what may change while a run goes on
+# the fields that may change when a run continues
+FREE = ("steps", "checkpoint_every", "keep", "monitor_every", "drift_alarm")
+# the fields that a state depends on
 FIXED = (
     "layers",
     "heads",
@@ -39,14 +36,18 @@ FIXED = (
     "mlp_ratio",
     "clip",
     "weight_decay",
-)  # of a state
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What to run and how it begins; in_place: in the folder that it comes from.
+    """What to run and how it begins.
 
-    Nothing is computed before `beginning()`.
+    settings   of the run;  beginning: makes its first state; nothing is computed before it is
+               called
+    in_place   whether the run continues in the folder that it comes from
+    words      the folder, checkpoint and step that a branch comes from, for the log
+    notes      what the user should know before it runs
     """
 
     settings: Settings
@@ -59,16 +60,15 @@ class Origin:
 def new(
     words: Sequence[str], *, arms: Sequence[str], at: Sequence[str], seeds: str | None
 ) -> Origin:
-    """A run from its first weights.
+    """Return a run from its first weights.
 
-    Raises UsageError for all that is wrong with what was asked for, data included.
+    Raises UsageError for all that is wrong with the request, data included.
     """
-    found = settings(words, arms=arms, at=at, seeds=seeds)
-    found = replace(
-        found, config=replace(found.config, decay_steps=found.config.cosine_end)
-    )  # later steps= leaves the schedule alone
-    _check(found, 0, found.at)
-    return Origin(settings=found, beginning=partial(_first, found), in_place=False, words={})
+    asked = settings(words, arms=arms, at=at, seeds=seeds)
+    # with decay_steps given, a later steps= leaves the schedule as it is
+    asked = replace(asked, config=replace(asked.config, decay_steps=asked.config.cosine_end))
+    _check(asked, 0, asked.at)
+    return Origin(settings=asked, beginning=partial(_first, asked), in_place=False, words={})
 
 
 def earlier(
@@ -81,8 +81,9 @@ def earlier(
     seeds: str | None,
     is_branch: bool,
 ) -> Origin:
-    """A run that goes on from a checkpoint of `folder`, in place or as a branch. Raises
-    UsageError.
+    """Return a run that continues from a checkpoint of `folder`, in place or as a branch.
+
+    Raises UsageError.
     """
     known = [s for s in checkpoint.steps(folder) if first is None or s <= first]
     if first is not None and checkpoint.steps(folder) and not known:
@@ -95,17 +96,16 @@ def earlier(
     if seeds:
         raise bad("--seeds", seeds, "a branch keeps the seeds of its run; leave it out")
     asked = settings(words, arms=arms, at=at, before=plain(before.config))
-    last = max(
-        before.config.steps, *checkpoint.steps(folder)
-    )  # a run that went on has more steps than its early checkpoints say
+    # a run that went on has more steps than its early checkpoints say
+    last = max(before.config.steps, *checkpoint.steps(folder))
     if step > last:
         raise bad("--from", step, f"{folder} ends at step {last}")
     if step > meta["step"] and not has_device(before.config):
-        told = (
+        repair = (
             f"the steps from {meta['step']} on would be done again, with"
-            f" engine={before.config.engine}, and JAX sees no GPU"
+            f" engine={before.config.engine}, and JAX sees no GPU; give --from {meta['step']}"
         )
-        raise bad("--from", step, f"{told}; give --from {meta['step']}")
+        raise bad("--from", step, repair)
     if asked.config.steps < step:
         raise bad(
             "steps",
@@ -144,24 +144,20 @@ def earlier(
 
 
 def _notes(before: Settings, found: Settings, step: int, folder: Path) -> tuple[str, ...]:
-    """That the rate's end stays where it was although there are more steps now."""
+    """Return the note that the rate's end stays where it was although there are more steps now."""
     end, steps = found.config.cosine_end, found.config.steps
     if not (steps > before.config.steps and end < steps and end == before.config.cosine_end):
         return ()
-    told = (
+    note = (
         f"decay_steps stays {end}: from there to step {steps} the learning rate is min_lr ="
-        f" {found.config.min_lr:g}"
+        f" {found.config.min_lr:g}; for a longer schedule: roundscope train --resume {folder}"
+        f" --from {step} --out NEW steps={steps} decay_steps={steps}"
     )
-    return (
-        (
-            f"{told}; for a longer schedule: roundscope train --resume {folder} --from {step} --out"
-            f" NEW steps={steps} decay_steps={steps}"
-        ),
-    )
+    return (note,)
 
 
 def recorded(origin: Origin) -> dict[str, Any]:
-    """The columns of the log's table runs."""
+    """Return the columns of the log's table runs."""
     found = origin.settings
     arms = [
         {
@@ -204,7 +200,7 @@ def _later(
 
 
 def settings_of(meta: dict[str, Any]) -> Settings:
-    """The settings of the run whose checkpoint says `meta`."""
+    """Return the settings of the run whose checkpoint has the meta data `meta`."""
     arms = tuple(
         Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"])
         for a in meta["arms"]
@@ -219,7 +215,7 @@ def settings_of(meta: dict[str, Any]) -> Settings:
 def _branch(
     before: Settings, asked: Settings, step: int, *, has_arms: bool, folder: Path
 ) -> tuple[Settings, list[int]]:
-    """The settings of a branch, and of which arm each of its arms goes on.
+    """Return the settings of a branch, and which arm each of its arms continues.
 
     What applied before `step` belongs to the arms from here on.
     """
@@ -267,7 +263,7 @@ def _changed(old: Config, now: Config, free: Sequence[str]) -> bool:
 
 
 def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None:
-    """What only a run can say: plans, data, and steps that it never reaches."""
+    """Check what only a run can: plans, data, and that it reaches the steps of its changes."""
     groups.numbers(found)
     for batches in loop.batches_of(found).values():
         batches.batch(step)
@@ -281,7 +277,7 @@ def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None
 
 
 def _check_data(found: Settings, meta: dict[str, Any], folder: Path) -> None:
-    """The same data as before, unless another was asked for."""
+    """Check that the data are the same as before, unless other data were asked for."""
     now = next(iter(loop.batches_of(found).values())).about
     if found.config.data == meta["config"]["data"] and now.get("fingerprint") != meta["data"].get(
         "fingerprint"

@@ -1,4 +1,4 @@
-"""The log of a training run: RUN/run.sqlite, which can be read while the run goes on.
+"""The log of a training run: RUN/run.sqlite, which can be read while the run continues.
 
 runs    one row per start of the command: its config, arms, data, versions, device, where it began
 steps   one row per arm and step: loss, gradient_norm, lr
@@ -54,14 +54,15 @@ TABLES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {  # columns, key
 
 
 class Log:
-    """A log that is open for writing; made by `writing`. Rows wait for `commit`."""
+    """A log that is open for writing; made by `writing`. Rows are on the disk after `commit`."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.connection, self.path = connection, path
 
     def begin(self, step: int, **columns: Any) -> None:
-        """A row of `runs`, and no row of another table from `step` on: those steps are computed
-        again, to the same bits.
+        """Add a row of `runs`, and delete the rows of other tables from `step` on.
+
+        Those steps are computed again, to the same bits.
         """
         with explained(self.path):
             for table in ("steps", "heads", "sites", "alarms"):
@@ -80,8 +81,9 @@ class Log:
         self.commit()
 
     def add(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows with the columns of the first; NaN becomes NULL. Raises StorageError (a full
-        disk).
+        """Add rows with the columns of the first; NaN becomes NULL.
+
+        Raises StorageError (a full disk).
         """
         if not rows:
             return
@@ -94,9 +96,7 @@ class Log:
             self.connection.executemany(text, ([row[c] for c in columns] for row in rows))
 
     def running(self) -> dict[tuple[str, int, int], tuple[float, float]]:
-        """(arm, layer, head) -> sum of the delta errors of all monitored rows so far, and of their
-        squares.
-        """
+        """Return the sums of monitored delta errors and their squares, by (arm, layer, head)."""
         text = (
             "SELECT arm, layer, head, total(delta_sum), total(delta_square) FROM heads GROUP BY"
             " arm, layer, head"
@@ -105,16 +105,16 @@ class Log:
             return {tuple(row[:3]): tuple(row[3:]) for row in self.connection.execute(text)}
 
     def commit(self) -> None:
-        """What was added is on the disk when this returns."""
+        """Write what was added; it is on the disk when this returns."""
         with explained(self.path):
             self.connection.commit()
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Log]:
-    """Opens the log of a run's folder, new or old, and holds the folder.
+    """Open the log of a run's folder, new or old, and hold the folder.
 
-    Raises StorageError if another process does.
+    Raises StorageError if another process holds it.
     """
     path = (folder / NAME).resolve()
     with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
@@ -136,7 +136,7 @@ def writing(folder: Path) -> Iterator[Log]:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is the log of a training run."""
+    """Return whether a file is the log of a training run."""
     if not path.is_file():
         return False
     try:
@@ -150,7 +150,7 @@ def is_log(path: Path) -> bool:
 
 
 def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any]]:
-    """All rows of a table in the order of its key, of one arm if given.
+    """Return all rows of a table in the order of its key, of one arm if given.
 
     Raises UsageError where there is no run.
     """

@@ -1,6 +1,4 @@
-"""What rows of causal attention are in exact arithmetic, and what their sums make of the gradient
-of W_Q.
-"""
+"""Rows of causal attention in exact arithmetic, and their part in the gradient of W_Q."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +8,11 @@ from jax import Array
 def drift(
     scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array
 ) -> tuple[Array, Array]:
-    """(|R|, |dW_Q|) of every head: what sums of dS's rows make of the gradient of W_Q, and all of
-    it.
+    """Return (|R|, |dW_Q|) of every head: the part of dW_Q from sums of dS's rows, and the whole.
 
-    rows (heads, T): the sums;  x (heads, T, D): what W_Q reads;  R = scale sum_t rows[t] x[t]^T
-                                PK[t]
+    rows   (heads, T): the sums;  x (heads, T, D): what W_Q reads
+
+    R = scale sum_t rows[t] x[t]^T PK[t].
     """
     pk = jnp.einsum("nts,nsh->nth", softmax(scale, q, k), k)
     made = jnp.einsum("nt,ntd,nth->ndh", scale * rows, x.astype(pk.dtype), pk)
@@ -23,11 +21,11 @@ def drift(
 
 
 def softmax(scale: float, q: Array, k: Array) -> Array:
-    """Causal P, (heads, T, T)."""
+    """Return causal P, (heads, T, T)."""
     s = scale * jnp.einsum("nth,nsh->nts", q, k)
     return jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[1:], bool)), s, -jnp.inf), axis=-1)
 
 
 def exact_delta(scale: float, q: Array, k: Array, v: Array, do: Array) -> Array:
-    """rowsum(dO O) of causal attention, (heads, T), in the arrays' own binary64."""
+    """Return rowsum(dO O) of causal attention, (heads, T), in the arrays' own binary64."""
     return (jnp.einsum("nts,nsh->nth", softmax(scale, q, k), v) * do).sum(-1)

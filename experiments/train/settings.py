@@ -1,13 +1,13 @@
-"""What `roundscope train` was asked for: a TOML file and words -> `Settings`.
+"""The settings of `roundscope train`: a TOML file and words make `Settings`.
 
-Both know the same keys.
+Both have the same keys.
 
 file    layers = 4 ...: the fields of Config;  seeds = [0, 1];  [arms] name = "change; change";
         [at] 300 = "change"
-words   layers=4 ... of the same keys, over the file; --seeds, --arm NAME=TEXT and --at STEP TEXT
-        replace the file's
-warmup  left out: a tenth of steps (of decay_steps, if given), at most 100
-arms    every seed of every arm is one run; all arms of a seed see the same batches. In an arm's
+words   layers=4 ... of the same keys, which replace those of the file; --seeds, --arm NAME=TEXT
+        and --at STEP TEXT replace the file's
+warmup  by default a tenth of steps (of decay_steps, if given), at most 100
+arms    every seed of every arm is one run; all arms of a seed have the same batches. In an arm's
         text, lr=1e-2 sets its peak rate
 """
 
@@ -32,8 +32,10 @@ ONLY = "run"  # the name of an arm that nobody named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One run among several of one shape: its name, its changes, its peak learning rate, its seed
-    (added to the config's two).
+    """One run among several of one shape.
+
+    name, changes   its name and changes;  lr: its peak learning rate
+    seed            added to the config's two seeds
     """
 
     name: str
@@ -59,7 +61,7 @@ def settings(
     seeds: str | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The settings that words and options ask for, on top of those of an earlier run.
+    """Return the settings that words and options ask for, on top of those of an earlier run.
 
     Raises UsageError naming key, value and repair.
     """
@@ -68,11 +70,10 @@ def settings(
         raise bad(
             "CONFIG", files[1], f"{files[0]} is given already; one file, and words for what differs"
         )
-    given = (
-        dict(before or {})
-        | (_file(Path(files[0])) if files else {})
-        | _words([w for w in words if w not in files])
-    )
+    given = dict(before or {})
+    if files:
+        given |= _file(Path(files[0]))
+    given |= _words([w for w in words if w not in files])
     tables = {name: given.pop(name) for name in TABLES if name in given}
     config = _config({name: typed(name, value) for name, value in given.items()})
     named = _named(arms) or tables.get("arms") or {ONLY: ""}
@@ -91,14 +92,17 @@ def settings(
 
 
 def _config(given: Mapping[str, Any]) -> Config:
-    """Without a warmup: a tenth of the steps that the rate takes to its end, at most Config's."""
+    """Return the config.
+
+    Its default warmup is a tenth of the steps to the rate's end, at most Config's.
+    """
     usual = Config()
     end = given.get("decay_steps") or given.get("steps", usual.steps)
     return Config(**{"warmup": min(usual.warmup, end // 10), **given})
 
 
 def typed(name: str, value: Any) -> Any:
-    """A value of the field `name` in its type, from TOML's or from text.
+    """Return a value of the field `name` in its type, from TOML's or from text.
 
     Raises UsageError naming both and the repair.
     """
@@ -119,7 +123,7 @@ def typed(name: str, value: Any) -> Any:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """A config as `settings(before=...)` takes it and JSON knows it."""
+    """Return a config as `settings(before=...)` takes it, in types of JSON."""
     values = {f.name: getattr(config, f.name) for f in fields(config)}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
@@ -140,38 +144,36 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _words(words: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for word in words:
-        name, given, value = word.partition("=")
-        if not given:
+        name, equals, value = word.partition("=")
+        if not equals:
             raise bad(
                 "KEY=VALUE", word, "write a setting as lr=1e-2, or name a file that ends in .toml"
             )
         if name in TABLES or name not in TYPES:
-            raise UsageError(
-                f"--{name}: give it as an option"
-                if name in TABLES
-                else unknown("setting", name, TYPES)
-            )
-        if name in found:
-            raise bad(name, value, f"is given already, as {found[name]}")
-        found[name] = value
-    return found
+            if name in TABLES:
+                raise UsageError(f"--{name}: give it as an option")
+            raise UsageError(unknown("setting", name, TYPES))
+        if name in given:
+            raise bad(name, value, f"is given already, as {given[name]}")
+        given[name] = value
+    return given
 
 
 def _named(arms: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for text in arms:
-        name, given, changes = text.partition("=")
-        if not given or not name.strip() or name in found:
+        name, equals, changes = text.partition("=")
+        if not equals or not name.strip() or name in named:
             raise bad(
                 "--arm",
                 text,
                 "write NAME=TEXT with a name of its own, as in  wide='site=O -> fp32'; NAME= alone"
                 " changes nothing",
             )
-        found[name.strip()] = changes
-    return found
+        named[name.strip()] = changes
+    return named
 
 
 def _table(name: str, value: Any) -> dict[str, str]:

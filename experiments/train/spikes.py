@@ -1,20 +1,20 @@
-"""When a training run goes wrong: spikes and lasting rises of a series, and values that are not
-finite.
+"""When a training run goes wrong: spikes and lasting rises of a series, and non-finite values.
 
-w      the last 100 values that were no spike, at least 20;  m = median(w);  s = max(1.4826 median|w
-                                        - m|, 0.005 |m|)
+w      the last 100 values that were no spike, at least 20;  m = median(w);
+       s = max(1.4826 median|w - m|, 0.005 |m|)
 spike  x > m + 8 s, three steps in a row. It ends with the first value below
 rise   m > (lowest m so far) + 0.5, for losses, in nats
 stay   a spike of the loss that does not end: of its steps each x > m + 8 s counts 1 and each below
        takes 3 away again, up to 100
 growth of gradient norms: the median of the last 20 > 10 times the lowest such median so far
+
 A loss has diverged with its first rise, stay or value that is not finite, and none of them ends.
 
-The median and the spread about it do not move when a spike enters; a loss that falls makes the rule
-late, never early. Gradient norms are judged by their logarithm, since their spread grows with their
-size. The rule knows no paper: neither what makes a loss rise nor how high. Of independent noise
-with the tails of Student's t with 3 degrees of freedom, a value is above m + 8 s with probability
-0.0014, three in a row once in 10^8 steps.
+The median and the spread about it do not change when a spike enters; a loss that falls makes the
+rule late, never early. Gradient norms are judged by their logarithm, since their spread grows with
+their size. The rule depends on no paper: neither on what makes a loss rise nor on how high. For
+independent noise with the tails of Student's t with 3 degrees of freedom, a value is above m + 8 s
+with probability 0.0014, three in a row once in 10^8 steps.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
-# of norms: the steps of a median, and how many times the lowest so far it must be
-RECENT = 20
-GROWTH = 10.0
+RECENT = 20  # steps of a median of gradient norms
+GROWTH = 10.0  # how many times the lowest such median so far it must be
 BELOW = 3  # high values that one below takes away: a stay has at most one of these in four
 RULE = (
     "An arm has diverged at the first step where its loss is not finite, where the median of its"
@@ -37,8 +36,10 @@ RULE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something at a step: `series` of arm number `arm` is 'not finite', or a 'spike', a 'rise', a
-    'stay', 'growth' or 'drift' above `limit`.
+    """An event at a step in one series of arm number `arm`.
+
+    kind    'not finite', or a 'spike', 'rise', 'stay', 'growth' or 'drift' above `limit`
+    value   that of the series at the step
     """
 
     step: int
@@ -50,7 +51,7 @@ class Alarm:
 
     @property
     def delay(self) -> int:
-        """Steps by which an alarm may come after what it reports."""
+        """The number of steps by which an alarm may come after what it reports."""
         return {
             "not finite": 1,
             "spike": IN_A_ROW,
@@ -62,7 +63,7 @@ class Alarm:
 
     @property
     def diverged(self) -> int | None:
-        """The step at which the arm has diverged, None if the alarm does not say so.
+        """The step at which the arm has diverged, None if the alarm does not mean that.
 
         A stay is known 99 steps after it began.
         """
@@ -74,9 +75,9 @@ class Alarm:
 class Watch:
     """Follows one series of every arm.
 
-    It keeps: accepted values, how many, high ones in a row, how long they stayed high, the lowest
-    median, what is going on; the last values of all, and the lowest median of such. growth: by how
-    much that median may rise above it.
+    It keeps the accepted values and their number, the number of high ones in a row, how long they
+    stayed high, the lowest median, and which alarms have not ended; for growth it keeps the last
+    values of all, and the lowest median of such. growth: by how much that median may rise above it.
     """
 
     def __init__(
@@ -92,16 +93,12 @@ class Watch:
         self.recent, self.least = np.full((RECENT, arms), np.nan), np.full(arms, np.inf)
         self.grown = np.zeros(arms, bool)
         self.values = np.full((WINDOW, arms), np.nan)
-        self.count, self.row, self.stayed = (
-            np.zeros(arms, int),
-            np.zeros(arms, int),
-            np.zeros(arms, int),
-        )
+        self.count, self.row, self.stayed = (np.zeros(arms, int) for _ in range(3))
         self.lowest = np.full(arms, np.nan)
         self.risen, self.lost = np.zeros(arms, bool), np.zeros(arms, bool)
 
     def update(self, step: int, values: np.ndarray) -> list[Alarm]:
-        """What begins at this step; values (arms,)."""
+        """Return the alarms that begin at this step; values (arms,)."""
         with np.errstate(divide="ignore", invalid="ignore"):
             x = np.log(values) if self.logarithm else np.asarray(values, float)
         x = np.where(np.isneginf(x), -700.0, x)  # a gradient of 0
@@ -110,41 +107,35 @@ class Watch:
         high = finite & (self.count >= LEAST) & (x > limit)
         self.row = np.where(high, self.row + 1, 0)
         self.stayed = np.clip(self.stayed + np.where(high, 1, -BELOW), 0, WINDOW)
-        staying = (
-            (self.stayed == WINDOW) & ~self.risen & np.isfinite(self.rise)
-        )  # a norm that stays higher is no divergence
+        # not for norms: one that stays higher is no divergence
+        staying = (self.stayed == WINDOW) & ~self.risen & np.isfinite(self.rise)
         rising = (self.count >= WINDOW) & (middle > self.lowest + self.rise) & ~self.risen
         self.lowest = np.where(self.count >= WINDOW, np.fmin(self.lowest, middle), self.lowest)
-        found = [
-            self._alarm(step, a, "not finite", values, np.inf)
-            for a in np.flatnonzero(~finite & ~self.lost)
+        kinds = (
+            ("not finite", ~finite & ~self.lost, np.full(x.shape, np.inf)),
+            ("spike", self.row == IN_A_ROW, limit),
+            ("rise", rising, self.lowest + self.rise),
+            ("stay", staying, limit),
+        )
+        alarms = [
+            self._alarm(step, a, kind, values, self._shown(bound[a]))
+            for kind, where, bound in kinds
+            for a in np.flatnonzero(where)
         ]
-        found += [
-            self._alarm(step, a, "spike", values, self._shown(limit[a]))
-            for a in np.flatnonzero(self.row == IN_A_ROW)
-        ]
-        found += [
-            self._alarm(step, a, "rise", values, self._shown(self.lowest[a] + self.rise))
-            for a in np.flatnonzero(rising)
-        ]
-        found += [
-            self._alarm(step, a, "stay", values, self._shown(limit[a]))
-            for a in np.flatnonzero(staying)
-        ]
-        found += self._growing(step, x, values)
+        alarms += self._growing(step, x, values)
         self.risen, self.lost = self.risen | rising | staying, self.lost | ~finite
         self._accept(x, finite & ~high)
-        return found
+        return alarms
 
     def going_on(self) -> np.ndarray:
-        """Arms (arms,) with an alarm that has not ended."""
+        """Return which arms (arms,) have an alarm that has not ended."""
         return np.asarray(self.risen | self.lost | self.grown | (self.row >= IN_A_ROW))
 
     def _growing(self, step: int, x: np.ndarray, values: np.ndarray) -> list[Alarm]:
         if np.isinf(self.growth):
             return []
         self.recent = np.concatenate([self.recent[1:], np.where(np.isfinite(x), x, np.nan)[None]])
-        middle = np.median(self.recent, axis=0)  # NaN until all are there
+        middle = np.median(self.recent, axis=0)  # NaN until there are RECENT values
         growing = (middle > self.least + self.growth) & ~self.grown
         found = [
             self._alarm(step, a, "growth", values, self._shown(self.least[a] + self.growth))
@@ -154,9 +145,8 @@ class Watch:
         return found
 
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
-        values = np.where(
-            self.count > 0, self.values, 0.0
-        )  # of an arm without any, nothing is asked
+        # zeros for an arm without values, whose limits nothing uses
+        values = np.where(self.count > 0, self.values, 0.0)
         middle = np.nanmedian(values, axis=0)
         spread = 1.4826 * np.nanmedian(np.abs(values - middle), axis=0)
         return middle, middle + FACTOR * np.maximum(spread, 0.005 * np.abs(middle))
@@ -180,15 +170,15 @@ class Watch:
         )
 
     def state(self) -> dict[str, Any]:
-        """All that the next update depends on, as JSON knows it."""
+        """Return all that the next update depends on, as types of JSON."""
         of_growth = () if np.isinf(self.growth) else ("recent", "least", "grown")
         names = ("values", "count", "row", "stayed", "lowest", "risen", "lost", *of_growth)
         return {name: [_written(v) for v in getattr(self, name).ravel().tolist()] for name in names}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
-        """Goes on from a `state()`, also an old one without `stayed` or what growth needs.
+        """Continue from a `state()`, also from an old one without `stayed` or what growth needs.
 
-        arms: which of its arms each of ours continues
+        arms: which of its arms each of ours continues.
         """
         for name, kept in state.items():
             own = getattr(self, name)
@@ -198,32 +188,33 @@ class Watch:
 
 
 def _written(value: Any) -> Any:
-    """A number as JSON knows it: None for NaN, "inf" for infinity."""
+    """Return a number as JSON has it: None for NaN, "inf" for infinity."""
     return None if value != value else str(value) if value in (np.inf, -np.inf) else value
 
 
 def watches(arms: int) -> tuple[Watch, Watch]:
-    """Of the loss and of the gradient norm."""
+    """Return the watches of the loss and of the gradient norm."""
     return Watch("loss", arms), Watch(
         "gradient norm", arms, logarithm=True, rise=np.inf, growth=float(np.log(GROWTH))
     )
 
 
 def divergences(found: Sequence[Alarm]) -> dict[int, int]:
-    """Arm -> the step at which it has diverged by `RULE`, of alarms of one step of a `Watch`; arms
-    that have not are left out.
+    """Return arm -> the step at which it has diverged by `RULE`, from the alarms of one step.
+
+    Arms that have not diverged are left out.
     """
     steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
     return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
 
 
 def growth(norms: np.ndarray) -> list[int | None]:
-    """Of gradient norms (steps, arms) from step 0 on, the first step of each arm at which they have
-    grown for good; None without one.
+    """Return the first step of each arm at which its gradient norms have grown for good, or None.
 
-    That is where the median of the last 20 is more than 10 times the lowest such median before. A
-    norm that is not finite counts as infinitely large. It may come a hundred steps before the loss
-    shows anything; it is no divergence, for a norm can shrink again.
+    norms are (steps, arms) from step 0. The step is where the median of the last 20 is more than 10
+    times the lowest such median before. A norm that is not finite counts as infinitely large.
+    Growth may come a hundred steps before the loss shows anything; it is no divergence, for a norm
+    can shrink again.
     """
     if len(norms) <= RECENT:
         return [None] * norms.shape[1]

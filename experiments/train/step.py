@@ -1,5 +1,6 @@
-"""One step of one arm, whatever the model: gradients, clipping, AdamW; `compiled` makes an
-executable of many.
+"""One step of one arm, whatever the model: gradients, clipping, AdamW.
+
+`compiled` makes an executable of many.
 """
 
 from collections.abc import Callable
@@ -24,12 +25,15 @@ def one(
     loss: Callable[[Any], Array],
     trained: Callable[[Any], Any] = lambda updates: updates,
 ) -> Seen:
-    """An arm after a step, its loss, and the norm of its gradients before clipping, both at the
-    weights that came in.
+    """Return an arm after a step, its loss, and the norm of its gradients before clipping.
 
-    config   the optimizer's numbers; lr: the peak, of which `optimiser.rate` makes the step's own
-    loss     of the parameters
-    trained  gradients, and what is added to the weights, as used: 0 where a parameter stands still
+    Loss and norm are those at the weights before the step.
+
+    config   the optimizer's numbers
+    lr       the peak, from which `optimiser.rate` computes the step's rate
+    loss     a function of the parameters
+    trained  returns gradients, and what is added to the weights, as used: 0 where a parameter is
+             fixed
     """
     value, gradients = jax.value_and_grad(loss)(state.params)
     gradients = trained(gradients)
@@ -44,5 +48,5 @@ def one(
 
 
 def compiled(all_arms: Callable[..., Seen]) -> Callable[..., Seen]:
-    """The step of all arms as one executable: same inputs, same device, same bits."""
+    """Return the step of all arms as one executable: same inputs and device give the same bits."""
     return jax.jit(all_arms, compiler_options=deterministic())

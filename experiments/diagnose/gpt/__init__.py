@@ -1,1 +1,1 @@
-"""The GPT: its units (layer, head, event), its run, its replays."""
+"""The diagnosis of a GPT: its units (layer, head, event), its run, its replays."""

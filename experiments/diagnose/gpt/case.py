@@ -1,6 +1,4 @@
-"""The run to diagnose: its folder, the arm that failed and when, and the checkpoints from which it
-can be replayed.
-"""
+"""The run to diagnose: its folder, the arm that failed and when, and its usable checkpoints."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,7 +16,7 @@ from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
 
-# steps that a replay goes on behind the alarm: a failure may come later in it, by other bits
+# steps that a replay goes on after the alarm: with other bits a failure may come later
 MARGIN = 100
 LONGEST = 5  # margins of the longest window, for failures that come at very different steps
 BACK = (12, 25, 50, 100, 200, 400)  # steps before the failure at which replays may begin
@@ -27,12 +25,13 @@ GREW = "growth"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An arm's failure: kind 'not finite', 'rise', 'stay' or 'spike', of the loss above `limit`; or
-    'growth' of its gradient norm.
+    """An arm's failure.
 
-    step   from which it counts;  seen: when it was known;  before: a step that lies before it, and
-           before any alarm of loss or gradient norm in the 100 steps ahead of it: the damage may be
-           done before the loss shows it
+    kind    'not finite', 'rise', 'stay' or 'spike', of the loss above `limit`; or 'growth' of its
+            gradient norm
+    step    the step from which it counts;  seen: the step at which it was known
+    before  a step before it, and before any alarm of loss or gradient norm in the 100 steps ahead
+            of it: the damage may be done before the loss shows it
     """
 
     arm: str
@@ -47,14 +46,16 @@ class Failure:
 class Case:
     """A run, one of its arms, and where to replay it.
 
-    failure   None if the arm never failed;  grown: the step at which its gradient norm had grown
-              (`spikes.growth`), None without
-    known     steps of checkpoints that serve, the last first
-    starts    steps from which replays may begin, the latest first: some on the way from a
-              checkpoint to the failure, and checkpoints; with --from one only
-    first     the step of --from, None if it was left out;  until: the replays' last step,
-              exclusive;  longest: that of the longest
+    failure   None if the arm never failed
+    grown     the step at which its gradient norm had grown (`spikes.growth`), None without
+    known     steps of usable checkpoints, the last first
+    starts    steps from which replays may begin, the latest first: some between a checkpoint and
+              the failure, and checkpoints; with --from one only
+    first     the step of --from, None if it was left out
+    until     the replays' last step, exclusive;  longest: that of the longest
+    last      the step of the last checkpoint
     losses, norms   of the arm, from the log, a number for every step (NaN: not finite)
+    about     the device and versions of the log
     """
 
     folder: Path
@@ -74,27 +75,29 @@ class Case:
 
     @property
     def own(self) -> Arm:
-        """The arm."""
+        """The arm that is diagnosed."""
         return self.settings.arms[self.arm]
 
     def plans(self, step: int) -> Any:
-        """Its plan per layer and head at a step; not of plan = "jax"."""
+        """Return the arm's plan per layer and head at a step; not for plan = "jax"."""
         found = plans_at(self.settings, self.own, step)
         assert found is not None
         return found
 
     @property
     def failed(self) -> int:
-        """The step by which replays fail: that of the growth of the gradient norm, if it comes
-        before that of the loss.
+        """The step by which replays fail.
+
+        It is that of the growth of the gradient norm, if it comes before that of the loss.
         """
         assert self.failure is not None
         return self.failure.step if self.grown is None else min(self.grown, self.failure.step)
 
     @property
     def looked(self) -> int:
-        """The last step before the failure with a loss below the alarm's limit and a finite
-        gradient so far.
+        """The last step before the failure that has a loss below the alarm's limit.
+
+        The gradient norms up to it are finite.
         """
         assert self.failure is not None
         steps = [
@@ -110,19 +113,20 @@ class Case:
 
     @property
     def is_random(self) -> bool:
-        """Whether its plan draws random bits."""
+        """Whether the arm's plan draws random bits."""
         return is_random(self.plans(self.until))
 
     @property
     def units(self) -> Any:
-        """All units that are low in some step of the window."""
+        """All units that round in some step of the window."""
         steps = {self.known[-1], *(step for step, _ in self.settings.at if step < self.until)}
         return frozenset().union(*(units_of(self.plans(step)) for step in steps))
 
 
 def case(folder: Path, *, arm: str | None, first: int | None, until: int | None) -> Case:
-    """What to diagnose. Raises UsageError for a folder without a run, a name, or steps that it has
-    not.
+    """Return what to diagnose.
+
+    Raises UsageError for a folder without a run, a name that it lacks, or steps that it lacks.
     """
     known = checkpoint.steps(folder)
     if not (folder / record.NAME).is_file() or not known:
@@ -147,9 +151,9 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
     grown = None if grown is not None and first is not None and first >= grown else grown
     usable = _usable(known, failure, grown, first)
     end = _until(failure, until, usable[0] if first is None else first, known[-1])
-    longest = (
-        end if until is not None or failure is None else max(end, failure.seen + LONGEST * MARGIN)
-    )
+    longest = end
+    if until is None and failure is not None:
+        longest = max(end, failure.seen + LONGEST * MARGIN)
     step = None if failure is None else failure.step if grown is None else min(grown, failure.step)
     about = record.rows(folder, "runs")[-1]
     return Case(
@@ -171,15 +175,13 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
 
 
 def _series(folder: Path, arm: str) -> tuple[dict[int, float], dict[int, float]]:
-    """Losses and gradient norms by step."""
+    """Return losses and gradient norms by step."""
     rows = record.rows(folder, "steps", arm)
 
-    def number(x):
-        return math.nan if x is None else x
+    def by_step(name: str) -> dict[int, float]:
+        return {r["step"]: math.nan if r[name] is None else r[name] for r in rows}
 
-    return {r["step"]: number(r["loss"]) for r in rows}, {
-        r["step"]: number(r["gradient_norm"]) for r in rows
-    }
+    return by_step("loss"), by_step("gradient_norm")
 
 
 def _grown(norms: dict[int, float]) -> int | None:
@@ -189,21 +191,21 @@ def _grown(norms: dict[int, float]) -> int | None:
 
 
 def _on_xla(settings: Settings) -> Settings:
-    """Replays edit plans, which fused kernels do not take as data; the XLA engine's attention has
-    the same bits.
+    """Return the settings with the XLA engine, whose attention has the same bits.
+
+    Replays edit plans, which fused kernels do not take as data.
     """
-    return (
-        settings
-        if settings.config.plan == JAX
-        else replace(settings, config=replace(settings.config, engine=XLA))
-    )
+    if settings.config.plan == JAX:
+        return settings
+    return replace(settings, config=replace(settings.config, engine=XLA))
 
 
 def _failure(
     alarms: list[dict[str, Any]], series: dict[str, tuple[dict[int, float], dict[int, float]]]
 ) -> Failure | None:
-    """The first divergence of these arms; without any the first growth of a gradient norm, without
-    that the first spike of a loss.
+    """Return the first divergence of these arms.
+
+    Without any it is the first growth of a gradient norm, without that the first spike of a loss.
     """
     found = [(a, _alarm(a)) for a in alarms if a["arm"] in series and a["series"] == "loss"]
     diverged = [
@@ -248,7 +250,7 @@ def _alarm(row: dict[str, Any]) -> Alarm:
 def _usable(
     known: list[int], failure: Failure | None, grown: int | None, first: int | None
 ) -> tuple[int, ...]:
-    """Steps of checkpoints from which the failure can be replayed, the last first."""
+    """Return the steps of checkpoints from which the failure can be replayed, the last first."""
     if first is not None:
         before = [s for s in known if s <= first]
         if not before:
@@ -274,18 +276,16 @@ def _usable(
 
 
 def _starts(usable: tuple[int, ...], failed: int | None) -> tuple[int, ...]:
-    """Steps on the way from the last of the checkpoints to the failure, then checkpoints further
-    and further back, the earliest too.
+    """Return steps between the last of the checkpoints and the failure, then earlier checkpoints.
+
+    These are further and further back, and include the earliest.
     """
     if failed is None:
         return usable[:1]
     steps = [failed - back for back in BACK if failed - back > usable[0]]
     for step in usable:
-        if (
-            not steps
-            or step in (usable[0], usable[-1])
-            or failed - step >= 2 * (failed - steps[-1])
-        ):
+        at_end = not steps or step in (usable[0], usable[-1])
+        if at_end or failed - step >= 2 * (failed - steps[-1]):
             steps.append(step)
     return tuple(steps)
 
@@ -295,10 +295,8 @@ def _until(failure: Failure | None, until: int | None, first: int, last: int) ->
         raise bad("--from", first, f"the run fails at step {failure.step}; give a step before it")
     end = until if until is not None else failure.seen + MARGIN if failure else max(last, first + 1)
     if end <= (failure.seen if failure else first):
-        repair = (
-            f"the failure is known at step {failure.seen}; give a later one"
-            if failure
-            else f"give a step after {first}"
-        )
+        repair = f"give a step after {first}"
+        if failure:
+            repair = f"the failure is known at step {failure.seen}; give a later one"
         raise bad("--until", end, repair)
     return end

@@ -1,5 +1,6 @@
-"""Replays of a GPT's arm: as it was among the arms of its run, and changed, from one of its states,
-judged by the rules and the past of the run.
+"""Replays of a GPT's arm, from one of its states: as it was among the arms of its run, and changed.
+
+They are judged by the rules and the past of the run.
 """
 
 import hashlib
@@ -22,25 +23,28 @@ from roundscope.experiments.diagnose.replay.start import Own
 from roundscope.experiments.diagnose.replay.store import Store, digest
 from roundscope.experiments.results.machine import device
 from roundscope.experiments.train import checkpoint
+from roundscope.experiments.train.gpt.interventions import Plans
 from roundscope.experiments.train.groups import Group, numbers
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
 from roundscope.experiments.train.state import arm, pick
 
-EVERY = {"cpu": 5}  # steps between two looks at the device, by JAX's backend
-SELDOM = 25
+EVERY = {"cpu": 5}  # steps after which results are fetched from the device, by JAX's backend
+SELDOM = 25  # the same for all other backends
 AGAIN = 10  # steps of a second replay, where the log is of another device
 
 
-def AS_IT_WAS(plans):
+def AS_IT_WAS(plans: Plans) -> Plans:
+    """Return the plans unchanged."""
     return plans
 
 
 class Judge:
-    """Follows arms by the run's rule for losses (of a run that only spiked, its rule of spikes)
-    and, where the run's gradient norm grew, by the rule of growth: an arm has failed at the first
-    step of either.
+    """Decides by the run's own rules at which step each arm of a launch has failed.
+
+    These are the rule for losses (for a run that only spiked, its rule of spikes) and, where the
+    run's gradient norm grew, the rule of growth. An arm has failed at the first step of either.
     """
 
     def __init__(self, case: Case, watch: dict[str, Any], past: np.ndarray, arms: int) -> None:
@@ -52,12 +56,11 @@ class Judge:
         self.failed: list[int | None] = [None] * arms
 
     def update(self, first: int, losses: np.ndarray, norms: np.ndarray) -> None:
-        """Losses and gradient norms (steps, arms) of the steps from `first` on."""
+        """Take losses and gradient norms (steps, arms) of the steps from `first` on."""
         for number, row in enumerate(losses, start=first):
             alarms = self.watch.update(number, row)
-            for a, step in (
-                {x.arm: x.step for x in alarms} if self.spikes else divergences(alarms)
-            ).items():
+            steps = {x.arm: x.step for x in alarms} if self.spikes else divergences(alarms)
+            for a, step in steps.items():
                 self._fails(a, step)
         self.norms = np.concatenate([self.norms, norms])
         if self.case.grown is not None:
@@ -70,13 +73,16 @@ class Judge:
         self.failed[a] = step if now is None else min(now, step)
 
     def end(self, steps: int) -> None:
-        """Nothing: both rules know at each step what they say of it."""
+        """Do nothing: both rules decide at each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where changed arms begin: the arm's state before step `first`, what the spike rule remembers,
-    the gradient norms so far.
+    """Where changed arms begin.
+
+    first     the first step;  state: the arm's state before it
+    watch     what the spike rule remembers;  past: the gradient norms so far
+    sha256    of the state
     """
 
     case: Case
@@ -94,13 +100,16 @@ class Window:
         return [(n, plans_of(settings, trial, n)) for n in firsts]
 
     def group(self, trial: Trial) -> Hashable:
-        """The structure of its plans."""
+        """Return the structures of the trial's plans.
+
+        Trials with the same ones share an executable.
+        """
         return tuple(
             (n, structure(plans[0][0])) for n, plans in self._plans(trial) if n < self.case.longest
         )
 
     def name(self, trial: Trial) -> str:
-        """Of the state, the run, and the plans of all stages."""
+        """Return a digest of the state, the run, and the plans of all stages."""
         run = [
             self.sha256,
             plain(self.case.settings.config),
@@ -112,11 +121,11 @@ class Window:
         return digest(run, repr(self._plans(trial)))
 
     def judge(self, arms: int) -> Judge:
-        """With the past of the run."""
+        """Return a judge that knows the past of the run."""
         return Judge(self.case, self.watch, self.past, arms)
 
     def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Losses and gradient norms of the trials, vmapped."""
+        """Yield losses and gradient norms of the trials, which are vmapped."""
         group, batches = Trials(self.case, trials, self.state), batches_of(copies(self.case, 1))
         every = EVERY.get(jax.default_backend(), SELDOM)
         for start in range(self.first, until, every):
@@ -130,7 +139,7 @@ class Window:
 
 @dataclass(slots=True, kw_only=True)
 class Gpt:
-    """A GPT's arm as `replay.start` wants a model; states: those of its replay, by step."""
+    """A GPT's arm as the model of `replay.start`; states: those of its replay, by step."""
 
     case: Case
     store: Store
@@ -141,28 +150,27 @@ class Gpt:
 
     @property
     def units(self) -> Units:
-        """All units that are low in some step of the window."""
-        return self.case.units  # type: ignore[no-any-return]
+        """All units that round in some step of the window."""
+        units: Units = self.case.units
+        return units
 
     @property
     def others(self) -> str:
-        """What comes to mind where rounding is not it."""
+        """What to consider where rounding is not the cause."""
         return (
-            f"The learning rate, {self.case.own.lr:g}, comes to mind first; then data and the"
-            " linear layers."
+            f"Consider the learning rate, {self.case.own.lr:g}, first; then the data and the linear"
+            " layers."
         )
 
     @property
     def rule(self) -> str:
-        """By what a replay fails."""
-        return (
-            "its loss"
-            if self.case.grown is None
-            else "its gradient norm, ten times its lowest, or its loss"
-        )
+        """The quantity by which a replay fails, in words."""
+        if self.case.grown is None:
+            return "its loss"
+        return "its gradient norm, ten times its lowest, or its loss"
 
     def repair(self, units: Units, first: int) -> str:
-        """A branch of the run from step `first` on with these units exact."""
+        """Return a command that branches the run from step `first` on with these units exact."""
         name, change = self.case.own.name, change_words(units)
         return (
             f"roundscope train --resume {self.case.folder} --from {first} --arm '{name}={change}'"
@@ -180,12 +188,13 @@ class Gpt:
         return str(self.case.about["device"]).startswith(device("xla"))
 
     def exactly(self, units: Collection[Any]) -> Edit:
-        """The edit that makes units exact."""
+        """Return the edit that makes units exact."""
         return exactly(units)
 
     def own(self) -> Own:
-        """The arm replayed from the last checkpoint that serves until it fails, its states on the
-        way kept; or what was kept of it.
+        """Replay the arm from the last usable checkpoint until it fails, or read what was kept.
+
+        The states that are needed are kept.
         """
         case, first = self.case, self.case.known[0]
         keep = {n for n in (*case.starts, case.looked, first) if n >= first}
@@ -220,10 +229,9 @@ class Gpt:
     def _replay(
         self, first: int, until: int, keep: Collection[int]
     ) -> tuple[np.ndarray, np.ndarray, dict[int, Any]]:
-        """With the run's own arms of one executable, as they were: the same bits on the same
-        device.
+        """Replay with the run's own arms of one executable, as they were.
 
-        Ends where the arm has failed.
+        This gives the same bits on the same device. It ends where the arm has failed.
         """
         case = self.case
         members = next(group for group in numbers(case.settings) if case.arm in group)
@@ -249,22 +257,22 @@ class Gpt:
         return losses, norms, states
 
     def _again(self, first: int, losses: np.ndarray) -> bool:
-        """Whether some steps of a second replay have the same bits."""
+        """Return whether some steps of a second replay have the same bits."""
         second, _, _ = self._replay(first, first + AGAIN, ())
         return np.array_equal(second, losses[: len(second)], equal_nan=True)
 
     def equal(self, first: int, losses: np.ndarray) -> bool:
-        """Whether the log has these losses, bit for bit: they were computed twice, then."""
+        """Return whether the log has these losses, bit for bit: then they were computed twice."""
         logged = [self.case.losses.get(n, np.inf) for n in range(first, first + len(losses))]
         return all(same(a, b) for a, b in zip(logged, losses, strict=True))
 
     def alike(self, own: Own) -> tuple[int, int]:
-        """Losses of the log that the replay has with the same bits, and all that both have."""
+        """Return how many losses log and replay have with the same bits, and how many both have."""
         steps = [n for n in range(own.first, own.first + len(own.losses)) if n in self.case.losses]
         return sum(same(self.case.losses[n], own.losses[n - own.first]) for n in steps), len(steps)
 
     def failed(self, own: Own) -> int | None:
-        """The step at which the replayed arm failed."""
+        """Return the step at which the replayed arm failed."""
         judge = self._judge(own.first, checkpoint.load(self.case.folder, own.first)[1])
         judge.update(own.first, own.losses[:, None], own.norms[:, None])
         return judge.failed[0]
@@ -276,8 +284,9 @@ class Gpt:
         return np.array([self.case.norms.get(n, np.nan) for n in range(first)], float)
 
     def window(self, start: int) -> Window:
-        """Where arms begin that leave the run at step `start`: from its replay, or from a
-        checkpoint before it.
+        """Return the window of arms that leave the run at step `start`.
+
+        Its state is that of the arm's replay, or of a checkpoint before it.
         """
         case = self.case
         first = max(n for n in case.known if n <= start)
@@ -296,17 +305,17 @@ class Gpt:
 
 
 def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:
-    """What the spike rule kept of one arm's loss."""
+    """Return what the spike rule kept of one arm's loss."""
     watch = Watch("loss", 1)
     watch.restore(meta["watch"][0], [number])
     return watch.state()
 
 
 def same(logged: float, found: float) -> bool:
-    """Whether two losses have the same bits, or neither is finite."""
+    """Return whether two losses have the same bits, or neither is finite."""
     return logged == float(found) or not (np.isfinite(logged) or np.isfinite(found))
 
 
 def gpt(case: Case, folder: Path, clock: Clock) -> Gpt:
-    """A GPT's arm, its results kept in the folder."""
+    """Return a GPT's arm whose results are kept in the folder."""
     return Gpt(case=case, store=Store(folder), clock=clock, states={})

@@ -1,4 +1,4 @@
-"""`roundscope diagnose RUN`: the folder of a training run in; steps 1 to 6."""
+"""`roundscope diagnose RUN`: steps 1 to 6 for the folder of a training run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +31,10 @@ def diagnose_run(
     out: Path,
     progress: Progress,
 ) -> Findings:
-    """The diagnosis of one arm; out: where its replays are kept.
+    """Return the diagnosis of one arm; out: where its replays are kept.
 
-    Raises UsageError for a folder without a run, arms and steps that it has not, and a context too
-    short; StorageError for results that cannot be kept.
+    Raises UsageError for a folder without a run, arms and steps that it lacks, and a context that
+    is too short; StorageError for results that cannot be kept.
     """
     from roundscope.experiments.compile_cache import keep_compilations
 
@@ -58,8 +58,10 @@ def diagnose_run(
 
 
 def _subjects(chosen: Case, done: Replayed | None) -> tuple[int, list[Subject]]:
-    """What steps 3 to 6 look at: the state before the failure, or that at the beginning of the
-    replay if it has no finite dO any more; of a run that never failed the last one.
+    """Return (step, subjects) of the state that steps 3 to 6 examine.
+
+    It is the state before the failure, or that at the beginning of the replay if dO is no longer
+    finite; for a run that never failed it is the last one.
     """
     if done is None:
         return chosen.last, subjects(

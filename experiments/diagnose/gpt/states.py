@@ -1,6 +1,4 @@
-"""Steps 3 to 6 of a run: q, k, v, dO and X of an arm's state as subjects, and the replays of the
-repairs.
-"""
+"""Steps 3 to 6 of a run: tensors of an arm's state as subjects, and the replays of the repairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,14 +25,17 @@ from roundscope.experiments.train.gpt.step import plans_at
 from roundscope.experiments.train.groups import linears_at
 from roundscope.experiments.train.loop import batches_of
 
-TOKENS = 1024  # of a head that are looked at
+TOKENS = 1024  # tokens of a head that are examined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """What only a run has: the case, the step whose state steps 3 to 6 look at, steps 1 and 2
-    (None: it never failed), and what became of replays with a repair, by its name; rows:
-    `tensors.rows.shares` with the set of step 2 exact, of each layer.
+    """What only a run has.
+
+    case       the run;  step: that of the state which steps 3 to 6 examine
+    replayed   steps 1 and 2; None if the run never failed
+    survivals  the outcome of replays with a repair, by its name
+    rows       `tensors.rows.shares` with the set of step 2 exact, of each layer
     """
 
     case: Case
@@ -45,8 +46,9 @@ class RunPart:
 
 
 def subjects(case: Case, step: int, state: Any) -> list[Subject]:
-    """Every layer at a state (of one arm), on the batch of its step and those after it; its heads
-    apart where their plans differ.
+    """Return every layer at a state (of one arm), on the batch of its step and those after it.
+
+    Heads of a layer are separate subjects where their plans differ.
     """
     config, plans = case.settings.config, case.plans(step)
     batches = batches_of(case.settings)[case.own.seed]
@@ -82,12 +84,12 @@ def _request(plan: Plan, tile: int) -> Request:
 
 
 def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tuple[int, int]]:
-    """(subject, head) of every head in which some event must be exact."""
+    """Return (subject, head) for every head in which some event must be exact."""
     if replayed is None or replayed.guilty is None or not replayed.holds:
         return []
     names = by_head(replayed.guilty.found)
 
-    def own(x, head):
+    def own(x: Subject, head: str) -> str:
         return f"{x.layer.name.partition(',')[0]}, head {head}"
 
     return [
@@ -99,8 +101,9 @@ def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tu
 
 
 def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcome]:
-    """What becomes of the window under each repair and the sham; nothing where no rounding is at
-    fault.
+    """Return the outcome of the window under each repair and the sham.
+
+    It is empty where no rounding is at fault.
     """
     if replayed is None or replayed.cause is not Cause.ROUNDING:
         return {}
@@ -113,13 +116,10 @@ def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcom
         edits[SHAM] = lambda plans: noise(plans) or plans
     often = 1 if replayed.guilty is None else replayed.guilty.repeats
     times = {name: REPEATS if is_random(edit(plans)) else often for name, edit in edits.items()}
-    found = iter(
-        replayed.replayer(
-            [Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]
-        )
-    )
+    trials = [Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]
+    fates = iter(replayed.replayer(trials))
     return {
-        name: Outcome(units=frozenset(), fates=tuple(next(found) for _ in range(times[name])))
+        name: Outcome(units=frozenset(), fates=tuple(next(fates) for _ in range(times[name])))
         for name in edits
     }
 
@@ -127,8 +127,9 @@ def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcom
 def repaired_rows(
     replayed: Replayed | None, measured: Sequence[Measured], step: int
 ) -> list[np.ndarray]:
-    """What the rows of dS sum to with the set of step 2 exact (`tensors.rows.shares`); nothing
-    without a set that holds.
+    """Return `tensors.rows.shares`, the sums of rows of dS, with the set of step 2 exact.
+
+    It is empty without a set that holds.
     """
     if replayed is None or replayed.guilty is None or not replayed.holds:
         return []

@@ -1,6 +1,4 @@
-"""Trials: copies of one arm of a run that begin at its state and go on with edited plans,
-vmapped.
-"""
+"""Trials: copies of one arm of a run that begin at its state and continue with edited plans."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,14 +19,14 @@ from roundscope.experiments.train.settings import Settings
 
 
 def plans_of(settings: Settings, trial: Trial, number: int) -> Plans:
-    """The plans of a trial at a step; change: an edit of the plans of `settings`' first arm."""
+    """Return the plans of a trial at a step: an edit of the plans of `settings`' first arm."""
     plans = plans_at(settings, settings.arms[0], number)
     assert plans is not None
     return reseeded(trial.repeat)(trial.change(plans))
 
 
 class Trials(Group):
-    """Copies of one arm, each as its trial says."""
+    """Copies of one arm, each edited as its trial says."""
 
     def __init__(self, case: Case, trials: Sequence[Trial], state: Any) -> None:
         self.trials = trials
@@ -38,7 +36,7 @@ class Trials(Group):
         super().__init__(copies(case, len(trials)), list(range(len(trials))), many)
 
     def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
-        """As the parent, edited."""
+        """Return the plans of a step as the parent does, edited."""
         stage = self._stage(number)
         if stage not in self._plans:
             found = [plans_of(self.settings, trial, number) for trial in self.trials]
@@ -48,5 +46,5 @@ class Trials(Group):
 
 
 def copies(case: Case, count: int) -> Settings:
-    """The settings of so many copies of the case's arm."""
+    """Return the settings of `count` copies of the case's arm."""
     return replace(case.settings, arms=(case.own,) * count)

@@ -1,5 +1,6 @@
-"""Units of the search: one rounding event in one head of one layer; which the plan rounds, and the
-plans with some of them exact.
+"""Units of the search: one rounding event in one head of one layer.
+
+Here are those that a plan rounds, and the plans with some of them exact.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.sites import PRODUCTS
-from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Order
 from roundscope.experiments.diagnose.search.family import Blocks, Family
 from roundscope.experiments.diagnose.search.guilty import FEW
@@ -33,8 +34,9 @@ Units = frozenset[Unit]
 
 
 def units_of(plans: Plans) -> Units:
-    """The events that some plan rounds to fewer bits than FP32 has, steps of its sums included
-    (native sums have none).
+    """Return the events that some plan rounds to fewer bits than FP32 has.
+
+    Steps of sums count (native sums have none).
     """
     return frozenset(
         Unit(i, n, site)
@@ -46,7 +48,7 @@ def units_of(plans: Plans) -> Units:
 
 
 def is_low(plan: Plan, site: Site) -> bool:
-    """Whether an event, or the steps of its sum, have fewer than 24 bits."""
+    """Return whether an event, or the steps of its sum, have fewer than 24 bits."""
     own = plan[site].format.precision < WIDE
     if site not in PRODUCTS:
         return own
@@ -55,8 +57,9 @@ def is_low(plan: Plan, site: Site) -> bool:
 
 
 def exactly(units: Collection[Unit]) -> Edit:
-    """The plans with these events in FP32, sums' steps included; all else as it was, the structure
-    too.
+    """Return the edit that makes these events FP32, sums' steps included.
+
+    All else stays as it was, the structure too.
     """
     by_head: dict[tuple[int, int], list[Site]] = {}
     for layer, head, site in units:
@@ -71,69 +74,60 @@ def _lifted(plan: Plan, sites: Iterable[Site]) -> Plan:
     for site in sites:
         # stochastic rounding to FP32 stays stochastic: it is another program, and changes no more
         # than FP32 does
-        mode = (
-            RoundingMode.STOCHASTIC
-            if plan[site].mode is RoundingMode.STOCHASTIC
-            else RoundingMode.TIES_TO_EVEN
-        )
+        mode = RoundingMode.TIES_TO_EVEN
+        if plan[site].mode is RoundingMode.STOCHASTIC:
+            mode = RoundingMode.STOCHASTIC
         plan = plan.at(site, rounding("fp32", mode, seed=plan[site].seed))
         if site in PRODUCTS and is_low(plan, site):
-            plan = plan.adding(
-                site,
-                replace(
-                    plan.accumulator(site), step=rounding("fp32", plan.accumulator(site).step.mode)
-                ),
-            )
+            sums = plan.accumulator(site)
+            plan = plan.adding(site, replace(sums, step=rounding("fp32", sums.step.mode)))
     return plan
 
 
 def everywhere(change: Callable[[Plan], Plan]) -> Edit:
-    """One change of every plan."""
+    """Return the edit that makes one change of every plan."""
     return lambda plans: tuple(tuple(change(plan) for plan in row) for row in plans)
 
 
 def reseeded(repeat: int) -> Edit:
-    """The plans with other random bits; repeat 0 is the run's own."""
+    """Return the edit that gives plans other random bits; repeat 0 is the run's own."""
 
-    def other(r):
-        return (
-            replace(r, seed=(r.seed + SEEDS_APART * repeat) % WORD)
-            if r.mode is RoundingMode.STOCHASTIC
-            else r
-        )
+    def other(r: Rounding) -> Rounding:
+        if r.mode is not RoundingMode.STOCHASTIC:
+            return r
+        return replace(r, seed=(r.seed + SEEDS_APART * repeat) % WORD)
 
     return everywhere(lambda plan: replace(plan, roundings=tuple(other(r) for r in plan.roundings)))
 
 
 def is_random(plans: Plans) -> bool:
-    """Whether some event of them draws random bits."""
+    """Return whether some event of the plans draws random bits."""
     return any(
         r.mode is RoundingMode.STOCHASTIC for row in plans for plan in row for r in plan.roundings
     )
 
 
 def change_words(units: Collection[Unit]) -> str:
-    """As `roundscope train --at` takes it: layer=1 head=0 site=OD,PV -> fp32; ..."""
-    found: dict[tuple[int, frozenset[Site]], list[int]] = {}
+    """Return units as `roundscope train --at` takes them: layer=1 head=0 site=OD,PV -> fp32; ..."""
+    heads_of: dict[tuple[int, frozenset[Site]], list[int]] = {}
     for layer, head in sorted({(u.layer, u.head) for u in units}):
-        found.setdefault(
-            (layer, frozenset(u.site for u in units if u[:2] == (layer, head))), []
-        ).append(head)
+        sites = frozenset(u.site for u in units if u[:2] == (layer, head))
+        heads_of.setdefault((layer, sites), []).append(head)
 
-    def commas(words):
+    def commas(words: Iterable[object]) -> str:
         return ",".join(map(str, words))
 
     parts = [
         (layer, commas(heads), commas(s for s in Site if s in sites))
-        for (layer, sites), heads in found.items()
+        for (layer, sites), heads in heads_of.items()
     ]
     return "; ".join(
-        f"layer={layer} head={heads} site={sites} -> fp32" for layer, heads, sites in parts
+        f"layer={layer} head={heads} site={names} -> fp32" for layer, heads, names in parts
     )
 
 
 def unit_words(units: Collection[Unit], all_units: Units) -> str:
-    """In a sentence: 'OD in all heads of all layers', 'PV and OUT of layer 1, head 0'."""
+    """Return units in a sentence: 'OD in all heads of all layers', 'PV of layer 1, head 0'."""
     by_sites: dict[tuple[Site, ...], list[tuple[int, int]]] = {}
     for place in sorted({u[:2] for u in units}):
         by_sites.setdefault(tuple(s for s in Site if Unit(*place, s) in units), []).append(place)
@@ -145,22 +139,20 @@ def unit_words(units: Collection[Unit], all_units: Units) -> str:
 
 def _places(places: list[tuple[int, int]], known: set[tuple[int, int]]) -> str:
     if set(places) == known:
-        return (
-            "wherever it is rounded"
-            if len(known) > 1
-            else f"in layer {places[0][0]}, head {places[0][1]}"
-        )
+        if len(known) > 1:
+            return "wherever it is rounded"
+        return f"in layer {places[0][0]}, head {places[0][1]}"
     layers = sorted({layer for layer, _ in places})
     whole = [layer for layer in layers if {p for p in known if p[0] == layer} <= set(places)]
 
-    def heads(layer):
+    def heads(layer: int) -> str:
         return f", head {listed([str(n) for i, n in places if i == layer])}"
 
     return f"in {' and in '.join(f'layer {i}' + ('' if i in whole else heads(i)) for i in layers)}"
 
 
 def by_layer(units: Units) -> Blocks:
-    """Blocks of a layer's events."""
+    """Return blocks of a layer's events."""
     return {
         f"layer {i}": frozenset(u for u in units if u.layer == i)
         for i in sorted({u.layer for u in units})
@@ -168,7 +160,7 @@ def by_layer(units: Units) -> Blocks:
 
 
 def by_head(units: Units) -> Blocks:
-    """Blocks of a head's events."""
+    """Return blocks of a head's events."""
     places = sorted({u[:2] for u in units})
     return {
         f"layer {i}, head {n}": frozenset(u for u in units if u[:2] == (i, n)) for i, n in places
@@ -176,7 +168,7 @@ def by_head(units: Units) -> Blocks:
 
 
 def by_site(units: Units) -> Blocks:
-    """Blocks of an event in all heads."""
+    """Return blocks of an event in all heads."""
     return {
         str(s): frozenset(u for u in units if u.site is s)
         for s in Site
@@ -185,22 +177,23 @@ def by_site(units: Units) -> Blocks:
 
 
 def singly(units: Units) -> Blocks:
-    """Blocks of one event in one head."""
+    """Return blocks of one event in one head."""
     order = {site: i for i, site in enumerate(Site)}
     inside = sorted(units, key=lambda u: (u.layer, u.head, order[u.site]))
     return {f"{u.site} of layer {u.layer}, head {u.head}": frozenset([u]) for u in inside}
 
 
 def levels(units: Units) -> list[tuple[str, Callable[[Units], Blocks]]]:
-    """Layers, heads, events; heads at once where their sets are few."""
-    start: list[tuple[str, Callable[[Units], Blocks]]] = (
-        [] if 2 ** len(by_head(units)) - 2 <= FEW else [("layers", by_layer)]
-    )
-    return [*start, ("heads", by_head), ("events", by_site)]
+    """Return the levels of the search: layers, heads, events.
+
+    It starts with heads where their sets are few.
+    """
+    fine: list[tuple[str, Callable[[Units], Blocks]]] = [("heads", by_head), ("events", by_site)]
+    return fine if 2 ** len(by_head(units)) - 2 <= FEW else [("layers", by_layer), *fine]
 
 
 def row_words(place: tuple[Any, ...]) -> str:
-    """A head, in words."""
+    """Return a head in words."""
     return f"layer {place[0]}, head {place[1]}"
 
 

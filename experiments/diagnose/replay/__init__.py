@@ -1,3 +1,1 @@
-"""Replays of any model: what is stored, how far they are, where they begin, what they say of the
-failure.
-"""
+"""Replays of any model: storage, progress, where they begin, and what they say of the failure."""

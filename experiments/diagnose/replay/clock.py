@@ -1,5 +1,6 @@
-"""How far the replays are: how many are done, how many are still to come at least and at most, and
-how long these take.
+"""The progress of replays: how many are done and to come, and how long these take.
+
+The number to come is known as a lower and an upper bound.
 """
 
 from collections.abc import Callable
@@ -8,9 +9,9 @@ Report = Callable[[int, str], None]  # (number of the step, what runs)
 
 
 class Clock:
-    """Replays done and to come.
+    """Counts replays done and to come.
 
-    The time left is that of the replays to come at the rate measured so far, compilations apart.
+    The time left is that of the replays to come at the rate measured so far, without compilations.
     """
 
     def __init__(self, report: Report) -> None:
@@ -20,22 +21,22 @@ class Clock:
         self.seconds, self.timed = 0.0, 0
 
     def says(self, step: int, what: str) -> None:
-        """What runs now; nothing is known of what is to come."""
+        """Report what runs now; the number of replays to come is not known."""
         self.step, self.what, self.fewest, self.most, self.since = step, what, 0, 0, 0
         self.advance(0)
 
     def expects(self, fewest: int, most: int) -> None:
-        """How many replays are to come from here on, at least and at most."""
+        """Note how many replays are to come from here on, at least and at most."""
         self.fewest, self.most, self.since = fewest, max(fewest, most), 0
         self.advance(0)
 
     def advance(self, arm_steps: int) -> None:
-        """Steps of arms that were done."""
+        """Add steps of arms that were done, and report."""
         self.arm_steps += arm_steps
         self.report(self.step, self.text)
 
     def done(self, replays: int, seconds: float) -> None:
-        """Replays that were run in so many seconds; 0 seconds: they were there."""
+        """Add replays that were run in so many seconds; 0 seconds means that they were stored."""
         self.replays, self.since = self.replays + replays, self.since + replays
         if seconds:
             self.seconds, self.timed = self.seconds + seconds, self.timed + replays
@@ -43,9 +44,7 @@ class Clock:
 
     @property
     def left(self) -> tuple[float, float] | None:
-        """Seconds that the replays to come take, at least and at most; None while that is not
-        known.
-        """
+        """The seconds that the replays to come take, at least and at most; None while not known."""
         if not (self.timed and self.most):
             return None
         each = self.seconds / self.timed
@@ -53,7 +52,7 @@ class Clock:
 
     @property
     def text(self) -> str:
-        """For a progress bar."""
+        """The text for a progress bar."""
         found = f"{self.what}; {self.replays:,} replays, {self.arm_steps:,} steps done"
         if self.most:
             low, high = (max(n - self.since, 0) for n in (self.fewest, self.most))
@@ -64,7 +63,7 @@ class Clock:
 
 
 def spell(seconds: float) -> str:
-    """40 s, 12 min, 3.5 h."""
+    """Return seconds in words: 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""What became of replays: of one, and of all repeats of one change."""
+"""The outcome of replays: of one, and of all repeats of one change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Trial(NamedTuple):
-    """A replay: a change of the arithmetic, as its model writes it, and which repeat it is.
+    """A replay: a change of the arithmetic, as its model writes it, and the number of the repeat.
 
     Repeat 0 begins at the run's own bits, every other one with other last bits of the weights and
     other random bits.
@@ -20,8 +20,10 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """One replay: the step at which it failed, None if it did not; its losses (steps,) up to where
-    it was decided.
+    """The outcome of one replay.
+
+    failed   the step at which it failed, None if it did not
+    losses   (steps,) up to where it was decided
     """
 
     failed: int | None
@@ -37,27 +39,30 @@ class Outcome:
 
     @property
     def failures(self) -> int:
-        """Repeats that failed."""
+        """The number of repeats that failed."""
         return sum(fate.failed is not None for fate in self.fates)
 
     @property
     def survives(self) -> bool:
-        """Whether all repeats do: sets are many, and one that survives by luck would pass for the
-        cause.
+        """Whether all repeats survive.
+
+        Sets are many, and one that survives by luck would pass for the cause.
         """
         return self.failures == 0
 
     @property
     def count(self) -> str:
-        """k of n repeats survive."""
+        """The text "k of n": k of n repeats survive."""
         return f"{len(self.fates) - self.failures} of {len(self.fates)}"
 
 
 def better(fates: Sequence[Fate], others: Sequence[Fate]) -> float:
-    """p of Fisher's exact test, one-sided: that replays survive this much more often than others
-    though they differ in nothing.
+    """Return p of Fisher's exact test, one-sided.
+
+    It is the probability that replays survive this much more often than others if a change makes no
+    difference.
     """
-    from scipy.stats import fisher_exact  # type: ignore[import-untyped]
+    from scipy.stats import fisher_exact
 
     table = [
         [sum(f.failed is None for f in x), sum(f.failed is not None for f in x)]

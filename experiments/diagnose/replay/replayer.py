@@ -1,10 +1,9 @@
-"""Replays from one state, of any model: several changes as arms of one executable, each stopped as
-soon as all of a launch are decided.
+"""Replays from one state, of any model: several changes as arms of one executable.
 
-A sham is the run as it was with other last bits of its weights. Divergence is chaotic, so a changed
-run that survives says something only if shams do not: places of a launch that no trial needs are
-shams. One counts only if its launch went on to the end of the window, which a sham's own fate does
-not decide.
+A launch is stopped as soon as all of its trials are decided. A sham is the run as it was with other
+last bits of its weights. Divergence is chaotic, so a changed run that survives says something only
+if shams do not: places of a launch that no trial needs are shams. One counts only if its launch
+went on to the end of the window, which a sham's own fate does not decide.
 """
 
 import time
@@ -21,15 +20,13 @@ from roundscope.experiments.diagnose.replay.clock import Clock
 from roundscope.experiments.diagnose.replay.fate import Fate, Trial
 from roundscope.experiments.diagnose.replay.store import Store
 
-AT_ONCE = {
-    "cpu": 4
-    # arms in a launch, by JAX's backend: where they cost as much as one after the other, empty
-    # places cost most
-}
-MOST = 32
+# arms in a launch, by JAX's backend: few where they cost as much as one after the other, since
+# empty places then cost most
+AT_ONCE = {"cpu": 4}
+MOST = 32  # arms in a launch on all other backends
 COMPILERS = 2
-SHAKE = 2.0**-20  # relative change of the weights in a repeat: what a failure must not hang on
-FIRST_SHAM = 1000  # repeats from here on are shams'
+SHAKE = 2.0**-20  # relative change of the weights in a repeat, which must not decide a failure
+FIRST_SHAM = 1000  # the repeats from this number on are shams
 GAP = 64  # numbers of shams that may be missing in a row: those of launches that ended early
 
 
@@ -39,18 +36,18 @@ class Judge(Protocol):
     failed: list[int | None]
 
     def update(self, first: int, losses: np.ndarray, norms: np.ndarray) -> None:
-        """Losses and gradient norms (steps, arms) of the steps from `first` on."""
+        """Take losses and gradient norms (steps, arms) of the steps from `first` on."""
 
     def end(self, steps: int) -> None:
-        """After the last step: `steps` were done since the run began."""
+        """Finish after the last step: `steps` were done since the run began."""
 
 
 class Window(Protocol):
     """Where replays begin, and what a model knows of them.
 
     first      their first step;  as_it_was: no change
-    company    shams that every launch has: 1 where an executable must serve the run as it was
-               beside a change
+    company    the number of shams in every launch: 1 where an executable must serve the run as it
+               was beside a change
     """
 
     @property
@@ -60,17 +57,18 @@ class Window(Protocol):
     @property
     def company(self) -> int: ...
     def group(self, trial: Trial) -> Hashable:
-        """Trials with the same one share an executable."""
+        """Return a key: trials with the same one share an executable."""
 
     def name(self, trial: Trial) -> str:
-        """Of all that decides a replay's bits, the places of a launch included."""
+        """Return a name of all that decides a replay's bits, the places of a launch included."""
 
     def judge(self, arms: int) -> Judge:
-        """A judge that has seen what came before `first`."""
+        """Return a judge that knows what came before `first`."""
 
     def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Losses and gradient norms (steps, arms), some steps at a time, up to step `until`,
-        exclusive.
+        """Yield losses and gradient norms (steps, arms), some steps at a time, up to step `until`.
+
+        `until` is exclusive.
         """
 
 
@@ -93,11 +91,11 @@ class Replayer:
 
     @property
     def steps(self) -> int:
-        """Of a replay that survives."""
+        """The number of steps of a replay that survives."""
         return self.until - self.first
 
     def __call__(self, trials: Sequence[Trial]) -> list[Fate]:
-        """What becomes of each, in their order."""
+        """Return the fates of trials, in their order."""
         found = {
             i: fate for i, trial in enumerate(trials) if (fate := self._kept(trial)) is not None
         }
@@ -106,15 +104,14 @@ class Replayer:
         for i, trial in enumerate(trials):
             if i not in found:
                 groups.setdefault(self.window.group(trial), []).append(i)
-        with ThreadPoolExecutor(
-            COMPILERS
-        ) as pool:  # structures side by side: most of their time is one thread's compilation
+        # structures run side by side, since most of their time is one thread's compilation
+        with ThreadPoolExecutor(COMPILERS) as pool:
             for part in pool.map(lambda item: self._group(trials, *item), groups.items()):
                 found |= part
         return [found[i] for i in range(len(trials))]
 
     def recall(self) -> None:
-        """Takes the shams of an earlier diagnosis that was interrupted."""
+        """Take the shams of an earlier diagnosis that was interrupted."""
         number = FIRST_SHAM
         while number < self.next_sham + GAP:
             fate = self._kept(Trial(self.window.as_it_was, number), whole=True)
@@ -124,8 +121,9 @@ class Replayer:
                 self.next_sham = number
 
     def _kept(self, trial: Trial, whole: bool = False) -> Fate | None:
-        """The fate of a replay that was run before, if it is decided by what was kept; whole: only
-        if it went to the end.
+        """Return the fate of a replay that was run before, if what was kept decides it.
+
+        whole: only if the replay went to the end.
         """
         kept = self.store.read(self.window.name(trial))
         if kept is None or (whole and len(kept[0]) < self.steps):
@@ -139,10 +137,10 @@ class Replayer:
         return Fate(failed=judge.failed[0], losses=losses[:, 0]) if is_known else None
 
     def _group(self, trials: Sequence[Trial], group: Hashable, which: list[int]) -> dict[int, Fate]:
-        """Trials of one executable.
+        """Return the fates of trials of one executable.
 
-        Where shams can fill a launch it has always as many places, so that one executable serves
-        all.
+        Where shams can fill a launch it always has the same number of places, so that one
+        executable serves all.
         """
         company = self.window.company
         is_filled = company > 0 or group == self.window.group(Trial(self.window.as_it_was))
@@ -159,8 +157,9 @@ class Replayer:
             return range(self.next_sham - shams, self.next_sham)
 
     def _launch(self, trials: list[Trial], shams: int) -> list[Fate]:
-        """Trials and shams in one launch, up to the end of the window or until all trials have
-        failed.
+        """Run trials and shams in one launch.
+
+        It goes to the end of the window or until all trials have failed.
         """
         whole = [*trials, *(Trial(self.window.as_it_was, i) for i in self._reserved(shams))]
         judge = self.window.judge(len(whole))
@@ -173,7 +172,7 @@ class Replayer:
             judge.update(number, losses, norms)
             number += len(losses)
             self.clock.advance(len(losses) * len(whole))
-            if len(chunks) == 1:  # with its compilation
+            if len(chunks) == 1:  # its time includes compilation
                 began = time.perf_counter()
             if all(step is not None for step in judge.failed[: len(trials)]):
                 break
@@ -197,19 +196,18 @@ class Replayer:
 
 
 def limit() -> int:
-    """Arms in one launch."""
+    """Return the number of arms in one launch."""
     return AT_ONCE.get(jax.default_backend(), MOST)
 
 
 def shaken(state: Any, repeat: int) -> Any:
-    """A state with other last bits of its weights; repeat 0: as it is."""
+    """Return a state with other last bits of its weights; repeat 0 leaves it as it is."""
     if repeat == 0:
         return state
     rng = np.random.Generator(np.random.Philox(key=repeat))
 
-    def other(x):
-        return (np.asarray(x) * (1.0 + SHAKE * rng.standard_normal(np.shape(x)))).astype(
-            np.asarray(x).dtype
-        )
+    def other(x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        return np.asarray((x * (1.0 + SHAKE * rng.standard_normal(x.shape))).astype(x.dtype))
 
     return replace(state, params=jax.tree.map(other, state.params))

@@ -1,11 +1,11 @@
-"""Step 1 of a run, with step 2 behind it: it is replayed, then, from a late state, as it was and
-with everything exact.
+"""Step 1 of a run, and the call of step 2.
 
-The state is the latest from which the run as it was fails in all its repeats and the exact one
-survives in all; without one, that where they differ most, if each does so more often than not. The
-later the state, the fewer steps a replay takes, and the less it hangs on last bits. A window ends
-some time after the last of the failures that are seen in it. Where no state decides, all are tried
-once more with the longest window.
+The run is replayed; then, from a late state, as it was and with everything exact. The state is the
+latest from which the run as it was fails in all its repeats and the exact one survives in all;
+without one, that where they differ most, if each does so more often than not. The later the state,
+the fewer steps a replay takes, and the less it depends on last bits. A window ends some time after
+the last of the failures in it. Where no state decides, all are tried once more with the longest
+window.
 """
 
 import time
@@ -24,8 +24,8 @@ from roundscope.experiments.diagnose.replay.store import Store
 from roundscope.experiments.diagnose.search.guilty import Guilty, guilty
 
 SANITY = 4  # repeats of the run as it was and of the exact one
-# a window goes on for so many spreads of the failures behind the last of them, and at least so many
-# steps
+# after the last of the failures a window goes on for SPREADS times their spread, and at least for
+# SETTLED steps
 SPREADS = 2
 SETTLED = 12
 MORE = 2  # earlier states that are tried where one decides, but not in all repeats
@@ -43,8 +43,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """The run replayed as it was: losses and gradient norms (steps,) from `first` on; again: a
-    second time with the same bits.
+    """The run replayed as it was.
+
+    losses, norms   losses and gradient norms (steps,) from step `first` on
+    again           whether a second replay has the same bits
     """
 
     first: int
@@ -55,8 +57,9 @@ class Own:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sanity:
-    """From one state: the arm as it was and with everything exact, each several times, with other
-    last bits all but the first.
+    """The arm as it was and with everything exact, each several times, from one state.
+
+    All repeats but the first have other last bits.
     """
 
     first: int
@@ -66,12 +69,12 @@ class Sanity:
 
     @property
     def fails(self) -> bool:
-        """Whether the arm as it was fails, more often than not."""
+        """Whether the arm as it was fails more often than not."""
         return 2 * self.low.failures > len(self.low.fates)
 
     @property
     def holds(self) -> bool:
-        """Whether the exact one survives, more often than not."""
+        """Whether the exact one survives more often than not."""
         return 2 * self.exact.failures < len(self.exact.fates)
 
     @property
@@ -86,13 +89,12 @@ class Sanity:
 
 
 class Model(Protocol):
-    """What a kind of run does for its diagnosis.
+    """What a kind of run provides for its diagnosis.
 
     case       what to diagnose: `failed` (its step in the log), `until`, `longest` (of a window),
                `starts` (steps of states, latest first)
-    family     of its units;  units: those that round;  place: where they are, in words;  others:
-               what else comes to mind
-    rule       by what a replay fails
+    family     of its units;  units: those that round;  place: where they are, in words
+    others     what else to consider, in words;  rule: by what a replay fails, in words
     """
 
     case: Any
@@ -111,26 +113,27 @@ class Model(Protocol):
     def same_device(self) -> bool: ...
     def own(self) -> Own: ...
     def failed(self, own: Own) -> int | None:
-        """The step at which the replayed run failed."""
+        """Return the step at which the replayed run failed."""
 
     def window(self, start: int) -> Any: ...
     def exactly(self, units: frozenset[Any]) -> Any:
-        """The change that makes units exact."""
+        """Return the change that makes units exact."""
 
     def repair(self, units: frozenset[Any], first: int) -> str:
-        """A command that goes on from step `first` with these units exact."""
+        """Return a command that continues from step `first` with these units exact."""
 
     def alike(self, own: Own) -> tuple[int, int]:
-        """Numbers of the log that the replay has with the same bits, and all that both have."""
+        """Return how many numbers of log and replay have the same bits, and how many both have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """Steps 1 and 2.
+    """The results of steps 1 and 2.
 
     own      the arm's replay;  failed: when it did
-    compared, equal   numbers that both log and replay have, and those with the same bits
-    sanity   one per state and window that was tried;  replayer: of the last of them, with its shams
+    compared, equal   how many numbers both log and replay have, and with the same bits
+    sanity   one per state and window that was tried
+    replayer that of the last of them, with its shams
     guilty   step 2, None if there was nothing to search for
     """
 
@@ -159,28 +162,25 @@ class Replayed:
     @property
     def verdict(self) -> str:
         """The cause, in words."""
-        return (
-            f"{self.cause}{self.model.place}"
-            if self.cause in (Cause.ROUNDING, Cause.OTHER)
-            else str(self.cause)
-        )
+        if self.cause in (Cause.ROUNDING, Cause.OTHER):
+            return f"{self.cause}{self.model.place}"
+        return str(self.cause)
 
     @property
     def shams(self) -> Outcome:
-        """The run as it was with other last bits, from the state of the search: its sanity arms,
-        and all shams beside the sets.
+        """The run as it was with other last bits, from the state of the search.
+
+        These are its sanity arms, and all shams beside the sets.
         """
         low: Sequence[Fate] = self.sanity[-1].low.fates if self.sanity else ()
         return Outcome(units=frozenset(), fates=(*low, *self.replayer.shams))
 
     @property
     def p(self) -> float:
-        """Chance that the set found survives so much more often than shams."""
-        return (
-            1.0
-            if self.guilty is None or self.guilty.confirmed is None
-            else better(self.guilty.confirmed.fates, self.shams.fates)
-        )
+        """The probability that the set found survives so much more often than shams by chance."""
+        if self.guilty is None or self.guilty.confirmed is None:
+            return 1.0
+        return better(self.guilty.confirmed.fates, self.shams.fates)
 
     @property
     def holds(self) -> bool:
@@ -189,16 +189,16 @@ class Replayed:
 
 
 def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
-    """Steps 1 and 2 of a run that failed; what is done is kept in the folder."""
+    """Run steps 1 and 2 of a run that failed; what is done is kept in the folder."""
     began = time.perf_counter()
     clock.says(1, "the run as it was")
     own = model.own()
     failed = model.failed(own)
-    tried, replayer = (
-        tries(model, Store(folder), clock)
-        if model.units and failed is not None
-        else ([], _none(model, folder, clock))
-    )
+    tried: list[Sanity] = []
+    if model.units and failed is not None:
+        tried, replayer = tries(model, Store(folder), clock)
+    else:
+        replayer = _none(model, folder, clock)
     cause = cause_of(failed, tried)
     found = None
     if cause is Cause.ROUNDING:
@@ -238,8 +238,9 @@ def _none(model: Model, folder: Path, clock: Clock) -> Replayer:
 
 
 def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Replayer]:
-    """States and windows, until one decides: (what was seen from each, what replays from the
-    last).
+    """Try states and windows until one decides.
+
+    Returns (the sanity check of each, the replayer of the last).
     """
     tried: list[Sanity] = []
     best: tuple[Sanity, Replayer] | None = None
@@ -263,7 +264,7 @@ def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Repla
 
 
 def _sanity(replayer: Replayer, model: Model) -> Sanity:
-    """The run as it was first: when it fails says how long the window is."""
+    """Replay the run as it was first: when it fails decides how long the window is."""
     low = tuple(replayer([Trial(replayer.window.as_it_was, r) for r in range(SANITY)]))
     steps = [f.failed for f in low if f.failed is not None]
     if len(steps) == len(low):
@@ -280,7 +281,7 @@ def _sanity(replayer: Replayer, model: Model) -> Sanity:
 
 
 def cause_of(failed: int | None, tried: Sequence[Sanity]) -> Cause:
-    """What the replays say, the last try first."""
+    """Return what the replays say, the last try first."""
     if failed is None:
         return Cause.LOST
     if tried and tried[-1].decides:

@@ -1,5 +1,6 @@
-"""Replays in replays.sqlite, written as they come: a diagnosis that was stopped goes on where it
-was.
+"""Replays in replays.sqlite, written as they come.
+
+A diagnosis that was stopped continues where it was.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ TABLES = (
 
 
 def digest(*parts: Any) -> str:
-    """A name for what decides a result, of this machine and of these versions."""
+    """Return a name for what decides a result, on this machine and with these versions."""
     return hashlib.sha256(json.dumps([_here(), *parts], default=str).encode()).hexdigest()[:32]
 
 
@@ -53,8 +54,9 @@ class Store:
         return sqlite3.connect(self.path, timeout=30.0)
 
     def read(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Losses and gradient norms (steps,) of a replay, as far as it went; None if it was not
-        run.
+        """Return losses and gradient norms (steps,) of a replay, as far as it went.
+
+        None if it was not run.
         """
         with explained(self.path), closing(self._open()) as connection:
             row = connection.execute(
@@ -63,7 +65,7 @@ class Store:
         return None if row is None else (np.frombuffer(row[0], "<f8"), np.frombuffer(row[1], "<f8"))
 
     def write(self, names: Sequence[str], losses: np.ndarray, norms: np.ndarray) -> None:
-        """Those of a launch, (steps, replays), all or none."""
+        """Write those of a launch, (steps, replays), all or none."""
         blobs = [[column.astype("<f8").tobytes() for column in x.T] for x in (losses, norms)]
         with explained(self.path), closing(self._open()) as connection, connection:
             connection.executemany(
@@ -71,16 +73,17 @@ class Store:
             )
 
     def arrays(self, name: str) -> dict[str, np.ndarray] | None:
-        """Arrays that were kept under a name."""
+        """Return the arrays that were kept under a name, or None."""
         with explained(self.path), closing(self._open()) as connection:
             row = connection.execute("SELECT arrays FROM states WHERE name = ?", (name,)).fetchone()
         return None if row is None else dict(np.load(io.BytesIO(row[0]), allow_pickle=False))
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keeps arrays, unless they are more than `LARGEST` bytes."""
+        """Keep arrays, unless they are more than `LARGEST` bytes."""
         if sum(x.nbytes for x in arrays.values()) > LARGEST:
             return
         content = io.BytesIO()
+        # numpy types the keyword allow_pickle as bool, which no name of ours is
         np.savez(content, **arrays)  # type: ignore[arg-type]
         with explained(self.path), closing(self._open()) as connection, connection:
             connection.execute(

@@ -1,1 +1,1 @@
-"""The page, the JSON and the terminal of a diagnosis."""
+"""The report, the JSON and the terminal output of a diagnosis."""

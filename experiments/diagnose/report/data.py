@@ -1,6 +1,4 @@
-"""The report of tensors, or of a GPT's run: what it says, every number behind it, and digests of
-what went in.
-"""
+"""The report of tensors, or of a GPT's run: its words, every number behind them, and digests."""
 
 import platform
 from typing import Any
@@ -18,11 +16,11 @@ from roundscope.experiments.trace.data import command_line, digest, versions
 SCHEMA = "roundscope-diagnosis-1"
 
 
-HOW = """Exact: every rounding event of plan and repairs; delta's error up to binary64 sums. The
-accounts of step 5 replace exact numbers by the plan's from the front to the back, so they add
-up; a part depends on that order where several errors meet. p, intervals and A are statistics
-over tokens. A head is biased if p is below 0.01 divided by the heads looked at; the other rules
-stand in the table's evidence and in experiments/diagnose/tensors/verdict.py."""
+HOW = """What is exact: every rounding event of plan and repairs, and delta's error up to binary64
+sums. The accounts of step 5 replace exact numbers by the plan's from the front to the back, so they
+add up; a part depends on that order where several errors meet. p, intervals and A are statistics
+over tokens. A head is biased if p is below 0.01 divided by the number of heads; the other rules
+are in the table's evidence and in experiments/diagnose/tensors/verdict.py."""
 GLOSSARY = {
     "delta": (
         "rowsum dO O, which the backward of attention subtracts from dP; its error reaches dQ"
@@ -36,38 +34,42 @@ GLOSSARY = {
         "|sum| / sqrt(sum of squares) of delta's error over tokens: about 1 for random signs"
     ),
     "rows of dS": (
-        "they sum to 0 in exact arithmetic; what rounding leaves of that sum, in parts of the"
-        " gradient of W_Q"
+        "they sum to 0 in exact arithmetic; what rounding leaves of that sum is measured relative"
+        " to the gradient of W_Q"
     ),
     "several P = 1": (
         "a key tile in which a row has its largest score more than once: sums of V then meet ties"
     ),
-    "sticky": "a small rest beside a sum that ties, which decides to which side it rounds",
+    "sticky": "a small remainder beside a sum that ties, which decides to which side it rounds",
     "production order": (
         "FlashAttention-2's roundings (fa2-bf16) with this plan's formats of inputs and P"
     ),
-    "sham": "a change as large as a repair's, but without its aim: what it cures was no cure",
+    "sham": (
+        "a change as large as a repair's, but at random: if it helps as well, the repair shows"
+        " nothing"
+    ),
     "low alone": "the events found round as in the run while all others are exact",
 }
 
 
 def report(found: Findings, seconds: float) -> Report:
-    """What is said of tensors, or of a GPT's run."""
+    """Return what is said of tensors, or of a GPT's run."""
     run, request = found.run, found.layer.request
     about = (
         f"{found.file}, plan {request.plan.name}{', causal' if request.causal else ''}, against"
         " exact arithmetic"
     )
-    about += "; steps 1 and 2 replay a training run, which tensors have not" if run is None else ""
-    said = [words.rows(found)]
+    if run is None:
+        about += "; steps 1 and 2 replay a training run, so tensors do not have them"
+    sentences = [words.rows(found)]
     if run is not None:
-        said += [
+        sentences += [
             words_gpt.replayed(run),
             words_run.searched(run.replayed, words_gpt.NEVER),
             words_gpt.survivors(run),
         ]
-    made = document(found, seconds)
-    words_of = "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
+    data = document(found, seconds)
+    glossary = "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
     return Report(
         name=found.file,
         title=(
@@ -82,16 +84,16 @@ def report(found: Findings, seconds: float) -> Report:
         steps=steps(found),
         links=words.links(found),
         unseen=words.not_shown(found),
-        said=[x for x in said if x],
-        how=f"<p class=note>{HOW}</p><h3>Words</h3><ul>{words_of}</ul>",
-        machine=_machine(made),
-        data=made,
+        said=[x for x in sentences if x],
+        how=f"<p class=note>{HOW}</p><h3>Terms</h3><ul>{glossary}</ul>",
+        machine=_machine(data),
+        data=data,
         seconds=seconds,
     )
 
 
 def document(found: Findings, seconds: float) -> dict[str, Any]:
-    """diagnosis.json, but the verdict."""
+    """Return diagnosis.json without the verdict."""
     request = found.layer.request
     return {
         "schema": SCHEMA,
@@ -131,7 +133,7 @@ def _digests(layer: Any) -> dict[str, str]:
 def _steps(found: Findings) -> dict[str, Any]:
     o, names = found.origin, [m.layer.name for m in found.measured]
 
-    def arrays(x, fields):
+    def arrays(x: Any, fields: tuple[str, ...]) -> dict[str, Any]:
         return {f: getattr(x, f).tolist() for f in fields}
 
     carried = ("pk", "q", "atoms", "flipped_atoms", "share", "permuted", "flipped", "growth")

@@ -1,6 +1,4 @@
-"""What a run's diagnosis.json has: steps 1 and 2 of any run, and of a GPT's the case and the
-replays of step 6.
-"""
+"""What diagnosis.json of a run has: steps 1 and 2, and for a GPT the case."""
 
 from collections.abc import Collection
 from typing import Any
@@ -13,7 +11,7 @@ from roundscope.experiments.report.terminal import plain
 
 
 def first_steps(part: RunPart) -> dict[str, Any]:
-    """Steps 1 and 2 of a GPT's run."""
+    """Return steps 1 and 2 of a GPT's run."""
     case, r = part.case, part.replayed
     about = {
         "arm": case.own.name,
@@ -28,7 +26,7 @@ def first_steps(part: RunPart) -> dict[str, Any]:
 
 
 def replay(r: Replayed) -> dict[str, Any]:
-    """Step 1."""
+    """Return step 1."""
     sanity = [
         {
             "from": s.first,
@@ -57,7 +55,7 @@ def replay(r: Replayed) -> dict[str, Any]:
 
 
 def search(r: Replayed, g: Guilty) -> dict[str, Any]:
-    """Step 2."""
+    """Return step 2."""
     return {
         "found": _units(g.found),
         "change": g.family.change(g.found),
@@ -85,7 +83,7 @@ def _set(o: Outcome) -> dict[str, Any]:
 
 
 def outcome(o: Outcome) -> dict[str, Any]:
-    """Whether a set survives, and when its repeats failed (None: not)."""
+    """Return whether a set survives, and when its repeats failed (None: not)."""
     return {"survives": o.survives, "failed": [f.failed for f in o.fates]}
 
 
@@ -94,7 +92,7 @@ def _units(units: Collection[Any]) -> list[list[Any]]:
 
 
 def survives(part: RunPart | None, name: str, is_base: bool) -> bool | None:
-    """Of an arm of step 6; None where it was not replayed."""
+    """Return whether an arm of step 6 survives its replay; None where it was not replayed."""
     if part is None or part.replayed is None:
         return None
     if is_base:

@@ -1,4 +1,4 @@
-"""report.html, diagnosis.json and the terminal's lines of a diagnosis, whatever was diagnosed."""
+"""report.html, diagnosis.json and the terminal output of a diagnosis, whatever was diagnosed."""
 
 import json
 from collections.abc import Sequence
@@ -18,12 +18,14 @@ class Report:
     """What a diagnosis says.
 
     name        of what was diagnosed;  title, about: of the page
-    first_line  the events, the evidence with counts, the repair;  kind: the verdict in a few words;
-                headline: in a few sentences
+    first_line  the events, the evidence with counts, the repair
+    kind        the verdict in a few words;  headline: in a few sentences
+    steps       the steps of the diagnosis
     links       the verdict link by link;  unseen: what was not shown
-    said        what the terminal shows beside: sentences, or tables of rich
-    how         how to read it, as HTML;  machine: lines of what was run
-    data        of diagnosis.json, but the verdict
+    said        what the terminal shows besides: sentences, or tables of rich
+    how         how to read the report, as HTML;  machine: lines of what was run
+    data        that of diagnosis.json, without the verdict
+    seconds     the time that the diagnosis took
     """
 
     name: str
@@ -42,7 +44,7 @@ class Report:
     seconds: float
 
     def document(self) -> Any:
-        """The whole of diagnosis.json, as plain data."""
+        """Return the content of diagnosis.json, as plain data."""
         verdict = {
             "kind": self.kind,
             "first_line": self.first_line,
@@ -54,9 +56,7 @@ class Report:
 
 
 def html(r: Report) -> str:
-    """The whole page: the verdict, the steps in order, the evidence, what was not shown, what was
-    run.
-    """
+    """Return the page: the verdict, the steps, the evidence, what was not shown, what was run."""
     proof = "".join(
         f"<li><b>{escape(x.name)}: {'holds' if x.holds else 'does not hold'}</b>."
         f" {escape(x.evidence)}."
@@ -69,21 +69,21 @@ def html(r: Report) -> str:
         f"{''.join(section(s) for s in r.steps)}"
         f"<h2>Verdict: {escape(r.kind)}</h2><p>{escape(r.headline)}</p>"
         f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul>"
-        f"<h2>How to read it</h2>{r.how}"
+        f"<h2>How to read this report</h2>{r.how}"
         f"<h2>What was run</h2><pre>{escape(chr(10).join(r.machine))}</pre>"
     )
     return document(f"Roundscope: diagnosis of {r.name}", body)
 
 
 def section(s: Step) -> str:
-    """One step: its answer, pictures, tables."""
+    """Return one step as HTML: its answer, pictures, tables."""
     images = "".join(figure(*p) for p in s.pictures)
     tables = "".join(grid(*t) for t in s.tables)
     return f"<h2>{s.number}. {escape(s.title)}</h2><p>{escape(s.sentence)}</p>{images}{tables}"
 
 
 def written(r: Report, folder: Path) -> Any:
-    """report.html and diagnosis.json in the folder; the data."""
+    """Write report.html and diagnosis.json into the folder; return the data of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     data = r.document()
     (folder / "report.html").write_text(html(r), encoding="utf-8")
@@ -94,7 +94,7 @@ def written(r: Report, folder: Path) -> Any:
 
 
 def shown(r: Report, folder: Path) -> None:
-    """The verdict and its evidence on the terminal, the first line whole."""
+    """Print the verdict and its evidence, with the first line unbroken."""
     screen = console()
     screen.print(f"verdict: {r.first_line}", style="bold", markup=False, soft_wrap=True)
     screen.print(r.headline, markup=False)

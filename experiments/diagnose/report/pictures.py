@@ -23,13 +23,14 @@ EFFECTS = {
 
 
 def directions(found: Findings) -> Figure:
-    """Step 3: cosines of the factors by head, and the share of the leading singular direction
-    against its nulls.
+    """Draw step 3: cosines of the factors by head, and the share of the leading singular direction.
+
+    The share is compared with its distributions under the null hypotheses.
     """
     figure, axes = canvas(5.2, 2, 1, sharex=True)
     top, bottom = axes[:, 0]
 
-    def join(name):
+    def join(name: str) -> np.ndarray:
         return np.concatenate([getattr(c, name) for c in found.carriers])
 
     x = np.arange(join("pk").size)
@@ -77,7 +78,7 @@ def directions(found: Findings) -> Figure:
 
 
 def coherences(found: Findings) -> Figure:
-    """Step 4: every head's running sum over the whole sum's null deviation, and A by head."""
+    """Draw step 4: every head's running sum in deviations of its whole sum, and A by head."""
     figure, axes = canvas(5.6, 2, 1, height_ratios=[1.6, 1])
     top, bottom = axes[:, 0]
     limit = threshold(found.coherence.tests)
@@ -108,17 +109,17 @@ def coherences(found: Findings) -> Figure:
     top.axhline(0.0, color=INK, lw=0.6)
     top.set_xlim(0.0, 1.0)
     top.set_xlabel("tokens, from the first to the last")
-    top.set_ylabel("running sum of delta's error,\nin deviations of random signs")
+    top.set_ylabel("running sum of delta's error,\nin standard deviations of random signs")
     top.legend(fontsize=8.5, frameon=False, loc="upper left", ncols=2)
     a = np.concatenate([c.a for c in found.coherences])
-    leaning = np.concatenate([c.p < c.level for c in found.coherences])
-    bottom.bar(np.arange(a.size), a, color=np.where(leaning, UP, QUIET), width=0.7)
+    biased = np.concatenate([c.p < c.level for c in found.coherences])
+    bottom.bar(np.arange(a.size), a, color=np.where(biased, UP, QUIET), width=0.7)
     bottom.axhline(
         limit,
         color=INK,
         lw=0.8,
         ls=":",
-        label=f"one of {found.coherence.tests} heads exceeds {limit:.1f} once in 100 times",
+        label=f"any of {found.coherence.tests} heads exceeds {limit:.1f} once in 100 times",
     )
     bottom.set_ylim(0.0, 1.22 * max(float(a.max(initial=0.0)), limit))
     bottom.set_ylabel("A")
@@ -128,7 +129,7 @@ def coherences(found: Findings) -> Figure:
 
 
 def repairs(found: Findings) -> Figure:
-    """Step 6: the bias under every arm with its interval."""
+    """Draw step 6: the bias under every arm with its interval."""
     arms = [found.base, *found.outcomes]
     figure, axes = canvas(0.9 + 0.36 * len(arms))
     ax, y = axes[0, 0], np.arange(len(arms))[::-1]
@@ -167,7 +168,7 @@ def repairs(found: Findings) -> Figure:
 
 
 def heads_below(found: Findings, axes: tuple[Any, ...]) -> None:
-    """Heads along the x axis, layer after layer, with the layers' names."""
+    """Write the heads along the x axis, layer after layer, with the layers' names."""
     names = [name for m in found.measured for name in m.heads]
     edges = np.cumsum([0, *(len(m.heads) for m in found.measured)]) - 0.5
     step = max(1, len(names) // 32)

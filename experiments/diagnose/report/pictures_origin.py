@@ -1,6 +1,7 @@
 """Pictures of step 5, as matplotlib Figures: accounts, features and rows, rounding classes."""
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from roundscope.experiments.diagnose.tensors.classes import CLASSES, EXACT, STICKY, TIE
@@ -12,7 +13,7 @@ from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 
 def accounts(found: Findings) -> Figure:
-    """The bias of delta and its parts, with intervals."""
+    """Draw the bias of delta and its parts, with intervals."""
     o = found.origin
     named = {"delta, in all": o.total} | o.accounts
     figure, axes = canvas(0.9 + 0.3 * len(named))
@@ -36,8 +37,9 @@ def accounts(found: Findings) -> Figure:
 
 
 def features(found: Findings) -> Figure:
-    """By feature, the mean of dO (O as delta reads it - O exact); by token, the running sum in rows
-    with several P = 1 and in others.
+    """Draw, by feature, the mean of dO (O as delta reads it - O exact), and running sums by token.
+
+    The sums are those of rows with several P = 1 and of the others.
     """
     o = found.origin
     figure, axes = canvas(3.0, 1, 2, width_ratios=[1.15, 1])
@@ -72,8 +74,9 @@ def features(found: Findings) -> Figure:
 
 
 def classes(found: Findings) -> Figure | None:
-    """For every rounding of the output: how many inexact events each class has, and what it brings
-    to delta's error.
+    """Draw the inexact events of each class for every rounding of the output, and their bias.
+
+    Their bias is what they contribute to delta's error. None where nothing is inexact.
     """
     shown = [c for c in found.origin.classes if c.events[EXACT + 1 :].any()]
     if not shown:
@@ -83,12 +86,12 @@ def classes(found: Findings) -> Figure | None:
     )
     for (left, right), c in zip(axes, shown, strict=True):
         _class_rows(left, right, c)
-    axes[-1, 0].set_xlabel("part of the inexact events")
-    axes[-1, 1].set_xlabel("brought to delta's mean error per token")
+    axes[-1, 0].set_xlabel("share of the inexact events")
+    axes[-1, 1].set_xlabel("contribution to delta's mean error per token")
     return figure
 
 
-def _class_rows(left, right, c: Classes) -> None:  # type: ignore[no-untyped-def]
+def _class_rows(left: Axes, right: Axes, c: Classes) -> None:
     names, y = CLASSES[EXACT + 1 :], np.arange(len(CLASSES) - 1)[::-1]
     events, bias, ones = (x[EXACT + 1 :] for x in (c.events, c.bias, c.ones_bias))
     colours = [

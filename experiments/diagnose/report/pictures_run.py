@@ -1,5 +1,7 @@
-"""Pictures of steps 1 and 2 of any run: losses of the log and of replays, the map of what must be
-exact, survivors against controls.
+"""Pictures of steps 1 and 2 of any run.
+
+They show losses of the log and of replays, the map of what must be exact, and survivors against
+controls.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.diagnose.replay.fate import Fate
+from roundscope.experiments.diagnose.replay.fate import Fate, Outcome
 from roundscope.experiments.diagnose.replay.start import Replayed
 from roundscope.experiments.diagnose.search.guilty import Guilty
 from roundscope.experiments.sweep.report.plots import canvas
@@ -27,16 +29,16 @@ def losses(
     marks: Sequence[Mark] = (),
     limit: float = np.inf,
 ) -> Figure:
-    """The loss of the log (step, loss), its replay, and the sanity arms; dotted: marked steps, and
-    the alarm's limit.
+    """Draw the loss of the log (step, loss), its replay, and the sanity arms.
+
+    Dotted lines are marked steps, and the alarm's limit.
     """
     figure, axes = canvas(3.4)
     ax = axes[0, 0]
-    low, high = (
-        (-np.inf, np.inf)
-        if r is None
-        else (min(r.replayer.first, r.own.first or np.inf) - BEHIND, r.replayer.until + BEHIND)
-    )
+    low, high = -np.inf, np.inf
+    if r is not None:
+        low = min(r.replayer.first, r.own.first or np.inf) - BEHIND
+        high = r.replayer.until + BEHIND
     shown = np.array([(n, x) for n, x in curve if low <= n <= high])
     if shown.size:
         ax.plot(*shown.T, color=BAND, lw=4, label="the run's log", zorder=1)
@@ -86,7 +88,7 @@ def _replays(ax: Axes, r: Replayed, low: float) -> None:
 
 
 def exact_map(g: Guilty) -> Figure:
-    """Places by events: what rounds low, and what of it must be exact."""
+    """Draw places by events: what rounds, and what of it must be exact."""
     places = sorted({u[:2] for u in g.all_units}, key=lambda p: (p[0], p[1] == "", p[1]))
     sites = [s for s in g.family.sites if any(u.site is s for u in g.all_units)]
     figure, axes = canvas(1.1 + ROW * len(places))
@@ -112,26 +114,25 @@ def exact_map(g: Guilty) -> Figure:
 
 
 def survivors(r: Replayed, g: Guilty) -> Figure:
-    """Every replay with a set exact: when it failed, against how many events were exact; those of
-    the run as it was among them.
+    """Draw every replay with a set exact: when it failed, by how many events were exact.
+
+    Replays of the run as it was are among them.
     """
     figure, axes = canvas(3.2)
     ax, steps, top = axes[0, 0], r.replayer.steps, r.replayer.until + 0.08 * r.replayer.steps
     rng, aside = np.random.Generator(np.random.Philox(key=3)), 0.01 * len(g.all_units)
     controls = {o.units for o in g.controls}
     rest = [o for o in g.outcomes if o.units not in controls and o.units != g.found]
-    best = [
-        o
-        for o in (*g.outcomes, *([] if g.confirmed is None else [g.confirmed]))
-        if o.units == g.found
-    ]
+    best = [o for o in g.outcomes if o.units == g.found]
+    if g.confirmed is not None:
+        best.append(g.confirmed)
 
-    def of(own):
+    def of(own: Sequence[Outcome]) -> list[tuple[int, Fate]]:
         return [(len(o.units), f) for o in own for f in o.fates]
 
     kinds: dict[str, tuple[str, str, int, list[tuple[int, Fate]]]] = {
         "as it was": (UP, ".", 7, [(0, f) for f in r.shams.fates]),
-        "sets asked for": (QUIET, "o", 5, of(rest)),
+        "sets of the search": (QUIET, "o", 5, of(rest)),
         "random sets of its size": (DOWN, "D", 6, of(g.controls)),
         "the set found": (EXACT, "*", 12, of(best)),
     }
@@ -170,7 +171,7 @@ def survivors(r: Replayed, g: Guilty) -> Figure:
 
 
 def logarithmic(ax: Axes, axis: Any, scale: Any) -> None:
-    """A logarithmic axis with few numbers that do not touch."""
+    """Make an axis logarithmic, with few numbers that do not touch."""
     scale("log")
     low, high = ax.get_ylim() if axis is ax.yaxis else ax.get_xlim()
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100.0 * low else (1.0, 2.0, 5.0)))

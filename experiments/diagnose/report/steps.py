@@ -15,7 +15,7 @@ from roundscope.experiments.trace.analysis.running_error import Running, tied
 
 
 def steps(found: Findings) -> list[Step]:
-    """Steps 3 to 6, behind those that only a run has."""
+    """Return steps 3 to 6, after those that only a run has."""
     return [
         *first_steps(found.run),
         _direction(found),
@@ -27,14 +27,12 @@ def steps(found: Findings) -> list[Step]:
 
 def _direction(found: Findings) -> Step:
     x = words.read_by(found)
-    last = (
-        "M is the error of dW_Q that delta's error makes (arXiv 2510.04212, eq. 2), up to alpha."
-        if x == "X"
-        else (
-            "q stands in for X, which a file of tensors has not: M is W_Q^T times the error of"
-            " dW_Q, if nothing lies between."
+    last = "M is the error of dW_Q that delta's error makes (arXiv 2510.04212, eq. 2), up to alpha."
+    if x != "X":
+        last = (
+            "q stands in for X, which a file of tensors lacks: M is W_Q^T times the error of dW_Q,"
+            " if there is nothing between W_Q and q."
         )
-    )
     caption = (
         f"Above: mean cosine between tokens of the rows of P K (exact P), of {x}, and of their"
         f" atoms. Below: the share of the leading singular direction in M = sum_T c_T {x}[T]^T (P"
@@ -51,9 +49,10 @@ def _direction(found: Findings) -> Step:
 
 def _coherence(found: Findings) -> Step:
     caption = (
-        "Above: delta(plan) - delta(exact), summed up over tokens, each head over the deviation"
-        " that random signs give its whole sum; red: the head looked at. The band is for a head"
-        " chosen blindly. Below: A = |sum| / sqrt(sum of squares); red: biased."
+        "Above: delta(plan) - delta(exact), summed up over tokens, each head divided by the"
+        " standard deviation that random signs give its whole sum; red: the head of steps 5 and 6."
+        " The band holds for a head that is chosen blindly. Below: A = |sum| / sqrt(sum of"
+        " squares); red: biased."
     )
     return Step(
         number=4,
@@ -65,74 +64,53 @@ def _coherence(found: Findings) -> Step:
 
 def _origin(found: Findings) -> Step:
     plan = found.layer.request.plan
-    lead = (
-        ""
-        if plan.delta_from == "OUT"
-        else (
+    accounts = (
+        "Which roundings make the error of delta? Shown are parts of its mean, which add up. Red:"
+        " biased by itself, with the sign of the whole and a tenth of it or more. Scores: S to exp;"
+        " row sum: l; P: the operand of P V; OD: the rounding of OUT as delta's operand."
+    )
+    if plan.delta_from != "OUT":
+        accounts += (
             f" Here delta comes from {plan.delta_from}, so `rest` is the difference to rowsum dO O."
         )
+    features = (
+        "Which features and rows carry it? delta's error is the sum of dO (O as delta reads it - O"
+        " exact)."
     )
-    made = [
-        (
-            "Accounts",
-            pictures_origin.accounts(found),
-            (
-                "Which roundings make the error of delta? Parts of its mean; they add up. Red:"
-                " biased by itself, to the side of the whole, with a tenth of it or more. Scores:"
-                f" S to exp; row sum: l; P: the operand of P V; OD: OUT's as delta's operand.{lead}"
-            ),
-        ),
-        (
-            "Features and rows",
-            pictures_origin.features(found),
-            (
-                "Which features and rows carry it? delta's error is the sum of dO (O as delta reads"
-                " it - O exact)."
-            ),
-        ),
+    shown = [
+        ("Accounts", pictures_origin.accounts(found), accounts),
+        ("Features and rows", pictures_origin.features(found), features),
     ]
-    if found.origin.running is not None:
-        run = found.origin.running
-        made.append(
-            (
-                "Error of P V along the keys",
-                plots.along_keys(run),
-                (
-                    "Err(t) of arXiv 2510.04212, eq. 5, at the row and feature of this head with"
-                    " the largest error of the output's roundings"
-                    f" {'among rows with several P = 1' if run.several else 'of all'}, its keys as"
-                    f" one tile; {tied(run).size} of {run.p.size} P are 1 (red), where"
-                    f" {100 * _jumps(run):.0f} % of the summed |changes| of Err happen. It ends at"
-                    f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
-                ),
-            )
+    if (run := found.origin.running) is not None:
+        rows = "among rows with several P = 1" if run.several else "of all"
+        caption = (
+            "Err(t) of arXiv 2510.04212, eq. 5, at the row and feature of this head with the"
+            f" largest error of the output's roundings {rows}, its keys as one tile;"
+            f" {tied(run).size} of {run.p.size} P are 1 (red), where {100 * _jumps(run):.0f} % of"
+            " the summed |changes| of Err happen. It ends at"
+            f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
         )
+        shown.append(("Error of P V along the keys", plots.along_keys(run), caption))
     if (figure := pictures_origin.classes(found)) is not None:
-        made.append(
-            (
-                "Rounding classes",
-                figure,
-                (
-                    "Where do the arguments lie between two numbers of the format? Left: how many;"
-                    " right: what each class brings to delta's error. A tie broken by sticky: of P"
-                    " V, the sum of V over keys with P = 1 ties and the others' small sum does not;"
-                    " elsewhere, within 1/32 ulp of a tie (1 in 16 of evenly spread arguments); red"
-                    " where the event rounds to nearest. Below and above half cancel where nothing"
-                    " is biased."
-                ),
-            )
+        caption = (
+            "Where do the arguments lie between two numbers of the format? Left: how many; right:"
+            " what each class contributes to delta's error. A tie broken by sticky: of P V, the sum"
+            " of V over keys with P = 1 ties and the others' small sum does not; elsewhere, within"
+            " 1/32 ulp of a tie (1 in 16 of evenly spread arguments); red where the event rounds to"
+            " nearest. Below and above half cancel where nothing is biased."
         )
+        shown.append(("Rounding classes", figure, caption))
     return Step(
         number=5,
         title="Origin",
         sentence=words.origin(found),
-        pictures=made,
+        pictures=shown,
         tables=[_class_table(found)],
     )
 
 
 def _jumps(run: Running) -> float:
-    """The part of the summed |changes| of Err(t) at keys with P = 1."""
+    """Return the share of the summed |changes| of Err(t) at keys with P = 1."""
     changes = np.abs(np.diff(run.error, prepend=0.0))
     return float(changes[tied(run)].sum() / (changes.sum() or np.inf))
 
@@ -142,32 +120,25 @@ def _class_table(found: Findings) -> tuple[list[str], list[list[str]], list[bool
     for c in found.origin.classes:
         for i, name in enumerate(CLASSES):
             if c.events[i]:
-                rows.append(
-                    [
-                        c.site,
-                        name,
-                        str(int(c.events[i])),
-                        f"{c.bias[i]:+.2e}",
-                        str(int(c.ones_events[i])),
-                        f"{c.ones_bias[i]:+.2e}",
-                    ]
-                )
+                events, ones = str(int(c.events[i])), str(int(c.ones_events[i]))
+                bias, of_ones = f"{c.bias[i]:+.2e}", f"{c.ones_bias[i]:+.2e}"
+                rows.append([c.site, name, events, bias, ones, of_ones])
     heads = [
         "site",
         "class",
         "events",
-        "brought to delta,\nper token",
+        "contribution to\ndelta, per token",
         "of these with\nseveral P = 1",
-        "brought by them",
+        "their\ncontribution",
     ]
     return heads, rows, [False] * len(rows)
 
 
 def _repairs(found: Findings) -> Step:
     caption = (
-        "Mean error of delta per token under each arm, same tokens. Grey: the interval before. The"
-        " sham adds noise of fair sign to the output, of the root mean square by which `O in FP32`"
-        " changes it. An interval may run out of the picture: so much noise."
+        "Mean error of delta per token under each arm, for the same tokens. Gray: the interval"
+        " before. The sham adds noise of fair sign to the output, of the root mean square by which"
+        " `O in FP32` changes it. An interval that leaves the picture means that much noise."
     )
     rows = [_row(found, o) for o in (found.base, *found.outcomes)]
     heads = [

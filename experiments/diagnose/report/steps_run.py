@@ -1,4 +1,4 @@
-"""Steps 1 and 2 in the report of any run, and the column of step 6 that a GPT's fills."""
+"""Steps 1 and 2 in the report of any run, and the column of step 6 that a GPT's run fills."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,9 @@ Table = tuple[list[str], list[list[str]], list[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: pictures are (title, Figure or None, caption), tables (heads, rows of text, marked
-    rows).
+    """One step of the report.
+
+    Pictures are (title, Figure or None, caption), tables (heads, rows of text, marked rows).
     """
 
     number: int
@@ -29,18 +30,16 @@ class Step:
 
 
 def first_steps(part: RunPart | None) -> list[Step]:
-    """Steps 1 and 2 of a GPT's run; none of tensors."""
+    """Return steps 1 and 2 of a GPT's run; none for tensors."""
     if part is None:
         return []
-    caption = (
-        "Loss of the run, as its log has it."
-        if part.replayed is None
-        else (
-            "Grey: the log. Black: the replay. Green and red: from the same state. Dotted: the"
-            f" alarm with its limit, and the state that steps 3 to 6 look at. {RULE} The rule goes"
-            " on with what it had seen before the checkpoint."
+    caption = "The loss of the run, as its log has it."
+    if part.replayed is not None:
+        caption = (
+            "Gray: the log. Black: the replay. Green and red: replays from the same state. Dotted:"
+            f" the alarm with its limit, and the state of steps 3 to 6. {RULE} The rule continues"
+            " with the losses before the checkpoint."
         )
-    )
     return [
         replay_step(words_gpt.replayed(part), _losses(part.case, part), caption),
         search_step(part.replayed, words_run.searched(part.replayed, words_gpt.NEVER)),
@@ -48,52 +47,42 @@ def first_steps(part: RunPart | None) -> list[Step]:
 
 
 def _losses(case: Case, part: RunPart) -> Any:
-    marks = (
-        []
-        if case.failure is None
-        else [(case.failure.step, UP, case.failure.kind), (part.step, DOWN, "steps 3 to 6")]
-    )
-    return pictures_run.losses(
-        list(case.losses.items()),
-        part.replayed,
-        marks,
-        case.failure.limit if case.failure else float("inf"),
-    )
+    curve = list(case.losses.items())
+    if case.failure is None:
+        return pictures_run.losses(curve, part.replayed)
+    marks = [(case.failure.step, UP, case.failure.kind), (part.step, DOWN, "steps 3 to 6")]
+    return pictures_run.losses(curve, part.replayed, marks, case.failure.limit)
 
 
 def replay_step(sentence: str, figure: Any, caption: str) -> Step:
-    """Step 1."""
+    """Return step 1."""
     return Step(number=1, title="Replay", sentence=sentence, pictures=[("Losses", figure, caption)])
 
 
 def search_step(r: Replayed | None, sentence: str) -> Step:
-    """Step 2."""
+    """Return step 2."""
     if r is None or r.guilty is None:
         return Step(number=2, title="What must be exact", sentence=sentence, pictures=[])
     g = r.guilty
     red = "those that must be exact" if r.holds else "the best set, which does not hold up"
-    made = [
-        (
-            "What must be exact",
-            pictures_run.exact_map(g),
-            f"Coloured: events that round; red: {red}. As a change: {g.family.change(g.found)}",
-        ),
-        (
-            "Survivors",
-            pictures_run.survivors(r, g),
-            (
-                "Each point is a replay with a set of events exact, the others as in the run. Sets"
-                " by ddmin (Zeller and Hildebrandt, 2002), level by level; where all sets of a"
-                " level are few, they are asked for size by size. Outcomes are kept, none is"
-                f" replayed twice. {words_run.SHAM}"
-            ),
-        ),
-    ]
+    exact = (
+        f"Colored: events that round; red: {red}. As a change of the plan:"
+        f" {g.family.change(g.found)}"
+    )
+    survivors = (
+        "Each point is a replay with a set of events exact, the others as in the run. The sets are"
+        " chosen by ddmin (Zeller and Hildebrandt, 2002), level by level; where a level has few"
+        " sets, all are replayed, size by size. Outcomes are kept, none is replayed twice."
+        f" {words_run.SHAM}"
+    )
     return Step(
         number=2,
         title="What must be exact",
         sentence=sentence,
-        pictures=made,
+        pictures=[
+            ("What must be exact", pictures_run.exact_map(g), exact),
+            ("Survivors", pictures_run.survivors(r, g), survivors),
+        ],
         tables=[_levels(g), _checks(r, g)],
     )
 
@@ -121,12 +110,12 @@ def _checks(r: Replayed, g: Guilty) -> Table:
 
 
 def plain_table(heads: list[str], rows: list[list[str]], marked: Sequence[bool] = ()) -> Table:
-    """A table, rows marked or not."""
+    """Return a table, with some rows marked or none."""
     return heads, rows, list(marked) or [False] * len(rows)
 
 
 def survival(part: RunPart | None, name: str, is_base: bool) -> str:
-    """The column `replay survives` of an arm of step 6."""
+    """Return the text of the column `replay survives` for an arm of step 6."""
     if part is None or part.replayed is None:
         return "not shown"
     if is_base:

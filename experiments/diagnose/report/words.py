@@ -9,25 +9,24 @@ from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, Link
 
 
 def headline(found: Findings) -> str:
-    """The verdict in a few sentences: of a run what its replays say, then what its tensors say."""
-    return (
-        mechanism(found)
-        if found.run is None
-        else f"{words_gpt.headline(found.run)} {mechanism(found)}"
-    )
+    """Return the verdict in a few sentences.
+
+    For a run it begins with what its replays say; then comes what the tensors say.
+    """
+    if found.run is None:
+        return mechanism(found)
+    return f"{words_gpt.headline(found.run)} {mechanism(found)}"
 
 
 def kind(found: Findings) -> str:
-    """The verdict in a few words."""
-    return (
-        str(found.verdict.kind)
-        if found.run is None
-        else f"{words_gpt.cause(found.run)}; {found.verdict.kind}"
-    )
+    """Return the verdict in a few words."""
+    if found.run is None:
+        return str(found.verdict.kind)
+    return f"{words_gpt.cause(found.run)}; {found.verdict.kind}"
 
 
 def first_line(found: Findings) -> str:
-    """The events, the evidence with counts, the repair as a command."""
+    """Return the events, the evidence with counts, and the repair as a command."""
     run = found.run
     if run is None or run.replayed is None:
         return kind(found)
@@ -35,26 +34,24 @@ def first_line(found: Findings) -> str:
 
 
 def links(found: Findings) -> list[Link]:
-    """The verdict link by link: of a run what its replays say, then the tensors."""
+    """Return the verdict link by link: for a run what its replays say, then the tensors."""
     replayed = None if found.run is None else found.run.replayed
     return [*([] if replayed is None else words_run.links(replayed)), *found.verdict.links]
 
 
 def mechanism(found: Findings) -> str:
-    """What the tensors say: steps 3 to 6."""
+    """Return what the tensors say: steps 3 to 6."""
     kind = found.verdict.kind
     if kind is Kind.NOTHING:
         return _nothing(found)
-    here = (
-        ""
-        if found.furthest == (found.chosen, found.head)
-        else f" Looked at is {found.where} ({_sum(found)}), where an event must be exact."
-    )
-    return f"{_leaning(found)}.{here} {_chain(found) if kind is Kind.CHAIN else _other(found)}"
+    here = ""
+    if found.furthest != (found.chosen, found.head):
+        here = f" Examined is {found.where} ({_sum(found)}), where an event must be exact."
+    return f"{_biased(found)}.{here} {_chain(found) if kind is Kind.CHAIN else _other(found)}"
 
 
-def _leaning(found: Findings) -> str:
-    """In how many of all heads delta's error adds up, and the furthest of them."""
+def _biased(found: Findings) -> str:
+    """Return in how many of all heads delta's error adds up, and the most extreme of them."""
     return (
         f"The error of delta adds up over tokens in {len(found.leaning)} of {found.coherence.tests}"
         f" heads, most in {_furthest(found)}"
@@ -62,7 +59,7 @@ def _leaning(found: Findings) -> str:
 
 
 def _furthest(found: Findings) -> str:
-    """The head that stands out most of all, with its numbers."""
+    """Return the head that stands out most of all, with its numbers."""
     layer, head = found.furthest
     c = found.coherences[layer]
     mean, rms = c.total[head] / c.error.shape[1], c.rms[head]
@@ -85,29 +82,30 @@ def _nothing(found: Findings) -> str:
     c, h = found.coherence, found.head
     if found.leaning:
         which = "where an event must be exact"
-        which = f"of the {found.among} heads {which} the furthest" if found.among > 1 else which
+        if found.among > 1:
+            which = f"the most extreme of the {found.among} heads {which}"
         return (
-            f"{_leaning(found)}; but not in {found.where}, {which}: A = {c.a[h]:.1f}, p ="
+            f"{_biased(found)}; but not in {found.where}, {which}: A = {c.a[h]:.1f}, p ="
             f" {c.p[h]:.2g}, where a head counts below p = {c.level:.1g}. {smallest(found)}"
         )
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
     return (
         f"No bias seen: in none of {c.tests} heads{layers} does the error of delta add up over"
-        f" tokens more than random signs would. The furthest is {_furthest(found)}, where a head"
-        f" counts below p = {c.level:.1g}. {smallest(found)}"
+        f" tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
+        f" head counts below p = {c.level:.1g}. {smallest(found)}"
     )
 
 
 def smallest(found: Findings) -> str:
-    """The power: the bias that would have been seen."""
+    """Return the power: the bias that would have been detected."""
     c, h = found.coherence, found.head
     part = c.smallest[h] / c.rms[h] if c.rms[h] else 0.0
-    ulp = (
-        f", or {100 * c.smallest[h] / found.half_ulp:.1f} % of what half an ulp of OUT, always to"
-        " dO's side, makes"
-        if found.half_ulp
-        else ""
-    )
+    ulp = ""
+    if found.half_ulp:
+        ulp = (
+            f", or {100 * c.smallest[h] / found.half_ulp:.1f} % of what errors of half an ulp of"
+            " OUT, always with dO's sign, make"
+        )
     return (
         f"The smallest bias that this would have shown nine times in ten is {c.smallest[h]:.2g} per"
         f" token in {found.where}, {100 * part:.0f} % of the rms error of delta{ulp}."
@@ -119,17 +117,15 @@ def _chain(found: Findings) -> str:
     assert o.site is not None
     site = o.site.site
 
-    def parts(names):
+    def parts(names: list[str]) -> str:
         return ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in names)
 
     beside = [n for n in o.origins if n != site]
     apart = [n for n in beside if n not in OUTPUT_SITES]
-    more = (
-        " Beside it:"
-        f" {parts(beside)}{f'; {apart[0]} is not touched by a repair of O alone' if apart else ''}."
-        if beside
-        else ""
-    )
+    more = ""
+    if beside:
+        tail = f"; {apart[0]} is not changed by a repair of O alone" if apart else ""
+        more = f" Beside it: {parts(beside)}{tail}."
     chain = (
         "the chain of arXiv 2510.04212: sums of V at P = 1 tie and sticky bits break the ties"
         f" ({parts([site])})"
@@ -154,34 +150,32 @@ def _repaired(found: Findings) -> str:
         if found.effect(o) is Effect.REMOVED and not o.arm.is_sham
     ]
     control = [o for o in found.outcomes if o.arm.is_sham]
-    tail = (
-        f"; a sham that changes the output as much: {found.effect(control[0])}" if control else ""
-    )
+    tail = ""
+    if control:
+        tail = f"; a sham that changes the output as much: {found.effect(control[0])}"
     return f"Removed by: {', '.join(done) or 'none of the repairs tried'}{tail}."
 
 
 def read_by(found: Findings) -> str:
-    """What the atoms are made of beside P K: X, where it is known, else q."""
+    """Return what the atoms are made of beside P K: X, where it is known, else q."""
     return "q" if found.layer.x is None else "X"
 
 
 def direction(found: Findings) -> str:
-    """Step 3."""
+    """Return the sentence of step 3."""
     c, h, x = found.carriers[found.chosen], found.head, read_by(found)
     every = sum(int((x.atoms > x.flipped_atoms).sum()) for x in found.carriers)
     low, _, high = c.permuted[h]
     same = (
-        "as when they are permuted: any tokens' errors would meet there"
-        if low - 0.02 <= c.share[h] <= high + 0.02
-        else (
-            f"against {100 * low:.0f} to {100 * high:.0f} % when they are permuted: it depends on"
-            " which tokens err"
-        )
+        f"against {100 * low:.0f} to {100 * high:.0f} % when they are permuted: it depends on which"
+        " tokens have errors"
     )
+    if low - 0.02 <= c.share[h] <= high + 0.02:
+        same = "as when they are permuted: the errors of any tokens would add up there"
     return (
         f"Could errors of different tokens add along one direction? In {every} of"
-        f" {found.coherence.tests} heads the atoms {x}[T] (P K)[T] point one way more than with"
-        f" flipped signs; in {found.where} two tokens' atoms have a mean cosine of"
+        f" {found.coherence.tests} heads the atoms {x}[T] (P K)[T] have a common direction more"
+        f" than with flipped signs; in {found.where} two tokens' atoms have a mean cosine of"
         f" {c.atoms[h]:.2f}, and {100 * c.share[h]:.0f} % of the weighted sum lies along its"
         f" leading direction, {same}. The weighted sum is {c.growth[h]:.1f} times what unrelated"
         " errors would make."
@@ -189,27 +183,23 @@ def direction(found: Findings) -> str:
 
 
 def coherence(found: Findings) -> str:
-    """Step 4."""
+    """Return the sentence of step 4."""
     count = len(found.leaning)
     named = [f"{layer}, head {head}" for layer, head in found.leaning[:6]]
     which = "; ".join(named) + (" and more" if count > 6 else "")
-    answer = (
-        f"It does in {count} of {found.coherence.tests} heads: {which}"
-        if count
-        else f"It does in none of {found.coherence.tests} heads"
-    )
-    looked = (
-        ""
-        if found.furthest == (found.chosen, found.head)
-        else f" Steps 5 and 6 look at {found.where} ({_sum(found)})."
-    )
-    answer = f"{answer}. The furthest is {_furthest(found)}.{looked}"
+    answer = f"It does in none of {found.coherence.tests} heads"
+    if count:
+        answer = f"It does in {count} of {found.coherence.tests} heads: {which}"
+    chosen = ""
+    if found.furthest != (found.chosen, found.head):
+        chosen = f" Steps 5 and 6 examine {found.where} ({_sum(found)})."
+    answer = f"{answer}. The most extreme is {_furthest(found)}.{chosen}"
     question = "Does the error of delta add up over tokens?"
     return f"{question} {answer} {smallest(found)} {rows(found)}".rstrip()
 
 
 def rows(found: Findings) -> str:
-    """Step 4: what the rows of dS sum to."""
+    """Return the sums of the rows of dS, for step 4."""
     known = [
         (float(x), i, n)
         for i, own in enumerate(found.rows)
@@ -230,7 +220,7 @@ def rows(found: Findings) -> str:
 
 
 def origin(found: Findings) -> str:
-    """Step 5."""
+    """Return the sentence of step 5."""
     o = found.origin
     several = f"{int(o.several.sum())} of {o.several.size} rows have several P = 1 in a key tile"
     if found.verdict.kind is Kind.NOTHING:
@@ -251,56 +241,46 @@ def origin(found: Findings) -> str:
 
 
 def repairs(found: Findings) -> str:
-    """Step 6."""
+    """Return the sentence of step 6."""
     return f"{_tried(found)} {words_gpt.survivors(found.run)}".rstrip()
 
 
 def _tried(found: Findings) -> str:
     if found.verdict.kind is Kind.NOTHING:
-        made = [o.arm.name for o in found.outcomes if found.effect(o) is Effect.MADE]
-        tail = f"; {', '.join(made)} would make a bias" if made else " and none makes one"
+        harmful = [o.arm.name for o in found.outcomes if found.effect(o) is Effect.MADE]
+        tail = f"; {', '.join(harmful)} would make a bias" if harmful else " and none makes one"
         return (
             f"What would the known repairs do? In {found.where} there is no bias to remove{tail}."
         )
-    said = "; ".join(f"{o.arm.name}: {found.effect(o)}" for o in found.outcomes)
-    return f"Which repair removes the bias of {found.where}? {said}."
+    effects = "; ".join(f"{o.arm.name}: {found.effect(o)}" for o in found.outcomes)
+    return f"Which repair removes the bias of {found.where}? {effects}."
 
 
 def not_shown(found: Findings) -> list[str]:
-    """What this diagnosis says nothing of."""
-    lines = (
-        words_gpt.not_shown(found.run)
-        if found.run
-        else [
-            (
-                "Whether a training run fails, or survives with a repair: from tensors alone there"
-                " is no replay (steps 1 and 2)."
-            ),
-            (
-                "X: it is not in the file. q stands in for it, and shows only what W_Q lets through"
-                " of it."
-            ),
-        ]
+    """Return what this diagnosis leaves open."""
+    request = found.layer.request
+    replay = (
+        "Whether a training run fails, or survives with a repair: from tensors alone there is no"
+        " replay (steps 1 and 2)."
     )
-    lines += [
-        (
-            "Other inputs: p, intervals and the smallest bias are statistics about these tokens;"
-            " other steps of training may differ."
-        ),
-        (
-            "Biases that do not add up in delta: `roundscope trace` tests every event by itself."
-            " Compared is with exact arithmetic on the same q, k, v and do, so what lies before"
-            f" them is not seen. Plan {found.layer.request.plan.name}, tiles"
-            f" {found.layer.request.block_q} x {found.layer.request.block_k}."
-        ),
-        "The cost of a repair in a kernel: times are the emulation's, one machine, now.",
-    ]
+    x = "X: it is not in the file. q stands in for it, and shows only the part of it that W_Q maps."
+    lines = words_gpt.not_shown(found.run) if found.run else [replay, x]
+    inputs = (
+        "Other inputs: p, intervals and the smallest bias are statistics of these tokens; other"
+        " steps of training may differ."
+    )
+    biases = (
+        "Biases that do not add up in delta: `roundscope trace` tests every event by itself. The"
+        " comparison is with exact arithmetic on the same q, k, v and do, so errors made before"
+        f" them are not seen. The plan is {request.plan.name}, the tiles are {request.block_q} x"
+        f" {request.block_k}."
+    )
+    cost = "The cost of a repair in a kernel: the times are those of this emulation, measured now."
+    lines += [inputs, biases, cost]
     if found.verdict.kind is not Kind.NOTHING:
         others = len(found.leaning) - 1
-        lines.append(
-            f"Steps 5 and 6 look at {found.where}"
-            f" alone{f'; {others} other heads are biased too' if others > 0 else ''}."
-        )
+        too = f"; {others} other heads are biased too" if others > 0 else ""
+        lines.append(f"Other heads: steps 5 and 6 examine {found.where} alone{too}.")
     if found.layer.request.depends_on_head_number:
         lines.append("The plan rounds stochastically: step 5 draws other random bits than step 4.")
     return lines

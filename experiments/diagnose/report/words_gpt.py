@@ -16,24 +16,22 @@ KINDS = {
 
 
 def cause(part: RunPart) -> str:
-    """What the replays say, in a few words."""
+    """Return what the replays say, in a few words."""
     return NEVER if part.replayed is None else part.replayed.verdict
 
 
 def headline(part: RunPart) -> str:
-    """What the replays say."""
+    """Return what the replays say."""
     case, r = part.case, part.replayed
     whom = "The run" if len(case.settings.arms) == 1 else f"Arm {case.own.name}"
     if r is None or case.failure is None:
         return (
             f"{whom} never failed in {case.last} steps, so nothing is replayed; its last state was"
-            " looked at."
+            " examined."
         )
-    grew = (
-        ""
-        if case.grown is None or case.failure.kind == GREW
-        else f"; its gradient norm has grown tenfold by step {case.grown}"
-    )
+    grew = ""
+    if case.grown is not None and case.failure.kind != GREW:
+        grew = f"; its gradient norm has grown tenfold by step {case.grown}"
     return (
         f"{whom} fails at step {case.failure.step}: {KINDS[case.failure.kind]}{grew}."
         f" {words_run.ending(r)}"
@@ -41,7 +39,7 @@ def headline(part: RunPart) -> str:
 
 
 def replayed(part: RunPart) -> str:
-    """Step 1."""
+    """Return the sentence of step 1."""
     if part.replayed is None:
         return (
             "Does the failure come again? There is none: no loss rose, jumped up or was not finite"
@@ -51,7 +49,7 @@ def replayed(part: RunPart) -> str:
 
 
 def survivors(part: RunPart | None) -> str:
-    """Step 6: what became of the replays."""
+    """Return the outcomes of the replays of step 6."""
     if part is None or not part.survivals:
         return ""
     kept = [f"{name} ({o.count})" for name, o in part.survivals.items() if o.survives]
@@ -63,19 +61,17 @@ def survivors(part: RunPart | None) -> str:
 
 
 def not_shown(part: RunPart) -> list[str]:
-    """What replays and the state leave open."""
+    """Return what replays and the state leave open."""
     case, r = part.case, part.replayed
     linear = (
-        f"The linear layers stay as they are (matmul={case.settings.config.matmul}), and so do the"
-        " order of sums and the optimiser."
+        f"Other arithmetic: the linear layers stay as they are"
+        f" (matmul={case.settings.config.matmul}), and so do the order of sums and the optimizer."
     )
-    lines = [
-        (
-            f"Steps 3 to 6 look at one state, before step {part.step}, on its batch and, if that is"
-            " small, those after it."
-        ),
-        linear,
-    ]
+    state = (
+        f"Other states: steps 3 to 6 examine one state, before step {part.step}, on its batch and,"
+        " if that is small, on those after it."
+    )
+    lines = [state, linear]
     if r is None:
         return [*lines, "Whether the run would have failed later, or with another seed."]
     lines.append(

@@ -1,5 +1,6 @@
-"""Sentences of steps 1 and 2 of any run: what its replays say, the set that must be exact, and what
-holds it up.
+"""Sentences of steps 1 and 2 of any run.
+
+They say what its replays show, which set must be exact, and the evidence for it.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ SHAM = (
 
 
 def first_line(r: Replayed) -> str:
-    """The events, the evidence with counts, the repair as a command."""
+    """Return the events, the evidence with counts, and the repair as a command."""
     if not r.sanity or r.cause is Cause.LOST:
         return r.verdict
     last = r.sanity[-1]
@@ -48,7 +49,7 @@ def _is(g: Guilty) -> str:
 
 
 def ending(r: Replayed) -> str:
-    """What the replays say, for the verdict."""
+    """Return what the replays say, for the verdict."""
     if r.cause is Cause.LOST:
         return (
             "Replayed, it does not fail: the log was written by another version, or on another"
@@ -57,13 +58,13 @@ def ending(r: Replayed) -> str:
     if not r.units:
         return (
             f"No event{r.model.place.replace(' in', ' of')} rounds to fewer bits than FP32, so"
-            f" rounding there is not it. {r.model.others}"
+            f" rounding there is not the cause. {r.model.others}"
         )
     if r.cause is Cause.OTHER:
         return (
             f"It fails with every event{r.model.place.replace(' in', ' of')} exact too:"
-            f" {_tried(r)}. It is not rounding{r.model.place} from there on, or the damage is done"
-            f" before. {r.model.others}"
+            f" {_tried(r)}. The cause is not rounding{r.model.place} from there on, or the damage"
+            f" is done before. {r.model.others}"
         )
     if r.cause is Cause.UNDECIDED:
         return (
@@ -74,18 +75,17 @@ def ending(r: Replayed) -> str:
 
 
 def _tried(r: Replayed) -> str:
-    """Every state and window that was tried, with counts."""
-    said = [
+    """Return every state and window that was tried, with counts."""
+    return "; ".join(
         f"from step {s.first} to {s.until}, {s.low.failures} of {len(s.low.fates)} replays with"
         f" other last bits fail as it was and {s.exact.failures} of {len(s.exact.fates)} with"
         " everything exact"
         for s in r.sanity
-    ]
-    return "; ".join(said)
+    )
 
 
 def found(r: Replayed) -> str:
-    """What was found, for the verdict."""
+    """Return what was found, for the verdict."""
     g = r.guilty
     assert g is not None and g.confirmed is not None
     counts = f"{g.confirmed.count} replays, against {r.shams.count} as it was (p = {r.p:.1g})"
@@ -101,19 +101,19 @@ def found(r: Replayed) -> str:
 
 
 def size(g: Guilty) -> str:
-    """How many of how many events."""
+    """Return the number of events of the set and of all, in words."""
     return f"{g.size} of {g.of} events"
 
 
 def replayed(r: Replayed) -> str:
-    """Step 1."""
+    """Return the sentence of step 1."""
     own, *rest = links(r)
     more = f" {_capital(rest[0].evidence)}." if rest else ""
     return f"Does the failure come again, and is it rounding? It was replayed {own.evidence}.{more}"
 
 
 def searched(r: Replayed | None, why: str = "") -> str:
-    """Step 2."""
+    """Return the sentence of step 2."""
     if r is None or r.guilty is None:
         return f"Which roundings must be exact? Not searched: {why if r is None else r.verdict}."
     g = r.guilty
@@ -127,30 +127,27 @@ def searched(r: Replayed | None, why: str = "") -> str:
 
 
 def links(r: Replayed) -> list[Link]:
-    """Steps 1 and 2 link by link, each held or not, with its evidence; a step that was not reached
-    has none.
+    """Return steps 1 and 2 link by link, each held or not, with its evidence.
+
+    A step that was not reached has none.
     """
-    made = [_again(r)]
+    chain = [_again(r)]
     if r.sanity:
-        made.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))
+        chain.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))
     if r.guilty is not None:
-        made += [_set(r, r.guilty), _controls(r.guilty)]
-    return made
+        chain += [_set(r, r.guilty), _controls(r.guilty)]
+    return chain
 
 
 def _again(r: Replayed) -> Link:
     same = "twice with the same bits" if r.own.again else "twice, with DIFFERENT bits"
-    where = (
-        ""
-        if r.model.same_device
-        else f", which was written on another device, {r.case.about['device']}"
-    )
+    where = ""
+    if not r.model.same_device:
+        where = f", which was written on another device, {r.case.about['device']}"
     bits = f"{r.equal} of {r.compared} numbers of the log have its bits{where}"
-    when = (
-        "it does not fail"
-        if r.failed is None
-        else f"it fails at step {r.failed}, by {r.model.rule}"
-    )
+    when = "it does not fail"
+    if r.failed is not None:
+        when = f"it fails at step {r.failed}, by {r.model.rule}"
     return Link(
         name="replay",
         holds=r.own.again and r.failed is not None,
@@ -169,14 +166,10 @@ def _set(r: Replayed, g: Guilty) -> Link:
 
 def _controls(g: Guilty) -> Link:
     alive = sum(o.survives for o in g.controls)
-    minimal = (
-        "each part put back alone makes it fail again"
-        if g.is_minimal
-        else (
-            f"without {', '.join(n for n, o in g.without if o.survives)} it survives too: the set"
-            " is not minimal"
-        )
-    )
+    minimal = "each part put back alone makes it fail again"
+    if not g.is_minimal:
+        needless = ", ".join(n for n, o in g.without if o.survives)
+        minimal = f"without {needless} it survives too: the set is not minimal"
     if not g.controls:
         return Link(
             name="controls",
@@ -212,13 +205,13 @@ def _turns(g: Guilty) -> str:
 
 
 def at(outcome: Outcome) -> str:
-    """When replays failed, for a sentence; nothing if none did."""
+    """Return when replays failed, for a sentence; an empty text if none did."""
     steps = [f.failed for f in outcome.fates if f.failed is not None]
     return f" (others fail at step {int(np.median(steps))})" if steps else ""
 
 
 def outcome_words(o: Outcome) -> str:
-    """For a table."""
+    """Return an outcome for a table."""
     if len(o.fates) > 1:
         return f"{o.count} survive"
     return "survives" if o.survives else f"fails at {o.fates[0].failed}"

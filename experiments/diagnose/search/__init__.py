@@ -1,3 +1,1 @@
-"""The smallest set of events that must be exact, of any model: ddmin and what holds its result
-up.
-"""
+"""The smallest set of events that must be exact, of any model: ddmin and checks of its result."""

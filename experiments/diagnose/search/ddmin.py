@@ -1,8 +1,8 @@
-"""ddmin (A. Zeller, R. Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE
-28(2), 2002), and tests that are cached.
+"""ddmin, and tests that are cached.
 
-Here an input is a set of events that are made exact, and it passes on what is looked for if the
-replay survives: with all of them exact it does, with none it fails. ddmin halves first, then
+ddmin is by A. Zeller and R. Hildebrandt (Simplifying and isolating failure-inducing input, IEEE TSE
+28(2), 2002). Here an input is a set of events that are made exact, and it shows what is looked for
+if the replay survives: with all of them exact it does, with none it fails. ddmin halves first, then
 refines, and ends with a set of which no single element can be left out.
 """
 
@@ -17,17 +17,17 @@ import numpy as np
 from roundscope.experiments.diagnose.replay.fate import Outcome
 
 T = TypeVar("T")
+# of sets, and of sets that may be asked for next, to whether the replay survives with each of the
+# first exact; all of these are replayed at once
 Ask = Callable[[list[list[T]], list[list[T]]], list[bool]]
-# sets, and sets that may be asked for next -> whether the replay survives with each of the first
-# exact; all of them at once
 
 
 def ddmin(elements: Sequence[T], ask: Ask[T]) -> list[T]:
-    """A smallest set in the sense that no element can be left out (1-minimal), of `elements` with
-    which the replay survives.
+    """Return a smallest set of `elements` with which the replay survives.
 
-    Needs: survives with all, fails with none. No other property of the outcomes is needed, and none
-    is promised but 1-minimality.
+    It is smallest in the sense that no element can be left out (1-minimal). It needs that the
+    replay survives with all and fails with none. No other property of the outcomes is needed, and
+    nothing but 1-minimality is guaranteed.
     """
     kept, parts = list(elements), 2
     while len(kept) >= 2:
@@ -47,15 +47,13 @@ def ddmin(elements: Sequence[T], ask: Ask[T]) -> list[T]:
 
 
 def split(elements: Sequence[T], parts: int) -> list[list[T]]:
-    """Contiguous pieces, as equal in size as can be."""
+    """Return contiguous pieces, as equal in size as can be."""
     edges = np.linspace(0, len(elements), parts + 1).round().astype(int)
     return [list(elements[lo:hi]) for lo, hi in pairwise(edges)]
 
 
 def halves(pieces: Sequence[list[T]]) -> list[list[T]]:
-    """What bisection would ask for next, and next after that: halves of the pieces, their halves,
-    ...
-    """
+    """Return what bisection would ask for next: halves of the pieces, their halves, and so on."""
     found: list[list[T]] = []
     level = list(pieces)
     while level:
@@ -65,15 +63,16 @@ def halves(pieces: Sequence[list[T]]) -> list[list[T]]:
 
 
 def subsets(elements: Sequence[T], most: int) -> list[list[T]]:
-    """Every set but the empty one and the whole, if there are at most so many; else none."""
+    """Return every set but the empty one and the whole, if there are at most `most`; else none."""
     if 2 ** len(elements) - 2 > most:
         return []
     return [list(c) for size in range(1, len(elements)) for c in combinations(elements, size)]
 
 
 def sets_to_come(count: int, few: int) -> tuple[int, int]:
-    """How many sets a level of so many blocks asks for, at least and at most; few: up to so many
-    sets, all of them are asked for.
+    """Return how many sets a level of `count` blocks asks for, at least and at most.
+
+    few: up to this many sets, all of them are asked for.
     """
     if count < 2:
         return 0, 0
@@ -82,8 +81,9 @@ def sets_to_come(count: int, few: int) -> tuple[int, int]:
 
 
 def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozenset[T]]:
-    """Random sets of the size of `found`, different from it and from each other; at most `count`,
-    fewer only if there are no more.
+    """Return random sets of the size of `found`, different from it and from each other.
+
+    There are at most `count`, fewer only if no more exist.
     """
     own, size = frozenset(found), len(frozenset(found))
     rng, drawn = np.random.Generator(np.random.Philox(key=2)), dict[frozenset[T], None]()
@@ -98,8 +98,11 @@ def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozen
 
 @dataclass(slots=True, kw_only=True)
 class Replays:
-    """Asks for sets, each once. replay: what computes the outcomes of new ones, `width` of them for
-    the price of one; outcomes: all so far, in the order of their launches.
+    """Asks for the outcomes of sets, each once.
+
+    replay     computes the outcomes of new sets;  width: as many of them take the time of one
+    outcomes   all so far, in the order of their launches
+    expects    is called with the fewest and the most sets still to come
     """
 
     replay: Callable[[list[frozenset[Any]]], list[Outcome]]
@@ -108,15 +111,15 @@ class Replays:
     expects: Callable[[int, int], None] = lambda fewest, most: None  # sets that are still to come
 
     def ask(self, sets: Iterable[Iterable[Any]], spare: Iterable[Iterable[Any]] = ()) -> list[bool]:
-        """Whether the replay survives with each set exact. spare: sets that fill what is free in
-        the launch.
+        """Return whether the replay survives with each set exact.
+
+        spare: sets that fill the free places of the launch.
         """
         wanted = [frozenset(x) for x in sets]
         new = self._new(wanted)
         if new:
-            new += self._new(x for x in map(frozenset, spare) if x not in new)[
-                : -len(new) % self.width
-            ]
+            free = -len(new) % self.width
+            new += self._new(x for x in map(frozenset, spare) if x not in new)[:free]
             self.outcomes |= {o.units: o for o in self.replay(new)}
         return [self.outcomes[x].survives for x in wanted]
 
@@ -124,16 +127,17 @@ class Replays:
         return [x for x in dict.fromkeys(sets) if x not in self.outcomes]
 
     def of_blocks(self, blocks: dict[T, frozenset[Any]]) -> Ask[T]:
-        """`ask` for sets of blocks of events: layers, heads, events over all heads."""
+        """Return `ask` for sets of blocks of events: layers, heads, events over all heads."""
 
-        def joined(sets):
+        def joined(sets: Iterable[Iterable[T]]) -> list[frozenset[Any]]:
             return [frozenset[Any]().union(*(blocks[name] for name in names)) for names in sets]
 
         return lambda sets, spare: self.ask(joined(sets), joined(spare))
 
     def turns(self) -> list[tuple[Outcome, Outcome]]:
-        """Pairs (smaller, larger) where more exact events do worse: the smaller survives, the
-        larger, which holds it, fails.
+        """Return pairs (smaller, larger) where more exact events do worse.
+
+        The smaller survives; the larger, which contains it, fails.
         """
         good, bad = (
             [o for o in self.outcomes.values() if o.survives is kind] for kind in (True, False)
@@ -141,7 +145,7 @@ class Replays:
         return [(a, b) for a in good for b in bad if a.units < b.units]
 
     def ties(self, found: frozenset[Any]) -> list[Outcome]:
-        """Other sets that survive and are no larger; the smallest first."""
+        """Return other sets that survive and are no larger; the smallest first."""
         own = [
             o
             for o in self.outcomes.values()

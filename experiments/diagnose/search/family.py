@@ -1,6 +1,4 @@
-"""What the search, the sentences and the page must know of a kind of units, whichever model they
-are of.
-"""
+"""What the search, the sentences and the page must know of a kind of units, of any model."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,17 +10,18 @@ Blocks = dict[str, frozenset[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Units are tuples (layer, place in it, event).
+    """The functions of a kind of units. Units are tuples (layer, place in it, event).
 
     levels     units -> (name, what makes blocks of units) of the levels of the search, the coarsest
                first
     classes    units -> sets that are asked for before, and taken if they are smaller than what the
                levels find
-    few        up to so many units of a set that was found are taken one by one; None: where they
-               are no events over all places
-    places     the blocks of which a set is made in sentences and controls: `by_site` or `singly`
-    words      (units, all units) -> where they are, in a sentence;  change: as the command line
-               takes it;  row: a place, in words
+    few        a set found of at most this many units is searched one by one; None: where it is not
+               made of events over all places
+    by_site, singly   the blocks of which a set is made in sentences and controls
+    words      (units, all units) -> where they are, in a sentence
+    change     units -> as the command line takes it;  row: a place -> its words
+    sites      the enumeration of events
     """
 
     levels: Callable[[frozenset[Any]], Sequence[tuple[str, Callable[[frozenset[Any]], Blocks]]]]
@@ -36,16 +35,16 @@ class Family:
     sites: type[StrEnum]
 
     def over_all(self, kept: frozenset[Any], units: frozenset[Any]) -> bool:
-        """Whether a set is made of events over all places, of those where something rounds."""
+        """Return whether a set is made of events over all places where something rounds."""
         whole = self.whole(kept, units)
         return {u[:2] for u in kept} == {u[:2] for u in units} and union(whole, whole) == kept
 
     def whole(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
-        """The events that a set has in all places where they round."""
+        """Return the events that a set has in all places where they round."""
         return {name: block for name, block in self.by_site(units).items() if block <= kept}
 
     def is_singled_out(self, kept: frozenset[Any], units: frozenset[Any]) -> bool:
-        """Whether units of a set are taken one by one at the end."""
+        """Return whether units of a set are searched one by one at the end."""
         if self.few is not None:
             return 1 < len(kept) <= self.few
         return not self.over_all(kept, units) and any(
@@ -53,7 +52,7 @@ class Family:
         )
 
     def universe(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
-        """Elements among which a set is one of its size."""
+        """Return the elements among which a set is one of its size."""
         return (
             self.by_site(units)
             if self.few is None and self.over_all(kept, units)
@@ -61,12 +60,12 @@ class Family:
         )
 
     def elements(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
-        """What is put back alone, to see whether the set is minimal."""
+        """Return what is put back alone, to see whether the set is minimal."""
         if self.few is not None:
             return self.singly(kept) if len(kept) <= self.few else self.by_site(kept)
         return self.whole(kept, units) if self.over_all(kept, units) else self.singly(kept)
 
 
 def union(blocks: Blocks, names: Iterable[str]) -> frozenset[Any]:
-    """The units of some blocks."""
+    """Return the units of some blocks."""
     return frozenset[Any]().union(*(blocks[name] for name in names))

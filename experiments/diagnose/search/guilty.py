@@ -1,5 +1,6 @@
-"""Step 2 of a run: the smallest set of events that must be exact for the replay to survive, level
-by level, and what holds it up.
+"""Step 2 of a run: the smallest set of events that must be exact for the replay to survive.
+
+It is searched level by level, and then checked.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +18,11 @@ from roundscope.experiments.diagnose.search.ddmin import (
 )
 from roundscope.experiments.diagnose.search.family import Family, union
 
-REPEATS = 3  # of a set, where outcomes differ between repeats; of the set low alone; of a repair
-CONTROLS = 8
+# repeats of a set, where outcomes differ between repeats; of the set rounding alone; of a repair
+REPEATS = 3
+CONTROLS = 8  # random sets that the set found is compared with
 CONFIRMS = 8  # repeats of the set found
-FEW = 16  # sets of a level's blocks: up to so many, all are asked for until one survives
+FEW = 16  # up to this many sets of a level's blocks, all are asked for until one survives
 
 Exactly = Callable[[frozenset[Any]], Any]  # units -> the change that makes them exact
 
@@ -36,16 +38,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guilty:
-    """The smallest set found of events that must be exact, and what holds it up.
+    """The smallest set found of events that must be exact, and the checks of it.
 
     family      of the units;  levels: of the search, as far as they were needed
-    found       the set; all_units: what could be exact
-    size, of    its elements, and among how many: events over all places if it is made of these,
-                else single ones
+    found       the set;  all_units: what could be exact
+    size, of    the number of its elements, and of those it was chosen from: events over all places
+                if it is made of these, else single ones
     outcomes    every set that was replayed;  controls: random sets of its size
-    without     each element put back alone, with its outcome;  only: the set low and all else exact
-    ties        others that survive and are no larger;  turns: (smaller, larger) where more exact
-                did worse
+    without     each element put back alone, with its outcome
+    only        the outcome with the set rounding and all else exact
+    ties        others that survive and are no larger
+    turns       pairs (smaller, larger) where more exact events did worse
     repeats     of every set;  confirmed: repeats of the set found, beyond those of the search
     """
 
@@ -65,13 +68,14 @@ class Guilty:
     confirmed: Outcome | None = None
 
     def words(self, units: Any) -> str:
-        """Units in a sentence."""
+        """Return units in a sentence."""
         return self.family.words(units, self.all_units)
 
     @property
     def elsewhere(self) -> list[Outcome]:
-        """Sets that survive although they leave some of the set found low, the smallest first: it
-        is not the only one then.
+        """Sets that survive although some of the set found still rounds, the smallest first.
+
+        If there are any, the set found is not the only one.
         """
         return sorted(
             (o for o in self.outcomes if o.survives and not o.units >= self.found),
@@ -80,19 +84,19 @@ class Guilty:
 
     @property
     def is_minimal(self) -> bool:
-        """Whether each element put back alone fails again."""
+        """Whether each element put back alone makes the replay fail again."""
         return not any(o.survives for _, o in self.without)
 
     @property
     def holds(self) -> bool:
-        """Whether the set found keeps on surviving: all its repeats but one, at least."""
+        """Whether the set found survives all its repeats but one, at least."""
         return self.confirmed is None or self.confirmed.failures <= 1
 
 
 def often(
     replayer: Replayer, exactly: Exactly, sets: Sequence[frozenset[Any]], times: range
 ) -> list[Outcome]:
-    """Sets of exact events, each in these repeats."""
+    """Return the outcomes of sets of exact events, each in these repeats."""
     fates = replayer([Trial(exactly(u), r) for u in sets for r in times])
     return [
         Outcome(units=u, fates=tuple(fates[i * len(times) : (i + 1) * len(times)]))
@@ -109,10 +113,11 @@ def guilty(
     exact: Outcome,
     is_random: bool,
 ) -> Guilty:
-    """Step 2, of a replay that fails as it was and survives with all units exact.
+    """Run step 2, for a replay that fails as it was and survives with all units exact.
 
     If outcomes differ between repeats, that is if the set found does not keep on surviving, or the
-    two above do not end alike in every repeat, once more with more repeats of every set.
+    two above do not end alike in every repeat, the search is done once more with more repeats of
+    every set.
     """
     unsteady = is_random or exact.failures > 0 or low.failures < len(low.fates)
     for repeats in (REPEATS,) if unsteady else (1, REPEATS):
@@ -134,7 +139,10 @@ def guilty(
 
 
 def search(asked: Replays, units: frozenset[Any], family: Family) -> Guilty:
-    """The set. Needs: the replay fails as it was, and survives with all units exact."""
+    """Return the set.
+
+    It needs that the replay fails as it was, and survives with all units exact.
+    """
     levels: list[Any] = []
     kept = units
     asked.ask([x for x in dict.fromkeys(family.classes(units)) if x and x != units])
@@ -154,11 +162,11 @@ def search(asked: Replays, units: frozenset[Any], family: Family) -> Guilty:
 
 
 def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool = False) -> Level:
-    """Few blocks: sets of them are asked for, size by size, and the first that survives is taken;
-    else ddmin.
+    """Return which blocks of a level are needed.
 
-    Where all of them may be needed (is_everywhere: so it was one level up), each is left out alone
-    first: if all these fail, no smaller set need be asked for.
+    If there are few blocks, sets of them are asked for, size by size, and the first that survives
+    is taken; otherwise by ddmin. Where all of them may be needed (is_everywhere: so it was one
+    level up), each is left out alone first: if all these fail, no smaller set need be asked for.
     """
     ask, names = asked.of_blocks(blocks), list(blocks)
     fewest, most = sets_to_come(len(blocks), FEW)
@@ -184,7 +192,10 @@ def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool
 def held_up(
     asked: Replays, levels: tuple[Level, ...], kept: Any, units: Any, family: Family
 ) -> Guilty:
-    """The set with its controls, its elements put back one by one, and itself low alone."""
+    """Return the set with its controls, its elements put back one by one, and itself alone.
+
+    Alone means that only the set rounds.
+    """
     elements, universe = family.elements(kept, units), family.universe(kept, units)
     own = [name for name, block in universe.items() if block <= kept]
     controls = [union(universe, names) for names in others(list(universe), own, CONTROLS)]

@@ -1,3 +1,4 @@
-"""The student of block-scaled training: its units (layer, matrix, event), its run, its replays, its
-own evidence.
+"""The diagnosis of the student of block-scaled training.
+
+Here are its units (layer, matrix, event), its run, its replays, and its own evidence.
 """

@@ -1,12 +1,11 @@
-"""Step 4 of a proxy's run: what the blocks of its operands look like, and what their format does to
-them.
+"""Step 4 of a proxy's run: the blocks of its operands, and what their format does to them.
 
-Every operand of every product of a layer is computed once more at one state, as the event meets it:
-x of the layer's maps, W, and g, the gradient of what the map returns. Of an event in blocks
+Every operand of every product of a layer is computed once more at one state, as the event gets it:
+x of the layer's maps, W, and g, the gradient of what the map returns. For an event in blocks
 `emu.block_stats` then says what was clipped, what vanished, how much shorter magnitudes became,
-what RCEIL would have saved, and how few different elements a block still has. Beside them stand
-blocks of independent normal numbers in the same format: what the format does to blocks without any
-structure.
+what RCEIL would have saved, and how many different elements a block still has. They are compared
+with blocks of independent normal numbers in the same format: what the format does to blocks without
+any structure.
 """
 
 from collections.abc import Mapping
@@ -32,23 +31,19 @@ from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.run import Begin, data_of
 from roundscope.experiments.train.student.sites import INDEX, Matrix, Site
 
-READ = {
-    Site.X: "x",
-    Site.X_W: "x",
-    Site.W: "w",
-    Site.W_X: "w",
-    Site.G_X: "g",
-    Site.G_W: "g",
-}  # the events whose blocks are looked at
-NORMAL = 4096  # blocks of normal numbers
+# the events whose blocks are examined, and the operand of each
+READ = {Site.X: "x", Site.X_W: "x", Site.W: "w", Site.W_X: "w", Site.G_X: "g", Site.G_W: "g"}
+NORMAL = 4096  # number of blocks of normal numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Of an event in some places. stats: their blocks together;  last: numbers that became the
-    largest element;  spread: the median of
+    """The blocks of an event in some places.
 
-    max |V| / min |V|;  normal, normal_last: of independent normal numbers.
+    units        the places;  format: that of the blocks;  marked: whether they are in the set
+    stats        of their blocks together;  last: how many numbers became the largest element
+    spread       the median of max |V| / min |V|
+    normal, normal_last   stats and last of independent normal numbers
     """
 
     units: tuple[Unit, ...]
@@ -62,14 +57,15 @@ class Blocks:
 
     @property
     def shares(self) -> dict[str, float]:
-        """clipped, last, underflow: of numbers; shrink: of magnitude; excess: of the absolute
-        error, what RCEIL would not have made.
+        """clipped, last, underflow: shares of numbers; shrink: of magnitude; excess: of the error.
+
+        excess is the share of the absolute error that RCEIL would not have made.
         """
         return _shares(self.stats, self.last)
 
     @property
     def normal_shares(self) -> dict[str, float]:
-        """The same of normal numbers."""
+        """The same shares for normal numbers."""
         return _shares(self.normal, self.normal_last)
 
 
@@ -86,8 +82,9 @@ def _shares(s: BlockStats, last: int) -> dict[str, float]:
 
 
 def origin(case: Case, begin: Begin, units: Units, marked: Units) -> list[Blocks]:
-    """Of the units that are operands in blocks: those of one event and format together, the marked
-    ones apart; in the order of events.
+    """Return the blocks of those units that are operands in blocks, in the order of events.
+
+    Units of one event and format are together, the marked ones apart.
     """
     values, plan = operands(case, begin), case.plan(case.failed)
     groups: dict[tuple[Site, BlockFormat, bool], list[Unit]] = {}
@@ -129,14 +126,15 @@ def _last(x: np.ndarray, f: BlockFormat, axis: int) -> int:
 
 
 def _spread(x: np.ndarray, size: int, axis: int) -> float:
-    """The median over blocks of max |V| / min |V|."""
+    """Return the median over blocks of max |V| / min |V|."""
     lines = np.abs(np.moveaxis(x, axis, -1)).reshape(-1, size)
     return float(np.median(lines.max(1) / np.maximum(lines.min(1), np.finfo(np.float32).tiny)))
 
 
 def operands(case: Case, begin: Begin) -> list[dict[str, dict[str, np.ndarray]]]:
-    """Layer -> matrix -> x (batch, in), w (in, out), g (batch, out) of the run at a state (an axis
-    of one arm), on its step's rows.
+    """Return layer -> matrix -> x (batch, in), w (in, out), g (batch, out) of the run at a state.
+
+    The state has an axis of one arm; the rows are those of its step.
     """
     config, arms = case.config, [case.own]
     x, y = step.batches(config)(
@@ -156,20 +154,23 @@ def operands(case: Case, begin: Begin) -> list[dict[str, dict[str, np.ndarray]]]
 def _operands(
     config: Config, how: How, params: Mapping[str, Any], x: Any, y: Any, table: Any
 ) -> list[dict[str, dict[str, Any]]]:
-    """Forward layer by layer, then backward: g of DOWN is the gradient of the layer's output, since
-    that is A + DOWN.
+    """Compute the operands forward layer by layer, then backward.
+
+    g of DOWN is the gradient of the layer's output, since that is A + DOWN.
     """
     a, kept = x, []
     for i in range(config.depth):
         p = {name: leaf[i] for name, leaf in params.items()}
         h, gate, inputs = model.opened(how, p, a, table[i])
-        _, inside, inner = jax.vjp(
-            lambda h, g, p=p, i=i: model.closed(config, how, p, h, g, table[i]),
-            h,
-            gate,
-            has_aux=True,
-        )  # type: ignore[misc]
-        a, through = jax.vjp(lambda a, p=p, i=i: model.layer(config, how, p, a, table[i])[0], a)  # type: ignore[misc]
+
+        def closed(h: Any, g: Any, p: Any = p, i: int = i) -> Any:
+            return model.closed(config, how, p, h, g, table[i])
+
+        def layer(a: Any, p: Any = p, i: int = i) -> Any:
+            return model.layer(config, how, p, a, table[i])[0]
+
+        _, inside, inner = jax.vjp(closed, h, gate, has_aux=True)
+        a, through = jax.vjp(layer, a)
         kept.append((p, inputs, inner, inside, through))
     g = 2.0 * (a - y) / a.size  # the gradient of the mean of squares
     found = []
@@ -179,13 +180,8 @@ def _operands(
             str(Matrix.UP): {"x": inputs, "w": p["up"], "g": of_h},
             str(Matrix.DOWN): {"x": inner, "w": p["down"], "g": g},
         }
-        found.append(
-            own
-            | (
-                {str(Matrix.GATE): {"x": inputs, "w": p["gate"], "g": of_gate}}
-                if "gate" in p
-                else {}
-            )
-        )
+        if "gate" in p:
+            own[str(Matrix.GATE)] = {"x": inputs, "w": p["gate"], "g": of_gate}
+        found.append(own)
         (g,) = through(g)
     return found[::-1]

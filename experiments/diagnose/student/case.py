@@ -1,6 +1,4 @@
-"""The run of a proxy to diagnose: the arm that diverged, its FP32 twin, and the steps from which
-its replays begin.
-"""
+"""The run of a proxy to diagnose: the arm that diverged, its FP32 twin, and where replays begin."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,24 +14,19 @@ from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.run import Begin, fresh
 
-AHEAD = (
-    100,
-    200,
-    400,
-    # steps before the divergence at which replays may begin, the first one that fits first; else
-    # the earliest state
-)
+# steps before the divergence at which replays may begin, besides the earliest state
+AHEAD = (100, 200, 400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One diverged run and where to replay it.
 
-    twin     FP32 of the same rows and rate, None if it was not run
-    origin   the earliest step of which there is a state: 0, or that at which the arms of a study of
-             interventions part
-    starts   steps from which replays may begin, the latest first;  until: their last step,
-             exclusive;  longest: that of the longest
+    row      the run;  twin: FP32 of the same rows and rate, None if it was not run
+    origin   the earliest step that has a state: 0, or that at which the arms of a study of
+             interventions separate
+    starts   steps from which replays may begin, the latest first
+    until    their last step, exclusive;  longest: that of the longest
     """
 
     folder: Path
@@ -46,12 +39,12 @@ class Case:
 
     @property
     def config(self) -> Config:
-        """Without measurements on the way."""
+        """The config without measurements during the run."""
         return replace(self.row.config, measure_every=0)
 
     @property
     def own(self) -> Arm:
-        """The arm."""
+        """The arm that is diagnosed."""
         return self.row.arm
 
     @property
@@ -61,11 +54,11 @@ class Case:
         return self.row.diverged
 
     def plan(self, step: int) -> Plan:
-        """What rounds where at a step."""
+        """Return what rounds where at a step."""
         return plan_of(self.config, self.own.texts(step))
 
     def beginning(self) -> Begin:
-        """The state of step `origin`, with an axis of one arm."""
+        """Return the state of step `origin`, with an axis of one arm."""
         if self.origin:
             wanted, column = _kept(self.folder, self.row)[self.origin]
             return begin(self.row.config, wanted, self.origin, self.folder, lambda n: None).take(
@@ -75,11 +68,10 @@ class Case:
 
 
 def case(folder: Path, *, arm: str | None, first: int | None, until: int | None) -> Case:
-    """What to diagnose: the earliest divergence, of runs whose FP32 twin did not diverge if there
-    are such.
+    """Return what to diagnose: the earliest divergence.
 
-    Raises UsageError for a folder without a diverged run, a name or steps that it has not;
-    StorageError for a damaged file.
+    Runs whose FP32 twin did not diverge are preferred. Raises UsageError for a folder without a
+    diverged run, a name or steps that it lacks; StorageError for a damaged file.
     """
     rows = read(folder)
     names = list(dict.fromkeys(row.arm.name for row in rows))
@@ -100,14 +92,10 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
         )
     chosen = min(bad_ones, key=lambda r: (_lost(_twin(r, rows)), r.diverged))
     assert chosen.diverged is not None
-    origin = (
-        0
-        if first == 0
-        else max(
-            (step for step in _kept(folder, chosen) if step <= _latest(chosen.diverged, first)),
-            default=0,
-        )
-    )
+    origin = 0
+    if first != 0:
+        latest = _latest(chosen.diverged, first)
+        origin = max((step for step in _kept(folder, chosen) if step <= latest), default=0)
     end = min(chosen.config.steps, chosen.diverged + 1 + MARGIN) if until is None else until
     if first is not None and not 0 <= first < chosen.diverged:
         raise bad(
@@ -120,11 +108,9 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
             f"the run diverges at step {chosen.diverged} and ends at {chosen.config.steps}; give a"
             " step between them",
         )
-    longest = (
-        end
-        if until is not None
-        else min(chosen.config.steps, max(end, chosen.diverged + LONGEST * MARGIN))
-    )
+    longest = end
+    if until is None:
+        longest = min(chosen.config.steps, max(end, chosen.diverged + LONGEST * MARGIN))
     starts = (first,) if first is not None else _starts(chosen.diverged, origin)
     return Case(
         folder=folder,
@@ -147,7 +133,7 @@ def _starts(diverged: int, origin: int) -> tuple[int, ...]:
 
 
 def _twin(row: Row, rows: Sequence[Row]) -> Row | None:
-    def alike(r):
+    def alike(r: Row) -> tuple[Config, float, int]:
         return (replace(r.config, measure_every=0), r.arm.lr, r.arm.seed)
 
     return next((r for r in rows if r.arm.name == EXACT and alike(r) == alike(row)), None)
@@ -158,9 +144,7 @@ def _lost(twin: Row | None) -> bool:
 
 
 def _kept(folder: Path, row: Row) -> dict[int, tuple[list[Arm], int]]:
-    """Step -> the arms whose states the folder keeps there, and which of them is this run's
-    beginning.
-    """
+    """Return step -> the arms whose states the folder keeps there, and the place of this run's."""
     found = {}
     for path in sorted(folder.glob("begin-*-*-*.safetensors")):
         _, step, name, *seeds = path.stem.split("-")

@@ -12,7 +12,7 @@ SCHEMA = "roundscope-proxy-diagnosis-1"
 
 
 def document(found: Found) -> dict[str, Any]:
-    """diagnosis.json, but the verdict."""
+    """Return diagnosis.json without the verdict."""
     r, case = found.replayed, found.case
     return {
         "schema": SCHEMA,

@@ -1,15 +1,14 @@
-"""Step 3 of a proxy's run: what rounding does to the gradient at the same weights and rows, event
-by event, and whether it adds up.
+"""Step 3 of a proxy's run: what rounding does to the gradient, and whether it adds up.
 
-epsilon_t is the gradient at step t with some events rounded, less FP32's, at the run's own weights
-and rows of T steps in a row. Then
+It is measured at the same weights and rows, event by event. epsilon_t is the gradient at step t
+with some events rounded, less FP32's, at the run's own weights and rows of T steps in a row. Then
 
     A = |sum_t epsilon_t| / sqrt(sum_t |epsilon_t|^2)
 
 is about 1 if errors of different steps meet in random directions, and sqrt(T) if they are all
-alike. The null: every step's error keeps its size and takes its sign from a fair coin; p is the
-share of 4,096 draws whose A is as large. Sums are over a sample of at most 65,536 weights, the same
-in every step; |epsilon| and its part along the gradient are over all.
+alike. The null hypothesis: every step's error keeps its size and takes its sign from a fair coin; p
+is the share of 4,096 draws whose A is as large. Sums are over a sample of at most 65,536 weights,
+the same in every step; |epsilon| and its part along the gradient are over all.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place
 from roundscope.experiments.sweep.report.effects import mean_interval
-from roundscope.experiments.train.mx.formats import reseeded
+from roundscope.experiments.train.mx.formats import Kept, reseeded
 from roundscope.experiments.train.student import model, step
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.linear import How
@@ -43,8 +42,10 @@ GRADIENT = "the gradient itself"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """Of one choice of events. zeta, cosine, along (T,) as `measure` has them; a: A;  p, null: of
-    sign flips, and their 95 % quantile.
+    """The error of the gradient for one choice of events.
+
+    zeta, cosine, along   (T,), as `measure` defines them
+    a                     A;  p, null: p under sign flips, and their 95 % quantile
     """
 
     zeta: np.ndarray
@@ -56,17 +57,18 @@ class Error:
 
     @property
     def bias(self) -> tuple[float, float]:
-        """Mean of `along` over steps and half of its 95 % interval: what the step is lengthened by
-        in the mean, negative: shortened.
+        """The mean of `along` over steps and half of its 95 % interval.
+
+        By this the step is lengthened in the mean; negative: shortened.
         """
         return mean_interval(self.along)
 
 
 def only(plan: Plan, units: Units) -> Plan:
-    """The plan with all events but these in FP32."""
+    """Return the plan with all events but these in FP32."""
     places = {place(u) for u in units}
 
-    def keep(i, m, s, f):
+    def keep(i: int, m: int, s: int, f: Kept) -> Kept:
         return f if (i, m, s) in places else BINARY32
 
     rows = [
@@ -77,8 +79,9 @@ def only(plan: Plan, units: Units) -> Plan:
 
 
 def looked(case: Case, begin: Begin) -> list[Begin]:
-    """The states of up to STEPS steps in a row from `begin` on, all before the divergence; an axis
-    of one arm each.
+    """Return the states of up to STEPS steps in a row from `begin` on, all before the divergence.
+
+    Each has an axis of one arm.
     """
     now, found = begin.take([0] * PAIR), [begin]
     while len(found) < STEPS and now.step + 1 < case.failed:
@@ -88,8 +91,9 @@ def looked(case: Case, begin: Begin) -> list[Begin]:
 
 
 def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[str, Error]:
-    """Of every plan against FP32, at each state and on the rows of its step; GRADIENT: FP32's
-    gradient in the place of epsilon, zeta 1.
+    """Return the error of every plan against FP32, at each state and on the rows of its step.
+
+    GRADIENT is FP32's gradient in the place of epsilon, with zeta 1.
     """
     config, seed = case.config, (case.config.seed + case.own.seed) % 2**32
     rounded, drawn = (
@@ -129,7 +133,10 @@ def _error(measured: dict[str, np.ndarray], sample: np.ndarray) -> Error:
 
 
 def coherence(sample: np.ndarray) -> tuple[float, float, float]:
-    """A of vectors (T, n), its p under sign flips, and their 95 % quantile; (0, 1, 0) of zeros."""
+    """Return A of vectors (T, n), its p under sign flips, and their 95 % quantile.
+
+    For zeros these are (0, 1, 0).
+    """
     products = sample.astype(np.float64) @ sample.astype(np.float64).T
     total = np.trace(products)
     if not total > 0.0:
@@ -139,21 +146,19 @@ def coherence(sample: np.ndarray) -> tuple[float, float, float]:
         - 1.0
     )
 
-    def of(s):
-        return np.sqrt(np.maximum(((s @ products) * s).sum(-1), 0.0) / total)
+    def of(s: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sqrt(np.maximum(((s @ products) * s).sum(-1), 0.0) / total))
 
     a, flipped = float(of(np.ones(len(sample)))), of(signs)
-    return (
-        a,
-        float((1.0 + (flipped >= a * (1.0 - 1e-9)).sum()) / (1.0 + DRAWS)),
-        float(np.quantile(flipped, 0.95)),
-    )
+    p = float((1.0 + (flipped >= a * (1.0 - 1e-9)).sum()) / (1.0 + DRAWS))
+    return a, p, float(np.quantile(flipped, 0.95))
 
 
 @lru_cache(8)
 def _gradients(config: Config, how: How) -> Callable[..., tuple[dict[str, Array], Array, Array]]:
-    """The jitted (state of one arm, FP32's table and others, x, y) -> (`compared`, samples of
-    epsilon (plans, n), of the gradient).
+    """Return the jitted (state of one arm, FP32's table and others, x, y) -> errors and samples.
+
+    It returns (`compared`, samples of epsilon (plans, n), sample of the gradient).
     """
 
     def all_of(
@@ -165,13 +170,13 @@ def _gradients(config: Config, how: How) -> Callable[..., tuple[dict[str, Array]
         )
 
         def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
-            """A gradient against g, which the first makes; one scan, so that all come from one
-            program.
+            """Return a gradient compared with g, which the first call makes.
+
+            It is one scan, so that all come from one program.
             """
             table = reseeded(at[1], state.step) if how.drawn else at[1]
-            own: Array = ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, table))[
-                0
-            ]
+            tree = jax.grad(model.loss)(state.params, config, how, x, y, table)
+            own: Array = ravel_pytree(tree)[0]
             g = jnp.where(at[0] == 0, own, g)
             return g, (compared(own - g, g), (own - g)[taken])
 

@@ -1,4 +1,4 @@
-"""The page of a proxy's diagnosis, and what the terminal shows."""
+"""The report of a proxy's diagnosis, and what the terminal shows."""
 
 from html import escape
 from typing import Any
@@ -19,76 +19,59 @@ from roundscope.experiments.trace.plots import DOWN, UP
 from roundscope.experiments.train.student.follow import RULE
 
 HOW = (
-    f"{words_run.SHAM} Epsilon is compared at the same weights and rows, so that no distance of two"
-    " trainings is in it."
+    f"{words_run.SHAM} Epsilon is measured at the same weights and rows, so it contains no"
+    " difference between two trainings."
 )
+Picture = tuple[str, Any, str]
 
 
 def steps(found: Found) -> list[Step]:
-    """What the page shows, in order."""
-    made = [
+    """Return what the report shows, in order."""
+    errors: list[Picture] = []
+    if found.errors:
+        caption = "The events of a row round, all others are FP32."
+        errors.append(("Error and coherence", measured.errors(found), caption))
+    blocks: list[Picture] = []
+    if found.origin:
+        caption = (
+            "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
+        )
+        blocks.append(("Blocks", measured.origin(found), caption))
+    repairs: list[Picture] = []
+    if found.tried:
+        caption = "Green: survives more often than shams do; red: none survives."
+        repairs.append(("Repairs", measured.repairs(found), caption))
+    return [
         replay_step(words_run.replayed(found.replayed), losses(found), RULE),
         search_step(found.replayed, words_run.searched(found.replayed)),
-    ]
-    shown = (
-        [
-            (
-                "Error and coherence",
-                measured.errors(found),
-                "The events of a row round, all others are FP32.",
-            )
-        ]
-        if found.errors
-        else []
-    )
-    made.append(
         Step(
             number=3,
             title="The gradient's error",
             sentence=words.error(found),
-            pictures=shown,
+            pictures=errors,
             tables=[_errors(found)],
-        )
-    )
-    caption = (
-        "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
-    )
-    shown = [("Blocks", measured.origin(found), caption)] if found.origin else []
-    made.append(
+        ),
         Step(
             number=4,
             title="Origin",
             sentence=words.origin(found),
-            pictures=shown,
+            pictures=blocks,
             tables=[_origin(found)],
-        )
-    )
-    shown = (
-        [
-            (
-                "Repairs",
-                measured.repairs(found),
-                "Green: survives more often than shams do; red: none survives.",
-            )
-        ]
-        if found.tried
-        else []
-    )
-    made.append(
+        ),
         Step(
             number=5,
             title="Repair",
             sentence=words.repaired(found),
-            pictures=shown,
+            pictures=repairs,
             tables=[_repairs(found)],
-        )
-    )
-    return made
+        ),
+    ]
 
 
 def losses(found: Found) -> Figure:
-    """The file's curve, of which a point is the largest loss of 25 steps, the replay, and the
-    sanity arms.
+    """Draw the file's curve, the replay, and the sanity arms.
+
+    A point of the curve is the largest loss of 25 steps.
     """
     case, r = found.case, found.replayed
     curve = [(step, loss) for step, loss, _ in case.row.curve if loss > 0.0]
@@ -170,13 +153,13 @@ def _repairs(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
 
 
 def _median(o: Outcome) -> str:
-    """Of the steps at which those that diverge do."""
+    """Return the median of the steps at which those that diverge do."""
     steps = [f.failed for f in o.fates if f.failed is not None]
     return f"{np.median(steps):.0f}" if steps else ""
 
 
 def report(found: Found) -> Report:
-    """What is said of a student's run."""
+    """Return what is said of a student's run."""
     data, r = document(found), found.replayed
     return Report(
         name=words.who(found),
@@ -197,7 +180,7 @@ def report(found: Found) -> Report:
 
 
 def _table(found: Found) -> Any:
-    """The repairs, for the terminal."""
+    """Return the repairs, for the terminal."""
     from rich.table import Table
 
     heads, rows, _ = _repairs(found)

@@ -1,6 +1,4 @@
-"""Pictures of steps 3 to 5 of a proxy's diagnosis: the gradient's error, the blocks, the
-repairs.
-"""
+"""Pictures of steps 3 to 5 of a proxy's diagnosis: gradient's error, blocks, repairs."""
 
 from collections.abc import Sequence
 
@@ -16,7 +14,7 @@ from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 
 def errors(found: Found) -> Figure:
-    """zeta of every choice of events, and whether its error adds up over steps."""
+    """Draw zeta of every choice of events, and whether its error adds up over steps."""
     own = {n: e for n, e in found.errors.items() if n != GRADIENT and float(e.zeta.max()) > 0.0}
     figure, axes = canvas(1.0 + 0.23 * len(own), 1, 2, sharey=True)
     left, right = axes[0]
@@ -37,7 +35,7 @@ def errors(found: Found) -> Figure:
     )
     logarithmic(left, left.xaxis, left.set_xscale)
     left.set_xlabel("zeta: |epsilon| / |g|, a tick for each step")
-    right.set_xlabel("A: how the error adds up over steps; grey: sign flips, 95 %")
+    right.set_xlabel("A: how the error adds up over steps; gray: sign flips, 95 %")
     right.set_xlim(left=0.0)
     left.set_yticks(range(len(own)), list(own), fontsize=8.5)
     left.set_ylim(len(own) - 0.5, -0.5)
@@ -46,7 +44,7 @@ def errors(found: Found) -> Figure:
 
 
 def origin(found: Found) -> Figure:
-    """What the format does to the blocks of every event, beside normal numbers."""
+    """Draw what the format does to the blocks of every event, beside normal numbers."""
     panels = {
         "shrink": "magnitude lost",
         "clipped": "clipped",
@@ -71,20 +69,17 @@ def origin(found: Found) -> Figure:
 
 
 def repairs(found: Found) -> Figure:
-    """The error that every repair leaves, its part along the gradient, and when its replays
-    diverge.
+    """Draw the error that every repair leaves, its part along the gradient, and its replays.
+
+    A dot is the step at which a replay diverges.
     """
     figure, axes = canvas(1.0 + 0.28 * len(found.tried), 1, 3, sharey=True)
     steps = found.replayed.replayer.steps
     top = found.replayed.replayer.until + 0.08 * steps
     for row, t in enumerate(found.tried):
-        colour = (
-            EXACT
-            if t.word == "averts it"
-            else UP
-            if t.outcome.failures == len(t.outcome.fates)
-            else QUIET
-        )
+        colour = UP if t.outcome.failures == len(t.outcome.fates) else QUIET
+        if t.word == "averts it":
+            colour = EXACT
         axes[0, 0].plot(t.error.zeta.mean(), row, "o", color=colour, ms=6)
         mean, half = t.error.bias
         axes[0, 1].errorbar(
@@ -106,7 +101,7 @@ def repairs(found: Found) -> Figure:
     axes[0, 1].axvline(0.0, color=INK, lw=0.7)
     for ax, text in zip(
         axes[0],
-        ("zeta", "epsilon along the gradient, %", "diverges at step; grey: survives"),
+        ("zeta", "epsilon along the gradient, %", "diverges at step; gray: survives"),
         strict=True,
     ):
         ax.set_xlabel(text)

@@ -1,5 +1,6 @@
-"""Step 5 of a proxy's run: the known repairs, each with the error of the gradient that it leaves
-and what becomes of its replays.
+"""Step 5 of a proxy's run: the known repairs.
+
+Each has the error of the gradient that it leaves, and the outcome of its replays.
 """
 
 from collections.abc import Mapping
@@ -30,9 +31,13 @@ CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A repair: its change, the gradient's error with it (at the weights of the run as it was), its
-    replays, and `better`'s p; level: below which p shows something, so that one repair in a hundred
-    diagnoses seems to work by luck.
+    """A repair that was tried.
+
+    name, text   its name and change
+    error        the gradient's error with it, at the weights of the run as it was
+    outcome      of its replays;  p: that of `better`
+    level        the p below which it counts, so that one repair in a hundred diagnoses seems to
+                 work by luck
     """
 
     name: str
@@ -44,18 +49,18 @@ class Tried:
 
     @property
     def word(self) -> str:
-        """What the replays say of it."""
+        """What the replays say of the repair."""
         if self.p < self.level:
             return "averts it"
-        return (
-            "does not avert it" if self.outcome.failures == len(self.outcome.fates) else "undecided"
-        )
+        if self.outcome.failures == len(self.outcome.fates):
+            return "does not avert it"
+        return "undecided"
 
 
 def texts(case: Case) -> dict[str, str]:
-    """Repairs that change something of the plan under which the run diverged, as changes.
+    """Return repairs that change something of the plan under which the run diverged, as changes.
 
-    They touch no event that is exact.
+    They change no event that is exact.
     """
     plan = case.plan(case.failed)
     units = units_of(case.config, plan)
@@ -66,14 +71,9 @@ def texts(case: Case) -> dict[str, str]:
     found = {name: _with(blocked, rule=rule) for name, rule in rules.items()}
     found |= {str(mode): _with(blocked, mode=mode) for mode in (ties, RoundingMode.STOCHASTIC)}
     for name, (group, to) in CLASSES.items():
-        found[name] = change(
-            [
-                u
-                for u in units
-                if u.site in GROUPS[group] and (to == "fp32" or format_of(plan, u) != BF16)
-            ],
-            to,
-        )
+        members = [u for u in units if u.site in GROUPS[group]]
+        wider = [u for u in members if to == "fp32" or format_of(plan, u) != BF16]
+        found[name] = change(wider, to)
     return {name: text for name, text in found.items() if text}
 
 
@@ -82,7 +82,10 @@ def _with(
     rule: ScaleRule | None = None,
     mode: RoundingMode | None = None,
 ) -> str:
-    """Every block format with another rule or mode, where it has another one and can have this."""
+    """Return the change of every block format to another rule or mode.
+
+    It leaves out formats that have it already or cannot have it.
+    """
     groups: dict[BlockFormat, list[Unit]] = {}
     for u, f in blocked.items():
         if (rule or f.rule) != f.rule or (mode or f.element.mode) is not f.element.mode:
@@ -99,14 +102,14 @@ def _with(
 
 
 def _bumps(f: BlockFormat) -> bool:
-    """Whether BUMP means its elements."""
+    """Return whether BUMP applies to the format's elements."""
     return f.element.format.max_finite == 1.75 * 2.0**f.element.format.emax
 
 
 def spelled(f: BlockFormat) -> str:
-    """FORMAT:RULE:MODE of a block format, as changes write it."""
+    """Return FORMAT:RULE:MODE of a block format, as changes write it."""
 
-    def plain(x):
+    def plain(x: BlockFormat) -> BlockFormat:
         return replace(
             x,
             size=32,
@@ -119,8 +122,9 @@ def spelled(f: BlockFormat) -> str:
 
 
 def candidates(case: Case, done: Replayed) -> dict[str, str]:
-    """The run as it was first, then every repair, the set of step 2, and a random set of its size,
-    as changes.
+    """Return, as changes, the run as it was, every repair, the set of step 2, and a random set.
+
+    The random set has the size of the set of step 2.
     """
     g = done.guilty
     found = {BASE: AS_IT_WAS, **texts(case)}
@@ -133,13 +137,14 @@ def candidates(case: Case, done: Replayed) -> dict[str, str]:
 
 
 def plan_with(case: Case, text: str) -> Plan:
-    """What rounds where with a change, when the run diverged."""
+    """Return what rounds where with a change, when the run diverged."""
     return plan_of(case.config, (*case.own.texts(case.failed), *filter(None, [text])))
 
 
 def repairs(done: Replayed, found: dict[str, str], measured: Mapping[str, Error]) -> list[Tried]:
-    """Their replays, beside the errors that they leave; those of the run as it was are all
-    shams.
+    """Replay the repairs and return them with the errors that they leave.
+
+    The replays of the run as it was are all shams.
     """
     names = [name for name in found if name != BASE]
     fates = done.replayer([Trial(found[name], r) for name in names for r in range(REPEATS)])

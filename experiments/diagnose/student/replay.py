@@ -1,5 +1,6 @@
-"""Replays of a student's run from one of its states: the run as it was, and changed arms vmapped,
-in every launch beside a sham.
+"""Replays of a student's run from one of its states.
+
+The run as it was and changed arms are vmapped, in every launch beside a sham.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -24,7 +25,7 @@ from roundscope.experiments.train.student.run import Begin, advance
 
 PAIR = 2  # arms of the smallest launch: one alone is another program with other last bits
 AS_IT_WAS, EXACT = "", "-> fp32"
-EVERY = 25  # steps between two looks at the device
+EVERY = 25  # steps after which results are fetched from the device
 
 
 class Judge:
@@ -40,19 +41,21 @@ class Judge:
         return [None if step < 0 else int(step) for step in self.follow.first]
 
     def update(self, first: int, losses: np.ndarray, norms: np.ndarray) -> None:
-        """Losses (steps, arms) of the steps from `first` on."""
+        """Take losses (steps, arms) of the steps from `first` on."""
         for number, row in enumerate(losses, start=first):
             self.follow.update(number, row)
 
     def end(self, steps: int) -> None:
-        """A spike that still lasts may be a divergence."""
+        """Finish: a spike that still lasts may be a divergence."""
         self.follow.end(steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where replays begin. begin: an axis of one arm; a trial's change: as `roundscope proxy --arm`
-    reads it, from the first step on.
+    """Where replays begin.
+
+    begin has an axis of one arm. A trial's change is as `roundscope proxy --arm` reads it, from the
+    first step on.
     """
 
     case: Case
@@ -66,28 +69,28 @@ class Window:
         return self.begin.step
 
     def arm(self, text: str) -> Arm:
-        """The run's arm with a change."""
+        """Return the run's arm with a change."""
         own = self.case.own
         return replace(
             own, name="replay", changes=(*own.changes, *([(self.first, text)] if text else []))
         )
 
     def group(self, trial: Trial) -> Hashable:
-        """What it needs of an executable, which runs the run as it was too."""
+        """Return what a trial needs of an executable, which also runs the run as it was."""
         return how_of(self.case.config, [self.arm(text) for text in (AS_IT_WAS, trial.change)])
 
     def name(self, trial: Trial) -> str:
-        """Of the run, the state and the change."""
+        """Return a digest of the run, the state and the change."""
         return digest(
             key(self.case.config, self.case.own), self.case.origin, self.first, limit(), *trial
         )
 
     def judge(self, arms: int) -> Judge:
-        """With the losses before the first step."""
+        """Return a judge that knows the losses before the first step."""
         return Judge(arms, self.begin.losses)
 
     def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Losses and gradient norms of the trials, vmapped."""
+        """Yield losses and gradient norms of the trials, which are vmapped."""
         state = jax.tree.map(lambda leaf: np.asarray(leaf)[0], self.begin.state)
         many = jax.tree.map(
             lambda *leaves: jnp.asarray(np.stack(leaves)),
@@ -108,13 +111,13 @@ class Window:
 
 @dataclass(slots=True, kw_only=True)
 class Student:
-    """A student's run as `replay.start` wants a model; states: those where replays may begin."""
+    """A student's run as the model of `replay.start`; states: those where replays may begin."""
 
     case: Case
     clock: Clock
     states: dict[int, Begin] = field(default_factory=dict)
     place: str = ""
-    others: str = "The learning rate comes to mind first."
+    others: str = "Consider the learning rate first."
     rule: str = "its loss"
     family: Any = FAMILY
     is_random: bool = False
@@ -126,11 +129,14 @@ class Student:
         return units_of(self.case.config, self.case.plan(self.case.failed))
 
     def exactly(self, units: Collection[Any]) -> str:
-        """The change that makes units exact."""
+        """Return the change that makes units exact."""
         return EXACT if set(units) == self.units else change(units)
 
     def repair(self, units: Collection[Any], first: int) -> str:
-        """The run from its first step on, with these units exact from step `first` on."""
+        """Return a command for the run from its first step on.
+
+        From step `first` on these units are exact.
+        """
         own, usual = self.case.own, Config()
         words = [
             f"{f.name}={getattr(self.case.config, f.name)}"
@@ -148,8 +154,9 @@ class Student:
         )
 
     def own(self) -> Own:
-        """The run as it was, twice in one launch, from the earliest state on; states: of the steps
-        where replays may begin.
+        """Replay the run as it was, twice in one launch, from the earliest state.
+
+        The states of the steps where replays may begin are kept.
         """
         case, now = self.case, self.case.beginning().take([0] * PAIR)
         for until in (*sorted(case.starts), case.until):
@@ -164,19 +171,17 @@ class Student:
         return Own(first=0, losses=now.losses[:, 0], norms=now.norms[:, 0], again=again)
 
     def failed(self, own: Own) -> int | None:
-        """The step at which the replayed run diverged."""
+        """Return the step at which the replayed run diverged."""
         judge = Judge(1, own.losses[:, None])
         judge.end(len(own.losses))
         return judge.failed[0]
 
     def window(self, start: int) -> Window:
-        """Where replays begin."""
+        """Return where replays begin."""
         return Window(case=self.case, begin=self.states[start])
 
     def alike(self, own: Own) -> tuple[int, int]:
-        """Points of the file's curve that the replay has with the same bits, and all that both
-        have.
-        """
+        """Return how many points of curve and replay have the same bits, and how many both have."""
         points, before = [p for p in self.case.row.curve if p[0] <= self.case.until], 0
         equal = 0
         for step, loss, norm in points:

@@ -1,4 +1,4 @@
-"""The runs of the student in the results file of a folder, read without touching it."""
+"""The runs of the student in the results file of a folder, which is only read."""
 
 import json
 import math
@@ -15,11 +15,8 @@ from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of
 
-FILES = (
-    "su.sqlite",
-    "mxfp8.sqlite",
-    "proxy.sqlite",
-)  # of `reproduce su`, `reproduce mxfp8`, `proxy`
+# the results files of `reproduce su`, `reproduce mxfp8` and `proxy`
+FILES = ("su.sqlite", "mxfp8.sqlite", "proxy.sqlite")
 OLDER = int.from_bytes(b"RSpx", "big")  # SQLite's application_id of files of older versions
 COLUMNS = "seed, diverged, curve, config, device"
 QUERIES = {  # a run's condition comes first, for older versions in three columns
@@ -30,8 +27,10 @@ QUERIES = {  # a run's condition comes first, for older versions in three column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A run of the file: its arm, its config, the step at which it diverged or None, its curve
-    (steps done, largest loss, norm).
+    """A run of the file.
+
+    arm, config   its arm and config;  diverged: the step at which it did, or None
+    curve         (steps done, largest loss, norm);  device: where it ran
     """
 
     arm: Arm
@@ -42,12 +41,12 @@ class Row:
 
 
 def file_of(folder: Path) -> Path | None:
-    """The results file of a folder in which students were trained; None where there is none."""
+    """Return the results file of a folder in which students were trained, or None without one."""
     return next((folder / name for name in FILES if (folder / name).is_file()), None)
 
 
 def read(folder: Path) -> list[Row]:
-    """The runs of the student in a folder, in the order in which they were kept.
+    """Return the runs of the student in a folder, in the order in which they were kept.
 
     Raises UsageError for another program's file, StorageError for damage.
     """
@@ -78,7 +77,7 @@ def _older(name: str, changes: str, lr: float, *rest: Any) -> Row | None:
 def _row(
     condition: str, seed: int, diverged: int | None, curve: str, config: str, device: str
 ) -> Row | None:
-    """None for a GPT's, of `reproduce mxfp8`."""
+    """Return the run of a row; None for a GPT's, of `reproduce mxfp8`."""
     wanted, fields = json.loads(condition), json.loads(config)
     if "depth" not in fields:
         return None

@@ -21,9 +21,12 @@ REPAIR = "with "  # before the name of a repair, so that one executable measures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """steps: those whose gradients were looked at, first and last; errors: by choice of events;
-    origin: blocks of operands; tried: the repairs, the run as it was first, empty where there is
-    nothing to repair.
+    """The results of the diagnosis.
+
+    case, replayed   the run, and steps 1 and 2
+    steps            the first and last step whose gradients were measured
+    errors           by choice of events;  origin: blocks of operands
+    tried            the repairs, the run as it was first; empty where there is nothing to repair
     """
 
     case: Case
@@ -51,7 +54,10 @@ def diagnose(
     out: Path,
     progress: Callable[[int, str], None],
 ) -> Found:
-    """The diagnosis of one run. out: where replays are kept. Raises as `proxy_case.case` does."""
+    """Return the diagnosis of one run; out: where replays are kept.
+
+    Raises as `student.case.case` does.
+    """
     from roundscope.experiments.compile_cache import keep_compilations
 
     keep_compilations()
@@ -91,8 +97,9 @@ def diagnose(
 
 
 def choices(plan: Plan, units: Units, marked: Units) -> dict[str, Plan]:
-    """Which events round while the others are FP32: all, the set of step 2 and its complement,
-    those of a layer, each event.
+    """Return plans in which some events round while the others are FP32.
+
+    These are all events, the set of step 2 and its complement, those of a layer, each event.
     """
     found = {ALL: units} | (
         {SET: marked, REST: units - marked} if marked and marked != units else {}

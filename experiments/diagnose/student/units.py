@@ -1,5 +1,6 @@
-"""Units of the search in a proxy: one rounding event of one matrix of one layer; blocks of them,
-and their words.
+"""Units of the search in a proxy: one rounding event of one matrix of one layer.
+
+Here are blocks of them, and their words.
 """
 
 from collections.abc import Collection
@@ -29,7 +30,7 @@ Units = frozenset[Unit]
 
 
 def there(config: Config) -> Units:
-    """All events that a step of this config meets."""
+    """Return all events of a step of this config."""
     matrices = [m for m in MATRICES if m is not Matrix.GATE or config.phi == "swiglu"]
     layers = range(config.depth)
     own = {Unit(i, m, s) for i in layers for m in matrices for s in Site if s.per_matrix}
@@ -46,23 +47,23 @@ def there(config: Config) -> Units:
 
 
 def place(u: Unit) -> tuple[int, int, int]:
-    """Of its format in a plan, and of its row in a table."""
+    """Return the indices of an event's format in a plan, and of its row in a table."""
     return u.layer, MATRICES.index(Matrix(u.matrix)) if u.matrix else 0, INDEX[u.site]
 
 
 def format_of(plan: Plan, u: Unit) -> Kept:
-    """What an event rounds to."""
+    """Return the format to which an event rounds."""
     layer, matrix, site = place(u)
     return plan.formats[layer][matrix][site]
 
 
 def units_of(config: Config, plan: Plan) -> Units:
-    """The events that the plan rounds to fewer bits than FP32 has."""
+    """Return the events that the plan rounds to fewer bits than FP32 has."""
     return frozenset(u for u in there(config) if format_of(plan, u) != BINARY32)
 
 
 def by_layer(units: Units) -> Blocks:
-    """Blocks of a layer's events."""
+    """Return blocks of a layer's events."""
     return {
         f"layer {i}": frozenset(u for u in units if u.layer == i)
         for i in sorted({u.layer for u in units})
@@ -70,7 +71,7 @@ def by_layer(units: Units) -> Blocks:
 
 
 def by_matrix(units: Units) -> Blocks:
-    """Blocks of a matrix's events over the layers; those of no matrix are one block."""
+    """Return blocks of a matrix's events over the layers; those of no matrix are one block."""
     return {
         m or "beside the matrices": frozenset(u for u in units if u.matrix == m)
         for m in sorted({u.matrix for u in units})
@@ -78,7 +79,7 @@ def by_matrix(units: Units) -> Blocks:
 
 
 def by_site(units: Units) -> Blocks:
-    """Blocks of an event over layers and matrices."""
+    """Return blocks of an event over layers and matrices."""
     return {
         str(s): frozenset(u for u in units if u.site is s)
         for s in Site
@@ -87,23 +88,24 @@ def by_site(units: Units) -> Blocks:
 
 
 def singly(units: Units) -> Blocks:
-    """Blocks of one event each."""
+    """Return blocks of one event each."""
     return {name(u): frozenset([u]) for u in ordered(units)}
 
 
 def ordered(units: Collection[Unit]) -> list[Unit]:
-    """By layer, matrix and the order in which a step meets them."""
+    """Return units by layer, matrix and the order in which a step reaches them."""
     return sorted(units, key=lambda u: (u.layer, u.matrix, INDEX[u.site]))
 
 
 def name(u: Unit) -> str:
-    """X of layer 1, up."""
+    """Return a unit in words: "X of layer 1, up"."""
     return f"{u.site} of layer {u.layer}{f', {u.matrix}' if u.matrix else ''}"
 
 
 def change(units: Collection[Unit], to: str = "fp32") -> str:
-    """Their change to a format, as `roundscope proxy --arm` takes it: layer=1 matrix=up site=X,W ->
-    fp32; ...
+    """Return the change of units to a format, as `roundscope proxy --arm` takes it.
+
+    It reads layer=1 matrix=up site=X,W -> fp32; ...
     """
     found = []
     for layer, matrix, sites in _grouped(units):
@@ -117,7 +119,7 @@ def change(units: Collection[Unit], to: str = "fp32") -> str:
 
 
 def words(units: Collection[Unit], all_units: Units) -> str:
-    """In a sentence: 'X and X_W everywhere', 'W of up in layers 0 and 1'."""
+    """Return units in a sentence: 'X and X_W everywhere', 'W of up in layers 0 and 1'."""
     sites: dict[tuple[Site, ...], list[tuple[int, str]]] = {}
     for layer, matrix, own in _grouped(units):
         sites.setdefault(own, []).append((layer, matrix))
@@ -151,12 +153,12 @@ def _of(matrices: list[str]) -> str:
 
 
 def classes(units: Units) -> list[Units]:
-    """Classes of events (`sites.GROUPS`), as far as they round."""
+    """Return the classes of events (`sites.GROUPS`), as far as they round."""
     return [frozenset(u for u in units if u.site in sites) for sites in GROUPS.values()]
 
 
 def row_words(place: tuple[Any, ...]) -> str:
-    """A place of a layer, in words."""
+    """Return a place of a layer, in words."""
     return f"layer {place[0]}, {place[1] or 'beside'}"
 
 

@@ -1,32 +1,30 @@
-"""The verdict on a proxy's run: what is shown, link by link, each with its evidence, and what is
-not.
-"""
+"""The verdict on a proxy's run: what is shown, link by link, each with its evidence."""
 
 from roundscope.experiments.diagnose.replay.start import LEVEL
 from roundscope.experiments.diagnose.report import words_run
 from roundscope.experiments.diagnose.student.blocks import Blocks
 from roundscope.experiments.diagnose.student.errors import GRADIENT, Error
-from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM
+from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM, Tried
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
 from roundscope.experiments.diagnose.tensors.verdict import Link
 
 
 def links(found: Found) -> list[Link]:
-    """In the order of the steps; a step that was not reached has none."""
-    made = words_run.links(found.replayed)
+    """Return the links in the order of the steps; a step that was not reached has none."""
+    chain = words_run.links(found.replayed)
     if found.guilty and SET in found.errors:
-        made += [_share(found)]
+        chain.append(_share(found))
     if found.errors:
-        made += [_adds_up(found)]
+        chain.append(_adds_up(found))
     if found.origin:
-        made += [_origin(found)]
+        chain.append(_origin(found))
     if found.tried:
-        made += [_repair(found)]
-    return made
+        chain.append(_repair(found))
+    return chain
 
 
 def subject(found: Found) -> Error:
-    """The error whose bias is at issue: of the set of step 2, else of all events."""
+    """Return the error whose bias is at issue: of the set of step 2, else of all events."""
     return found.errors.get(SET, found.errors[ALL])
 
 
@@ -52,7 +50,7 @@ def _adds_up(found: Found) -> Link:
 
 
 def looked(found: Found) -> list[Blocks]:
-    """The blocks of the set of step 2, of all events without one."""
+    """Return the blocks of the set of step 2, or of all events without one."""
     return [b for b in found.origin if b.marked] or list(found.origin)
 
 
@@ -79,7 +77,7 @@ def _repair(found: Found) -> Link:
     real = [t for t in found.tried if t.name not in (BASE, FOUND, RANDOM)]
     good, open_ = ([t for t in real if t.word == word] for word in ("averts it", "undecided"))
 
-    def said(own):
+    def said(own: list[Tried]) -> str:
         return ", ".join(f"{t.name} ({t.outcome.count})" for t in own) or "none"
 
     evidence = (

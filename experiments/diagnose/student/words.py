@@ -1,6 +1,4 @@
-"""Sentences of a proxy's diagnosis: the verdict, the answer of each step, and what was not
-shown.
-"""
+"""Sentences of a proxy's diagnosis: the verdict, the answers of the steps, what was not shown."""
 
 from roundscope.experiments.diagnose.replay.start import Cause
 from roundscope.experiments.diagnose.report import words_run
@@ -13,7 +11,7 @@ from roundscope.experiments.train.student.sites import Site
 
 
 def kind(found: Found) -> str:
-    """The verdict in a few words."""
+    """Return the verdict in a few words."""
     r = found.replayed
     if r.cause is not Cause.ROUNDING:
         return r.verdict
@@ -22,22 +20,18 @@ def kind(found: Found) -> str:
 
 
 def who(found: Found) -> str:
-    """The run, in words."""
+    """Return the run, in words."""
     own = found.case.own
     return f"{own.name}, seed {own.seed}, lr {own.lr:g}"
 
 
 def headline(found: Found) -> str:
-    """The verdict in a few sentences."""
+    """Return the verdict in a few sentences."""
     r, twin = found.replayed, found.case.twin
-    beside = (
-        ""
-        if twin is None
-        else (
-            " FP32 on the same rows"
-            f" does{' not' if twin.diverged is None else f' too, at {twin.diverged}'}."
-        )
-    )
+    beside = ""
+    if twin is not None:
+        too = " not" if twin.diverged is None else f" too, at {twin.diverged}"
+        beside = f" FP32 on the same rows does{too}."
     start = f"{who(found)}: diverges at step {found.case.failed}.{beside} {words_run.ending(r)}"
     if not r.holds:
         return start
@@ -52,7 +46,7 @@ def headline(found: Found) -> str:
 
 
 def error(found: Found) -> str:
-    """Step 3."""
+    """Return the sentence of step 3."""
     if not found.errors:
         return "Which event makes the gradient's error? No event rounds."
     single = {n: e for n, e in found.errors.items() if n in list(Site)}
@@ -77,7 +71,7 @@ def _coherent(found: Found) -> str:
 
 
 def origin(found: Found) -> str:
-    """Step 4."""
+    """Return the sentence of step 4."""
     if not found.origin:
         return "What do the blocks look like? No operand rounds in blocks."
     text = next(x.evidence for x in links(found) if x.name.startswith("blocks"))
@@ -89,7 +83,7 @@ def origin(found: Found) -> str:
 
 
 def repaired(found: Found) -> str:
-    """Step 5."""
+    """Return the sentence of step 5."""
     if not found.tried:
         return f"Which repair averts it? Not tried: {found.replayed.verdict}."
     text = next(x.evidence for x in links(found) if x.name == "repair")
@@ -97,26 +91,26 @@ def repaired(found: Found) -> str:
 
 
 def not_shown(found: Found) -> list[str]:
-    """What this diagnosis says nothing of."""
+    """Return what this diagnosis leaves open."""
     start, (first, last) = found.replayed.replayer.first, found.steps
-    lines = [
-        (
-            f"What comes after step {found.replayed.replayer.until} (--until): 'survives' means up"
-            f" to there, from step {start} (--from)."
-        ),
-        (
-            "Other seeds and rows: one run was looked at. No part of the set can be left out; a"
-            " smaller set of other events may exist."
-        ),
-        (
-            f"Steps 3 and 4 look at steps {first} to {last} of the run as it was; gradients under a"
-            " repair are at those weights too."
-        ),
-        (
-            "A replay with a repair from a state in mid-run; trained with it from the start, the"
-            " run may go elsewhere."
-        ),
-    ]
+    until = found.replayed.replayer.until
+    later = (
+        f"What comes after step {until} (--until): 'survives' means up to there, from step {start}"
+        " (--from)."
+    )
+    seeds = (
+        "Other seeds and rows: one run was examined. No part of the set can be left out; a smaller"
+        " set of other events may exist."
+    )
+    steps = (
+        f"Other steps: steps 3 and 4 examine steps {first} to {last} of the run as it was;"
+        " gradients under a repair are at those weights too."
+    )
+    repairs = (
+        "Repairs from the start: a replay begins with a repair in the middle of the run; trained"
+        " with it from the start, the run may differ."
+    )
+    lines = [later, seeds, steps, repairs]
     blocked = frozenset(u for b in found.origin for u in b.units)
     if rest := found.guilty - blocked:
         lines.append(

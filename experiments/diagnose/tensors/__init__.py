@@ -1,3 +1,4 @@
-"""Steps 3 to 6 on the tensors of attention: does delta's error add up, what makes it, which repair
-removes it.
+"""Steps 3 to 6 on the tensors of attention.
+
+They say whether delta's error adds up, what makes it, and which repair removes it.
 """

@@ -1,11 +1,11 @@
-"""Where delta's error comes from, account by account: the terms of each token add up to its error.
+"""Where delta's error comes from, account by account: each token's terms add up to its error.
 
 Exact arithmetic is replaced by the plan's numbers from the front to the back, and delta = rowsum dO
 O is taken exactly after each: with the plan's exp (scores), then its row sum, then its P, then its
-V. What its output still differs by is the events' own errors, PV, AO, O and OUT, each weighed with
-dO exp(m_j - m) / l  (key tile j's part in the output), and OD's, OUT's rounding once more as
-delta's operand. `rest` is what remains: steps of sums in between, rescaling factors, dO's and
-delta's own rounding.
+V. What its output still differs by is the events' own errors, PV, AO, O and OUT, each weighted with
+dO exp(m_j - m) / l (key tile j's part in the output), and OD's, OUT's rounding once more as delta's
+operand. `rest` is what remains: steps of sums in between, rescaling factors, dO's and delta's own
+rounding.
 """
 
 from dataclasses import dataclass, replace
@@ -45,12 +45,13 @@ SITES_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """One head's events under the plan, and what it takes to weigh them.
+    """One head's events under the plan, and what is needed to weight them.
 
     events   (before, after) by site, batch and head dropped: (tiles, T, ...) where repeated
-    weight   (tiles, T): exp(m_j - m) / l, a tile's part in the output;  part: exp(m_j - m)
-    do       (T, H);   exists (tiles, T): rows that have an event in a key tile;  block_k: keys per
-             tile
+    low      the call under the plan
+    part     (tiles, T): exp(m_j - m);  weight: that over l, a tile's part in the output
+    do       (T, H);  exists (tiles, T): rows that have an event in a key tile
+    block_k  keys per tile
     """
 
     events: dict[str, tuple[np.ndarray, np.ndarray]]
@@ -62,19 +63,19 @@ class Head:
     block_k: int
 
     def after(self, site: Site) -> np.ndarray:
-        """What a site's events became."""
+        """Return the results of a site's events."""
         return self.events[site][1]
 
     def ones(self) -> Any:
-        """(tiles, T): keys with P = 1."""
+        """Return (tiles, T): the number of keys with P = 1."""
         return np.stack([(p == 1.0).sum(-1) for p in self.tiles(self.after(Site.P))])
 
     def tiles(self, x: np.ndarray) -> list[np.ndarray]:
-        """(T, S) by key tile."""
+        """Return x (T, S) by key tile."""
         return [x[:, lo : lo + self.block_k] for lo in range(0, x.shape[1], self.block_k)]
 
     def product(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """P V by key tile, (tiles, T, H), in binary64."""
+        """Return P V by key tile, (tiles, T, H), in binary64."""
         return np.stack(
             [
                 tile @ v[j * self.block_k : j * self.block_k + tile.shape[1]]
@@ -84,9 +85,9 @@ class Head:
 
 
 def head_events(m: Measured, b: int, n: int) -> Head:
-    """Runs one head of a sequence again, keeping its events.
+    """Run one head of a sequence again, keeping its events.
 
-    (A stochastic plan draws other bits here than in the whole layer.)
+    A stochastic plan draws other bits here than in the whole layer.
     """
     layer, plan = one_head(m, b, n), m.request.plan
     low = run(replace(layer, do=None), m.request, m.scale, plan, record=Record(events=KEPT))
@@ -98,7 +99,8 @@ def head_events(m: Measured, b: int, n: int) -> Head:
     top = np.where(exists, events["M"][1], -np.inf)
     with np.errstate(invalid="ignore"):
         part = np.where(exists & np.isfinite(top), np.exp(top - top.max(0)), 0.0)
-    events["V"] = tuple(x[0] if x.ndim == 3 else x for x in events["V"])  # type: ignore[assignment]
+    before, after = (x[0] if x.ndim == 3 else x for x in events["V"])
+    events["V"] = before, after
     if plan.delta_from is DeltaFrom.OUT:
         out = events["OUT"][1]
         events["OD"] = out, np.asarray(round_to(out, plan[Site.OD]), np.float64)
@@ -112,21 +114,24 @@ def head_events(m: Measured, b: int, n: int) -> Head:
 
 
 def _last(exists: np.ndarray, l: np.ndarray, order: KeyOrder) -> np.ndarray:
-    """The row sum when all tiles are done: that of the last tile with an event (descending: the
-    first).
+    """Return the row sum when all tiles are done: that of the last tile with an event.
+
+    In descending order it is that of the first.
     """
-    if order is KeyOrder.DESCENDING:
-        return l[exists.argmax(0), np.arange(l.shape[1])]
-    return l[exists.shape[0] - 1 - exists[::-1].argmax(0), np.arange(l.shape[1])]
+    tile = exists.argmax(0)
+    if order is not KeyOrder.DESCENDING:
+        tile = exists.shape[0] - 1 - exists[::-1].argmax(0)
+    return np.asarray(l[tile, np.arange(l.shape[1])])
 
 
 def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
-    """Per token, (T,): scores, row sum, P, V, PV, AO, O, OUT, OD, rest; they add up to the error of
-    delta (drift.error).
+    """Return the accounts per token, (T,), which add up to the error of delta (drift.error).
+
+    They are scores, row sum, P, V, PV, AO, O, OUT, OD, rest.
     """
 
-    def delta(out):
-        return (h.do * out).sum(-1)
+    def delta(out: np.ndarray) -> np.ndarray:
+        return np.asarray((h.do * out).sum(-1))
 
     states = [np.asarray(m.exact.out, np.float64)[b, :, n], *_states(m, b, n, h)]
     found = {
@@ -140,9 +145,7 @@ def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
 
 
 def _states(m: Measured, b: int, n: int, h: Head) -> list[np.ndarray]:
-    """The output, exact from the plan's exp on; from its row sum on; from its P on; from its V
-    on.
-    """
+    """Return the output that is exact from the plan's exp on; from its row sum, its P, its V on."""
     g = n * m.layer.k.shape[2] // m.layer.q.shape[2]
     v = m.layer.v[b, :, g].astype(np.float64)
     if m.request.plan.normalise_first:
@@ -153,8 +156,8 @@ def _states(m: Measured, b: int, n: int, h: Head) -> list[np.ndarray]:
     own = (h.part * total).sum(0)[:, None]
     unscaled = (h.part[..., None] * e).sum(0)
 
-    def of(values):
-        return (h.weight[..., None] * h.product(h.after(Site.P), values)).sum(0)
+    def of(values: np.ndarray) -> np.ndarray:
+        return np.asarray((h.weight[..., None] * h.product(h.after(Site.P), values)).sum(0))
 
     return [unscaled / _positive(own), (h.weight[..., None] * e).sum(0), of(v), of(h.after(Site.V))]
 
@@ -165,12 +168,12 @@ def _positive(x: np.ndarray) -> Any:
 
 
 def output_errors(h: Head) -> dict[Site, np.ndarray]:
-    """Errors of the events between P V and the output as they stand in the output, (T, H)."""
+    """Return errors of the events between P V and the output, as they are in the output, (T, H)."""
     return {site: error.sum(0) for site, error in weighed_errors(h).items()}
 
 
 def weighed_errors(h: Head) -> dict[Site, np.ndarray]:
-    """The same by key tile, (tiles, T, H); OUT and OD have one."""
+    """Return `output_errors` by key tile, (tiles, T, H); OUT and OD have one tile."""
     found = {}
     for site in OUTPUT_SITES:
         if site in h.events:

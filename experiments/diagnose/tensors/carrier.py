@@ -1,18 +1,16 @@
 """Step 3: is there a direction along which the errors of all tokens can add?
 
-From factors, no d x d matrix per token.
+It is computed from factors, without a d x d matrix per token.
 
 The error of dW_Q is  alpha sum_T c_T X[T]^T (P K)[T],  c = delta's error (arXiv 2510.04212, eq. 2).
-                      Of a run X is known, and
-M = sum_T c_T X[T]^T (P K)[T] is that error, up to alpha. X is not in a file of tensors; q = X W_Q
-is what this head sees of it
-and stands in for it: M is then W_Q^T times the error (if q has no bias, position rotation or norm
-behind W_Q), and what X
-carries beside the row space of W_Q is not seen.
+For a run X is known, and M = sum_T c_T X[T]^T (P K)[T] is that error, up to alpha. X is not in a
+file of tensors; q = X W_Q is what this head reads of it and stands in for it: M is then W_Q^T times
+the error (if q has no bias, position rotation or norm after W_Q), and what X has outside the row
+space of W_Q is not seen.
 
 Atoms a_T = X[T]^T (P K)[T] have cos(a_T, a_T') = cos(X_T, X_T') cos(P K_T, P K_T'), so means over
-pairs come from one small matrix, and no d x d matrix per token is formed. Nulls: tokens permuted
-against c (keeps sum c), and c with signs flipped (keeps |c|).
+pairs come from one small matrix. There are two null hypotheses: tokens permuted against c (keeps
+sum c), and c with signs flipped (keeps |c|).
 """
 
 from dataclasses import dataclass
@@ -28,13 +26,13 @@ DRAWS = 99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """Of one layer, by head.
+    """The results of step 3 for one layer, by head.
 
     pk, q, atoms     mean cosine over pairs of tokens: rows of P K, of X (or q in its place), and
                      their atoms
     flipped_atoms    99th percentile of the atoms' mean cosine when their signs are flipped
-    share            sigma_1^2 / sum sigma^2 of M;  permuted, flipped: (heads, 3) 5 %, 50 % and 95 %
-                     of it under the nulls
+    share            sigma_1^2 / sum sigma^2 of M
+    permuted, flipped   (heads, 3): 5 %, 50 % and 95 % of it under the null hypotheses
     growth           ||M||_F / sqrt(sum_T ||c_T a_T||^2): about 1 if errors met in random directions
                      or with random signs
     """
@@ -49,17 +47,16 @@ class Carrier:
     growth: np.ndarray
 
     def common(self, head: int) -> bool:
-        """Whether the atoms of a head point one way more than flipped ones do."""
+        """Return whether the atoms of a head have a common direction more than flipped ones do."""
         return bool(self.atoms[head] > self.flipped_atoms[head])
 
 
 def carrier(m: Measured) -> Carrier:
-    """Step 3 of one layer."""
+    """Run step 3 for one layer."""
     x = m.layer
     q, k = x.q.astype(np.float64), x.k.astype(np.float64)
-    pk = by_head(
-        call(q, k, k, None, m.request, m.request.against, m.scale, None).out
-    )  # v = k: the output is P K
+    # with k in the place of v the output is P K
+    pk = by_head(call(q, k, k, None, m.request, m.request.against, m.scale, None).out)
     read = by_head(
         x.q if m.x is None else np.broadcast_to(m.x[:, :, None], (*x.q.shape[:3], m.x.shape[-1]))
     )
@@ -74,11 +71,11 @@ def _head(pk: np.ndarray, q: np.ndarray, c: np.ndarray) -> dict[str, Any]:
     weighted = (c * np.linalg.norm(pk, axis=1) * np.linalg.norm(q, axis=1)) ** 2
     m = _sum(pk, q, c)
 
-    def of(weights):
+    def of(weights: np.ndarray) -> np.ndarray:
         return np.array([_leading(_sum(pk, q, x)) for x in weights])
 
-    def spread(shares):
-        return np.quantile(shares, (0.05, 0.5, 0.95))
+    def spread(shares: np.ndarray) -> np.ndarray:
+        return np.asarray(np.quantile(shares, (0.05, 0.5, 0.95)))
 
     return {
         "pk": _mean_cosine(np.linalg.norm(u.sum(0)), c.size),
@@ -96,16 +93,16 @@ def _head(pk: np.ndarray, q: np.ndarray, c: np.ndarray) -> dict[str, Any]:
 
 def _unit(x: np.ndarray) -> np.ndarray:
     norm = np.linalg.norm(x, axis=1, keepdims=True)
-    return x / np.where(norm > 0.0, norm, 1.0)
+    return np.asarray(x / np.where(norm > 0.0, norm, 1.0))
 
 
 def _sum(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """sum_T weights_T b_T^T a_T, (H, H) or (D, H)."""
-    return (b * weights[:, None]).T @ a
+    """Return sum_T weights_T b_T^T a_T, (H, H) or (D, H)."""
+    return np.asarray((b * weights[:, None]).T @ a)
 
 
 def _mean_cosine(norm: Any, tokens: int) -> float:
-    """Over pairs of different tokens, from the norm of the sum of unit vectors."""
+    """Return the mean over pairs of different tokens, from the norm of the sum of unit vectors."""
     return float((norm**2 - tokens) / max(tokens * (tokens - 1), 1))
 
 

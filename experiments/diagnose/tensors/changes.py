@@ -16,10 +16,10 @@ DELTAS = {"delta from P dP": DeltaFrom.P_DP, "delta centred": DeltaFrom.CENTRED}
 
 
 def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Plan], Plan]]:
-    """The known repairs as changes of every plan of a layer or a run; with origins, also all of
-    them at once in FP32.
+    """Return the known repairs as changes of every plan of a layer or a run.
 
-    Events that are low in one of the plans are changed in all, so that their structures stay alike.
+    With origins there is also the change of all of them to FP32. Events that round in one of the
+    plans are changed in all, so that their structures stay alike.
     """
     rounding, order = _low_in_some(plans, OUTPUT_SITES), production_order(plans[0])
     lifted = _low_in_some(
@@ -49,13 +49,13 @@ def _low_in_some(plans: Sequence[Plan], sites: tuple[Site, ...]) -> tuple[Site, 
 
 
 def noise(plans: Plans) -> Plans | None:
-    """The sham of a replay: noise of fair sign behind the output's roundings, of about their size
-    or more, so that their bias stays.
+    """Return the sham of a replay: noise of fair sign after the output's roundings.
 
-    It is stochastic rounding to p - 1 bits, p those of the output's coarsest rounding: at OD, of
-    which half the arguments lie between two numbers then (root mean square 0.7 ulp of p bits,
-    against 0.29 to nearest and 0.58 toward zero); where OD rounds itself, at DELTA. None where the
-    output does not round, where p is 2, and where DELTA rounds too.
+    It is about their size or more, and their bias stays. It is stochastic rounding to p - 1 bits, p
+    those of the output's coarsest rounding: at OD, where half the arguments then lie between two
+    numbers (root mean square 0.7 ulp of p bits, against 0.29 to nearest and 0.58 toward zero);
+    where OD rounds itself, at DELTA. None where the output does not round, where p is 2, and where
+    DELTA rounds too.
     """
     flat = [plan for row in plans for plan in row]
     low = _low_in_some(flat, OUTPUT_SITES)
@@ -69,27 +69,28 @@ def noise(plans: Plans) -> Plans | None:
 
 
 def _noise_bits(plan: Plan) -> int:
-    """p - 1 of the sham; FP32's where the output does not round."""
+    """Return p - 1 of the sham; FP32's where the output does not round."""
     return min((plan[s].format.precision - 1 for s in narrow(plan, OUTPUT_SITES)), default=WIDE)
 
 
 def in_fp32(plan: Plan, sites: tuple[Site, ...]) -> Plan:
-    """The plan with some sites in FP32."""
+    """Return the plan with some sites in FP32."""
     for site in sites:
         plan = plan.at(site, "fp32")
     return plan
 
 
 def stochastic(plan: Plan, sites: tuple[Site, ...]) -> Plan:
-    """The plan with some sites rounded stochastically, in their own formats."""
+    """Return the plan with some sites rounded stochastically, in their own formats."""
     for site in sites:
         plan = plan.at(site, plan.event(site), RoundingMode.STOCHASTIC, seed=0)
     return plan
 
 
 def production_order(plan: Plan) -> Plan | None:
-    """FlashAttention-2's roundings (fa2-bf16) with this plan's formats of the inputs and P; None if
-    the plan has them already.
+    """Return FlashAttention-2's roundings (fa2-bf16) with this plan's formats of the inputs and P.
+
+    None if the plan has them already.
     """
     made = fa2_bf16()
     if not plan.is_reproducible:

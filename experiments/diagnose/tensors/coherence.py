@@ -1,10 +1,10 @@
-"""Step 4: does delta's error add up over tokens? The running sum of each head against sign flips.
+"""Step 4: does delta's error add up over tokens? Each head's sum is tested against sign flips.
 
-The null: each token's error keeps its size and takes its sign from a fair coin; tokens with equal
-errors (repeated tokens round alike) share a coin. A = |sum x| / sqrt(sum x^2) is then about 1 or
-less. p is the share of 65,536 draws (in steps 5 and 6 of 16,384) whose |sum| is as large, or
-Hoeffding's bound 2 exp(-(sum x)^2 / (2 sum of squares)) where that is smaller, as it is far out in
-the tail.
+The null hypothesis: each token's error keeps its size and takes its sign from a fair coin; tokens
+with equal errors (repeated tokens round alike) share a coin. A = |sum x| / sqrt(sum x^2) is then
+about 1 or less. p is the share of 65,536 draws (in steps 5 and 6 of 16,384) whose |sum| is as
+large, or Hoeffding's bound 2 exp(-(sum x)^2 / (2 sum of squares)) where that is smaller, as it is
+far out in the tail.
 """
 
 import math
@@ -17,18 +17,18 @@ from roundscope.experiments.diagnose.tensors.measured import Measured, by_head
 from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS, threshold
 
 DRAWS, AT_ONCE = 1 << 16, 1 << 12
-FEW = 1 << 14  # draws where p is held against 0.01 or 0.001 only
-POWER = 0.9  # chance to see the smallest bias that we say we would have seen
+FEW = 1 << 14  # draws where p is compared with 0.01 or 0.001 only
+POWER = 0.9  # probability to detect the smallest bias that we say would have been detected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coherence:
-    """Of one layer, by head, tokens of all sequences. tests: heads looked at in all layers, which
-    sets the level.
+    """The results of step 4 for one layer, by head, over the tokens of all sequences.
 
-    error (heads, B T)   total, rms: sum over tokens and root mean square   a: A   p: of the null
-                         above
-    smallest   |mean error per token| that a head with this rms would have shown, nine times in ten
+    error       (heads, B T);  total, rms: its sum over tokens and its root mean square
+    a           A;  p: under the null hypothesis above
+    smallest    |mean error per token| that a head with this rms would have shown, nine times in ten
+    tests       the number of heads in all layers, which sets the level
     """
 
     error: np.ndarray
@@ -41,8 +41,9 @@ class Coherence:
 
     @property
     def level(self) -> float:
-        """p below which a head is biased: without bias some head of the whole diagnosis does so
-        once in a hundred times.
+        """The p below which a head is biased.
+
+        Without bias some head of the whole diagnosis has such a p once in a hundred times.
         """
         return FALSE_ALARMS / max(self.tests, 1)
 
@@ -53,7 +54,7 @@ class Coherence:
 
 
 def coherence(m: Measured, tests: int) -> Coherence:
-    """Step 4 of one layer."""
+    """Run step 4 for one layer."""
     error = by_head(m.drift.error)
     total, squares = error.sum(1), (error**2).sum(1)
     tokens = error.shape[1]
@@ -72,7 +73,7 @@ def coherence(m: Measured, tests: int) -> Coherence:
 
 
 def flips(error: np.ndarray, draws: int = DRAWS) -> np.ndarray:
-    """p of each row's |sum| under sign flips. error: (rows, T). Rows of zeros have p = 1."""
+    """Return p of each row's |sum| under sign flips; error: (rows, T). Rows of zeros have p = 1."""
     coins = np.stack([_shared(x) for x in error])
     observed, squares = np.abs(coins.sum(1)), (coins**2).sum(1)
     rng = np.random.Generator(np.random.Philox(key=0))
@@ -88,7 +89,7 @@ def flips(error: np.ndarray, draws: int = DRAWS) -> np.ndarray:
 
 
 def _shared(x: np.ndarray) -> np.ndarray:
-    """x with equal errors added up at the first of them, zeros at the others."""
+    """Return x with equal errors added up at the first of them, and zeros at the others."""
     _, first, which = np.unique(x, return_index=True, return_inverse=True)
     coins = np.zeros_like(x)
     np.add.at(coins, first[which.reshape(-1)], x)
@@ -97,7 +98,7 @@ def _shared(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
-    """The mean error per token of one head, its 95 % interval over tokens, A and p."""
+    """The mean error per token of one head, its 95 % interval over tokens, A, p and rms."""
 
     mean: float
     low: float
@@ -108,7 +109,7 @@ class Bias:
 
 
 def bias(error: np.ndarray) -> Bias:
-    """Of one head's errors (T,), two tokens or more."""
+    """Return the bias of one head's errors (T,), for two tokens or more."""
     mean, half = float(error.mean()), 1.96 * float(error.std(ddof=1)) / math.sqrt(error.size)
     squares = float((error**2).sum())
     a = abs(float(error.sum())) / np.sqrt(squares) if squares else 0.0

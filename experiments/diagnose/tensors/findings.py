@@ -1,5 +1,6 @@
-"""The whole diagnosis as one record: steps 3 to 6 over the layers of a file, and at the head that
-stands out most.
+"""The diagnosis of tensors as one record: steps 3 to 6.
+
+Steps 3 and 4 are over the layers of a file, steps 5 and 6 at the head that stands out most.
 """
 
 import math
@@ -35,14 +36,15 @@ Progress = Callable[[int, str], None]  # (number of the step, what runs)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """carriers, coherences: of every layer, in the order of `measured`; the rest at one head of one
-    layer.
+    """The findings of a diagnosis.
 
-    chosen   index of that layer;  head: its head;  base: the plan as it is;  outcomes: the arms
-    rows     by layer and head, what the rows of dS sum to, in parts of the gradient of W_Q
+    measured, carriers, coherences   of every layer, in the same order; the rest is of one head
+    chosen   index of its layer;  head: that of the head
+    base     the plan as it is;  outcomes: the arms
+    rows     by layer and head, the sums of the rows of dS, relative to the gradient of W_Q
              (`rows.shares`); None for blocks
-    among    how many heads steps 5 and 6 chose from, those that a search names; 0: all
-    run      of a run: steps 1 and 2, and the replays of step 6
+    among    the number of heads that steps 5 and 6 chose from, those that a search names; 0: all
+    run      for a run: steps 1 and 2, and the replays of step 6
     """
 
     file: str
@@ -61,29 +63,27 @@ class Findings:
 
     @property
     def layer(self) -> Measured:
-        """The layer looked at in steps 5 and 6."""
+        """The layer of steps 5 and 6."""
         return self.measured[self.chosen]
 
     @property
     def coherence(self) -> Coherence:
-        """That of the layer looked at."""
+        """The coherence of the layer of steps 5 and 6."""
         return self.coherences[self.chosen]
 
     @property
     def where(self) -> str:
-        """The head that steps 5 and 6 look at, in words."""
+        """The head of steps 5 and 6, in words."""
         return self.named(self.chosen, self.head)
 
     def named(self, layer: int, head: int) -> str:
-        """A head in words, by the numbers of its layer and of itself there."""
+        """Return a head in words, by the numbers of its layer and of itself there."""
         m = self.measured[layer]
         return f"{m.layer.name}, head {m.heads[head]}"
 
     @property
     def furthest(self) -> tuple[int, int]:
-        """Numbers of the layer and of the head whose error of delta stands out most, of all
-        heads.
-        """
+        """(layer, head), as numbers, of the head whose error of delta stands out most of all."""
         return furthest(self.coherences, _places(self.measured))
 
     @property
@@ -93,15 +93,14 @@ class Findings:
         return [(m.layer.name, m.heads[i]) for m, c in pairs for i in c.leaning]
 
     def effect(self, outcome: Outcome) -> Effect:
-        """What an arm did."""
+        """Return what an arm did to the bias."""
         return effect(outcome, self.base, biased=self.verdict.kind is not Kind.NOTHING)
 
     @property
     def half_ulp(self) -> float:
-        """Mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head: delta's error if every
-        rounding of OUT went dO's way.
+        """The mean over tokens of sum_i |dO_i| ulp(OUT_i) / 2 in this head.
 
-        0 where OUT does not round.
+        It is delta's error if every rounding of OUT had dO's sign; 0 where OUT does not round.
         """
         if not narrow(self.layer.request.plan, (Site.OUT,)):
             return 0.0
@@ -112,7 +111,7 @@ class Findings:
 
 
 def diagnose(layers: list[Layer], request: Request, file: str, progress: Progress) -> Findings:
-    """Steps 3 to 6 on tensors. Raises UsageError for a layer without do."""
+    """Run steps 3 to 6 on tensors. Raises UsageError for a layer without do."""
     return findings([Subject(layer=x, request=request) for x in layers], file, progress)
 
 
@@ -122,10 +121,10 @@ def findings(
     progress: Progress,
     places: Collection[tuple[int, int]] = (),
 ) -> Findings:
-    """Steps 3 to 6. places: (subject, head) among which steps 5 and 6 look at the one that stands
-    out most; all if empty.
+    """Run steps 3 to 6.
 
-    Raises UsageError for a layer without do, and for too few tokens.
+    places: (subject, head) among which steps 5 and 6 take the one that stands out most; all if
+    empty. Raises UsageError for a layer without do, and for too few tokens.
     """
     tests = sum(x.layer.q.shape[2] for x in subjects)
     _check_tokens([x.layer for x in subjects], tests)
@@ -159,20 +158,24 @@ def findings(
 
 
 def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
-    """(layer, head) of every head."""
+    """Return (layer, head) of every head."""
     return [(i, n) for i, m in enumerate(measured) for n in range(len(m.heads))]
 
 
 def furthest(
     coherences: Sequence[Coherence], places: Collection[tuple[int, int]]
 ) -> tuple[int, int]:
-    """The one of these (layer, head) with the smallest p, of equal ones that with the largest A."""
+    """Return the one of these (layer, head) with the smallest p.
+
+    Of those with equal p it is the one with the largest A.
+    """
     return min(places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
 
 
 def _check_tokens(layers: list[Layer], tests: int) -> None:
-    """All errors of one sign have p = 2^(1 - T) under sign flips: with too few tokens no bias could
-    ever be seen.
+    """Raise UsageError if there are too few tokens to detect any bias.
+
+    All errors of one sign have p = 2^(1 - T) under sign flips.
     """
     needed = 1 + math.ceil(math.log2(tests / FALSE_ALARMS))
     for x in layers:

@@ -1,4 +1,4 @@
-"""A layer under a plan and under exact arithmetic: what every step of the diagnosis looks at."""
+"""A layer under a plan and under exact arithmetic: the data of every step of the diagnosis."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,23 +15,19 @@ from roundscope.experiments.trace.analysis.consequences import DeltaDrift, delta
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.run import Progress, call
 
-OUTPUT_SITES = (
-    Site.PV,
-    Site.AO,
-    Site.O,
-    Site.OUT,
-    Site.OD,
-)  # the roundings between P V and the output as delta reads it, in order
+# the roundings between P V and the output as delta reads it, in order
+OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT, Site.OD)
 WIDE = 24  # bits of FP32's significand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One layer: results under the plan (low) and exactly, in binary64 throughout; drift:
-    delta(plan) - delta(exact).
+    """The results of one layer.
 
-    x      what W_Q reads, (B, T, D); None where it is not known
-    heads  names of the heads
+    low, exact   under the plan, and exactly, in binary64 throughout
+    drift        delta(plan) - delta(exact)
+    x            what W_Q reads, (B, T, D); None where it is not known
+    heads        names of the heads
     """
 
     layer: Layer
@@ -46,8 +42,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What to look at: a layer, or some heads of one, under one plan; x and heads as in
-    `Measured`.
+    """What to examine: a layer, or some heads of one, under one plan.
+
+    x and heads are as in `Measured`.
     """
 
     layer: Layer
@@ -57,14 +54,14 @@ class Subject:
 
     @property
     def heads(self) -> list[str]:
-        """Names of the heads: their numbers in the model."""
+        """The names of the heads: their numbers in the model."""
         return [str(n) for n in self.numbers or range(self.layer.q.shape[2])]
 
 
 def measure(subject: Subject, progress: Progress) -> Measured:
-    """Forward and backward of a layer, twice.
+    """Run forward and backward of a layer, twice.
 
-    Raises UsageError if it has no do, for delta needs it.
+    Raises UsageError if it has no do, which delta needs.
     """
     layer, request = subject.layer, subject.request
     if layer.do is None:
@@ -100,12 +97,12 @@ def run(
     inject: tuple[Injection, ...] = (),
     record: Record | None = None,
 ) -> Examined:
-    """The layer under a plan."""
+    """Run the layer under a plan."""
     return call(layer.q, layer.k, layer.v, layer.do, request, plan, scale, record, inject)
 
 
 def run_exactly(layer: Layer, request: Request, scale: float, plan: Plan) -> Examined:
-    """The layer under a plan whose every event is binary64; its results leave unrounded."""
+    """Run the layer under a plan whose every event is binary64; its results are not rounded."""
     wide: tuple[Any, ...] = tuple(
         None if x is None else x.astype(np.float64) for x in (layer.q, layer.k, layer.v, layer.do)
     )
@@ -114,10 +111,10 @@ def run_exactly(layer: Layer, request: Request, scale: float, plan: Plan) -> Exa
 
 
 def one_head(m: Measured, b: int, n: int) -> Layer:
-    """The layer cut down to one sequence and query head, and its key head."""
+    """Return the layer reduced to one sequence and query head, and its key head."""
     g = n * m.layer.k.shape[2] // m.layer.q.shape[2]
 
-    def own(x, i):
+    def own(x: Any, i: int) -> Any:
         return x[b : b + 1, :, i : i + 1]
 
     x = m.layer
@@ -125,17 +122,19 @@ def one_head(m: Measured, b: int, n: int) -> Layer:
 
 
 def by_head(x: Any) -> np.ndarray:
-    """(B, T, N, ...) as (N, B T, ...), binary64: every head with the tokens of all sequences."""
+    """Return (B, T, N, ...) as (N, B T, ...), binary64.
+
+    So every head has the tokens of all sequences.
+    """
     x = np.asarray(x, dtype=np.float64)
     return np.ascontiguousarray(np.moveaxis(x, 2, 0)).reshape(x.shape[2], -1, *x.shape[3:])
 
 
 def exact_twin(plan: Plan) -> Plan:
-    """The plan's algorithm with every rounding exact: same sums, operands, shift of the maximum and
-    order, in binary64.
+    """Return the plan's algorithm with every rounding exact, in binary64.
 
-    The stabiliser keeps the window of the plan's P, so that the same rows are shifted as under the
-    plan.
+    It has the same sums, operands, shift of the maximum and order. The stabilizer keeps the window
+    of the plan's P, so that the same rows are shifted as under the plan.
     """
     s = plan.stabiliser
     if s is not None:
@@ -156,12 +155,12 @@ def exact_twin(plan: Plan) -> Plan:
 
 
 def narrow(plan: Plan, sites: tuple[Site, ...]) -> tuple[Site, ...]:
-    """Those of the sites that the plan rounds to fewer bits than FP32 has."""
+    """Return those of the sites that the plan rounds to fewer bits than FP32 has."""
     return tuple(s for s in occurring(plan, sites) if plan[s].format.precision < WIDE)
 
 
 def occurring(plan: Plan, sites: Iterable[Site] = Site) -> tuple[Site, ...]:
-    """Those of the sites that the plan reaches."""
+    """Return those of the sites that the plan reaches."""
     found = []
     for site in sites:
         try:

@@ -1,5 +1,6 @@
-"""Step 5: what carries delta's error in one head: accounts, features, rows with several P = 1,
-rounding classes, keys.
+"""Step 5: what carries delta's error in one head.
+
+It is split by accounts, features, rows with several P = 1, rounding classes and keys.
 """
 
 from collections.abc import Sequence
@@ -29,18 +30,17 @@ from roundscope.experiments.trace.analysis.running_error import Running, running
 from roundscope.experiments.trace.run import observe
 
 NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
-# p below which an account leans; the share of the bias from which it counts as an origin
-LEANS = 0.01
-COUNTS_FROM = 0.1
+LEANS = 0.01  # the p below which an account is biased
+COUNTS_FROM = 0.1  # the share of the bias from which an account counts as an origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """One site's events by class of CLASSES: how many, and what they bring into delta's error per
-    token.
+    """One site's events by class of CLASSES.
 
+    events       how many;  bias: what they contribute to delta's error per token
     ones_bias, ones_events   the part from rows of a key tile with several P = 1
-    to_nearest   whether the site rounds to nearest, so that ties mean something
+    to_nearest   whether the site rounds to nearest, so that ties matter
     """
 
     site: str
@@ -52,27 +52,28 @@ class Classes:
 
     @property
     def total(self) -> float:
-        """All classes' part of the mean error per token."""
+        """The part of all classes in the mean error per token."""
         return float(self.bias.sum())
 
     @property
     def share_of_ones(self) -> float:
-        """The part of it from rows with several P = 1."""
+        """The share of it from rows with several P = 1."""
         return float(self.ones_bias.sum()) / self.total if self.total else 0.0
 
     def share_of(self, name: str) -> float:
-        """One class's part of it."""
+        """Return one class's share of it."""
         return float(self.bias[CLASSES.index(name)]) / self.total if self.total else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Of one head. total: the bias of delta; accounts: its parts, by name; errors: each account per
-    token, (B T,).
+    """The results of step 5 for one head.
 
-    features  (B T, H): dO (O - O exact), O as delta reads it: of which delta's error is the row sum
-              if delta comes from the output
+    total     the bias of delta;  accounts: its parts, by name;  errors: each per token, (B T,)
+    features  (B T, H): dO (O - O exact), with O as delta reads it; delta's error is its row sum if
+              delta comes from the output
     several   (B T,): rows with several P = 1 in some key tile
+    classes   by site;  running: the running error of P V
     """
 
     head: int
@@ -85,13 +86,17 @@ class Origin:
     running: Running | None
 
     def share(self, name: str) -> float:
-        """An account's part of the bias; parts of other sign are negative, and all add up to 1."""
+        """Return an account's share of the bias.
+
+        Shares of other sign are negative, and all add up to 1.
+        """
         return self.accounts[name].mean / self.total.mean if self.total.mean else 0.0
 
     @property
     def origins(self) -> list[str]:
-        """Accounts that are biased by themselves, to the side of the whole, with at least a tenth
-        of it; the largest first.
+        """Accounts that are biased by themselves, with the sign of the whole, the largest first.
+
+        Each has at least a tenth of the whole.
         """
         found = [
             n
@@ -102,15 +107,16 @@ class Origin:
 
     @property
     def site(self) -> Classes | None:
-        """The rounding of the output that brings most of the bias among the origins; None if none
-        is an origin.
+        """The rounding of the output that has the largest share among the origins.
+
+        None if none is one.
         """
         named = [c for c in self.classes if c.site in self.origins]
         return max(named, key=lambda c: self.share(c.site), default=None)
 
 
 def origin(m: Measured, n: int) -> Origin:
-    """Step 5 at one head, over all its sequences."""
+    """Run step 5 at one head, over all its sequences."""
     seen = [_of_sequence(m, b, n) for b in range(m.layer.q.shape[0])]
     errors = {name: np.concatenate([x.errors[name] for x in seen]) for name in seen[0].errors}
     runs = [x.running for x in seen if x.running is not None]
@@ -154,8 +160,9 @@ def _of_sequence(m: Measured, b: int, n: int) -> _Part:
 
 
 def _added(own: Sequence[Classes]) -> Classes:
-    """The classes of a site over sequences of equal length: events add up, means per token are
-    averaged.
+    """Return the classes of a site over sequences of equal length.
+
+    Events add up, means per token are averaged.
     """
     events, ones = (
         np.sum([getattr(c, name) for c in own], axis=0) for name in ("events", "ones_events")
@@ -197,8 +204,9 @@ def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
 
 
 def _main(m: Measured, h: Head, site: Site) -> Any:
-    """Of a sum of P V: the part of the keys with P = 1, and what it is added to; None where there
-    is no such part.
+    """Return the main part of a sum of P V: that of the keys with P = 1, and what it is added to.
+
+    None where there is no such part.
     """
     plan = m.request.plan
     if site is not (Site.O if plan.pv_into_o else Site.PV):
@@ -230,7 +238,7 @@ def _counted(
 
 
 def _running(m: Measured, b: int, n: int, several: np.ndarray) -> Running | None:
-    """Equation 5 in this head; its place is the most biased row with several P = 1."""
+    """Evaluate equation 5 in this head, at the most biased row with several P = 1."""
     layer = replace(one_head(m, b, n), do=None)
     seen = observe(layer, replace(m.request, scale=m.scale, record=Record(), inject=()))
     found = running(seen, several[None, None])

@@ -1,13 +1,12 @@
-"""Step 6: the known repairs as plans, a sham that changes as much, and what each does to delta's
-bias.
-"""
+"""Step 6: the known repairs as plans, a sham that changes as much, and what each does."""
 
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from roundscope.attention import Injection, Noise, Plan, Site
+from roundscope.attention import Examined, Injection, Noise, Plan, Site
 from roundscope.emu.api import round_to
 from roundscope.experiments.diagnose.tensors.changes import changes
 from roundscope.experiments.diagnose.tensors.coherence import FEW, Bias, bias, flips
@@ -22,15 +21,15 @@ from roundscope.experiments.diagnose.tensors.measured import (
 )
 from roundscope.experiments.trace.run import Progress
 
-# largest change of the output in binary64 that counts as none, in parts of its largest entry
+# the largest change of the output in binary64 that counts as none, relative to its largest entry
 INVARIANT = 1e-12
-REPEATS = 2  # of which the faster is timed
+REPEATS = 2  # runs of which the faster is timed
 SHAM = "sham: as much, no aim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One change: its plan and, of the sham, what is injected."""
+    """One change: its plan and, for the sham, what is injected."""
 
     name: str
     plan: Plan
@@ -44,15 +43,15 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an arm did at the head looked at.
+    """What an arm did at the head of steps 5 and 6.
 
-    invariance   largest change of output and delta in binary64, in parts of their largest entry;
+    invariance   largest change of output and delta in binary64, relative to their largest entry;
                  None for the sham
     change       root mean square change of the output, over all heads
-    after        the bias with the arm;  moved: 95 % interval of the paired change of delta's error
-                 per token
-    leaning      heads of the layer that lean with the arm;  time: of the emulation, in times of the
-                 plan's
+    after        the bias with the arm
+    moved        95 % interval of the paired change of delta's error per token
+    leaning      the number of heads of the layer that are biased with the arm
+    time         of the emulation, relative to the plan's
     """
 
     arm: Arm
@@ -70,14 +69,15 @@ class Outcome:
 
 
 def arms(plan: Plan, origins: list[str]) -> list[Arm]:
-    """The known repairs of one plan."""
+    """Return the known repairs of one plan."""
     return [Arm(name=name, plan=change(plan)) for name, change in changes([plan], origins).items()]
 
 
 def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
-    """Noise of fair sign at OUT with the root mean square by which `repaired_out` differs from the
-    plan's output; where only OD rounds, so that the output is the same, at OD with that of its
-    rounding.
+    """Return noise of fair sign at OUT, as large as the change that a repair makes to the output.
+
+    Its root mean square is that of `repaired_out` minus the plan's output; where only OD rounds, so
+    that the output is the same, it is at OD with that of its rounding.
     """
     out = np.asarray(m.low.out, np.float64)
     site, change = Site.OUT, np.asarray(repaired_out, np.float64) - out
@@ -96,8 +96,9 @@ def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
 def repair(
     m: Measured, head: int, origins: list[str], level: float, progress: Progress
 ) -> tuple[Outcome, list[Outcome]]:
-    """Step 6: (the plan as it is, every arm). level: p below which a head of the layer counts as
-    leaning.
+    """Run step 6: return (the plan as it is, every arm).
+
+    level: the p below which a head of the layer counts as biased.
     """
     plan = m.request.plan
     reference = run_exactly(m.layer, m.request, m.scale, exact_twin(plan))
@@ -115,8 +116,10 @@ def repair(
     return base, found
 
 
-def _tried(m: Measured, head: int, arm: Arm, level: float, seconds: float, reference):  # type: ignore[no-untyped-def]
-    """(outcome, seconds of a run, output)."""
+def _tried(
+    m: Measured, head: int, arm: Arm, level: float, seconds: float, reference: Examined
+) -> tuple[Outcome, float, Any]:
+    """Return (outcome, seconds of a run, output) of an arm."""
     took = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -137,8 +140,8 @@ def _tried(m: Measured, head: int, arm: Arm, level: float, seconds: float, refer
     return outcome, min(took), seen.out
 
 
-def _invariance(m: Measured, arm: Arm, reference) -> float:  # type: ignore[no-untyped-def]
-    """The largest change that the arm makes when every rounding is exact."""
+def _invariance(m: Measured, arm: Arm, reference: Examined) -> float:
+    """Return the largest change that the arm makes when every rounding is exact."""
     twin_plan = exact_twin(arm.plan)
     if replace(twin_plan, name="") == replace(exact_twin(m.request.plan), name=""):
         return 0.0  # the arm changes roundings only: exactly, it is the same computation

@@ -1,12 +1,13 @@
-"""What the rows of dS sum to, where exact arithmetic gives 0, and what that makes of the gradient
-of W_Q (`studies.failure.rest`).
+"""The sums of the rows of dS, 0 in exact arithmetic, and their part in the gradient of W_Q.
 
-    r[t] = sum_s dS[t,s];   R = sum_t r[t] X[t]^T (PK)[t];   share = |R| / |dW_Q|,   |.| Frobenius,
-                            of every head
+They are as in `studies.failure.rest`.
 
-r comes out of the emulated backward itself: a feature of ones behind K and of zeros behind Q, V and
-dO changes no other number, and its dQ is alpha r (rounded as dQ leaves). X is what W_Q reads; where
-it is not known, q stands in for it.
+    r[t] = sum_s dS[t,s];   R = sum_t r[t] X[t]^T (PK)[t];
+    share = |R| / |dW_Q|,   |.| Frobenius, of every head
+
+r comes out of the emulated backward itself: a feature of ones after K and of zeros after Q, V and
+dO changes no other number, and its dQ is alpha r (rounded as dQ is). X is what W_Q reads; where it
+is not known, q stands in for it.
 """
 
 import numpy as np
@@ -17,8 +18,9 @@ from roundscope.experiments.trace.run import call
 
 
 def shares(m: Measured, plan: Plan) -> np.ndarray | None:
-    """|R| / |dW_Q| of every head of a layer under a plan, (heads,), NaN where dW_Q is 0; None for
-    plans in blocks, whose scales a further feature would move.
+    """Return |R| / |dW_Q| of every head of a layer under a plan, (heads,), NaN where dW_Q is 0.
+
+    None for plans in blocks, whose scales a further feature would change.
     """
     if plan.blocks:
         return None

@@ -1,20 +1,19 @@
-"""The verdict: the links of the chain of arXiv 2510.04212, each held or not by a rule that stands
-here, with its evidence.
+"""The verdict: the links of the chain of arXiv 2510.04212, each tested by a rule, with evidence.
 
     direction   the atoms' mean cosine is above 99 % of those with flipped signs
-    coherence   some head's p is below 0.01 / heads looked at
-    origin      a rounding between P V and the output is biased by itself (p < 0.01), to delta's
-                side, with >= 1/10 of the bias
-    P = 1       at least half of that rounding's part comes from rows of a key tile with several P =
-                1
+    coherence   some head's p is below 0.01 / number of heads
+    origin      a rounding between P V and the output is biased by itself (p < 0.01), with delta's
+                sign and >= 1/10 of the bias
+    P = 1       at least half of that rounding's part comes from rows of a key tile with several
+                P = 1
     sticky      at least half of it comes from ties that sticky bits broke
     repair      some repair that is exact in binary64 removes it: the 95 % interval of what remains
                 lies inside a tenth of the bias before, or inside half of it and p >= 0.01
     sham        a change of the output as large, of random sign, leaves it: still p < 0.01, its
-                paired change not told from 0
+                paired change not significantly different from 0
 
 Without coherence the verdict is `nothing seen`, with the smallest bias that would have been; with
-all links `the chain`; else a bias of another kind.
+all links it is `the chain`; else a bias of another kind.
 """
 
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """kind, and the links in order (of `nothing seen`: the first two)."""
+    """The kind of verdict, and its links in order (for `nothing seen`: the first two)."""
 
     kind: Kind
     links: list[Link]
@@ -71,14 +70,14 @@ class Verdict:
 
 
 def effect(outcome: Outcome, before: Outcome, *, biased: bool) -> Effect:
-    """What an arm did. biased: whether there was a bias to remove."""
+    """Return what an arm did; biased: whether there was a bias to remove."""
     after, mean = outcome.after, before.after.mean
-    leans = after.p < LEANS
+    still_biased = after.p < LEANS
     if not biased:
-        seen = after.p < LEANS / 10 and abs(after.mean) > before.after.high - mean
-        return Effect.MADE if seen else Effect.NONE
+        new = after.p < LEANS / 10 and abs(after.mean) > before.after.high - mean
+        return Effect.MADE if new else Effect.NONE
     remains = max(abs(after.low), abs(after.high)) / abs(mean)
-    if remains < 0.1 or not leans:
+    if remains < 0.1 or not still_biased:
         return Effect.REMOVED if remains < 0.5 else Effect.UNCLEAR
     if after.mean * mean < 0.0:
         return Effect.TURNED
@@ -95,7 +94,7 @@ def verdict(
     base: Outcome,
     outcomes: list[Outcome],
 ) -> Verdict:
-    """The verdict at the head looked at."""
+    """Return the verdict at the head of steps 5 and 6."""
     biased = bool(c.p[head] < c.level)
     links = [_direction(carried, head), _coherence(c, head, biased)]
     if not biased:
@@ -159,10 +158,10 @@ def _sticky(o: Origin) -> Link:
         )
     share = o.site.share_of(CLASSES[STICKY])
     of = o.site.events[STICKY] / max(o.site.events.sum(), 1)
+    opposite = " (other classes have the opposite sign)" if share > 1.005 else ""
     evidence = (
-        f"ties that sticky bits broke, {100 * of:.0f} % of {o.site.site}'s events, bring"
-        f" {100 * share:.0f} % of its"
-        f" part{' (other classes bring the opposite sign)' if share > 1.005 else ''}"
+        f"ties that sticky bits broke, {100 * of:.0f} % of {o.site.site}'s events, make"
+        f" {100 * share:.0f} % of its part{opposite}"
     )
     return Link(name="sticky", holds=share >= 0.5, evidence=evidence)
 
@@ -197,7 +196,7 @@ def _sham(base: Outcome, outcomes: list[Outcome]) -> Link:
     did = effect(found[0], base, biased=True)
     ratio = found[0].after.mean / base.after.mean if base.after.mean else 0.0
     evidence = (
-        f"changing the output as much, with random signs: {did}, {100 * ratio:.0f} % of the bias is"
-        " there"
+        f"changing the output as much, with random signs: {did}, {100 * ratio:.0f} % of the bias"
+        " remains"
     )
     return Link(name="sham", holds=did is Effect.LEFT, evidence=evidence)

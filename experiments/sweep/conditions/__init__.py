@@ -1,1 +1,1 @@
-"""The axes of a sweep, and the cells that they make: words, values, plans, inputs."""
+"""The axes of a sweep and the cells that they make: words, values, plans, inputs."""

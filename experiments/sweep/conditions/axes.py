@@ -1,13 +1,14 @@
-"""The axes of a sweep: words of the command line and TOML files -> `Spec` -> points (parameter ->
-value).
+"""The axes of a sweep: words and TOML files make a `Spec`, and a `Spec` makes points.
 
-words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32   an axis given twice: the
-          values are joined
-a file    axes.toml: `backward`, `zip` and the table `axes`; words replace the file's axes of the
-          same name O=bf16,fp32 is format.O, PV.sum=exact is accumulator.PV: the words of every verb
-          (docs/grammar.md)
-ranges    a:b and a:b:step, as Python's range: the stop is left out; also 0-9, both ends. Whole
-          numbers only
+A point is a dict of parameters with their values.
+
+words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32; the values of an axis given
+          twice are joined. O=bf16,fp32 is format.O and PV.sum=exact is accumulator.PV: the words of
+          every command (docs/grammar.md)
+a file    axes.toml with `backward`, `zip` and the table `axes`; words replace the file's axes of
+          the same name
+ranges    a:b and a:b:step, as Python's range, so the stop is left out; also 0-9, with both ends.
+          Whole numbers only
 """
 
 import itertools
@@ -38,12 +39,12 @@ class Spec:
 
 
 def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = False) -> Spec:
-    """The sweep that words, --zip and --backward ask for.
-
-    Raises UsageError naming argument, value and repair.
+    """Return the sweep that the words, --zip and --backward ask for.
 
     words   AXIS=VALUE,VALUE and at most one file that ends in .toml
     zips    each "AXIS,AXIS": these advance together instead of crossing
+
+    Raises UsageError naming argument, value and repair.
     """
     files = [w for w in words if w.endswith(".toml") and "=" not in w]
     if len(files) > 1:
@@ -66,8 +67,9 @@ def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = Fal
 
 
 def points(spec: Spec) -> list[dict[str, Value]]:
-    """Every combination of the axes, the last axis fastest; a zip stands where its first axis
-    stands.
+    """Return every combination of the axes' values, the last axis fastest.
+
+    A group of axes that advance together takes the place of the first of them.
     """
     axes, zipped = dict(spec.axes), {name: group for group in spec.zips for name in group}
     groups = list(dict.fromkeys(zipped.get(name, (name,)) for name in axes))
@@ -89,8 +91,8 @@ def points(spec: Spec) -> list[dict[str, Value]]:
 def _words(words: Sequence[str]) -> Axes:
     axes: Axes = {}
     for word in words:
-        name, found, text = word.partition("=")
-        if not found:
+        name, equals, text = word.partition("=")
+        if not equals:
             raise bad(
                 "AXES",
                 word,
@@ -103,15 +105,16 @@ def _words(words: Sequence[str]) -> Axes:
 
 
 def _axis(name: str, values: Sequence[Any]) -> str:
-    """The axis that a word is of. S is the number of keys, and with a format behind it the
-    event.
+    """Return the axis that a word names.
+
+    S is the number of keys; with the name of a format as its value it is the event S.
     """
     of_event = name == "S" and any(isinstance(v, str) and v[:1].isalpha() for v in values)
     return "format.S" if of_event else axis_named(name)
 
 
 def _file(path: Path) -> tuple[Axes, list[tuple[str, ...]]]:
-    """(axes, groups of zip) of a TOML file."""
+    """Return (axes, groups of zip) of a TOML file."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -149,29 +152,31 @@ def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Axes by name; format.O = ... and PV.sum = ... without quotation marks are tables in TOML."""
+    """Yield axes by name.
+
+    In TOML, format.O = ... and PV.sum = ... without quotation marks are tables.
+    """
     for name, value in table.items():
         inner = isinstance(value, dict) and (name in PER_SITE or set(value) <= {"sum", *PER_SITE})
-        yield from (
-            ((f"{name}.{site}", v) for site, v in value.items()) if inner else [(name, value)]
-        )
+        if inner:
+            yield from ((f"{name}.{site}", v) for site, v in value.items())
+        else:
+            yield name, value
 
 
 def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
-    """The values of one axis in the parameter's type, ranges written out."""
+    """Return the values of one axis in the parameter's type, with ranges written out."""
     if not values or list(values) == [""]:
         raise UsageError(f"{name}: no value; give at least one, or leave the axis out")
-    found: list[Value] = []
+    result: list[Value] = []
     for value in values:
         if not isinstance(value, str | int | float | bool):
             raise bad(name, value, "a value is text, a number, true or false")
-        numbers = (
-            _range(name, value)
-            if name in WHOLE and isinstance(value, str) and is_range(value)
-            else (value,)
-        )
-        found.extend(typed(name, n) for n in numbers)
-    return found
+        if name in WHOLE and isinstance(value, str) and is_range(value):
+            result.extend(typed(name, n) for n in _range(name, value))
+        else:
+            result.append(typed(name, value))
+    return result
 
 
 def _range(name: str, text: str) -> range:
@@ -188,7 +193,7 @@ def _check_tile(axes: Mapping[str, Any]) -> None:
 
 
 def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[Value]]) -> None:
-    """Every zipped axis given, in one group, once; all axes of a group equally long."""
+    """Check that a group's axes are given and equally long, and that no axis is in two groups."""
     seen: set[str] = set()
     for group in groups:
         text = ",".join(group)

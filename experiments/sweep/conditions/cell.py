@@ -1,6 +1,6 @@
-"""`Cell`: one condition of a sweep, complete; `Result`: what was measured of it.
+"""`Cell`, one complete condition of a sweep, and `Result`, what was measured of it.
 
-Both travel between processes.
+Both are sent between processes.
 """
 
 import hashlib
@@ -38,24 +38,23 @@ DEFAULTS: dict[str, Value] = {
     "engine": "numpy",
     "backward": False,
 }
-OPTIONAL = (
-    "delta_from",
-    # axes of a whole plan that a cell has only where they are given, so that older cells keep their
-    # keys
-)
+# axes of a whole plan: a cell has them only where they are given, so older cells keep their keys
+OPTIONAL = ("delta_from",)
 PER_SITE = ("format", "mode", "accumulator")  # axes that may end in .SITE
 
 
 def is_extra(name: str) -> bool:
-    """Whether a column is a parameter that a cell may lack: an axis of one site, or of OPTIONAL."""
+    """Return whether a column is a parameter that a cell may lack: of OPTIONAL, or of one site."""
     return name in OPTIONAL or ("." in name and name.partition(".")[0] in PER_SITE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One condition. `parameters` are all of DEFAULTS, and of OPTIONAL and single sites the axes
-    that were given, in that order; `plan` and `inject` are what they amount to; `content` is the
-    digest of an input file, empty for a drawn input.
+    """One condition of a sweep.
+
+    parameters  all of DEFAULTS, then those given of OPTIONAL and of single sites, in that order
+    plan        the plan that they make;  inject: the injections that they make
+    content     the digest of the input file; empty for a drawn input
     """
 
     parameters: tuple[tuple[str, Value], ...]
@@ -64,13 +63,15 @@ class Cell:
     content: str = ""
 
     def __getitem__(self, name: str) -> Value:
-        """The value of a parameter; None for one that this cell does not have."""
+        """Return the value of a parameter; None for one that this cell does not have."""
+        # None is for parameters that the caller knows may be missing
         return dict(self.parameters).get(name)  # type: ignore[return-value]
 
     @property
     def key(self) -> str:
-        """The hash of everything that determines the numbers: parameters, plan, input file, version
-        of the numeric core.
+        """The hash of everything that determines the numbers.
+
+        That is parameters, plan, input file and the version of the numeric core.
         """
         plan = {k: v for k, v in self.plan.describe().items() if k != "name"}
         whole = {
@@ -86,11 +87,13 @@ class Cell:
 class Result:
     """What was measured of one cell, or why it failed.
 
-    metrics   name -> number (experiments.sweep.measuring.metrics says what each is); NaN where
-              there is none
+    metrics   name -> number (experiments.sweep.measuring.metrics explains each); NaN where there is
+              none
     sites     site name -> {name -> number}
-    seconds   spent on this cell (its share, where cells run together);  parts: the same by kind of
-              work
+    error     the message of a cell that failed, else None
+    seconds   spent on this cell (its share, where cells run together)
+    parts     the same by kind of work
+    device    where it was measured;  versions: with which packages
     """
 
     key: str

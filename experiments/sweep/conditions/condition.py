@@ -1,5 +1,6 @@
-"""A point of a sweep -> `Cell`: every parameter after defaults, the plan built, the injection
-placed, errors named.
+"""Makes a `Cell` of a point of a sweep.
+
+Defaults are filled in, the plan is built, the injection is placed, and errors name the parameter.
 """
 
 from collections.abc import Mapping
@@ -18,10 +19,10 @@ from roundscope.experiments.trace.options import Request, check_places, injectio
 
 
 def cell_of(point: Mapping[str, Value]) -> Cell:
-    """The cell of a point of `axes.points`. Raises UsageError naming parameter, value and repair.
+    """Return the cell of a point of `axes.points`.
 
     What the point leaves out has its default. S follows T, and sizes follow the file where the
-    input is one.
+    input is one. Raises UsageError naming parameter, value and repair.
     """
     given = _given(point)
     file = sizes_of(str(given.get("input", DEFAULTS["input"])))
@@ -33,9 +34,8 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
     try:
         plan = plan_of(settings, int(parameters["seed"]))
     except ValueError as error:
-        raise UsageError(
-            f"{' '.join(f'{name}={value}' for name, value in settings)}: {error}"
-        ) from None
+        words = " ".join(f"{name}={value}" for name, value in settings)
+        raise UsageError(f"{words}: {error}") from None
     _check_named(parameters, plan)
     inject = _injections(parameters, plan, file)
     return Cell(
@@ -47,8 +47,9 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:
-    """The point's own parameters, in one spelling; `tile` and a format with a mode as the two that
-    they stand for.
+    """Return the point's own parameters, each in its one spelling.
+
+    `tile`, and a format with a mode, become the two parameters that they stand for.
     """
     given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
     if "tile" in given:
@@ -59,64 +60,59 @@ def _given(point: Mapping[str, Value]) -> dict[str, Value]:
                 f"sets block_q and block_k, and {both[0]} is given too; choose one",
             )
         given["block_q"] = given["block_k"] = given.pop("tile")
-    for name in [
-        name
-        for name, value in given.items()
-        if name.partition(".")[0] == "format" and ":" in str(value)
-    ]:
-        given |= _two(name, str(given[name]), given)
+    for name, value in tuple(given.items()):
+        if name.partition(".")[0] == "format" and ":" in str(value):
+            given |= _two(name, str(value), given)
     return given
 
 
 def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
-    """O=bf16:stochastic as format.O=bf16 and mode.O=stochastic, so that both spellings are one
-    condition.
+    """Return O=bf16:stochastic as format.O=bf16 and mode.O=stochastic.
+
+    Both spellings are then one condition.
     """
     rounding, mode = without_mode(text)
     other = name.replace("format", "mode", 1)
     if mode and given.get(other, "preset") != "preset":
         raise bad(name, text, f"names a mode, and {other}={given[other]} is given too; choose one")
-    found: dict[str, Value] = {name: rounding}
-    return found | ({other: mode} if mode else {})
+    parameters: dict[str, Value] = {name: rounding}
+    return parameters | ({other: mode} if mode else {})
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """All of DEFAULTS in their order, those given of OPTIONAL, then the axes of single sites in the
-    order of the algorithm.
+    """Return all of DEFAULTS, those given of OPTIONAL, and those of single sites, each in order.
+
+    The order of sites is that of the algorithm.
     """
-    sizes: dict[str, Value] = (
-        {} if file is None else {name: getattr(file, name) for name in ("T", "S", "N", "H")}
-    )
-    if "T" in given and (
-        file is None or file.T == file.S
-    ):  # a file of cross-attention keeps its own keys
+    sizes: dict[str, Value] = {}
+    if file is not None:
+        sizes = {name: getattr(file, name) for name in ("T", "S", "N", "H")}
+    # a file of cross-attention keeps its own keys
+    if "T" in given and (file is None or file.T == file.S):
         sizes["S"] = given["T"]
     whole = {name: given.get(name, sizes.get(name, default)) for name, default in DEFAULTS.items()}
-    return whole | {
-        name: given[name] for name in sorted((n for n in given if n not in DEFAULTS), key=_rank)
-    }
+    extra = sorted((name for name in given if name not in DEFAULTS), key=_rank)
+    return whole | {name: given[name] for name in extra}
 
 
 def _rank(name: str) -> tuple[int, int]:
     kind, _, site = name.partition(".")
-    return (
-        (PER_SITE.index(kind), list(Site).index(site_named(site)))
-        if site
-        else (-1, OPTIONAL.index(name))
-    )
+    if not site:
+        return -1, OPTIONAL.index(name)
+    return PER_SITE.index(kind), list(Site).index(site_named(site))
 
 
 def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:
-    """Raises UsageError if a parameter names an event that this plan never reaches: it would
-    silently do nothing.
+    """Raise UsageError if a parameter names an event that this plan never reaches.
+
+    It would silently have no effect.
     """
     for name, value in parameters.items():
         if (name not in ("only", "but") and "." not in name) or not changes_plan(name, value):
             continue
         kind, _, site = name.partition(".")
-        for place in (
-            places_of(str(value)) if not site else ((site_named(site), kind == "accumulator"),)
-        ):
+        places = [(site_named(site), kind == "accumulator")] if site else places_of(str(value))
+        for place in places:
             try:
                 _check_reached(place, plan, bool(parameters["backward"]))
             except ValueError as error:
@@ -137,46 +133,44 @@ def _check_reached(place: Place, plan: Plan, backward: bool) -> None:
 def _injections(
     parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
 ) -> tuple[Injection, ...]:
-    """The injection, read against the final plan, at places that the cell has; the seed is that of
-    its noise.
+    """Return the injection as the final plan reads it, checked to be at places that the cell has.
+
+    The cell's seed is also that of the injection's noise.
     """
     text = str(parameters["injection"])
     if text == "none":
         return ()
     try:
-        made = injection(text, plan, int(parameters["seed"]))
-        _check_places(made, parameters, plan, file)
+        placed = injection(text, plan, int(parameters["seed"]))
+        _check_places(placed, parameters, plan, file)
     except UsageError as error:
-        hint = (
-            ""
-            if ":" in text
-            else (
+        hint = ""
+        if ":" not in text:
+            hint = (
                 " (on the command line a comma ends a value; one with commas goes into a .toml"
                 " file)"
             )
-        )
         raise UsageError(str(error).replace("--inject", "injection", 1) + hint) from None
-    if isinstance(made.what, FlipBit) and parameters["engine"] == "xla":
+    if isinstance(placed.what, FlipBit) and parameters["engine"] == "xla":
         raise bad(
             "injection",
             text,
             "engine xla takes formats as data and cannot flip bits; use engine=numpy",
         )
-    return (made,)
+    return (placed,)
 
 
 def _check_places(
-    made: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
+    placed: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
 ) -> None:
     try:
-        _check_reached((made.site, False), plan, bool(parameters["backward"]))
+        _check_reached((placed.site, False), plan, bool(parameters["backward"]))
     except ValueError as error:
         raise bad("injection", str(parameters["injection"]), str(error)) from None
     queries, keys, heads, features = (int(parameters[name]) for name in ("T", "S", "N", "H"))
     block_k = keys if plan.normalise_first else int(parameters["block_k"])
-    request = Request(
-        plan=plan, against=plan, block_q=int(parameters["block_q"]), block_k=block_k, inject=(made,)
-    )
+    block_q = int(parameters["block_q"])
+    request = Request(plan=plan, against=plan, block_q=block_q, block_k=block_k, inject=(placed,))
     groups = 1 if file is None else file.N // file.key_heads
     sizes = Sizes(
         batch=1,

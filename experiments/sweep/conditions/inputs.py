@@ -1,11 +1,10 @@
-"""Inputs of a sweep: named seeded families, each for one mechanism, and tensors from files."""
+"""The inputs of a sweep: named seeded families, each for one mechanism, and tensors from files."""
 
 import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,18 +17,18 @@ Tensors = dict[str, np.ndarray]
 SAMPLE = "sample"
 SIZES = ("T", "S", "N", "H")
 APART = 64  # keys from one repeated pair to the next
-SINK, REPEATED = 10.0, 12.0  # how far the chosen keys' scores stand above the mean of the others
+SINK, REPEATED = 10.0, 12.0  # how far the chosen keys' scores are above the mean of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """One cell's tensors, float64, read-only.
+    """One cell's tensors, float64 and read-only.
 
-    q, do   (1, T, N, H);  k, v  (1, S, N, H). From a file: k, v with its key heads, do None if it
-            has none
-    scale   of the scores, from a file's metadata; None: 1 / sqrt(H)
+    q, do   (1, T, N, H); do is None if a file has none
+    k, v    (1, S, N, H); from a file, with its key heads
+    scale   of the scores, from a file's metadata; None for 1 / sqrt(H)
 
-    Drawn values are BF16 numbers: rounding the inputs to BF16 or wider changes none of them.
+    Drawn values are BF16 numbers, so rounding the inputs to BF16 or wider changes none of them.
     """
 
     q: np.ndarray
@@ -41,8 +40,9 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Random numbers of one family and seed, one stream per role: a longer draw begins with the
-    shorter one.
+    """The random numbers of one family and seed, one stream per role.
+
+    A longer draw begins with the shorter one.
     """
 
     family: str
@@ -53,12 +53,12 @@ class Source:
     features: int
 
     def stream(self, role: str) -> np.random.Generator:
-        """A Philox stream whose 128-bit key is a hash of family, seed and role."""
+        """Return a Philox stream whose 128-bit key is a hash of family, seed and role."""
         digest = hashlib.sha256(f"{self.family}:{self.seed}:{role}".encode()).digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
     def normals(self) -> Tensors:
-        """q, k, v, do ~ N(0, 1), (tokens, heads, features)."""
+        """Return q, k, v, do ~ N(0, 1), each (tokens, heads, features)."""
         rows = {"q": self.queries, "k": self.keys, "v": self.keys, "do": self.queries}
         return {
             role: self.stream(role).standard_normal((n, self.heads, self.features))
@@ -66,7 +66,10 @@ class Source:
         }
 
     def signs(self) -> np.ndarray:
-        """A direction of signs per head, (heads, features): exact in every format with a sign."""
+        """Return a random sign per feature of each head, (heads, features).
+
+        Signs are exact in every signed format.
+        """
         return self.stream("signs").integers(0, 2, (self.heads, self.features)) * 2.0 - 1.0
 
 
@@ -79,12 +82,12 @@ def gaussian(source: Source) -> Tensors:
 
 
 def repeated_maximum(source: Source) -> Tensors:
-    """Pairs of equal keys, 64 apart, about 12 above every other score: P = 1 several times in a
-    row, in a tile and across.
+    """Pairs of equal keys with scores about 12 above all others, so P = 1 several times in a row.
 
-    Their V lies in (-4, -2], all others are negative and weigh little, so that a sum of V ends on a
-    tie or just beyond it and BF16 rounds it away from zero: the bias of arXiv 2510.04212, Claim 3.
-    dO is negative too (its Fig. 5b, c), so that errors of delta add up.
+    The pairs are 64 keys apart: in one tile and across tiles. Their V lies in (-4, -2], all others
+    are negative and weigh little, so that a sum of V ends on a tie or just beyond it and BF16
+    rounds it away from zero: the bias of arXiv 2510.04212, Claim 3. dO is negative too (its Fig.
+    5b, c), so that errors of delta add up.
     """
     x, chosen = _towards(source, source.normals(), REPEATED), np.arange(source.keys) % APART < 2
     steps = source.stream("chosen").integers(0, 128, (source.keys, source.heads, source.features))
@@ -95,11 +98,10 @@ def repeated_maximum(source: Source) -> Tensors:
 
 
 def sink(source: Source) -> Tensors:
-    """The first key's score is about 10 above the others: it takes most of the mass, and the
-    maximum stands from the first tile.
+    """The first key's score is about 10 above the others, so it takes most of the mass.
 
-    All other P are small: in FP8 they underflow (arXiv 2606.06521), and P = 1 is frequent (arXiv
-    2510.04212, App. D).
+    The maximum does not change after the first tile. All other P are small: in FP8 they underflow
+    (arXiv 2606.06521), and P = 1 is frequent (arXiv 2510.04212, App. D).
     """
     x = _towards(source, source.normals(), SINK)
     x["k"][0] = source.signs()
@@ -107,11 +109,11 @@ def sink(source: Source) -> Tensors:
 
 
 def outlier_channel(source: Source) -> Tensors:
-    """One feature of each head is large: k about 20 with one sign, q 10 times as wide.
+    """One feature of each head is large: k is about 20 with one sign, and q 10 times as wide.
 
-    Scores then share an offset of about 25 that softmax does not see and a rounding of S does:
-    their differences lose bits. The large channels of trained models, which also set the scale of
-    FP8 operands (arXiv 2208.07339).
+    Scores then share an offset of about 25 that softmax does not depend on but a rounding of S
+    does: their differences lose bits. Trained models have such large channels, which also set the
+    scale of FP8 operands (arXiv 2208.07339).
     """
     x = source.normals()
     heads = np.arange(source.heads)
@@ -122,17 +124,18 @@ def outlier_channel(source: Source) -> Tensors:
 
 
 def one_signed_v(source: Source) -> Tensors:
-    """v < 0 throughout: sums of P V grow and never cancel, so that a bias of their roundings stays
-    (arXiv 2510.04212, Fig. 6a).
+    """v < 0 throughout, so sums of P V never cancel and a bias of their roundings stays.
+
+    This is Fig. 6a of arXiv 2510.04212.
     """
     x = source.normals()
     return x | {"v": -np.abs(x["v"])}
 
 
 def large_logits(source: Source) -> Tensors:
-    """q 12 times as wide: scores with a standard deviation of 12, softmax near one-hot.
+    """q is 12 times as wide, so scores have a standard deviation of 12 and softmax is near one-hot.
 
-    An absolute error of a score is a relative error of P, so coarse S shows most here; and later
+    An absolute error of a score is a relative error of P, so a coarse S shows most here; and later
     tiles often raise the maximum by much (the rescalings of arXiv 2405.02803).
     """
     x = source.normals()
@@ -140,12 +143,11 @@ def large_logits(source: Source) -> Tensors:
 
 
 def ties(source: Source) -> Tensors:
-    """Values on coarse binary grids, so that scores and sums of V lie exactly between two BF16
-    numbers: rules for ties decide.
+    """Values on coarse binary grids, so scores and sums of V often lie halfway between BF16 values.
 
-    q is on multiples of 1/4, k of 1/8, so q k is on 1/32, half an ulp of BF16 from 8 to 16; for
-    every other query q is 0, all its P are 1 and its sums of V (multiples of 1/32) tie. The ties of
-    arXiv 2510.04212, section 3.3 (PAPERS oracle 2).
+    The rule for ties then decides. q is a multiple of 1/4, k of 1/8, so q k is one of 1/32, half an
+    ulp of BF16 from 8 to 16; for every other query q is 0, all its P are 1 and its sums of V
+    (multiples of 1/32) tie. These are the ties of arXiv 2510.04212, section 3.3.
     """
     x = source.normals()
     x["q"][1::2] = 0.0
@@ -167,10 +169,11 @@ FAMILIES: dict[str, Callable[[Source], Tensors]] = {
 
 
 def draw(cell: Cell) -> Inputs:
-    """The inputs of a cell. Drawn ones depend on family, seed, N and H; more tokens only add rows.
+    """Return the inputs of a cell.
 
-    Raises UsageError for a file that cannot be read, is smaller than the cell asks for, or is not
-    the one it was planned with.
+    Drawn ones depend on family, seed, N and H; more tokens only add rows. Raises UsageError for a
+    file that cannot be read, is smaller than the cell asks for, or is not the one that the cell was
+    planned with.
     """
     family, (t, s, n, h) = str(cell["input"]), (int(cell[size]) for size in SIZES)
     if family not in FAMILIES:
@@ -184,8 +187,9 @@ def draw(cell: Cell) -> Inputs:
 
 
 def file_of(name: str) -> tuple[Path, str | None]:
-    """(path, layer or None) of an input that is no family: sample, sample:LAYER, PATH or
-    PATH:LAYER.
+    """Return (path, layer or None) of an input that is no family.
+
+    It is written sample, sample:LAYER, PATH or PATH:LAYER.
     """
     path, _, layer = name.rpartition(":")
     if not path or Path(name).is_file():
@@ -194,8 +198,9 @@ def file_of(name: str) -> tuple[Path, str | None]:
 
 
 def _from_file(name: str, cell: Cell) -> Inputs:
-    """The layer named, or the first: the first sequence's first T queries, S keys and N heads, in
-    float32 as in the file.
+    """Return the first T queries, S keys and N heads of the first sequence of a layer.
+
+    The layer is the one named, or the first; the values are float32 as in the file.
     """
     from roundscope.experiments.sweep.conditions.sources import check_fits, sizes_of
 
@@ -223,16 +228,17 @@ def _from_file(name: str, cell: Cell) -> Inputs:
 
 
 def _towards(source: Source, x: Tensors, score: float) -> Tensors:
-    """q moved so that its score against the head's signs is about `score`, and k without its part
-    along them.
+    """Return x with q moved so that its score against the head's signs is about `score`.
+
+    The part of k along the signs is removed.
     """
     signs, h = source.signs(), source.features
     along = (x["k"] * signs).sum(-1, keepdims=True) / h
     return x | {"q": x["q"] + signs * (score / math.sqrt(h)), "k": x["k"] - along * signs}
 
 
-def _frozen(x: Any) -> np.ndarray:
-    """As read-only float64 with a batch axis in front, for inputs are shared between cells."""
+def _frozen(x: np.ndarray) -> np.ndarray:
+    """Return x as read-only float64 with a batch axis in front; inputs are shared between cells."""
     x = np.ascontiguousarray(x if x.ndim == 4 else x[None], dtype=np.float64)
     x.setflags(write=False)
     return x

@@ -1,5 +1,6 @@
-"""`roundscope sweep --axes`: every axis with its values, default and meaning, inputs, grammars, an
-example, and the metrics.
+"""`roundscope sweep --axes`: every axis with its values, default and meaning.
+
+It also lists the inputs, grammars and metrics, and gives an example.
 """
 
 from collections.abc import Sequence
@@ -40,14 +41,14 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
         ),
         "format": (
             " ".join([*(f.name for f in NAMED.values() if f.zero and f.signed), "e<x>m<y>"]),
-            "of every event",
+            "format of every event",
         ),
         "mode": (" ".join(RoundingMode), "rounding mode of every event"),
         "accumulator": ("see below", "how every sum of products adds up"),
         "exp": (" ".join(Exponential), "the exponential"),
         "delta_from": (
             " ".join(DeltaFrom),
-            "where delta takes its operands; as the preset says if left out",
+            "where delta takes its operands; by default as the preset says",
         ),
         "stabiliser": ("none, or beta above 1", "the shift of the maximum (arXiv 2510.04212)"),
         "key_order": (" ".join(KeyOrder), "order of the key tiles"),
@@ -61,16 +62,19 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
         "S": (_SIZE, "keys"),
         "N": (_SIZE, "heads"),
         "H": (_SIZE, "features per head"),
-        "tile": (_SIZE, "block_q and block_k at once; 64"),
+        "tile": (_SIZE, "block_q and block_k at once; by default 64"),
         "block_q": (_SIZE, "queries per tile"),
         "block_k": (_SIZE, "keys per tile"),
     },
     "run": {
         "input": ("see below", "the tensors"),
-        "seed": ("a whole number from 0, or a:b", "of the tensors, stochastic rounding and noise"),
-        "causal": (_TRUTH, "query t sees keys s <= t"),
-        "backward": (_TRUTH, "gradients too"),
-        "engine": (" ".join(ENGINES), "the same bits"),
+        "seed": (
+            "a whole number from 0, or a:b",
+            "seed of the tensors, stochastic rounding and noise",
+        ),
+        "causal": (_TRUTH, "whether query t sees keys s <= t only"),
+        "backward": (_TRUTH, "whether to compute the gradients too"),
+        "engine": (" ".join(ENGINES), "what computes; all give the same bits"),
     },
 }
 _GRAMMARS = {
@@ -99,12 +103,12 @@ _GRAMMARS = {
         "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; WHERE"
         f" {' '.join(f'{name}=' for name in WHERES)} with numbers and ranges: O:ulps=0.5:rows=0:64"
     ),
-    "all of it": "docs/grammar.md, the same words in trace, sweep, train, proxy and Python",
+    "more": "docs/grammar.md explains the words, which trace, sweep, train, proxy and Python share",
 }
 
 
 def data() -> dict[str, Any]:
-    """What there is, as data."""
+    """Return the axes, grammars, inputs, example and metrics as data."""
     axes = {
         name: {
             "group": group,
@@ -125,12 +129,8 @@ def data() -> dict[str, Any]:
     }
 
 
-def _default(name: str) -> Any:
-    return "preset" if name in OPTIONAL else DEFAULTS.get(name, DEFAULTS["block_q"])
-
-
 def _inputs() -> dict[str, str]:
-    """Each family with the first line of what it says of itself, and files."""
+    """Return each family with the first paragraph of its docstring, and how to name files."""
     drawn = {
         name: " ".join((family.__doc__ or "").split("\n\n")[0].split())
         for name, family in FAMILIES.items()
@@ -142,19 +142,19 @@ def _inputs() -> dict[str, str]:
 
 
 def show(*, as_json: bool) -> None:
-    """All of it, on the terminal or as JSON."""
-    found = data()
+    """Print everything on the terminal, or as JSON."""
+    everything = data()
     if as_json:
-        print_json(found)
+        print_json(everything)
         return
     for group, members in _AXES.items():
         rows = [
-            (name, str(found["axes"][name]["default"]).lower(), *words)
+            (name, str(everything["axes"][name]["default"]).lower(), *words)
             for name, words in members.items()
         ]
         _table(f"axes: {group}", ("axis", "default", "values", "meaning"), rows)
     for title, part in (("how to write them", "grammars"), ("inputs", "inputs")):
-        _table(title, ("", ""), list(found[part].items()))
+        _table(title, ("", ""), list(everything[part].items()))
     _say("an example, axes.toml (roundscope sweep axes.toml)\n")
     _say(EXAMPLE)
     _table("metrics: columns of the table cells", ("", ""), list(METRICS.items()))

@@ -10,18 +10,15 @@ from roundscope.emu.rounding.modes import Rounding, RoundingMode
 from roundscope.experiments.sweep.conditions.cell import Value
 
 Settings = tuple[tuple[str, Value], ...]
-UNCHANGED = (
-    "preset",
-    "all",
-    "none",
-    False,
-)  # values that leave the plan as it is; a stabiliser of none does not
+# values that leave the plan as it is; but stabiliser=none changes it
+UNCHANGED = ("preset", "all", "none", False)
 ORDER = tuple(KINDS)
 
 
 def settings_of(parameters: dict[str, Value]) -> Settings:
-    """The parameters that make up the plan: the preset, and in the order in which they apply, those
-    that change it.
+    """Return the parameters that make up the plan.
+
+    The preset comes first, then those that change it, in the order in which they apply.
     """
     changes = [
         (name, value)
@@ -33,22 +30,19 @@ def settings_of(parameters: dict[str, Value]) -> Settings:
 
 
 def changes_plan(name: str, value: Value) -> bool:
-    """False for a parameter whose value is: as the preset says."""
+    """Return False for a parameter whose value means "as the preset says"."""
     return value not in UNCHANGED or (name, value) == ("stabiliser", "none")
 
 
 @functools.lru_cache(maxsize=4096)
 def plan_of(settings: Settings, seed: int) -> Plan:
-    """The plan of `settings_of`, its stochastic roundings drawn from `seed`.
+    """Return the plan of `settings_of`, its stochastic roundings seeded with `seed`.
 
-    Raises ValueError for what no plan can be.
+    Raises ValueError for settings that no plan can have.
     """
     plan = _built(settings)
-    return (
-        plan.seeded(seed)
-        if any(r.mode == RoundingMode.STOCHASTIC for r in _roundings(plan))
-        else plan
-    )
+    stochastic = any(r.mode == RoundingMode.STOCHASTIC for r in _roundings(plan))
+    return plan.seeded(seed) if stochastic else plan
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,5 +1,6 @@
-"""Cells that a seed does not change: a file's tensors are the same for every seed, and so is what
-no random number enters.
+"""Removes cells that differ only in a seed without effect.
+
+A file's tensors are the same for every seed, and so are results that no random number enters.
 """
 
 from collections.abc import Hashable, Iterable
@@ -8,10 +9,10 @@ from roundscope.experiments.sweep.conditions.cell import Cell
 
 
 def without_repeats(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells, of those that differ in a seed without effect only the first, in their order.
+    """Return the cells in their order, without those that repeat one but for a seed without effect.
 
-    A plan with a stochastic rounding and an injection of noise hold the seed themselves, so they
-    stay apart.
+    Of such cells the first stays. A plan with a stochastic rounding and an injection of noise
+    contain the seed, so they stay apart.
     """
     first: dict[Hashable, Cell] = {}
     for cell in cells:
@@ -26,7 +27,7 @@ def _same(cell: Cell) -> Hashable:
 
 
 def said(count: int) -> str:
-    """How many were left out, and why, in words."""
+    """Return how many cells were left out, and why, in words."""
     cells = "1 cell is" if count == 1 else f"{count} cells are"
     return (
         f"{cells} left out: a file's tensors are the same for every seed, and nothing random enters"

@@ -1,4 +1,4 @@
-"""What a file of tensors offers a sweep: its digest and its sizes.
+"""The digest and the sizes of a file of tensors that a sweep uses as input.
 
 Each file is read once per process.
 """
@@ -14,8 +14,11 @@ from roundscope.experiments.errors import UsageError, bad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSizes:
-    """One layer of a file: queries T, keys S, heads N, features H; key_heads, features of v, and
-    whether it has do.
+    """The sizes of one layer of a file.
+
+    content      SHA-256 of the file
+    T, S, N, H   queries, keys, query heads, features of a head
+    key_heads    number of key heads;  width: features of v;  has_do: whether the layer has do
     """
 
     content: str  # SHA-256 of the file
@@ -30,9 +33,9 @@ class FileSizes:
 
 @functools.cache
 def sizes_of(name: str) -> FileSizes | None:
-    """The sizes of an input that is a file, None for a drawn one.
+    """Return the sizes of an input that is a file, None for a drawn one.
 
-    Raises UsageError for neither, or a file that cannot be used.
+    Raises UsageError for an input that is neither, or a file that cannot be used.
     """
     from roundscope.experiments.sweep.conditions.inputs import FAMILIES, SAMPLE, file_of
 
@@ -54,8 +57,9 @@ def sizes_of(name: str) -> FileSizes | None:
 
 
 def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool) -> None:
-    """Raises UsageError for more than the file has. T, S and N crop; a head's features cannot
-    be.
+    """Raise UsageError if a cell asks for more than the file has.
+
+    T, S and N may be smaller than the file's; the features of a head cannot be cut.
     """
     for size in ("T", "S", "N"):
         if asked[size] > (there := getattr(file, size)):
@@ -84,23 +88,26 @@ def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool
 def _layer(
     name: str, path: Path, layer: str | None
 ) -> tuple[tuple[int, int, int], tuple[int, int, int], bool]:
-    """((T, N, H), (S, key heads, features of v), has do) of the layer named, or the first."""
+    """Return ((T, N, H), (S, key heads, features of v), has do) of a layer.
+
+    It is the one named, or the first.
+    """
     from roundscope.experiments.tensors.layers import read_layers
 
     try:
         x = read_layers(path, layer=layer)[0]
     except UsageError as error:
         save = "add an entry" if path.suffix == ".npz" else "save it with metadata"
-        text = (
-            str(error)
-            .replace("give --layout BNTH", f"{save} layout=BNTH")
-            .replace("or --layout BTNH", "or layout=BTNH")
-        )
-        text = text.replace("layout None: the file's metadata has none", "the file names no layout")
-        raise UsageError(
-            f"input '{name}':"
-            f" {text.replace('or allow NaN to go on', 'for a sweep compares numbers')}"
-        ) from None
+        words = {  # of the error -> what holds for a sweep
+            "give --layout BNTH": f"{save} layout=BNTH",
+            "or --layout BTNH": "or layout=BTNH",
+            "layout None: the file's metadata has none": "the file names no layout",
+            "or allow NaN to go on": "for a sweep compares numbers",
+        }
+        text = str(error)
+        for old, new in words.items():
+            text = text.replace(old, new)
+        raise UsageError(f"input '{name}': {text}") from None
     return x.q.shape[1:], x.v.shape[1:], x.do is not None
 
 

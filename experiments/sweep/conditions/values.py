@@ -1,6 +1,4 @@
-"""What a value of each axis may be: words, or what TOML has, to the one form in which it is a
-parameter.
-"""
+"""Reads the values of each axis, from words or TOML, into the one form that a parameter has."""
 
 import functools
 import re
@@ -19,7 +17,7 @@ LARGEST = 2**31 - 1  # of a size
 
 
 def axis_named(name: str) -> str:
-    """The axis of that name: O is format.O, PV.sum is accumulator.PV.
+    """Return the full name of an axis: format.O for O, accumulator.PV for PV.sum.
 
     Raises UsageError with the nearest name.
     """
@@ -35,19 +33,19 @@ def axis_named(name: str) -> str:
         known = (*DEFAULTS, *OPTIONAL, "tile", *(f"{kind}.SITE" for kind in PER_SITE))
         raise UsageError(unknown("axis", name, known, "and SITE, SITE.sum"))
     try:
-        found = site_named(site)
+        event = site_named(site)
     except ValueError as error:
         raise UsageError(f"axis '{name}': {error}") from None
-    if kind == "accumulator" and found not in PRODUCTS:
+    if kind == "accumulator" and event not in PRODUCTS:
         raise UsageError(
-            f"axis '{name}': {found} is no sum of products; those are {' '.join(PRODUCTS)}"
+            f"axis '{name}': {event} is no sum of products; those are {' '.join(PRODUCTS)}"
         )
-    return f"{kind}.{found}"
+    return f"{kind}.{event}"
 
 
 @functools.lru_cache(maxsize=1 << 16, typed=True)
 def typed(name: str, value: Value) -> Value:
-    """A value of the axis `name` as the type of its default, in one spelling.
+    """Return a value of the axis `name` in the type of its default and in one spelling.
 
     Raises UsageError naming both and the repair.
     """
@@ -57,26 +55,18 @@ def typed(name: str, value: Value) -> Value:
             return "preset"
         return _READERS[kind](value)
     except ValueError as error:
-        shown = (
-            f"'{value}'"
-            if isinstance(value, str)
-            else str(value).lower()
-            if isinstance(value, bool)
-            else str(value)
-        )
-        before = (
-            name if f"unknown {name} {shown}" in str(error) else f"{name} {shown}"
-        )  # which the message says itself
-        raise UsageError(str(error) if before == name else f"{before}: {error}") from None
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, str):
+            shown = f"'{value}'"
+        complete = f"unknown {name} {shown}" in str(error)  # the message names both
+        raise UsageError(str(error) if complete else f"{name} {shown}: {error}") from None
 
 
 def _whole(lowest: int, largest: int) -> Callable[[Value], Value]:
     def read(value: Value) -> Value:
-        number = (
-            int(value)
-            if isinstance(value, str) and re.fullmatch("[+-]?[0-9]{1,20}", value)
-            else value
-        )
+        number = value
+        if isinstance(value, str) and re.fullmatch("[+-]?[0-9]{1,20}", value):
+            number = int(value)
         if type(number) is not int or not lowest <= number <= largest:
             raise ValueError(f"give a whole number from {lowest} to {largest}")
         return number
@@ -91,7 +81,7 @@ def _truth(value: Value) -> Value:
 
 
 def _text(read: Callable[[str], object]) -> Callable[[Value], Value]:
-    """A value that is text: `read` checks it, and returns its one spelling."""
+    """Return a reader of text: `read` checks it, and returns its one spelling."""
 
     def checked(value: Value) -> Value:
         if not isinstance(value, str):
@@ -108,7 +98,7 @@ def _engine(name: str) -> str:
 
 
 def _changing(kind: str) -> Callable[[Value], Value]:
-    """A value of a change of the plan, in the one spelling that the grammar gives it."""
+    """Return a reader of a change of the plan, in the one spelling that the grammar gives it."""
     return _text(KINDS[kind].spell)
 
 

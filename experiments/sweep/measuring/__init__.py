@@ -1,1 +1,1 @@
-"""Cells to results: calls of the emulator in batches, sums and metrics."""
+"""Computes results from cells: calls of the emulator in batches, sums and metrics."""

@@ -1,4 +1,4 @@
-"""Which cells go to a worker together, and in which order."""
+"""Which cells are sent to a worker together, and in which order."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -7,20 +7,12 @@ from roundscope.experiments.sweep.conditions.cell import Cell
 
 Batch = list[Cell]
 
-_INPUT = (
-    "input",
-    "T",
-    "S",
-    "N",
-    "H",
-    "seed",
-    "causal",
-    "backward",
-)  # what inputs and their golden values depend on
+# the parameters that inputs and their golden values depend on
+_INPUT = ("input", "T", "S", "N", "H", "seed", "causal", "backward")
 
 
 def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:
-    """Batches of one group each, in the order of first appearance, cells of equal input together.
+    """Return batches of one group each, in order of first appearance, equal inputs together.
 
     They hold up to `measure.batch_size` cells. Under xla a full batch is one call, and groups of a
     single call go a few at a time (`measure.ABREAST`), so that they compile side by side. numpy
@@ -34,18 +26,18 @@ def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:
     every: list[Batch] = []
     singles: list[Batch] = []
     for members in _gathered(cells, group):
-        made: list[Batch] = []
+        parts: list[Batch] = []
         batch: Batch = []
         for run in _gathered(members, _input):
             by_cell = run[0]["engine"] == "numpy"
             size = min(batch_size(run[0]), fair) if by_cell else batch_size(run[0])
             if by_cell and batch and len(batch) + len(run) > size:
-                made.append(batch)
+                parts.append(batch)
                 batch = []
             *full, batch = _cut(batch + run, size)
-            made += full
-        made.append(batch)
-        (singles if len(made) == 1 and members[0]["engine"] == "xla" else every).extend(made)
+            parts += full
+        parts.append(batch)
+        (singles if len(parts) == 1 and members[0]["engine"] == "xla" else every).extend(parts)
     return every + [list(chain(*singles[i : i + ABREAST])) for i in range(0, len(singles), ABREAST)]
 
 
@@ -54,7 +46,7 @@ def _input(cell: Cell) -> Hashable:
 
 
 def _gathered(cells: Iterable[Cell], by: Callable[[Cell], Hashable]) -> Iterator[list[Cell]]:
-    """Cells of equal by(cell), each group where its first cell stood."""
+    """Yield the cells of equal by(cell) together, in the order of each group's first cell."""
     groups: dict[Hashable, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(by(cell), []).append(cell)

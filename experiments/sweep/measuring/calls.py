@@ -1,8 +1,7 @@
-"""Calls of `examine` for cells of one group, and what they are compared with: golden and unfused
-results, kept in memory.
+"""Calls of `examine` for cells of one group, and the results that they are compared with.
 
-Under xla all results stay on the device: batches of `Arrays` with the cells, and what pads them,
-along the first axis.
+These are golden and unfused results, which are kept in memory. Under xla all results stay on the
+device: batches of `Arrays` with the cells, and what pads them, along the first axis.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -28,14 +27,12 @@ from roundscope.experiments.sweep.measuring.tensors import Tensors
 
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 EXACT = Plan.preset("exact")
-REFERENCE_ROWS = {
-    "numpy": 32,
-    "xla": 128,
-}  # query tile of golden and unfused calls: it changes no bit, and these were fastest
+# the query tile of golden and unfused calls, which changes no bit: these were fastest
+REFERENCE_ROWS = {"numpy": 32, "xla": 128}
 REFERENCES = 128  # entries of such a call at most: many cells share few
-NO_SAY = BACKWARD | RESCALES | {Site.LSE}  # in the output of unfused attention
+NO_SAY = BACKWARD | RESCALES | {Site.LSE}  # events without effect on unfused attention's output
 
-HOST, DEVICE = 64 << 20, 4 << 30  # bytes of one memory, and of one on a GPU
+HOST, DEVICE = 64 << 20, 4 << 30  # bytes of one `Kept`, and of one on a GPU
 _NUMBERS = count()
 _INPUTS = Kept(HOST)
 _GOLDEN, _UNFUSED = (
@@ -44,29 +41,29 @@ _GOLDEN, _UNFUSED = (
 
 
 def inputs_of(cells: Sequence[Cell]) -> list[Inputs]:
-    """The tensors of cells; those that are not kept are drawn at once, on all cores.
+    """Return the tensors of cells; those that are not kept are drawn at once, on all cores.
 
     Raises as `draw`.
     """
     keys = [_input_key(cell) for cell in cells]
-    found = {key: _INPUTS.get(key) for key in keys}
-    missing = {key: cell for key, cell in zip(keys, cells, strict=True) if found[key] is None}
+    inputs = {key: _INPUTS.get(key) for key in keys}
+    missing = {key: cell for key, cell in zip(keys, cells, strict=True) if inputs[key] is None}
     if len(missing) > 1:
         with ThreadPoolExecutor(cpu_count()) as pool:
             drawn = list(pool.map(draw, missing.values()))
     else:
         drawn = [draw(cell) for cell in missing.values()]
     for key, x in zip(missing, drawn, strict=True):
-        found[key] = x
-        _INPUTS.put(
-            [key], x, sum(part.nbytes for part in (x.q, x.k, x.v, x.do) if part is not None)
-        )
-    return [found[key] for key in keys]
+        inputs[key] = x
+        size = sum(part.nbytes for part in (x.q, x.k, x.v, x.do) if part is not None)
+        _INPUTS.put([key], x, size)
+    return [inputs[key] for key in keys]
 
 
 def attention_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Examined:
-    """Cells of one group in one call, the last repeated up to `size` of them, with the ones of P
-    and ALPHA counted.
+    """Run cells of one group in one call, with the ones of P and ALPHA counted.
+
+    The last cell is repeated until there are `size`.
     """
     plans, record = [c.plan for c in cells], Record(ones=(Site.P, Site.ALPHA))
     blocks = (int(cells[0]["block_q"]), int(cells[0]["block_k"]))
@@ -85,42 +82,41 @@ def attention_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Examined
 
 
 def golden_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
-    """Unfused attention in binary64 throughout, on the cells' engine."""
+    """Return the results of unfused attention in binary64 throughout, on the cells' engine."""
     keys = [(_input_key(c), c["causal"]) for c in cells]
-    return _shared(
-        _GOLDEN,
-        keys,
-        cells,
-        tensors,
-        size,
-        lambda chosen: [EXACT] * len(chosen),
-        bool(cells[0]["backward"]),
-    )
+    backward = bool(cells[0]["backward"])
+
+    def plans(chosen: list[int]) -> list[Plan]:
+        return [EXACT] * len(chosen)
+
+    return _shared(_GOLDEN, keys, cells, tensors, size, plans, backward)
 
 
 def unfused_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
-    """The output of `unfused_plan`, without injections and backward."""
+    """Return the output under `unfused_plan`, without injections and backward."""
     plans = [unfused_plan(c.plan) for c in cells]
-    keys = [
-        (_input_key(c), c["causal"], _number(plan)) for c, plan in zip(cells, plans, strict=True)
-    ]
-    return _shared(
-        _UNFUSED, keys, cells, tensors, size, lambda chosen: [plans[i] for i in chosen], False
-    )
+    numbers = [_number(plan) for plan in plans]
+    keys = [(_input_key(c), c["causal"], n) for c, n in zip(cells, numbers, strict=True)]
+
+    def chosen_plans(chosen: list[int]) -> list[Plan]:
+        return [plans[i] for i in chosen]
+
+    return _shared(_UNFUSED, keys, cells, tensors, size, chosen_plans, False)
 
 
 @lru_cache(4096)
 def unfused_plan(plan: Plan) -> Plan:
-    """Softmax first, in the formats of a plan; what has no say in the output is set alike, so that
-    more cells share it.
+    """Return the plan of unfused attention, softmax first, in the formats of a plan.
+
+    What has no effect on the output is set alike, so that more cells share a result.
     """
-    heard = plan.rounded(dict.fromkeys(NO_SAY, BINARY64))
+    effective = plan.rounded(dict.fromkeys(NO_SAY, BINARY64))
     accumulators = tuple(
         Accumulator(step=BINARY64) if site in NO_SAY else plan.accumulator(site)
         for site in PRODUCTS
     )
     return replace(
-        heard,
+        effective,
         name="unfused",
         accumulators=accumulators,
         normalise_first=True,
@@ -133,18 +129,21 @@ def unfused_plan(plan: Plan) -> Plan:
 
 @lru_cache(4096)
 def _number(plan: Plan) -> int:
-    """Stands for a plan in keys, which are hashed often: a plan takes a hundred times as long."""
+    """Return a number that stands for a plan in keys.
+
+    Keys are hashed often, and hashing a plan takes a hundred times as long.
+    """
     return next(_NUMBERS)
 
 
 def results_of(examined: Examined) -> Arrays:
-    """The results; gradients and delta where there are any."""
+    """Return the results by name, with gradients and delta where there are any."""
     found = {name: getattr(examined, name) for name in RESULTS}
     return {name: x for name, x in found.items() if x is not None}
 
 
 def _input_key(cell: Cell) -> Hashable:
-    """What a cell's tensors depend on."""
+    """Return everything that a cell's tensors depend on."""
     drawn = cell["seed"] if cell["input"] in FAMILIES else cell.content
     return drawn, *(cell[name] for name in ("input", "T", "S", "N", "H", "backward"))
 
@@ -158,8 +157,10 @@ def _shared(
     plans: Callable[[list[int]], list[Plan]],
     backward: bool,
 ) -> Arrays:
-    """Results by key, in a batch of `size`: those that are kept already, and calls of 1 or
-    `REFERENCES` entries (two executables) for all others.
+    """Return results by key, in a batch of `size`.
+
+    They are those that are kept already, and for all others those of calls of 1 or `REFERENCES`
+    entries (two executables).
     """
     engine = str(cells[0]["engine"])
     first = {key: i for i, key in reversed(list(enumerate(keys)))}
@@ -198,9 +199,9 @@ def _examine(
     record: Record | None = None,
     inject: tuple[Injection, ...] = (),
 ) -> Examined:
-    """One call of `examine` for some cells, in the shapes of `cell`.
+    """Call `examine` once for some cells, in the shapes of `cell`.
 
-    One plan is given as such where one is enough.
+    One plan is passed as such where one is enough.
     """
     if cell["engine"] == "xla":
         keep_compilations()

@@ -1,4 +1,4 @@
-"""`Kept`: what one process remembers between calls."""
+"""`Kept`: a process's memory of values between calls."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Kept:
-    """Values up to a number of bytes, each under one or more keys; the least recently used go
-    first, the newest always stays.
+    """Values up to a total number of bytes, each under one or more keys.
 
-    Threads may share it.
+    When there are more, the least recently used are dropped; the newest always stays. Threads may
+    share it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -21,7 +21,7 @@ class Kept:
         self._lock = Lock()
 
     def get(self, key: Hashable) -> Any:
-        """The value, or None."""
+        """Return the value under a key, or None."""
         with self._lock:
             if key not in self._number:
                 return None
@@ -29,8 +29,9 @@ class Kept:
             return self._kept[self._number[key]][0]
 
     def put(self, keys: Sequence[Hashable], value: Any, size: int) -> None:
-        """Keep a value of `size` bytes under these keys; what they held before goes, with all its
-        keys.
+        """Keep a value of `size` bytes under these keys.
+
+        What they held before is dropped, with all its keys.
         """
         with self._lock:
             for old in {self._number[key] for key in keys if key in self._number}:

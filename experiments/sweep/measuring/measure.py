@@ -1,5 +1,6 @@
-"""`measure`: cells -> results. The one function that executors call; what it needs is in the
-cells.
+"""`measure`: the results of cells. It is the one function that executors call.
+
+All that it needs is in the cells.
 """
 
 import time
@@ -21,49 +22,49 @@ from roundscope.experiments.sweep.measuring.sums import Arrays
 from roundscope.experiments.sweep.measuring.tensors import Tensors
 
 SECOND = 3e8  # scores x features that the numpy engine does in a second on one core, roughly
-COPIES = 16  # of a batch's tensors alive at once under xla (measured)
+COPIES = 16  # copies of a batch's tensors that are alive at once under xla (measured)
 TRACED = 40  # sums of rows by key tile in a trace: of 20 events, twice
-LARGEST = 64  # cells of a batch
-GPU = 8  # times as much of a batch on a GPU, which is short of parallel work
-MEMORY = 1 << 32  # bytes of a batch
-ABREAST = (
-    4 if has_gpu() else 1
-)  # xla calls of different groups at once: compiling takes 10 s of one core each
+LARGEST = 64  # the most cells of a batch
+GPU = 8  # factor of a batch's size on a GPU, which needs more parallel work
+MEMORY = 1 << 32  # the most bytes of a batch
+# the number of xla calls of different groups at once: each compiles for 10 s on one core
+ABREAST = 4 if has_gpu() else 1
 
 
 def measure(cells: Sequence[Cell]) -> list[Result]:
-    """The results of cells, in their order: numpy takes one at a time, xla a whole `batch_size` of
-    one `group`.
+    """Return the results of cells, in their order.
 
-    A cell that fails gives a Result with `error`, and no other cell is touched by it.
+    numpy takes one cell at a time, xla a whole `batch_size` of one `group`. A cell that fails gives
+    a Result with `error`, and affects no other cell.
     """
-    made = list(_batches(cells))
+    batches = list(_batches(cells))
+    results: dict[int, Result] = {}
     with ThreadPoolExecutor(ABREAST if cells[0]["engine"] == "xla" else 1) as pool:
-        found = pool.map(lambda batch: _guarded([cells[i] for i in batch[0]], batch[1]), made)
-        results = {
-            i: result
-            for (batch, _), part in zip(made, found, strict=True)
-            for i, result in zip(batch, part, strict=True)
-        }
+        parts = pool.map(lambda batch: _guarded([cells[i] for i in batch[0]], batch[1]), batches)
+        for (members, _), part in zip(batches, parts, strict=True):
+            results |= zip(members, part, strict=True)
     return [results[i] for i in range(len(cells))]
 
 
 def group(cell: Cell) -> Hashable:
-    """Cells of one group may share a call. numpy: all; xla: those that share an executable."""
+    """Return a key that is equal for cells that may share a call.
+
+    Under numpy all may; under xla those that share an executable.
+    """
     if cell["engine"] == "numpy":
         return ("numpy",)
     from roundscope.attention.plans.traced import structure
 
     names = ("engine", "T", "S", "N", "H", "block_q", "block_k", "causal", "backward")
-    file = (
-        "" if cell["input"] in FAMILIES else cell["input"]
-    )  # which may bring a scale and key heads of its own
+    # a file may have its own scale and key heads
+    file = "" if cell["input"] in FAMILIES else cell["input"]
     return (*(cell[name] for name in names), structure(cell.plan), cell.inject, file, cell.content)
 
 
 def batch_size(cell: Cell) -> int:
-    """How many cells of a group are worth sending at once: a third of a second of work under numpy,
-    what fits under xla.
+    """Return how many cells of a group are worth sending at once.
+
+    Under numpy that is a third of a second of work, under xla what fits into memory.
     """
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     if cell["engine"] == "numpy":
@@ -73,8 +74,9 @@ def batch_size(cell: Cell) -> int:
 
 
 def memory(cell: Cell) -> int:
-    """About how many bytes a cell takes while it is measured: copies of its tensors, a tile, and
-    the trace's sums of rows.
+    """Return about how many bytes a cell takes while it is measured.
+
+    They hold copies of its tensors, a tile, and the trace's sums of rows.
     """
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     tile = max(
@@ -86,8 +88,10 @@ def memory(cell: Cell) -> int:
 
 
 def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:
-    """Indices of the cells of one call each, and its entries: under xla always `batch_size`, so
-    that one executable serves the sweep, or 1 for a cell that is alone in its group.
+    """Yield the indices of the cells of each call, and its number of entries.
+
+    Under xla that is always `batch_size`, so that one executable serves the sweep, or 1 for a cell
+    that is alone in its group.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i, cell in enumerate(cells):
@@ -99,13 +103,15 @@ def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:
 
 
 def _guarded(cells: list[Cell], size: int) -> list[Result]:
-    """Results of one call; where it fails, of each cell alone, so that only a guilty one fails."""
+    """Return the results of one call; if it fails, those of each cell alone.
+
+    So only a guilty cell fails.
+    """
     began = time.perf_counter()
     try:
         return _measured(cells, size)
-    except (
-        Exception
-    ) as error:  # whatever it was: a sweep of thousands does not stop for one condition
+    # whatever the error is, a sweep of thousands does not stop for one condition
+    except Exception as error:
         if len(cells) > 1:
             return [result for cell in cells for result in _guarded([cell], 1)]
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -121,7 +127,10 @@ def _guarded(cells: list[Cell], size: int) -> list[Result]:
 
 
 def _measured(cells: list[Cell], size: int) -> list[Result]:
-    """Results of cells of one call of `size` entries; each has an equal share of the time."""
+    """Return the results of cells of one call of `size` entries.
+
+    Each has an equal share of the time.
+    """
     parts: dict[str, float] = {}
     with _timed(parts, "inputs"):
         tensors = Tensors(calls.inputs_of(cells))
@@ -153,7 +162,7 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
 def _metrics(
     cells: list[Cell], mine: Arrays, golden: Arrays, unfused: Arrays
 ) -> dict[str, np.ndarray]:
-    """METRICS of results, by name: added where the results are, finished here."""
+    """Return METRICS of results, by name: summed where the results are, finished here."""
     if cells[0]["engine"] == "numpy":
         from roundscope.experiments.sweep.measuring.on_host import sums
     else:
@@ -168,13 +177,13 @@ def _metrics(
 
 
 def _row(found: dict[str, np.ndarray], i: int) -> dict[str, float]:
-    """One cell's METRICS, NaN where there is none."""
+    """Return one cell's METRICS, NaN where there is none."""
     return {name: float(found[name][i]) if name in found else np.nan for name in metrics.METRICS}
 
 
 @contextmanager
 def _timed(parts: dict[str, float], name: str) -> Iterator[None]:
-    """The seconds of a block, under its name."""
+    """Note the seconds of a block under its name."""
     began = time.perf_counter()
     yield
     parts[name] = time.perf_counter() - began

@@ -1,5 +1,4 @@
-"""The numbers of a sweep's cells, many cells at a time: pure functions of arrays with the cells
-along the first axis.
+"""The numbers of a sweep's cells: pure functions of arrays with the cells along the first axis.
 
 Deviations come from the sums of `experiments.sweep.measuring.sums`, equal to the bit on every
 engine and in any grouping of cells; the few quotients and roots of a cell are taken here, by NumPy
@@ -30,8 +29,8 @@ METRICS: dict[str, str] = {
     "mean": "mean signed out - golden",
     "mean_se": "its standard error over rows",
     "mean_ulps": (
-        "mean over the mean ulp of OUT's format in the binades of golden (one entry near 0 would"
-        " drown a mean of ratios)"
+        "mean over the mean ulp of OUT's format in the binades of golden (in a mean of ratios one"
+        " entry near 0 would dominate)"
     ),
     "mean_ulps_se": "mean_se over the same",
     "not_finite": (
@@ -63,7 +62,7 @@ METRICS: dict[str, str] = {
     "delta_bias_se": "its standard error over rows",
     "delta_coherence": (
         "|sum| over the root of the sum of squares of delta - golden: about 1 or less where signs"
-        " are coins"
+        " are random"
     ),
 }
 
@@ -73,7 +72,8 @@ SITE_METRICS: dict[str, str] = {
     "ties": "share of events exactly half way between two numbers",
     "mean_ulps": "mean signed error in ulps: the bias; an overflow to infinity counts as no error",
     "se_ulps": (
-        "its standard error, errors of a row taken together (experiments.trace.analysis.bias.lean)"
+        "its standard error, with the errors of a row taken together"
+        " (experiments.trace.analysis.bias.lean)"
     ),
     "mean_abs_ulps": "mean |error| in ulps",
     "rms_ulps": "root mean square error in ulps",
@@ -90,8 +90,9 @@ SITE_METRICS: dict[str, str] = {
 
 
 def of_sums(sums: dict[str, Sums], formats: Sequence[Format]) -> Metrics:
-    """METRICS of cells from their `sums_of`, but for `softmax_events`; formats: of each cell's
-    OUT.
+    """Return METRICS of cells from their `sums_of`, except those of `softmax_events`.
+
+    formats: that of each cell's OUT.
     """
     found = forward(sums["out"], formats)
     found |= against_unfused(found, sums["unfused"], sums["between"]) | {
@@ -101,14 +102,15 @@ def of_sums(sums: dict[str, Sums], formats: Sequence[Format]) -> Metrics:
 
 
 def deviations(s: Sums) -> Metrics:
-    """max_abs, mean_abs and rms over the entries that were counted."""
+    """Return max_abs, mean_abs and rms over the entries that were counted."""
     n = _none(s["n"])
     return {"max_abs": _peak(s), "mean_abs": s["size"] / n, "rms": np.sqrt(s["square"] / n)}
 
 
 def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
-    """Of out: `deviations`, relative and signed too, in ulps of each cell's OUT format, and entries
-    that are not finite.
+    """Return the metrics of out: `deviations`, relative and signed ones, and not_finite.
+
+    The signed mean is also given in ulps of each cell's OUT format.
     """
     found = deviations(s) | _mean("mean", s)
     # 2^(e - p + 1) is an ulp in binade e
@@ -123,8 +125,9 @@ def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
 
 
 def against_unfused(mine: Metrics, unfused: Sums, between: Sums) -> Metrics:
-    """What tiling costs: `mine` (the `deviations` of out) against those of unfused; between: out -
-    unfused.
+    """Return what tiling costs: the deviations of out relative to those of unfused attention.
+
+    mine: the `deviations` of out; between: the sums of out - unfused.
     """
     other = deviations(unfused)
     ratios = {f"ratio_{short}": _ratio(mine[name], other[name]) for short, name in _RATIOS.items()}
@@ -139,7 +142,7 @@ _RATIOS = {"max": "max_abs", "rms": "rms", "mean_abs": "mean_abs"}
 
 
 def softmax_events(trace: Trace) -> Metrics:
-    """several_ones and rescales, from a trace that counted the ones of P and ALPHA."""
+    """Return several_ones and rescales, from a trace that counted the ones of P and ALPHA."""
     ones, same = trace.ones["P"], trace.ones["ALPHA"]
     cells, rows = ones.shape[0], ones[0, :, 0].size
     moved = trace.stats["ALPHA"].n.reshape(cells, -1).sum(-1) - same.reshape(cells, -1).sum(-1)
@@ -150,7 +153,7 @@ def softmax_events(trace: Trace) -> Metrics:
 
 
 def backward(sums: dict[str, Sums]) -> Metrics:
-    """The metrics of dq, dk, dv and of delta."""
+    """Return the metrics of dq, dk, dv and of delta."""
     found: Metrics = {}
     for g in GRADIENTS:
         s, n = sums[g], _none(sums[g]["n"])
@@ -168,7 +171,7 @@ def backward(sums: dict[str, Sums]) -> Metrics:
 
 
 def sites(trace: Trace) -> list[dict[str, dict[str, float]]]:
-    """SITE_METRICS of every site that has events, for each batch entry of a trace."""
+    """Return SITE_METRICS of every site that has events, for each batch entry of a trace."""
     count = next(iter(trace.stats.values())).n.shape[0]
     found: list[dict[str, dict[str, float]]] = [{} for _ in range(count)]
     with ThreadPoolExecutor(cpu_count() if count > FEW else 1) as pool:
@@ -187,7 +190,7 @@ def _site(trace: Trace, name: str) -> Metrics:
     n = np.maximum(total["n"], 1)
     groups = np.ascontiguousarray(trace.rows[name]).reshape(len(stats.n), -1)
     sums, squares = groups.sum(-1), (groups * groups).sum(-1)
-    centred = np.maximum.reduce(
+    centered = np.maximum.reduce(
         [squares - sums**2 / groups.shape[1], total["sq_ulps"] - sums**2 / n, np.zeros(len(n))]
     )
     root = np.sqrt(total["sq_ulps"])
@@ -196,7 +199,7 @@ def _site(trace: Trace, name: str) -> Metrics:
         "inexact": total["inexact"] / n,
         "ties": total["ties"] / n,
         "mean_ulps": total["ulps"] / n,
-        "se_ulps": np.sqrt(centred) / n,
+        "se_ulps": np.sqrt(centered) / n,
         "mean_abs_ulps": total["abs_ulps"] / n,
         "rms_ulps": np.sqrt(total["sq_ulps"] / n),
         "mean_error": total["error"] / n,
@@ -212,8 +215,9 @@ def _peak(s: Sums) -> np.ndarray:
 
 
 def _mean(name: str, s: Sums) -> Metrics:
-    """The mean over the entries counted, and the standard error of the mean of row means, rows
-    without entries left out.
+    """Return the mean over the entries counted, and the standard error of the mean of row means.
+
+    Rows without entries are left out.
     """
     variance = s["spread"] / _none(s["filled"] - 1)
     return {
@@ -227,16 +231,16 @@ def _relative(rms: np.ndarray, s: Sums) -> np.ndarray:
 
 
 def _plus(x: np.ndarray) -> np.ndarray:
-    """The same with no -0, whose sign is a matter of how a sum begins."""
+    """Return x without any -0, whose sign depends only on how a sum begins."""
     return x + 0.0
 
 
 def _none(n: np.ndarray) -> np.ndarray:
-    """Counts as divisors: NaN where there is nothing to divide by."""
+    """Return counts as divisors: NaN where there is nothing to divide by."""
     return np.where(n > 0, n, np.nan)
 
 
 def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a / b; NaN for 0 / 0, infinite for a / 0."""
+    """Return a / b; NaN for 0 / 0, infinite for a / 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(a) / np.asarray(b)
+        return np.asarray(np.asarray(a) / np.asarray(b))

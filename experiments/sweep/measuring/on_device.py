@@ -1,5 +1,6 @@
-"""Results of cells that stay on JAX's device: `chosen` entries as one batch, and `sums`, of which
-numbers alone come back.
+"""Results of cells that stay on JAX's device.
+
+`chosen` makes one batch of entries; of `sums` only numbers are copied back.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from roundscope.experiments.sweep.measuring.sums import Arrays, Sums, sums_of
 
 
 def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
-    """The entries (arrays, place in them) as one batch of `size`, the last repeated.
+    """Return the entries (arrays, place in them) as one batch of `size`, the last entry repeated.
 
-    Shapes are few: those of the batches.
+    There are few shapes: those of the batches.
     """
     padded = [*found, *[found[-1]] * (size - len(found))]
     batches = {id(arrays): arrays for arrays, _ in padded}
@@ -34,7 +35,7 @@ def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
 
 
 def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dict[str, Sums]:
-    """`sums_of`, of a whole batch in one executable."""
+    """Return `sums_of` a whole batch, computed in one executable."""
     with jax.enable_x64(True):
         found: dict[str, Sums] = jax.device_get(_sums(np.int64(0), mine, golden, unfused, emin))
     return found
@@ -44,13 +45,13 @@ def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dic
 def _sums(
     zero: Array, mine: Arrays, golden: Arrays, unfused: Arrays, emin: Array
 ) -> dict[str, Sums]:
-    """zero: an argument, so that no compiler sees through it."""
+    """Return `sums_of`; zero is an argument, so that no compiler knows its value."""
     return sums_of(xla_ops(zero), mine, golden, unfused, emin)
 
 
 @jax.jit
 def taken(x: Array, places: Array) -> Array:
-    """x[places], which exist."""
+    """Return x[places]; all places must exist."""
     return jnp.take(x, places, axis=0, mode="clip")
 
 
@@ -61,7 +62,7 @@ def _taken(arrays: Arrays, places: Array) -> Arrays:
 
 @jax.jit
 def _filled(batch: Arrays, arrays: Arrays, places: Array) -> Arrays:
-    """The batch with arrays[place] where the place is not -1."""
+    """Return the batch with arrays[place] wherever the place is not -1."""
 
     def filled(old: Array, x: Array) -> Array:
         mine = (places >= 0).reshape(-1, *[1] * (x.ndim - 1))

@@ -1,6 +1,4 @@
-"""Results of cells in NumPy: `chosen` and `sums`, as `experiments.sweep.measuring.on_device` has
-them for JAX arrays.
-"""
+"""Results of cells in NumPy: `chosen` and `sums`, as in `experiments.sweep.measuring.on_device`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +10,7 @@ from roundscope.experiments.sweep.measuring.sums import Arrays, Sums, sums_of
 
 
 def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
-    """The entries (arrays, place in them) as one batch."""
+    """Return the entries (arrays, place in them) as one batch."""
     return {
         name: np.concatenate([arrays[name][place : place + 1] for arrays, place in found])
         for name in found[0][0]
@@ -20,7 +18,7 @@ def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
 
 
 def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dict[str, Sums]:
-    """`sums_of`. In memory order, so that reshaping copies no array twice."""
+    """Return `sums_of`; arrays are in memory order, so that reshaping copies none twice."""
     mine, golden, unfused = (
         {name: _ordered(x) for name, x in arrays.items()} for arrays in (mine, golden, unfused)
     )

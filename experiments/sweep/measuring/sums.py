@@ -1,11 +1,11 @@
-"""What METRICS are made of: sums, counts and maxima over the entries of each cell, written once for
-every array library.
+"""The sums, counts and maxima over each cell's entries from which METRICS are computed.
 
-Every sum is a halving tree, so its order is fixed by its length alone; a product that is added goes
-through `Ops.multiply`, which no compiler fuses; quotients of the results and roots are left to the
-host (`experiments.sweep.measuring.metrics`). So numpy, xla on a CPU and xla on a GPU give the same
-bits, whatever cells share a call. XLA on a CPU flushes numbers below 2^-1022: it would show only in
-a cell all of whose deviations are below 2^-511.
+They are written once for every array library. Every sum is a halving tree, so its order is fixed by
+its length alone; a product that is added goes through `Ops.multiply`, which no compiler fuses;
+quotients of the results and roots are left to the host (`experiments.sweep.measuring.metrics`). So
+numpy, xla on a CPU and xla on a GPU give the same bits, whatever cells share a call. XLA on a CPU
+flushes numbers below 2^-1022: it would show only in a cell all of whose deviations are below
+2^-511.
 
 Arrays are binary64 with the cells along the first axis: (C, T or S, N, H), lse and delta (C, T, N).
 """
@@ -20,8 +20,9 @@ GRADIENTS = ("dq", "dk", "dv")
 
 
 def total(xp: Any, x: Array) -> Array:
-    """The sum over the last axis, x[:half] + x[half:] again and again, after zeros up to a power of
-    two.
+    """Return the sum over the last axis by repeated halving: x[:half] + x[half:].
+
+    Zeros are appended first, up to a power of two.
     """
     size = x.shape[-1]
     half = 1 << (size - 1).bit_length()
@@ -36,8 +37,9 @@ def total(xp: Any, x: Array) -> Array:
 def sums_of(
     ops: Ops, mine: Arrays, golden: Arrays, unfused: Arrays, emin: Array
 ) -> dict[str, Sums]:
-    """All that METRICS need of the results of cells. emin: the exponent of the smallest normal
-    number of each cell's OUT format.
+    """Return all that METRICS need of the results of cells.
+
+    emin: the exponent of the smallest normal number of each cell's OUT format.
     """
     out, exact, plain = (_rows(x["out"]) for x in (mine, golden, unfused))
     found = {
@@ -64,13 +66,13 @@ def sums_of(
 
 
 def _deviation(ops: Ops, x: Array, golden: Array, wanted: str) -> Sums:
-    """Of x - golden (C, rows, H) where both are finite.
+    """Return sums over x - golden (C, rows, H) where both are finite; wanted: the names of some.
 
     n       entries counted;  entries: all there are
-    peak    largest magnitude;  size, square, sum: sums of magnitudes, squares, and with sign
-    rows    sum, `filled` (rows with entries), and `spread`: squares of their means about the mean
-            of those
-    golden  squares of golden, all entries
+    peak    largest magnitude;  size, square, sum: sums of magnitudes, of squares, and with sign
+    rows    sum, `filled` (rows with entries), and `spread`: the sum of squares of the rows' means
+            about the mean of these means
+    golden  sum of squares of golden, over all entries
     """
     xp, names = ops.xp, wanted.split()
     d = x - golden
@@ -95,18 +97,21 @@ def _deviation(ops: Ops, x: Array, golden: Array, wanted: str) -> Sums:
 
 
 def _by_row(ops: Ops, d: Array, finite: Array) -> Sums:
-    """sum, filled and spread: see `_deviation`."""
+    """Return sum, filled and spread: see `_deviation`."""
     xp = ops.xp
     sums, counts = total(xp, d), finite.sum(-1)
     filled = _count(counts > 0)
     means = sums / _divisor(xp, counts)
-    centre = total(xp, means) / _divisor(xp, filled)
-    spread = xp.where(counts > 0, means - centre[:, None], 0.0)
+    center = total(xp, means) / _divisor(xp, filled)
+    spread = xp.where(counts > 0, means - center[:, None], 0.0)
     return {"sum": total(xp, sums), "filled": filled, "spread": _squares(ops, spread)}
 
 
 def _binades(ops: Ops, golden: Array, emin: Array) -> Array:
-    """The sum of 2^e over golden (C, rows, H), e its exponent or emin where that is larger."""
+    """Return the sum of 2^e over golden (C, rows, H).
+
+    e is its exponent, or emin where that is larger.
+    """
     xp = ops.xp
     field = (ops.bits(golden) >> 52) & 0x7FF
     exponent = xp.where(field == 0x7FF, -1, field - 1023)  # as of 1/2 where there is no number
@@ -126,7 +131,7 @@ def _count(flags: Array) -> Array:
 
 
 def _rows(x: Array) -> Array:
-    """(C, T, N, H) as (C, T N, H)."""
+    """Return (C, T, N, H) as (C, T N, H)."""
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
 

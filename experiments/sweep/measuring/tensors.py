@@ -1,4 +1,4 @@
-"""`Tensors`: the inputs of the cells of one call, as calls of `examine` take them."""
+"""`Tensors`: the inputs of the cells of one call, in the form that `examine` takes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +9,9 @@ from roundscope.experiments.sweep.conditions.inputs import Inputs
 
 
 class Tensors:
-    """Inputs by cell. Under xla each travels to the device once, however many cells and calls share
-    it.
+    """Inputs by cell.
+
+    Under xla each is copied to the device once, however many cells and calls share it.
     """
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
@@ -21,11 +22,14 @@ class Tensors:
 
     @property
     def first(self) -> Inputs:
-        """Of the first cell: what all share but the tensors."""
+        """The inputs of the first cell: all cells share everything in it but the tensors."""
         return self._own[0]
 
     def of(self, role: str, chosen: Sequence[int]) -> Any:
-        """A tensor of the cells chosen, along the first axis. More than one are for xla."""
+        """Return a tensor of the cells chosen, along the first axis.
+
+        More than one cell needs xla.
+        """
         if len(chosen) == 1:
             return getattr(self._own[self._places[chosen[0]]], role)
         import jax
@@ -35,8 +39,7 @@ class Tensors:
         with jax.enable_x64(True):
             if role not in self._sent:
                 parts = [getattr(x, role) for x in self._own]
-                missing = (1 << (len(parts) - 1).bit_length()) - len(
-                    parts
-                )  # few shapes, few compilations
+                # padded to a power of two: few shapes need few compilations
+                missing = (1 << (len(parts) - 1).bit_length()) - len(parts)
                 self._sent[role] = jax.device_put(np.concatenate([*parts, *parts[-1:] * missing]))
             return taken(self._sent[role], self._places[list(chosen)])

@@ -1,1 +1,1 @@
-"""The page of a sweep: tables, pictures and captions."""
+"""The report of a sweep: tables, pictures and captions."""

@@ -1,5 +1,6 @@
-"""How much of a metric each axis explains, with the seeds as the floor of noise, and intervals of
-means over seeds.
+"""How much of a metric each axis explains, with the seeds as the noise level.
+
+Also: intervals of means over seeds.
 """
 
 from dataclasses import dataclass
@@ -10,19 +11,19 @@ from scipy.special import fdtri, stdtrit
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.storage.frames import Axis, Frame
 
-FALSE_ALARMS = 0.01  # of a report, that seeds alone make any axis stand out
+FALSE_ALARMS = 0.01  # probability that seeds alone make any axis of a report stand out
 MAGNITUDES = ("max_abs", "rms", "rel_rms", "mean_abs", "ratio_max", "ratio_rms", "vs_unfused_max")
-LOG = frozenset(
-    n for n in METRICS if n.endswith(MAGNITUDES)
-)  # metrics above zero: drawn and explained by their logarithm
+# metrics above zero: drawn and explained by their logarithm
+LOG = frozenset(n for n in METRICS if n.endswith(MAGNITUDES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
     """What one axis explains of a metric.
 
-    share  sum of squares between the means of its values over the whole (main effect, eta squared)
-    limit  the share that seeds alone would give less than once in a hundred reports; NaN where
+    share  the sum of squares between the means of its values over the total (main effect, eta
+           squared)
+    limit  the share that seeds alone would exceed in less than one report of a hundred; NaN where
            there is one seed
     """
 
@@ -38,9 +39,12 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Effects, the largest first; `seeds`: the share within conditions, which no axis explains, NaN
-    without repetition; `crossed`: whether every combination of values is there, so that the shares
-    add up to at most 1.
+    """The effects of all axes.
+
+    effects  the effects, the largest first
+    seeds    the share within conditions, which no axis explains; NaN without repetition
+    cells    the number of cells that have the metric
+    crossed  whether every combination of values is there, so that the shares add up to at most 1
     """
 
     effects: tuple[Effect, ...]
@@ -50,8 +54,9 @@ class Shares:
 
 
 def mean_interval(x: np.ndarray) -> tuple[float, float]:
-    """Mean and half of its 95 % t interval, of the finite numbers; NaN without any, and half NaN
-    for a single one.
+    """Return the mean of the finite numbers and half of its 95 % t interval.
+
+    Both are NaN without any number; the half is NaN for a single one.
     """
     x = x[np.isfinite(x)]
     if not x.size:
@@ -61,15 +66,19 @@ def mean_interval(x: np.ndarray) -> tuple[float, float]:
 
 
 def scaled(metric: str, x: np.ndarray) -> np.ndarray:
-    """log10 of a metric above zero, others as they are; NaN where that is no number."""
+    """Return log10 of a metric above zero, and other metrics as they are.
+
+    NaN where that is no number.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.log10(x) if metric in LOG else x
     return np.where(np.isfinite(x), x, np.nan)
 
 
-def centre(metric: str, x: np.ndarray) -> tuple[float, float, float]:
-    """Mean and ends of its 95 % interval over seeds, of the logarithm where `scaled` takes it (a
-    geometric mean).
+def center(metric: str, x: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean and the ends of its 95 % interval over seeds.
+
+    Where `scaled` takes the logarithm, so does this: the mean is then geometric.
     """
     mean, half = mean_interval(scaled(metric, x))
     low, high = mean - half, mean + half
@@ -77,13 +86,13 @@ def centre(metric: str, x: np.ndarray) -> tuple[float, float, float]:
 
 
 def shares(frame: Frame, metric: str = "rms") -> Shares:
-    """What each axis explains of the `scaled` metric over all cells that have it."""
+    """Return what each axis explains of the `scaled` metric over all cells that have it."""
     y = scaled(metric, frame.metric(metric))
     use = np.isfinite(y)
     y, codes, condition, seeds = y[use], frame.codes[use], frame.condition[use], frame.seeds()[use]
     whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
     if whole <= 1e-24 * float((y * y).sum()):
-        whole = 0.0  # equal, but for the rounding of their mean
+        whole = 0.0  # the values are equal but for the rounding of their mean
     found = [
         _effect(axis, y, codes[:, i], seeds, whole, len(frame.axes))
         for i, axis in enumerate(frame.axes)
@@ -100,8 +109,9 @@ def shares(frame: Frame, metric: str = "rms") -> Shares:
 
 
 def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
-    """What two axes explain together beyond the sum of what each explains: their interaction, 0 to
-    1 where crossed.
+    """Return what two axes explain together beyond the sum of what each explains.
+
+    This is their interaction, from 0 to 1 where the axes are crossed.
     """
     y = scaled(metric, frame.metric(metric))
     use = np.isfinite(y)
@@ -114,8 +124,9 @@ def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
 
 
 def fold(frame: Frame, axis: Axis, metric: str = "rms") -> tuple[np.ndarray, np.ndarray]:
-    """(codes of the axis that have the metric, mean of the `scaled` metric over all cells of
-    each).
+    """Return the codes of the axis that have the metric, and the mean of each.
+
+    The mean is that of the `scaled` metric over all cells of the code.
     """
     y, code = scaled(metric, frame.metric(metric)), frame.code(axis)
     means = {int(c): float(np.nanmean(y[code == c])) for c in np.unique(code[np.isfinite(y)])}
@@ -125,8 +136,10 @@ def fold(frame: Frame, axis: Axis, metric: str = "rms") -> tuple[np.ndarray, np.
 def _effect(
     axis: Axis, y: np.ndarray, code: np.ndarray, seeds: np.ndarray, whole: float, tests: int
 ) -> Effect:
-    """The noise of an axis is that of its values' means by seed: one seed's cells share their
-    input, and count as one.
+    """Return the effect of an axis, and the share that noise alone could give.
+
+    The noise is that of the values' means by seed: one seed's cells share their input and count as
+    one.
     """
     if not whole:
         return Effect(axis=axis, share=0.0, limit=np.nan)
@@ -145,10 +158,10 @@ def _effect(
 
 
 def _between(y: np.ndarray, group: np.ndarray) -> float:
-    """Sum of squares between groups; what is but rounding is 0."""
+    """Return the sum of squares between groups; one that is only rounding error becomes 0."""
     whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
-    found = whole - _within(y, group)
-    return found if found > 1e-12 * whole else 0.0
+    between = whole - _within(y, group)
+    return between if between > 1e-12 * whole else 0.0
 
 
 def _within(y: np.ndarray, group: np.ndarray) -> float:

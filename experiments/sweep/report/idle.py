@@ -1,5 +1,6 @@
-"""Axes that changed nothing: between any two of their values, all else equal, every metric is the
-same to the bit.
+"""Axes that changed nothing.
+
+Between any two of their values, all else equal, every metric is the same to the bit.
 """
 
 import numpy as np
@@ -9,8 +10,9 @@ from roundscope.experiments.sweep.storage.frames import Frame
 
 
 def idle(frame: Frame) -> list[str]:
-    """The axes (their labels) that changed no bit of a metric, in no pair of cells that differ in
-    them alone.
+    """Return the labels of the axes that changed no bit of a metric.
+
+    That is so in every pair of cells that differ in this axis alone.
     """
     if not frame.axes:
         return []
@@ -28,13 +30,14 @@ def idle(frame: Frame) -> list[str]:
 
 
 def sentences(frame: Frame) -> list[str]:
-    """One for each such axis."""
+    """Return one sentence for each such axis."""
     return [f"{label} changed nothing: all metrics are equal, to the bit" for label in idle(frame)]
 
 
 def _numbered(rows: np.ndarray) -> np.ndarray:
-    """A number for each row of a table of float64, the same for rows of the same bits; every NaN is
-    one.
+    """Return a number for each row of a table of float64, the same for rows of the same bits.
+
+    All NaN count as equal.
     """
     bits = np.ascontiguousarray(np.where(np.isnan(rows), np.nan, rows)).view(np.int64)
     return np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1)

@@ -9,7 +9,7 @@ from roundscope.experiments.sweep.storage.frames import Frame
 
 
 def sentence(frame: Frame, found: Shares) -> str:
-    """Which axis matters most for the deviation, in one sentence."""
+    """Return which axis matters most for the deviation, in one sentence."""
     if not frame.rows:
         return f"None of {len(frame.failed)} cells is ok; below is why."
     if not found.cells:
@@ -36,11 +36,9 @@ def _most(frame: Frame, found: Shares) -> str:
     high = first.axis.word(int(codes[means.argmax()]))
     low = first.axis.word(int(codes[means.argmin()]))
     ratio = 10 ** float(means.max() - means.min())
-    than = (
-        f"{times(ratio)} as large at {high} as at {low}"
-        if ratio >= 2
-        else f"{times(ratio)} at {high} than at {low}"
-    )
+    than = f"{times(ratio)} at {high} than at {low}"
+    if ratio >= 2:
+        than = f"{times(ratio)} as large at {high} as at {low}"
     explains = f"it explains {percent(first.share)} of the variance of log rms, and rms is {than}"
     return f"{first.axis.label} matters most for the deviation: {explains}"
 
@@ -57,11 +55,8 @@ def _next(found: Shares) -> str:
 
 def _alone(frame: Frame) -> str:
     rms, largest = (mean_interval(frame.metric(name)) for name in ("rms", "max_abs"))
-    seeds = (
-        f"{len(frame.rows)} seeds of one condition"
-        if len(frame.rows) > 1
-        else "One condition, one seed"
-    )
+    count = len(frame.rows)
+    seeds = f"{count} seeds of one condition" if count > 1 else "One condition, one seed"
     share = percent(mean_interval(frame.metric("rel_rms"))[0])
     return (
         f"{seeds}: rms from float64 is {with_interval(*rms)} ({share} of its rms), the largest"
@@ -74,25 +69,21 @@ def _rms(frame: Frame) -> float:
 
 
 def opening(frame: Frame, found: Shares) -> str:
-    """What the opening picture shows."""
-    crossed = (
-        "Combinations: what the axes explain together, beyond each alone."
-        if found.crossed
-        else (
-            "The axes are not fully crossed here: an axis' share contains that of others that move"
-            " with it."
+    """Return the caption of the opening picture."""
+    crossed = "Combinations: what the axes explain together, beyond each alone."
+    if not found.crossed:
+        crossed = (
+            "The axes are not fully crossed here: an axis' share contains that of others that"
+            " change with it."
         )
-    )
-    limit = "One seed: no floor of noise is known."
+    limit = "One seed: the level of noise is not known."
     if any(np.isfinite(e.limit) for e in found.effects):
         limit = (
             "Blue line: what the seeds could give by chance (1 % over all axes); red: beyond it."
         )
-    seeds = (
-        " Seeds: the variance within conditions, which no axis explains."
-        if np.isfinite(found.seeds)
-        else ""
-    )
+    seeds = ""
+    if np.isfinite(found.seeds):
+        seeds = " Seeds: the variance within conditions, which no axis explains."
     return (
         f"Left: the share of the variance of log rms over {found.cells} cells that lies between the"
         f" values of one axis (main effect, eta squared). {limit} {crossed}{seeds} Right: the rms"
@@ -113,7 +104,7 @@ def _missing(frame: Frame) -> str:
 
 
 def seeds(frame: Frame) -> str:
-    """Below the picture of seeds."""
+    """Return the caption of the picture of seeds."""
     return (
         f"{len(frame.rows)} seeds (dots); line and band: mean and its 95 % t interval over seeds,"
         " of the logarithm for rms and largest."

@@ -1,5 +1,6 @@
-"""The pictures of a sweep's report with their captions: each caption asks a question and answers
-it.
+"""The pictures of a sweep's report with their captions.
+
+Each caption asks a question and answers it.
 """
 
 from collections.abc import Iterator
@@ -15,13 +16,8 @@ from roundscope.experiments.sweep.report.words import AXES_LABELS, with_interval
 from roundscope.experiments.sweep.storage.frames import Axis, Frame, sites_of
 
 Picture = tuple[str, Any, str]
-FIRST = (
-    "T",
-    "S",
-    "block_q",
-    "block_k",
-    "format",
-)  # axes that come first, in this order; the others by their effect
+# axes that come first, in this order; the others are ordered by their effect
+FIRST = ("T", "S", "block_q", "block_k", "format")
 MOST = 8  # pictures of deviation against an axis
 DEVIATION = ("rms", "max_abs", "rel_rms")
 SIGNED = ("mean_ulps", "mean", "mean_abs")
@@ -30,8 +26,9 @@ BACKWARD = ("delta_bias", "dq_rel_rms", "dk_rel_rms", "dv_rel_rms")
 
 
 def opening(frame: Frame, found: Shares) -> Picture | None:
-    """The picture that says which axis matters most; the seeds where nothing else varies; None for
-    a single cell.
+    """Return the picture that shows which axis matters most.
+
+    Where only the seed varies it shows the seeds; None for a single cell.
     """
     if frame.axes and found.cells and found.effects[0].share > 0.0:
         first, rms = found.effects[0].axis, frame.metric("rms")
@@ -48,7 +45,7 @@ def opening(frame: Frame, found: Shares) -> Picture | None:
 
 
 def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """All further pictures that this sweep has the numbers for, one after another."""
+    """Yield all further pictures for which this sweep has the numbers."""
     if not frame.rows:
         return
     by_name = {axis.name: axis for axis in frame.axes}
@@ -57,16 +54,10 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
     order = [axis for axis in order if captions.comparable(frame, slice_of(frame, axis))]
     for axis in order[:MOST]:
         cut = slice_of(frame, axis)
-        note = (
-            f" {len(order) - MOST} more axes have no picture."
-            if axis is order[:MOST][-1] and len(order) > MOST
-            else ""
-        )
-        yield (
-            f"Deviation against {axis.label}",
-            plots.against(frame, cut, DEVIATION),
-            captions.against(frame, cut) + note,
-        )
+        caption = captions.against(frame, cut)
+        if axis is order[:MOST][-1] and len(order) > MOST:
+            caption += f" {len(order) - MOST} more axes have no picture."
+        yield f"Deviation against {axis.label}", plots.against(frame, cut, DEVIATION), caption
     yield from _pair(frame, found)
     yield from _sites(frame, found)
     if frame.axes:
@@ -74,8 +65,9 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
 
 
 def _others(frame: Frame) -> Iterator[Picture]:
-    """Signed errors, softmax events and gradients, each against the axis that explains most of
-    it.
+    """Yield signed errors, softmax events and gradients, each against one axis.
+
+    It is the axis that explains most of them.
     """
     if np.isfinite(frame.metric("mean_ulps")).any():
         cut = _cut(frame, "mean_abs")
@@ -84,17 +76,9 @@ def _others(frame: Frame) -> Iterator[Picture]:
             plots.against(frame, cut, SIGNED),
             captions.signed(frame, cut, "mean_ulps"),
         )
-    if (np.nan_to_num(frame.metric("several_ones")) > 0).any() or (
-        np.nan_to_num(frame.metric("rescales")) > 0
-    ).any():
-        cut = _cut(
-            frame,
-            (
-                "several_ones"
-                if (np.nan_to_num(frame.metric("several_ones")) > 0).any()
-                else "rescales"
-            ),
-        )
+    occurring = [m for m in SOFTMAX if (np.nan_to_num(frame.metric(m)) > 0).any()]
+    if occurring:
+        cut = _cut(frame, occurring[0])
         yield (
             "Rows with several P = 1, and rescales",
             plots.against(frame, cut, SOFTMAX),
@@ -110,13 +94,14 @@ def _others(frame: Frame) -> Iterator[Picture]:
 
 
 def _cut(frame: Frame, metric: str, flat: bool = False) -> Slice:
-    """The slice along the axis that explains most of a metric."""
+    """Return the slice along the axis that explains most of a metric."""
     return slice_of(frame, shares(frame, metric).effects[0].axis, metric, flat=flat)
 
 
 def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Tile and format where both vary, else the two axes that explain most: do they act
-    together?
+    """Yield the picture of two axes together: tile and format where both vary.
+
+    Otherwise these are the two axes that explain most.
     """
     tile = frame.axis("block_k") or frame.axis("block_q")
     a, b = frame.axis("format"), tile
@@ -148,7 +133,7 @@ def _table(
     rows: tuple[Axis, list[int]],
     columns: tuple[Axis, list[int]],
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """(means, mean ± interval as text) of a metric by two axes."""
+    """Return (means, mean ± interval as text) of a metric by two axes."""
     y, a, b = frame.metric(metric), frame.code(rows[0]), frame.code(columns[0])
     found = [
         [mean_interval(y[cut.cells & (a == i) & (b == j)]) for j in columns[1]] for i in rows[1]
@@ -158,8 +143,9 @@ def _table(
 
 
 def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Errors by site and format, or by site and the axis that explains most; bars where no axis
-    varies.
+    """Yield errors by site and format, or by site and the axis that explains most.
+
+    Where no axis varies these are bars.
     """
     axis = (
         frame.axis("format")
@@ -169,11 +155,9 @@ def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
     cut = None if axis is None else slice_of(frame, axis, flat=True)
     cells, codes = np.ones(len(frame.rows), bool), [-1]
     if cut is not None and axis is not None:
-        cells = (
-            cut.cells
-            if cut.lines is None
-            else cut.cells & (frame.code(cut.lines) == _largest(frame, cut.lines, cut.cells))
-        )
+        cells = cut.cells
+        if cut.lines is not None:
+            cells = cells & (frame.code(cut.lines) == _largest(frame, cut.lines, cells))
         codes = chosen(frame, axis, cells, LINES)
     members = [
         np.flatnonzero(cells if axis is None else cells & (frame.code(axis) == c)) for c in codes
@@ -183,27 +167,27 @@ def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
     if not names:
         return
     mean = np.array([[mean_interval(x)[0] for x in rms[s]] for s in names])
-    lean = np.array([[mean_interval(x) for x in bias[s]] for s in names])
+    signed = np.array([[mean_interval(x) for x in bias[s]] for s in names])
     quiet = [s for s in Site if s not in names and any(x.size for x in rms[s])]
     if axis is None or cut is None:
         yield (
             "Errors by event",
-            plots_maps.site_bars(list(names), mean[:, 0], *lean[:, 0].T),
-            captions.sites(frame, None, cells, names, mean, lean, [], quiet),
+            plots_maps.site_bars(list(names), mean[:, 0], *signed[:, 0].T),
+            captions.sites(frame, None, cells, names, mean, signed, [], quiet),
         )
         return
     words = [axis.word(c) for c in codes]
     across = AXES_LABELS.get(axis.label, axis.label)
-    figure = plots_maps.sites(list(names), words, mean, lean[..., 0], lean[..., 1], across)
-    yield (
-        f"Errors by event and {axis.label}",
-        figure,
-        captions.sites(frame, cut, cells, names, mean, lean, words, quiet),
-    )
+    figure = plots_maps.sites(list(names), words, mean, signed[..., 0], signed[..., 1], across)
+    caption = captions.sites(frame, cut, cells, names, mean, signed, words, quiet)
+    yield f"Errors by event and {axis.label}", figure, caption
 
 
 def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
-    """The value of an axis with the largest rms that has the most cells of others."""
+    """Return the value of an axis that has the most conditions.
+
+    Of several such values it is the one with the largest rms.
+    """
     y, code = frame.metric("rms"), frame.code(axis)
     usable = cells & np.isfinite(y)
     there = np.unique(code[usable if usable.any() else cells])
@@ -220,8 +204,9 @@ def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
 def _site_numbers(
     frame: Frame, members: list[np.ndarray]
 ) -> tuple[dict[Site, list[np.ndarray]], dict[Site, list[np.ndarray]]]:
-    """(rms errors, mean errors) of every site: for each group of cells, the numbers of its cells
-    that have the site.
+    """Return (rms errors, mean errors) of every site.
+
+    Each has, for each group of cells, the numbers of its cells that have the site.
     """
     rows = sites_of(frame.path, [frame.rows[i]["key"] for group in members for i in group])
 

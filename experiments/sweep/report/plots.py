@@ -1,6 +1,6 @@
 """The pictures of a sweep, as matplotlib Figures.
 
-No pyplot; colours that colour-blind readers tell apart.
+Nothing here uses pyplot; the colors can be told apart by color-blind readers.
 """
 
 from itertools import pairwise
@@ -13,27 +13,19 @@ from matplotlib.figure import Figure
 
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.report import scales
-from roundscope.experiments.sweep.report.effects import LOG, centre
+from roundscope.experiments.sweep.report.effects import LOG, center
 from roundscope.experiments.sweep.report.slices import Slice
 from roundscope.experiments.sweep.report.words import AXES_LABELS, METRIC_LABELS, short
 from roundscope.experiments.sweep.storage.frames import Frame
 from roundscope.experiments.trace.plots import INK, WIDTH
 
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#1f2933",
-    "#8c6d31",
-)  # Okabe and Ito, two changed
+# the palette of Okabe and Ito, with two colors changed
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933", "#8c6d31")
 MARKERS = "osD^vPX*"
 
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
-    """A figure of the page's width, and its axes as an array (rows, columns)."""
+    """Return a figure of the page's width, and its axes as an array (rows, columns)."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.08)  # type: ignore[union-attr, call-arg]
     axes = figure.subplots(rows, columns, squeeze=False, **more)
@@ -47,8 +39,9 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple
 
 
 def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
-    """Metrics along one axis: a column for each, a row for each value of the rows' axis; seeds as
-    faint dots.
+    """Draw metrics along one axis: a column per metric, a row per value of the rows' axis.
+
+    Seeds are faint dots.
     """
     rows, wrap = cut.of(cut.rows), 2 if len(metrics) == 4 else len(metrics)
     deep = len(rows) if wrap == len(metrics) else 2
@@ -76,7 +69,7 @@ def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
 
 
 def _lines(ax: Axes, frame: Frame, cut: Slice, metric: str, row: int | None) -> None:
-    """One panel: a line for each value of the lines' axis."""
+    """Draw one panel: a line for each value of the lines' axis."""
     y, mask = frame.metric(metric), cut.cells.copy()
     if cut.rows is not None and row is not None:
         mask &= frame.code(cut.rows) == row
@@ -100,53 +93,55 @@ def _line(
     k: int,
     of: int,
 ) -> None:
-    """Seeds as dots, the mean as a line, its interval as a band (numbers across) or as bars
-    (words).
+    """Draw seeds as dots and their mean as a line.
+
+    The interval of the mean is a band where numbers are across, and bars where words are.
     """
-    code, colour = frame.code(cut.across), _colour(cut, k, of)
+    code, color = frame.code(cut.across), _color(cut, k, of)
     usable = mask & np.isfinite(y) & ((y > 0) | (metric not in LOG))
     there = [c for c in cut.shown[cut.across.name] if (usable & (code == c)).any()]
     if not there:
         return
     banded, seeds = cut.across.numeric and metric in LOG, usable & np.isin(code, there)
+    # beside the bars, which would hide them
     beside = {
         c: float(cut.across.values[c]) if banded else _place(cut, c, k + 0.38, of) for c in there
-    }  # bars would hide them
+    }
     places = [beside[int(c)] for c in code[seeds]]
-    ax.plot(places, y[seeds], ".", color=colour, ms=5.5, alpha=0.45, mew=0)
+    ax.plot(places, y[seeds], ".", color=color, ms=5.5, alpha=0.45, mew=0)
     if f"{metric}_se" in METRICS:
         ax.errorbar(
             places,
             y[seeds],
             frame.metric(f"{metric}_se")[seeds],
             fmt="none",
-            ecolor=colour,
+            ecolor=color,
             elinewidth=0.8,
             alpha=0.35,
         )
-    mean, low, high = np.array([centre(metric, y[usable & (code == c)]) for c in there]).T
+    mean, low, high = np.array([center(metric, y[usable & (code == c)]) for c in there]).T
     x = np.array([float(cut.across.values[c]) if banded else _place(cut, c, k, of) for c in there])
     marker = MARKERS[k % len(MARKERS)]
     if banded:
-        ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
-        ax.plot(x, mean, color=colour, marker=marker, ms=4.5, lw=1.4)
+        ax.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+        ax.plot(x, mean, color=color, marker=marker, ms=4.5, lw=1.4)
     else:
         bars = np.nan_to_num(np.stack([mean - low, high - mean]), nan=0.0)
-        ax.errorbar(x, mean, bars, fmt=marker, color=colour, ms=5, capsize=2.5, lw=1.2)
+        ax.errorbar(x, mean, bars, fmt=marker, color=color, ms=5, capsize=2.5, lw=1.2)
 
 
 def _place(cut: Slice, code: int, k: float, of: int) -> float:
-    """Where mark k of a value of the axis across stands: beside its number, or beside its rank."""
+    """Return where mark k of a value of the axis across is drawn: beside its number or its rank."""
     codes, aside = cut.shown[cut.across.name], 0.6 * ((k + 0.5) / of - 0.5)
     if not cut.across.numeric:
-        return codes.index(code) + aside
+        return float(codes.index(code) + aside)
     values = [float(cut.across.values[c]) for c in codes]
     ratio = min((b / a for a, b in pairwise(values) if a > 0), default=2.0)
-    return float(cut.across.values[code]) * ratio**aside
+    return float(float(cut.across.values[code]) * ratio**aside)
 
 
-def _colour(cut: Slice, k: int, of: int) -> Any:
-    """Light to dark for numbers, else one that stands apart."""
+def _color(cut: Slice, k: int, of: int) -> Any:
+    """Return the color of line k: light to dark for numbers, else one that can be told apart."""
     if cut.lines is not None and cut.lines.numeric and of > 1:
         return colormaps["viridis_r"](0.2 + 0.8 * k / (of - 1))
     return COLOURS[k % len(COLOURS)]
@@ -163,7 +158,7 @@ def _legend(figure: Figure, cut: Slice) -> None:
         Line2D(
             [],
             [],
-            color=_colour(cut, k, len(codes)),
+            color=_color(cut, k, len(codes)),
             marker=MARKERS[k % len(MARKERS)],
             ms=5,
             lw=1.4,

@@ -25,11 +25,10 @@ def sites(
     half: np.ndarray,
     across: str,
 ) -> Figure:
-    """Errors in value by site (rows) and value of an axis (columns): root mean square, and mean
-    signed error.
+    """Draw the rms error and the mean signed error by site (rows) and value of an axis (columns).
 
-    half: of the interval of bias over seeds; a number is written where it leaves out 0, or is NaN
-    (one seed).
+    Errors are in value. half: half of the interval of bias over seeds; a number is written where
+    the interval leaves out 0, or where half is NaN (one seed).
     """
     tilt = max(map(len, columns)) * len(columns) > 40
     figure, axes = canvas(1.5 + 0.22 * len(names) + 0.4 * tilt, 1, 2, sharey=True)
@@ -60,9 +59,7 @@ def sites(
 
 
 def site_bars(names: list[str], rms: np.ndarray, bias: np.ndarray, half: np.ndarray) -> Figure:
-    """The same of a single condition: rms and bias of each site, bars for the interval over
-    seeds.
-    """
+    """Draw rms and bias of each site for a single condition, with intervals over seeds as bars."""
     figure, axes = canvas(1.1 + 0.21 * len(names), 1, 2, sharey=True)
     left, right = axes[0]
     y = np.arange(len(names))[::-1]
@@ -88,9 +85,7 @@ def pair(
     values: dict[str, tuple[np.ndarray, list[list[str]]]],
     labels: tuple[str, str],
 ) -> Figure:
-    """Metrics by two axes, one map each; values: metric -> (numbers, what is written into each
-    cell).
-    """
+    """Draw metrics by two axes, one map each; values: metric -> (numbers, text of each cell)."""
     tilt = max(map(len, columns)) * len(columns) > 40
     figure, axes = canvas(1.7 + 0.36 * len(rows) + 0.4 * tilt, 1, len(values), sharey=True)
     for ax, (metric, (x, text)) in zip(axes[0], values.items(), strict=True):
@@ -109,23 +104,22 @@ def pair(
 def _map(
     ax: Axes,
     x: np.ndarray,
-    colours: str,
+    colors: str,
     norm: Any,
     text: list[list[str]],
     faint: np.ndarray | None = None,
 ) -> None:
-    """A map with its bar; text that is legible on each colour.
+    """Draw a map with its color bar, with text that is legible on each color.
 
-    Cells without a number are grey, those of `faint` pale.
+    Cells without a number are gray, those of `faint` pale.
     """
     ax.set_facecolor("#e6e8eb")
     if faint is not None:
-        ax.imshow(
-            np.where(np.isfinite(x), 1.0, np.nan), cmap="gray", vmin=0, vmax=1, aspect="auto"
-        )  # white below what is pale
+        # white, so that what is drawn over it can be pale
+        ax.imshow(np.where(np.isfinite(x), 1.0, np.nan), cmap="gray", vmin=0, vmax=1, aspect="auto")
     ax.imshow(
         x,
-        cmap=colours,
+        cmap=colors,
         norm=norm,
         aspect="auto",
         interpolation="nearest",
@@ -133,14 +127,14 @@ def _map(
     )
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
-    bar = ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.015, aspect=30)
+    bar = ax.figure.colorbar(ScalarMappable(norm, colors), ax=ax, pad=0.015, aspect=30)
     bar.ax.tick_params(labelsize=8)
     if isinstance(norm, SymLogNorm) and (x[np.isfinite(x)] != 0.0).any():
         bar.ax.yaxis.set_major_locator(symmetric_ticks(np.abs(x[np.isfinite(x) & (x != 0.0)])))
         bar.ax.yaxis.set_minor_locator(NullLocator())
     size = 8.0 if x.shape[1] <= 5 else 7.0
     for (i, j), value in np.ndenumerate(x):
-        shade = colormaps[colours](norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
+        shade = colormaps[colors](norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
         dark = 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] < 0.5
         ax.text(
             j,
@@ -154,11 +148,11 @@ def _map(
 
 
 def _ends(x: np.ndarray) -> tuple[float, float]:
-    """The least and the largest, apart."""
+    """Return the smallest and the largest number, moved apart if they are equal."""
     low, high = (float(x.min()), float(x.max())) if x.size else (0.5, 1.0)
     return (low, high) if high > low else (0.9 * low, 1.1 * high or 1.0)
 
 
 def _brief(x: float, sign: bool = False) -> str:
-    """One digit: 3e-5."""
+    """Return a number with one digit: 3e-5."""
     return "" if not np.isfinite(x) else f"{'+' if sign and x > 0 else ''}{number(x, 1)}"

@@ -1,5 +1,6 @@
-"""The first picture of a sweep's report: which axis matters most; or, where only the seed varies,
-the seeds.
+"""The first picture of a sweep's report: which axis matters most.
+
+Where only the seed varies it shows the seeds.
 """
 
 import numpy as np
@@ -7,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from roundscope.experiments.sweep.report.effects import Shares, centre
+from roundscope.experiments.sweep.report.effects import Shares, center
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.sweep.report.scales import named
 from roundscope.experiments.sweep.report.words import AXES_LABELS, METRIC_LABELS, percent, short
@@ -18,10 +19,10 @@ BARS, ACROSS = 8, 16  # the most that the picture shows
 
 
 def opening(found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Figure:
-    """What each axis explains of rms, over what seeds alone might give; and rms by value of the
-    axis that explains most.
+    """Draw what each axis explains of rms, and rms by value of the axis that explains most.
 
-    cells: (code of the axis, rms, whether it is usable) of every cell.
+    Lines show what seeds alone might explain. cells: (code of the axis, rms, whether it is usable)
+    of every cell.
     """
     names = [e.axis.label for e in found.effects[:BARS]]
     figure, axes = canvas(max(2.9, 1.3 + 0.34 * (len(names) + 2)), 1, 2, width_ratios=[1, 1.15])
@@ -32,8 +33,9 @@ def opening(found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.n
 
 
 def _bars(ax: Axes, found: Shares, names: list[str]) -> None:
-    """A bar for each axis, for what they explain in combination and for the seeds; on a logarithmic
-    scale if all but one are short.
+    """Draw a bar for each axis, for what they explain in combination and for the seeds.
+
+    The scale is logarithmic if all bars but one are short.
     """
     effects = found.effects[: len(names)]
     bars = [
@@ -64,7 +66,7 @@ def _bars(ax: Axes, found: Shares, names: list[str]) -> None:
 
 
 def _share_scale(ax: Axes, share: np.ndarray) -> bool:
-    """Sets the scale of shares in %; whether it is logarithmic."""
+    """Set the scale of shares in %; return whether it is logarithmic."""
     above = share[share > 1e-7]
     if share.size < 2 or np.sort(share)[-2] > 3.0 or above.size < 2:
         ax.set_xlim(0, 122)
@@ -80,14 +82,13 @@ def _share_scale(ax: Axes, share: np.ndarray) -> bool:
 
 
 def _by_value(ax: Axes, axis: Axis, code: np.ndarray, rms: np.ndarray, usable: np.ndarray) -> None:
-    """Every cell's rms by the axis' value, slightly apart, and the geometric mean."""
+    """Draw every cell's rms by the axis' value, slightly apart, and the geometric mean."""
     codes = np.unique(code[usable])[:ACROSS]
     ax.set_yscale("log")
     for place, c in enumerate(codes):
         y = rms[usable & (code == c)]
-        aside = 0.5 * (
-            (np.arange(y.size) * 0.618034) % 1.0 - 0.5
-        )  # spread evenly, the same in every run
+        # the dots are spread evenly, and the same way in every run
+        aside = 0.5 * ((np.arange(y.size) * 0.618034) % 1.0 - 0.5)
         ax.plot(place + aside, y, ".", color=DOWN, ms=4, alpha=min(0.6, 40 / y.size + 0.1), mew=0)
         ax.plot([place - 0.32, place + 0.32], [10 ** np.log10(y).mean()] * 2, color=INK, lw=1.8)
     names = [short(axis.word(int(c)), 18) for c in codes]
@@ -98,10 +99,10 @@ def _by_value(ax: Axes, axis: Axis, code: np.ndarray, rms: np.ndarray, usable: n
 
 
 def seeds(values: dict[str, np.ndarray]) -> Figure:
-    """Metrics of one condition: each seed a dot, the mean a line, its interval a band."""
+    """Draw metrics of one condition: each seed a dot, the mean a line, its interval a band."""
     figure, axes = canvas(2.6, 1, len(values))
     for ax, (metric, y) in zip(axes[0], values.items(), strict=True):
-        mean, low, high = centre(metric, y)
+        mean, low, high = center(metric, y)
         ax.axhspan(low, high, color=BAND, lw=0)
         ax.axhline(mean, color=INK, lw=1.4)
         ax.plot(np.arange(y.size), y, "o", color=DOWN, ms=5, alpha=0.7, mew=0)

@@ -1,6 +1,6 @@
 """report.html of a sweep: one file that opens anywhere, without scripts or other files.
 
-Pictures first, then numbers.
+The pictures come first, then the numbers.
 """
 
 from collections import Counter
@@ -22,23 +22,22 @@ from roundscope.experiments.sweep.storage.frames import Frame, frame_of
 
 Progress = Callable[[str], None]
 
-HOW = """<b>Deviation.</b> Differences from unfused attention in binary64 on the same tensors;
-entries that are NaN or infinite are left out of it and counted (not finite). <b>Seeds.</b> A
+HOW = """<b>Deviation.</b> Deviations are differences from unfused attention in binary64 on the same
+tensors; entries that are NaN or infinite are left out and counted (not finite). <b>Seeds.</b> A
 seed draws the tensors, the stochastic roundings and the noise; an input file is the same for
 every seed. Intervals are 95 % t intervals of the mean over seeds: they say how well a mean is
-known, nothing of other inputs. On logarithmic scales the logarithm is averaged. <b>Share of
-variance.</b> The sum of squares of log10 rms between the values of an axis over the whole, each
-axis alone. Its floor of noise: an F test in which the cells of one value and one seed count as
-one, since they share their tensors; seeds alone would make an axis stand out in one report of a
-hundred."""
+known, nothing about other inputs. On logarithmic scales the logarithm is averaged. <b>Share of
+variance.</b> The share is the sum of squares of log10 rms between the values of an axis over the
+total sum of squares, each axis alone. Whether it is more than noise is decided by an F test in
+which the cells of one value and one seed count as one, since they share their tensors; seeds alone
+would make an axis stand out in one report of a hundred."""
 
 
 def write(path: Path, out: Path | None = None, progress: Progress = lambda _: None) -> Path:
-    """Writes the report of a results file, to FILE.html beside it where no `out` is given, and
-    returns where it is.
+    """Write the report of a results file and return its path.
 
-    Raises UsageError for a file without cells or an `out` that cannot be, StorageError where it
-    cannot be written.
+    Without `out` it is FILE.html beside the results. Raises UsageError for a file without cells or
+    an `out` that cannot be, StorageError where it cannot be written.
     """
     out = path.with_suffix(".html") if out is None else out
     if out.is_dir():
@@ -57,7 +56,7 @@ def write(path: Path, out: Path | None = None, progress: Progress = lambda _: No
 
 
 def html(frame: Frame, progress: Progress = lambda _: None) -> str:
-    """The report as HTML."""
+    """Return the report as HTML; progress: called with the title of each picture."""
     found = shares(frame)
     parts = [_opening(frame, found)]
     for title, picture, caption in pictures(frame, found):
@@ -66,7 +65,7 @@ def html(frame: Frame, progress: Progress = lambda _: None) -> str:
     parts += [
         conditions(frame),
         failures(frame),
-        f"<h2>How to read it</h2><p class=note>{HOW}</p>",
+        f"<h2>How to read this report</h2><p class=note>{HOW}</p>",
         run(frame),
     ]
     return document(
@@ -81,13 +80,13 @@ def _opening(frame: Frame, found: Shares) -> str:
     sub = f"{frame.path.name}: {counts(frame)}"
     still = "".join(f"<p>{escape(sentence)}.</p>" for sentence in idle.sentences(frame))
     return (
-        f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p><p"
-        f" class=lead>{escape(lead)}</p>{still}{shown}"
+        f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p>"
+        f"<p class=lead>{escape(lead)}</p>{still}{shown}"
     )
 
 
 def counts(frame: Frame) -> str:
-    """How many cells, conditions and seeds; what failed, and what is not finite."""
+    """Return how many cells, conditions and seeds there are, and what failed or is not finite."""
     lost = int((np.nan_to_num(frame.metric("not_finite")) > 0).sum())
     seeds = Counter(row["seed"] for row in frame.rows + frame.failed)
     ran = len(np.unique(frame.condition))
@@ -96,11 +95,10 @@ def counts(frame: Frame) -> str:
         many(ran, "condition"),
         many(len(seeds), "seed"),
     ]
-    parts += [f"{len(frame.failed)} failed"] if frame.failed else []
-    parts += [f"{lost} with NaN or infinities in their output"] if lost else []
-    parts += (
-        [f"{frame.repeated} computed again since, of which the last counts"]
-        if frame.repeated
-        else []
-    )
+    if frame.failed:
+        parts.append(f"{len(frame.failed)} failed")
+    if lost:
+        parts.append(f"{lost} with NaN or infinities in their output")
+    if frame.repeated:
+        parts.append(f"{frame.repeated} computed again later, of which the last result counts")
     return ", ".join(parts) + "."

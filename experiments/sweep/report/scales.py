@@ -13,7 +13,7 @@ from roundscope.experiments.trace.plots import BAND, INK
 
 
 def across(ax: Axes, cut: Slice) -> None:
-    """The scale across: numbers by their logarithm, each with a tick, words by rank."""
+    """Set the scale across: logarithmic for numbers, each with a tick, and ranks for words."""
     codes = cut.shown[cut.across.name]
     if cut.across.numeric:
         values = [float(cut.across.values[c]) for c in codes]
@@ -33,8 +33,10 @@ def across(ax: Axes, cut: Slice) -> None:
 
 
 def upward(ax: Axes, metric: str, y: np.ndarray) -> None:
-    """Logarithmic for magnitudes that are there; about zero, and logarithmic far from it, for
-    signed numbers of many sizes.
+    """Set the vertical scale of a metric, for the values y.
+
+    It is logarithmic for magnitudes; for signed numbers of many sizes it is linear about zero and
+    logarithmic far from it.
     """
     finite = y[np.isfinite(y)]
     size = np.abs(finite[finite != 0.0])
@@ -55,8 +57,9 @@ def upward(ax: Axes, metric: str, y: np.ndarray) -> None:
 
 
 def symmetric(size: np.ndarray) -> dict[str, Any]:
-    """A scale about zero for numbers of these sizes: linear below, logarithmic beyond, four decades
-    at most.
+    """Return the arguments of a scale about zero for numbers of these sizes.
+
+    It is linear below a threshold and logarithmic beyond it, over four decades at most.
     """
     return {
         "linthresh": max(float(np.quantile(size, 0.25)), 1e-4 * float(size.max())),
@@ -65,7 +68,7 @@ def symmetric(size: np.ndarray) -> dict[str, Any]:
 
 
 def symmetric_ticks(size: np.ndarray, most: int = 3) -> FixedLocator:
-    """Zero and a few powers of ten on either side of it, those of `symmetric` that stand apart."""
+    """Return ticks at zero and at a few powers of ten on either side of it that stand apart."""
     low, high = symmetric(size)["linthresh"], float(size.max())
     powers = list(range(int(np.ceil(np.log10(4 * low))), int(np.floor(np.log10(high))) + 1)) or [
         int(np.floor(np.log10(high)))
@@ -75,7 +78,7 @@ def symmetric_ticks(size: np.ndarray, most: int = 3) -> FixedLocator:
 
 
 def share(axes: Any, columns: bool) -> None:
-    """One scale for all panels of a metric, so that rows can be compared."""
+    """Set one scale for all panels of a metric, so that rows can be compared."""
     for column in axes.T if columns else ():
         low, high = zip(*(ax.get_ylim() for ax in column), strict=True)
         for ax in column:
@@ -83,7 +86,7 @@ def share(axes: Any, columns: bool) -> None:
 
 
 def named(ax: Axes, names: list[str], tilt: bool) -> None:
-    """Names across at 0, 1, 2 and so on, aslant where they would touch."""
+    """Write names across at 0, 1, 2 and so on, slanted where they would touch."""
     ax.set_xticks(
         range(len(names)),
         names,

@@ -1,6 +1,4 @@
-"""What one picture shows of a frame: the axis across, the axis of lines, the axis of rows, and
-where all others are held.
-"""
+"""What one picture shows of a frame: the axes across, of lines and of rows, and what is fixed."""
 
 from dataclasses import dataclass
 
@@ -14,13 +12,12 @@ LINES, ROWS, ACROSS = 8, 3, 24  # the most that one picture shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Cells of a frame in one picture.
+    """The cells of a frame that one picture shows.
 
-    across, lines, rows     axes (lines and rows None where nothing else varies), and which codes of
-                            each are shown
-    held                    axes that the picture does not show -> the one value that all its cells
-                            have
-    cells                   (cells,) bool
+    across, lines, rows   axes; lines and rows are None where nothing else varies
+    shown                 which codes of each of these axes are shown
+    held                  axes that the picture does not show -> the value that all its cells have
+    cells                 (cells,) bool
     """
 
     across: Axis
@@ -31,14 +28,14 @@ class Slice:
     cells: np.ndarray
 
     def of(self, axis: Axis | None) -> list[int | None]:
-        """The codes of an axis that are shown; [None] for no axis."""
+        """Return the codes of an axis that are shown; [None] for no axis."""
         return [None] if axis is None else list(self.shown[axis.name])
 
 
 def slice_of(
     frame: Frame, across: Axis, metric: str = "rms", lines: Axis | None = None, flat: bool = False
 ) -> Slice:
-    """The cells that a picture of `metric` along `across` shows.
+    """Return the cells that a picture of `metric` along `across` shows.
 
     Lines are the axis that explains most of the metric, rows the next if it matters (none where
     `flat`). Every other axis is held where the most conditions are and, among such places, rms is
@@ -60,8 +57,9 @@ def slice_of(
 
 
 def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
-    """Codes of an axis, at most so many: numbers evenly from first to last, others those with the
-    largest rms.
+    """Return at most `most` codes of an axis.
+
+    Numbers are taken evenly from first to last; of words, those with the largest rms.
     """
     code = frame.code(axis)
     there = [int(c) for c in np.unique(code[cells])]
@@ -76,15 +74,16 @@ def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
 
 
 def _matters(axis: Axis, effects: tuple[Effect, ...]) -> bool:
-    """Whether an axis explains 5 % of what the strongest one leaves, and more than the seeds
-    would.
+    """Return whether an axis explains 5 % of what the strongest one leaves.
+
+    It must also explain more than the seeds would.
     """
     own = next(e for e in effects if e.axis == axis)
     return own.share > 0.05 * (1.0 - effects[0].share) and not own.share <= own.limit
 
 
 def _held(frame: Frame, free: list[Axis], metric: str) -> tuple[np.ndarray, dict[str, str]]:
-    """The cells at one place of all axes that are not free, and that place in words."""
+    """Return the cells at one place of all axes that are not free, and that place in words."""
     axes = [(i, axis) for i, axis in enumerate(frame.axes) if axis not in free]
     if not axes:
         return np.ones(len(frame.rows), bool), {}

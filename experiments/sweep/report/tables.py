@@ -31,8 +31,9 @@ COLUMNS = {
 
 
 def conditions(frame: Frame) -> str:
-    """Every condition with mean ± interval of the main metrics, the largest rms first; what is not
-    finite is in red.
+    """Return the table of conditions with mean ± interval of the main metrics, largest rms first.
+
+    Conditions with results that are not finite are in red.
     """
     if not frame.rows:
         return ""
@@ -47,52 +48,42 @@ def conditions(frame: Frame) -> str:
         cells, row = frame.condition == c, frame.rows[first[c]]
         lost = int((np.nan_to_num(frame.metric("not_finite")[cells]) > 0).sum())
         bad = failed[tuple(row[n] for n in names)]
-        seeds = (
-            f"{int(cells.sum())}"
-            + (f", {bad} failed" if bad else "")
-            + (f", {lost} not finite" if lost else "")
-        )
-        rows.append(
-            [
-                *(short(str(row[n]), 40) for n in names),
-                seeds,
-                *(with_interval(*mean_interval(frame.metric(m)[cells])) for m in metrics),
-            ]
-        )
+        seeds = f"{int(cells.sum())}"
+        if bad:
+            seeds += f", {bad} failed"
+        if lost:
+            seeds += f", {lost} not finite"
+        values = [with_interval(*mean_interval(frame.metric(m)[cells])) for m in metrics]
+        rows.append([*(short(str(row[n]), 40) for n in names), seeds, *values])
         marked.append(lost > 0)
-    more = (
-        f"<p class=note>{len(order) - MOST} more conditions are in the file.</p>"
-        if len(order) > MOST
-        else ""
-    )
+    more = ""
+    if len(order) > MOST:
+        more = f"<p class=note>{len(order) - MOST} more conditions are in the file.</p>"
     note = "<p class=note>Mean ± half of the 95 % t interval over seeds"
-    note += (
-        "; red: some seed's output has NaN or infinities, which its numbers leave out.</p>"
-        if any(marked)
-        else ".</p>"
-    )
+    if any(marked):
+        note += "; red: some seed's output has NaN or infinities, which the numbers leave out"
+    note += ".</p>"
     tile = {axis.name: axis.label for axis in frame.axes if axis.label == "tile"}
     heads = [*(tile.get(n, n) for n in names), "seeds", *(COLUMNS[m] for m in metrics)]
     return f"<h2>All conditions, the largest rms first</h2>{note}{grid(heads, rows, marked)}{more}"
 
 
 def _names(frame: Frame) -> list[str]:
-    """The parameters of the table's columns: those that vary among cells that are ok."""
-    found = []
+    """Return the parameters of the table's columns: those that vary among cells that are ok."""
+    names = []
     for axis in frame.axes:
-        found += [
-            axis.name,
-            *(
-                n
-                for n in axis.also
-                if TOGETHER.get(n) != axis.name or any(r[n] != r[axis.name] for r in frame.rows)
-            ),
-        ]
-    return found
+        names.append(axis.name)
+        for n in axis.also:
+            if TOGETHER.get(n) != axis.name or any(r[n] != r[axis.name] for r in frame.rows):
+                names.append(n)
+    return names
 
 
 def _failed_by_condition(frame: Frame) -> dict[tuple[Value, ...], int]:
-    """How many cells of each condition failed: equal in all that varies but the seed."""
+    """Return how many cells of each condition failed.
+
+    A condition's cells are equal in all that varies but the seed.
+    """
     found: dict[tuple[Value, ...], int] = defaultdict(int)
     fixed = {
         name: frame.rows[0][name]
@@ -106,7 +97,7 @@ def _failed_by_condition(frame: Frame) -> dict[tuple[Value, ...], int]:
 
 
 def failures(frame: Frame) -> str:
-    """Each error with how many cells it stopped, and the first of them."""
+    """Return the table of errors: how many cells each stopped, and the first of them."""
     if not frame.failed:
         return ""
     groups: dict[str, list[Row]] = defaultdict(list)
@@ -117,16 +108,12 @@ def failures(frame: Frame) -> str:
         [str(len(groups[e])), _words(groups[e][0], frame.names), short(e, 300)]
         for e in order[:ERRORS]
     ]
-    more = (
-        f"<p class=note>{len(order) - ERRORS} more kinds of errors are in the file.</p>"
-        if len(order) > ERRORS
-        else ""
-    )
-    note = "<p class=note>To try them again: the same command with --retry-failed.</p>"
-    return (
-        f"<h2>{len(frame.failed)} cells"
-        f" failed</h2>{grid(['cells', 'the first of them', 'error'], rows)}{note}{more}"
-    )
+    more = ""
+    if len(order) > ERRORS:
+        more = f"<p class=note>{len(order) - ERRORS} more kinds of errors are in the file.</p>"
+    note = "<p class=note>To try them again, run the same command with --retry-failed.</p>"
+    table = grid(["cells", "the first of them", "error"], rows)
+    return f"<h2>{len(frame.failed)} cells failed</h2>{table}{note}{more}"
 
 
 def _words(row: Row, names: tuple[str, ...]) -> str:
@@ -134,7 +121,10 @@ def _words(row: Row, names: tuple[str, ...]) -> str:
 
 
 def run(frame: Frame) -> str:
-    """Axes, what was fixed, devices, versions, when, and how to get at the numbers."""
+    """Return what was run: axes, fixed parameters, devices, versions and times.
+
+    It also says how to get the numbers.
+    """
     rows = frame.rows + frame.failed
     fixed = [n for n in parameters(rows) if n not in frame.names]
     lines = [f"{name:11} {_values(rows, name)}" for name in frame.names]
@@ -162,32 +152,27 @@ def run(frame: Frame) -> str:
 
 def _values(rows: list[Row], name: str) -> str:
     values = sorted({row[name] for row in rows}, key=lambda v: (isinstance(v, str), v))
-    if (
-        len(values) > 2
-        and all(isinstance(v, int) for v in values)
-        and values == list(range(values[0], values[-1] + 1))
-    ):
+    whole = all(isinstance(v, int) for v in values)
+    if len(values) > 2 and whole and values == list(range(values[0], values[-1] + 1)):
         return f"{values[0]} to {values[-1]}"
     more = f" and {len(values) - VALUES} more" if len(values) > VALUES else ""
     return " ".join(str(v) for v in values[:VALUES]) + more
 
 
 def _numerics(rows: list[Row]) -> str:
-    """The version of the numbers: known where this Roundscope gives the last cell the key that it
-    has.
+    """Return the version of the numeric core.
+
+    It is known where this Roundscope gives the last cell the key that it has.
     """
     from roundscope.experiments.sweep.conditions.condition import cell_of
 
     given = {name: rows[-1][name] for name in parameters(rows)}
-    fewer = {
-        name: value for name, value in given.items() if name in DEFAULTS or value != "preset"
-    }  # an axis that it may lack
+    # without the axes that the cell may lack
+    fewer = {name: value for name, value in given.items() if name in DEFAULTS or value != "preset"}
     try:
         same = rows[-1]["key"] in (cell_of(given).key, cell_of(fewer).key)
     except UsageError:
         return "not known (its input is not here)"
-    return (
-        str(NUMERICS)
-        if same
-        else f"not that of this Roundscope ({NUMERICS}), or another input file"
-    )
+    if same:
+        return str(NUMERICS)
+    return f"not that of this Roundscope ({NUMERICS}), or another input file"

@@ -1,4 +1,4 @@
-"""Names and numbers of a sweep's pictures in words."""
+"""The names and numbers of a sweep's pictures in words."""
 
 import numpy as np
 
@@ -26,17 +26,17 @@ AXES_LABELS = {
     "format": "format of all events, by precision",
     "N": "N, heads",
     "H": "H, features",
-    "stabiliser": "stabiliser, beta",
+    "stabiliser": "stabilizer, beta",
 }
 
 
 def short(text: str, most: int) -> str:
-    """Text of at most so many characters, its middle left out."""
+    """Return a text of at most `most` characters, its middle left out."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
 
 def number(x: float, digits: int = 3) -> str:
-    """So many digits, far from 1 with an exponent: 0.123, 4.56e-5."""
+    """Return x with so many digits, and with an exponent far from 1: 0.123, 4.56e-5."""
     if not np.isfinite(x) or x == 0.0 or 0.01 <= abs(x) < 1e4:
         return "-" if np.isnan(x) else f"{float(f'{x:.{digits}g}'):g}"
     mantissa, exponent = f"{x:.{digits - 1}e}".split("e")
@@ -44,31 +44,29 @@ def number(x: float, digits: int = 3) -> str:
 
 
 def with_interval(mean: float, half: float) -> str:
-    """mean ± half; the mean alone where there is no interval."""
+    """Return "mean ± half"; the mean alone where there is no interval."""
     return number(mean) if np.isnan(half) else f"{number(mean)} ± {number(half, 2)}"
 
 
 def percent(share: float) -> str:
-    """A share as 99.8 %, 12 % or 0.03 %."""
+    """Return a share as 99.8 %, 12 % or 0.03 %."""
     return f"{100 * share:.1f} %" if share > 0.99 else f"{100 * share:.2g} %"
 
 
 def fold(ratio: float) -> str:
-    """How many times as large, or by how many per cent."""
+    """Return how many times as large, or by how many percent larger."""
     if ratio < 2:
         return f"{100 * (ratio - 1):.2g} % larger"
-    return (
-        f"{number(ratio, 2)} times"
-        if ratio < 100 or ratio >= 1e6
-        else f"{float(f'{ratio:.2g}'):,.0f} times".replace(",", " ")
-    )
+    if ratio < 100 or ratio >= 1e6:
+        return f"{number(ratio, 2)} times"
+    return f"{float(f'{ratio:.2g}'):,.0f} times".replace(",", " ")
 
 
 def listed(words: list[str]) -> str:
-    """a, b and c."""
+    """Return the words as "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def many(count: int, what: str) -> str:
-    """1 cell, 2 cells."""
+    """Return a count with its noun: "1 cell", "2 cells"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

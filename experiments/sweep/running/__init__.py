@@ -1,1 +1,1 @@
-"""The loop of a sweep: what is missing, executors, workers that die, progress."""
+"""Runs a sweep: what is missing, executors, workers that die, progress."""

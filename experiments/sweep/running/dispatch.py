@@ -1,9 +1,10 @@
-"""Batches to workers, results to the file, and what to do when a worker dies."""
+"""Sends batches to workers and results to the file, and handles the death of a worker."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import AbstractContextManager
+from typing import Any
 
 from roundscope.experiments.errors import ExecutorError, one_line
 from roundscope.experiments.sweep.conditions.cell import Cell, Result
@@ -12,20 +13,19 @@ from roundscope.experiments.sweep.running.executors import is_death
 from roundscope.experiments.sweep.running.pool import Crew, hello
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
-Opened = Callable[
-    [bool], AbstractContextManager[Crew]
-]  # alone -> a crew; alone: one worker is enough
+# makes a crew; its argument says whether one worker is enough
+Opened = Callable[[bool], AbstractContextManager[Crew]]
 
-AHEAD = 2  # batches under way per worker: the next one is there when one is done
-_POLL = 0.5  # seconds between looks at Ctrl-C and at the workers
+AHEAD = 2  # batches under way per worker, so that the next one is there when one is done
+_POLL = 0.5  # seconds between checks for Ctrl-C and of the workers
 
 
 class Dispatch:
     """Measures batches on crews and saves each as it comes back; every cell ends as one saved row.
 
-    opened    makes a crew, anew after each that broke
+    opened    makes a crew, a new one after each that broke
     save      is given a batch and its results
-    stop      says that no more is wanted
+    stop      returns whether no more is wanted
     """
 
     def __init__(
@@ -37,11 +37,12 @@ class Dispatch:
     ) -> None:
         self.measure, self.opened, self.save, self.stop = measure, opened, save, stop
         self.queue: deque[Batch] = deque()
-        self.suspects: deque[Batch] = deque()  # were under way when a worker died
+        self.suspects: deque[Batch] = deque()  # batches that were under way when a worker died
 
     def all(self, batches: Iterable[Batch]) -> None:
-        """Measures every cell. Raises KeyboardInterrupt if `stop` says so, with all that has
-        arrived saved.
+        """Measure every cell.
+
+        Raises KeyboardInterrupt if `stop` says so, with all that has arrived saved.
         """
         self.queue.extend(batches)
         while self.queue:
@@ -52,10 +53,11 @@ class Dispatch:
             self._alone(alone)
 
     def _together(self) -> None:
-        """Works on the queue until it is done or the crew breaks; what was under way then is
-        suspect.
+        """Work on the queue until it is done or the crew breaks.
+
+        What was under way then is suspect.
         """
-        flying: dict[Future, Batch] = {}
+        flying: dict[Future[list[Result]], Batch] = {}
         with self.opened(False) as crew:
             self._greet(crew)
             while self.queue or flying:
@@ -68,8 +70,8 @@ class Dispatch:
                 if not whole and not flying:
                     return
 
-    def _send(self, crew: Crew, flying: dict[Future, Batch]) -> bool:
-        """Keeps every worker busy; False if the crew is broken."""
+    def _send(self, crew: Crew, flying: dict[Future[list[Result]], Batch]) -> bool:
+        """Keep every worker busy; return False if the crew is broken."""
         room = AHEAD * max(1, crew.workers())  # asked each time: raises if a cluster is gone
         while self.queue and len(flying) < room:
             try:
@@ -79,9 +81,10 @@ class Dispatch:
             flying[future] = self.queue.popleft()
         return True
 
-    def _take(self, future: Future, batch: Batch) -> None:
-        """Saves what came back; a batch that raised is sent again cell by cell, one whose worker
-        died is suspect.
+    def _take(self, future: Future[list[Result]], batch: Batch) -> None:
+        """Save what came back.
+
+        A batch that raised is sent again cell by cell; one whose worker died is suspect.
         """
         error = _error_of(future)
         if error is None:
@@ -93,17 +96,15 @@ class Dispatch:
         else:
             self.save(batch, [_failed(batch[0], f"{type(error).__name__}: {one_line(error)}")])
 
-    def _leave(self, flying: dict[Future, Batch]) -> None:
-        """Saves what has arrived and cancels the rest."""
+    def _leave(self, flying: dict[Future[list[Result]], Batch]) -> None:
+        """Save what has arrived and cancel the rest."""
         for future, batch in flying.items():
             if not future.cancel() and future.done():
                 self._take(future, batch)
         raise KeyboardInterrupt
 
     def _alone(self, cells: deque[Batch]) -> None:
-        """One suspect cell under way at a time, until the crew breaks: the cell that it died of is
-        then known.
-        """
+        """Measure one suspect cell at a time until the crew breaks, which shows who broke it."""
         with self.opened(True) as crew:
             self._greet(crew)
             while cells:
@@ -116,33 +117,24 @@ class Dispatch:
                 if error is None or not is_death(error):
                     self._take(future, batch)
                     continue
-                self.save(
-                    batch,
-                    [
-                        _failed(
-                            batch[0],
-                            f"the worker died ({crew.death(error)}) measuring this cell alone",
-                        )
-                    ],
-                )
+                why = f"the worker died ({crew.death(error)}) measuring this cell alone"
+                self.save(batch, [_failed(batch[0], why)])
                 if isinstance(error, BrokenExecutor):
                     return
 
     def _greet(self, crew: Crew) -> None:
-        """Raises ExecutorError if no worker of the crew can start or finds this package."""
+        """Raise ExecutorError if no worker of the crew can start, or none finds this package."""
         future = crew.executor.submit(hello)
         self._await(future, crew)
         if error := _error_of(future):
-            cause = (
-                crew.death(error)
-                if is_death(error)
-                else f"{type(error).__name__}: {one_line(error)}"
-            )
+            cause = f"{type(error).__name__}: {one_line(error)}"
+            if is_death(error):
+                cause = crew.death(error)
             raise ExecutorError(
                 f"workers cannot start ({cause}); is roundscope installed for them?"
             ) from error
 
-    def _await(self, future: Future, crew: Crew) -> None:
+    def _await(self, future: Future[Any], crew: Crew) -> None:
         while not wait([future], _POLL).done:
             crew.workers()  # as above
             if self.stop():
@@ -150,7 +142,7 @@ class Dispatch:
                 raise KeyboardInterrupt
 
 
-def _error_of(future: Future) -> BaseException | None:
+def _error_of(future: Future[Any]) -> BaseException | None:
     if future.cancelled():
         raise ExecutorError(
             "the executor dropped its work: did its scheduler end? What arrived is saved; run again"

@@ -1,6 +1,4 @@
-"""What a sweep would do, before it does: how many cells, which, how many the file holds, and about
-how long.
-"""
+"""The preview of a sweep: how many cells, which, how many the file holds, and about how long."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,38 +12,29 @@ from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell, Result,
 from roundscope.experiments.sweep.report.words import many
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
-SHOWN = 8
-BACKWARD = 3.5  # forward and backward over the forward alone, in products
-TOKENS, HEADS = 256, 4  # of a cell that is timed, at most
+SHOWN = 8  # cells that the preview lists
+BACKWARD = 3.5  # products of forward and backward, relative to those of the forward alone
+TOKENS, HEADS = 256, 4  # the most that a cell has that is timed
 PATIENCE = 3.0  # seconds of a first run after which there is no second
-# seconds until the workers are there, and of compiling a group of cells for xla
-START = 2.0
-COMPILING = 15.0
+START = 2.0  # seconds until the workers are there
+COMPILING = 15.0  # seconds of compiling a group of cells for xla
 GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/measurements.md)
-LARGE = 1e9  # bytes of a cell that are worth a word
+LARGE = 1e9  # bytes of a cell from which the preview mentions memory
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once
-INPUTS = (
-    "input",
-    "seed",
-    "T",
-    "S",
-    "N",
-    "H",
-    "causal",
-    "backward",
-    "engine",
-)  # what these depend on
+# the parameters that these depend on
+INPUTS = ("input", "seed", "T", "S", "N", "H", "causal", "backward", "engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """points: of the axes;  cells: different ones;  same: left out, for a seed changes nothing
-    there;
+    """What a sweep would do.
 
-    ok, failed: held by the file;  todo: cells that would run;
-    seconds: about how long they take, None if the cell that was tried failed, for the reason
-    `error`;
-    memory: bytes that the largest takes while it is measured, about.
+    points  the number of points of the axes;  cells: that of different cells
+    same    the number of cells left out since a seed changes nothing there
+    ok, failed   the numbers of cells that the file holds;  todo: that of cells that would run
+    first   the varying parameters of the first cells
+    seconds about how long they take; None if the cell that was tried failed, for the reason `error`
+    memory  about how many bytes the largest cell takes while it is measured
     """
 
     points: int
@@ -70,7 +59,7 @@ def preview(
     measure: Measure,
     same: int = 0,
 ) -> Preview:
-    """The preview of cells; held: key -> status of what the file has."""
+    """Return the preview of cells; held: key -> status of what the file has."""
     from roundscope.experiments.sweep.measuring.measure import memory
 
     status = [held.get(cell.key) for cell in cells]
@@ -98,28 +87,23 @@ def preview(
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
-    """Parameters that differ between cells, S where it does not follow T; where nothing does, what
-    is no default.
+    """Return the parameters that differ between cells, without S where it follows T.
+
+    Where none differs, these are the parameters that are not at their default.
     """
     values: dict[str, set[Any]] = {}
     for cell in cells:
         for name, value in cell.parameters:
             values.setdefault(name, set()).add(value)
     follows = all(cell["S"] == cell["T"] for cell in cells)
-    names = [
-        name for name, found in values.items() if len(found) > 1 and not (name == "S" and follows)
-    ]
-    return (
-        names
-        or [name for name, value in cells[0].parameters if DEFAULTS.get(name) != value]
-        or ["preset"]
-    )
+    several = [name for name, different in values.items() if len(different) > 1]
+    names = [name for name in several if not (name == "S" and follows)]
+    unusual = [name for name, value in cells[0].parameters if DEFAULTS.get(name) != value]
+    return names or unusual or ["preset"]
 
 
 def work(cell: Cell) -> float:
-    """Operations of a cell, in units that are the same for all: N T S H, and more with a
-    backward.
-    """
+    """Return the operations of a cell in arbitrary units: N T S H, and more with a backward."""
     n, t, s, h = (int(cell[name]) for name in ("N", "T", "S", "H"))
     return n * t * s * h * (BACKWARD if cell["backward"] else 1.0)
 
@@ -127,8 +111,9 @@ def work(cell: Cell) -> float:
 def _seconds(
     cells: Sequence[Cell], workers: int, measure: Measure
 ) -> tuple[float | None, str | None]:
-    """(about how long the workers take, their start included, None), or (None, why nobody knows).
-    xla has one worker, as in `run`.
+    """Return (about how long the workers take, None), or (None, why that is not known).
+
+    The start of the workers is included. xla has one worker, as in `run`.
     """
     total = 0.0
     for engine in dict.fromkeys(cell["engine"] for cell in cells):
@@ -137,28 +122,30 @@ def _seconds(
             spent = _scaled(own, _Timer(own, measure))
         except ArithmeticError as error:
             return None, str(error)
-        total += START + (
-            _under_xla(own, spent) if engine == "xla" else spent / min(workers, len(own))
-        )
+        if engine == "xla":
+            total += START + _under_xla(own, spent)
+        else:
+            total += START + spent / min(workers, len(own))
     return total, None
 
 
 def _under_xla(cells: Sequence[Cell], seconds: float) -> float:
-    """Seconds of cells under xla, from those of numpy on one core: compiling one to time it would
-    take longer than a user waits.
+    """Return the seconds of cells under xla, from those of numpy on one core.
+
+    Compiling a cell to time it would take longer than a user waits.
     """
     from roundscope.experiments.results.machine import has_gpu
     from roundscope.experiments.sweep.measuring.measure import group
     from roundscope.experiments.sweep.running.executors import cores
 
-    return COMPILING * len({group(cell) for cell in cells}) + (
-        sum(map(work, cells)) / GPU if has_gpu() else seconds / cores()
-    )
+    running = sum(map(work, cells)) / GPU if has_gpu() else seconds / cores()
+    return COMPILING * len({group(cell) for cell in cells}) + running
 
 
 def small(cell: Cell) -> Cell:
-    """A cell as this one that takes no time: fewer tokens and heads, and no injection, whose place
-    it may not have.
+    """Return a cell like this one that takes no time.
+
+    It has fewer tokens and heads, and no injection, whose place it might lack.
     """
     sizes = dict(cell.parameters)
     heads = 1 if cell.content else min(int(sizes["N"]), HEADS)  # a file's heads come in groups
@@ -173,8 +160,9 @@ def small(cell: Cell) -> Cell:
 
 
 def _scaled(cells: Sequence[Cell], timed: Callable[[Cell], float]) -> float:
-    """Seconds of all cells: a line in `work` through small ones like the cheapest and the dearest,
-    both warm.
+    """Return the seconds of all cells, on a line in `work` through two small cells.
+
+    These are like the cheapest and the most expensive cell, and both are timed warm.
     """
     cheap, dear = small(min(cells, key=work)), small(max(cells, key=work))
     high = timed(dear)
@@ -187,18 +175,18 @@ def _scaled(cells: Sequence[Cell], timed: Callable[[Cell], float]) -> float:
 
 
 class _Timer:
-    """Times cells like some of `cells`: with seeds that no sweep uses, for inputs and golden
-    results are kept between cells.
+    """Times cells like some of `cells`.
+
+    It gives them seeds that no sweep uses, since inputs and golden results are kept between cells.
     """
 
     def __init__(self, cells: Sequence[Cell], measure: Measure) -> None:
         self.measure, self.seeds = measure, itertools.count(2**32 - 1, -1)
-        self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(
-            cells
-        )  # cells with inputs of their own
+        # the share of cells with inputs of their own
+        self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(cells)
 
     def __call__(self, cell: Cell) -> float:
-        """Seconds of a cell: of the second run, for the first one loads and compiles."""
+        """Return the seconds of a cell, from its second run: the first one loads and compiles."""
         result = self._run(cell)
         if result.seconds < PATIENCE:
             result = self._run(cell)
@@ -214,11 +202,11 @@ class _Timer:
 
 
 def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_away: int) -> None:
-    """The preview on the terminal."""
+    """Print the preview on the terminal."""
     screen = console()
 
-    def say(text):
-        return screen.print(text, markup=False, soft_wrap=True)
+    def say(text: str) -> None:
+        screen.print(text, markup=False, soft_wrap=True)
 
     equal = f" ({p.points} points; equal ones are one cell)" if p.points != p.cells + p.same else ""
     say(f"{many(p.cells, 'cell')}{equal}, {p.todo} to compute")
@@ -248,7 +236,7 @@ def _table(p: Preview) -> Any:
 
 
 def words(value: Value | None) -> str:
-    """A value as on the command line."""
+    """Return a value as on the command line."""
     return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
@@ -257,28 +245,22 @@ def _cost(p: Preview, workers: int, executor: str | None) -> str:
         return "nothing to compute"
     if p.seconds is None:
         return f"no estimate, the cell that was tried fails: {p.error}"
-    crew = f"{workers} worker{'s' * (workers > 1)}" + (
-        " as fast as this machine" if executor is not None else ""
-    )
-    memory = (
-        f"; about {p.memory / 1e9:.0f} GB per cell, each worker has one at a time"
-        if p.memory > LARGE
-        else ""
-    )
+    crew = many(workers, "worker")
+    if executor is not None:
+        crew += " as fast as this machine"
+    memory = ""
+    if p.memory > LARGE:
+        memory = f"; about {p.memory / 1e9:.0f} GB per cell, each worker has one at a time"
     return (
-        f"about {duration(p.seconds)} with {crew}, from one small cell, their start"
-        f" included{memory}"
+        f"about {duration(p.seconds)} with {crew}, their start included (estimated from one small"
+        f" cell){memory}"
     )
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, two digits or so."""
+    """Return seconds in words, with about two digits."""
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return (
-        f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-        if seconds < 2e5
-        else f"{seconds / 86400:.1f} days"
-    )
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2e5 else f"{seconds / 86400:.1f} days"

@@ -1,6 +1,4 @@
-"""Where cells are measured: processes here, a Dask cluster, or whatever a factory of the user's
-returns.
-"""
+"""Where cells are measured: processes here, a Dask cluster, or what a user's factory returns."""
 
 import importlib
 import os
@@ -8,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from roundscope.experiments.errors import ExecutorError, bad, one_line
 from roundscope.experiments.sweep.running.pool import Crew, local
@@ -16,12 +15,12 @@ _CONNECT = 10  # seconds to find a scheduler, or to find it again
 
 
 def executor_for(text: str | None, jobs: int | None) -> AbstractContextManager[Crew]:
-    """The executor that --executor names: None for processes here, dask:ADDRESS, or MODULE:FACTORY.
+    """Return the executor that --executor names.
 
-    `jobs` is the number of workers to count on; None for the cores of this process here, the
-    cluster's own number, or the executor's. Left with an exception, what still runs is abandoned.
-    Raises UsageError for a text that names nothing, ExecutorError for a scheduler that does not
-    answer.
+    That is None for processes here, dask:ADDRESS, or MODULE:FACTORY. `jobs` is the number of
+    workers to count on; None for the cores of this process here, the cluster's own number, or the
+    executor's. Left with an exception, what still runs is abandoned. Raises UsageError for a text
+    that names nothing, ExecutorError for a scheduler that does not answer.
     """
     if text is None:
         return local(jobs or cores())
@@ -32,12 +31,12 @@ def executor_for(text: str | None, jobs: int | None) -> AbstractContextManager[C
 
 
 def cores() -> int:
-    """The cores that this process may use, where the system says so."""
+    """Return the number of cores that this process may use, where the system reports it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether an error says that a worker died, whatever it was doing."""
+    """Return whether an error reports that a worker died, whatever it was doing."""
     scheduler = sys.modules.get("distributed.scheduler")
     return isinstance(error, BrokenExecutor) or (
         scheduler is not None and isinstance(error, scheduler.KilledWorker)
@@ -46,7 +45,7 @@ def is_death(error: BaseException) -> bool:
 
 @contextmanager
 def _dask(text: str, address: str, jobs: int | None) -> Iterator[Crew]:
-    """A Dask cluster's workers.
+    """Yield the workers of a Dask cluster.
 
     Dask runs what was on a dead worker again, by itself, and gives up with KilledWorker when
     several died of one task (its `allowed-failures`); `retries` would be for tasks that raise,
@@ -59,8 +58,9 @@ def _dask(text: str, address: str, jobs: int | None) -> Iterator[Crew]:
         raise bad(
             "--executor", text, "needs dask.distributed; run  pip install 'roundscope[cluster]'"
         ) from None
+    connect: Any = Client  # its functions have no types
     try:
-        client = Client(address, timeout=_CONNECT, set_as_default=False)
+        client = connect(address, timeout=_CONNECT, set_as_default=False)
     except ValueError as error:
         raise bad("--executor", text, f"is no address of a scheduler ({one_line(error)})") from None
     except OSError:
@@ -84,7 +84,7 @@ def _dask(text: str, address: str, jobs: int | None) -> Iterator[Crew]:
 
 @contextmanager
 def _made(text: str, module: str, name: str, jobs: int | None) -> Iterator[Crew]:
-    """What a factory of the user's returns, shut down in the end."""
+    """Yield the executor that a user's factory returns, and shut it down in the end."""
     try:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -113,7 +113,7 @@ def _made(text: str, module: str, name: str, jobs: int | None) -> Iterator[Crew]
 
 @contextmanager
 def _left(executor: Executor) -> Iterator[Executor]:
-    """Shuts an executor down, and waits for what it still does only if nothing was raised."""
+    """Shut an executor down, and wait for what it still does only if nothing was raised."""
     try:
         yield executor
     except BaseException:

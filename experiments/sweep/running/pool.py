@@ -1,6 +1,6 @@
 """Worker processes on this machine.
 
-Imported by every worker before anything else, so it imports nothing heavy.
+Every worker imports this before anything else, so it imports nothing heavy.
 """
 
 import os
@@ -20,8 +20,10 @@ from roundscope.experiments.errors import one_line
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """An executor, how many workers it has now (a cluster's come and go), and how one of them
-    died.
+    """An executor and its workers.
+
+    executor  the executor;  workers: returns how many workers it has now (a cluster's come and go)
+    death     returns how one of them died, from the error of its task
     """
 
     executor: Executor
@@ -30,13 +32,17 @@ class Crew:
 
 
 def hello() -> int:
-    """What every crew is asked first: a worker starts, and finds this package."""
+    """Return the id of this process; every crew is asked for it first.
+
+    It shows that a worker starts and finds this package.
+    """
     return os.getpid()
 
 
 class _Worker(SpawnProcess):
-    """A process that Ctrl-C never reaches: a terminal sends it to the workers too, one that still
-    imports among them.
+    """A process that Ctrl-C never reaches.
+
+    A terminal sends it to the workers too, also to one that still imports.
     """
 
     def start(self) -> None:
@@ -49,8 +55,9 @@ class _Worker(SpawnProcess):
 
 
 class _Spawn(SpawnContext):
-    """Fresh processes (a fork of a process with threads can hang), remembered: how they died is
-    asked afterwards.
+    """A context of fresh processes (a fork of a process with threads can hang).
+
+    The processes are remembered, since how they died is asked afterwards.
     """
 
     def __init__(self) -> None:
@@ -63,7 +70,7 @@ class _Spawn(SpawnContext):
         return process
 
     def kill(self) -> None:
-        """Ends every process at once."""
+        """End every process at once."""
         for process in self.started:
             if process.pid is not None:
                 process.kill()
@@ -71,7 +78,7 @@ class _Spawn(SpawnContext):
 
 @contextmanager
 def local(jobs: int) -> Iterator[Crew]:
-    """A pool of `jobs` processes, killed at once if left with an exception."""
+    """Yield a pool of `jobs` processes; they are killed at once if it is left with an exception."""
     context = _Spawn()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(jobs > 1,))
 
@@ -96,7 +103,10 @@ def _cause(code: int) -> str:
 
 
 def _start(one_thread: bool) -> None:
-    """In a worker: ends when the sweep ends, and keeps to one core if it has neighbours."""
+    """Prepare a worker.
+
+    It ends when the sweep ends, and keeps to one core if there are other workers.
+    """
     threading.Thread(target=_follow, daemon=True).start()
     if one_thread:
         # read when numba and numpy are first imported, which is later here, and for all threads;
@@ -109,7 +119,10 @@ def _start(one_thread: bool) -> None:
 
 
 def _follow() -> None:
-    """A pool's workers outlive a killed parent, waiting for work for ever: end with it."""
+    """End this process with its parent.
+
+    A pool's workers outlive a killed parent and would wait for work for ever.
+    """
     parent = parent_process()
     if parent is not None:
         parent.join()

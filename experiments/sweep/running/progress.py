@@ -1,4 +1,4 @@
-"""How far a sweep is: a bar on stderr where that is a terminal, nothing otherwise."""
+"""The progress of a sweep: a bar on stderr where that is a terminal, nothing otherwise."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,18 +6,17 @@ from contextlib import contextmanager
 
 from roundscope.experiments.report.terminal import console
 
-Progress = Callable[
-    [int, int, int], None
-]  # cells measured, failed ones among them, cells to measure
+# called with the number of cells measured, of failed ones among them, and of cells to measure
+Progress = Callable[[int, int, int], None]
 
 
 def silent(done: int, failed: int, total: int) -> None:
-    """No progress."""
+    """Show no progress."""
 
 
 @contextmanager
 def bar() -> Iterator[Progress]:
-    """A bar with cells per second, time left and failures; gone when done."""
+    """Show a bar with cells per second, time left and failures; it disappears when done."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield silent
@@ -47,8 +46,9 @@ def bar() -> Iterator[Progress]:
 
 
 def _words(done: int, failed: int, total: int, seconds: float) -> str:
-    """The mean rate since the start, workers' start included; what is left at that rate; failures
-    if there are any.
+    """Return the mean rate since the start, the time left at that rate, and any failures.
+
+    The start of the workers counts as time.
     """
     if not done:
         return "starting"

@@ -1,4 +1,4 @@
-"""The loop of a sweep: what is missing is measured and saved, and what happened is told."""
+"""The loop of a sweep: measures and saves what is missing, and returns what happened."""
 
 import signal
 import threading
@@ -22,10 +22,12 @@ from roundscope.experiments.sweep.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a sweep came to: cells measured now, failed (now, or earlier and not tried again), and
-    there already.
+    """The outcome of a sweep.
 
-    `parts` are the workers' seconds by kind of work, added up; `seconds` is what passed here.
+    done     cells measured now;  skipped: cells that were there already
+    failed   cells that failed now, or earlier and were not tried again
+    seconds  the time that passed here;  interrupted: whether Ctrl-C or SIGTERM ended it
+    parts    the workers' seconds by kind of work, added up
     """
 
     done: int
@@ -46,7 +48,7 @@ def run(
     measure: Measure | None = None,
     progress: Progress = silent,
 ) -> Outcome:
-    """Measures the cells that the store does not have and saves them as they come.
+    """Measure the cells that the store does not have, and save them as they come.
 
     Cells whose key is 'ok' are skipped, failed ones too unless `retry_failed`. Ctrl-C or SIGTERM
     saves what has arrived and returns; a second one stops at once. A cell whose measurement raises
@@ -93,8 +95,10 @@ class _Tally:
         progress(0, 0, total)
 
     def save(self, batch: Batch, results: list[Result]) -> None:
-        """Raises ExecutorError for results that are not of these cells: a key holds the version of
-        the numeric core.
+        """Save the results of a batch and count them.
+
+        Raises ExecutorError for results that are not of these cells: a key holds the version of the
+        numeric core.
         """
         if [r.key for r in results] != [cell.key for cell in batch]:
             raise ExecutorError(
@@ -112,18 +116,19 @@ class _Tally:
 def _measured(
     missing: Sequence[Cell], measure: Measure, tally: _Tally, jobs: int | None, executor: str | None
 ) -> bool:
-    """Measures cells; whether Ctrl-C ended it.
+    """Measure cells; return whether Ctrl-C ended it.
 
-    Here, engine after engine: xla has all cores, or the GPU, in one process.
+    On this machine engines run one after another: xla has all cores, or the GPU, in one process.
     """
     engines = ("numpy", "xla") if executor is None else (None,)
     with _interrupts() as stop:
         try:
             for engine in engines:
                 part = [c for c in missing if engine in (None, c["engine"])]
-                made = batches(part, workers := 1 if engine == "xla" else jobs or cores())
-                wanted = jobs if executor is not None else min(workers, len(made))
-                Dispatch(measure, partial(_crew, executor, wanted), tally.save, stop).all(made)
+                workers = 1 if engine == "xla" else jobs or cores()
+                work = batches(part, workers)
+                wanted = jobs if executor is not None else min(workers, len(work))
+                Dispatch(measure, partial(_crew, executor, wanted), tally.save, stop).all(work)
         except KeyboardInterrupt:
             return True
     return False
@@ -135,8 +140,9 @@ def _crew(executor: str | None, wanted: int | None, alone: bool) -> AbstractCont
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM as a question, so that they never fall into a transaction; the second one
-    acts as ever.
+    """Yield a function that returns whether Ctrl-C or SIGTERM came.
+
+    So neither ends a transaction. The second one acts as usual.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""A results file as CSV or Parquet, for whatever reads tables."""
+"""Exports a results file as CSV or Parquet."""
 
 import csv
 import os
@@ -17,7 +17,7 @@ _PIECE = 10_000  # rows in memory at a time
 
 
 def export(path: Path, out: Path, table: str = "cells") -> int:
-    """Writes a table of a results file to OUT.csv or OUT.parquet and returns the count of its rows.
+    """Write a table of a results file to OUT.csv or OUT.parquet and return the number of its rows.
 
     Numbers keep every bit; NULL is an empty field of CSV and null in Parquet; JSON stays text. A
     file OUT is replaced when the new one is complete. Raises UsageError for another ending, another
@@ -36,7 +36,7 @@ def export(path: Path, out: Path, table: str = "cells") -> int:
 
 @contextmanager
 def _complete(out: Path) -> Iterator[Path]:
-    """A file next to `out` that takes its name in the end, or is gone."""
+    """Yield a file next to `out` that is renamed to it in the end, or deleted after an error."""
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         yield unfinished
@@ -50,8 +50,10 @@ def _complete(out: Path) -> Iterator[Path]:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
-    """The columns and their types: parameters, axes of single sites, then the results, and what is
-    JSON last. A row of sites has the axes of its cell behind its own columns.
+    """Return the columns and their types.
+
+    The order is parameters, axes of single sites, results, and columns of JSON last. A row of sites
+    has the axes of its cell behind its own columns.
     """
     kinds = columns_of(connection, table)
     if table == "sites":

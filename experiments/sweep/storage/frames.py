@@ -1,6 +1,6 @@
 """A results file as a `Frame`: which parameters vary, and every cell's place among their values.
 
-No pictures, no statistics.
+There are no pictures and no statistics here.
 """
 
 import re
@@ -21,18 +21,16 @@ from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
 HEAVY = ("plan", "parts")  # columns that no picture needs
-TOGETHER = {
-    "S": "T",
-    "block_k": "block_q",
-}  # where the second equals the first in every cell, the two are one axis
+# where the second equals the first in every cell, the two are one axis
+TOGETHER = {"S": "T", "block_k": "block_q"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A parameter with several values among the cells that are ok; `also`: parameters that advance
-    with it.
+    """A parameter with several values among the cells that are ok.
 
     label  its name in pictures: "tile" where both sides of the tile are equal throughout
+    also   parameters that advance with it
     """
 
     name: str
@@ -46,18 +44,19 @@ class Axis:
         return all(isinstance(value, int) for value in self.values)
 
     def word(self, code: int) -> str:
-        """A value as text."""
+        """Return a value as text."""
         return str(self.values[code])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Cells of a sweep. A condition is a cell without its seed.
+    """The cells of a sweep. A condition is a cell without its seed.
 
-    rows       cells that are ok;  codes (cells, axes): the index of each one's value of each axis
-    condition  (cells,) numbers of conditions, from 0;  failed: the other cells
-    names      parameters that vary among all cells, failed ones too;  repeated: cells of which the
-               file has a later one
+    rows       cells that are ok;  failed: the other cells
+    repeated   the number of cells of which the file has a later one
+    names      parameters that vary among all cells, failed ones too
+    axes       the axes;  codes (cells, axes): the index of each cell's value of each axis
+    condition  (cells,) numbers of conditions, from 0;  numbers: metrics by name, (cells,) each
     """
 
     path: Path
@@ -71,24 +70,24 @@ class Frame:
     numbers: dict[str, np.ndarray]
 
     def metric(self, name: str) -> np.ndarray:
-        """A metric of every cell that is ok; NaN where there is none."""
+        """Return a metric of every cell that is ok; NaN where there is none."""
         return self.numbers[name]
 
     def code(self, axis: Axis) -> np.ndarray:
-        """Every cell's value of an axis, as an index of its values."""
+        """Return every cell's value of an axis, as an index of its values."""
         return np.asarray(self.codes[:, self.axes.index(axis)])
 
     def seeds(self) -> np.ndarray:
-        """Every cell's seed."""
+        """Return every cell's seed."""
         return np.array([row["seed"] for row in self.rows], dtype=np.int64)
 
     def axis(self, name: str) -> Axis | None:
-        """The axis of that name, None if it does not vary."""
+        """Return the axis of that name, None if it does not vary."""
         return next((axis for axis in self.axes if name in (axis.name, *axis.also)), None)
 
 
 def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
-    """The frame of a results file, or of the cells with some keys.
+    """Return the frame of a results file, or of the cells with some keys.
 
     Raises UsageError for one without cells, and as `store.reading`.
     """
@@ -103,11 +102,9 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
         [[axis.values.index(row[axis.name]) for axis in axes] for row in rows], dtype=np.int64
     )
     codes = codes.reshape(len(rows), len(axes))
-    condition = (
-        np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
-        if axes
-        else np.zeros(len(rows), np.int64)
-    )
+    condition = np.zeros(len(rows), np.int64)
+    if axes:
+        condition = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
     varying = tuple(name for name in names if len({row[name] for row in latest}) > 1)
     failed = [row for row in latest if row["status"] != "ok"]
     repeated = len(cells) - len(latest)
@@ -120,22 +117,21 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
         axes=axes,
         codes=codes,
         condition=condition,
-        numbers={
-            name: np.array(
-                [np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64
-            )
-            for name in METRICS
-        },
+        numbers={name: _column(rows, name) for name in METRICS},
     )
 
 
+def _column(rows: Sequence[Row], name: str) -> np.ndarray:
+    return np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
+
+
 def parameters(rows: Sequence[Row]) -> list[str]:
-    """The columns that are parameters, those of single sites last."""
+    """Return the columns that are parameters, those of single sites last."""
     return [*DEFAULTS, *sorted(name for name in rows[0] if is_extra(name))]
 
 
 def sites_of(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Row]]:
-    """Key -> site -> its columns, of the cells named."""
+    """Return key -> site -> its columns, of the cells named."""
     with reading(path) as connection:
         query = "SELECT * FROM sites WHERE key = ?"
         return {
@@ -145,8 +141,9 @@ def sites_of(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Row]]:
 
 
 def _cells(path: Path) -> list[Row]:
-    """Every cell without its HEAVY columns, a later one last; parameters in the words of the
-    command line.
+    """Return every cell without its HEAVY columns, a later one last.
+
+    Parameters are in the words of the command line.
     """
     with reading(path) as connection:
         columns = [name for name in columns_of(connection, "cells") if name not in HEAVY]
@@ -157,38 +154,38 @@ def _cells(path: Path) -> list[Row]:
 def _worded(row: Row) -> Row:
     for name, value in row.items():
         if value is None and is_extra(name):
-            row[name] = "preset"  # saved before this axis was met: as the preset says
+            row[name] = "preset"  # the cell was saved before this axis occurred
         elif type(DEFAULTS.get(name)) is bool:
             row[name] = "true" if value else "false"
     return row
 
 
 def _axes(rows: Sequence[Row], names: Sequence[str]) -> tuple[Axis, ...]:
-    """The parameters that vary; those of which each value has one partner in another are one axis,
-    named as the first.
+    """Return the axes: the parameters that vary.
+
+    Parameters of which each value of one goes with one value of the other are one axis, named as
+    the first.
     """
     columns = {name: [row[name] for row in rows] for name in names}
     varying = [name for name in names if len(set(columns[name])) > 1]
     hidden = [a for a, b in TOGETHER.items() if columns[a] == columns[b]]
-    found: list[Axis] = []
+    axes: list[Axis] = []
     for name in (n for n in varying if n not in hidden):
-        twin = next(
-            (i for i, axis in enumerate(found) if _paired(columns[axis.name], columns[name])), None
-        )
+        twins = (i for i, axis in enumerate(axes) if _paired(columns[axis.name], columns[name]))
+        twin = next(twins, None)
         if twin is None:
             equal = tuple(a for a in hidden if TOGETHER[a] == name)
             label = "tile" if "block_k" in equal else name
-            found.append(
-                Axis(name=name, label=label, values=_ordered(name, set(columns[name])), also=equal)
-            )
+            values = _ordered(name, set(columns[name]))
+            axes.append(Axis(name=name, label=label, values=values, also=equal))
         else:
-            old = found[twin]
-            found[twin] = replace(old, label=_with(old.label, name), also=(*old.also, name))
-    return tuple(found)
+            old = axes[twin]
+            axes[twin] = replace(old, label=_with(old.label, name), also=(*old.also, name))
+    return tuple(axes)
 
 
 def _with(label: str, name: str) -> str:
-    """T (with N and H)."""
+    """Return a label with one more name: T (with N and H)."""
     return f"{label[:-1]} and {name})" if label.endswith(")") else f"{label} (with {name})"
 
 
@@ -197,8 +194,9 @@ def _paired(a: Sequence[Value], b: Sequence[Value]) -> bool:
 
 
 def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
-    """Numbers ascending; formats by precision; else the default first and then by name, numbers in
-    it as numbers.
+    """Return the values in order: numbers ascending, formats by precision.
+
+    Others have the default first and then go by name, with numbers in names compared as numbers.
     """
 
     def by_format(v: Value) -> Any:
@@ -208,7 +206,7 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
         return (v != DEFAULTS.get(name.partition(".")[0]), _natural(str(v)))
 
     if all(isinstance(value, int) for value in values):
-        return tuple(sorted(values))  # type: ignore[type-var]
+        return tuple(sorted(values))
     return tuple(sorted(values, key=by_format if name.partition(".")[0] == "format" else by_name))
 
 

@@ -1,4 +1,4 @@
-"""The tables of a results file, whose file it is, and its faults in one line each."""
+"""The tables of a results file, the check that it is ours, and its faults in one line each."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,8 +34,9 @@ _AMISS = {  # the start of SQLite's name of an error -> what it means here
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """SQLite's errors as a StorageError of one line that names the file; faults of our own SQL stay
-    what they are.
+    """Turn SQLite's errors into a StorageError of one line that names the file.
+
+    Faults of our own SQL are raised as they are.
     """
     try:
         yield
@@ -48,13 +49,14 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def quoted(name: str) -> str:
-    """A column's name in SQL."""
+    """Return a column's name as SQL writes it."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def cell_columns() -> dict[str, str]:
-    """The columns of `cells` and their types, in order; axes of single sites are added when first
-    met.
+    """Return the columns of `cells` and their types, in order.
+
+    Columns for axes of single sites are added when they first occur.
     """
     from roundscope.experiments.sweep.measuring.metrics import METRICS
 
@@ -74,19 +76,17 @@ def cell_columns() -> dict[str, str]:
 
 
 def site_columns() -> dict[str, str]:
-    """The columns of `sites` and their types, in order."""
+    """Return the columns of `sites` and their types, in order."""
     from roundscope.experiments.sweep.measuring.metrics import SITE_METRICS
 
     return {"key": "TEXT NOT NULL", "site": "TEXT NOT NULL", **dict.fromkeys(SITE_METRICS, "REAL")}
 
 
 def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
-    """Makes the tables of a new file and adds the columns that an older one lacks; `fresh` makes
-    all anew.
+    """Make the tables of a new file, or add the columns that an older one lacks.
 
-    How many cells that deletes.
-
-    Call it in a transaction. Raises UsageError for a file that is not ours or of another schema.
+    `fresh` makes all tables anew. Returns how many cells that deletes. It must be called in a
+    transaction. Raises UsageError for a file that is not ours or of another schema.
     """
     ours = is_ours(connection, path)
     if ours and not fresh:
@@ -96,25 +96,22 @@ def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
         _create(connection)
     add_columns(connection, "cells", cell_columns())
     add_columns(connection, "sites", site_columns())
-    connection.execute(
-        f"PRAGMA user_version = {SCHEMA}"
-    )  # always: a file that cannot be written says so now
+    # this is always written, so that a file that cannot be written raises now
+    connection.execute(f"PRAGMA user_version = {SCHEMA}")
     return lost
 
 
 def _count(connection: sqlite3.Connection) -> int:
-    [(count,)] = (
-        connection.execute("SELECT count(*) FROM cells")
-        if columns_of(connection, "cells")
-        else [(0,)]
-    )
+    if not columns_of(connection, "cells"):
+        return 0
+    [(count,)] = connection.execute("SELECT count(*) FROM cells")
     return int(count)
 
 
 def is_ours(connection: sqlite3.Connection, path: Path, argument: str = "--out") -> bool:
-    """Whether the file has our tables; False for an empty one.
+    """Return whether the file has our tables; False for an empty one.
 
-    Raises UsageError for another program's.
+    Raises UsageError for another program's file.
     """
     [(application,)] = connection.execute("PRAGMA application_id")
     [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
@@ -124,7 +121,10 @@ def is_ours(connection: sqlite3.Connection, path: Path, argument: str = "--out")
 
 
 def check_version(connection: sqlite3.Connection, path: Path, repair: str) -> None:
-    """Raises UsageError for a file of an older or a newer schema."""
+    """Raise UsageError for a file of an older or a newer schema.
+
+    repair: what the message advises.
+    """
     [(version,)] = connection.execute("PRAGMA user_version")
     if version > SCHEMA:
         raise UsageError(
@@ -153,12 +153,12 @@ def _declared(columns: Mapping[str, str]) -> str:
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, str]:
-    """The columns that a table has, and their types, in order."""
+    """Return the columns that a table has, and their types, in order."""
     return {name: kind for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def add_columns(connection: sqlite3.Connection, table: str, wanted: Mapping[str, str]) -> None:
-    """Adds the columns that a table lacks; earlier rows have NULL there."""
+    """Add the columns that a table lacks; earlier rows have NULL there."""
     there: Iterable[str] = columns_of(connection, table)
     for name, kind in wanted.items():
         if name not in there:

@@ -1,5 +1,6 @@
-"""The results file: an SQLite database, one row per cell and one per cell and site, that no crash
-can spoil.
+"""The results file: an SQLite database that no crash can damage.
+
+It has one row per cell, and one per cell and site.
 """
 
 import json
@@ -29,14 +30,14 @@ _PATIENCE = 30.0  # seconds to wait for another program's transaction
 class Store:
     """A results file that is open for writing; made by `writing`.
 
-    `thrown_away`: cells that `fresh` has deleted.
+    thrown_away: the number of cells that `fresh` has deleted.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, thrown_away: int = 0) -> None:
         self.connection, self.path, self.thrown_away = connection, path, thrown_away
 
     def statuses(self) -> dict[str, str]:
-        """Key -> 'ok' or 'failed' of every cell that is there.
+        """Return key -> 'ok' or 'failed' of every cell that is there.
 
         Raises StorageError if the file is damaged.
         """
@@ -44,10 +45,10 @@ class Store:
             return dict(self.connection.execute("SELECT key, status FROM cells"))
 
     def save(self, pairs: Sequence[tuple[Cell, Result]]) -> None:
-        """Writes cells and what was measured of them, all or none; on the disk when this returns.
+        """Write cells and what was measured of them, all or none.
 
-        A row of the same key is replaced. Raises StorageError (a full disk), which leaves the file
-        as it was.
+        They are on the disk when this returns. A row of the same key is replaced. Raises
+        StorageError (a full disk), which leaves the file as it was.
         """
         with explained(self.path), _transaction(self.connection) as c:
             for cell, result in pairs:
@@ -62,7 +63,7 @@ class Store:
 
 @contextmanager
 def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
-    """Opens a results file, new or old, and holds it; `fresh` deletes what it has, for good.
+    """Open a results file, new or old, and hold it; `fresh` deletes what it has, for good.
 
     Raises UsageError for a file that cannot be ours (another program's, a folder, another schema),
     StorageError for one that another sweep holds, that is damaged or that cannot be written. None
@@ -76,33 +77,35 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
         closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
     ):
         is_ours(connection, path)  # before the first byte is written
-        connection.execute(
-            "PRAGMA journal_mode = WAL"
-        )  # readers while we write; a file system without it keeps its journal
-        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk
+        # WAL lets others read while we write; a file system that lacks it keeps its journal mode
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a commit returns once it is on the disk
         with _transaction(connection):
             lost = prepare(connection, path, fresh)
         yield Store(connection, path, lost)
 
 
 def read_cells(path: Path) -> list[dict[str, Any]]:
-    """Every cell as column -> value, in the order of saving; parts, versions and plan as data.
+    """Return every cell as column -> value, in the order of saving.
 
-    Needs no lock.
+    parts, versions and plan are parsed. Needs no lock.
     """
     with reading(path) as connection:
         return [_parsed(row) for row in connection.execute("SELECT * FROM cells ORDER BY rowid")]
 
 
 def read_sites(path: Path) -> list[dict[str, Any]]:
-    """Every cell's every site as column -> value, ordered by key and site. Needs no lock."""
+    """Return every row of every cell's sites as column -> value, ordered by key and site.
+
+    Needs no lock.
+    """
     with reading(path) as connection:
         return [dict(row) for row in connection.execute("SELECT * FROM sites ORDER BY key, site")]
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Opens a results file for reading, while a sweep writes it too. Raises as `writing` does."""
+    """Open a results file for reading, even while a sweep writes it. Raises as `writing` does."""
     _check_place(path, "file")
     if not path.exists():
         raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
@@ -115,10 +118,11 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection that changes no row; it may fold in what a killed sweep left in FILE-wal, and
-    tidies up behind itself, which one of SQLite's mode=ro does not.
+    """Return a connection that changes no row.
 
-    In a folder that we may not write to, one that needs no file next to it.
+    It may fold in what a killed sweep left in FILE-wal, and tidies up after itself, which one of
+    SQLite's mode=ro does not. In a folder that we may not write to it is one that needs no file
+    next to it.
     """
     path = path.resolve()
     connection = sqlite3.connect(
@@ -177,7 +181,7 @@ def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> 
 
 
 def _row(cell: Cell, result: Result) -> dict[str, Any]:
-    """SQLite stores True as 1 and NaN, which it has not, as NULL."""
+    """Return the row of a cell; SQLite stores True as 1 and NaN, which it lacks, as NULL."""
     return {
         "key": result.key,
         "status": "ok" if result.error is None else "failed",

@@ -1,3 +1,1 @@
-"""What follows from a trace: which events are biased, what rounding does to results, the running
-error of P V.
-"""
+"""The analysis of a trace: biased events, effects on the results, the running error of P V."""

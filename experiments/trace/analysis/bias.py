@@ -1,13 +1,13 @@
-"""Which events lean, and what follows: statistics of a trace.
+"""Which events are biased: the statistics of a trace.
 
 Sums are binary64; no number is rounded further.
 
-The null. Flip the signs of all errors of a row together, by a fair coin per row. The sum over rows
-then has mean 0 and variance sum_r s_r^2, s_r a row's sum of signed ulps, so  z = sum_r s_r /
-sqrt(sum_r s_r^2).  Errors inside a row may depend on each other in any way. Where rows share
-arguments (exp of a BF16 number has few), equal arguments make equal errors, so the coin is flipped
-once per distinct argument as well, and the larger of the two variances counts, and never less than
-that of independent events, sum of squares of all errors.
+The null hypothesis: flip the signs of all errors of a row together, by a fair coin per row. The sum
+over rows then has mean 0 and variance sum_r s_r^2, where s_r is a row's sum of signed ulps, so
+z = sum_r s_r / sqrt(sum_r s_r^2). Errors inside a row may depend on each other in any way. Where
+rows share arguments (exp of a BF16 number has few), equal arguments make equal errors, so a coin is
+also flipped once per distinct argument. The larger of the two variances counts, but never less than
+that of independent events, which is the sum of squares of all errors.
 """
 
 import math
@@ -26,8 +26,11 @@ FALSE_ALARMS = 0.01  # chance that a report without any bias marks something
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lean:
-    """A mean signed error against the null: mean and standard error per event, z, and the null's
-    deviation of the mean.
+    """A mean signed error (a bias) and its test against the null hypothesis.
+
+    mean, se  mean and its standard error, per event
+    z         the mean in standard deviations of the null hypothesis
+    null      the standard deviation of the mean under the null hypothesis
     """
 
     mean: float
@@ -37,31 +40,35 @@ class Lean:
 
 
 def threshold(tests: int) -> float:
-    """|z| that one of `tests` unbiased events exceeds with chance FALSE_ALARMS (Bonferroni)."""
+    """Return the |z| that any of `tests` unbiased events exceeds with probability FALSE_ALARMS.
+
+    The correction for the number of tests is Bonferroni's.
+    """
     return NormalDist().inv_cdf(1.0 - FALSE_ALARMS / (2 * max(tests, 1)))
 
 
 def lean(clusters: Sequence[Any], n: int, independent: float = 0.0) -> Lean:
-    """The mean of n errors against sign flips of clusters.
+    """Test the mean of n errors against sign flips of clusters of them.
 
     clusters     for each way to group the events (rows; distinct arguments), the sum of signed
                  errors of each group
-    independent  sum of squares of all errors, if known
+    n            the number of events
+    independent  the sum of squares of all errors, if known
 
-    z = total / sqrt(max over ways of sum_c s_c^2), at most sqrt(groups) by Cauchy-Schwarz; the
-    standard error is that of the groups about their mean. Law: a common factor changes mean, se and
-    null, and leaves z.
+    z = total / sqrt(max over ways of sum_c s_c^2), which is at most sqrt(groups) by Cauchy-Schwarz.
+    The standard error is that of the groups about their mean. A common factor of all errors
+    multiplies mean, se and null, and leaves z unchanged.
     """
     groups = [np.asarray(c, dtype=np.float64).reshape(-1) for c in clusters]
     total, n = float(groups[0].sum()), max(n, 1)
     flips = [float(c @ c) for c in groups]
     null = math.sqrt(max(*flips, independent, 0.0))
-    centred = max(
+    centered = max(
         flips[0] - total**2 / max(groups[0].size, 1), independent - total**2 / n, *flips[1:], 0.0
     )
     return Lean(
         mean=total / n,
-        se=math.sqrt(centred) / n,
+        se=math.sqrt(centered) / n,
         z=total / null if null > 0.0 else 0.0,
         null=null / n,
     )
@@ -69,13 +76,15 @@ def lean(clusters: Sequence[Any], n: int, independent: float = 0.0) -> Lean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of the table: a site's counts over all heads, and its lean.
+    """One line of the table: a site's counts over all heads, and its bias.
 
-    by_rows   the lean that flips of rows alone would show;  distinct: number of distinct arguments,
-              if counted
-    leans     whether |z| exceeds the threshold;  shared: whether it does by rows only, for equal
-              arguments round alike
-    worst     (batch, head) whose mean lies farthest from zero, and that mean
+    counts      the counts of the site, by name
+    lean        the bias;  by_rows: the bias as flips of rows alone would show it
+    distinct    the number of distinct arguments, if they were counted
+    leans       whether the event is biased: whether |z| exceeds the threshold
+    shared      whether |z| does so by rows only, because equal arguments round alike
+    mean_abs    the mean |error| in ulps;  peak: the largest
+    worst       the (batch, head) whose mean lies farthest from zero;  worst_mean: that mean
     """
 
     name: str
@@ -93,19 +102,23 @@ class Event:
 
     @property
     def relative(self) -> float:
-        """|mean| as a relative error: ulps of a format are at most epsilon."""
+        """The largest relative error that |mean| can be: an ulp of a format is at most epsilon."""
         return abs(self.lean.mean) * self.format.epsilon
 
     def share(self, name: str) -> float:
-        """A count as a part of all events."""
+        """Return a count as a share of all events."""
         return self.counts[name] / max(self.counts["n"], 1)
 
 
 def event(
     name: str, f: Format, stats: Stats, rows: np.ndarray, limit: float, distinct: Any = None
 ) -> Event:
-    """From a site's stats (batch, heads) and row sums (batch, heads, rows); distinct: (arguments,
-    sums) or None.
+    """Return the line of a site.
+
+    f         the format to which it rounds
+    stats     its statistics (batch, heads);  rows: its sums of signed ulps (batch, heads, rows)
+    limit     the |z| beyond which it counts as biased
+    distinct  (arguments, sums) of `experiments.trace.focus.by_argument`, or None
     """
     total = stats.total()
     n, squares = int(total.n), float(total.sq_ulps)
@@ -130,8 +143,9 @@ def event(
 
 
 def head_leans(stats: Stats, rows: np.ndarray, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Mean signed ulps and z of every (batch, head); ratio: how much wider than the rows' the
-    event's null is.
+    """Return the mean signed ulps and the z of every (batch, head).
+
+    ratio: the factor by which the event's null is wider than that of its rows.
     """
     null = np.sqrt((rows**2).sum(-1))
     null = np.maximum(null, np.sqrt(stats.sq_ulps)) * ratio

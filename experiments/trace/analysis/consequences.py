@@ -1,8 +1,8 @@
-"""What rounding does to the results: differences in value, delta's error along tokens, rows with
-several P = 1.
+"""What rounding does to the results.
 
-Differences are binary64, of results that left in binary32 or binary64; statistics as in
-experiments.trace.analysis.bias.
+This is measured by differences in value, delta's error along tokens, and the errors of rows with
+several P = 1. Differences are computed in binary64, of results in binary32 or binary64; the
+statistics are those of experiments.trace.analysis.bias.
 """
 
 import math
@@ -15,10 +15,10 @@ from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS, Lean, lean,
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    """a - b in value: largest |.|, root mean square, mean, and the root mean square relative to
-    that of b.
+    """Return statistics of a - b in value, by name.
 
-    NaN in both places count as equal; other non-finite differences are counted in `not_finite`.
+    They are max_abs, rms, mean, relative_rms (the rms relative to that of b) and not_finite. NaN in
+    both places count as equal; other non-finite differences are counted in not_finite only.
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(invalid="ignore"):
@@ -82,8 +82,13 @@ def gain(a: np.ndarray, b: np.ndarray, key_heads: int, tests: int) -> Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaDrift:
-    """delta(plan) - delta(against), (B, T, N): z of its sum over the tokens of each head against
-    sign flips, the worst head.
+    """The error of delta and how it adds up over the tokens.
+
+    error     delta of the plan minus that of the plan compared with, (B, T, N)
+    z         (B, N): the sum over the tokens of each head, tested against sign flips
+    worst     the (batch, head) with the largest |z|;  limit: the threshold of |z|
+    overall   the bias of all errors
+    identity  the largest |error - rowsum dO (O - O_against)|
     """
 
     error: np.ndarray
@@ -91,7 +96,7 @@ class DeltaDrift:
     worst: tuple[int, int]
     limit: float
     overall: Lean
-    identity: float  # largest |error - rowsum dO (O - O_against)|
+    identity: float
 
     @property
     def leans(self) -> bool:
@@ -100,8 +105,9 @@ class DeltaDrift:
 
     @property
     def crossing(self) -> int | None:
-        """The first token at which the worst head's running sum stands beyond the threshold's
-        curve; None if it never does.
+        """The first token at which the worst head's running sum lies beyond the threshold's curve.
+
+        None if it never does.
         """
         error = self.error[self.worst[0], :, self.worst[1]]
         band = self.limit * np.sqrt(np.cumsum(error**2))
@@ -110,17 +116,18 @@ class DeltaDrift:
 
 
 def delta_drift(delta: Any, other: Any, out: Any, other_out: Any, do: Any) -> DeltaDrift:
-    """How delta's error adds up along tokens.
+    """Return how the error of delta adds up along tokens.
 
-    By linearity it equals rowsum dO (O - O_against) if delta comes from O.
+    delta, other    delta of the plan and of the plan compared with, (B, T, N)
+    out, other_out  their outputs, (B, T, N, H);  do: the gradient of the output
+
+    By linearity the error equals rowsum dO (O - O_against) if delta comes from O.
     """
-    d = np.nan_to_num(
-        np.asarray(delta, np.float64) - np.asarray(other, np.float64), posinf=0.0, neginf=0.0
+    delta, other, out, other_out, do = (
+        np.asarray(x, np.float64) for x in (delta, other, out, other_out, do)
     )
-    from_o = (
-        np.asarray(do, np.float64)
-        * (np.asarray(out, np.float64) - np.asarray(other_out, np.float64))
-    ).sum(-1)
+    d = np.nan_to_num(delta - other, posinf=0.0, neginf=0.0)
+    from_o = (do * (out - other_out)).sum(-1)
     null = np.sqrt((d**2).sum(1))
     z = d.sum(1) / np.where(null > 0.0, null, math.inf)
     b, n = np.unravel_index(int(np.abs(z).argmax()), z.shape)
@@ -136,26 +143,29 @@ def delta_drift(delta: Any, other: Any, out: Any, other_out: Any, do: Any) -> De
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One site's errors in key-tile rows with several P = 1 and in the others, signed and away from
-    zero.
+    """One site's errors in the rows of key tiles with several P = 1, and in the other rows.
+
+    Each pair holds the former first. events: the number of events; signed, away: their bias, signed
+    and counted away from zero.
     """
 
     site: str
-    events: tuple[int, int]  # with several, others
+    events: tuple[int, int]
     signed: tuple[Lean, Lean]
     away: tuple[Lean, Lean]
 
     @property
     def share(self) -> float:
-        """The part of the total away-from-zero error that comes from rows with several P = 1 (nan
-        if the total is 0).
+        """The share of the total error away from zero that comes from rows with several P = 1.
+
+        It is NaN if the total is 0.
         """
         sums = [x.mean * n for x, n in zip(self.away, self.events, strict=True)]
         return sums[0] / sum(sums) if sum(sums) else math.nan
 
     @property
     def z(self) -> float:
-        """Difference of the two means away from zero, in its standard errors."""
+        """The difference of the two means away from zero, in units of its standard error."""
         a, b = self.away
         error = math.hypot(a.se, b.se)
         return (a.mean - b.mean) / error if error > 0.0 and min(self.events) else 0.0
@@ -170,16 +180,26 @@ def share(
     features: int,
     wider: tuple[float, float] = (1.0, 1.0),
 ) -> Share:
-    """signed, away, several: (B, N, tiles, T); exists: broadcastable; groups of the null are rows
-    (B, N, T).
+    """Compare a site's errors in rows with several P = 1 with those in the other rows.
 
-    wider: by how much shared arguments widen the standard errors of signed and away.
+    signed, away  (B, N, tiles, T): each row's sums of errors, signed and counted away from zero
+    several       (B, N, tiles, T): the rows with several P = 1
+    exists        broadcastable to these: the rows that have events
+    features      the number of events per row
+    wider         the factors by which shared arguments widen the standard errors of signed and away
+
+    The groups of the null hypothesis are rows (B, N, T).
     """
-    parts = [several & exists, ~several & exists]
-    n = tuple(int(np.broadcast_to(p, signed.shape).sum()) * features for p in parts)
+    parts = (several & exists, ~several & exists)
+    ones, others = (int(np.broadcast_to(p, signed.shape).sum()) * features for p in parts)
 
-    def means(x: np.ndarray, by: float) -> tuple[Lean, ...]:
-        found = [lean([np.where(p, x, 0.0).sum(2)], m) for p, m in zip(parts, n, strict=True)]
-        return tuple(Lean(mean=f.mean, se=f.se * by, z=f.z / by, null=f.null * by) for f in found)
+    def mean(x: np.ndarray, part: np.ndarray, n: int, by: float) -> Lean:
+        b = lean([np.where(part, x, 0.0).sum(2)], n)
+        return Lean(mean=b.mean, se=b.se * by, z=b.z / by, null=b.null * by)
 
-    return Share(site=site, events=n, signed=means(signed, wider[0]), away=means(away, wider[1]))  # type: ignore[arg-type]
+    def means(x: np.ndarray, by: float) -> tuple[Lean, Lean]:
+        return mean(x, parts[0], ones, by), mean(x, parts[1], others, by)
+
+    return Share(
+        site=site, events=(ones, others), signed=means(signed, wider[0]), away=means(away, wider[1])
+    )

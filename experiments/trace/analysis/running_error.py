@@ -2,10 +2,10 @@
 
     Err(t) = round(sum_{s <= t} P[T,s] V[s,i]) - sum_{s <= t} P[T,s] V[s,i]
 
-The sum is the ascending binary32 fold of the rounded P and V (exact products); `round` is that of
-the first event after it that is narrower than binary32: PV, else O, else OUT (then the sum is
-divided by the row sum l first). The row is computed as one key tile, so that P is relative to the
-row's own maximum. Without injections.
+The sum is the ascending binary32 fold of the rounded P and V, with exact products; `round` is the
+rounding of the first event after it that is narrower than binary32: PV, else O, else OUT (for OUT
+the sum is first divided by the row sum l). The row is computed as one key tile, so that P is
+relative to the row's own maximum, and without injections.
 """
 
 from dataclasses import dataclass, replace
@@ -18,14 +18,20 @@ from roundscope.emu.api import dot, round_to
 from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.trace.run import Observed, call
 
-CANDIDATES = 32  # rows looked at for one that has several P = 1 as one key tile
+CANDIDATES = 32  # rows that are searched for one with several P = 1 when it is one key tile
 Place = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """One (batch, head, row, feature), by key: P and V as rounded, the sum, its running error in
-    value; ulp of the whole sum.
+    """The running error of P V at one (batch, head, row, feature), by key.
+
+    where    (batch, head, row, feature)
+    several  whether the row has several P = 1
+    site     the event whose rounding is applied
+    p, v     P and V as rounded
+    total    the running sum;  error: its error in value
+    ulp      that of the whole sum
     """
 
     where: Place
@@ -39,44 +45,42 @@ class Running:
 
 
 def most_biased(seen: Observed, several: np.ndarray | None, count: int = 1) -> list[Place]:
-    """(batch, head, row, feature) of the `count` rows with the largest |error| in value of PV and O
-    summed over tiles (else of OUT).
+    """Return (batch, head, row, feature) of the `count` rows with the largest |error| in value.
 
-    Only rows with several P = 1, if there are any; several: (B, N, T). Empty if nothing rounds.
+    The error is that of PV and O, summed over tiles, or that of OUT if neither rounds. If any rows
+    have several P = 1 (`several`, (B, N, T)), only these are considered. The list is empty if
+    nothing rounds.
     """
-    errors: list[Any] = [
-        seen.focus[s].value
-        for s in ("PV", "O")
-        if s in seen.focus and seen.focus[s].histogram.any()
-    ]
-    errors = errors or [seen.focus["OUT"].value] * bool(seen.focus["OUT"].histogram.any())
-    if not errors:
+    sites: list[str] = [s for s in ("PV", "O") if s in seen.focus and seen.focus[s].histogram.any()]
+    if not sites and seen.focus["OUT"].histogram.any():
+        sites = ["OUT"]
+    if not sites:
         return []
+    errors: list[Any] = [seen.focus[s].value for s in sites]
     size = np.abs(np.sum(errors, axis=0))
     largest = size.max(-1)
     if several is not None and several.any():
         largest = np.where(several, largest, -1.0)
     best = np.argsort(-largest, axis=None, kind="stable")[:count]
-    rows = [
-        tuple(int(i) for i in np.unravel_index(k, largest.shape))
-        for k in best
-        if largest.flat[k] >= 0.0
-    ]
-    return [(*row, int(size[row].argmax())) for row in rows]  # type: ignore[misc]
+    places: list[Place] = []
+    for k in best:
+        if largest.flat[k] >= 0.0:
+            b, n, t = (int(i) for i in np.unravel_index(k, largest.shape))
+            places.append((b, n, t, int(size[b, n, t].argmax())))
+    return places
 
 
 def running(seen: Observed, several: np.ndarray | None) -> Running | None:
-    """Equation 5 at the most biased place where the whole row has several P = 1, or else at the
-    most biased of all.
+    """Evaluate equation 5 at the most biased place where the whole row has several P = 1.
 
-    None if no event after P V is narrower than binary32.
+    If there is none among the candidates, the most biased place of all is taken. Returns None if no
+    event after P V is narrower than binary32.
     """
     site, first = _rounding_site(seen), None
     if site is None:
         return None
-    for place in most_biased(
-        seen, several, CANDIDATES if several is not None and several.any() else 1
-    ):
+    candidates = CANDIDATES if several is not None and several.any() else 1
+    for place in most_biased(seen, several, candidates):
         row = _row(seen, *place)
         first = first or (place, row)
         if (row[0] == 1.0).sum() > 1:
@@ -112,13 +116,13 @@ def _rounding_site(seen: Observed) -> Site | None:
 
 
 def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """P and V of one row as one key tile, and its row sum (1 if P is normalised)."""
+    """Return P and V of one row as one key tile, and its row sum (1 if P is normalized)."""
     layer, request = seen.layer, seen.request
     g = n * layer.k.shape[2] // layer.q.shape[2]
     keys = slice(0, t + 1 if request.causal else layer.k.shape[1])
     whole = replace(request, block_k=layer.k.shape[1], causal=False, engine="numpy")
 
-    def cut(x):
+    def cut(x: np.ndarray) -> np.ndarray:
         return x[b : b + 1, keys, g : g + 1]
 
     record = Record(events=(Site.P, Site.V, Site.L))
@@ -131,12 +135,12 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
 
 
 def _fold(p: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Every prefix of the ascending sum, each step rounded to binary32."""
+    """Return every prefix of the ascending sum of p v, each step rounded to binary32."""
     steps: list[tuple[np.ndarray, np.ndarray]] = []
     dot(p[None, :], v[:, None], steps=steps)
     return np.concatenate([after.reshape(-1) for _, after in steps])
 
 
 def tied(run: Running) -> Any:
-    """The keys whose P is 1."""
+    """Return the numbers of the keys whose P is 1."""
     return np.flatnonzero(run.p == 1.0)

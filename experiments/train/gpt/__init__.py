@@ -1,3 +1,1 @@
-"""The GPT: model, its emulated attention and linear layers, changes of their arithmetic, monitors,
-data.
-"""
+"""The GPT: model, emulated attention and linear layers, changes of arithmetic, monitors, data."""

@@ -24,12 +24,13 @@ SINK = 4  # one token in so many of 'sink' is the sink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Where batches come from.
+    """A source of batches.
 
     name, seed, size, length, vocab   the data, its seed, (batch, context + 1) and the number of
                                       tokens
-    about    what the data is, for the record: two runs see identical batches if this and the fields
+    about    what the data is, for the log: two runs have identical batches if this and the fields
              above agree
+    draw     makes the tokens of a batch
     """
 
     name: str
@@ -41,11 +42,11 @@ class Batches:
     draw: Callable[["Batches", int, np.random.Philox], np.ndarray] = field(repr=False)
 
     def batch(self, step: int) -> np.ndarray:
-        """Tokens (batch, context + 1) int32 of a step."""
+        """Return the tokens (batch, context + 1) int32 of a step."""
         return self._drawn(TRAIN, step)
 
     def val(self, step: int) -> np.ndarray:
-        """The same from the validation part."""
+        """Return the tokens of a step from the validation part, as `batch` does."""
         return self._drawn(VAL, step)
 
     def _drawn(self, part: int, step: int) -> np.ndarray:
@@ -61,10 +62,10 @@ class Batches:
 
 
 def batches(config: Any, seed: int | None = None) -> Batches:
-    """The batches of a config: its data, data_seed (or `seed`), batch, context and vocab.
+    """Return the batches of a config: its data, data_seed (or `seed`), batch, context and vocab.
 
-    data   'stdlib', 'repeat', 'sink', or a folder with train.bin and val.bin. Raises UsageError for
-           others and for too little data.
+    The data is 'stdlib', 'repeat', 'sink', or a folder with train.bin and val.bin. Raises
+    UsageError for other names and for too little data.
     """
     draw, about = _source(config)
     return Batches(
@@ -127,7 +128,10 @@ def _tokens(path: Path, config: Any) -> np.ndarray:
 
 
 def _fingerprint(parts: tuple[np.ndarray, ...]) -> str:
-    """Of the sizes and both ends of each file: reading all of a large one would take minutes."""
+    """Return a digest of the sizes and both ends of the files.
+
+    Reading all of a large one takes minutes.
+    """
     digest = hashlib.sha256()
     for tokens in parts:
         digest.update(
@@ -139,8 +143,9 @@ def _fingerprint(parts: tuple[np.ndarray, ...]) -> str:
 
 
 def stdlib() -> Path:
-    """The folder of the running Python's standard library as tokens, made in the user's cache on
-    first use; its tests are left out.
+    """Return the folder of the running Python's standard library as tokens, without its tests.
+
+    It is made in the user's cache on first use.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
@@ -164,8 +169,9 @@ def stdlib() -> Path:
 
 
 def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Runs of 1 to 16 equal tokens: without position embedding equal tokens have equal scores, so
-    that several share the maximum.
+    """Return runs of 1 to 16 equal tokens.
+
+    Without position embedding equal tokens have equal scores, so that several share the maximum.
     """
     raw = bits.random_raw((own.size, 2, own.length))
     ends = (1 + raw[:, 0] % np.uint64(LONGEST)).cumsum(axis=1)
@@ -175,8 +181,9 @@ def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
 
 
 def _sink(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Token 0 first and in one place out of four after; what follows each is fixed up to noise, so
-    that there is something to learn.
+    """Return tokens of which the first, and a quarter of the others, are token 0.
+
+    What follows each token is fixed up to noise, so that there is something to learn.
     """
     raw = bits.random_raw((2, own.size, own.length))
     tokens = np.zeros((own.size, own.length), np.uint64)

@@ -1,7 +1,6 @@
-"""The engines of a training's attention beside XLA's: fused kernels, whose plan is part of the
-executable, and cuDNN.
+"""The engines of a training's attention beside XLA's, and what each of them refuses.
 
-What each refuses.
+They are fused kernels, whose plan is part of the executable, and cuDNN.
 """
 
 from functools import lru_cache
@@ -22,14 +21,12 @@ TILES = (16, 32, 64, 128)  # larger ones have more threads, or shared memory, th
 
 
 def has_device(config: Config) -> bool:
-    """Whether this machine has what the engine runs on."""
+    """Return whether this machine has the device that the engine runs on."""
     return config.engine == XLA or jax.default_backend() == "gpu"
 
 
 def check_engine(config: Config) -> None:
-    """Raises UsageError for an engine that this machine has not, or that does not take the
-    model.
-    """
+    """Raise UsageError for an engine that this machine lacks, or that does not take the model."""
     if not has_device(config):
         raise bad("engine", config.engine, "needs a GPU, and JAX sees none; give engine=xla")
     if config.engine == CUDNN:
@@ -38,7 +35,7 @@ def check_engine(config: Config) -> None:
 
 @lru_cache(64)
 def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
-    """The plan of all layers and heads.
+    """Return the plan of all layers and heads.
 
     Raises UsageError for what fused kernels do not do, before anything is compiled.
     """
@@ -74,7 +71,7 @@ def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
 
 
 def _try(config: Config, plan: Plan | None) -> None:
-    """Attention and its derivative without numbers: what it refuses, it refuses here."""
+    """Trace attention and its derivative without numbers: what they refuse, they refuse here."""
     x = jax.ShapeDtypeStruct(
         (config.batch, config.context, config.heads, config.head_width), jnp.float32
     )

@@ -1,8 +1,8 @@
-"""The changes `offset=C:KIND[:all]` of a run: what delta reads wrongly
-(`experiments.train.gpt.offset`), per layer and head.
+"""The changes `offset=C:KIND[:all]` of a run: the error of the output that delta reads.
 
-They are no edits of a plan: a format or a preset leaves them as they are. Where delta reads no
-output (P_DP, CENTRED), nothing of it can be wrong.
+The error itself is in `experiments.train.gpt.offset`; here are the offsets per layer and head. They
+are no edits of a plan: a format or a preset leaves them as they are. Where delta reads no output
+(P_DP, CENTRED), there is nothing to offset.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
-    """Of every layer and head, by config.changes, then texts; None if no head has any.
+    """Return the offset of every layer and head, by config.changes, then texts.
 
-    Raises UsageError naming the change and the repair. c = 0 is an offset too: it shares the
-    executable of another c.
+    None if there is none. Raises UsageError naming the change and the repair. c = 0 is an offset
+    too: it shares the executable of another c.
     """
     found: list[list[Wrong | None]] = [[None] * config.heads for _ in range(config.layers)]
     for text in (*config.changes, *texts):
@@ -39,8 +39,9 @@ def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
 
 
 def check(plans: Plans | None, wrongs: Wrongs | None, texts: Sequence[str]) -> None:
-    """Raises UsageError where delta reads no output that could be wrong; delta_from is the same in
-    all layers and heads.
+    """Raise UsageError where there are offsets but delta reads no output.
+
+    delta_from is the same in all layers and heads.
     """
     if plans is not None and wrongs is not None and not readable(plans[0][0]):
         repair = (
@@ -51,12 +52,12 @@ def check(plans: Plans | None, wrongs: Wrongs | None, texts: Sequence[str]) -> N
 
 
 def readable(plan: Plan) -> bool:
-    """Whether delta reads the output."""
+    """Return whether delta reads the output."""
     return plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
 
 
 def described(wrongs: Wrongs | None) -> list[dict[str, Any]]:
-    """The different ones, as words, and where each holds, as plain data."""
+    """Return the different offsets in words, and where each holds, as plain data."""
     where: dict[Wrong, list[list[int]]] = {}
     for layer, row in enumerate(wrongs or ()):
         for head, wrong in enumerate(row):
@@ -66,7 +67,7 @@ def described(wrongs: Wrongs | None) -> list[dict[str, Any]]:
 
 
 def words(wrong: Wrong) -> str:
-    """As the grammar writes it, 16:bias."""
+    """Return an offset as the grammar writes it, such as 16:bias."""
     return f"{wrong.c:.9g}:{wrong.kind}" + (f":{ALL}" if wrong.everywhere else "")
 
 

@@ -1,18 +1,21 @@
-"""What is changed in the attention of a run, in words (docs/grammar.md), and the plan per layer and
-head that comes of it.
+"""The changes of a run's attention in words (docs/grammar.md), and the plans that they make.
 
-    layer=1 head=7 -> O=fp32                    layer=0:3,5 site=PV,O -> bf16:stochastic
-    backward=fp32                               -> plan=fp32 ; site=OD -> e8m3:toward-zero
-    layer=1 head=0:2 -> offset=16:bias          -> offset=-1:noise:all
+    layer=1 head=7 -> O=fp32
+    layer=0:3,5 site=PV,O -> bf16:stochastic
+    backward=fp32
+    -> plan=fp32 ; site=OD -> e8m3:toward-zero
+    layer=1 head=0:2 -> offset=16:bias
+    -> offset=-1:noise:all
 
 left     layer= head= numbers and ranges; site= names of events, or inputs, forward, backward. What
-         is left out is: all of them
+         is left out means all
 right    a change of `attention.grammar`; plan=PRESET keeps the sums that the config says; or
          offset=C:bias|noise|fixed[:all]|none, no edit of a plan (`injected`): the output that delta
          reads is off by C x half a BF16 ulp of V, in rows with several P = 1 or in all; it stays,
          whatever else changes, until offset=none. C = 0 keeps the executable
-matrix=  and mx= are of the linear layers (`linear_words`): such changes leave the attention's plans
-         alone
+
+matrix= and mx= are of the linear layers (`linear_words`): such changes leave the attention's plans
+alone. There is one plan per layer and head.
 """
 
 import functools
@@ -38,8 +41,10 @@ Plans = tuple[tuple[Plan, ...], ...]  # of each layer, of each head
 class Change:
     """One change: where (None: everywhere), and what in turn.
 
-    edits, offsets     of attention's plan, and of what delta reads
-    matrices, written  of a change of linear layers; matrices None: it is of attention
+    text               the text of the change
+    layers, heads      where it holds
+    edits, offsets     edits of attention's plan, and errors of the output that delta reads
+    matrices, written  places and formats of a change of linear layers; matrices None: of attention
     """
 
     text: str
@@ -53,7 +58,7 @@ class Change:
 
 @functools.lru_cache(maxsize=4096)
 def changes_of(text: str) -> tuple[Change, ...]:
-    """The changes that a text asks for. Raises UsageError naming the text and the repair."""
+    """Return the changes that a text asks for. Raises UsageError naming the text and the repair."""
     try:
         return tuple(_change(change) for change in grammar.changes(text))
     except ValueError as error:
@@ -61,14 +66,14 @@ def changes_of(text: str) -> tuple[Change, ...]:
 
 
 def plans_of(config: Config, texts: Sequence[str] = (), seed: int = 0) -> Plans | None:
-    """The plan of every layer and head: the config's preset with its sums, then config.changes,
-    then texts.
+    """Return the plan of every layer and head; None for plan = "jax", which takes no change.
 
-    seed   of all stochastic roundings. None for plan = "jax", which takes no change.
-    Raises UsageError for a layer or head that is not there, an event that a plan has not, and plans
-    of two structures: what changes the
-    program (stabiliser, delta_from, accumulators, stochastic rounding, some presets) must be the
-    same in all layers and heads.
+    It is the config's preset with its sums, changed by config.changes, then by texts. seed: that of
+    all stochastic roundings.
+
+    Raises UsageError for a layer or head that does not exist, an event that a plan lacks, and plans
+    of two structures: what changes the program (stabiliser, delta_from, accumulators, stochastic
+    rounding, some presets) must be the same in all layers and heads.
     """
     texts = (*config.changes, *texts)
     changes = [change for text in texts for change in changes_of(text) if change.matrices is None]
@@ -82,7 +87,7 @@ def plans_of(config: Config, texts: Sequence[str] = (), seed: int = 0) -> Plans 
 
 
 def described(plans: Plans | None) -> list[dict[str, Any]]:
-    """The different plans and where each holds, as plain data."""
+    """Return the different plans and where each holds, as plain data."""
     where: dict[Plan, list[list[int]]] = {}
     for layer, row in enumerate(plans or ()):
         for head, plan in enumerate(row):
@@ -91,12 +96,15 @@ def described(plans: Plans | None) -> list[dict[str, Any]]:
 
 
 def places(change: Change, config: Config) -> Iterator[tuple[int, int]]:
-    """The (layer, head) that a change is for. Raises UsageError for one that is not there."""
+    """Return the (layer, head) that a change is for.
+
+    Raises UsageError for one that does not exist.
+    """
     return product(layers_of(change, config), _there(change, "head", change.heads, config.heads))
 
 
 def layers_of(change: Change, config: Config) -> Sequence[int]:
-    """The layers that a change is for. Raises UsageError for one that is not there."""
+    """Return the layers that a change is for. Raises UsageError for one that does not exist."""
     return _there(change, "layer", change.layers, config.layers)
 
 

@@ -1,8 +1,7 @@
-"""The pieces of a layer: norms, products, the activation function; each as it is, or with its
-events rounded where a layer has any.
+"""The pieces of a layer: norms, products, the activation function.
 
-events: the `LinearPlans` of one layer, table (matrices, events, FIELDS); None:
-`experiments.train.gpt.linear` and nothing else.
+Each is as it is, or has its events rounded where a layer has any. events: the `LinearPlans` of one
+layer, table (matrices, events, FIELDS); None for `experiments.train.gpt.linear` and nothing else.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
 
 
 def product(x: Array, w: Array, kind: str, events: LinearPlans | None, matrix: Matrix) -> Array:
-    """x (..., in) times w (in, out); kind is Config.matmul, for a layer without events.
+    """Return x (..., in) times w (in, out); kind is Config.matmul, for a layer without events.
 
     Blocks of X_W and G_W run over all rows of x.
     """
@@ -35,7 +34,7 @@ def product(x: Array, w: Array, kind: str, events: LinearPlans | None, matrix: M
 
 
 def normed(x: Array, scale: Array, events: LinearPlans | None, matrix: Matrix) -> Array:
-    """LayerNorm before a matrix, with the events GAMMA, LN and DLN."""
+    """Return the LayerNorm of x before a matrix, with the events GAMMA, LN and DLN."""
     if events is None:
         return layer_norm(x, scale)
     rows, how = _rows(events, matrix), events.how
@@ -46,7 +45,7 @@ def normed(x: Array, scale: Array, events: LinearPlans | None, matrix: Matrix) -
 
 
 def passed_phi(phi: Callable[[Array], Array], h: Array, events: LinearPlans | None) -> Array:
-    """phi(h), with the events PHI and DPHI."""
+    """Return phi(h), with the events PHI and DPHI."""
     if events is None:
         return phi(h)
     rows = _rows(events, Matrix.FC1)
@@ -62,8 +61,9 @@ def _rows(events: LinearPlans, matrix: Matrix) -> Array:
 
 @jax.custom_vjp
 def watched(y: Array, x: Array, taps: Any) -> Array:
-    """y; the gradient by taps = (zeros like x, zeros like y) is (x, dy): what the product's
-    backward reads.
+    """Return y; its gradient by `taps` is what the product's backward reads.
+
+    taps = (zeros like x, zeros like y), and the gradient is (x, dy).
     """
     return y
 
@@ -72,15 +72,12 @@ watched.defvjp(lambda y, x, taps: (y, x), lambda x, g: (g, jnp.zeros_like(x), (x
 
 
 def layer_norm(x: Array, scale: Array) -> Array:
-    """(x - mean) / sqrt(var + 1e-5) times the scale, over the last axis."""
-    centred = x - x.mean(-1, keepdims=True)
-    return (
-        centred
-        * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + jnp.asarray(LAYER_NORM, x.dtype))
-        * scale
-    )
+    """Return (x - mean) / sqrt(var + 1e-5) times the scale, over the last axis."""
+    centered = x - x.mean(-1, keepdims=True)
+    variance = (centered * centered).mean(-1, keepdims=True)
+    return centered * lax.rsqrt(variance + jnp.asarray(LAYER_NORM, x.dtype)) * scale
 
 
 def rms_norm(x: Array, scale: Array) -> Array:
-    """x / sqrt(mean x^2 + 1e-6) times the scale, over the last axis."""
+    """Return x / sqrt(mean x^2 + 1e-6) times the scale, over the last axis."""
     return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + jnp.asarray(RMS_NORM, x.dtype)) * scale

@@ -1,10 +1,10 @@
-"""Linear layers and the embedding, with backwards of their own: what rounds where, and nothing
-whose order is left to chance.
+"""Linear layers and the embedding, with backwards of their own.
 
-matmul="bf16" is the paper's "BF16 forward, FP32 backward" (arXiv 2510.04212): the forward rounds
-both operands to BF16 and adds the exact products in FP32; the backward multiplies the same rounded
-operands with the FP32 gradient, in FP32. (PyTorch's autocast also rounds the result and the
-gradients to BF16.) matmul="fp16" is the same with FP16. Sums are in the device's order.
+They define what rounds where, and leave the order of nothing to chance. matmul="bf16" is the
+paper's "BF16 forward, FP32 backward" (arXiv 2510.04212): the forward rounds both operands to BF16
+and adds the exact products in FP32; the backward multiplies the same rounded operands with the FP32
+gradient, in FP32. (PyTorch's autocast also rounds the result and the gradients to BF16.)
+matmul="fp16" is the same with FP16. Sums are in the device's order.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ FULL = lax.Precision.HIGHEST  # or a GPU drops bits of FP32 operands (TF32)
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def linear(x: Array, w: Array, kind: str) -> Array:
-    """x (..., K) times w (K, N), float32; kind is Config.matmul."""
+    """Return x (..., K) times w (K, N), float32; kind is Config.matmul."""
     return _forward(x, w, kind)[0]
 
 
@@ -43,10 +43,9 @@ linear.defvjp(_forward, _backward)
 
 
 def rounded(x: Array, kind: str = "bf16") -> Array:
-    """x rounded to BF16 or FP16, as float32: `astype` there and back is deleted by XLA, this is
-    not.
+    """Return x rounded to BF16 or FP16, as float32; numbers beyond FP16's range become infinite.
 
-    Beyond FP16's range: infinite.
+    XLA deletes an `astype` there and back, but not this.
     """
     exponent, mantissa = BITS[kind]
     return lax.reduce_precision(x, exponent_bits=exponent, mantissa_bits=mantissa)
@@ -54,7 +53,7 @@ def rounded(x: Array, kind: str = "bf16") -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: Array, tokens: Array, vocab: int) -> Array:
-    """Rows (..., D) of the table (V, D).
+    """Return rows (..., D) of the table (V, D).
 
     Its gradient is a product with one-hot rows: a scatter adds in any order on a GPU.
     """
@@ -74,9 +73,9 @@ embed.defvjp(_embed_forward, _embed_backward)
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Mean of log sum exp - the target's logit; logits (..., V) float32, targets (...) integers.
+    """Return the mean of log sum exp - the target's logit.
 
-    No gather, so no scatter backwards.
+    logits (..., V) are float32, targets (...) integers. There is no gather, so no scatter backward.
     """
     hit = jnp.arange(logits.shape[-1], dtype=targets.dtype) == targets[..., None]
     chosen = jnp.where(hit, logits, jnp.zeros((), logits.dtype)).sum(-1)

@@ -1,9 +1,8 @@
-"""What the linear layers of a run round, as data: `LinearPlans` beside the attention's `HeadPlans`,
-None where nothing asks for it.
+"""The roundings of a run's linear layers as data: `LinearPlans`.
 
-A run without a change of its linear layers has no table and no events in its executables:
-`experiments.train.gpt.linear` alone. Before the first change the events round as `Config.matmul`
-says, so that mx= and formats change what is there.
+They go beside the attention's `HeadPlans`. A run without a change of its linear layers has no table
+and no events in its executables: its layers are `experiments.train.gpt.linear` alone. Before the
+first change the events round as `Config.matmul` says, so that mx= and formats change what is there.
 """
 
 from collections.abc import Sequence
@@ -34,11 +33,11 @@ from roundscope.experiments.train.mx.sites import GROUPS, Site
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class LinearPlans:
-    """The formats of all linear layers as data, a pytree: `how` is static, `table` (layers,
-    matrices, events, FIELDS) int32 may be mapped.
+    """The formats of all linear layers as data, a pytree.
 
-    taps   None, or zeros whose gradient is what the products read (`model.watched`): matrix -> x
-           (layers, rows, in), g (layers, rows, out)
+    how    static;  table: (layers, matrices, events, FIELDS) int32, may be mapped
+    taps   None, or zeros whose gradient is what the products read (`layers.watched`): matrix ->
+           x (layers, rows, in), g (layers, rows, out)
     """
 
     how: How = field(metadata={"static": True})
@@ -47,11 +46,10 @@ class LinearPlans:
 
 
 def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
-    """Of every layer and matrix, by config.changes, then texts; None if no change is of linear
-    layers.
+    """Return the formats of every layer and matrix, by config.changes, then texts.
 
-    Raises UsageError for a layer that is not there, and for a width or context that blocks do not
-    divide.
+    None if no change is one of linear layers. Raises UsageError for a layer that does not exist,
+    and for a width or context that blocks do not divide.
     """
     changes = [
         change
@@ -87,19 +85,19 @@ def _apply(formats: np.ndarray, change: Change, config: Config) -> None:
 
 
 def how_of(found: Sequence[Formats]) -> How:
-    """What an executable needs that serves all of them."""
+    """Return what an executable needs that serves all of these formats."""
     return linear.how_of(BLOCK, found)
 
 
 def by_arm(how: How, found: Sequence[Formats], seeds: Sequence[int]) -> LinearPlans:
-    """Those of arms, with a leading axis of them."""
+    """Return the plans of arms, with a leading axis of arms; seeds: one for each arm."""
     return LinearPlans(how, np.stack([f.table(seed) for f, seed in zip(found, seeds, strict=True)]))
 
 
 def linear_at(plans: LinearPlans | None, step: Any) -> LinearPlans | None:
-    """The plans of one step: stochastic roundings draw from (seed, step, place).
+    """Return the plans of one step: stochastic roundings draw from (seed, step, place).
 
-    Those that draw none come back as they are.
+    Plans without any are returned as they are.
     """
     if plans is None or not plans.how.drawn:
         return plans
@@ -107,7 +105,7 @@ def linear_at(plans: LinearPlans | None, step: Any) -> LinearPlans | None:
 
 
 def described(found: Formats | None) -> list[dict[str, Any]]:
-    """The different ones, as words by event, and where each holds, as plain data."""
+    """Return the different formats as words by event, and where each holds, as plain data."""
     where: dict[tuple[Kept, ...], list[list[Any]]] = {}
     for layer, row in enumerate(found.formats if found is not None else ()):
         for matrix, own in zip(MATRICES, row, strict=True):

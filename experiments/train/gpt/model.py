@@ -1,16 +1,15 @@
-"""nanoGPT in JAX: parameters are a plain dict, layers are stacked along axis 0 and run by one scan,
-attention is `attend`.
+"""nanoGPT in JAX: parameters are a plain dict, and attention is `attend`.
 
-Shapes: L layers, N heads of H features, D = N H, M = mlp_ratio D, B sequences of T tokens, V
-tokens.
+Layers are stacked along axis 0 and run by one scan. Shapes: L layers, N heads of H features, D = N
+H, M = mlp_ratio D, B sequences of T tokens, V tokens.
 
-    embedding (V, D)   position (T, D), if asked   head (V, D), unless tied   norm (D,)
-    layers:  norm1, norm2 (L, D)   qkv (L, D, 3, N, H)   proj (L, N, H, D)   up (L, D, M)   down (L,
-             M, D) norm_q, norm_k (L, H), if qk_norm
+    embedding (V, D)   position (T, D), if asked for   head (V, D), unless tied   norm (D,)
+    layers:  norm1, norm2 (L, D)   qkv (L, D, 3, N, H)   proj (L, N, H, D)   up (L, D, M)
+             down (L, M, D)   norm_q, norm_k (L, H), if qk_norm
 
 W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits and loss are FP32;
-linear layers as `experiments.train.gpt.linear` says, or with roundings at named events
-(`experiments.train.gpt.linear_plans`), attention as its plan says.
+linear layers are as `experiments.train.gpt.linear` says, or with roundings at named events
+(`experiments.train.gpt.linear_plans`); attention is as its plan says.
 """
 
 import math
@@ -39,18 +38,19 @@ from roundscope.experiments.train.gpt.linear_words import Matrix
 from roundscope.experiments.train.gpt.offset import Offset
 
 Params = dict[str, Any]
-Planned = (
-    HeadPlans | Plan | None
-)  # of layers and heads, as data; one for all of them, in fused kernels; none, JAX's own attention
-Wrong = Callable[
-    [Array, Array, Array], Array
-]  # q, k, v -> the error of the output as delta reads it
-SPREAD = 0.02  # of GPT-2's initial weights; of what writes into the residual stream over sqrt(2 L)
+# plans of layers and heads as data; one for all of them, in fused kernels; or none, for JAX's own
+Planned = HeadPlans | Plan | None
+# a function of q, k, v that returns the error of the output as delta reads it
+Wrong = Callable[[Array, Array, Array], Array]
+# the standard deviation of GPT-2's initial weights; for weights that write into the residual stream
+# it is divided by sqrt(2 L)
+SPREAD = 0.02
 
 
 class Seen(NamedTuple):
-    """What one layer's attention read, stacked over layers: x (L, B, T, D) after the norm; q, k, v
-    (L, B, T, N, H).
+    """What one layer's attention read, stacked over layers.
+
+    x (L, B, T, D) is the input after the norm; q, k, v are (L, B, T, N, H).
     """
 
     x: Array
@@ -60,12 +60,13 @@ class Seen(NamedTuple):
 
 
 def init(config: Config, key: Array) -> Params:
-    """GPT-2's initial weights, float32: normal(0.02), scales 1."""
+    """Return GPT-2's initial weights, float32: normal(0.02), and scales of 1."""
     c, L, D = config, config.layers, config.width
     keys = iter(jax.random.split(key, 7))
 
     def normal(*shape: int, spread: float = SPREAD) -> Array:
-        return jnp.float32(spread) * jax.random.normal(next(keys), shape, dtype=jnp.float32)
+        drawn: Array = jax.random.normal(next(keys), shape, dtype=jnp.float32)
+        return jnp.asarray(jnp.float32(spread) * drawn)
 
     into_residual = SPREAD / math.sqrt(2 * L)
     layers = {
@@ -78,17 +79,19 @@ def init(config: Config, key: Array) -> Params:
     }
     if c.qk_norm:
         layers |= {name: jnp.ones((L, c.head_width), jnp.float32) for name in ("norm_q", "norm_k")}
-    params = {
+    params: Params = {
         "embedding": normal(c.vocab, D),
         "norm": jnp.ones((D,), jnp.float32),
         "layers": layers,
     }
-    # drawn in any case: the other weights do not depend on the options
+    # drawn in any case, so that the other weights do not depend on the options
     position = normal(c.context, D)
     head = normal(c.vocab, D)
-    return (
-        params | ({"position": position} if c.position else {}) | ({} if c.tied else {"head": head})
-    )
+    if c.position:
+        params["position"] = position
+    if not c.tied:
+        params["head"] = head
+    return params
 
 
 def loss(
@@ -99,8 +102,10 @@ def loss(
     offset: Offset | None = None,
     linears: LinearPlans | None = None,
 ) -> Array:
-    """Mean cross-entropy of the next token in nats; tokens (B, T + 1) integers, plans (layers,
-    heads, ...), one, or None (plan = "jax").
+    """Return the mean cross-entropy of the next token in nats.
+
+    tokens (B, T + 1) are integers; plans are (layers, heads, ...), one plan, or None (plan =
+    "jax").
     """
     return run(params, tokens, plans, config, offset=offset, linears=linears)[0]
 
@@ -108,7 +113,7 @@ def loss(
 def attention_inputs(
     params: Params, tokens: Array, plans: Planned, config: Config
 ) -> tuple[Array, Array, Array]:
-    """q, k, v of every layer, (L, B, T, N, H) float32, as `attend` gets them."""
+    """Return q, k, v of every layer, (L, B, T, N, H) float32, as `attend` gets them."""
     seen = run(params, tokens, plans, config)[1]
     return seen.q, seen.k, seen.v
 
@@ -122,11 +127,14 @@ def run(
     offset: Offset | None = None,
     linears: LinearPlans | None = None,
 ) -> tuple[Array, Seen]:
-    """(loss, what every layer's attention read). taps (L, B, T, N, H) are added to the attentions'
-    outputs: the loss's derivative by them, at zero, is dO; offset: an error of what delta reads;
-    linears: events of the linear layers, None: none.
+    """Return (loss, what every layer's attention read).
 
-    What is not used of the second costs nothing under jit.
+    taps     (L, B, T, N, H), added to the attentions' outputs: the loss's derivative by them, at
+             zero, is dO
+    offset   an error of the output that delta reads
+    linears  events of the linear layers; None for none
+
+    What is not used of the second result costs nothing under jit.
     """
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     x = embed(params["embedding"], inputs, config.vocab)
@@ -159,7 +167,7 @@ def _attention(
     tap: Array | None,
     wrong: Wrong | None = None,
 ) -> tuple[Array, Seen]:
-    """x plus the layer's attention, and what it read."""
+    """Return x plus the layer's attention, and what it read."""
     read = normed(x, w["norm1"], events, Matrix.QKV)
     qkv = product(read, w["qkv"].reshape(config.width, -1), config.matmul, events, Matrix.QKV)
     q, k, v = (
@@ -182,8 +190,10 @@ def _attention(
 def attended(
     q: Array, k: Array, v: Array, plans: Planned, config: Config, delta_error: Array | None = None
 ) -> Array:
-    """Causal attention of one layer by its heads' plans, by one plan in fused kernels, or, without
-    any, JAX's own (Config.plan = "jax").
+    """Return the causal attention of one layer.
+
+    It is computed by its heads' plans, by one plan in fused kernels, or, without any, by JAX's own
+    attention (Config.plan = "jax").
     """
     if plans is None:
         return _jax_attention(q, k, v, config)

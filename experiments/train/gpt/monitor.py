@@ -1,31 +1,32 @@
-"""What is watched in a run, every n steps, from one sequence of the step's batch: cheap, and
-outside the training step.
+"""What is monitored in a run, every n steps, on one sequence of the step's batch.
 
-Per arm, layer and head, over the sequence's T rows:
+Monitoring is cheap, and outside the training step. Per arm, layer and head, over the sequence's T
+rows:
+
     w_q_norm       ||W_Q,h||_2, by power iteration on its Gram matrix: G <- G^2 / ||G||, 8 times, is
-    256 iterations
+                   256 iterations
     several_ones   share of rows in which several P are exactly 1
     gaps           rows by top1 - top2 of their scores (as the plan rounds them): 0, then up to
-    1e-3, 1e-2, 0.1, 1, 10, more
+                   1e-3, 1e-2, 0.1, 1, 10, more
     v_skew         mean over features of |mean over tokens of sign V|: 1 if every feature of V keeps
-    one sign
+                   one sign
     delta_sum      sum over rows of  x = delta - delta_exact,  delta_exact = rowsum(dO O) in
-    binary64 from the same rounded q, k, v, dO
+                   binary64 from the same rounded q, k, v, dO
     delta_square   sum of x^2
-    drift          |R| / |dW_Q|, Frobenius norms: the share of W_Q's gradient that comes of rows of
-    dS which do not sum to zero, as they
-                   do in exact arithmetic:  r = rowsum(dS),  R = alpha sum over rows of r[t] X[t]^T
-                   (PK)[t],  X what W_Q reads,
-                   PK in binary64 from the same rounded q and k; dW_Q = X^T dQ of this sequence
+    drift          |R| / |dW_Q|, Frobenius norms: the share of W_Q's gradient that comes from rows
+                   of dS that do not sum to zero, as they do in exact arithmetic:  r = rowsum(dS),
+                   R = alpha sum over rows of r[t] X[t]^T (PK)[t],  where X is what W_Q reads and PK
+                   is in binary64 from the same rounded q and k; dW_Q = X^T dQ of this sequence
                    alone (with qk_norm: after the norm)
-    w_q_gradient   that |dW_Q|: where it is small, drift is large though little is made
+    w_q_gradient   that |dW_Q|: where it is small, drift is large although R is small
     coherence      A = |sum x| / sqrt(sum x^2): about 1 for errors of random sign, sqrt(T) for
-    errors of one sign
+                   errors of one sign
+
 and running_sum, running_coherence: the same over all rows monitored so far. An injected error
 (`offset`) counts as one of delta's.
 
-Every 10th time also the mean error of every event, in ulps: of 32 rows, one head of each layer in
-turn, by the numpy engine; of a run in fused kernels of a sample of the tiles of every head
+Every 10th time also the mean error of every event, in ulps: over 32 rows of one head of each layer
+in turn, by the numpy engine; in a run with fused kernels over a sample of the tiles of every head
 (`attention.tiles.sample`), by those kernels.
 """
 
@@ -51,16 +52,10 @@ from roundscope.experiments.train.gpt.offset import Offset, error
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 from roundscope.experiments.train.rows import drift, exact_delta
 
-EDGES = (
-    0.0,
-    1e-3,
-    1e-2,
-    0.1,
-    1.0,
-    10.0,
-)  # of gaps: rows with a gap up to each, and one more for the rest
+# the classes of gaps: rows with a gap up to each of these, and one more class for the rest
+EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 SITES_EVERY, ROWS = 10, 32
-TILES = 2  # at most, looked at of a head, and with each of the other side, by fused kernels
+TILES = 2  # the most tiles per side that fused kernels examine of a head
 MEASURED = (
     "w_q_norm",
     "several_ones",
@@ -82,13 +77,14 @@ def look(
     linears: LinearPlans | None = None,
     fused: Plan | None = None,
 ) -> tuple[dict[str, np.ndarray], Any]:
-    """(the numbers above, each (A, L, N), gaps with an axis of classes behind; q, k, v, dO of the
-    sequence, (A, L, 1, T, N, H)).
+    """Return the numbers above, and q, k, v, dO of the sequence.
 
-    params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms. With plan =
-             "jax", w_q_norm only, and None.
-    offset   what delta reads wrongly, of arms; noise has the law of the step's, not its signs;
-             linears: of arms
+    The numbers are (A, L, N) each, gaps with a last axis of classes; the tensors are (A, L, 1, T,
+    N, H). With plan = "jax" there is only w_q_norm, and None.
+
+    params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms
+    offset   the error of what delta reads, of arms; noise has the distribution of the step's, but
+             not its signs;  linears: of arms
     fused    the plan of fused kernels, where the run has them
     """
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
@@ -105,7 +101,7 @@ def look(
 
 @jax.jit
 def query_norms(qkv: Array) -> Array:
-    """||W_Q,h||_2 of the weights (A, L, D, 3, N, H): (A, L, N)."""
+    """Return ||W_Q,h||_2, (A, L, N), of the weights (A, L, D, 3, N, H)."""
     w = qkv[:, :, :, 0].swapaxes(2, 3)  # (A, L, N, D, H)
     gram = jnp.einsum("alndh,alndg->alnhg", w, w, precision="highest")
     power = gram
@@ -117,22 +113,23 @@ def query_norms(qkv: Array) -> Array:
     column = jnp.argmax(jnp.linalg.norm(power, axis=-2), axis=-1)
     v = jnp.take_along_axis(power, column[..., None, None], axis=-1)[..., 0]
     wv = jnp.einsum("alndh,alnh->alnd", w, v, precision="highest")
-    return jnp.linalg.norm(wv, axis=-1) / jnp.maximum(
-        jnp.linalg.norm(v, axis=-1), jnp.float32(1e-30)
-    )
+    length = jnp.maximum(jnp.linalg.norm(v, axis=-1), jnp.float32(1e-30))
+    return jnp.asarray(jnp.linalg.norm(wv, axis=-1) / length)
 
 
 def coherence(total: Any, squares: Any) -> np.ndarray:
-    """A = |sum x| / sqrt(sum x^2), 0 where all x are 0."""
+    """Return A = |sum x| / sqrt(sum x^2), 0 where all x are 0."""
     squares = np.asarray(squares, float)
-    return np.abs(total) / np.sqrt(np.where(squares > 0.0, squares, np.inf))
+    return np.asarray(np.abs(total) / np.sqrt(np.where(squares > 0.0, squares, np.inf)))
 
 
 def sites(
     config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Plan | None = None
 ) -> list[dict[str, tuple[float, float]]]:
-    """Per arm: event -> (mean error, mean |error|) in ulps, over the last rows of head number
-    `turn` of every layer, or a sample of all.
+    """Return, per arm, event -> (mean error, mean |error|) in ulps.
+
+    They are over the last rows of head number `turn` of every layer, or, with `fused`, over a
+    sample of all.
     """
     if fused is not None:
         return _of_a_sample(config, seen, fused)
@@ -140,37 +137,28 @@ def sites(
     q, k, v, do = (np.asarray(x[:, :, 0, :, head]) for x in seen)  # (A, L, T, H)
     rows = slice(max(0, q.shape[2] - ROWS), None)
     mask = (np.arange(q.shape[2])[None, :] <= np.arange(q.shape[2])[rows, None])[None, None]
-    found = []
+    means = []
     for a, own in enumerate(plans):
         if own is None:
             continue
-        one = [x[a][:, :, None] for x in (q, k, v, do)]
-        found.append(
-            _site_means(
-                [layer[head] for layer in own],
-                mask,
-                config.tile,
-                one[0][:, rows],
-                one[1],
-                one[2],
-                one[3][:, rows],
-            )
-        )
-    return found
+        q_a, k_a, v_a, do_a = (x[a][:, :, None] for x in (q, k, v, do))
+        of_head = [layer[head] for layer in own]
+        means.append(_site_means(of_head, mask, config.tile, q_a[:, rows], k_a, v_a, do_a[:, rows]))
+    return means
 
 
 def _site_means(
     plans: list[Plan], mask: np.ndarray, tile: int, q: Any, k: Any, v: Any, do: Any
 ) -> dict[str, tuple[float, float]]:
-    return _means(
-        examine(
-            q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy"
-        ).trace.stats
-    )
+    call = examine(q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy")
+    return _means(call.trace.stats)
 
 
 def _of_a_sample(config: Config, seen: Any, plan: Plan) -> list[dict[str, tuple[float, float]]]:
-    """Of all layers and heads, each layer a batch entry; the same tiles of every arm."""
+    """Return the means over all layers and heads; each layer is a batch entry.
+
+    The tiles are the same in every arm.
+    """
     tiles = -(-config.context // config.tile)
     options: dict[str, Any] = {
         "plan": plan,
@@ -193,8 +181,10 @@ def _means(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
 
 @lru_cache(64)
 def _reading(config: Config, fused: Plan | None) -> Any:
-    """q, k, v and dO, (A, L, 1, T, N, H), at the arms' weights; what the output is off by as delta
-    reads it, or None; and what W_Q reads, (A, L, 1, T, D).
+    """Return a function of the arms' weights and a sequence that returns what is read there.
+
+    It returns q, k, v and dO, (A, L, 1, T, N, H); the error of the output as delta reads it, or
+    None; and what W_Q reads, (A, L, 1, T, D).
     """
 
     def one(
@@ -209,7 +199,7 @@ def _reading(config: Config, fused: Plan | None) -> Any:
         offset = offset and offset._replace(step=step)
         own = fused or plans_at(plans, step)
 
-        def run(taps):
+        def run(taps: Array) -> tuple[Array, model.Seen]:
             return model.run(params, tokens, own, config, taps, offset, linear_at(linears, step))
 
         do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
@@ -268,12 +258,13 @@ def _measured(
     wrong: Array | None = None,
     x: Array | None = None,
 ) -> dict[str, Array]:
-    """Every (arm, layer, head) as a batch entry of one head; drift only with x. What no number
-    below needs, XLA leaves out.
+    """Return the numbers of every (arm, layer, head), each a batch entry of one head.
+
+    Drift only with x. XLA leaves out what no number needs.
     """
     lead, (t, features) = (*q.shape[:2], q.shape[4]), (q.shape[3], q.shape[5])
 
-    def entry(x):
+    def entry(x: Array) -> Array:
         return x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, features)
 
     entries = [entry(x) for x in (q, k, v, do)]
@@ -312,7 +303,10 @@ def _measured(
 
 
 def _gaps(scores: Array) -> Array:
-    """How many rows, from the second on, have top1 - top2 in each class: (heads, classes)."""
+    """Return how many rows, from the second on, have top1 - top2 in each class.
+
+    scores are (heads, T, T), the result is (heads, classes).
+    """
     seen = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -jnp.inf)[:, 1:]
     top = seen.max(-1)
     again = jnp.where(jnp.arange(seen.shape[-1]) == seen.argmax(-1)[..., None], -jnp.inf, seen).max(

@@ -1,17 +1,20 @@
-"""A controlled error of the output as delta reads it, as data: c times half a BF16 ulp of V, in
-rows where several P are 1.
+"""A controlled error of the output as delta reads it, as data.
+
+It is c times half a BF16 ulp of V, in rows where several P are 1:
 
     e[t, h] = c x sign x half an ulp of the mean |V[s, h]|,  over the keys s whose P rounds to 1 in
               BF16: a score within 1.955e-3 of the row's maximum; 0 in rows with fewer than two such
               keys, unless it is everywhere
 
-sign    BIAS   that of sum V[s, h] over these keys: the error leans away from zero, as the rounding
-        of P V does in the paper NOISE  random, afresh for every step, token, head and feature: the
-        same rows, the same sizes, no mean FIXED  BIAS times a random sign per layer, head and
-        feature that stays the whole run: it leans, but not with V
+sign    BIAS   that of sum V[s, h] over these keys: the error is biased away from zero, as the
+               rounding of P V is in the paper
+        NOISE  random, anew for every step, token, head and feature: the same rows and the same
+               sizes, but no mean
+        FIXED  BIAS times a random sign per layer, head and feature that stays the whole run: the
+               error is biased, but not in the direction of V
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +32,9 @@ EXPONENT = np.uint32(0x7F80_0000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """What one head's delta reads wrongly: c (below 0: the other way), a kind, and whether in all
+    """The error of what one head's delta reads.
+
+    c is its size (below 0: the other sign), kind one of KINDS, everywhere: whether it is in all
     rows.
     """
 
@@ -43,8 +48,10 @@ Wrongs = tuple[tuple[Wrong | None, ...], ...]  # of each layer, of each head
 
 
 class Offset(NamedTuple):
-    """Of arms, or of one without the axis A: c (A, L, N) float32, kind (its place in KINDS) (A, L,
-    N) int32, everywhere (A, L, N) bool, seed (A,) uint32, step (A,) int32.
+    """The errors of arms, or of one arm without the axis A.
+
+    c (A, L, N) float32, kind (its place in KINDS) (A, L, N) int32, everywhere (A, L, N) bool, seed
+    (A,) uint32, step (A,) int32.
     """
 
     c: Any
@@ -55,12 +62,12 @@ class Offset(NamedTuple):
 
 
 def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
-    """Of arms, from what each head has wrong, and a seed each; at step 0.
+    """Return the errors of arms at step 0, from those of each head, and a seed for each arm.
 
     A head without any has c = 0.
     """
 
-    def field(of, dtype):
+    def field(of: Callable[[Wrong], Any], dtype: Any) -> np.ndarray:
         return np.array([[[of(w or NOTHING) for w in row] for row in arm] for arm in given], dtype)
 
     return Offset(
@@ -73,8 +80,9 @@ def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
 
 
 def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
-    """e (B, T, N, H) of causal attention, without a derivative. q, k, v (B, T, N, H) float32; layer
-    its number.
+    """Return e (B, T, N, H) of causal attention, without a derivative.
+
+    q, k, v are (B, T, N, H) float32; layer is the layer's number.
     """
     q, k, v = (lax.stop_gradient(x) for x in (q, k, v))
     c, kind, everywhere = (
@@ -89,22 +97,26 @@ def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
 
 
 def ones_of(q: Array, k: Array) -> Array:
-    """Where P rounds to 1 in BF16, (B, N, T, S): keys that a query sees and whose score is within
-    1.955e-3 of the largest.
+    """Return where P rounds to 1 in BF16, (B, N, T, S).
+
+    These are keys that a query sees and whose score is within 1.955e-3 of the largest.
     """
     s = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") * jnp.float32(q.shape[-1] ** -0.5)
     s = jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -jnp.inf)
-    return s >= s.max(-1, keepdims=True) - jnp.float32(WINDOW)
+    ones: Array = s >= s.max(-1, keepdims=True) - jnp.float32(WINDOW)
+    return ones
 
 
 def half_ulp(x: Array) -> Array:
-    """Half a BF16 ulp of float32 numbers, 2^(e - 8) of 2^e <= |x| < 2^(e + 1); 0 of 0 and of
-    subnormal numbers.
+    """Return half a BF16 ulp of float32 numbers: 2^(e - 8) for 2^e <= |x| < 2^(e + 1).
+
+    It is 0 for 0 and for subnormal numbers.
     """
     power = lax.bitcast_convert_type(
         lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT, jnp.float32
     )
-    return power * jnp.float32(2.0**-8)
+    half: Array = power * jnp.float32(2.0**-8)
+    return half
 
 
 def _sign(offset: Offset, kind: Array, layer: Any, total: Array) -> Array:

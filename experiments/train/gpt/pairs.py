@@ -1,12 +1,13 @@
-"""Same-state pairs: what two plans make of the same weights and batch, and equations 1 and 2 of
-arXiv 2510.04212.
+"""Same-state pairs: the results of two plans at the same weights and batch.
+
+They are compared by equations 1 and 2 of arXiv 2510.04212:
 
     (1)  dQ_hp - dQ_lp = alpha diag(delta_lp - delta_hp) (P K)
     (2)  dW^Q_hp - dW^Q_lp = alpha sum_T (delta_lp - delta_hp)[T] (PK)[T]^T X[T]
 
 They hold to the last bits of binary64 where the plans differ in delta alone (site OD) and the rest
-is exact, sums included; for any other pair the difference of both sides says how much is not
-delta's.
+is exact, sums included; for any other pair the difference of both sides says how much is not due to
+delta.
 """
 
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ from roundscope.experiments.train.gpt.linear_plans import LinearPlans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two plans at one state; NumPy, float64, leading axis of layers.
+    """Two plans at one state; arrays are NumPy, float64, with a leading axis of layers.
 
-    high, low   what each plan makes of the same q, k, v and dO: dq, dk, dv, out (L, B, T, N, H),
-                delta, lse (L, B, T, N)
+    high, low   the results of each plan from the same q, k, v and dO: dq, dk, dv, out (L, B, T, N,
+                H), delta, lse (L, B, T, N)
     pk, x       P K in exact arithmetic (L, B, T, N, H); what W^Q reads (L, B, T, D)
     alpha       the scale of the scores
     """
@@ -50,10 +51,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atoms:
-    """Factors of the rank-1 terms of (2) in one head, M = B T tokens: sum over T of weight[T] x[T]
-    pk[T]^T is the difference.
+    """Factors of the rank-1 terms of (2) in one head, for M = B T tokens.
 
-    weight (M,): alpha (delta_lp - delta_hp);  pk (M, H);  x (M, D)
+    The difference is the sum over T of weight[T] x[T] pk[T]^T, with weight (M,): alpha (delta_lp -
+    delta_hp); pk (M, H); x (M, D).
     """
 
     weight: np.ndarray
@@ -62,13 +63,13 @@ class Atoms:
 
 
 def gradients(params: Any, tokens: Any, plans: HeadPlans | None, config: Config) -> tuple[Any, Any]:
-    """(loss, gradients) of the whole model, in the type of the parameters; float64 ones need 64-bit
-    types enabled.
+    """Return (loss, gradients) of the whole model, in the type of the parameters.
 
-    Two plans at the same weights and batch are two calls, one executable if they share a structure.
+    float64 ones need 64-bit types enabled. Two plans at the same weights and batch are two calls,
+    and one executable if they share a structure.
     """
-    loss, found = _compiled(config)(params, tokens, plans)
-    return loss, found
+    loss, gradients = _compiled(config)(params, tokens, plans)
+    return loss, gradients
 
 
 @lru_cache(16)
@@ -79,11 +80,10 @@ def _compiled(config: Config) -> Any:
 
 
 def pair(params: Any, tokens: Any, high: HeadPlans, low: HeadPlans, config: Config) -> Pair:
-    """The pair at the state that `high` reaches: its q, k, v, X and dO of every layer go into both
-    backwards.
+    """Return the pair at the state that `high` reaches.
 
-    high, low: tables (layers, heads, ...); stochastic ones as `step.plans_at` gives them. Raises
-    UsageError for plan = "jax".
+    Its q, k, v, X and dO of every layer go into both backwards. high, low: tables (layers, heads,
+    ...); stochastic ones as `step.plans_at` gives them. Raises UsageError for plan = "jax".
     """
     if config.plan == JAX:
         raise bad("plan", JAX, "is not emulated: a pair needs two emulated plans")
@@ -100,10 +100,10 @@ def pair(params: Any, tokens: Any, high: HeadPlans, low: HeadPlans, config: Conf
 def read(
     params: Any, tokens: Any, plans: HeadPlans, config: Config, linears: LinearPlans | None = None
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """What the attention of every layer reads at one state: x (L, B, T, D), q, k, v and dO (L, B,
-    T, N, H).
+    """Return what the attention of every layer reads at one state.
 
-    linears: what the linear layers round, of one arm and step; None: nothing
+    These are x (L, B, T, D), q, k, v and dO (L, B, T, N, H). linears: what the linear layers round,
+    for one arm and step; None for nothing.
     """
     (x, q, k, v), do = _state(config)(params, tokens, plans, linears)
     return x, q, k, v, do
@@ -111,7 +111,7 @@ def read(
 
 @lru_cache(16)
 def _state(config: Config) -> Any:
-    """(what attention read, dO) of every layer."""
+    """Return a function that returns (what attention read, dO) of every layer."""
 
     def state(
         params: Any, tokens: Any, plans: HeadPlans, linears: LinearPlans | None = None
@@ -129,7 +129,7 @@ def _state(config: Config) -> Any:
 
 @partial(jax.jit, static_argnums=0)
 def _pulled(tile: int, q: Any, k: Any, v: Any, do: Any, plans: HeadPlans) -> Pulled:
-    def one(q, k, v, do, table):
+    def one(q: Any, k: Any, v: Any, do: Any, table: Any) -> Pulled:
         return pulled(
             q,
             k,
@@ -141,12 +141,13 @@ def _pulled(tile: int, q: Any, k: Any, v: Any, do: Any, plans: HeadPlans) -> Pul
             is_causal=True,
         )
 
-    return jax.vmap(one)(q, k, v, do, jnp.asarray(plans.table))
+    both: Pulled = jax.vmap(one)(q, k, v, do, jnp.asarray(plans.table))
+    return both
 
 
 @jax.jit
 def _pk(q: Any, k: Any) -> Any:
-    """P K, causal: what the equations multiply the error of delta with."""
+    """Return P K, causal: what the equations multiply by the error of delta."""
     s = jnp.einsum("lbtnh,lbsnh->lbnts", q, k) * q.shape[-1] ** -0.5
     p = jax.nn.softmax(jnp.where(jnp.tri(q.shape[2], dtype=bool), s, -jnp.inf), axis=-1)
     pk: Any = jnp.einsum("lbnts,lbsnh->lbtnh", p, k)
@@ -154,13 +155,14 @@ def _pk(q: Any, k: Any) -> Any:
 
 
 def equation_1(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Both sides of (1), (L, B, T, N, H)."""
+    """Return both sides of (1), (L, B, T, N, H)."""
     return pair.high.dq - pair.low.dq, pair.alpha * pair.delta_error[..., None] * pair.pk
 
 
 def equation_2(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Both sides of (2), (L, N, D, H): X^T dQ is the gradient of W^Q of a head (with qk_norm, of
-    the product after the norm).
+    """Return both sides of (2), (L, N, D, H).
+
+    X^T dQ is the gradient of W^Q of a head (with qk_norm, of the product after the norm).
     """
     left = np.einsum("lbtd,lbtnh->lndh", pair.x, pair.high.dq - pair.low.dq, optimize=True)
     right = np.einsum(
@@ -170,7 +172,7 @@ def equation_2(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def atoms(pair: Pair, layer: int, head: int) -> Atoms:
-    """The rank-1 terms of one head in factors; no (D, H) matrix is formed."""
+    """Return the rank-1 terms of one head in factors; no (D, H) matrix is formed."""
     weight = pair.alpha * pair.delta_error[layer, :, :, head]
     pk, x = pair.pk[layer, :, :, head], pair.x[layer]
     return Atoms(

@@ -1,6 +1,4 @@
-"""The plans of a run as data: from a config's preset to tables with an axis of layers, and one of
-arms.
-"""
+"""The plans of a run as data: tables with an axis of layers, and one of arms."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +13,9 @@ from roundscope.experiments.train.config import JAX, Config
 
 
 def base(config: Config) -> Plan:
-    """The preset with the config's way to add up, before any change.
+    """Return the preset with the config's way to add up, before any change.
 
-    Raises UsageError for plan = "jax", which is none.
+    Raises UsageError for plan = "jax", which is no preset.
     """
     if config.plan == JAX:
         raise bad("plan", JAX, "is not emulated and has no events; choose a preset, such as fp32")
@@ -26,7 +24,7 @@ def base(config: Config) -> Plan:
 
 
 def native(plan: Plan) -> Plan:
-    """The plan with every sum of products added up by the device, in float32."""
+    """Return the plan with every sum of products added up by the device, in float32."""
     return replace(
         plan,
         accumulators=tuple(Accumulator(order=Order.NATIVE, step=a.step) for a in plan.accumulators),
@@ -34,14 +32,14 @@ def native(plan: Plan) -> Plan:
 
 
 def uniform(config: Config, plan: Plan | None = None) -> HeadPlans | None:
-    """One plan (the base) for all layers and heads; None for plan = "jax"."""
+    """Return one plan (the base) for all layers and heads; None for plan = "jax"."""
     if config.plan == JAX:
         return None
     return by_layer([[plan or base(config)] * config.heads] * config.layers)
 
 
 def by_layer(plans: Sequence[Sequence[Plan]]) -> HeadPlans:
-    """plans[layer][head] as a table (layers, heads, rows, FIELDS, 2).
+    """Return plans[layer][head] as a table (layers, heads, rows, FIELDS, 2).
 
     Raises ValueError for plans of two structures.
     """
@@ -52,11 +50,9 @@ def by_layer(plans: Sequence[Sequence[Plan]]) -> HeadPlans:
 
 
 def by_arm(plans: Sequence[HeadPlans | None]) -> HeadPlans | None:
-    """Plans of arms as one table with a leading axis of arms.
+    """Return the plans of arms as one table with a leading axis of arms.
 
-    Raises ValueError for plans of two structures.
-
-    None (plan = "jax") only if all are.
+    None (plan = "jax") only if all are None. Raises ValueError for plans of two structures.
     """
     given = [p for p in plans if p is not None]
     if not given:

@@ -26,7 +26,7 @@ Step = Callable[..., step.Seen]
 
 
 def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> State:
-    """Arms at step 0; with the config's init_seed, or a seed of weights for each."""
+    """Return arms at step 0, with the config's init_seed, or a seed of weights for each."""
     if seeds is not None and len(seeds) != arms:
         raise ValueError(f"seeds: {len(seeds)} given, must be one for each of the {arms} arms")
     # nothing of attention is in a state
@@ -36,39 +36,42 @@ def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> Stat
 
 @lru_cache(64)
 def _fresh(config: Config) -> Callable[[Any], State]:
-    """A state without an axis of arms, from a seed."""
+    """Return a function that makes a state without an axis of arms from a seed."""
     return jax.jit(lambda seed: states.fresh(config, model.init(config, jax.random.key(seed))))
 
 
 def shape_of(config: Config) -> Any:
-    """The sizes of an arm's state; nothing is computed."""
+    """Return the sizes of an arm's state; nothing is computed."""
     return jax.eval_shape(lambda: states.fresh(config, model.init(config, jax.random.key(0))))
 
 
 def advance(config: Config, fused: Plan | None = None) -> Step:
-    """The jitted step: (state, tokens, plans, lr, offset, linears) -> (state, losses (A,), gradient
-    norms (A,)).
+    """Return the jitted step of all arms.
+
+    It maps (state, tokens, plans, lr, offset, linears) to (state, losses (A,), gradient norms
+    (A,)).
 
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
     plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax".
             Stochastic roundings get fresh seeds from the step and the layer (`plans_at`)
     fused   the plan of all arms, layers and heads where fused kernels run it: part of the step,
             which then has None for plans
-    lr      (A,) float32: the peak of each arm; `optimiser.rate` makes the step's own of it
-    offset  of arms, what delta's operand is off by (`experiments.train.gpt.offset`), or None:
-            another executable, without it
+    lr      (A,) float32: the peak of each arm, from which `optimiser.rate` computes the step's
+    offset  of arms, the error of delta's operand (`experiments.train.gpt.offset`), or None: another
+            executable, without it
     linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None:
-    another executable, without it
+            another executable, without it
 
-    Losses and norms (before clipping) are those at the weights that came in. Same state, tokens,
-    plans and lr, same device: same bits.
+    Losses and norms (before clipping) are those at the weights before the step. The same state,
+    tokens, plans and lr on the same device give the same bits.
     """
     return _advance(numbers_only(config), fused)
 
 
 def numbers_only(config: Config) -> Config:
-    """The config without what does not enter a step, so that runs that differ in it share an
-    executable.
+    """Return the config without what does not enter a step.
+
+    Runs that differ only in that share an executable.
     """
     watching: dict[str, Any] = {
         "checkpoint_every": 1,
@@ -115,12 +118,11 @@ def _advance(config: Config, fused: Plan | None) -> Step:
 
 
 def plans_at(plans: HeadPlans | None, step: Any) -> HeadPlans | None:
-    """The plans (layers, heads, ...) of one step: stochastic roundings get seeds of (their own
-    seed, step, layer).
+    """Return the plans (layers, heads, ...) of one step, with seeds for stochastic roundings.
 
-    Heads and batch entries have random streams of their own already, and arms are told apart by the
-    seeds of their plans, never by their place: an arm alone and among others draws the same bits.
-    Plans that draw none come back as they are.
+    These are of (their own seed, step, layer). Heads and batch entries have random streams of their
+    own already, and arms differ by the seeds of their plans, never by their place: an arm alone and
+    among others draws the same bits. Plans that draw none are returned as they are.
     """
     if plans is None or not is_stochastic(plans.like):
         return plans

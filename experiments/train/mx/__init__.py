@@ -1,3 +1,4 @@
-"""Linear layers whose operands and results are rounded to block-scaled formats: shared by the proxy
-and the GPT.
+"""Linear layers whose operands and results are rounded to block-scaled formats.
+
+The proxy and the GPT share them.
 """

@@ -1,5 +1,6 @@
-"""`Formats`: what every event of every layer and matrix keeps of a number, in words and as the
-table of numbers that XLA reads.
+"""`Formats`: the format to which every event of every layer and matrix rounds.
+
+It exists in words and as the table of numbers that XLA reads.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ M = TypeVar("M", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """formats[layer][matrix][event], events in the order of `INDEX`."""
+    """formats[layer][matrix][event], with events in the order of `INDEX`."""
 
     formats: tuple[tuple[tuple[Kept, ...], ...], ...]
 
@@ -57,12 +58,13 @@ class Formats:
 
     @property
     def even(self) -> bool:
-        """Whether `round_even` serves."""
+        """Whether `round_even` is sufficient."""
         return all(is_even(f) for row in self.formats for own in row for f in own)
 
     def table(self, seed: int = 0) -> np.ndarray:
-        """As `round_row` reads it, (layers, matrices, events, FIELDS) int32; seed: of all
-        stochastic roundings.
+        """Return the table that `round_row` reads, (layers, matrices, events, FIELDS) int32.
+
+        seed: that of all stochastic roundings.
         """
         table = np.array(
             [[[row_of(f) for f in own] for own in row] for row in self.formats], np.int32
@@ -76,8 +78,9 @@ def _element(f: Kept) -> Rounding:
 
 
 def reseeded(table: Array, step: Array) -> Array:
-    """The table (layers, matrices, events, FIELDS) of one step: every event draws from (its seed,
-    step, place).
+    """Return the table (layers, matrices, events, FIELDS) of one step.
+
+    Every event draws from (its seed, step, place).
     """
     seeds = lax.bitcast_convert_type(table[..., SEED], jnp.uint32)
     place = jnp.arange(seeds.size, dtype=jnp.uint32).reshape(seeds.shape)
@@ -93,7 +96,7 @@ def put(
     sites: Sequence[Site],
     f: Kept,
 ) -> None:
-    """Writes a format into some places of an array of objects (layers, matrices, events)."""
+    """Write a format into some places of an array of objects (layers, matrices, events)."""
     for index in (
         (layer, matrix, INDEX[site]) for layer in layers for matrix in matrices for site in sites
     ):
@@ -101,20 +104,21 @@ def put(
 
 
 def put_mx(formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], f: Kept) -> None:
-    """mx=FORMAT: the six operands in it, every other event in BF16, as the emulator of arXiv
-    2506.20752 does.
+    """Write mx=FORMAT: the six operands have the format, every other event is BF16.
+
+    The emulator of arXiv 2506.20752 does the same.
     """
     put(formats, layers, matrices, tuple(Site), BF16)
     put(formats, layers, matrices, GROUPS["operands"], f)
 
 
 def as_formats(formats: np.ndarray) -> tuple[tuple[tuple[Kept, ...], ...], ...]:
-    """An array of objects (layers, matrices, events) as `Formats` keeps it."""
+    """Return an array of objects (layers, matrices, events) as `Formats` keeps it."""
     return tuple(tuple(map(tuple, row)) for row in formats)
 
 
 def sites_named(name: str) -> tuple[Site, ...]:
-    """The events of a name or of a group's. Raises ValueError."""
+    """Return the events that a name, of an event or of a group, stands for. Raises ValueError."""
     if name in GROUPS:
         return GROUPS[name]
     if name not in INDEX:
@@ -123,7 +127,10 @@ def sites_named(name: str) -> tuple[Site, ...]:
 
 
 def kept(text: str, block: int) -> Kept:
-    """FORMAT[:RULE][:MODE] as a format, blocks of `block` numbers. Raises ValueError."""
+    """Return FORMAT[:RULE][:MODE] as a format, with blocks of `block` numbers.
+
+    Raises ValueError.
+    """
     found = event_of(text)
     if isinstance(found, BlockFormat):
         found = replace(found, size=block)
@@ -132,9 +139,9 @@ def kept(text: str, block: int) -> Kept:
 
 
 def written(change: Change, block: int) -> Written:
-    """(events, format) of what a change of linear layers writes, in turn; events None: mx=.
+    """Return (events, format) of what a change of linear layers writes, in turn.
 
-    Raises ValueError.
+    events are None for mx=. Raises ValueError.
     """
     place = change.where.get("site")
     return tuple((_events(name, place), kept(value, block)) for name, value in change.what)
@@ -160,8 +167,9 @@ def _events(name: str, place: str | None) -> tuple[Site, ...] | None:
 def put_written(
     formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], what: Written
 ) -> None:
-    """Writes what a change says into some places of an array of objects (layers, matrices,
-    events).
+    """Write the formats of a change into some places of an array of objects.
+
+    The axes of the array are (layers, matrices, events).
     """
     for sites, f in what:
         if sites is None:
@@ -171,7 +179,10 @@ def put_written(
 
 
 def matrices_of(text: str, kind: type[M]) -> tuple[M, ...]:
-    """The matrices of up,down or all. Raises ValueError with the nearest name."""
+    """Return the matrices of a text such as up,down or all.
+
+    Raises ValueError with the nearest name.
+    """
     found: list[M] = []
     for name in text.split(","):
         if name not in (*kind, ALL):

@@ -1,5 +1,6 @@
-"""A product x W whose six operands and three results are rounded, and an identity that rounds:
-forward and backward apart.
+"""A product x W whose six operands and three results are rounded, and an identity that rounds.
+
+Forward and backward round independently.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from roundscope.emu.blocks.traced import round_even, round_row
 from roundscope.experiments.train.mx.formats import Formats
 from roundscope.experiments.train.mx.sites import INDEX, Site
 
-Rows = Array  # (events, FIELDS) int32: a layer's, of one matrix
+Rows = Array  # (events, FIELDS) int32: the formats of one matrix of a layer
 
 
 class How(NamedTuple):
-    """What is not data: the block's size, the events that round in some arm, those that may draw
-    lots, whether all others are `is_even`.
+    """What is not data of the roundings.
+
+    size     the numbers of a block
+    rounded  the events that round in some arm;  drawn: those that may draw random bits
+    even     whether all others are `is_even`
     """
 
     size: int
@@ -29,7 +33,10 @@ class How(NamedTuple):
 
 
 def how_of(size: int, found: Sequence[Formats]) -> How:
-    """What an executable needs that serves all of these formats; size: numbers of a block."""
+    """Return what an executable needs that serves all of these formats.
+
+    size: numbers of a block.
+    """
     rounded, drawn = (
         frozenset[Site]().union(*(getattr(f, name) for f in found)) for name in ("rounded", "drawn")
     )
@@ -37,7 +44,7 @@ def how_of(size: int, found: Sequence[Formats]) -> How:
 
 
 def rounded(how: How, x: Array, rows: Rows, site: Site) -> Array:
-    """x as an event leaves it."""
+    """Return x as an event rounds it."""
     if site not in how.rounded:
         return x
     if how.even:
@@ -46,18 +53,17 @@ def rounded(how: How, x: Array, rows: Rows, site: Site) -> Array:
 
 
 def _times(a: Array, b: Array) -> Array:
-    return jnp.matmul(
-        a, b, precision=lax.Precision.HIGHEST
-    )  # or a GPU drops bits of the operands (TF32)
+    # without it a GPU drops bits of the operands (TF32)
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def linear(how: How, x: Array, w: Array, rows: Rows) -> Array:
-    """Y(X(x) W(w)) with sums in FP32: x (batch, in), w (in, out) -> (batch, out).
+    """Return Y(X(x) W(w)) with sums in FP32: x (batch, in), w (in, out) -> (batch, out).
 
-    Backward, of g: DX(G_X(g) W_X(w)^T) and DW(X_W(x)^T G_W(g)). Every rounding starts from x, w and
-    g as they are, so an operand along one axis and the same along the other are two roundings of
-    one number.
+    The backward, of g, is DX(G_X(g) W_X(w)^T) and DW(X_W(x)^T G_W(g)). Every rounding starts from
+    x, w and g as they are, so an operand along one axis and the same along the other are two
+    roundings of one number.
     """
     return rounded(
         how, _times(rounded(how, x, rows, Site.X), rounded(how, w, rows, Site.W)), rows, Site.Y
@@ -80,7 +86,10 @@ linear.defvjp(_forward, _backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def passed(how: How, forward: Site | None, backward: Site | None, x: Array, rows: Rows) -> Array:
-    """x as the event `forward` leaves it; its gradient as `backward` does; None: as it is."""
+    """Return x as the event `forward` rounds it; its gradient is rounded as by `backward`.
+
+    None means that nothing is rounded.
+    """
     return x if forward is None else rounded(how, x, rows, forward)
 
 

@@ -1,13 +1,16 @@
-"""`Site`: the named rounding events of a layer with linear maps, in the order in which a step meets
-them, and words for several of them.
+"""`Site`: the named rounding events of a layer with linear maps, and names for groups of them.
+
+They are in the order in which a step reaches them.
 """
 
 from enum import StrEnum
 
 
 class Site(StrEnum):
-    """One rounding event. `formula`: what is rounded; `axis`: along which its blocks run; `stage`;
-    `per_matrix`: once for each matrix.
+    """One rounding event.
+
+    formula     what is rounded;  axis: the axis along which its blocks run
+    stage       forward or backward;  per_matrix: whether it exists once for each matrix
 
     A product x W has three forms in a step, each with two operands: y = x W, dx = g W^T, dW = x^T
     g, where g = dy. A block runs along the axis that the product sums over.

@@ -1,1 +1,1 @@
-"""`roundscope report RUN`: the page of a training run."""
+"""`roundscope report RUN`: the report of a training run."""

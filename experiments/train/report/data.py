@@ -1,4 +1,4 @@
-"""What the page of a run is of: its log, arm by arm."""
+"""The data of a run's report: its log, arm by arm."""
 
 import json
 import math
@@ -17,9 +17,10 @@ from roundscope.experiments.train import checkpoint, record
 class Arm:
     """One arm of a run.
 
-    group             its name without the seed
-    changes           as words, None if no checkpoint says them;  lr: the peak rate
-    step, loss, norm  (steps,) numbers of the steps and what was seen there; NaN if not finite
+    name, group       its name, with and without the seed
+    changes           as words, None if no checkpoint has them;  lr: the peak rate
+    step, loss, norm  (steps,) the numbers of the steps, their losses and gradient norms; NaN if not
+                      finite
     looks             (looks,) the monitored steps
     drift, w_q        (looks, layers, heads), NaN where not measured
     alarms            rows of the log
@@ -57,8 +58,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A run: its folder, its config by name, how it was last started (a row of `runs`), and its
-    arms.
+    """A run.
+
+    folder   its folder;  config: by name;  arms: its arms
+    about    how it was last started (a row of `runs`)
     """
 
     folder: Path
@@ -73,7 +76,7 @@ class Training:
 
 
 def training(folder: Path) -> Training:
-    """The run of a folder. Raises UsageError where there is none, or none with a step."""
+    """Return the run of a folder. Raises UsageError where there is none, or none with a step."""
     about = (record.rows(folder, "runs") or [{}])[-1]
     steps = record.rows(folder, "steps")
     if not about or not steps:
@@ -134,7 +137,7 @@ def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
 
 
 def _looks(rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of `heads` in the order of their key: (steps, drift, ||W_Q||)."""
+    """Return (steps, drift, ||W_Q||) of rows of `heads` in the order of their key."""
     looks = np.array(sorted({row["step"] for row in rows}), int)
     layers, heads = (1 + max((row[name] for row in rows), default=-1) for name in ("layer", "head"))
     shape = looks.size, layers, heads

@@ -1,6 +1,4 @@
-"""The page: what happened in a sentence, the pictures, the arms, the alarms, and how all of it is
-measured.
-"""
+"""The report of a run: a summary, the pictures, the arms, the alarms, and how all is measured."""
 
 import json
 import math
@@ -24,15 +22,16 @@ SAID = 4  # arms that a sentence names
 
 
 def folder_of(path: Path) -> Path | None:
-    """The folder of a run, given itself or its log; None for anything else."""
+    """Return the folder of a run, given the folder itself or its log; None for anything else."""
     folder = path if path.is_dir() else path.parent
     is_named = path.is_dir() or path.name == record.NAME
     return folder if is_named and record.is_log(folder / record.NAME) else None
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a run, to RUN/report.html where no `out` is given, and returns where it
-    is. Raises UsageError, StorageError.
+    """Write the report of a run and return its path: RUN/report.html where no `out` is given.
+
+    Raises UsageError, StorageError.
     """
     out = folder / "report.html" if out is None else out
     if out.is_dir():
@@ -48,15 +47,13 @@ def write(folder: Path, out: Path | None = None) -> Path:
 
 
 def html(t: Training) -> str:
-    """The page as HTML."""
+    """Return the report as HTML."""
     last = max(int(arm.step[-1]) for arm in t.arms) + 1
     title = f"Training run {t.folder.resolve().name}"
     began = f"begun {t.about['began']}, {t.about['device']}"
+    sub = f"{last} of {t.config['steps']} steps; {began}"
     parts = [
-        (
-            f"<h1>{escape(title)}</h1><p class=sub>{last} of {t.config['steps']} steps;"
-            f" {escape(began)}</p>"
-        ),
+        f"<h1>{escape(title)}</h1><p class=sub>{escape(sub)}</p>",
         f"<p class=lead>{escape(sentence(t))}</p>",
         *_pictures(t),
         f"<h2>Arms</h2>{_arms(t)}",
@@ -68,39 +65,39 @@ def html(t: Training) -> str:
 
 
 def sentence(t: Training) -> str:
-    """Which arms diverged, and which of the others have an alarm."""
+    """Return which arms diverged, and which of the others have an alarm."""
     diverged = [f"{arm.name} at step {arm.diverged}" for arm in t.arms if arm.diverged is not None]
     warned = [arm.name for arm in t.arms if arm.diverged is None and arm.alarms]
     calm = [arm.name for arm in t.arms if not arm.alarms]
-    said = [f"Diverged: {_some(diverged)}."] if diverged else ["No arm has diverged."]
-    said += [f"With alarms, and not diverged: {_some(warned)}."] if warned else []
-    said += [f"Without any alarm: {_some(calm)}."] if calm else []
-    pointed = t.config["plan"] != JAX and (diverged or warned)
-    return " ".join(
-        said
-        + ([f"Which roundings are behind it: roundscope diagnose {t.folder}"] if pointed else [])
-    )
+    parts = [f"Diverged: {_some(diverged)}." if diverged else "No arm has diverged."]
+    if warned:
+        parts.append(f"With alarms, and not diverged: {_some(warned)}.")
+    if calm:
+        parts.append(f"Without any alarm: {_some(calm)}.")
+    if t.config["plan"] != JAX and (diverged or warned):
+        parts.append(f"To find the roundings behind it: roundscope diagnose {t.folder}")
+    return " ".join(parts)
 
 
 def _some(names: Sequence[str]) -> str:
-    """a, b and 3 more; the table of arms has all."""
+    """Return "a, b and 3 more"; the table of arms lists all."""
     return listed([*names[:SAID], f"{len(names) - SAID} more"] if len(names) > SAID + 1 else names)
 
 
 def _pictures(t: Training) -> list[str]:
-    left_out = (
-        "" if len(t.arms) <= pictures.MOST else f" The first {pictures.MOST} of {len(t.arms)} arms."
-    )
-    seeds = " Seeds of an arm share its colour." if len(t.groups) < len(t.arms) else ""
+    left_out = ""
+    if len(t.arms) > pictures.MOST:
+        left_out = f" The first {pictures.MOST} of {len(t.arms)} arms are shown."
+    seeds = " Seeds of an arm share its color." if len(t.groups) < len(t.arms) else ""
     drift = (
-        "A line for each head, coloured by layer: the share of the gradient of W_Q that rows of dS"
-        " make which do not sum to zero. In exact arithmetic it is 0; what is below"
-        f" {pictures.LEAST:g} is drawn there.{left_out}"
+        "A line for each head, colored by layer: the share of the gradient of W_Q that comes from"
+        " rows of dS that do not sum to zero. In exact arithmetic it is 0; values below"
+        f" {pictures.LEAST:g} are drawn there.{left_out}"
     )
-    found = [
+    entries = [
         ("Does the loss fall?", pictures.losses(t), f"Every step's loss on its own batch.{seeds}"),
         (
-            "Does the gradient stay of one size?",
+            "Does the gradient keep its size?",
             pictures.norms(t),
             f"The norm of all gradients at every step, before clipping.{seeds}",
         ),
@@ -108,11 +105,13 @@ def _pictures(t: Training) -> list[str]:
         (
             "Does W_Q grow?",
             pictures.query_norms(t),
-            f"Spectral norm of every head's W_Q, coloured by layer.{left_out}",
+            f"Spectral norm of every head's W_Q, colored by layer.{left_out}",
         ),
     ]
     return [
-        figure(title, picture, caption) for title, picture, caption in found if picture is not None
+        figure(title, picture, caption)
+        for title, picture, caption in entries
+        if picture is not None
     ]
 
 
@@ -173,18 +172,19 @@ def _how(t: Training) -> str:
     limit = t.config.get("drift_alarm")
     above = "no threshold" if limit is None else f"{limit:g}"
     texts = [
-        f"<b>Divergence.</b> {RULE} A spike: {SPIKE} losses in a row above it.",
+        f"<b>Divergence.</b> {RULE} A spike is {SPIKE} losses in a row above that limit.",
         (
             f"<b>Growth of the gradient norm.</b> The median of the last {RECENT} norms is more"
             f" than {GROWTH:g} times the lowest such median so far. It often comes long before the"
             " loss rises."
         ),
         (
-            "<b>Drift.</b> A heuristic: of the gradient of W_Q, summed over heads and looks, more"
-            f" than {above} (drift_alarm) is made by rows of dS that do not sum to zero, after at"
-            f" least {LOOKS} looks. It is measured on one sequence of the batch. It says that"
-            " rounding pushes W_Q in a direction that nothing asked for, not that the run will"
-            " diverge. A head alone may be above it without an alarm, where its gradient is small."
+            "<b>Drift.</b> This is a heuristic: of the gradient of W_Q, summed over heads and"
+            f" monitored steps, more than {above} (drift_alarm) comes from rows of dS that do not"
+            f" sum to zero, after at least {LOOKS} monitored steps. It is measured on one sequence"
+            " of the batch. It says that rounding pushes W_Q in a direction that the loss did not"
+            " ask for, not that the run will diverge. A head alone may be above the threshold"
+            " without an alarm, where its gradient is small."
         ),
     ]
     return "".join(f"<p class=note>{text}</p>" for text in texts)

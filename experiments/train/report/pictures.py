@@ -1,5 +1,6 @@
-"""The pictures of a run: losses and gradient norms of all arms, drift and ||W_Q|| of every head,
-arms side by side.
+"""The pictures of a run: losses and gradient norms of all arms, drift and ||W_Q|| of every head.
+
+Pictures of heads have the arms side by side.
 """
 
 from collections.abc import Callable
@@ -20,19 +21,19 @@ LEAST = 1e-9  # drift below this is drawn there
 
 
 def losses(t: Training) -> Figure:
-    """Every arm's loss, and its alarms."""
+    """Draw every arm's loss, and its alarms."""
     return _series(t, "loss", "loss, nats", lambda arm: arm.loss, log=None)
 
 
 def norms(t: Training) -> Figure:
-    """Every arm's gradient norm before clipping, and its alarms."""
+    """Draw every arm's gradient norm before clipping, and its alarms."""
     return _series(
         t, "gradient norm", "gradient norm, before clipping", lambda arm: arm.norm, log=True
     )
 
 
 def drifts(t: Training) -> Figure | None:
-    """Drift of every head, a panel for each arm; None if none was measured."""
+    """Draw the drift of every head, with a panel for each arm; None if none was measured."""
     if not any(np.isfinite(arm.drift).any() for arm in t.arms):
         return None
     limit = t.config.get("drift_alarm")
@@ -52,7 +53,7 @@ def drifts(t: Training) -> Figure | None:
 
 
 def query_norms(t: Training) -> Figure | None:
-    """||W_Q|| of every head, a panel for each arm."""
+    """Draw ||W_Q|| of every head, with a panel for each arm; None if none was measured."""
     if not any(arm.looks.size for arm in t.arms):
         return None
     return _heads(t, "||W_Q||", lambda arm: arm.w_q, lambda ax: None)
@@ -85,7 +86,7 @@ def _series(
 
 
 def _alarms(ax: Axes, arm: Arm, y: np.ndarray, series: str, colour: str) -> None:
-    """A mark at every alarm of the series; at the last finite value where there is none."""
+    """Draw a mark at every alarm of the series, at the last finite value where there is none."""
     for alarm in arm.alarms:
         if alarm["series"] == series:
             before = np.flatnonzero(np.isfinite(y) & (arm.step <= alarm["step"]))
@@ -97,7 +98,7 @@ def _alarms(ax: Axes, arm: Arm, y: np.ndarray, series: str, colour: str) -> None
 
 
 def _marks(t: Training, series: str) -> list[str]:
-    """The kinds of alarms that are drawn."""
+    """Return the kinds of alarms that are drawn."""
     there = {a["kind"] for arm in t.arms for a in arm.alarms if a["series"] == series}
     return [kind for kind in MARKS if kind in there]
 
@@ -126,7 +127,7 @@ def _heads(
 
 
 def _of_heads(ax: Axes, arm: Arm, y: np.ndarray) -> None:
-    """A line for each head, a colour for each layer."""
+    """Draw a line for each head, in one color for each layer."""
     for layer, head in np.ndindex(y.shape[1:]):
         name = f"layer {layer}" if head == 0 else None
         ax.plot(

@@ -1,1 +1,1 @@
-"""`roundscope train`: a run in its folder, what it logs and watches, and what it says."""
+"""`roundscope train`: a run in its folder, what it logs and monitors, and its output."""

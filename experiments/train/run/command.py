@@ -1,6 +1,4 @@
-"""`roundscope train`: a new run, a run that goes on, or a branch of one, and what came of it in a
-few lines.
-"""
+"""`roundscope train`: runs, continues or branches a training, and prints a summary."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +12,7 @@ from roundscope.experiments.train import checkpoint, origins
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.origins import Origin
 
-# plus the signal's number: the exit code of what a signal ended, 130 after Ctrl-C, 143 after
+# plus the signal's number it is the exit code of what a signal ended: 130 after Ctrl-C, 143 after
 # SIGTERM
 SIGNALLED = 128
 
@@ -30,10 +28,10 @@ def run(
     seeds: str | None,
     as_json: bool,
 ) -> int:
-    """Trains. The exit code: 0, 130 after Ctrl-C, or 143 after SIGTERM.
+    """Train; return the exit code: 0, 130 after Ctrl-C, or 143 after SIGTERM.
 
-    Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be
-    used now.
+    The arguments are those of `roundscope train --help`. Raises UsageError before anything is
+    written, StorageError for a disk or a folder that cannot be used now.
     """
     from roundscope.experiments.compile_cache import keep_compilations
 
@@ -56,12 +54,12 @@ def run(
     out = _place(out, origin, resume)
     for note in origin.notes:
         console(stderr=True).print(note, markup=False, soft_wrap=True)
-    found, ended_by = _train(origin, out)
+    result, ended_by = _train(origin, out)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        _show(found, emulated=origin.settings.config.plan != JAX)
-    return SIGNALLED + ended_by if found["interrupted"] else 0
+        _show(result, emulated=origin.settings.config.plan != JAX)
+    return SIGNALLED + ended_by if result["interrupted"] else 0
 
 
 def _differ(out: Path | None, resume: Path) -> bool:
@@ -84,7 +82,7 @@ def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
 
 
 def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
-    """What came of the run, and the signal that ended it, 0 for none."""
+    """Return a summary of the run, and the signal that ended it, 0 for none."""
     from roundscope.experiments.train.record import writing
     from roundscope.experiments.train.run.live import screen
     from roundscope.experiments.train.run.training import Run
@@ -104,9 +102,9 @@ def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
 
 @contextmanager
 def _stopping() -> Iterator[Callable[[], int]]:
-    """The signal (Ctrl-C's or SIGTERM) after which the run shall stop with its step, 0 for none.
+    """Yield a function that returns the signal after which the run shall stop, 0 for none.
 
-    A second one ends it at once.
+    The signals are Ctrl-C's and SIGTERM; the run stops with its step. A second one ends it at once.
     """
     asked: list[int] = []
 
@@ -125,7 +123,7 @@ def _stopping() -> Iterator[Callable[[], int]]:
 
 
 def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str, Any]:
-    """What came of a run, as data: per arm its last loss and its alarms."""
+    """Return what came of a run as data: per arm its last loss and its alarms."""
     from roundscope.experiments.train.record import rows
 
     losses, alarms = rows(out, "steps"), rows(out, "alarms")
@@ -153,8 +151,8 @@ def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str,
 
 
 def _show(found: dict[str, Any], *, emulated: bool) -> None:
-    def say(text):
-        return console().print(text, markup=False, soft_wrap=True)
+    def say(text: str) -> None:
+        console().print(text, markup=False, soft_wrap=True)
 
     say(f"step {found['step']} of {found['steps']}, in {found['folder']}")
     for arm in found["arms"]:
@@ -166,8 +164,8 @@ def _show(found: dict[str, Any], *, emulated: bool) -> None:
         more = f"; {left} more alarm{'s' * (left > 1)}" if left > 0 else ""
         say(f"{arm['name']}: loss {loss}{alarms}{more}")
     if emulated and any(arm["alarms"] for arm in found["arms"]):
-        say(f"which roundings are behind it: roundscope diagnose {found['folder']}")
-    say(f"drawn: roundscope report {found['folder']}")
+        say(f"to find the roundings behind it: roundscope diagnose {found['folder']}")
+    say(f"to draw it: roundscope report {found['folder']}")
     if found["interrupted"]:
         say(
             f"interrupted, nothing is lost; go on with  roundscope train --resume {found['folder']}"

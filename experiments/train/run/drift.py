@@ -2,12 +2,12 @@
 
     share = sum |R| / sum |dW_Q|   over heads and looks; a look counts 0.9 times the next one
 
-R is what those rows make of a head's dW_Q (`gpt.monitor`), and 0 in exact arithmetic. Sums, since a
-head whose gradient is small for a while has a large drift that matters little.
+R is the part of a head's dW_Q from those rows (`gpt.monitor`), 0 in exact arithmetic. Sums are
+taken since a head whose gradient is small for a while has a large drift that matters little.
 
-A heuristic, with a threshold that is a setting (drift_alarm). In the published failing case the
-share is 2 %, and 0.3 % with a plan that never failed (docs/measurements.md). It says that the
-arithmetic pushes W_Q in a direction that nothing asked for, not that the run will diverge.
+It is a heuristic, with a threshold that is a setting (drift_alarm). In the published failing case
+the share is 2 %, and 0.3 % with a plan that never failed (docs/measurements.md). It says that the
+arithmetic pushes W_Q in a direction that the loss did not ask for, not that the run will diverge.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ import numpy as np
 
 from roundscope.experiments.train.spikes import Alarm
 
-LOOKS = 3  # that there must be
-KEPT = 0.9  # of the sums, from one look to the next
+LOOKS = 3  # monitored steps that there must be before an alarm
+KEPT = 0.9  # the factor of the sums from one monitored step to the next
 
 
 class DriftWatch:
-    """Follows the share of every arm. An arm is told of once, by the head with the largest |R|.
+    """Follows the share of every arm; each arm has one alarm, for the head with the largest |R|.
 
-    shape   arms, layers, heads;  limit: of the share, None for never
+    shape   arms, layers, heads;  limit: of the share, None for no alarm
     """
 
     def __init__(self, shape: tuple[int, int, int], limit: float | None) -> None:
@@ -35,7 +35,7 @@ class DriftWatch:
     def update(
         self, step: int, arms: Sequence[int], drift: np.ndarray, gradient: np.ndarray
     ) -> list[Alarm]:
-        """What begins at this step, of the arms with these numbers.
+        """Return the alarms that begin at this step, of the arms with these numbers.
 
         drift, gradient (arms, layers, heads): |R| / |dW_Q| and |dW_Q|. A look that is not finite
         anywhere in an arm is left out.
@@ -56,15 +56,15 @@ class DriftWatch:
         return found
 
     def going_on(self) -> np.ndarray:
-        """Arms (arms,) of which there was an alarm."""
+        """Return which arms (arms,) had an alarm."""
         return self.told
 
     def state(self) -> dict[str, Any]:
-        """All that the next update depends on, as JSON knows it."""
+        """Return all that the next update depends on, as types of JSON."""
         return {name: getattr(self, name).tolist() for name in ("made", "whole", "looks", "told")}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
-        """Goes on from a `state()`; arms: which of its arms each of ours continues."""
+        """Continue from a `state()`; arms: which of its arms each of ours continues."""
         for name, kept in state.items():
             setattr(self, name, np.array(kept)[list(arms)])
 

@@ -1,5 +1,6 @@
-"""A run on the terminal: steps, time left, and per arm loss, learning rate and alarms; elsewhere a
-line every minute.
+"""A run on the terminal: steps, time left, and per arm loss, learning rate and alarms.
+
+Elsewhere it is a line every minute.
 """
 
 import math
@@ -17,7 +18,10 @@ MOST = 20  # arms that are shown
 
 @contextmanager
 def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[View], None]]:
-    """A function that shows where the run is. What it drew on a terminal is gone at the end."""
+    """Yield a function that shows where the run is.
+
+    What it drew on a terminal disappears at the end.
+    """
     where = console(stderr=True)
     if not where.is_terminal:
         tell = every(SECONDS, lambda text: where.print(text, markup=False, soft_wrap=True), clock)
@@ -31,13 +35,13 @@ def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[Vi
 
 
 def line(view: View) -> str:
-    """The headline, and how many arms have an alarm."""
+    """Return the headline, and how many arms have an alarm."""
     alarms = sum(alarm for *_, alarm in view.arms)
     return headline(view) + (f"; {alarms} of {len(view.arms)} arms with an alarm" if alarms else "")
 
 
 def table(view: View) -> Any:
-    """The arms as rich's table: those with an alarm first."""
+    """Return the arms as rich's table, those with an alarm first."""
     from rich.table import Table
 
     found = Table(box=None)
@@ -57,7 +61,7 @@ def table(view: View) -> Any:
 
 
 def headline(view: View) -> str:
-    """Steps done, steps per second and time left at that rate."""
+    """Return the steps done, the steps per second and the time left at that rate."""
     if not view.rate > 0.0:
         return f"step {view.step} of {view.steps}, compiling"
     return (

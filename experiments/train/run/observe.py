@@ -1,4 +1,4 @@
-"""What was seen in a run as rows of its log."""
+"""The observations of a run as rows of its log."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Running = dict[tuple[str, int, int], tuple[float, float]]
 def steps(
     names: Sequence[str], step: int, losses: np.ndarray, norms: np.ndarray, rates: np.ndarray
 ) -> list[Row]:
-    """Rows of `steps`, one per arm."""
+    """Return rows of `steps`, one per arm."""
     columns = zip(names, losses.tolist(), norms.tolist(), rates.tolist(), strict=True)
     return [
         {"arm": name, "step": step, "loss": loss, "gradient_norm": norm, "lr": lr}
@@ -24,7 +24,7 @@ def steps(
 
 
 def alarms(names: Sequence[str], found: Sequence[Alarm]) -> list[Row]:
-    """Rows of `alarms`."""
+    """Return rows of `alarms`."""
     return [
         {
             "arm": names[a.arm],
@@ -41,7 +41,7 @@ def alarms(names: Sequence[str], found: Sequence[Alarm]) -> list[Row]:
 def heads(
     names: Sequence[str], step: int, found: dict[str, np.ndarray], running: Running
 ) -> list[Row]:
-    """Rows of `heads`, one per arm, layer and head; `running` goes on."""
+    """Return rows of `heads`, one per arm, layer and head; the sums in `running` are updated."""
     rows = []
     for arm, layer, head in np.ndindex(found["w_q_norm"].shape):
         at = (arm, layer, head)
@@ -61,7 +61,7 @@ def heads(
 def sites(
     names: Sequence[str], step: int, found: Sequence[dict[str, tuple[float, float]]]
 ) -> list[Row]:
-    """Rows of `sites`, one per arm and event."""
+    """Return rows of `sites`, one per arm and event."""
     return [
         {"arm": name, "step": step, "site": site, "mean_ulps": mean, "mean_abs_ulps": absolute}
         for name, events in zip(names, found, strict=True)

@@ -1,5 +1,6 @@
-"""`roundscope prepare`: any text as bytes, in the files that nanoGPT reads: train.bin and val.bin,
-uint16, one token per byte.
+"""`roundscope prepare`: writes any text as bytes into the files that nanoGPT reads.
+
+These are train.bin and val.bin, uint16, one token per byte.
 """
 
 import hashlib
@@ -17,8 +18,9 @@ SHARE = 10  # one byte in so many, the last ones, is for validation
 
 
 def run(paths: Sequence[Path], out: Path, as_json: bool) -> None:
-    """Writes OUT/train.bin, val.bin and meta.json from files and all files of folders, and says
-    what was written.
+    """Write OUT/train.bin, val.bin and meta.json, and print what was written.
+
+    paths: files, and folders of which all files are taken.
     """
     from roundscope.experiments.report.terminal import console, print_json
 
@@ -31,8 +33,8 @@ def run(paths: Sequence[Path], out: Path, as_json: bool) -> None:
     if as_json:
         return print_json(meta)
 
-    def say(text):
-        return console().print(text, markup=False, soft_wrap=True)
+    def say(text: str) -> None:
+        console().print(text, markup=False, soft_wrap=True)
 
     say(
         f"written: {out} ({meta['train']} tokens to train on, {meta['val']} for validation,"
@@ -40,27 +42,28 @@ def run(paths: Sequence[Path], out: Path, as_json: bool) -> None:
     )
     if skipped:
         say(
-            f"left out: {len(skipped)} files that hold zero bytes and so are no text, the first"
+            f"left out: {len(skipped)} files that contain zero bytes and so are no text, the first"
             f" {skipped[0]}"
         )
     say(f"train on it: roundscope train data={out} --out RUN")
 
 
 def texts(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """(text files, others), folders searched in the order of names, hidden files left out.
+    """Return (text files, others).
 
-    Raises UsageError if there is no text.
+    Folders are searched in the order of names, without hidden files. Raises UsageError if there is
+    no text.
     """
-    found = [file for path in paths for file in _files(path)]
-    is_text = {file: b"\0" not in file.read_bytes() for file in found}
-    kept = [f for f in found if is_text[f]]
+    files = [file for path in paths for file in _files(path)]
+    is_text = {file: b"\0" not in file.read_bytes() for file in files}
+    kept = [f for f in files if is_text[f]]
     if not any(f.stat().st_size for f in kept):
         raise bad(
             "DIR_OR_FILES",
             " ".join(map(str, paths)),
             "holds no text; name text files or folders with some",
         )
-    return kept, [f for f in found if not is_text[f]]
+    return kept, [f for f in files if not is_text[f]]
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -78,9 +81,9 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> dict[str, Any]:
-    """The documents end to end, the last tenth for validation. Returns what meta.json says.
+    """Write the documents end to end, the last tenth for validation; return what meta.json says.
 
-    train.bin is renamed into place last: a folder that has it is whole.
+    train.bin is renamed into place last, so a folder that has it is complete.
     """
     names, parts = zip(*documents, strict=True)
     tokens = np.frombuffer(b"".join(parts), np.uint8).astype("<u2")
@@ -101,7 +104,10 @@ def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> di
 
 
 def into(path: Path, content: bytes) -> None:
-    """The file, whole or not at all: written under another name, forced to the disk and renamed."""
+    """Write a file completely or not at all.
+
+    It is written under another name, forced to the disk and renamed.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -1,9 +1,7 @@
 """A training run in its folder: steps, monitors, the spike rule, checkpoints, the log.
 
-Deterministic to the bit.
-
-Losses stay on the device until the next monitor or checkpoint, so that no step waits for the one
-before it.
+It is deterministic to the bit. Losses stay on the device until the next monitor or checkpoint, so
+that no step waits for the one before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +26,10 @@ from roundscope.experiments.train.settings import Settings, plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Where a run is: steps done, of how many, steps per second; per arm its name, last loss, rate,
-    and whether an alarm goes on.
+    """The progress of a run.
+
+    step, steps   steps done, and of how many;  rate: steps per second
+    arms          per arm its name, last loss, learning rate, and whether it has an alarm now
     """
 
     step: int
@@ -40,8 +40,10 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Where a run begins: the state of all its arms at a step, what the spike rule kept, and of
-    which arm there each of ours goes on.
+    """Where a run begins.
+
+    step, state   the state of all its arms at a step
+    watch         what the spike rule had kept;  arms: which arm there each of ours continues
     """
 
     step: int
@@ -59,10 +61,8 @@ class Run:
         self.groups = groups(settings, begin.state)
         self.batches = batches_of(settings)
         c, arms = settings.config, len(self.names)
-        self.series, self.drift = (
-            spikes.watches(arms),
-            DriftWatch((arms, c.layers, c.heads), c.drift_alarm),
-        )
+        self.series = spikes.watches(arms)
+        self.drift = DriftWatch((arms, c.layers, c.heads), c.drift_alarm)
         watches: list[Any] = [*self.series, self.drift]
         self.watches = tuple(watches)
         for own, kept in zip(self.watches, begin.watch, strict=False):  # an older run kept fewer
@@ -72,9 +72,9 @@ class Run:
         self.losses, self.pace = np.full(arms, np.nan), Pace()
 
     def go(self, show: Callable[[View], None], stop: Callable[[], bool]) -> bool:
-        """Every step up to config.steps, unless `stop()` between two; then a checkpoint.
+        """Do every step up to config.steps, unless `stop()` between two; then write a checkpoint.
 
-        Whether the end was reached.
+        Returns whether the end was reached.
         """
         c, first = self.settings.config, self.number
         while self.number < c.steps and not stop():
@@ -96,7 +96,7 @@ class Run:
         return self.number >= c.steps
 
     def save(self) -> None:
-        """Writes the log, then a checkpoint of this step."""
+        """Write the log, then a checkpoint of this step."""
         self._flush()
         self.log.commit()
         about = next(iter(self.batches.values())).about
@@ -109,8 +109,9 @@ class Run:
         )
 
     def _flush(self) -> None:
-        """Losses and norms of the steps since the last time: from the device to the log and the
-        spike rule.
+        """Take the losses and norms since the last time to the log and the spike rule.
+
+        They are fetched from the device.
         """
         waiting, self.waiting = jax.device_get(self.waiting), []
         if not waiting:
@@ -136,7 +137,7 @@ class Run:
             self.losses = losses
 
     def _pin(self, alarms: Sequence[spikes.Alarm]) -> None:
-        """Keeps the checkpoints before the first alarms: a diagnosis starts from there."""
+        """Keep the checkpoints before the first alarms: a diagnosis starts from there."""
         for alarm in alarms:
             before = [s for s in checkpoint.steps(self.folder) if s <= alarm.step - alarm.delay]
             if before:
@@ -186,7 +187,7 @@ class Run:
 
 
 def described(settings: Settings) -> dict[str, Any]:
-    """The settings as a checkpoint keeps them."""
+    """Return the settings as a checkpoint keeps them."""
     arms = [
         {"name": a.name, "changes": list(a.changes), "lr": a.lr, "seed": a.seed}
         for a in settings.arms
@@ -199,7 +200,7 @@ def described(settings: Settings) -> dict[str, Any]:
 
 
 def _shares(settings: Settings, numbers: Sequence[int]) -> np.ndarray:
-    """The learning rates of steps over their peak."""
+    """Return the learning rates of steps over their peak."""
     return np.asarray(
         optimiser.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0))
     )

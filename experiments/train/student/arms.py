@@ -1,6 +1,4 @@
-"""`Arm`, one run among several on the same rows: its name, its changes, its rate, its seed; and
-which run in one executable.
-"""
+"""`Arm`, one run among several on the same rows, and which arms run in one executable."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,15 +11,16 @@ from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
 
 EXACT = "fp32"
-Changes = tuple[
-    tuple[int, str], ...
-]  # (step, text): text holds from this step on, after all texts of earlier steps
+# pairs of (step, text): the text holds from this step on, after all texts of earlier steps
+Changes = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One run. changes: as `plan.plan_of` reads them, each from its step on; lr: the peak; seed:
-    added to the config's.
+    """One run.
+
+    changes   as `plan.plan_of` reads them, each from its step on
+    lr        the peak;  seed: added to the config's
     """
 
     name: str
@@ -30,20 +29,19 @@ class Arm:
     seed: int = 0
 
     def texts(self, step: int) -> tuple[str, ...]:
-        """The changes that hold at a step."""
+        """Return the changes that hold at a step."""
         return tuple(text for first, text in self.changes if first <= step)
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """The steps from which something changes, 0 among them, ascending."""
+        """The steps from which something changes, 0 among them, in ascending order."""
         return tuple(sorted({0, *(first for first, _ in self.changes)}))
 
 
 def arm_of(config: Config, text: str, first: int = 0, before: Changes = ()) -> Arm:
-    """NAME=CHANGE[;CHANGE], each from step `first` on, over those of `before`; lr=... is a change
-    too.
+    """Return the arm of NAME=CHANGE[;CHANGE], each change from step `first` on.
 
-    Raises UsageError.
+    They apply after those of `before`; lr=... is a change too. Raises UsageError.
     """
     name, given, rest = text.partition("=")
     if not given or not name.strip() or "->" in name:
@@ -70,7 +68,7 @@ def _rate(text: str) -> float:
 
 
 def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Arms by executable: the same events round and draw lots, at all times."""
+    """Return the arms by executable: the same events round and draw random bits, at all times."""
     needs: dict[Changes, How] = {}  # arms that differ in seed and rate have one plan
     found: dict[How, list[Arm]] = {}
     for arm in arms:
@@ -81,16 +79,19 @@ def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def how_of(config: Config, arms: Sequence[Arm]) -> How:
-    """What all arms need of an executable."""
+    """Return what all arms need of an executable."""
     return linear.how_of(config.block, [plan for arm in arms for plan in plans_of(config, arm)])
 
 
 def plans_of(config: Config, arm: Arm) -> list[Plan]:
-    """The plans of an arm, in the order of their steps."""
+    """Return the plans of an arm, in the order of their steps."""
     return [plan_of(config, arm.texts(step)) for step in arm.firsts]
 
 
 def key(config: Config, arm: Arm) -> str:
-    """The name of a result: of all that decides it but versions, device, and the arm's own name."""
+    """Return the name of a result.
+
+    It depends on all that decides the result but versions, device, and the arm's own name.
+    """
     own = {k: v for k, v in asdict(arm).items() if k != "name"}
     return key_of(asdict(config) | {"lr": 1.0, "min_lr": config.min_lr / config.lr}, own)

@@ -1,5 +1,6 @@
-"""Arms that share a beginning: it runs once, its state is kept, and every arm goes on from the same
-bits.
+"""Arms that share a beginning: it runs once and its state is kept.
+
+Every arm continues from the same bits.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from roundscope.experiments.train.student.run import Begin, Progress, advance, f
 
 
 def prefix(arm: Arm, first: int) -> Arm:
-    """The arm as it is before step `first`."""
+    """Return the arm as it is before step `first`."""
     return replace(
         arm,
         name="beginning",
@@ -27,9 +28,9 @@ def prefix(arm: Arm, first: int) -> Arm:
 def begin(
     config: Config, arms: Sequence[Arm], first: int, folder: Path, progress: Progress
 ) -> Begin:
-    """The states of arms at step `first`, from the folder or computed and kept there.
+    """Return the states of arms at step `first`, from the folder or computed and kept there.
 
-    Arms: of one group, with one executable.
+    The arms are of one group, with one executable.
     """
     wanted = list(dict.fromkeys(prefix(arm, first) for arm in arms))
     path = folder / f"begin-{_name(config, wanted, first)}.safetensors"

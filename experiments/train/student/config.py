@@ -1,6 +1,4 @@
-"""`Config`: everything that decides a run of the proxy but its arms, and the checks that name what
-is wrong with it.
-"""
+"""`Config`: everything that decides a run of the proxy but its arms, with checks."""
 
 from dataclasses import dataclass
 
@@ -12,8 +10,9 @@ PHI = ("relu", "gelu", "swiglu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A student that learns a teacher, arXiv 2506.20752: A_k = A_{k-1} + W2_k phi(W1_k
-    LN(A_{k-1})), mean squared error.
+    """The configuration of a student that learns a teacher, as in arXiv 2506.20752.
+
+    A_k = A_{k-1} + W2_k phi(W1_k LN(A_{k-1})), with a mean squared error.
 
     depth, width, ratio   layers, features d, hidden features / d
     phi                   relu, gelu (by erf) or swiglu: silu(gate) times up, a third matrix
@@ -24,7 +23,7 @@ class Config:
     lr, min_lr, warmup    peak and end of the cosine, steps of linear warm-up; Adam with beta1,
                           beta2, no decay, no clipping
     block                 numbers of a block
-    seed                  of the first arm's weights, teacher and rows
+    seed                  that of the first arm's weights, teacher and rows
     measure_every         steps between gradients measured against FP32 at the same weights and
                           rows; 0: never
 
@@ -71,12 +70,12 @@ class Config:
 
     @property
     def hidden(self) -> int:
-        """Features between the two matrices."""
+        """The number of features between the two matrices."""
         return self.width * self.ratio
 
     @property
     def optimiser(self) -> Optimiser:
-        """Its numbers, where the trainer's Adam and rate look for them; checked there."""
+        """The optimizer's numbers as the trainer's Adam and rate read them; checked there."""
         return Optimiser(
             lr=self.lr,
             min_lr=self.min_lr,

@@ -1,5 +1,6 @@
-"""When a run of the student has diverged: its loss is a mean square, so what counts is by how much
-it is multiplied.
+"""Decides when a run of the student has diverged.
+
+Its loss is a mean square, so what counts is the factor by which it grows.
 """
 
 import math

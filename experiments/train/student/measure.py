@@ -1,15 +1,17 @@
-"""What rounding does to one gradient: that of an arm against FP32's at the same weights and rows,
-all events together and one by one.
+"""The effect of rounding on one gradient.
 
-Of g, the FP32 gradient of all weights, and g + epsilon, the arm's:
+An arm's gradient is compared with FP32's at the same weights and rows, for all events together and
+one by one. With g the FP32 gradient of all weights and g + epsilon the arm's:
 
-    zeta = |epsilon| / |g|      cosine = <g, g + epsilon> / |g| |g + epsilon|      along = <epsilon,
-                                g> / |g|^2
+    zeta = |epsilon| / |g|
+    cosine = <g, g + epsilon> / |g| |g + epsilon|
+    along = <epsilon, g> / |g|^2
 
-`along` is the signed part, what shortens or lengthens the step. And of the numbers themselves, in
-the format of the operand X of UP: clipped, what the block's scale cannot reach; last, what became
-the largest element; of LayerNorm's gamma also how clustered its blocks are: the mean over blocks of
-max |gamma| / min |gamma|, and of how many different numbers a block of 32 still has.
+`along` is the signed part, which shortens or lengthens the step. The numbers themselves are
+measured too, in the format of the operand X of UP: clipped, the share that the block's scale cannot
+reach; last, the share that became the largest element; of LayerNorm's gamma also how clustered its
+blocks are: the mean over blocks of max |gamma| / min |gamma|, and of how many different numbers a
+block of 32 still has.
 """
 
 from collections.abc import Callable
@@ -36,14 +38,14 @@ NAMES = ("zeta", "cosine", "along", "x_clipped", "x_last", "w_clipped", "w_last"
 
 @lru_cache(16)
 def measure(config: Config, how: How) -> Callable[..., dict[str, Array]]:
-    """The jitted (state, arms, x, y, of) -> name -> (A,), and "zeta_SITE" of every event that some
-    arm rounds, that event alone.
+    """Return the jitted (state, arms, x, y, of) -> name -> (A,).
 
-    Shares are means over layers. NaN: gamma's of a student without LayerNorm.
+    It has "zeta_SITE" for every event that some arm rounds, with that event alone rounded. Shares
+    are means over layers. gamma's numbers are NaN for a student without LayerNorm.
     """
     config = numbers_only(config)
 
-    def one(state, arm, x, y):
+    def one(state: State, arm: Arms, x: Array, y: Array) -> dict[str, Array]:
         return _measured(config, how, state, arm, x, y)
 
     return jax.jit(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))
@@ -55,10 +57,9 @@ def _measured(
     table = reseeded(arm.table, state.step) if how.drawn else arm.table
 
     def gradient(tables: Array) -> Array:
-        found: Array = ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, tables))[
-            0
-        ]
-        return found
+        tree = jax.grad(model.loss)(state.params, config, how, x, y, tables)
+        flat: Array = ravel_pytree(tree)[0]
+        return flat
 
     exact = jnp.broadcast_to(jnp.asarray(row_of(BINARY32)), table.shape)
     sites = [site for site in Site if site in how.rounded]
@@ -71,8 +72,9 @@ def _measured(
     )
 
     def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, dict[str, Array]]:
-        """The gradient with the events that are kept, against g, which the first makes; one scan,
-        so that it is compiled once.
+        """Return the gradient with some events rounded, compared with g, which the first makes.
+
+        It is one scan, so that it is compiled once.
         """
         own = gradient(jnp.where(at[1][:, None], table, exact))
         g = jnp.where(at[0] == 0, own, g)
@@ -80,13 +82,13 @@ def _measured(
 
     blank = jnp.zeros_like(ravel_pytree(state.params)[0])
     every = lax.scan(one, blank, (jnp.arange(len(kept)), kept))[1]
-    found = {name: values[1] for name, values in every.items()}
-    found |= {f"zeta_{site}": every["zeta"][2 + k] for k, site in enumerate(sites)}
-    return found | _ends(config, how, state.params, x, table)
+    numbers = {name: values[1] for name, values in every.items()}
+    numbers |= {f"zeta_{site}": every["zeta"][2 + k] for k, site in enumerate(sites)}
+    return numbers | _ends(config, how, state.params, x, table)
 
 
 def compared(error: Array, g: Array) -> dict[str, Array]:
-    """zeta, cosine and along."""
+    """Return zeta, cosine and along."""
     size, other = jnp.linalg.norm(g), jnp.linalg.norm(g + error)
     product = jnp.vdot(g, error, precision=lax.Precision.HIGHEST)
     return {
@@ -97,7 +99,10 @@ def compared(error: Array, g: Array) -> dict[str, Array]:
 
 
 def _ends(config: Config, how: How, params: Any, x: Array, table: Array) -> dict[str, Array]:
-    """Clipped and last of the activations and weights of UP, and gamma's, means over layers."""
+    """Return clipped and last of the activations and weights of UP, and gamma's numbers.
+
+    All are means over layers.
+    """
     inputs = model.student(config, how, params, x, table)[1][0]
     xs, ws = table[:, model.UP, INDEX[Site.X]], table[:, model.UP, INDEX[Site.W]]
     shares = [*jax.vmap(lambda v, row: ends_row(v, row, how.size, -1))(inputs, xs)]
@@ -110,7 +115,7 @@ def _ends(config: Config, how: How, params: Any, x: Array, table: Array) -> dict
 
 
 def _gamma(gamma: Array, row: Array, size: int) -> tuple[Array, ...]:
-    """GAMMAS of one layer."""
+    """Return GAMMAS of one layer."""
     clipped, last = ends_row(gamma, row, size, -1)
     blocks = jnp.abs(gamma).reshape(-1, size)
     ratio = jnp.mean(blocks.max(axis=1) / blocks.min(axis=1))

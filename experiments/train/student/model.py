@@ -23,8 +23,9 @@ PHIS: dict[str, Callable[..., Array]] = {
 
 
 def init(config: Config, key: Array, norm: bool) -> Params:
-    """Weights uniform in +-1 / sqrt(inputs), as torch.nn.Linear's, without shifts; gamma 1,
-    beta 0.
+    """Return weights uniform in +-1 / sqrt(inputs), as torch.nn.Linear's.
+
+    No shifts, gamma 1, beta 0.
     """
     return jax.vmap(lambda k: _layer(config, jax.random.fold_in(key, k), norm))(
         jnp.arange(config.depth)
@@ -33,14 +34,14 @@ def init(config: Config, key: Array, norm: bool) -> Params:
 
 def _layer(config: Config, key: Array, norm: bool) -> dict[str, Array]:
     d, hidden = config.width, config.hidden
-    shapes = {"up": (d, hidden), "down": (hidden, d)} | (
-        {"gate": (d, hidden)} if config.phi == "swiglu" else {}
-    )
+    shapes = {"up": (d, hidden), "down": (hidden, d)}
+    if config.phi == "swiglu":
+        shapes["gate"] = (d, hidden)
     keys = jax.random.split(key, 3)
-    found = {name: _uniform(keys[i], shape) for i, (name, shape) in enumerate(shapes.items())}
-    return found | (
-        {"gamma": jnp.ones(d, jnp.float32), "beta": jnp.zeros(d, jnp.float32)} if norm else {}
-    )
+    weights = {name: _uniform(keys[i], shape) for i, (name, shape) in enumerate(shapes.items())}
+    if norm:
+        weights |= {"gamma": jnp.ones(d, jnp.float32), "beta": jnp.zeros(d, jnp.float32)}
+    return weights
 
 
 def _uniform(key: Array, shape: tuple[int, int]) -> Array:
@@ -49,22 +50,25 @@ def _uniform(key: Array, shape: tuple[int, int]) -> Array:
 
 
 def normalised(a: Array) -> Array:
-    """(a - mean) / sqrt(variance + 1e-5) over the features."""
-    centred = a - a.mean(axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred * centred).mean(axis=-1, keepdims=True) + EPSILON)
+    """Return (a - mean) / sqrt(variance + 1e-5) over the features."""
+    centered = a - a.mean(axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt((centered * centered).mean(axis=-1, keepdims=True) + EPSILON)
 
 
 def layer(
     config: Config, how: How, p: dict[str, Array], a: Array, table: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    """(A + DOWN phi(UP LN(A)), (input of UP, input of DOWN)); table: (matrices, events, FIELDS)."""
+    """Return (A + DOWN phi(UP LN(A)), (input of UP, input of DOWN)).
+
+    table: (matrices, events, FIELDS).
+    """
     h, gate, x = opened(how, p, a, table)
     out, inner = closed(config, how, p, h, gate, table)
     return a + out, (x, inner)
 
 
 def opened(how: How, p: dict[str, Array], a: Array, table: Array) -> tuple[Array, Array, Array]:
-    """UP LN(A), GATE LN(A) (without a gate: UP's), LN(A)."""
+    """Return UP LN(A), GATE LN(A) (without a gate: UP's), and LN(A)."""
     rows = table[0]  # of events without a matrix
     x = a
     if "gamma" in p:
@@ -81,12 +85,11 @@ def opened(how: How, p: dict[str, Array], a: Array, table: Array) -> tuple[Array
 def closed(
     config: Config, how: How, p: dict[str, Array], h: Array, gate: Array, table: Array
 ) -> tuple[Array, Array]:
-    """DOWN phi(h) and phi(h)."""
+    """Return DOWN phi(h) and phi(h)."""
     rows = table[0]
-    h, gate = (
-        passed(how, None, Site.DPHI, h, rows),
-        (gate if "gate" not in p else passed(how, None, Site.DPHI, gate, rows)),
-    )
+    h = passed(how, None, Site.DPHI, h, rows)
+    if "gate" in p:
+        gate = passed(how, None, Site.DPHI, gate, rows)
     inner = passed(how, Site.PHI, None, PHIS[config.phi](h, gate), rows)
     return linear(how, inner, p["down"], table[DOWN]), inner
 
@@ -94,8 +97,9 @@ def closed(
 def student(
     config: Config, how: How, params: Params, x: Array, table: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    """The output (batch, width), and the inputs of UP and DOWN, (layers, batch, ...); table:
-    (layers, matrices, events, FIELDS).
+    """Return the output (batch, width), and the inputs of UP and DOWN, (layers, batch, ...).
+
+    table: (layers, matrices, events, FIELDS).
     """
     found: tuple[Array, tuple[Array, Array]] = jax.lax.scan(
         lambda a, own: layer(config, how, own[0], a, own[1]), x, (params, table)
@@ -104,22 +108,20 @@ def student(
 
 
 def teacher(config: Config, params: Params, x: Array) -> Array:
-    """The same without LayerNorm, in FP32."""
+    """Return the teacher's output: a student without LayerNorm, in FP32."""
 
-    def times(a, b):
+    def times(a: Array, b: Array) -> Array:
         return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
     def one(a: Array, p: Params) -> tuple[Array, None]:
         h = times(a, p["up"])
-        return (
-            a + times(PHIS[config.phi](h, times(a, p["gate"]) if "gate" in p else h), p["down"]),
-            None,
-        )
+        gate = times(a, p["gate"]) if "gate" in p else h
+        return a + times(PHIS[config.phi](h, gate), p["down"]), None
 
     return jax.lax.scan(one, x, params)[0]
 
 
 def loss(params: Params, config: Config, how: How, x: Array, y: Array, table: Array) -> Array:
-    """Mean squared error over rows and features."""
+    """Return the mean squared error over rows and features."""
     found: Any = student(config, how, params, x, table)[0] - y
     return jnp.mean(found * found)

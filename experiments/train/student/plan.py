@@ -1,13 +1,15 @@
 """What is rounded where, in words, and the table of numbers that comes of it.
 
     -> mx=mxfp8_e4m3                          the six operands in MX, everything else BF16, as the
-                                        paper's emulator does
-    site=backward -> mxfp8_e5m2:rceil         layer=0-1 matrix=up site=W,X -> bf16        site=norm
-                                        -> fp32
-    site=operands -> mxfp8_e4m3:stochastic    -> beta=0
+                                              paper's emulator does
+    site=backward -> mxfp8_e5m2:rceil
+    layer=0-1 matrix=up site=W,X -> bf16
+    site=norm -> fp32
+    site=operands -> mxfp8_e4m3:stochastic
+    -> beta=0
 
 left     layer= numbers and ranges; matrix= up, down, gate or all; site= events, or names of several
-         (`sites.GROUPS`). Left out: all of them
+         (`sites.GROUPS`). What is left out means all
 right    FORMAT[:RULE][:MODE], a block format or a plain one; SITE=FORMAT, without site=;
          mx=FORMAT...; beta=0 or 1: whether LayerNorm's shift is trained
 ;        between changes, which apply in turn. Before the first, everything is FP32
@@ -40,8 +42,9 @@ __all__ = ["Plan", "kept", "plan_of", "sites_named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Formats):
-    """The formats of every layer, matrix and event (an event without a matrix: those of `up`), and
-    whether beta is trained.
+    """The formats of every layer, matrix and event, and whether beta is trained.
+
+    An event without a matrix has the formats of `up`.
     """
 
     beta: bool = True
@@ -49,7 +52,7 @@ class Plan(Formats):
 
 @lru_cache(1024)
 def plan_of(config: Config, texts: tuple[str, ...]) -> Plan:
-    """The plan of some changes. Raises UsageError naming the text and the repair."""
+    """Return the plan of some changes. Raises UsageError naming the text and the repair."""
     formats = np.full((config.depth, len(MATRICES), len(Site)), BINARY32, dtype=object)
     beta = True
     for text in texts:

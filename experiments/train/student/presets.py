@@ -6,7 +6,7 @@ UNCHANGED = "as it was"
 
 
 def formats() -> dict[str, str]:
-    """MX formats for all six operands, one mixture of two, and BF16."""
+    """Return MX formats for all six operands, one mixture of two, and BF16, as changes by name."""
     return {
         "bf16": "-> bf16",
         "e4m3": "-> mx=mxfp8_e4m3",
@@ -19,9 +19,7 @@ def formats() -> dict[str, str]:
 
 
 def interventions(mx: str) -> dict[str, str]:
-    """The arms of figure 4 of arXiv 2506.20752, and those that separate what they change at
-    once.
-    """
+    """Return the arms of figure 4 of arXiv 2506.20752, and some that separate their changes."""
     e = block_format(mx).element.format
     bump = {"bump": f"site=operands -> {mx}:bump"} if e.max_finite == 1.75 * 2.0**e.emax else {}
     return {

@@ -1,4 +1,4 @@
-"""What came of arms of the student: functions of their runs, `Run[Arm]`.
+"""The results of arms of the student: functions of their runs, `Run[Arm]`.
 
 curve              (steps done, largest loss since the last entry, gradient norm), every 25 steps
 extra["spikes"]    how many spikes began
@@ -18,25 +18,25 @@ Measures = Sequence[tuple[int, Mapping[str, float]]]
 
 
 def measures(run: Result) -> Measures:
-    """What was measured on the way; empty where nothing was."""
+    """Return what was measured during the run; empty where nothing was."""
     found: Measures = run.extra.get("measures", ())
     return found
 
 
 def before(run: Result, name: str) -> float:
-    """The median of a measure before the run diverged, NaN without any."""
+    """Return the median of a measure before the run diverged, NaN without any."""
     looks = [each[name] for step, each in measures(run) if step <= run.time and name in each]
     finite = [x for x in looks if math.isfinite(x)]
     return float(np.median(finite)) if finite else math.nan
 
 
 def measured(runs: Iterable[Result]) -> list[str]:
-    """The names of what was measured, in their order."""
+    """Return the names of what was measured, in their order."""
     return list(dict.fromkeys(name for r in runs for _, each in measures(r) for name in each))
 
 
 def of_arms(runs: Iterable[Result]) -> dict[str, list[Result]]:
-    """By the arm's name, in their order."""
+    """Return the runs by the arm's name, in their order."""
     found: dict[str, list[Result]] = {}
     for r in runs:
         found.setdefault(r.condition.name, []).append(r)
@@ -44,24 +44,24 @@ def of_arms(runs: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def paired(first: Iterable[Result], second: Iterable[Result]) -> list[tuple[Result, Result]]:
-    """Runs of two arms with the same seed and rate, so on the same rows from the same weights."""
+    """Return the runs of two arms with the same seed and rate, so on the same rows and weights."""
     other = {(r.seed, r.condition.lr): r for r in second}
     return [(r, other[at]) for r in first if (at := (r.seed, r.condition.lr)) in other]
 
 
 def lone(runs: Sequence[Result]) -> list[str]:
-    """The arms that diverged with a seed with which FP32 at the same rate did not."""
+    """Return the arms that diverged with a seed with which FP32 at the same rate did not."""
     arms = of_arms(runs)
     exact = arms.pop(EXACT, [])
 
-    def fails(r, e):
+    def fails(r: Result, e: Result) -> bool:
         return r.diverged is not None and e.diverged is None
 
     return [name for name, own in arms.items() if any(fails(r, e) for r, e in paired(own, exact))]
 
 
 def over(own: Sequence[Result], runs: Iterable[Result]) -> float:
-    """The final loss over FP32's of the same seed and rate: the geometric mean of `own`.
+    """Return the final loss over FP32's of the same seed and rate: the geometric mean of `own`.
 
     `runs` holds FP32's. Infinite where one is not finite or missing.
     """

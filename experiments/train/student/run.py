@@ -1,5 +1,6 @@
-"""A launch: arms of one executable from the first step to the last; arms that share a beginning
-share its computation.
+"""A launch: arms of one executable from the first step to the last.
+
+Arms that share a beginning share its computation.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +26,10 @@ Progress = Callable[[int], None]  # steps done
 
 
 class Begin(NamedTuple):
-    """Where arms go on: steps done, states with an axis of arms, the losses and gradient norms
-    (steps, arms) so far.
+    """Where arms begin.
+
+    step, state     steps done, and states with an axis of arms
+    losses, norms   the losses and gradient norms (steps, arms) so far
     """
 
     step: int
@@ -35,14 +38,14 @@ class Begin(NamedTuple):
     norms: np.ndarray
 
     def take(self, arms: Sequence[int]) -> "Begin":
-        """Of some arms, one several times perhaps."""
+        """Return the beginning of some arms, which may repeat."""
         return Begin(
             self.step, pick(self.state, arms), self.losses[:, list(arms)], self.norms[:, list(arms)]
         )
 
 
 def data_of(config: Config, arms: Sequence[Arm], number: int) -> steps.Arms:
-    """What differs between arms at a step, as data."""
+    """Return what differs between arms at a step, as data."""
     plans = [plan_of(config, arm.texts(number)) for arm in arms]
     tables = [p.table((config.seed + a.seed) % 2**32) for p, a in zip(plans, arms, strict=True)]
     return steps.Arms(
@@ -53,7 +56,7 @@ def data_of(config: Config, arms: Sequence[Arm], number: int) -> steps.Arms:
 
 
 def fresh(config: Config, arms: Sequence[Arm]) -> Begin:
-    """The beginning of a run."""
+    """Return the beginning of a run."""
     none = np.zeros((0, len(arms)))
     return Begin(0, steps.start(config, [a.seed for a in arms]), none, none)
 
@@ -61,10 +64,10 @@ def fresh(config: Config, arms: Sequence[Arm]) -> Begin:
 def advance(
     config: Config, arms: Sequence[Arm], begin: Begin, until: int, progress: Progress
 ) -> tuple[Begin, list[tuple[int, dict[str, np.ndarray]]]]:
-    """The arms at step `until`, and what was measured on the way.
+    """Return the arms at step `until`, and what was measured before.
 
-    Same arms, same device: same bits; an arm whose weights are no longer finite goes on, since no
-    branch depends on values.
+    The same arms on the same device have the same bits. An arm whose weights are no longer finite
+    goes on, since no branch depends on values.
     """
     how, seeds = how_of(config, arms), sorted({a.seed for a in arms})
     words = jnp.asarray([(config.seed + s) % 2**32 for s in seeds], jnp.uint32)
@@ -92,8 +95,9 @@ def advance(
 def launch(
     config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin | None = None
 ) -> list[Result]:
-    """The results of arms of one group, in their order, from `begin` (an axis of arms) or from the
-    first step.
+    """Return the results of arms of one group, in their order.
+
+    They run from `begin` (with an axis of arms) or from the first step.
     """
     end, measured = advance(config, arms, begin or fresh(config, arms), config.steps, progress)
     follow = followed(end.losses, DOUBLING)

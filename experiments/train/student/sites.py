@@ -1,5 +1,6 @@
-"""`Matrix`: of which product of a layer of the proxy an event is; the events themselves are those
-of `experiments.train.mx.sites`.
+"""`Matrix`: the product of a layer of the proxy that an event belongs to.
+
+The events themselves are those of `experiments.train.mx.sites`.
 """
 
 from enum import StrEnum
@@ -10,7 +11,7 @@ __all__ = ["BACKWARD", "FORWARD", "GROUPS", "INDEX", "MATRICES", "Matrix", "Site
 
 
 class Matrix(StrEnum):
-    """The matrices of a layer: A + DOWN phi(UP LN(A)); GATE is SwiGLU's alone."""
+    """The matrices of a layer: A + DOWN phi(UP LN(A)); only SwiGLU has GATE."""
 
     UP = "up"
     DOWN = "down"

@@ -1,6 +1,4 @@
-"""One step of all arms of a student at once, the weights themselves in FP32; and the rows of a
-step.
-"""
+"""One step of all arms of a student at once, with weights in FP32; and the rows of a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +26,9 @@ STUDENT, TEACHER, ROWS = 0, 1, 2  # what a seed's keys are for
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arms:
-    """What differs between arms, as data: tables (A, layers, matrices, events, FIELDS), rates (A,),
-    beta (A,) 1 where it is trained.
+    """What differs between arms, as data.
+
+    table (A, layers, matrices, events, FIELDS), lr (A,) the rates, beta (A,) 1 where it is trained.
     """
 
     table: Any
@@ -38,14 +37,15 @@ class Arms:
 
 
 def numbers_only(config: Config) -> Config:
-    """The config without what does not enter a step, so that runs that differ in it share an
-    executable.
+    """Return the config without what does not enter a step.
+
+    Runs that differ only in that share an executable.
     """
     return replace(config, seed=0, measure_every=0)
 
 
 def start(config: Config, seeds: Sequence[int]) -> State:
-    """Arms at step 0, each with the weights of its seed, whatever arms are beside it."""
+    """Return arms at step 0, each with the weights of its seed, whatever arms are beside it."""
     return states.start(
         _fresh(numbers_only(config)), [(config.seed + seed) % 2**32 for seed in seeds]
     )
@@ -62,8 +62,9 @@ def _fresh(config: Config) -> Callable[[Any], State]:
 
 @lru_cache(16)
 def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
-    """(seeds (S,), step) -> x, y (S, batch, width): fresh rows, the teacher's answers in FP32 and
-    their noise.
+    """Return the function (seeds (S,), step) -> x, y (S, batch, width).
+
+    x are fresh rows, y the teacher's answers in FP32 with their noise.
     """
     config = numbers_only(config)
 
@@ -81,21 +82,21 @@ def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
 
 @lru_cache(16)
 def advance(config: Config, how: How) -> Callable[..., step.Seen]:
-    """The jitted step: (state, arms, x, y, of) -> (state, losses (A,), gradient norms (A,)) at the
-    weights that came in.
+    """Return the jitted step: (state, arms, x, y, of) -> (state, losses (A,), gradient norms (A,)).
 
-    x, y  (S, batch, width); of (A,): which of them is an arm's
+    Losses and norms are those at the weights before the step. x, y are (S, batch, width); of (A,):
+    which of them is an arm's.
     """
     config = numbers_only(config)
 
     def one(state: State, arm: Arms, x: Array, y: Array) -> step.Seen:
         table = reseeded(arm.table, state.step) if how.drawn else arm.table
 
-        # of the updates too: Adam's memory would go on moving a beta without a gradient
-        def trained(tree):
+        # applied to the updates too: Adam's moments would go on moving a beta without a gradient
+        def trained(tree: Any) -> Any:
             return tree | ({"beta": tree["beta"] * arm.beta} if "beta" in tree else {})
 
-        def loss(params):
+        def loss(params: Any) -> Array:
             return model.loss(params, config, how, x, y, table)
 
         return step.one(config.optimiser, state, arm.lr, loss, trained)

@@ -178,7 +178,7 @@ def test_intervals_are_student_s(path):
     )
     logs = np.log10(x)
     ends = stats.t.interval(0.95, 3, logs.mean(), stats.sem(logs))
-    assert effects.centre("rms", x) == pytest.approx(
+    assert effects.center("rms", x) == pytest.approx(
         (10 ** logs.mean(), 10 ** ends[0], 10 ** ends[1])
     )
     assert np.isnan(effects.mean_interval(x[:1])[1]) and np.isnan(effects.mean_interval(x[:0])[0])

@@ -19,7 +19,9 @@ def test_sample_end_to_end(run, tmp_path):
     assert (code, err) == (0, "")
     assert all(len(line) <= 100 for line in out.splitlines()[:-1])
     first = out.splitlines()[1]
-    assert first.startswith(("Nothing leans", "Of ")) and "several P = 1" in " ".join(out.split())
+    assert first.startswith(("No event is biased", "Of ")) and "several P = 1" in " ".join(
+        out.split()
+    )
     for site in ("S", "P", "PV", "O", "OUT", "DS", "DQ_OUT"):
         assert re.search(rf"^{site} +bf16|^{site} +fp32", out, re.M)
     assert (
@@ -144,7 +146,8 @@ def test_an_injected_bias_leans_and_is_named(run, small, tmp_path):
         ].split()
     )
     assert re.search(
-        r"events that round, \d lean.*: OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp", out
+        r"that round, \d (?:is|are) biased: .*OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp",
+        out,
     )
 
 
