@@ -44,7 +44,7 @@ def ours_on_xla(name: str) -> Round:
 
     from roundscope.emu import round_blocks
 
-    return jax.jit(lambda x: round_blocks(x, name))  # type: ignore[no-any-return]
+    return jax.jit(lambda x: round_blocks(x, name))
 
 
 def microxcaling(name: str) -> Round | None:

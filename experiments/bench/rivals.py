@@ -122,7 +122,7 @@ def reduce_precision(name: str) -> Round | None:
     if name not in ("bf16", "fp16"):
         return None
     exponent, fraction = IEEE_LIKE[name]
-    return jax.jit(lambda x: jax.lax.reduce_precision(x, exponent, fraction))  # type: ignore[no-any-return]
+    return jax.jit(lambda x: jax.lax.reduce_precision(x, exponent, fraction))
 
 
 def ours_on_xla(name: str) -> Round:
@@ -132,7 +132,7 @@ def ours_on_xla(name: str) -> Round:
     from roundscope.emu.backends.xla import rounding as xla
     from roundscope.emu.rounding.modes import rounding, without_saturation
 
-    return jax.jit(lambda x: xla.round_array(x, without_saturation(rounding(name))))  # type: ignore[no-any-return]
+    return jax.jit(lambda x: xla.round_array(x, without_saturation(rounding(name))))
 
 
 def on_cpu(x: np.ndarray) -> Any:

@@ -178,7 +178,7 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
             monitor.sites(config, seen, plans, turn, group.fused(STEPS))
             sites.append(time.perf_counter() - began)
     rest = statistics.median(sites[1:]) / monitor.SITES_EVERY if sites else 0.0
-    return (statistics.median(looks[1:]) + rest) / config.monitor_every
+    return (statistics.median(looks[1:]) + rest) / int(config.monitor_every)
 
 
 def _print(rows: list[Row]) -> None:

@@ -207,7 +207,7 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
     group = x.q.shape[2] // heads
     of = {1: slice(head, head + 1), 0: slice(head * group, (head + 1) * group)}
 
-    def cut(n, a):
+    def cut(n: str, a: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(a[:1, :, of[n in ("k", "v", "dk", "dv")]])
 
     inputs = replace(

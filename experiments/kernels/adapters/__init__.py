@@ -59,12 +59,15 @@ def kernel(name: str) -> Kernel:
                 f"kernel={name}: no {file or 'file'} there; give"
                 f" {head}:{'FOLDER' if file else 'FILE'}"
             )
-        return getattr(_adapter(module), function)(Path(path))
+        of_path: Callable[[Path], Kernel] = getattr(_adapter(module), function)
+        return of_path(Path(path))
     if name in ADAPTERS:
         module, function = ADAPTERS[name]
-        return getattr(_adapter(module), function)
+        adapter: Kernel = getattr(_adapter(module), function)
+        return adapter
     if path:
-        return _adapter("user").user_kernel(name)
+        of_name: Callable[[str], Kernel] = _adapter("user").user_kernel
+        return of_name(name)
     raise ValueError(
         f"kernel={name}: must be one of {', '.join(ADAPTERS)},"
         f" {', '.join(f'{n}:PATH' for n in OF_FILES)}, or module:function"

@@ -27,7 +27,9 @@ TOPICS = {"bias": bias, "scaling": scaling, "conditions": conditions, "identity"
 PAIRED = "mean [95 % t interval] over seeds, pairs of one seed"
 
 
-def asked(given: Sequence[str], *, name: str | None, quick: bool, seeds: str | None) -> Study:
+def asked(
+    given: Sequence[str], *, name: str | None, quick: bool, seeds: str | None
+) -> Study[Results] | Study[Found]:
     """The study that words and options ask for; name: of a topic, None for doses of one event.
 
     Raises UsageError naming the word and the repair.
@@ -42,10 +44,11 @@ def topic(name: str, given: Sequence[str], *, quick: bool, seeds: tuple[int, ...
     if name not in TOPICS:
         raise UsageError(f"--study: {unknown('study', name, tuple(TOPICS))}")
     module = TOPICS[name]
-    return (module.quick() if quick else module.full()).given(given, seeds)
+    chosen: Topic = module.quick() if quick else module.full()
+    return chosen.given(given, seeds)
 
 
-def of_scale(asked: Scale) -> Study:
+def of_scale(asked: Scale) -> Study[Results]:
     """Every dose of a scale, at its points."""
     return Study(
         name="dose",
@@ -75,7 +78,7 @@ def of_scale(asked: Scale) -> Study:
     )
 
 
-def of_topic(name: str, asked: Topic) -> Study:
+def of_topic(name: str, asked: Topic) -> Study[Found]:
     """The cases of a topic."""
     return Study(
         name=name,

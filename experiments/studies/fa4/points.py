@@ -46,11 +46,11 @@ def inputs(seed: int, keys: int = KEYS, queries: int = QUERIES) -> Arrays:
     """
     rng = np.random.default_rng(seed)
 
-    def own(tokens):
+    def clipped(tokens: int) -> np.ndarray:
         return np.clip(rng.standard_normal((1, tokens, 1, WIDTH)), -3.0, 3.0)
 
     q, k, v = (
-        np.asarray(round_to(own(tokens), E4M3), np.float64) for tokens in (queries, keys, keys)
+        np.asarray(round_to(clipped(tokens), E4M3), np.float64) for tokens in (queries, keys, keys)
     )
     return q, k, v
 

@@ -152,7 +152,7 @@ def answer(points: Points) -> str:
 def rows(points: Points) -> list[list[str]]:
     """A line for each plan and deviation."""
 
-    def shown(p):
+    def shown(p: Point) -> str:
         return "" if (x := _published(p)) is None else f"{x:.3f}"
 
     return [

@@ -14,13 +14,15 @@ from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.studies.framework import page, terminal
 from roundscope.experiments.studies.framework.loop import measured
-from roundscope.experiments.studies.framework.study import Outcome, Static, Study
+from roundscope.experiments.studies.framework.study import Outcome, R, Static, Study
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
 FAILED, INTERRUPTED = 1, 130
 
 
-def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: bool = False) -> int:
+def run(
+    study: Study[Any], *, out: Path, command: str, as_json: bool = False, draw: bool = False
+) -> int:
     """Runs a study into the folder `out`. The exit code: 0, 1 if a launch failed, 130 after Ctrl-C.
 
     command  as the user gave it, for the page
@@ -51,7 +53,7 @@ def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: b
 
 
 def tell(
-    study: Study, results: Any, static: Static, about: dict[str, Any], out: Path, as_json: bool
+    study: Study[R], results: R, static: Static, about: dict[str, Any], out: Path, as_json: bool
 ) -> None:
     """PAGE.html and NAME.json, and the answer, tables and verdicts to stdout."""
     verdicts = [*study.claims(results), *static.verdicts]
@@ -69,7 +71,7 @@ def tell(
 
 
 def data_of(
-    study: Study, results: Any, verdicts: Sequence[Verdict], about: dict[str, Any]
+    study: Study[R], results: R, verdicts: Sequence[Verdict], about: dict[str, Any]
 ) -> dict[str, Any]:
     """A study as plain data."""
     head = {"question": study.question, "answer": study.answer(results)}
@@ -84,7 +86,7 @@ def _about(outcome: Outcome, command: str, seconds: float) -> dict[str, Any]:
     return {name: value for name, value in about.items() if name != "failure" or value}
 
 
-def _static(study: Study, outcome: Outcome) -> Static:
+def _static(study: Study[Any], outcome: Outcome) -> Static:
     """What needs no runs; left out of a page that is not complete."""
     if study.static is None or outcome.there < outcome.launches:
         return Static()

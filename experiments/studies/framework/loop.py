@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.studies.framework.store import Store, opened
-from roundscope.experiments.studies.framework.study import Launch, Outcome, Study
+from roundscope.experiments.studies.framework.study import Launch, Outcome, R, Study
+
+P = TypeVar("P")  # a point of a study that keeps no file
 
 
-def measured(study: Study, out: Path, draw: bool) -> tuple[Outcome, Any]:
+def measured(study: Study[R], out: Path, draw: bool) -> tuple[Outcome, R | None]:
     """What came of a study in a folder, and its results, None without any; draw: nothing runs."""
     if study.measure is not None:
         return study.measure(out, draw)
@@ -18,7 +20,7 @@ def measured(study: Study, out: Path, draw: bool) -> tuple[Outcome, Any]:
         return outcome, study.results(store)
 
 
-def measure(study: Study, store: Store) -> Outcome:
+def measure(study: Study[Any], store: Store) -> Outcome:
     """Runs what is missing. After Ctrl-C, launches that were done are kept and told."""
     ran = 0
     try:
@@ -31,13 +33,13 @@ def measure(study: Study, store: Store) -> Outcome:
     return counted(study, store, ran)
 
 
-def missing(study: Study, store: Store) -> list[Launch]:
+def missing(study: Study[Any], store: Store) -> list[Launch]:
     """The launches of which a run is not there."""
     there = store.keys()
     return [launch for launch in study.launches(store) if not there.issuperset(launch.keys)]
 
 
-def counted(study: Study, store: Store, ran: int, *, interrupted: bool = False) -> Outcome:
+def counted(study: Study[Any], store: Store, ran: int, *, interrupted: bool = False) -> Outcome:
     """What is there now."""
     launches, left = study.launches(store), len(missing(study, store))
     devices = store.devices(key for launch in launches for key in launch.keys)
@@ -60,9 +62,9 @@ def _run(launch: Launch, store: Store, title: str) -> None:
         raise RuntimeError(f"{launch.title}: {len(left)} runs that it names were not made")
 
 
-def computed(name: str, total: int, points: Iterable[Any]) -> tuple[Outcome, list[Any] | None]:
+def computed(name: str, total: int, points: Iterable[P]) -> tuple[Outcome, list[P] | None]:
     """The points of a study that takes seconds and keeps no file; after Ctrl-C none."""
-    found: list[Any] = []
+    found: list[P] = []
     try:
         with bar(name, total) as progress:
             for point in points:

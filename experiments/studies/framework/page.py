@@ -8,12 +8,16 @@ from typing import Any
 
 from roundscope.experiments.report.page import document, figure, grid
 from roundscope.experiments.studies.framework import verdict_table
-from roundscope.experiments.studies.framework.study import Static, Study
+from roundscope.experiments.studies.framework.study import R, Static, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
 
 def html(
-    study: Study, results: Any, verdicts: Sequence[Verdict], static: Static, data: Mapping[str, Any]
+    study: Study[R],
+    results: R,
+    verdicts: Sequence[Verdict],
+    static: Static,
+    data: Mapping[str, Any],
 ) -> str:
     """The whole page."""
     opening, *others = [
@@ -58,7 +62,7 @@ def launched(run: Mapping[str, Any]) -> str:
     return f"{run['there']} of {run['launches']}, {when}"
 
 
-def _verdicts(study: Study, verdicts: Sequence[Verdict]) -> str:
+def _verdicts(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
     rules = "".join(f"<p class=note>{escape(text)}</p>" for text in study.rules)
     if not verdicts:
         return rules
@@ -72,13 +76,13 @@ def _static(static: Static) -> str:
     return f"<h2>{escape(static.title)}</h2>{''.join(figure(*each) for each in static.figures)}"
 
 
-def _table(table: Any, results: Any) -> str:
+def _table(table: Table[R], results: R) -> str:
     lines = grid(list(table.heads), [list(row) for row in table.rows(results)])
     note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
     return f"<h2>{escape(table.title)}</h2>{lines}{note}"
 
 
-def _run(study: Study, run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     lines = {
         "command": run["command"],
         study.unit: launched(run),
@@ -93,7 +97,7 @@ def _run(study: Study, run: Mapping[str, Any], config: Mapping[str, Any]) -> str
     return f"<h2>{title}</h2>{caveats}<pre>{escape(text)}</pre>"
 
 
-def _queries(study: Study, verdicts: Sequence[Verdict]) -> str:
+def _queries(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
     """The SQL behind the numbers, in full; nothing where no verdict has any."""
     known = [v for v in verdicts if v.queries]
     if not known:

@@ -10,12 +10,12 @@ from rich.table import Table as Grid
 from roundscope.experiments.report.terminal import console
 from roundscope.experiments.studies.framework import verdict_table
 from roundscope.experiments.studies.framework.page import launched, missing
-from roundscope.experiments.studies.framework.study import Study, Table
+from roundscope.experiments.studies.framework.study import R, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
 
 def show(
-    study: Study, results: Any, verdicts: Sequence[Verdict], data: Mapping[str, Any], out: Path
+    study: Study[R], results: R, verdicts: Sequence[Verdict], data: Mapping[str, Any], out: Path
 ) -> None:
     """Everything to stdout, in at most 100 columns."""
     screen = console()
@@ -35,7 +35,7 @@ def show(
     print(f"written: {', '.join(files)}")
 
 
-def _grid(table: Table, results: Any) -> Grid:
+def _grid(table: Table[R], results: R) -> Grid:
     """The columns that are shown and not empty; a first cell that repeats the line above is left
     out.
     """

@@ -254,7 +254,7 @@ def read(path: Path) -> list[Row]:
     if not path.is_file():
         return []
 
-    def mean(x):
+    def mean(x: dict[str, float | None] | None) -> Mean | None:
         return None if x is None else Mean(**{k: _number(v) for k, v in x.items()})
 
     found = []

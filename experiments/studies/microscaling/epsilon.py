@@ -67,7 +67,7 @@ def _look(
     x, y = steps.batches(config)(words, np.int32(begin.step))
     of = jnp.asarray([seeds.index(a.seed) for a in both])
 
-    def first(tree):
+    def first(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[:n], tree)
 
     own, data = first(begin.state), run.data_of(config, both, begin.step)

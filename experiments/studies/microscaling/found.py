@@ -1,6 +1,6 @@
 """`Found`: what is there of a scale, whole parts only, by its place in the argument."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roundscope.experiments.results.run import Run
@@ -9,6 +9,7 @@ from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.student import whole
 from roundscope.experiments.studies.microscaling.conditions import (
     Scale,
+    Setting,
     changed,
     config_of,
     parted,
@@ -61,7 +62,7 @@ def _trained(scale: Scale, store: Store) -> dict[tuple[str, str], Runs]:
     wanted += [(s, f, scale.seeds) for s in scale.settings[1:] for f in scale.few]
     wanted += [(at_rate(scale), f, few) for f in changed(scale.mx)]
 
-    def runs(s, f, seeds):
+    def runs(s: Setting, f: str, seeds: Sequence[int]) -> Runs:
         return whole(store, config_of(s), trained(s, [f], seeds))
 
     return {(s.name, f): runs(s, f, seeds) for s, f, seeds in wanted}

@@ -129,7 +129,7 @@ def interventions(scale: Scale, places: Sequence[tuple[int, int, int]]) -> list[
 def _launch(scale: Scale, part: Part, folder: Path) -> Launch:
     title = "student" if part.first is None else f"student, from step {part.first}"
 
-    def compute(progress):
+    def compute(progress: Progress) -> list[Run[Arm]]:
         return ran(scale, part, folder, progress)
 
     return student.launch(title, part.config, part.arms, compute)

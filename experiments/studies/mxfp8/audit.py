@@ -46,6 +46,7 @@ NAMES = {
 }  # in the tree of parameters
 
 Row = dict[str, Any]
+Taps = dict[Matrix, tuple[Array, ...]]
 
 
 def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
@@ -97,7 +98,7 @@ def operands(config: Config) -> Any:
             for m, w in weights.items()
         }
 
-        def one(taps):
+        def one(taps: Taps) -> Array:
             return model.loss(
                 params, tokens, None, config, linears=LinearPlans(how, jnp.asarray(table), taps)
             )
@@ -122,11 +123,13 @@ def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], A
         ) / jnp.linalg.norm(v)
 
     cases = jnp.asarray(ROWS)
-    return jax.lax.map(lambda v: jax.lax.map(lambda case: one(v, case), cases), values)
+    every: tuple[dict[str, Array], Array]
+    every = jax.lax.map(lambda v: jax.lax.map(lambda case: one(v, case), cases), values)
+    return every
 
 
 def _of_copy(v: Array, q: Array, case: Array, axis: int) -> dict[str, Array]:
-    def share(flags, of):
+    def share(flags: Array, of: Array | float) -> Array:
         return flags.sum().astype(jnp.float32) / of
 
     return {

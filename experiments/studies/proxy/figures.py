@@ -3,7 +3,7 @@ events make it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -100,11 +100,9 @@ def errors(results: Sequence[Result]) -> Figure | None:
             "lw": 1.3,
             "label": name,
         }
-        for ax, read in zip(
-            axes.flat, (lambda m: m["zeta"], lambda m: 1.0 - m["cosine"]), strict=True
-        ):
+        for ax, read in zip(axes.flat, (_zeta, _turn), strict=True):
             steps = [step for step, _ in measures(runs[0])]
-            values = np.array([[read(found) for _, found in measures(r)] for r in runs])
+            values = np.array([[read(numbers) for _, numbers in measures(r)] for r in runs])
             middle = (
                 np.nanmedian(np.where(values > 0, values, np.nan), axis=0)
                 if (values > 0).any(axis=0).all()
@@ -123,6 +121,14 @@ def errors(results: Sequence[Result]) -> Figure | None:
         frameon=False,
     )
     return figure
+
+
+def _zeta(numbers: Mapping[str, float]) -> float:
+    return numbers["zeta"]
+
+
+def _turn(numbers: Mapping[str, float]) -> float:
+    return 1.0 - numbers["cosine"]
 
 
 def sites(results: Sequence[Result]) -> Figure | None:

@@ -73,12 +73,12 @@ def run(
     return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
 
 
-def study(words: Sequence[str], **options: Any) -> Study:
+def study(words: Sequence[str], **options: Any) -> Study[Runs]:
     """The study that words and the options of `conditions.asked` ask for. Raises UsageError."""
     return of(asked(words, **options))
 
 
-def of(wanted: Asked) -> Study:
+def of(wanted: Asked) -> Study[Runs]:
     """The study of these arms."""
     first = wanted.first
     start = {} if first is None else {"from": first}

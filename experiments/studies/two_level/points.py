@@ -67,7 +67,7 @@ def inputs(values: str, keys: int, seed: int) -> Arrays:
     if values == REAL:
         [layer] = read_layers(sample_path(), layer="layer4")
 
-        def four(x):
+        def four(x: np.ndarray) -> np.ndarray:
             return np.concatenate([x[0, :, head] for head in range(4)], axis=1)
 
         arrays = [

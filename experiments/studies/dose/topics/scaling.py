@@ -208,4 +208,4 @@ def _column(ax: Any, x: int, found: Found, column: Column, bits: list[int]) -> N
             zorder=3,
         )
         if p == star:
-            ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)  # type: ignore[attr-defined]
+            ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)

@@ -81,7 +81,7 @@ def outcome(top: float, beta: float, *, planted: bool = True) -> Outcome:
     clamped = runs[CLAMP, False]
     sham = np.where(clamped.tied[:, None], 0.0, exact)
 
-    def distance(a, b):
+    def distance(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.sqrt(((a - b) ** 2).mean()))
 
     size = np.linalg.norm(clamped.out, axis=1) / np.linalg.norm(exact, axis=1)
@@ -108,9 +108,9 @@ def left_of(shift: np.ndarray, clamp: float = CLAMP) -> np.ndarray:
     """What is left of a row of two tied scores in the first of two tiles: 2 e^-shift over the
     clamped row sum.
     """
-    own = 2.0 * np.exp(-shift)
-    total: np.ndarray = np.maximum(own, clamp) + clamp
-    return own / total
+    row: np.ndarray = 2.0 * np.exp(-shift)
+    left: np.ndarray = row / (np.maximum(row, clamp) + clamp)
+    return left
 
 
 def judged(found: list[Outcome]) -> list[Verdict]:

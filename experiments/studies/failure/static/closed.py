@@ -115,10 +115,10 @@ def lines() -> list[Line]:
     k.
     """
 
-    def shift(times):
+    def shift(times: float) -> float:
         return REST * (times - 1.0) * 1.5 / 2
 
-    def normalised_form(times):
+    def normalised_form(times: float) -> Callable[[int], float]:
         return lambda k: float(np.sign(times - 1.0)) / 4 - shift(times)
 
     return [

@@ -6,6 +6,7 @@ P = exp(S - m) rounds to 1 up to a gap of -ln(1 - 2^-(p+1)) below the maximum (P
 same with FP32 scores, as production kernels have them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,7 +106,7 @@ def measure(found: list[Input]) -> dict[tuple[str, str, str], Ties]:
 def _ties(own: list[Input], plan: Plan) -> Ties:
     heads = [head for x in own for head in _heads(x, plan)]
 
-    def by_head(part):
+    def by_head(part: Callable[[np.ndarray, np.ndarray], float]) -> Estimate:
         return mean({i: part(*head) for i, head in enumerate(heads)})
 
     return Ties(

@@ -37,7 +37,7 @@ def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Ru
     group, drawn = Group(settings, list(range(len(trials))), state), drawing(settings)
     follow, rest, looks = Follow(len(trials)), Rest(settings.config), [_first(group)]
 
-    def look(_):
+    def look(_: int) -> Any:
         return monitor.query_norms(group.state.params["layers"]["qkv"])
 
     for block in blocks(

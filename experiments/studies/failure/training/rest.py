@@ -62,7 +62,7 @@ class Rest:
 @lru_cache(64)
 def _looking(config: Config) -> Any:
     def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> Any:
-        def one(p, t, h):
+        def one(p: Any, t: Array, h: HeadPlans) -> tuple[Array, Array, Array]:
             return _one(config, p, t, h, step)
 
         return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0))(params, tokens, plans)
@@ -77,15 +77,15 @@ def _one(
     plans = plans_at(plans, step) or plans
     shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
 
-    def run(taps):
+    def run(taps: Array) -> Any:
         return model.run(params, tokens, plans, config, taps)
 
     do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
 
-    def own(q, k, v, do, table):
+    def of_layer(q: Array, k: Array, v: Array, do: Array, table: Array) -> tuple[Array, Array]:
         return _dq(config, HeadPlans(plans.like, table), q, k, v, do)
 
-    dq, r = jax.vmap(own)(seen.q, seen.k, seen.v, do, jnp.asarray(plans.table))
+    dq, r = jax.vmap(of_layer)(seen.q, seen.k, seen.v, do, jnp.asarray(plans.table))
     rest = jnp.einsum("lbtn,lbtd,lbtnh->lndh", r, seen.x, pk(seen.q, seen.k), precision=FULL)
     gradient = jnp.einsum("lbtd,lbtnh->lndh", seen.x, dq, precision=FULL)
     return rest, _norm(rest), _norm(gradient)
@@ -96,12 +96,12 @@ def _dq(
 ) -> tuple[Array, Array]:
     """dQ (B, T, N, H), and alpha times the sums of the rows of dS (B, T, N), of one layer."""
 
-    def wide(x, last):
+    def wide(x: Array, last: float) -> Array:
         return jnp.concatenate([x, jnp.full_like(x[..., :1], last)], axis=-1)
 
     k, v, scale = wide(k, 1.0), wide(v, 0.0), config.head_width**-0.5
 
-    def run(q):
+    def run(q: Array) -> Any:
         return attend(
             q,
             k,
