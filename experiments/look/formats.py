@@ -1,4 +1,4 @@
-"""The table of number formats."""
+"""The command `formats`: the table of number formats."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ LEGEND = (
 
 
 def row(f: Format) -> dict[str, Any]:
-    """What the table says of one format; min_subnormal is None where there are none."""
+    """Return the columns of one format; min_subnormal is None where there are no subnormals."""
     return {
         "name": f.name,
         "bits": f.bits,
@@ -30,8 +30,9 @@ def row(f: Format) -> dict[str, Any]:
 
 
 def show(names: Iterable[str] = (), as_json: bool = False) -> None:
-    """Print the formats of these names, or all named ones. Raises ValueError for an unknown
-    name.
+    """Print the formats of these names, or all named ones.
+
+    Raises ValueError for an unknown name.
     """
     rows = [row(format_named(name)) for name in names or NAMED]
     if as_json:
@@ -60,8 +61,5 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, (bool, str)):
         return value if isinstance(value, str) else "yes" if value else "no"
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float) and (value != int(value) or value > 1e6)
-        else f"{value:g}"
-    )
+    is_long = isinstance(value, float) and (value != int(value) or value > 1e6)
+    return f"{value:.4g}" if is_long else f"{value:g}"
