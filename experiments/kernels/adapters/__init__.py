@@ -1,8 +1,7 @@
-"""One small module for each library whose attention can be called; nothing of a library is imported
-before its kernel runs.
+"""One small module for each library whose attention can be called.
 
-An adapter takes `Inputs` and returns `Outputs`. Here: calls and layouts. Not here: arithmetic, or
-what a result means.
+No library is imported before its kernel runs. An adapter takes `Inputs` and returns `Outputs`: it
+contains calls and layouts, no arithmetic and no judgment of results.
 """
 
 import importlib
@@ -37,19 +36,22 @@ OF_FILES = {  # name -> module here, function of a path, what lies there
 
 
 def plain_name(name: str) -> str:
-    """The name of a kernel without the path of its code: "triton-tutorial" of
-    "triton-tutorial:06-fused-attention.py".
+    """Return the name of a kernel without the path of its code.
+
+    It is "triton-tutorial" for "triton-tutorial:06-fused-attention.py".
     """
     head, _, _ = name.partition(":")
     return head if head in OF_FILES else name
 
 
 def kernel(name: str) -> Kernel:
-    """The adapter of that name, of `NAME:PATH` for code that no package has, or of a user's
-    `module:function`.
+    """Return the adapter of a kernel by name.
+
+    The name is one of ADAPTERS, `NAME:PATH` for code that no package has, or `module:function` for
+    a user's own.
 
     Raises:
-        ValueError: the name is none of them, or nothing lies at the path.
+        ValueError: the name is none of these, or nothing lies at the path.
     """
     head, _, path = name.partition(":")
     if head in OF_FILES:
