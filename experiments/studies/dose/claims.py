@@ -26,7 +26,7 @@ RULES = (
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """Every statement, at every rate where it was measured."""
+    """Return a verdict for every statement, at every rate where it was measured."""
     rates = [rate for site, rate in r.panels() if site is Site.OD]
     found = [
         verdict
@@ -58,8 +58,9 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def same_size(r: Results, rate: float) -> list[tuple[int, list[Run[Dose]], list[Run[Dose]]]]:
-    """(p, toward zero at p, nearest-even at p - 1), where both were run: errors uniform in an ulp,
-    2^-p x sqrt(1/3) both.
+    """Return (p, toward zero at p, nearest-even at p - 1) where both were run.
+
+    Both errors are uniform in an ulp and have the same size: their rms is 2^-p x sqrt(1/3).
     """
     zero, even = r.series(Site.OD, ZERO, rate), r.series(Site.OD, EVEN, rate)
     return [(p, own, even[p - 1]) for p, own in zero.items() if p - 1 in even]
@@ -150,8 +151,9 @@ def _norms(r: Results, rate: float, scale: Scale) -> Verdict:
 
 
 def ahead(r: Results, run: Run[Dose]) -> float | None:
-    """||W_Q|| over that of the exact arm at the last look before the run diverged; None if it did
-    not, or before the first look.
+    """Return ||W_Q|| over that of the exact arm at the last look before the run diverged.
+
+    None if it did not diverge, or before the first look.
     """
     if run.diverged is None:
         return None

@@ -1,4 +1,4 @@
-"""The answer in a sentence, and what pictures show."""
+"""The answer in a sentence, and the captions of the pictures."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ PARTIAL = (
 
 
 def answer(r: Results) -> str:
-    """The question, answered in one sentence."""
+    """Return the answer in one sentence."""
     failing = [case.name for case in r.scale.cases if r.fails(case.name)]
     if not failing:
         return (
@@ -57,8 +57,9 @@ def answer(r: Results) -> str:
 
 
 def _fair(r: Results, failing: Sequence[str], row: str) -> list[str]:
-    """The cases in which a repair could work: P_DP where it is not the failure itself, the
-    stabiliser where ties may be it.
+    """Return the cases in which a repair could work.
+
+    P_DP is left out where it is the failure itself, the stabilizer where ties cannot be its cause.
     """
     modes = {case.name: case.mode for case in r.scale.cases}
     left_out = {

@@ -1,5 +1,6 @@
-"""The one command of all studies: runs what is missing, then writes the page and the JSON, and
-prints.
+"""The one command of all studies.
+
+It runs what is missing, then writes the page and the JSON, and prints the answer.
 """
 
 import json
@@ -23,13 +24,15 @@ FAILED, INTERRUPTED = 1, 130
 def run(
     study: Study[Any], *, out: Path, command: str, as_json: bool = False, draw: bool = False
 ) -> int:
-    """Runs a study into the folder `out`. The exit code: 0, 1 if a launch failed, 130 after Ctrl-C.
+    """Run a study into the folder `out`. Return 0, 1 if a launch failed, or 130 after Ctrl-C.
 
-    command  as the user gave it, for the page
-    draw     trains nothing: the page shows what the results file holds, and says what is missing
+    command  the command as the user gave it, for the page
+    draw     whether to train nothing: the page then shows what the results file holds, and says
+             what is missing
 
-    After Ctrl-C launches that were done are kept and told, where whole parts are there. Raises
-    UsageError before anything is computed, StorageError for a folder that cannot be used now.
+    After Ctrl-C the launches that were done are kept, and reported where whole parts of the study
+    are complete. Raises UsageError before anything is computed, StorageError for a folder that
+    cannot be used now.
     """
     from roundscope.experiments.compile_cache import keep_compilations
 
@@ -55,7 +58,7 @@ def run(
 def tell(
     study: Study[R], results: R, static: Static, about: dict[str, Any], out: Path, as_json: bool
 ) -> None:
-    """PAGE.html and NAME.json, and the answer, tables and verdicts to stdout."""
+    """Write PAGE.html and NAME.json, and print the answer, the tables and the verdicts."""
     verdicts = [*study.claims(results), *static.verdicts]
     data = data_of(study, results, verdicts, about)
     (out / f"{study.page}.html").write_text(
@@ -73,7 +76,7 @@ def tell(
 def data_of(
     study: Study[R], results: R, verdicts: Sequence[Verdict], about: dict[str, Any]
 ) -> dict[str, Any]:
-    """A study as plain data."""
+    """Return a study with its results as plain data."""
     head = {"question": study.question, "answer": study.answer(results)}
     judged = {"verdicts": plain(verdicts)} if verdicts else {}
     tables = {table.name: table.records(results) for table in study.tables}
@@ -87,7 +90,7 @@ def _about(outcome: Outcome, command: str, seconds: float) -> dict[str, Any]:
 
 
 def _static(study: Study[Any], outcome: Outcome) -> Static:
-    """What needs no runs; left out of a page that is not complete."""
+    """Return what needs no runs; nothing for a page that is not complete."""
     if study.static is None or outcome.there < outcome.launches:
         return Static()
     with bar("without training", study.parts) as progress:

@@ -1,6 +1,4 @@
-"""The page of a study: the picture that answers, one sentence, verdicts, other pictures, every
-number.
-"""
+"""The page of a study: the picture that answers, one sentence, verdicts, pictures, every number."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,7 +17,7 @@ def html(
     static: Static,
     data: Mapping[str, Any],
 ) -> str:
-    """The whole page."""
+    """Return the whole page."""
     opening, *others = [
         figure(f.title, picture, f.caption)
         for f in study.figures
@@ -42,19 +40,19 @@ def html(
 
 
 def missing(run: Mapping[str, Any], unit: str) -> str:
-    """What a page lacks; empty for a whole one. unit: `Study.unit`."""
+    """Return what a page lacks, in words; empty for a complete one. `unit` is `Study.unit`."""
     if run["there"] == run["launches"]:
         return ""
     failure = f" The first that failed: {run['failure']}." if run.get("failure") else ""
     return (
-        f"Not complete: {run['there']} of {run['launches']} {unit} are there, and what is not"
-        f" whole, or needs none, is left out.{failure} The same command, without --draw, goes on"
-        " and completes this page."
+        f"Not complete: {run['there']} of {run['launches']} {unit} are there; parts that are not"
+        f" whole, and parts that need none, are left out.{failure} The same command, without"
+        " --draw, goes on and completes this page."
     )
 
 
 def launched(run: Mapping[str, Any]) -> str:
-    """How many launches a page is of, and how many of them the last command ran."""
+    """Return how many launches a page shows, and how many of them the last command ran."""
     if run["interrupted"]:
         when = f"the last command was interrupted after {run['seconds']} s"
         return f"{run['there']} of {run['launches']}; {when}"
@@ -98,7 +96,7 @@ def _run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -
 
 
 def _queries(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
-    """The SQL behind the numbers, in full; nothing where no verdict has any."""
+    """Return the SQL behind the numbers, in full; nothing where no verdict has any."""
     known = [v for v in verdicts if v.queries]
     if not known:
         return ""

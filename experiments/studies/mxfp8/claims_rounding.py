@@ -121,18 +121,16 @@ def _epsilon(r: Results) -> Iterator[Verdict]:
         )
     for lr in r.proxy_rates:
         own = {name: mean(r.seen(lr, name, "along")) for name in (FLOOR, RCEIL, FLOOR_SR, RCEIL_SR)}
-        lean = _difference(r.seen(lr, FLOOR, "along"), r.seen(lr, RCEIL, "along"))
-        measured = (
-            f"along g: {'; '.join(f'{name} {interval(e)}' for name, e in own.items())}; floor -"
-            f" RCEIL {interval(lean)}"
-        )
+        bias = _difference(r.seen(lr, FLOOR, "along"), r.seen(lr, RCEIL, "along"))
+        parts = "; ".join(f"{name} {interval(e)}" for name, e in own.items())
+        measured = f"along g: {parts}; floor - RCEIL {interval(bias)}"
         yield _proxy(
-            "floor shortens the gradient more than RCEIL", lr, judge(lean, BELOW), measured
+            "floor shortens the gradient more than RCEIL", lr, judge(bias, BELOW), measured
         )
     for name, drawn in ((FLOOR, FLOOR_SR), (RCEIL, RCEIL_SR)):
         for lr in r.proxy_rates:
             e = ratio(_size(r.seen(lr, drawn, "along")), _size(r.seen(lr, name, "along")))
-            claim = f"stochastic elements take most of the lean away: {name}"
+            claim = f"stochastic elements take most of the bias away: {name}"
             yield _proxy(claim, lr, judge(e, MOST), f"|along|, stochastic / nearest {interval(e)}")
     for lr in r.proxy_rates:
         e = r.over(lr, FLOOR_SR, FLOOR)

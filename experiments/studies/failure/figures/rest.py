@@ -15,7 +15,10 @@ NONE = 1e-9  # where a drift of 0 is drawn
 
 
 def drifts(r: Results) -> Figure | None:
-    """Every run: its drift by case; and size against steadiness. None where no look was taken."""
+    """Draw every run: its drift by case, and its size against its steadiness.
+
+    None where no look was taken.
+    """
     if not any(split(r)):
         return None
     figure, axes = canvas(3.6, 1, 2)

@@ -1,5 +1,6 @@
-"""Heat maps of the share of runs that diverged: rows x cases, layers x heads, the cells of the
-factorial.
+"""Heat maps of the share of runs that diverged.
+
+They show rows x cases, layers x heads, and the cells of the factorial.
 """
 
 import math
@@ -52,7 +53,7 @@ LINES = {  # row or mode -> words, in the picture's order
 
 
 def opening(r: Results) -> Figure:
-    """Rows x cases: the share of runs that diverged, k/n and the median step."""
+    """Draw rows x cases: the share of runs that diverged, k/n and the median step."""
     cases = r.scale.cases
     table = {
         (line(row, c.bits), c.name): r.of(c.name, row) for c in cases for row in r.rows(c.name)
@@ -75,7 +76,7 @@ def opening(r: Results) -> Figure:
 
 
 def line(row: str, bits: int) -> str:
-    """The line of LINES that a row is drawn in."""
+    """Return the line of LINES that a row is drawn in."""
     name, _, own = row.rpartition(" ")
     if not own.isdecimal() or name not in LINES:
         return row
@@ -83,7 +84,7 @@ def line(row: str, bits: int) -> str:
 
 
 def _broken(words: str, columns: int) -> str:
-    """In lines as long as fit above one of so many columns."""
+    """Return words broken into lines that fit above one of so many columns."""
     letters = 90 // max(columns, 5)
     if max(map(len, words.split(" "))) > letters:
         words = words.replace("=\xa0", "= ")
@@ -91,7 +92,7 @@ def _broken(words: str, columns: int) -> str:
 
 
 def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
-    """A heat map of the share that diverged; empty where nothing was run."""
+    """Draw a heat map of the share that diverged; a cell is empty where nothing was run."""
     share = np.array(
         [[diverged(runs) / len(runs) if runs else math.nan for runs in row] for row in own]
     )
@@ -120,7 +121,7 @@ def _cell(runs: Own) -> str:
 
 
 def places(r: Results) -> Figure | None:
-    """Layers x heads of case A: O low in one head only, and FP32 in one head only.
+    """Draw layers x heads of case A: O low in one head only, and FP32 in one head only.
 
     None where it was not run.
     """
@@ -145,7 +146,7 @@ def places(r: Results) -> Figure | None:
 
 
 def factorial(r: Results) -> Figure | None:
-    """Where O is rounded x scores x statistics (rows), tiles (columns), a panel for each case.
+    """Draw where O is rounded x scores x statistics (rows), tiles (columns), a panel for each case.
 
     None where it was not run.
     """

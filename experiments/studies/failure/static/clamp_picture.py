@@ -1,5 +1,6 @@
-"""The clamp of the released repair as a picture: what it leaves of a tied row, and where tied rows
-are.
+"""The clamp of the released repair as a picture: what it leaves of a tied row.
+
+It also shows where tied rows are.
 """
 
 import numpy as np
@@ -17,8 +18,9 @@ LEAST = 1e-4  # of the right axis: smaller shifts stand there
 
 
 def left_over(shift: float, beta: float) -> float:
-    """|out| / |softmax| of tied rows that the released repair moves by `shift`, of a small call in
-    two tiles.
+    """Return |out| / |softmax| of tied rows that the released repair moves by `shift`.
+
+    It is computed with a small call in two tiles.
     """
     rng = np.random.Generator(np.random.Philox(key=3))
     s, v = np.full((ROWS, ROWS), -60.0), rng.standard_normal((ROWS, 4))
@@ -28,8 +30,9 @@ def left_over(shift: float, beta: float) -> float:
 
 
 def picture(found: list[Tied]) -> Figure:
-    """Left: output of a tied row against its shift; right: shifts of tied rows in real tensors and
-    trainings.
+    """Draw the output of a tied row against its shift, and the shifts of tied rows.
+
+    The latter are those of real tensors and of trainings.
     """
     figure, ((left, right),) = canvas(3.5, 1, 2)
     line = np.linspace(0.0, 42.0, 400)

@@ -1,5 +1,6 @@
-"""The training of a launch: all its arms in one executable, until the last step or until every arm
-has diverged.
+"""The training of a launch: all its arms in one executable.
+
+It ends at the last step, or once every arm has diverged.
 """
 
 import math
@@ -25,9 +26,9 @@ Look = tuple[
 
 
 def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Run[Trial]]:
-    """The runs of trials of one structure, in their order.
+    """Return the runs of trials of one structure, in their order.
 
-    What is said of an arm is of the time up to its divergence, so nothing depends on the arms
+    What is reported of an arm is of the time up to its divergence, so nothing depends on the arms
     beside it but the order of native sums.
     """
     settings, steps = settings_of(scale, trials), trials[0].steps
@@ -69,11 +70,11 @@ def _step(group: Group, batches: dict[int, np.ndarray], number: int, rest: Rest)
 def _run(
     trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray
 ) -> Run[Trial]:
-    """What is said of an arm.
+    """Return what is reported of an arm.
 
-    extra: norm, the largest ||W_Q,h||_2 up to divergence; heads, those of layers and heads at the
-    last look before it; rest, as `Rest.found` gives it. curve: (steps done, mean loss since the
-    last entry, largest ||W_Q,h||_2), every 25 steps from 0.
+    extra has norm, the largest ||W_Q,h||_2 up to divergence; heads, those of layers and heads at
+    the last look before it; and rest, as `Rest.found` gives it. The curve has (steps done, mean
+    loss since the last entry, largest ||W_Q,h||_2), every 25 steps from 0.
     """
     before = [look for look in looks if first < 0 or look[0] <= first]  # the one at step 0 always
     norms = np.stack([seen[arm] for _, _, seen in before])
@@ -89,5 +90,5 @@ def _run(
 
 
 def nested(x: np.ndarray) -> Any:
-    """An array's numbers as nested tuples."""
+    """Return an array's numbers as nested tuples."""
     return tuple(nested(row) for row in x) if x.ndim else float(x)
