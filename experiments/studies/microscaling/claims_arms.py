@@ -1,5 +1,6 @@
-"""The interventions of the paper's figure 4 and ours: averted, delayed or nothing, beyond the
-shams.
+"""The interventions of the paper's figure 4 and ours.
+
+Did they avert the divergence, delay it, or do nothing, beyond what the shams do?
 """
 
 import math
@@ -43,7 +44,7 @@ NOT_STATED = "the outcome is in a figure that we have not"
 
 
 def judged(found: Found, scale: Scale) -> list[Verdict]:
-    """A verdict for every arm and lead, and how far shams scatter."""
+    """Return a verdict for every arm and lead, and how far shams scatter."""
     leads = [lead for lead in scale.leads if any(at == lead for _, at in found.parted)]
     rows = [
         v
@@ -75,7 +76,7 @@ def _untold(claim: str, case: str, why: str) -> Verdict:
 
 
 def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
-    """The recipes from the first step on: stable, where the format alone is not?"""
+    """Yield verdicts on the recipes from the first step on: stable, unlike the format alone?"""
     base = found.of(scale.base.name, scale.mx, scale.rate)
     for name in HYBRIDS:
         own = found.of(scale.base.name, f"{scale.mx}, {name}")
@@ -97,7 +98,7 @@ def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
 
 
 def scatter(found: Found, lead: int) -> Iterator[Verdict]:
-    """How much the step of divergence moves by itself."""
+    """Yield how much the step of divergence moves by itself."""
     moved = [
         abs(r.time - runs[UNCHANGED].time)
         for (_, at), runs in found.parted.items()
@@ -123,7 +124,7 @@ def scatter(found: Found, lead: int) -> Iterator[Verdict]:
 
 
 def _arm(o: Outcome) -> Verdict:
-    """One arm at one lead."""
+    """Return the verdict on one arm at one lead."""
     own = next((name for name, ours in PAPER.items() if ours == o.name), None)
     lived = sum(map(math.isinf, o.runs.values()))
     delay = (
@@ -157,7 +158,7 @@ def _claim(name: str) -> str:
 
 
 def _word(o: Outcome, own: str | None) -> Word:
-    """Of 'averts or delays', or of 'stable' for hybrids."""
+    """Return the word for "averts or delays", or for "stable" for hybrids."""
     if o.effect is Effect.HASTENED:
         return Word.CONTRADICTS
     if o.name in HYBRIDS:
@@ -172,6 +173,6 @@ def _word(o: Outcome, own: str | None) -> Word:
 
 
 def _all_failed(o: Outcome) -> bool:
-    """Whether so many seeds diverged as one in two would not explain."""
+    """Return whether so many seeds diverged that a chance of one in two would not explain it."""
     died = sum(map(math.isfinite, o.runs.values()))
     return bool(o.runs) and at_least(died, len(o.runs), 0.5) <= LEVEL

@@ -1,5 +1,6 @@
-"""The pictures: how interventions end, where settings fail, the gradient's error on the way to a
-divergence and the events that make it, and the losses.
+"""The pictures: how interventions end, where settings fail, the gradient's error, and the losses.
+
+The gradient's error is that on the way to a divergence, with the events that make it.
 """
 
 import math
@@ -47,7 +48,7 @@ LINES = (
 
 
 def opening(found: Found, scale: Scale) -> Figure | None:
-    """Arms x seeds by lead: steps from the parting to divergence; None without interventions."""
+    """Draw arms x seeds by lead: steps from parting to divergence; None without interventions."""
     leads = [lead for lead in scale.leads if any(at == lead for _, at in found.parted)]
     if not leads:
         return None
@@ -97,7 +98,7 @@ def _panel(ax: Axes, found: Found, lead: int, lines: Sequence[str]) -> None:
 
 
 def _dot(ax: Axes, r: Run[Arm], start: int, y: float) -> float:
-    """A run by its steps since the parting; the number that was drawn."""
+    """Draw a run by its steps since the parting; return the number that was drawn."""
     lived = r.diverged is None
     x = min(r.time, r.steps) - start
     ax.plot(
@@ -114,12 +115,12 @@ def _dot(ax: Axes, r: Run[Arm], start: int, y: float) -> float:
 
 
 def _start(runs: Iterable[Run[Arm]]) -> int:
-    """The step at which the arms of a seed left the base."""
+    """Return the step at which the arms of a seed left the base."""
     return min(first for r in runs for first, _ in r.condition.changes if first)
 
 
 def formats(found: Found, scale: Scale) -> Figure | None:
-    """Formats x rates of the base and of the other settings: the share of runs that diverged."""
+    """Draw formats x rates of all settings: the share of runs that diverged."""
     settings = [s for s in scale.settings if any(name == s.name for name, _ in found.trained)]
     if not settings:
         return None
@@ -168,9 +169,7 @@ def _cell(ax: Axes, row: int, column: int, own: Runs) -> None:
 
 
 def growth(found: Found, scale: Scale) -> Figure | None:
-    """zeta by steps before divergence, a line per seed; and what share of it each event has
-    alone.
-    """
+    """Draw zeta by steps before divergence, a line per seed, and the share of every event alone."""
     own = runs_of(found)
     if not own:
         return None
@@ -227,7 +226,7 @@ def _events(ax: Axes, own: Runs) -> None:
 
 
 def losses(found: Found, scale: Scale) -> Figure | None:
-    """The loss of the base's formats at the base's rate, a line per seed, FP32's in grey."""
+    """Draw the loss of the base's formats at the base's rate, a line per seed; FP32 is grey."""
     exact = found.of(scale.base.name, EXACT, scale.rate)
     others = {f: found.of(scale.base.name, f, scale.rate) for f in scale.formats if f != EXACT}
     drawn = {f: own for f, own in others.items() if own}

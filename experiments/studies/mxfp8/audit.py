@@ -1,7 +1,7 @@
-"""What block formats do to the operands of a training step: every tensor of a BF16 run, at some
-steps, under every scale rule and format.
+"""What block formats do to the operands of a training step.
 
-Of an operand V and what is kept of it, Q:
+Every tensor of a BF16 run is rounded, at some steps, under every scale rule and format. Of an
+operand V and its rounded copy Q:
 
     saturated   share of numbers that the block's scale cannot reach (|V| / X above the largest
                 element)
@@ -50,8 +50,9 @@ Taps = dict[Matrix, tuple[Array, ...]]
 
 
 def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
-    """A row per layer, matrix, operand (an event's name), element format and rule; params of one
-    arm, tokens (B, T + 1).
+    """Return a row per layer, matrix, operand (an event's name), element format and rule.
+
+    params are those of one arm, tokens are (B, T + 1).
     """
     found = []
     for matrix, tensors in operands(config)(params, tokens).items():
@@ -76,8 +77,9 @@ def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
 
 @lru_cache(8)
 def operands(config: Config) -> Any:
-    """(params, tokens) -> matrix -> X, W, G: what the products of an FP32 step read, (layers, rows,
-    columns).
+    """Return a function (params, tokens) -> matrix -> X, W, G of shape (layers, rows, columns).
+
+    These are what the products of an FP32 step read.
     """
     formats = formats_of(config, ["matrix=all -> fp32"])
     assert formats is not None
@@ -111,8 +113,9 @@ def operands(config: Config) -> Any:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], Array]:
-    """(NUMBERS (layers, cases, 2 copies), apart (layers, cases)) of a tensor (layers, rows,
-    columns).
+    """Return NUMBERS (layers, cases, 2 copies) and apart (layers, cases) of a tensor.
+
+    The tensor is (layers, rows, columns).
     """
 
     def one(v: Array, case: Array) -> tuple[dict[str, Array], Array]:

@@ -1,6 +1,4 @@
-"""Measured cells by condition: a metric's value for every seed, and the SQL that gives the same
-from the file.
-"""
+"""Measured cells by condition: a metric's value for every seed, and the SQL that gives the same."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,8 +45,10 @@ DERIVED = {  # name -> SQL of METRICS
 class Results:
     """Cells of one engine that are ok.
 
-    cells   place -> seed -> row;  sites: (key of a cell, site) -> row
-    drifts  of the trainings (`drift.trainings.Drifts`);  trained_on: their devices
+    cells       place -> seed -> row
+    sites       (key of a cell, site) -> row
+    drifts      those of the trainings (`drift.trainings.Drifts`)
+    trained_on  the devices of the trainings
     """
 
     cells: Mapping[Place, Mapping[int, Row]]
@@ -58,13 +58,14 @@ class Results:
     trained_on: Sequence[str] = ()
 
     def values(self, point: Point, metric: str) -> Values:
-        """A metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed; NaN where there is
-        none.
+        """Return a metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed.
+
+        It is NaN where there is none.
         """
         return {seed: self._number(row, metric) for seed, row in self.rows(point).items()}
 
     def rows(self, point: Point) -> Mapping[int, Row]:
-        """A condition's cells by seed; none if it was not measured."""
+        """Return a condition's cells by seed; none if it was not measured."""
         return self.cells.get(place_of(point), {})
 
     def _number(self, row: Row, metric: str) -> float:
@@ -75,7 +76,7 @@ class Results:
 
 
 def read(path: Path, keys: set[str]) -> Results:
-    """The results of the cells with these keys."""
+    """Return the results of the cells with these keys."""
     from roundscope.experiments.sweep.storage.store import read_cells, read_sites
 
     rows = [row for row in read_cells(path) if row["key"] in keys]
@@ -83,7 +84,7 @@ def read(path: Path, keys: set[str]) -> Results:
 
 
 def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:
-    """Rows of `read_cells` and of `read_sites` by condition."""
+    """Return rows of `read_cells` and of `read_sites` by condition."""
     cells: dict[Place, dict[int, Row]] = {}
     for row in rows:
         if row["status"] == "ok":
@@ -97,12 +98,12 @@ def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:
 
 
 def place_of(point: Point) -> Place:
-    """Every axis that conditions here differ in, after defaults."""
+    """Return every axis in which conditions here differ, after defaults."""
     return tuple((name, point.get(name, DEFAULTS.get(name))) for name in _axes(str(point["input"])))
 
 
 def query(point: Point, metric: str) -> str:
-    """SQL over the results file that gives `Results.values`."""
+    """Return SQL over the results file that gives `Results.values`."""
     site, dot, name = metric.partition(".")
     what = DERIVED.get(metric, metric)
     where = " AND ".join(_condition(axis, value) for axis, value in place_of(point))
@@ -115,12 +116,12 @@ def query(point: Point, metric: str) -> str:
 
 
 def shown(point: Point) -> str:
-    """A point as words of `roundscope sweep`."""
+    """Return a point as words of `roundscope sweep`."""
     return " ".join(f"{name}={value}" for name, value in point.items())
 
 
 def _axes(family: str) -> tuple[str, ...]:
-    """Real tensors bring their own N."""
+    """Return the axes of a family; real tensors have their own N."""
     return tuple(name for name in AXES if name != "N") if ":" in family else AXES
 
 
@@ -132,7 +133,7 @@ def _condition(axis: str, value: Value | None) -> str:
 
 
 def _derived(row: Row, metric: str) -> float:
-    """As the SQL of DERIVED says."""
+    """Return a derived metric of a row, as the SQL of DERIVED defines it."""
     rms, mean_abs, rel = (_float(row.get(n)) for n in ("rms", "mean_abs", "rel_rms"))
     relative = rel / rms if rms else math.nan
     if metric == "rel_max":

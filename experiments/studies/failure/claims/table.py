@@ -157,7 +157,7 @@ def _layers(r: Results) -> Iterator[Verdict]:
 
 
 def suspect(failing: Own) -> tuple[int, int]:
-    """Return the layer with the largest ||W_Q,h|| before divergence in most runs, and their number."""
+    """Return the layer with the largest ||W_Q,h|| before divergence in most runs, and how many."""
     votes = np.bincount(
         [int(np.argmax([max(row) for row in run.extra["heads"]])) for run in failing]
     )

@@ -25,7 +25,7 @@ LINES = {  # pair -> (colour, line, label); bands grey and hatched apart from li
 
 
 def drift(scale: Scale) -> Figure[Results]:
-    """Both metrics over steps: a thin line per seed, geometric means, their intervals as bands."""
+    """Return both metrics over steps: a thin line per seed, geometric means, intervals as bands."""
     c = scale.training.config
     return Figure(
         title="Fig. 7 and 8: do weights drift apart?",
