@@ -44,11 +44,9 @@ class Dose:
 
         BF16 and binary32 have the same exponents.
         """
-        return (
-            self.also
-            if self.site is None
-            else (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
-        )
+        if self.site is None:
+            return self.also
+        return (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
 
     @property
     def point(self) -> "Dose":
@@ -77,9 +75,9 @@ def doses(scale: Scale) -> list[Dose]:
     return with_exact(found)
 
 
-def with_exact(found: Sequence[Dose]) -> list[Dose]:
+def with_exact(wanted: Sequence[Dose]) -> list[Dose]:
     """Return doses and their exact arms, each once; the exact arms come first."""
-    return list(dict.fromkeys([*(dose.exact for dose in found), *found]))
+    return list(dict.fromkeys([*(dose.exact for dose in wanted), *wanted]))
 
 
 def key(config: Config, dose: Dose) -> str:

@@ -25,6 +25,10 @@ RULES = (
 )
 
 
+FAST = "toward zero diverges from p = 6 down at lr 1e-2 within 2,000 steps"
+SLOW = "and from p = 4 down at lr 1e-3, after 3,000 to 9,000 steps"
+
+
 def judged(r: Results, scale: Scale) -> list[Verdict]:
     """Return a verdict for every statement, at every rate where it was measured."""
     rates = [rate for site, rate in r.panels() if site is Site.OD]
@@ -35,24 +39,8 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
     ]
     return [
         *found,
-        _diverges(
-            r,
-            scale,
-            ZERO,
-            1e-2,
-            range(7),
-            2000,
-            "toward zero diverges from p = 6 down at lr 1e-2 within 2,000 steps",
-        ),
-        _diverges(
-            r,
-            scale,
-            ZERO,
-            1e-3,
-            range(5),
-            9000,
-            "and from p = 4 down at lr 1e-3, after 3,000 to 9,000 steps",
-        ),
+        _diverges(r, scale, ZERO, 1e-2, range(7), 2000, FAST),
+        _diverges(r, scale, ZERO, 1e-3, range(5), 9000, SLOW),
         _diverges(r, scale, OUTWARD, 1e-2, (8,), 2000, "away from zero diverges already at p = 8"),
     ]
 
@@ -70,24 +58,15 @@ def _sign(r: Results, rate: float, scale: Scale) -> Verdict:
     claim, case = "it is the sign of the error, not its size, that kills", f"OD, lr {rate:g}"
     pairs = [(p, time_of(zero), time_of(even)) for p, zero, even in same_size(r, rate)]
     if not pairs:
-        return _verdict(
-            claim,
-            case,
-            scale,
-            Word.NOT_TESTABLE,
-            "needs toward-zero at p and nearest-even at p - 1 bits",
-        )
+        needs = "needs toward-zero at p and nearest-even at p - 1 bits"
+        return _verdict(claim, case, scale, Word.NOT_TESTABLE, needs)
     strong = [(p, z, e) for p, z, e in pairs if 2 * z.diverged > z.runs and not e.diverged]
     as_often = [
         (p, z, e) for p, z, e in pairs if e.diverged and e.diverged * z.runs >= z.diverged * e.runs
     ]
-    word = (
-        Word.AGREES
-        if strong and not as_often
-        else Word.CONTRADICTS
-        if as_often and not strong
-        else Word.UNDECIDED
-    )
+    word = Word.UNDECIDED
+    if bool(strong) != bool(as_often):
+        word = Word.AGREES if strong else Word.CONTRADICTS
     words = "; ".join(
         f"p = {p}: {z.words}, nearest-even p = {p - 1}: {e.diverged} of {e.runs}"
         for p, z, e in pairs

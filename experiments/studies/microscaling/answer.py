@@ -74,6 +74,6 @@ def _lead(own: Sequence[Outcome], lead: int) -> str:
     """Return what the arms did that were changed so many steps before the divergence."""
     names = {effect: [o.name for o in own if o.effect is effect] for effect in Effect}
     none = len(names.pop(Effect.NONE))
-    said = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
-    said.append(f"{none} of {len(own)} arms had no effect beyond the shams")
-    return f"{lead} steps before: {'; '.join(said)}"
+    parts = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
+    parts.append(f"{none} of {len(own)} arms had no effect beyond the shams")
+    return f"{lead} steps before: {'; '.join(parts)}"

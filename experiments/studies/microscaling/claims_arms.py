@@ -34,12 +34,9 @@ RULES = (
     " it then never diverged, delayed if it did. Delays are against the median of the unchanged run"
     " and shams, and lower bounds where a run lived to the last step."
 )
-STATED = (
-    "LN in FP32",
-    "activations BF16 forward",
-    "activations BF16",
-)  # of which the text says that they avert or delay
-HYBRIDS = (HYBRID, FORWARD)  # of the language models, where both were stable
+# the interventions of which the paper's text says that they avert or delay
+STATED = ("LN in FP32", "activations BF16 forward", "activations BF16")
+HYBRIDS = (HYBRID, FORWARD)  # recipes of the paper's language models, where both were stable
 NOT_STATED = "the outcome is in a figure that we have not"
 
 

@@ -66,8 +66,8 @@ def _arms(*names: str) -> Decide:
 
 
 def _outcomes(found: Found, scale: Scale, names: Sequence[str]) -> list[Outcome]:
-    found_all = [outcome(found.parted, lead, name) for name in names for lead in scale.leads]
-    return [o for o in found_all if o.runs]
+    every = [outcome(found.parted, lead, name) for name in names for lead in scale.leads]
+    return [o for o in every if o.runs]
 
 
 def _told(own: Sequence[Outcome]) -> str:
@@ -80,10 +80,9 @@ def _frozen(found: Found, scale: Scale) -> tuple[Word, str]:
     base = found.of(scale.base.name, scale.mx, scale.rate)
     if not own or not base:
         return Word.NOT_TESTABLE, "was not run"
-    wins = signs(paired(own, base))
-    return (
-        Word.AGREES if wins.word is not Word.UNDECIDED else Word.UNDECIDED
-    ), f"{counted(own)}; trained {counted(base)}"
+    moved = signs(paired(own, base)).word is not Word.UNDECIDED
+    word = Word.AGREES if moved else Word.UNDECIDED
+    return word, f"{counted(own)}; trained {counted(base)}"
 
 
 def _confounded(found: Found, scale: Scale) -> tuple[Word, str]:
@@ -98,19 +97,14 @@ def _confounded(found: Found, scale: Scale) -> tuple[Word, str]:
     if not (ln and frozen and base):
         return Word.NOT_TESTABLE, "was not run"
     alone, released = signs(paired(base, ln)), signs(paired(frozen, ln))
-    told = (
+    measured = (
         f"LN in FP32 {counted(ln)}: later in {alone.earlier} of {len(ln)} seeds than LN in BF16"
-        " with a trained shift"
+        f" with a trained shift, in {released.earlier} than with a frozen one"
     )
-    decided = alone.word is released.word is not Word.UNDECIDED
-    word = (
-        Word.AGREES
-        if alone.word is not released.word
-        else Word.CONTRADICTS
-        if decided
-        else Word.UNDECIDED
-    )
-    return word, f"{told}, in {released.earlier} than with a frozen one"
+    if alone.word is not released.word:
+        return Word.AGREES, measured
+    decided = alone.word is not Word.UNDECIDED
+    return (Word.CONTRADICTS if decided else Word.UNDECIDED), measured
 
 
 def _targets(found: Found, scale: Scale) -> tuple[Word, str]:
@@ -119,11 +113,11 @@ def _targets(found: Found, scale: Scale) -> tuple[Word, str]:
     if not own or not exact:
         return Word.NOT_TESTABLE, "the base was not run"
     wins = signs(paired(own, exact))
-    told = (
+    measured = (
         f"{scale.mx} diverges earlier than FP32 with the same targets in {wins.earlier} of"
         f" {len(own)} seeds"
     )
-    return (Word.CONTRADICTS if wins.word is Word.AGREES else Word.UNDECIDED), told
+    return (Word.CONTRADICTS if wins.word is Word.AGREES else Word.UNDECIDED), measured
 
 
 def _states(found: Found, scale: Scale) -> tuple[Word, str]:

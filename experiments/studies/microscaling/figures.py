@@ -68,30 +68,19 @@ def opening(found: Found, scale: Scale) -> Figure | None:
 
 def _panel(ax: Axes, found: Found, lead: int, lines: Sequence[str]) -> None:
     words = {o.name: o.effect for o in outcomes(found.parted, lead)}
-    own = {seed: runs for (seed, at), runs in found.parted.items() if at == lead}
+    by_seed = {seed: runs for (seed, at), runs in found.parted.items() if at == lead}
     widest = 0.0
-    starts = {seed: _start(runs.values()) for seed, runs in own.items()}
+    starts = {seed: _start(runs.values()) for seed, runs in by_seed.items()}
     for row, line in enumerate(lines):
         ax.axhline(row, color=GRID, lw=0.8, zorder=0)
         if line in words:
-            ax.axhspan(
-                row - 0.45,
-                row + 0.45,
-                color=COLOUR[words[line]],
-                alpha=0.0 if words[line] is Effect.NONE else 0.13,
-                lw=0,
-            )
-        for i, (seed, runs) in enumerate(own.items()):
-            several = (
-                [r for n, r in runs.items() if n.startswith(SHAM)]
-                if line == SHAMS
-                else [runs[line]]
-                if line in runs
-                else []
-            )
-            for r in several:
-                y = row + 0.5 * ((i + 0.5) / len(own) - 0.5)
-                widest = max(widest, _dot(ax, r, starts[seed], y))
+            alpha = 0.0 if words[line] is Effect.NONE else 0.13
+            ax.axhspan(row - 0.45, row + 0.45, color=COLOUR[words[line]], alpha=alpha, lw=0)
+        for i, (seed, runs) in enumerate(by_seed.items()):
+            y = row + 0.5 * ((i + 0.5) / len(by_seed) - 0.5)
+            for name, r in runs.items():
+                if name == line or (line == SHAMS and name.startswith(SHAM)):
+                    widest = max(widest, _dot(ax, r, starts[seed], y))
     ax.set_xlim(-0.02 * widest, 1.06 * widest)
     ax.axvline(lead, color=INK, lw=0.7, ls=":")
     ax.tick_params(axis="y", length=0)
@@ -237,14 +226,9 @@ def losses(found: Found, scale: Scale) -> Figure | None:
     figure, axes = canvas(0.4 + 1.7 * deep, deep, columns, sharex=True, sharey=True)
     for ax, (name, own) in zip(axes.flat, drawn.items(), strict=False):
         for r in [*exact, *own]:
-            seen = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
-            ax.plot(
-                seen[:, 0],
-                seen[:, 1],
-                color=QUIET if r.condition.name == EXACT else COLOURS[0],
-                lw=0.9,
-                alpha=0.8,
-            )
+            curve = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
+            colour = QUIET if r.condition.name == EXACT else COLOURS[0]
+            ax.plot(curve[:, 0], curve[:, 1], color=colour, lw=0.9, alpha=0.8)
         ax.set_title(name, fontsize=9, loc="left")
         ax.set_yscale("log")
     for ax in list(axes.flat)[len(drawn) :]:

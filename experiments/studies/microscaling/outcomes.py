@@ -62,9 +62,8 @@ class Outcome:
         """The word for the outcome."""
         chance = 1.0 / (self.shams + 2)
         if self.runs and at_least(self.outlived, len(self.runs), chance) <= LEVEL:
-            return (
-                Effect.AVERTED if all(math.isinf(x) for x in self.runs.values()) else Effect.DELAYED
-            )
+            lived = all(math.isinf(x) for x in self.runs.values())
+            return Effect.AVERTED if lived else Effect.DELAYED
         if self.runs and at_least(self.preceded, len(self.runs), chance) <= LEVEL:
             return Effect.HASTENED
         return Effect.NONE

@@ -33,17 +33,10 @@ ELEMENTS = {"E4M3": "mxfp8_e4m3", "E5M2": "mxfp8_e5m2"}
 CASES = tuple(product(ELEMENTS, RULES))
 ROWS = np.stack([row_of(block_format(ELEMENTS[name], rule=rule)) for name, rule in CASES])
 NUMBERS = ("saturated", "underflow", "shrink", "error")
-COPIES = {
-    "X": (Site.X, Site.X_W),
-    "W": (Site.W, Site.W_X),
-    "G": (Site.G_X, Site.G_W),
-}  # of a tensor: along the row's axis, the column's
-NAMES = {
-    Matrix.QKV: "qkv",
-    Matrix.PROJ: "proj",
-    Matrix.FC1: "up",
-    Matrix.FC2: "down",
-}  # in the tree of parameters
+# the two copies of a tensor: blocked along the row's axis, and along the column's
+COPIES = {"X": (Site.X, Site.X_W), "W": (Site.W, Site.W_X), "G": (Site.G_X, Site.G_W)}
+# the names of matrices in the tree of parameters
+NAMES = {Matrix.QKV: "qkv", Matrix.PROJ: "proj", Matrix.FC1: "up", Matrix.FC2: "down"}
 
 Row = dict[str, Any]
 Taps = dict[Matrix, tuple[Array, ...]]
@@ -54,25 +47,25 @@ def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
 
     params are those of one arm, tokens are (B, T + 1).
     """
-    found = []
+    rows = []
     for matrix, tensors in operands(config)(params, tokens).items():
         for tensor, values in tensors.items():
             sites = COPIES[tensor]
-            own, apart = jax.device_get(_measured(values, sites[0].axis % 2, sites[1].axis % 2))
+            numbers, apart = jax.device_get(_measured(values, sites[0].axis % 2, sites[1].axis % 2))
             places = product(range(config.layers), enumerate(CASES), enumerate(sites))
-            found += [
+            rows += [
                 {
                     "layer": layer,
                     "matrix": str(matrix),
                     "operand": str(site),
                     "element": element,
                     "rule": str(rule),
-                    **{name: float(own[name][layer, i, copy]) for name in NUMBERS},
+                    **{name: float(numbers[name][layer, i, copy]) for name in NUMBERS},
                     "apart": float(apart[layer, i]),
                 }
                 for layer, (i, (element, rule)), (copy, site) in places
             ]
-    return found
+    return rows
 
 
 @lru_cache(8)
@@ -120,10 +113,9 @@ def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], A
 
     def one(v: Array, case: Array) -> tuple[dict[str, Array], Array]:
         kept = [round_even(v, case, BLOCK, axis) for axis in (row, column)]
-        own = [_of_copy(v, q, case, axis) for q, axis in zip(kept, (row, column), strict=True)]
-        return {name: jnp.stack([o[name] for o in own]) for name in NUMBERS}, jnp.linalg.norm(
-            kept[0] - kept[1]
-        ) / jnp.linalg.norm(v)
+        each = [_of_copy(v, q, case, axis) for q, axis in zip(kept, (row, column), strict=True)]
+        numbers = {name: jnp.stack([copy[name] for copy in each]) for name in NUMBERS}
+        return numbers, jnp.linalg.norm(kept[0] - kept[1]) / jnp.linalg.norm(v)
 
     cases = jnp.asarray(ROWS)
     every: tuple[dict[str, Array], Array]

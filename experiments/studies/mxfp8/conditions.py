@@ -150,11 +150,10 @@ def settings_of(scale: Scale, own: list[Trial]) -> Settings:
         )
         for t in own
     )
-    found = Settings(
-        config=replace(scale.gpt, lr=1.0, min_lr=0.1), arms=arms
-    )  # the cosine ends at a tenth of an arm's peak
-    assert len(numbers(found)) == 1
-    return found
+    config = replace(scale.gpt, lr=1.0, min_lr=0.1)  # the cosine ends at a tenth of an arm's peak
+    settings = Settings(config=config, arms=arms)
+    assert len(numbers(settings)) == 1
+    return settings
 
 
 def proxy_arms(scale: Scale) -> list[list[Arm]]:

@@ -7,20 +7,12 @@ from roundscope.experiments.studies.stability.emulations import BASELINE, FORMAT
 from roundscope.experiments.studies.stability.scale import REAL, Scale
 from roundscope.experiments.sweep.conditions.cell import Cell, Value
 
-FAMILIES = (
-    "gaussian",
-    "one-signed-v",
-    "sink",
-)  # diffuse; sums that grow; one key that dominates from the first tile
-GROUPS = (
-    "DM+ALPHA+AL+AO",
-    "AL+L",
-    "AO+O",
-    "AL+L+AO+O",
-)  # one of a pair alone hides behind the other
-EVENTS = tuple(
-    str(s) for s in Site if s.stage == "forward" and s not in (Site.LSE, *OF_KERNELS)
-)  # Q, K, V are BF16 numbers already
+# diffuse attention; sums that grow; one key that dominates from the first tile
+FAMILIES = ("gaussian", "one-signed-v", "sink")
+# events changed together, since one of a pair alone hides behind the other
+GROUPS = ("DM+ALPHA+AL+AO", "AL+L", "AO+O", "AL+L+AO+O")
+# Q, K, V are BF16 numbers already
+EVENTS = tuple(str(s) for s in Site if s.stage == "forward" and s not in (Site.LSE, *OF_KERNELS))
 
 ROW_SUM: Point = {"format.L": "fp32"}  # all of the row sum that qiu-yao keeps in BF16
 CONTROLS: dict[str, Point] = {

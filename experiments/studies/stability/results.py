@@ -13,11 +13,10 @@ from roundscope.experiments.sweep.storage.schema import quoted
 
 Row = Mapping[str, Any]
 Place = tuple[tuple[str, Value | None], ...]
-Values = dict[int, float]  # by seed
+Values = dict[int, float]  # seed -> number
 
-CHANGED = tuple(
-    f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O")
-)  # by CONTROLS, in any file's columns
+# what CONTROLS change; every file has these columns
+CHANGED = tuple(f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O"))
 AXES = (
     "preset",
     "format",
@@ -88,9 +87,8 @@ def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:
     cells: dict[Place, dict[int, Row]] = {}
     for row in rows:
         if row["status"] == "ok":
-            cells.setdefault(tuple((name, row.get(name)) for name in _axes(str(row["input"]))), {})[
-                int(row["seed"])
-            ] = row
+            place = tuple((name, row.get(name)) for name in _axes(str(row["input"])))
+            cells.setdefault(place, {})[int(row["seed"])] = row
     failed = tuple(row for row in rows if row["status"] != "ok")
     return Results(
         cells=cells, sites={(row["key"], row["site"]): row for row in sites}, failed=failed
@@ -108,10 +106,8 @@ def query(point: Point, metric: str) -> str:
     what = DERIVED.get(metric, metric)
     where = " AND ".join(_condition(axis, value) for axis, value in place_of(point))
     if dot:
-        return (
-            f"SELECT seed, s.{name} FROM cells JOIN sites s USING (key) WHERE s.site = '{site}' AND"
-            f" {where}"
-        )
+        tables = "cells JOIN sites s USING (key)"
+        return f"SELECT seed, s.{name} FROM {tables} WHERE s.site = '{site}' AND {where}"
     return f"SELECT seed, {what} FROM cells WHERE {where}"
 
 

@@ -19,10 +19,11 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
 
 QUESTION = "Does an error biased along V kill where noise of the same size does not?"
-KINDS = {
-    BIAS: ("leans with V", "#d55e00", "v"), NOISE: ("random sign", "#0072b2", "o"),
+KINDS = {  # kind -> name in cases, color and marker
+    BIAS: ("leans with V", "#d55e00", "v"),
+    NOISE: ("random sign", "#0072b2", "o"),
     FIXED: ("V's sign, turned at random features", "#009e73", "D"),
-}  # fmt: skip
+}
 STDLIB = ("sources of Python", ())
 REPEAT = ("runs of equal tokens, no positions", ("data=repeat", "position=false"))
 CAPTION = (

@@ -89,11 +89,9 @@ class Topic:
                     " own; leave it out"
                 )
         config = replace(self.config, **{name: typed(name, value) for name, value in asked.items()})
-        cases = (
-            self.cases
-            if steps is None
-            else tuple(replace(c, dose=replace(c.dose, steps=steps)) for c in self.cases)
-        )
+        cases = self.cases
+        if steps is not None:
+            cases = tuple(replace(c, dose=replace(c.dose, steps=steps)) for c in cases)
         return replace(self, config=config, cases=cases, seeds=seeds or self.seeds)
 
 
@@ -102,17 +100,17 @@ class Found:
 
     def __init__(self, topic: Topic, results: Iterable[Run[Dose]]) -> None:
         self.topic, self.results = topic, Results(results)
-        own = {r.condition: r for r in self.results.all}
+        by_dose = {r.condition: r for r in self.results.all}
         self.cases: dict[Case, list[Run[Dose]]] = {
-            c: [own[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases
+            c: [by_dose[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases
         }
 
     def groups(self) -> dict[str, dict[Case, list[Run[Dose]]]]:
         """Return the cases by group, in their order."""
-        found: dict[str, dict[Case, list[Run[Dose]]]] = {}
-        for case, own in self.cases.items():
-            found.setdefault(case.group, {})[case] = own
-        return found
+        groups: dict[str, dict[Case, list[Run[Dose]]]] = {}
+        for case, runs in self.cases.items():
+            groups.setdefault(case.group, {})[case] = runs
+        return groups
 
     def time(self, case: Case) -> Time:
         """Return the steps to divergence of a case."""
@@ -130,37 +128,26 @@ class Found:
 
 def rows(found: Found) -> list[list[str]]:
     """Return a row per case, in words; the columns are those of HEADS."""
-    made = []
-    for case, own in found.cases.items():
-        loss = mean({run.condition.seed: run.loss for run in own})
-        lost = sum(not math.isfinite(run.loss) for run in own)
-        is_exact = case.dose == case.dose.exact
-        against = (
-            ["", ""]
-            if found.topic.alone or is_exact
-            else [interval(found.results.excess(own)), interval(found.results.growth(own))]
-        )
-        tied = mean({run.condition.seed: ties(run) for run in own}).mean
+    lines = []
+    for case, runs in found.cases.items():
+        loss = mean({run.condition.seed: run.loss for run in runs})
+        lost = sum(not math.isfinite(run.loss) for run in runs)
+        against = ["", ""]
+        if not found.topic.alone and case.dose != case.dose.exact:
+            against = [interval(found.results.excess(runs)), interval(found.results.growth(runs))]
+        tied = mean({run.condition.seed: ties(run) for run in runs}).mean
         share = "" if math.isnan(tied) else f"{100 * tied:.3g} %"
-        made.append(
-            [
-                case.group,
-                case.name,
-                found.time(case).words,
-                interval(loss) + (f", {lost} not finite" if lost else ""),
-                *against,
-                share,
-            ]
-        )
-    return made
+        losses = interval(loss) + (f", {lost} not finite" if lost else "")
+        lines.append([case.group, case.name, found.time(case).words, losses, *against, share])
+    return lines
 
 
 def points(found: Found) -> list[dict[str, Any]]:
     """Return a row per case, as data."""
-    made = []
+    records = []
     for case, own in found.cases.items():
         t = found.time(case)
-        made.append(
+        records.append(
             {
                 "group": case.group,
                 "case": case.name,
@@ -178,7 +165,7 @@ def points(found: Found) -> list[dict[str, Any]]:
                 "several_ones": [ties(run) for run in own],
             }
         )
-    return made
+    return records
 
 
 def of(t: Time) -> str:

@@ -136,21 +136,19 @@ def threshold(found: Found, column: Column) -> int | None:
 def answer(found: Found, columns: list[Column]) -> str:
     """Return p* along each factor, in a sentence."""
     bits = {case.dose.bits for case in found.cases} - {MOST_BITS}
-    said = []
+    parts = []
     for factor in dict.fromkeys(c.factor for c in columns):
-        own = [c for c in columns if c.factor == factor]
-        said.append(
-            f"{factor} {', '.join(number(c.value) for c in own)}:"
-            f" {', '.join(_star(threshold(found, c), bits) for c in own)}"
-        )
+        panel = [c for c in columns if c.factor == factor]
+        values = ", ".join(number(c.value) for c in panel)
+        stars = ", ".join(_star(threshold(found, c), bits) for c in panel)
+        parts.append(f"{factor} {values}: {stars}")
     seeds = len(found.topic.seeds)
-    exact = {
-        case.dose: found.time(case) for case in found.cases if case.name == EXACT
-    }  # the usual model's is in every panel
+    # by dose, since the usual model's exact arm is in every panel
+    exact = {case.dose: found.time(case) for case in found.cases if case.name == EXACT}
     lost, runs = (sum(getattr(t, name) for t in exact.values()) for name in ("diverged", "runs"))
     return (
         f"p*, the most bits at which toward zero made more than half of {seeds} seeds diverge, is"
-        f" for {'; '.join(said)}. In FP32 {lost} of {runs} diverged."
+        f" for {'; '.join(parts)}. In FP32 {lost} of {runs} diverged."
     )
 
 

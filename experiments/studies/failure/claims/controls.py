@@ -168,15 +168,7 @@ def identity(r: Results) -> Verdict:
     """Return the verdict on the rest of dS against divergence, over all runs of all cases."""
     dead, alive = split(r)
     p = above([drift(x) for x in dead], [drift(x) for x in alive])
-    word = (
-        Word.NOT_TESTABLE
-        if math.isnan(p)
-        else Word.AGREES
-        if p >= 0.95
-        else Word.CONTRADICTS
-        if p <= 0.5
-        else Word.UNDECIDED
-    )
+    word = _foretold(p)
     measured = (
         f"probability {p:.3f}; median drift of {len(dead)} runs that diverged"
         f" {middle([drift(x) for x in dead]):.2g}, of {len(alive)} that did not"
@@ -193,18 +185,9 @@ def within(r: Results) -> Verdict:
     """Return the same between seeds of one arithmetic: pairs of runs that only differ in seed."""
     arms = [arm for arm in _arms(r) if arm[0] and arm[1]]
     pairs = sum(len(dead) * len(alive) for dead, alive in arms)
-    told = f"probability {_shown(arms, paired)} over {pairs} pairs in {len(arms)} arms"
-    measured = f"{told}; between all runs {_shown(_arms(r), pooled_pairs)}"
-    p = paired(arms) if arms else math.nan
-    word = (
-        Word.NOT_TESTABLE
-        if not arms
-        else Word.AGREES
-        if p >= 0.95
-        else Word.CONTRADICTS
-        if p <= 0.5
-        else Word.UNDECIDED
-    )
+    inside = f"probability {_shown(arms, paired)} over {pairs} pairs in {len(arms)} arms"
+    measured = f"{inside}; between all runs {_shown(_arms(r), pooled_pairs)}"
+    word = _foretold(paired(arms) if arms else math.nan)
     claim = (
         "of two seeds of one arithmetic, the one whose rows of dS drift more is the one that"
         " diverges"
@@ -212,21 +195,29 @@ def within(r: Results) -> Verdict:
     return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
 
 
-Drifts = tuple[
-    list[float], list[float]
-]  # of an arm's runs that diverged, and of those that did not
+def _foretold(p: float) -> Word:
+    """Return the word for a probability that the drift tells which runs diverge."""
+    if math.isnan(p):
+        return Word.NOT_TESTABLE
+    if p >= 0.95:
+        return Word.AGREES
+    return Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
+
+
+# the drifts of an arm's runs that diverged, and of those that did not
+Drifts = tuple[list[float], list[float]]
 
 
 def _arms(r: Results) -> list[Drifts]:
     """Return every arm once, by its runs."""
-    seen: dict[tuple[Trial, ...], Drifts] = {}
+    arms: dict[tuple[Trial, ...], Drifts] = {}
     for own in r.by.values():
         runs = [run for run in own if math.isfinite(drift(run))]
         dead, alive = (
             [drift(x) for x in runs if (x.diverged is not None) is gone] for gone in (True, False)
         )
-        seen[tuple(run.condition for run in runs)] = (dead, alive)
-    return list(seen.values())
+        arms[tuple(run.condition for run in runs)] = (dead, alive)
+    return list(arms.values())
 
 
 def paired(arms: Sequence[Drifts]) -> float:

@@ -53,6 +53,11 @@ STABLE = {
 NOT_RUN = "not run"
 
 
+LARGER = (
+    "not shown here: the paper's model is 12 layers, width 768, context 1024, thousands of steps"
+)
+
+
 def judged(r: Results) -> list[Verdict]:
     """Return verdicts on every row of the paper in every case, then on the controls of ours."""
     return [*_zero(r), *_tiles(r), *_layers(r), *_repairs(r), _heads(r), *controls(r)]
@@ -63,39 +68,18 @@ def _zero(r: Results) -> Iterator[Verdict]:
     for case in r.scale.cases:
         own = r.of(case.name, FAILS)
         word = Word.AGREES if r.fails(case.name) else Word.UNDECIDED
-        note = (
-            ""
-            if word is Word.AGREES
-            else (
-                "not shown here: the paper's model is 12 layers, width 768, context 1024, thousands"
-                " of steps"
-            )
-        )
-        yield verdict(
-            "0",
-            "BF16 FlashAttention explodes",
-            case,
-            word,
-            f"{times(own)} in {r.scale.steps} steps",
-            note,
-        )
+        note = "" if word is Word.AGREES else LARGER
+        measured = f"{times(own)} in {r.scale.steps} steps"
+        yield verdict("0", "BF16 FlashAttention explodes", case, word, measured, note)
     for case in r.scale.cases:
         exact = r.of(case.name, FP32)
-        yield verdict(
-            "0'",
-            "FP32 attention is stable",
-            case,
-            stable_word(exact),
-            f"{times(exact)} in {r.scale.steps} steps",
-        )
+        measured = f"{times(exact)} in {r.scale.steps} steps"
+        yield verdict("0'", "FP32 attention is stable", case, stable_word(exact), measured)
     for case in r.scale.cases:
         if unfused := r.of(case.name, UNFUSED):
+            measured = f"{times(unfused)}, unfused in BF16"
             yield verdict(
-                "0'",
-                "standard attention is stable",
-                case,
-                stable_word(unfused),
-                f"{times(unfused)}, unfused in BF16",
+                "0'", "standard attention is stable", case, stable_word(unfused), measured
             )
 
 

@@ -63,7 +63,7 @@ def entries(scale: Scale) -> list[Entry]:
 
 def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = None) -> list[Entry]:
     """Return the entries of a row, one for each seed."""
-    steps, own = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
+    steps, usual = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
     changes = (*case.changes, *row.changes)
     return [
         Entry(
@@ -71,7 +71,7 @@ def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = Non
             row=row.name,
             trial=Trial(changes=changes, tiles=row.tiles, steps=steps, seed=seed, times=case.times),
         )
-        for seed in (own if seeds is None else seeds)
+        for seed in (usual if seeds is None else seeds)
     ]
 
 
@@ -111,8 +111,8 @@ def key(scale: Scale, trial: Trial) -> str:
 def _plans(config: Config, changes: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the plans of a trial, whatever its seed, as plain data without names."""
     plans = described(plans_of(config, changes))
-    for own in plans:
-        own["plan"].pop("name")
+    for each in plans:
+        each["plan"].pop("name")
     return plans
 
 
@@ -145,11 +145,11 @@ def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
     The changes alone decide that structure.
     """
     firsts = list({t.changes: t for t in trials}.values())
-    found = []
+    groups = []
     for arms in numbers(settings_of(scale, firsts)):
-        own = {firsts[i].changes for i in arms}
-        found.append([t for t in trials if t.changes in own])
-    return found
+        alike = {firsts[i].changes for i in arms}
+        groups.append([t for t in trials if t.changes in alike])
+    return groups
 
 
 def _parts(group: Sequence[Trial], most: int) -> list[list[Trial]]:

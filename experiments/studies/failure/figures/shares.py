@@ -69,9 +69,8 @@ def opening(r: Results) -> Figure:
         fontsize=8.5,
     )
     ax.xaxis.tick_top()
-    ax.axhline(
-        sum(name[0].isdecimal() for name in lines) - 0.5, color=INK, lw=0.8
-    )  # above: the paper's rows
+    papers = sum(name[0].isdecimal() for name in lines)  # the paper's rows stand above the line
+    ax.axhline(papers - 0.5, color=INK, lw=0.8)
     return figure
 
 

@@ -17,18 +17,19 @@ from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 FIGURE = "Alg. 1, code"
 T, FEATURES, VALUES = 1024, 64, 32
-WRONG = 1e-3  # |error| of an output entry
+WRONG = 1e-3  # the |error| of an output entry from which its row counts as wrong
 LIMIT = -math.log(CLAMP)  # 23.03
 CLAMPS = (CLAMP, 1e-30, 0.0)
 TIED = ((5.0, 2.0), (5.0, 7.0), (12.0, 7.0), (20.0, 2.0), (30.0, 2.0))  # (r_m, beta)
 LOW = -30.0  # all scores, nothing planted
+# how many rows are wrong, PAPERS 1.7-A
 TABLE = {
     (5.0, 2.0): 0,
     (5.0, 7.0): 1023,
     (12.0, 7.0): 1023,
     (20.0, 2.0): 1023,
     (30.0, 2.0): 1023,
-}  # rows wrong, PAPERS 1.7-A
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,9 +38,8 @@ def picture(found: list[Tied]) -> Figure:
     line = np.linspace(0.0, 42.0, 400)
     left.plot(line, left_of(line), color=QUIET, lw=1.4, label="formula")
     for beta, colour, marker in zip(BETAS, COLOURS, MARKERS, strict=False):
-        look = (
-            {"ms": 8.0, "mfc": "white"} if beta == BETAS[0] else {"ms": 4.0}
-        )  # one within the other
+        # the markers of one beta are drawn within those of the other
+        look = {"ms": 8.0, "mfc": "white"} if beta == BETAS[0] else {"ms": 4.0}
         left.plot(
             SHIFTS,
             [left_over(x, beta) for x in SHIFTS],

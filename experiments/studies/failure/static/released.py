@@ -12,9 +12,8 @@ import numpy as np
 CLAMP = 1e-10  # EPSILON of the code: the least that a tile adds to the row sum
 BUCKET = 512  # queries and keys of a tile, as released
 GAP = 1e-3  # scores closer to the maximum than this count as equal to it
-MASKED = (
-    -3.3895313892515355e38
-)  # what a masked score is set to, minus the largest BF16 number: it takes part in maxima and ties
+# what a masked score is set to, minus the largest BF16 number: it takes part in maxima and ties
+MASKED = -3.3895313892515355e38
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,13 +83,12 @@ def tied_rows(name: str, q: np.ndarray, k: np.ndarray, *, scale: float, causal: 
 
 def sample() -> Tied:
     """Return those of both layers of the shipped tensors."""
-    found = [
+    layers = [
         tied_rows("", x.q, x.k, scale=x.scale or x.q.shape[3] ** -0.5, causal=False)
         for x in read_layers(sample_path())
     ]
-    return Tied(
-        name="MiniLM", rows=sum(x.rows for x in found), r_m=np.concatenate([x.r_m for x in found])
-    )
+    rows, r_m = sum(x.rows for x in layers), np.concatenate([x.r_m for x in layers])
+    return Tied(name="MiniLM", rows=rows, r_m=r_m)
 
 
 def trained(data: str) -> list[Tied]:
@@ -100,9 +99,8 @@ def trained(data: str) -> list[Tied]:
     """
     config = replace(SMALL, data=data)
     settings = Settings(config=config, arms=tuple(Arm(name=f"{rate:g}", lr=rate) for rate in RATES))
-    group = Group(
-        settings, list(range(len(RATES))), one_step.start(config, len(RATES), [0] * len(RATES))
-    )
+    state = one_step.start(config, len(RATES), [0] * len(RATES))
+    group = Group(settings, list(range(len(RATES))), state)
     batches = batches_of(settings)[0]
     for number in range(config.steps):
         group.advance(number, {0: batches.batch(number)})

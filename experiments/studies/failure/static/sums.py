@@ -147,12 +147,9 @@ def picture(m: Sums) -> Figure:
     """Draw how far rowsum(P_B) is from 1, and what is left of rowsum(dS)."""
     figure, ((left, right),) = canvas(3.6, 1, 2, width_ratios=[1, 1.5])
     for (name, x), colour in zip(m.lost.items(), COLOURS, strict=False):
-        under: dict[str, Any] = {
-            "histtype": "stepfilled",
-            "alpha": 0.45,
-            "lw": 0,
-        }  # the same rows as fa2-bf16's
-        look = under if "," in name else {"histtype": "step", "lw": 1.5}
+        look: dict[str, Any] = {"histtype": "step", "lw": 1.5}
+        if "," in name:  # the same rows as fa2-bf16's, so it is drawn below them
+            look = {"histtype": "stepfilled", "alpha": 0.45, "lw": 0}
         left.hist(np.maximum(np.abs(x), BINS[0]), BINS, color=colour, label=name, **look)
     left.set_xscale("log")
     left.set_xlabel("|rowsum(P) - 1| in the backward")

@@ -88,10 +88,10 @@ def plan(f: str, scores: str) -> Plan:
 
     P saturates where the format has no infinity.
     """
-    made = Plan.preset("qiu-yao").at(Site.P, f, overflow="saturate")
+    plan = Plan.preset("qiu-yao").at(Site.P, f, overflow="saturate")
     for site in SCORES[scores]:
-        made = made.at(site, "fp32")
-    return made
+        plan = plan.at(site, "fp32")
+    return plan
 
 
 def measure(found: list[Input]) -> dict[tuple[str, str, str], Ties]:
@@ -137,13 +137,12 @@ def _mean(x: np.ndarray) -> float:
 
 def gaps(own: list[Input]) -> np.ndarray:
     """Return the sorted distances of the two largest scores of every row, in binary64."""
-    found = []
+    distances = []
     for x in own:
-        s = np.sort(
-            x.scale * np.einsum("btnh,bsnh->bnts", x.q.astype(float), x.k.astype(float)), axis=-1
-        )
-        found.append((s[..., -1] - s[..., -2]).ravel())
-    return np.sort(np.concatenate(found))
+        s = x.scale * np.einsum("btnh,bsnh->bnts", x.q.astype(float), x.k.astype(float))
+        s = np.sort(s, axis=-1)
+        distances.append((s[..., -1] - s[..., -2]).ravel())
+    return np.sort(np.concatenate(distances))
 
 
 def formula(f: str) -> float:

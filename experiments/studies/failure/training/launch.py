@@ -20,9 +20,8 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import blocks, drawing
 
 Progress = Callable[[int], None]  # steps done
-Look = tuple[
-    int, np.ndarray, np.ndarray
-]  # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
+# steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
+Look = tuple[int, np.ndarray, np.ndarray]
 
 
 def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Run[Trial]]:

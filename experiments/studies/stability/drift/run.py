@@ -25,9 +25,8 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 
 Arm = tuple[str, int]  # version, seed
-Look = dict[
-    tuple[str, int], tuple[float, float, float, float]
-]  # pair, seed -> the columns of Apart
+# (pair, seed) -> the columns of Apart
+Look = dict[tuple[str, int], tuple[float, float, float, float]]
 
 
 class Side:

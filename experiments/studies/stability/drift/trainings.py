@@ -47,9 +47,8 @@ VERSIONS = {
     OTHERS: Version(plan="baseline-bf16", matmul="bf16", other_weights=True),
     FLASH: Version(plan="fa2-bf16", matmul="bf16", tiled=True),
     QIU_YAO: Version(plan="qiu-yao", matmul="bf16", tiled=True),
-    HALVES: Version(
-        plan="baseline-bf16", matmul="fp16", changes=HALF
-    ),  # backward FP32: no gradient is lost below FP16's smallest
+    # its backward is FP32, so that no gradient is lost below FP16's smallest number
+    HALVES: Version(plan="baseline-bf16", matmul="fp16", changes=HALF),
     WHOLE: Version(plan="fp32", matmul="fp32"),
     TILED: Version(plan="fp32", matmul="fp32", tiled=True),
 }

@@ -135,13 +135,13 @@ def drift(runs_a: Sequence[Run], runs_b: Sequence[Run]) -> list[Drift]:
     steps = _common_steps([*runs_a, *runs_b])
     if len(runs_a) != len(runs_b):
         raise ValueError(f"runs: {len(runs_a)} and {len(runs_b)}; every run needs its partner")
-    found = [
+    repeats = [
         [distances(a, b) for (_, a), (_, b) in zip(x, y, strict=True)]
         for x, y in zip(runs_a, runs_b, strict=True)
     ]
     return [
-        _drift(steps, [[at[i] for at in repeat] for repeat in found])
-        for i in range(len(found[0][0]))
+        _drift(steps, [[at[i] for at in repeat] for repeat in repeats])
+        for i in range(len(repeats[0][0]))
     ]
 
 
@@ -174,9 +174,8 @@ def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"tensors: shapes {np.shape(a)} and {np.shape(b)}, must be equal and not empty"
         )
-    return np.asarray(a).astype(np.float64).reshape(-1), np.asarray(b).astype(np.float64).reshape(
-        -1
-    )
+    left, right = (np.asarray(x).astype(np.float64).reshape(-1) for x in (a, b))
+    return left, right
 
 
 def _finite(a: np.ndarray, b: np.ndarray) -> bool:
