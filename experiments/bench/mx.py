@@ -49,7 +49,7 @@ def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> 
         rows = bench_mx(size, progress=lambda share: bar.advance(task, share))
         task = bar.add_task("on the GPU", total=1.0)
         rows += bench_device(4 * size, progress=lambda share: bar.advance(task, share))
-    deliver_rows("mx", "Quantising blocks", rows, as_json, out)
+    deliver_rows("mx", "Quantizing blocks", rows, as_json, out)
 
 
 def bench_mx(

@@ -18,7 +18,7 @@ step: mean of 20 steps, the second time.  watched: with the monitors of every 10
 writing left out.  times JAX: over the step with jax.nn.dot_product_attention, not watched.
 compiling: the first step.  native sums are added in the device's order, ascending ones key by
 key, those of fused kernels as the tensor core does.  same bits: two runs of 20 steps from the
-same weights end in equal states, every bit of weights and optimiser.
+same weights end in equal states, every bit of weights and optimizer.
 """
 
 

@@ -14,7 +14,8 @@ from roundscope.experiments.train.gpt.offset import BIAS
 from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm, Settings, typed
 
-ADDED = ("words", "also", "offset")  # where they are empty, the key is that of a dose without them
+# fields that were added later: where they are empty, the key is that of a dose without them
+ADDED = ("words", "also", "offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.estimates import Estimate, factor
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, judge
 
-HARMLESS = 0.05  # nats above the exact arm's final loss; the probe's runs lay within 0.02
+# nats above the exact arm's final loss, below which an arm is harmless; the probe's lay within 0.02
+HARMLESS = 0.05
 RULES = (
     "Harmless: no run diverged and the 95 % interval of the excess loss over the exact arm of the"
     f" same seed ends below {HARMLESS} nats; it is not where more than half of the runs of a point"

@@ -18,7 +18,7 @@ from roundscope.experiments.studies.framework.figures.survival import decades, s
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
-STYLE = {  # colour-blind readers tell these apart
+STYLE = {  # colors that color-blind readers can tell apart
     RoundingMode.TIES_TO_EVEN: ("#0072b2", "o"),
     RoundingMode.TIES_TO_AWAY: ("#56b4e9", "s"),
     RoundingMode.STOCHASTIC: ("#009e73", "D"),

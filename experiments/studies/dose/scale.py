@@ -33,7 +33,7 @@ OWN = (
     "keep",
     "monitor_every",
 )
-MOST_BITS = 24  # of binary32, the carrier of what is not rounded
+MOST_BITS = 24  # the precision of binary32, in which everything is that is not rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ MODES = {
 }
 SITES = {
     Site.OD: "O as delta reads it (OD)",
-    Site.O: "O before normalisation (O)",
+    Site.O: "O before normalization (O)",
     Site.OUT: "output (OUT)",
     Site.P: "P",
     Site.PV: "P V",

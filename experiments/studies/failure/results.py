@@ -12,7 +12,7 @@ from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 
-Own = Sequence[Run[Trial]]  # of one row, in the order of seeds
+Own = Sequence[Run[Trial]]  # the runs of one row, in the order of seeds
 
 
 class Results:

@@ -9,7 +9,7 @@ from roundscope.experiments.studies.failure.results import Results
 from roundscope.experiments.studies.framework.counts import diverged
 
 QUESTION = "What kills low-precision attention in training, and what cures it?"
-REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilised softmax"}
+REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilized softmax"}
 CENTRED = (
     "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was rounded,"
 )

@@ -98,11 +98,9 @@ def _lone(own: Runs, exact: Runs) -> Word:
     the interval of their share.
     """
     word = signs(paired(own, exact)).word
-    return (
-        Word.CONTRADICTS
-        if word is Word.UNDECIDED and share(diverged(own), len(own))[1] < HALF
-        else word
-    )
+    if word is Word.UNDECIDED and share(diverged(own), len(own))[1] < HALF:
+        return Word.CONTRADICTS
+    return word
 
 
 def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
@@ -165,7 +163,7 @@ def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
 EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
     ("no LN", True): ("without LN, FP32 is less stable", SMALLER),
     ("no LN", False): ("without LN, low precision is more stable", LARGER),
-    ("gelu", True): ("SwiGLU destabilises FP32 too: GeLU stands higher rates", LARGER),
+    ("gelu", True): ("SwiGLU destabilizes FP32 too: GeLU stands higher rates", LARGER),
     ("gelu", False): ("SwiGLU is worst: GeLU stands higher rates", LARGER),
 }
 
@@ -176,12 +174,12 @@ def _limit(
     """Return the verdict on a ratio of limits; without a range the claim is that they differ."""
     e = limit_ratio(own, base)
     word = judge(e, holds) if holds else _differs(e)
-    told = (
+    measured = (
         f"limit {interval(e, 'x')}: {shown(limits(own))} against {shown(limits(base))};"
         f" {counted(own)} of all rates"
     )
     return Verdict(
-        figure=figure, claim=claim, case=case, sizes="", word=word, measured=told, estimate=e
+        figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured, estimate=e
     )
 
 

@@ -49,24 +49,16 @@ def judged(found: Found, scale: Scale) -> list[Verdict]:
         for v in (*scatter(found, lead), *(_arm(o) for o in outcomes(found.parted, lead)))
     ]
     if not rows:
-        return [
-            _untold(
-                "precision of LN or activations averts the divergence",
-                "-",
-                "no base run diverged where FP32 lived, or its arms are not there",
-            )
-        ]
+        claim = "precision of LN or activations averts the divergence"
+        why = "no base run diverged where FP32 lived, or its arms are not there"
+        return [_untestable(claim, "-", why)]
     there = {name for runs in found.parted.values() for name in runs}
-    gone = [(own, ours) for own, ours in PAPER.items() if ours not in there]
-    return rows + [
-        _untold(
-            "averts or delays", f"{ours} ({own})", f"not an arm of {scale.mx}: it is RCEIL for E4M3"
-        )
-        for own, ours in gone
-    ]
+    why = f"not an arm of {scale.mx}: it is RCEIL for E4M3"
+    absent = [f"{ours} ({own})" for own, ours in PAPER.items() if ours not in there]
+    return rows + [_untestable("averts or delays", case, why) for case in absent]
 
 
-def _untold(claim: str, case: str, why: str) -> Verdict:
+def _untestable(claim: str, case: str, why: str) -> Verdict:
     return Verdict(
         figure="4", claim=claim, case=case, sizes="", word=Word.NOT_TESTABLE, measured=why
     )
@@ -105,18 +97,16 @@ def scatter(found: Found, lead: int) -> Iterator[Verdict]:
     ]
     lived = sum(map(math.isinf, moved))
     steps = sorted(x for x in moved if math.isfinite(x))
-    told = (
-        f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
-        if steps
-        else "none diverged"
-    )
+    distance = "none diverged"
+    if steps:
+        distance = f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
     yield Verdict(
         figure="4",
         claim="ours: a change of half an ulp in one step moves the divergence",
         case=f"shams, {lead} steps before",
         sizes="",
         word=Word.AGREES if any(moved) else Word.CONTRADICTS,
-        measured=f"by {told}; {lived} of {len(moved)} did not diverge",
+        measured=f"by {distance}; {lived} of {len(moved)} did not diverge",
     )
 
 
@@ -124,12 +114,10 @@ def _arm(o: Outcome) -> Verdict:
     """Return the verdict on one arm at one lead."""
     own = next((name for name, ours in PAPER.items() if ours == o.name), None)
     lived = sum(map(math.isinf, o.runs.values()))
-    delay = (
-        f"delay {'at least ' if o.censored else ''}{interval(o.delay, ' steps')}"
-        if o.runs
-        else "no seed"
-    )
-    told = (
+    delay = "no seed"
+    if o.runs:
+        delay = f"delay {'at least ' if o.censored else ''}{interval(o.delay, ' steps')}"
+    effect = (
         f"{o.effect}: {lived} of {len(o.runs)} never diverged; {delay}; shams scatter by"
         f" {number(o.scatter)}"
     )
@@ -140,7 +128,7 @@ def _arm(o: Outcome) -> Verdict:
         case=f"{o.name}{f' ({own})' if own else ''}, {o.lead} steps before",
         sizes="",
         word=_word(o, own),
-        measured=f"{told}; {wins}",
+        measured=f"{effect}; {wins}",
         estimate=o.delay,
         note=NOT_STATED if own and o.name not in STATED else "",
     )
@@ -158,14 +146,10 @@ def _word(o: Outcome, own: str | None) -> Word:
     """Return the word for "averts or delays", or for "stable" for hybrids."""
     if o.effect is Effect.HASTENED:
         return Word.CONTRADICTS
+    if o.name in HYBRIDS and o.effect is Effect.AVERTED:
+        return Word.AGREES
     if o.name in HYBRIDS:
-        return (
-            Word.AGREES
-            if o.effect is Effect.AVERTED
-            else Word.CONTRADICTS
-            if _all_failed(o)
-            else Word.UNDECIDED
-        )
+        return Word.CONTRADICTS if _all_failed(o) else Word.UNDECIDED
     return Word.AGREES if o.effect in (Effect.AVERTED, Effect.DELAYED) else Word.UNDECIDED
 
 

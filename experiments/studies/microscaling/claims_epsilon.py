@@ -29,13 +29,13 @@ from roundscope.experiments.train.student.sites import Site
 
 FIGURE = "epsilon"
 NEAR_TWO: Range = (1.5, 2.5)
-EARLY, LATE = 0.5, 1  # of the looks before divergence: the one half way, and the last
+EARLY = 0.5  # the place of the early look among those before divergence: half way
 
 
 def runs_of(found: Found) -> Runs:
     """Return the base's runs with measures that diverged, and all of them where none did."""
-    own = [r for r in found.epsilon if r.condition.name != EXACT and measures(r)]
-    return [r for r in own if r.diverged is not None] or own
+    runs = [r for r in found.epsilon if r.condition.name != EXACT and measures(r)]
+    return [r for r in runs if r.diverged is not None] or runs
 
 
 def before(r: Run[Arm]) -> list[tuple[int, dict[str, float]]]:

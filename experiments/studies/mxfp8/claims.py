@@ -30,7 +30,7 @@ RULES = (
     " BF16 did too; agrees if no RCEIL run did. Intervals are not widened for the number of claims."
 )
 WORSE, ANY = (0.0, math.inf), -math.inf
-HALF = 0.5  # per cent of perplexity
+HALF = 0.5  # per cent of perplexity: the largest difference that counts as none
 
 
 def judged(r: Results) -> list[Verdict]:

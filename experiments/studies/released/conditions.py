@@ -34,7 +34,7 @@ SWAPS = {
     PRESET: ("site=S -> fp32", "site=SCALED,SCALED_B -> bf16"),
     COMPILED: ("site=S_B -> fp32",),
 }
-SINGLES = {  # of the compiled code at three times the rate: what is exact alone
+SINGLES = {  # rows of the compiled code at three times the rate: what alone is exact
     "scores in FP32": "S,S_B",
     "m and l kept in FP32": "MS,LANES",
     "P in FP32": "P,P_B",

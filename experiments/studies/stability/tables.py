@@ -13,8 +13,8 @@ from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
 from roundscope.experiments.sweep.conditions.cell import Cell
 
-EXACT = 1e-12  # relative: below it is what binary64 leaves
-Cells = Mapping[str, Sequence[Cell]]  # by the name of their part
+EXACT = 1e-12  # a relative error below this is due to binary64
+Cells = Mapping[str, Sequence[Cell]]  # study -> its cells
 
 
 def tables(scale: Scale, cells: Cells) -> tuple[Table[Results], ...]:

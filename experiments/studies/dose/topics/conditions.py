@@ -26,7 +26,7 @@ CONDITIONS = {
     "runs of equal tokens, no positions": ("data=repeat", "position=false"),
     "a sink, no positions": ("data=sink", "position=false"),
     "no clipping": ("clip=none",),
-    "twice the context": ("context=double",),  # of the model's own
+    "twice the context": ("context=double",),  # replaced by twice the model's own context
     "RMS norm of q and k": ("qk_norm=true",),
 }
 FASTER = "three times the rate"

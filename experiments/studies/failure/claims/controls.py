@@ -34,7 +34,7 @@ RULES = (
     "Controls. Size: the same events, errors of the same RMS without bias; agrees if none of these"
     " runs diverged. 'Earlier': agrees if every seed diverged earlier than nearest-even did or"
     " where it did not, contradicts if none did. The factorial: agrees if every run with O rounded"
-    " before its normalisation only diverged and none with it rounded after only, contradicts if"
+    " before its normalization only diverged and none with it rounded after only, contradicts if"
     " the latter diverged at least as often. The rest of dS: all runs of all cases; the number is"
     " the probability that a run that diverged had a larger drift, after the warm-up, than one that"
     " did not (0.5: no relation): agrees from 0.95, contradicts up to 0.5. Between seeds of one"
@@ -133,7 +133,7 @@ def _factorial(r: Results) -> Iterator[Verdict]:
         clear = diverged(before) == len(before) and not diverged(after)
         word = Word.AGREES if clear else Word.CONTRADICTS if as_often else Word.UNDECIDED
         measured = f"before only {times(before)}; after only {times(after)}; both {times(both)}"
-        claim = "rounding O before its normalisation kills, rounding it after does not"
+        claim = "rounding O before its normalization kills, rounding it after does not"
         yield verdict(CONTROL, claim, case, word, measured, "; ".join(_effects(r, case)))
 
 

@@ -47,8 +47,8 @@ STABLE = {
     "6": "delta from O recomputed in FP32: stable",
     "7": "O in FP32 in the forward: stable",
     "9": "only PV in FP32, output rounded: stable",
-    "10 beta 2": "stabilised softmax, beta 2: stable",
-    "10 beta 7": "stabilised softmax, beta 7: stable",
+    "10 beta 2": "stabilized softmax, beta 2: stable",
+    "10 beta 7": "stabilized softmax, beta 7: stable",
 }
 NOT_RUN = "not run"
 

@@ -5,8 +5,8 @@ A case is a list of changes to the preset qiu-yao.
 
 from dataclasses import dataclass
 
-BEFORE, AFTER = "PV,AO,O", "OUT"  # events of O before and after its normalisation
-PATH = f"{BEFORE},{AFTER}"  # in the forward; the backward reads OUT
+BEFORE, AFTER = "PV,AO,O", "OUT"  # events of O before and after its normalization
+PATH = f"{BEFORE},{AFTER}"  # the O path of the forward; the backward reads OUT
 SCORES, STATS = "S,SCALED,X", "M,DM,L"
 ALL = "Q,K,V,DO,S,SCALED,M,X,P,DM,L,AO,PV,O,OUT,DQ_OUT,DK_OUT,DV_OUT"  # what is BF16 in qiu-yao
 PUBLISHED, AMPLIFIED, NEAREST, FEWER, OTHER_DELTA, FASTER = "N", "A", "A'", "B", "C", "D"

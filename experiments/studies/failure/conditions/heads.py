@@ -13,7 +13,7 @@ from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial, of_row
 
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
-SETS = 4  # random ones for each seed
+SETS = 4  # the number of random sets of heads for each seed
 Head = tuple[int, int]  # layer, head
 
 

@@ -28,7 +28,7 @@ FAILS, FP32 = "0", "0'"
 UNFUSED = "baseline-bf16"
 # scores rounded twice forward, once backward: they differ unless the scale is a power of two
 ONCE = "baseline-bf16 once"
-ALONE, EXACT = "only", "all but"  # of layers and heads: what is low
+ALONE, EXACT = "only", "all but"  # which layers or heads are low: this one, or all but it
 FACTORS = ("O rounded", "scores", "M, L", "key tiles")
 HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
 
@@ -72,7 +72,7 @@ def rows(case: Case, config: Config) -> list[Row]:
 
 def _base(case: Case) -> Iterator[Row]:
     yield Row(name=FAILS, words=case.words, core=True)
-    # not the preset fp32: the same executable as the case
+    # changes rather than the preset fp32, so that it shares the executable of the case
     yield Row(name=FP32, words="every event FP32", changes=("-> fp32",), core=True)
 
 
@@ -108,10 +108,10 @@ def _paper(case: Case) -> Iterator[Row]:
         changes=(f"site={BEFORE} -> fp32",),
         core=case.name == AMPLIFIED,
     )
-    yield Row(name="10 beta 2", words="stabilised softmax, beta 2", changes=("-> stabiliser=2",))
+    yield Row(name="10 beta 2", words="stabilized softmax, beta 2", changes=("-> stabiliser=2",))
     if case.name != OTHER_DELTA:
         yield Row(
-            name="10 beta 7", words="stabilised softmax, beta 7", changes=("-> stabiliser=7",)
+            name="10 beta 7", words="stabilized softmax, beta 7", changes=("-> stabiliser=7",)
         )
 
 

@@ -11,7 +11,7 @@ from roundscope.experiments.studies.failure.drift import drift, share, steady
 from roundscope.experiments.studies.failure.results import Own, Results
 from roundscope.experiments.studies.framework.figures.series import CALM, INK, LETHAL, canvas
 
-NONE = 1e-9  # where a drift of 0 is drawn
+NONE = 1e-9  # the place at which a drift of 0 is drawn
 
 
 def drifts(r: Results) -> Figure | None:

@@ -33,8 +33,8 @@ LINES = {  # row or mode -> words, in the picture's order
     "6": "6   delta from O in FP32",
     "7": "7   O path in FP32",
     "9": "9   PV in FP32, output rounded",
-    "10 beta 2": "10  stabilised, beta 2",
-    "10 beta 7": "10  stabilised, beta 7",
+    "10 beta 2": "10  stabilized, beta 2",
+    "10 beta 7": "10  stabilized, beta 7",
     "centred": "delta = rowsum(P dP) / rowsum(P)",
     "scores": "scores, m, l in FP32",
     "same scores": "backward's scores as forward's",
@@ -115,8 +115,8 @@ def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
 
 
 def _cell(runs: Own) -> str:
-    seen = [run.diverged for run in runs if run.diverged is not None]
-    return f"{len(seen)}/{len(runs)}" + (f"  at {np.median(seen):.0f}" if seen else "")
+    steps = [run.diverged for run in runs if run.diverged is not None]
+    return f"{len(steps)}/{len(runs)}" + (f"  at {np.median(steps):.0f}" if steps else "")
 
 
 def places(r: Results) -> Figure | None:
@@ -149,24 +149,19 @@ def factorial(r: Results) -> Figure | None:
 
     None where it was not run.
     """
-    found = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
-    if not found:
+    cases = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
+    if not cases:
         return None
     lines = list(product(HALVES, ("BF16", "FP32"), ("BF16", "FP32")))
-    figure, axes = canvas(1.0 + 0.27 * len(lines), 1, len(found), sharey=True)
-    for ax, case in zip(axes[0], found, strict=True):
-        cells(
-            ax,
-            [
-                [r.of(case.name, cell(half, scores, stats, tiles)) for tiles in (1, 4)]
-                for half, scores, stats in lines
-            ],
-        )
-        ax.set_title(
-            f"{case.name}: O {case.path.partition(':')[2]}, p = {case.bits}",
-            fontsize=9.5,
-            loc="left",
-        )
+    figure, axes = canvas(1.0 + 0.27 * len(lines), 1, len(cases), sharey=True)
+    for ax, case in zip(axes[0], cases, strict=True):
+        runs = [
+            [r.of(case.name, cell(half, scores, stats, tiles)) for tiles in (1, 4)]
+            for half, scores, stats in lines
+        ]
+        cells(ax, runs)
+        title = f"{case.name}: O {case.path.partition(':')[2]}, p = {case.bits}"
+        ax.set_title(title, fontsize=9.5, loc="left")
         ax.set_xticks((0, 1), ("one key tile", "4 key tiles"), fontsize=9)
     axes[0, 0].set_yticks(
         range(len(lines)),

@@ -12,7 +12,7 @@ from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 FIGURE = "3.3, bits"
 V, RESIDUAL = (-2.40625, -2.296875), -0.000865459442139  # PAPERS 1.4
-SUM, ROUNDED, ERROR = -4.703990459442139, -4.71875, -0.014759540557861328  # as printed
+SUM, ROUNDED, ERROR = -4.703990459442139, -4.71875, -0.014759540557861328  # as the paper prints
 BITS = 8  # p of BF16
 
 

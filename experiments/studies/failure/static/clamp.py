@@ -21,7 +21,7 @@ WRONG = 1e-3  # the |error| of an output entry from which its row counts as wron
 LIMIT = -math.log(CLAMP)  # 23.03
 CLAMPS = (CLAMP, 1e-30, 0.0)
 TIED = ((5.0, 2.0), (5.0, 7.0), (12.0, 7.0), (20.0, 2.0), (30.0, 2.0))  # (r_m, beta)
-LOW = -30.0  # all scores, nothing planted
+LOW = -30.0  # the mean of all scores where nothing is planted
 # how many rows are wrong, PAPERS 1.7-A
 TABLE = {
     (5.0, 2.0): 0,
@@ -172,7 +172,7 @@ def _without(found: list[Outcome]) -> Verdict:
 def _ours(found: list[Outcome]) -> Verdict:
     wrong = sum(o.ours for o in found)
     return _verdict(
-        "ours: the stabiliser without a clamp is softmax",
+        "ours: the stabilizer without a clamp is softmax",
         "plan exact, all cases",
         wrong == 0,
         f"{wrong} rows wrong",

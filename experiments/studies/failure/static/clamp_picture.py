@@ -14,7 +14,7 @@ from roundscope.experiments.trace.plots import INK, QUIET, UP
 
 ROWS, BUCKET = 32, 16
 SHIFTS = np.arange(2.0, 41.0, 2.0)
-LEAST = 1e-4  # of the right axis: smaller shifts stand there
+LEAST = 1e-4  # the lower end of the right axis, at which smaller shifts are drawn
 
 
 def left_over(shift: float, beta: float) -> float:

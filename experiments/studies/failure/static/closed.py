@@ -19,10 +19,10 @@ from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2")
-TERMS, OTHERS = (2, 4), (3, 8)  # k
-LARGEST = 1 / 8  # of r, in u
-REST = LARGEST / 2  # its mean
-TINY = 2.0**-10  # the largest, in ulps of the result, for weights whose products fill the ulp
+TERMS, OTHERS = (2, 4), (3, 8)  # values of k
+LARGEST = 1 / 8  # the largest r, in u
+REST = LARGEST / 2  # the mean of r, in u
+TINY = 2.0**-10  # the largest r in ulps of the result, for weights whose products fill the ulp
 SEEDS, DRAWS = 8, 12_500
 Error = Callable[[str, int, np.random.Generator], np.ndarray]
 
@@ -130,7 +130,7 @@ def lines() -> list[Line]:
         measured("random weights below 1", fractions, lambda k: 0.0),
         *(
             measured(
-                f"normalised first, residual V = {t:g} mean",
+                f"normalized first, residual V = {t:g} mean",
                 normalised(t),
                 normalised_form(t),
                 (2,),

@@ -14,7 +14,7 @@ from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import INK
 
 FIGURE = "Claim 3"
-NEAR = 0.03  # ulps about the formula that count as equal to it
+NEAR = 0.03  # ulps: a mean within this of the formula counts as equal to it
 SIZES = f"{SEEDS} x {DRAWS} draws"
 CLAIMS = (
     "k unit weights and a same-sign residual: half an ulp of V, any format",

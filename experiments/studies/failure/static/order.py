@@ -24,10 +24,10 @@ from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import INK
 
 PLANS = {"qiu-yao": "rounded, then divided", "fa2-bf16": "divided, then rounded"}
-TIMES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)  # c
+TIMES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)  # values of c
 HEADS, ROWS, FEATURES = 32, 16, 64  # heads are the repeats; V is drawn for each
 NEAREST, FARTHEST = 8.0, 10.0  # gaps of the third key below the other two
-QUARTER = 0.25  # ulps: half of the sums are ties, each goes half an ulp
+QUARTER = 0.25  # ulps: half of the sums are ties, and each of those moves by half an ulp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def _paper(o: Order, plan: str) -> Verdict:
         note=(
             ""
             if word is Word.AGREES
-            else "on residual V against main V: the argument holds for round-before-normalise only"
+            else "on residual V against main V: the argument holds for round-before-normalize only"
         ),
     )
 

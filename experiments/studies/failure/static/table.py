@@ -45,7 +45,7 @@ WORDS = (
     (
         "Does the error of the output follow the sign of V in production kernels too?",
         (
-            "V < 0 throughout. Rounded before normalisation, the output errs below zero whatever"
+            "V < 0 throughout. Rounded before normalization, the output errs below zero whatever"
             " the small term is, as the paper says. Normalised and rounded once, the sign is that"
             " of the small term's V minus the others'. Dotted: a quarter of an ulp."
         ),

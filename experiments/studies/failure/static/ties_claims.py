@@ -70,11 +70,9 @@ def ratio_of(many: Ties, few: Ties) -> Estimate:
 def _wider(found: Found, scores: str) -> Verdict:
     rows = {f: found[SAMPLE, f, scores].rows for f in FORMATS}
     e = ratio_of(found[SAMPLE, "e4m3fn", scores], found[SAMPLE, "bf16", scores])
-    note = (
-        "BF16 scores tie exactly, whatever P's format"
-        if scores == "BF16"
-        else "rows counted as independent"
-    )
+    note = "rows counted as independent"
+    if scores == "BF16":
+        note = "BF16 scores tie exactly, whatever P's format"
     return _verdict(
         "ours: several P = 1 are 16 times as frequent with P in E4M3 as in BF16",
         f"{SAMPLE}, {scores} scores",
@@ -118,12 +116,12 @@ def _sink(found: Found) -> Verdict:
 
 def _pairs(found: Found, f: str) -> Verdict:
     e = found[PAIRS, f, "BF16"].tied
-    note = (
-        "P of the other keys, near e^-12, is below half the smallest E4M3 number: no residual, no"
-        " bias"
-        if f == "e4m3fn"
-        else ""
-    )
+    note = ""
+    if f == "e4m3fn":
+        note = (
+            "P of the other keys, near e^-12, is below half the smallest E4M3 number: no residual,"
+            " no bias"
+        )
     return _verdict(
         "several P = 1 and V of one sign: P V is biased away from zero",
         f"two equal sink keys, P in {f}",

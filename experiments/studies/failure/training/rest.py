@@ -28,7 +28,7 @@ from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear import FULL
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 
-SEQUENCES, EVERY = 4, 5  # of a batch; steps between looks
+SEQUENCES, EVERY = 4, 5  # how many sequences of a batch are read; steps between looks
 
 
 class Rest:
@@ -46,10 +46,10 @@ class Rest:
 
     def look(self, params: Any, tokens: np.ndarray, plans: HeadPlans | None, step: int) -> None:
         """Add R and dW_Q at these weights to the totals; tokens are (B, T + 1) or (A, B, T + 1)."""
-        found = _looking(numbers_only(self.config))(
+        now = _looking(numbers_only(self.config))(
             params, tokens[..., :SEQUENCES, :], plans, np.int32(step)
         )
-        self.totals = found if self.totals is None else jax.tree.map(jnp.add, self.totals, found)
+        self.totals = now if self.totals is None else jax.tree.map(jnp.add, self.totals, now)
 
     def found(self, arms: int) -> np.ndarray:
         """Return |sum R|, sum |R| and sum |dW_Q| of every layer and head, (A, L, N, 3).

@@ -72,7 +72,7 @@ def removed(r: Results, scale: Scale, count: int) -> Verdict:
     share = ratio(*({s: abs(x) for s, x in r.values(p, "PV.mean_ulps").items()} for p in points))
     return Verdict(
         figure=FIGURE,
-        claim="the stabiliser removes the bias of PV",
+        claim="the stabilizer removes the bias of PV",
         case=keys(count),
         sizes=where(scale),
         word=judge(share, (0.0, 0.25)),
@@ -94,7 +94,7 @@ def kept(r: Results, scale: Scale) -> Verdict:
     found = own_ratio(r, point, "rms")
     return Verdict(
         figure=FIGURE,
-        claim="the stabiliser leaves the excess of tiling",
+        claim="the stabilizer leaves the excess of tiling",
         case=keys(scale.counts[-1]),
         sizes=where(scale),
         word=judge(found, LARGER),
@@ -117,7 +117,7 @@ def row_sum(r: Results, scale: Scale) -> Verdict:
     share = ratio(*({s: abs(x) for s, x in r.values(p, "mean_ulps").items()} for p in points))
     return Verdict(
         figure=FIGURE,
-        claim="ours: what the stabiliser leaves comes from L kept in BF16",
+        claim="ours: what the stabilizer leaves comes from L kept in BF16",
         case=keys(scale.counts[-1]),
         sizes=where(scale),
         word=judge(share, (0.0, 0.5)),

@@ -63,7 +63,7 @@ def run(t: Training, progress: Callable[[int], None]) -> Drifts:
     for first, last in pairwise(steps):
         for number in range(first, last):
             _advance(sides, number, {seed: b.batch(number) for seed, b in batches.items()})
-        looks.append(_look(waiting, t))  # the device is at work on what was sent since
+        looks.append(_look(waiting, t))  # meanwhile the device works on the steps sent since
         waiting = [side.taken() for side in sides]
         progress(last)
     looks.append(_look(waiting, t))

@@ -226,7 +226,7 @@ def _bias(r: Results, scale: Scale) -> Picture:
             points = [biased(scale, family, c, stabiliser) for c in counts]
             name, wide = INPUTS[family], stabiliser != "none"
             look: Any = {"color": COLOURS[k], "line": ":" if wide else "-", "hollow": wide}
-            label = name + (", stabiliser" if wide else "")
+            label = name + (", stabilizer" if wide else "")
             signs = family == "repeated-maximum" or not wide
             series(
                 left,
