@@ -1,13 +1,15 @@
-"""How programs are compiled: kept on disk for the command line, so that a second run compiles
-nothing; and repeatably.
+"""How XLA programs are compiled: with a cache on disk, and with deterministic algorithms.
+
+The command line keeps what it compiled, so that a second run compiles nothing.
 """
 
 from pathlib import Path
 
 
 def keep_compilations() -> None:
-    """Point JAX's persistent cache at ~/.cache/roundscope/jax; the bits of results do not depend on
-    it.
+    """Point JAX's persistent compilation cache at ~/.cache/roundscope/jax.
+
+    The bits of results do not depend on the cache.
     """
     import jax
 
@@ -18,9 +20,10 @@ def keep_compilations() -> None:
 
 
 def deterministic() -> dict[str, bool] | None:
-    """Options for `jax.jit`: the same bits in every process on one kind of GPU.
+    """Return options for `jax.jit` with which one kind of GPU gives the same bits in every process.
 
-    No algorithm is chosen by timing it, and none adds in just any order.
+    With them XLA chooses no algorithm by timing it, and no algorithm adds in an arbitrary order.
+    None where JAX's backend is not a GPU, since no option is needed there.
     """
     import jax
 

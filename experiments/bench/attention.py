@@ -1,9 +1,9 @@
-"""`roundscope bench attention`: emulated attention against attention that emulates nothing, on the
-device that JAX has.
+"""`roundscope bench attention`: emulated attention against attention that emulates nothing.
 
-One run measures all: each round times everyone once, in turn, and a ratio is the median over the
-rounds of ratios within one. A GPU's calls are queued, some at a time, so that what is timed is the
-device.
+It runs on the device that JAX has. One run measures all contestants: each round times every one of
+them once, in turn, and a ratio is the median over the rounds of the ratios within one round. On a
+GPU a call returns before it is done, so several calls are queued; thus what is timed is the device,
+not the launching of its work.
 """
 
 import time
@@ -18,8 +18,8 @@ import numpy as np
 from roundscope.experiments.bench.deliver import Drawing, deliver
 from roundscope.experiments.bench.round import race
 
-QUEUED = 0.05  # seconds of calls in a row
-MOST = 20  # calls in a row
+QUEUED = 0.05  # how many seconds of calls are queued
+MOST = 20  # the largest number of calls that are queued
 
 LEGEND = """
 both: forward with backward. TFLOP/s: 4 B N T T H operations of the forward (half of them where
@@ -32,7 +32,7 @@ reproducible).
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A self-attention: batch, heads, tokens, features."""
+    """The sizes of a self-attention: batch, heads, tokens, features of a head."""
 
     batch: int
     heads: int
@@ -42,25 +42,17 @@ class Size:
 
     @property
     def operations(self) -> float:
-        """Of the forward's products: Q K^T and P V."""
-        return (
-            4.0
-            * self.batch
-            * self.heads
-            * self.tokens**2
-            * self.features
-            / (2 if self.is_causal else 1)
-        )
+        """The number of operations of the forward's products, Q K^T and P V."""
+        total = 4.0 * self.batch * self.heads * self.tokens**2 * self.features
+        return total / 2 if self.is_causal else total
 
     def __str__(self) -> str:
-        return (
-            f"{self.batch} {self.heads} {self.tokens}"
-            f" {self.features}{' causal' if self.is_causal else ''}"
-        )
+        causal = " causal" if self.is_causal else ""
+        return f"{self.batch} {self.heads} {self.tokens} {self.features}{causal}"
 
 
 class Contestant(NamedTuple):
-    """Calls that return at once what `wait` waits for."""
+    """The two calls of one contestant; they return at once what `wait` waits for."""
 
     name: str
     forward: Callable[[], Any]
@@ -71,7 +63,10 @@ class Contestant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement. Seconds are medians; times: over those of the first contestant."""
+    """One measurement.
+
+    Seconds are medians. `times` and `times_both` are times over those of the first contestant.
+    """
 
     size: str
     what: str
@@ -99,7 +94,7 @@ SIZES = {
 def bench_attention(
     progress: Callable[[str], None], repeat: int = 5, sizes: tuple[Size, ...] | None = None
 ) -> list[Row]:
-    """Every row, size by size, what they are measured against first."""
+    """Return every row, size by size; the contestant that others are compared with comes first."""
     import jax
 
     platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
@@ -129,22 +124,17 @@ def _on_cpu(size: Size) -> list[Contestant]:
         name: Plan.preset(name) for name in ("qiu-yao", "all:bf16")
     }
     arrays = inputs(size, "float32")
-    found = [
-        of_jax(
-            "jax.nn, FP32",
-            partial(jax.nn.dot_product_attention, is_causal=size.is_causal),
-            arrays,
-            is_ours=False,
-        )
-    ]
-    return found + [
+    plain = partial(jax.nn.dot_product_attention, is_causal=size.is_causal)
+    rival = of_jax("jax.nn, FP32", plain, arrays, is_ours=False)
+    ours = [
         of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays, is_ours=True)
         for name, plan in plans.items()
     ]
+    return [rival, *ours]
 
 
 def inputs(size: Size, dtype: str) -> list[Any]:
-    """q, k, v (B, T, N, H): normal BF16 numbers, in arrays of this type."""
+    """Return q, k, v (B, T, N, H): normally distributed BF16 numbers in arrays of this type."""
     import jax
     import jax.numpy as jnp
 
@@ -156,7 +146,7 @@ def inputs(size: Size, dtype: str) -> list[Any]:
 
 
 def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Callable[..., Any]:
-    """Attention by a plan, as a function of q, k, v."""
+    """Return attention by a plan, as a function of q, k, v."""
     from roundscope.attention import attend
 
     return partial(
@@ -167,7 +157,10 @@ def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Calla
 def of_jax(
     name: str, attention: Callable[..., Any], arrays: list[Any], *, is_ours: bool
 ) -> Contestant:
-    """Forward, and the gradients of its sum, both compiled."""
+    """Return a contestant from a JAX function: its forward and its gradients, both compiled.
+
+    The gradients are those of the sum of its output.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -187,7 +180,7 @@ def _rows(
         for c in field
         for call in ("forward", "both")
     }
-    times: dict[Any, Any] = race(runs, repeat, lambda share: None)  # type: ignore[arg-type]
+    times = race(runs, repeat, lambda share: None)
     rows, first = [], field[0].name
     for name, is_ours in ((c.name, c.is_ours) for c in field):
         ratios = {
@@ -211,7 +204,7 @@ def _rows(
 
 
 def _several(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Callable[[], Any], int]:
-    """A call again and again, and how often: about QUEUED seconds of it."""
+    """Return a function that makes n calls in a row, and n: about QUEUED seconds of calls."""
     wait(call())
     start = time.perf_counter()
     wait(call())
@@ -220,7 +213,7 @@ def _several(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Calla
 
 
 def run(as_json: bool, out: Path | None = None) -> None:
-    """Print the table, or JSON; write both, and a picture, to a folder."""
+    """Print the table, or JSON; with `out`, also write both and a picture to that folder."""
     from roundscope.experiments.report.terminal import console
 
     with console(stderr=True).status("attention") as status:
@@ -242,7 +235,7 @@ def _drawing(rows: list[Row]) -> Drawing:
 
 
 def _title(rows: list[Row]) -> str:
-    """What the picture shows, as a sentence."""
+    """Return what the picture shows, as a sentence."""
     from roundscope.experiments.bench.picture import span
 
     best = [

@@ -1,5 +1,7 @@
-"""Who races on a GPU, all from BF16 arrays: fused kernels and the XLA engine of ours; PyTorch's and
-cuDNN's attention in BF16, which round as they like.
+"""The contestants of `bench attention` on a GPU, all of which read BF16 arrays.
+
+They are our fused kernels and our XLA engine, and the attention of PyTorch and cuDNN in BF16, whose
+roundings are their own.
 """
 
 from collections.abc import Callable
@@ -9,16 +11,16 @@ from typing import Any
 
 from roundscope.experiments.bench.attention import Contestant, Size, emulated, inputs, of_jax
 
-TILES = {
-    64: ((128, 128), (64, 64)),
-    128: ((128, 64), (128, 128), (64, 64)),
-}  # by features: each was the fastest of some plan
+# tiles by the features of a head; each was the fastest of some plan
+TILES = {64: ((128, 128), (64, 64)), 128: ((128, 64), (128, 128), (64, 64))}
 SLOW_TILE = (64, 64)
 
 
 def contestants(size: Size) -> list[Contestant]:
-    """Rivals first. PyTorch joins if it is installed and sees the GPU; what runs for seconds races
-    at one size alone.
+    """Return the contestants of a size, rivals first.
+
+    PyTorch takes part if it is installed and sees the GPU; what takes seconds is timed at one size
+    only.
     """
     import jax
 
@@ -43,10 +45,10 @@ def contestants(size: Size) -> list[Contestant]:
     ours = fused | (slow if is_first else {})
     with ThreadPoolExecutor(8) as pool:
         makers = (rivals | ours).items()
-        found = list(
+        compiled = list(
             pool.map(lambda item: of_jax(item[0], item[1], arrays, is_ours=item[0] in ours), makers)
         )
-    return [*_torch(size), *found]
+    return [*_torch(size), *compiled]
 
 
 OURS = ("fa2-bf16@hopper", "qiu-yao@hopper")
@@ -62,7 +64,7 @@ def _wide(is_causal: bool, q: Any, k: Any, v: Any) -> Any:
 
 
 def _torch(size: Size) -> list[Contestant]:
-    """scaled_dot_product_attention, by each of the two fast kernels that PyTorch may choose."""
+    """Return scaled_dot_product_attention by both of the fast kernels that PyTorch may choose."""
     try:
         import torch
         from torch.nn.attention import SDPBackend

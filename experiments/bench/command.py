@@ -1,4 +1,4 @@
-"""The verb `bench`: our own speed against what a user would pick instead, ratios from one run."""
+"""The command `bench`: our speed against what a user would use instead, as ratios from one run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +19,9 @@ LEGEND = (
 
 
 def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
-    """One benchmark by name; out: a folder for its numbers and its picture.
+    """Run one benchmark by its name; `out` is a folder for its numbers and its picture.
 
-    Raises UsageError for what it cannot do, before it measures.
+    Raises UsageError for what it cannot do, before it measures anything.
     """
     from roundscope.experiments.bench import attention as bench_attention
     from roundscope.experiments.bench import dot as bench_dot
@@ -35,10 +35,10 @@ def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
         "dot": bench_dot.run,
         "attention": bench_attention.run,
     }
-    told: dict[str, Callable[[bool], None]] = {"sweep": bench_sweep.run, "step": bench_step.run}
-    if what not in (*drawn, *told):
-        raise UsageError(unknown("benchmark", what, (*drawn, *told)))
-    if out is not None and what in told:
+    printed: dict[str, Callable[[bool], None]] = {"sweep": bench_sweep.run, "step": bench_step.run}
+    if what not in (*drawn, *printed):
+        raise UsageError(unknown("benchmark", what, (*drawn, *printed)))
+    if out is not None and what in printed:
         raise bad(
             "--out",
             str(out),
@@ -48,8 +48,8 @@ def run(what: str, as_json: bool = False, out: Path | None = None) -> None:
         raise bad("--out", str(out), "is a file; name a folder")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # which may fail, and better before minutes of work
-    if what in told:
-        told[what](as_json)
+    if what in printed:
+        printed[what](as_json)
     else:
         drawn[what](as_json, out)
 
@@ -62,7 +62,7 @@ def run_round(as_json: bool = False, out: Path | None = None, size: int = 1 << 2
 
 
 def deliver_rows(what: str, doing: str, rows: list[Row], as_json: bool, out: Path | None) -> None:
-    """Rows of a benchmark of roundings."""
+    """Print and write the rows of a benchmark of rounding; `doing` is its subject in the title."""
     axis = (
         f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the"
         " same GPU"
@@ -79,8 +79,10 @@ def deliver_rows(what: str, doing: str, rows: list[Row], as_json: bool, out: Pat
 
 
 def answer(doing: str, rows: list[Row]) -> str:
-    """How fast ours is against the fastest library of each format, both into a new array, and in
-    place against a copy.
+    """Return a sentence on our speed against the fastest library and against a copy.
+
+    The libraries of each format are compared with ours where it returns a new array, as they do;
+    the copy is compared with ours in place.
     """
     from roundscope.experiments.bench.picture import span
 
@@ -101,7 +103,7 @@ def _is_ours(row: Row) -> bool:
 
 
 def _bars(rows: list[Row]) -> list[tuple[str, str, float, bool]]:
-    """All that ran but the copy, which is 1."""
+    """Return a bar for everything that ran except the copy, which is 1 by definition."""
     return [
         (r.format, r.name, r.of_copy, _is_ours(r))
         for r in rows
@@ -130,7 +132,7 @@ def _print(rows: list[Row]) -> None:
         table.add_column(
             heading, justify="left" if heading in ("format", "") else "right", no_wrap=heading != ""
         )
-    for previous, row in zip([None, *rows], rows, strict=False):
+    for previous, row in zip([None, *rows], rows, strict=False):  # each with the one above it
         if previous and previous.format != row.format:
             table.add_section()
         table.add_row(*_cells(row))

@@ -1,6 +1,6 @@
-"""What a benchmark found, as a user asked for it: a table or JSON, and into a folder.
+"""The results of a benchmark in the form that the user asked for: a table or JSON, and files.
 
-With JSON nothing else goes to stdout.
+With JSON nothing else is written to stdout.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Bar = tuple[str, str, float, bool]  # group, name, ratio of speeds, whether it i
 
 
 class Drawing(NamedTuple):
-    """What a picture says: its bars, the sentence above them and what they measure."""
+    """The contents of a picture: its bars, the sentence above them and the label of their axis."""
 
     bars: Sequence[Bar]
     title: str
@@ -31,17 +31,19 @@ def deliver(
     show_table: Callable[[], None],
     drawing: Callable[[], Drawing],
 ) -> None:
-    """The rows, records that become JSON, with the machine they were measured on; threads: of ours,
-    None where its library chooses.
+    """Print the rows and the machine; with `out`, also write them and a picture to that folder.
+
+    rows      records that become JSON
+    threads   how many threads ours used; None where its library chooses
     """
     ran_on = machine(threads)
-    found = {"machine": ran_on, "rows": rows}
+    results = {"machine": ran_on, "rows": rows}
     if as_json:
-        print_json(found)
+        print_json(results)
     else:
         show_table()
         show(ran_on)
     if out is not None:
         from roundscope.experiments.bench.picture import write
 
-        write(out, what, found, *drawing(), as_json=as_json)
+        write(out, what, results, *drawing(), as_json=as_json)

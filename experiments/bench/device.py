@@ -18,7 +18,7 @@ from roundscope.experiments.bench.round import (
     sample,
 )
 
-DIFFERENCES_ON = 1 << 22  # values that are checked against the Numba executor
+DIFFERENCES_ON = 1 << 22  # how many values are compared with those of the Numba executor
 
 
 def bench_device(
@@ -27,10 +27,10 @@ def bench_device(
     formats: Iterable[str] = FORMATS,
     progress: Progress = lambda share: None,
 ) -> list[Row]:
-    """Rows for the copy and ours per format, on the first GPU that JAX has; none if it has none.
+    """Return rows for the copy and for ours per format, on JAX's first GPU; none if it has no GPU.
 
-    The copy is bits XOR a zero that XLA learns at run time: an elementwise pass that it cannot
-    remove.
+    The copy is the bits XOR a zero that XLA learns only at run time: an elementwise pass that XLA
+    cannot remove.
     """
     import jax
     import jax.numpy as jnp

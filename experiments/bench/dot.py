@@ -1,8 +1,7 @@
-"""The speed of sums of products on the CPU, accumulator by accumulator, beside a float32 matrix
-product and beside MMA-Sim.
+"""The speed of sums of products on the CPU, accumulator by accumulator.
 
-One run measures all in turn, as `bench round` does; a ratio is the median over rounds of ratios
-within a round.
+They are compared with a float32 matrix product and with MMA-Sim. One run measures all of them in
+turn, as `bench round` does; a ratio is the median over rounds of the ratios within a round.
 """
 
 from collections.abc import Callable
@@ -35,8 +34,14 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One contestant: factors' format, name, 10^6 multiply-adds per second, and ratios of
-    speeds.
+    """One contestant.
+
+    operand    the format of the factors
+    rate       10^6 multiply-adds per second
+    of_matmul  its speed over that of the float32 product
+    ours       our speed over its speed, for MMA-Sim
+    differing  how many of its sums differ from ours in some bit
+    values     how many sums it computed
     """
 
     operand: str
@@ -50,7 +55,7 @@ class Row:
 
 
 def run(as_json: bool = False, out: Path | None = None) -> None:
-    """Print how fast each accumulator adds; out: a folder for the numbers and their picture."""
+    """Print how fast each accumulator adds; `out` is a folder for the numbers and their picture."""
     with bar("sums", REPEAT + 1) as done:
         rows = bench_dot(progress=done)
     deliver(
@@ -78,8 +83,9 @@ def _drawing(rows: list[Row]) -> Drawing:
 
 
 def answer(rows: list[Row]) -> str:
-    """How fast the sums of a tensor core are against a product that emulates nothing, and against
-    MMA-Sim.
+    """Return a sentence on the speed of a tensor core's sums.
+
+    They are compared with a product that emulates nothing, and with MMA-Sim.
     """
     from roundscope.experiments.bench.picture import number, span
 
@@ -97,7 +103,7 @@ def answer(rows: list[Row]) -> str:
 
 
 def matrices(operand: str, rows: int, k: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Normal numbers of a format, as float32."""
+    """Return two matrices of normally distributed numbers of a format, as float32."""
     rng = np.random.default_rng(512)
     a, b = (
         round_to(rng.standard_normal(shape, dtype=np.float32), operand)
@@ -109,15 +115,16 @@ def matrices(operand: str, rows: int, k: int, columns: int) -> tuple[np.ndarray,
 def bench_dot(
     size: int = SIZE, repeat: int = REPEAT, progress: Callable[[int], None] = lambda done: None
 ) -> list[Row]:
-    """Rows of matmul, ours and MMA-Sim. size: of square matrices; slow accumulators get smaller
-    ones.
+    """Return the rows of the float32 product, of ours and of MMA-Sim.
+
+    size   the side of the square matrices; slow accumulators get smaller ones
     """
     field, rows = _ours(size)
-    theirs, found = _mma_sim(size)
+    theirs, their_rows = _mma_sim(size)
     rounds = count(1)
     with numba_threads(THREADS), np.errstate(all="ignore"):
         times = race(field | theirs, repeat, lambda share: progress(next(rounds)))
-    return [_timed(row, times) for row in (*rows, *found)]
+    return [_timed(row, times) for row in (*rows, *their_rows)]
 
 
 def _key(operand: str, name: str) -> str:
@@ -156,7 +163,7 @@ def _ours(size: int) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _mma_sim(size: int) -> tuple[dict[str, Any], list[Row]]:
-    """MMA-Sim's model of wgmma on 64 x 8 sums, if it is installed."""
+    """Return MMA-Sim's model of wgmma on 64 x 8 sums, if it is installed, and its row."""
     try:
         import torch
         from mmasim.nv_ptx.sim import WGMMA
@@ -165,10 +172,10 @@ def _mma_sim(size: int) -> tuple[dict[str, Any], list[Row]]:
     a, b = matrices("bf16", 64, size, 8)
     model = WGMMA("Hopper", "m64n8k16.f32.bf16.bf16").arithmetic_op
     x, y, c = torch.from_numpy(a).bfloat16(), torch.from_numpy(b).bfloat16(), torch.zeros(64, 8)
-    found = model(x, y, c).double().numpy()
-    wrong = int((found != dot(a, b, Accumulator.tensor_core("hopper", "bf16"))).sum())
-    row = Row(operand="bf16", name=RIVAL, differing=wrong, values=found.size)
-    return {_key("bf16", RIVAL): (partial(model, x, y, c), found.size * size)}, [row]
+    sums = model(x, y, c).double().numpy()
+    wrong = int((sums != dot(a, b, Accumulator.tensor_core("hopper", "bf16"))).sum())
+    row = Row(operand="bf16", name=RIVAL, differing=wrong, values=sums.size)
+    return {_key("bf16", RIVAL): (partial(model, x, y, c), sums.size * size)}, [row]
 
 
 def _print(rows: list[Row]) -> None:

@@ -1,6 +1,4 @@
-"""What a benchmark ran on: a ratio is only as good as the machine and the versions that stand
-beside it.
-"""
+"""The machine and the versions that a benchmark ran on, which its ratios depend on."""
 
 import platform
 from importlib import metadata
@@ -10,8 +8,9 @@ RIVALS = ("gfloat", "pychop", "torch", "qtorch", "torchao", "mmasim")
 
 
 def machine(threads: int | None) -> dict[str, Any]:
-    """Machine and versions as plain data, `versions` of rivals only where installed; threads: of
-    ours, None where its library chooses.
+    """Return the machine and the versions as plain data.
+
+    threads   how many threads ours used; None where its library chooses
     """
     from roundscope.experiments.results.machine import device
     from roundscope.experiments.sweep.running.executors import cores
@@ -27,35 +26,35 @@ def machine(threads: int | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Those of `roundscope doctor`, and of every rival that is installed; nothing is imported,
-    which costs seconds with some.
+    """Return the versions of `roundscope doctor` and of every rival that is installed.
+
+    Nothing is imported, since importing some of the rivals takes seconds.
     """
     from roundscope.experiments.look import doctor
 
-    found = doctor.versions()
+    known = doctor.versions()
     for name in RIVALS:
         try:
-            found[name] = metadata.version(name)
+            known[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return known
 
 
-def show(found: dict[str, Any]) -> None:
-    """The machine as one sentence, to stand under a table."""
+def show(facts: dict[str, Any]) -> None:
+    """Print the machine as one sentence, to stand under a table."""
     from roundscope.experiments.report.terminal import console
 
-    threads = "" if found["threads"] is None else f", {found['threads']} threads"
-    gpu = f"; {found['gpu']}" if found["gpu"] else ""
-    told = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    text = (
-        f"{found['processor']}, {found['cores']} cores{threads}{gpu}; {found['platform']}; {told}"
-    )
+    threads = "" if facts["threads"] is None else f", {facts['threads']} threads"
+    gpu = f"; {facts['gpu']}" if facts["gpu"] else ""
+    packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    computer = f"{facts['processor']}, {facts['cores']} cores{threads}{gpu}"
+    text = f"{computer}; {facts['platform']}; {packages}"
     console().print(text, style="dim", markup=False)
 
 
 def _gpu() -> str | None:
-    """The first GPU that JAX has, on which the benchmarks run."""
+    """Return the name of JAX's first GPU, on which the benchmarks run; None without one."""
     import jax
 
     try:

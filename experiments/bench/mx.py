@@ -1,8 +1,7 @@
-"""The speed of quantising blocks and back (float32 -> MX -> float32), beside a copy and beside
-other libraries.
+"""The speed of quantizing blocks and back (float32 -> MX -> float32).
 
-Measured as in bench_round: everyone once in each round, in turn, and medians over the rounds of
-ratios within one.
+It is compared with a copy and with other libraries, and measured as in bench/round.py: each round
+times everyone once, in turn, and a ratio is the median over the rounds of the ratios within one.
 """
 
 from collections.abc import Iterable
@@ -31,12 +30,13 @@ from roundscope.experiments.bench.round import (
 )
 
 FORMATS = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp4", "mxint8", "nvfp4", "fp8_1x128")
-CHECKED = 1 << 22  # numbers of the GPU's that are compared with the processor's
+CHECKED = 1 << 22  # how many of the GPU's numbers are compared with the processor's
 
 
 def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> None:
-    """Print how fast block formats are. Raises ValueError for a size that is no multiple of
-    65,536.
+    """Print how fast block formats are.
+
+    Raises ValueError for a size that is no multiple of 65,536.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -49,7 +49,7 @@ def run(as_json: bool = False, out: Path | None = None, size: int = 1 << 26) -> 
         rows = bench_mx(size, progress=lambda share: bar.advance(task, share))
         task = bar.add_task("on the GPU", total=1.0)
         rows += bench_device(4 * size, progress=lambda share: bar.advance(task, share))
-    deliver_rows("mx", "Quantising blocks", rows, as_json, out)
+    deliver_rows("mx", "Quantizing blocks", rows, as_json, out)
 
 
 def bench_mx(
@@ -59,13 +59,13 @@ def bench_mx(
     formats: Iterable[str] = FORMATS,
     progress: Progress = lambda share: None,
 ) -> list[Row]:
-    """Rows for the copy, ours and every rival, format by format; arguments as of `bench_round`."""
+    """Return rows for the copy, ours and every rival, format by format; see `bench_round`."""
     from roundscope.emu import round_blocks
 
     if size < 1 << 16 or size % (1 << 16):
         raise ValueError(f"size={size}: give a multiple of 65536, which whole blocks fill")
     x, names, rows = sample(size), list(formats), []
-    x[~np.isfinite(x)] = 1.0  # one in 512 blocks would be NaN throughout
+    x[~np.isfinite(x)] = 1.0  # otherwise one in 512 blocks would be NaN throughout
     y = np.zeros_like(x)
     with numba_threads(threads), np.errstate(all="ignore"):
         for name in names:
@@ -75,16 +75,15 @@ def bench_mx(
                 "ours": (partial(round_blocks, x, name, out=y), size),
                 NEW: (partial(round_blocks, x, name), size),
             }
-            found = [Row(format=name, name=who) for who in field]
-            found += [row for rival in RIVALS if (row := _enter(field, rival, name, x, y))]
-            rows += _rows(
-                found, race(field, repeat, lambda share: progress(share / len(names))), field
-            )
+            entered = [Row(format=name, name=who) for who in field]
+            entered += [row for rival in RIVALS if (row := _enter(field, rival, name, x, y))]
+            times = race(field, repeat, lambda share: progress(share / len(names)))
+            rows += _rows(entered, times, field)
     return rows
 
 
 def _enter(field: dict[str, Any], rival: Rival, name: str, x: np.ndarray, y: np.ndarray) -> Row:
-    """A rival's row, with its differences from y; the rival joins the field if it can run."""
+    """Return a rival's row, with its differences from y; it joins the field if it can run."""
     row = Row(format=name, name=rival.name)
     try:
         function = rival.make(name)
@@ -99,7 +98,11 @@ def _enter(field: dict[str, Any], rival: Rival, name: str, x: np.ndarray, y: np.
 
 
 def _differing(theirs: np.ndarray, x: np.ndarray, y: np.ndarray, name: str) -> int:
-    """Results that are not ours; the tensor's scale of a part is not that of the whole."""
+    """Return how many results differ from ours.
+
+    Ours are computed again for a format with a scale of the whole tensor, which a part of x
+    changes.
+    """
     from roundscope.emu import BLOCK_NAMED, round_blocks
 
     return differing(theirs, round_blocks(x, name) if BLOCK_NAMED[name].tensor else y)
@@ -108,9 +111,9 @@ def _differing(theirs: np.ndarray, x: np.ndarray, y: np.ndarray, name: str) -> i
 def bench_device(
     size: int = 1 << 28, repeat: int = 20, progress: Progress = lambda share: None
 ) -> list[Row]:
-    """Rows for the copy and ours per format, on the first GPU that JAX has; none if it has none.
+    """Return rows for the copy and for ours per format, on JAX's first GPU; none if it has no GPU.
 
-    The copy: bench_device.py.
+    The copy is that of bench/device.py.
     """
     import jax
     import jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""What a user would quantise blocks with instead: float32 -> block format -> float32, blocks along
-the last axis.
+"""What a user would quantize blocks with instead: float32 -> block format -> float32.
 
-As in bench_rivals: a maker returns None where the library has no such format, and raises
-ImportError where it is not installed. Each takes flat float32 arrays and returns as many numbers.
+Blocks lie along the last axis. As in bench/rivals.py, a maker returns None where the library has no
+such format, and raises ImportError where the library is not installed. Each function takes a flat
+float32 array and returns as many numbers.
 """
 
 import numpy as np
@@ -11,8 +11,10 @@ from roundscope.experiments.bench.rivals import ML_DTYPES, Rival, Round, on_cpu,
 
 
 def ml_dtypes_and_numpy(name: str) -> Round | None:
-    """The format written with NumPy: frexp for the shared exponent, ldexp to scale, an ml_dtypes
-    cast for the elements.
+    """Return the format written with NumPy and ml_dtypes.
+
+    frexp gives the shared exponent, ldexp scales, and a cast to an ml_dtypes type rounds the
+    elements.
     """
     import ml_dtypes
 
@@ -31,24 +33,23 @@ def ml_dtypes_and_numpy(name: str) -> Round | None:
         top = np.abs(blocks).max(axis=1, keepdims=True)
         shared = np.clip(np.frexp(top)[1] - 1 - element.emax, -127, 127)
         elements = np.clip(np.ldexp(blocks, -shared), -largest, largest).astype(dtype)
-        return np.where(
-            np.isfinite(top), np.ldexp(elements.astype(np.float32), shared), np.float32(np.nan)
-        ).reshape(-1)
+        back = np.ldexp(elements.astype(np.float32), shared)
+        return np.where(np.isfinite(top), back, np.float32(np.nan)).reshape(-1)
 
     return there_and_back
 
 
 def ours_on_xla(name: str) -> Round:
-    """emu.round_blocks under jit."""
+    """Return emu.round_blocks under jit."""
     import jax
 
     from roundscope.emu import round_blocks
 
-    return jax.jit(lambda x: round_blocks(x, name))  # type: ignore[no-any-return]
+    return jax.jit(lambda x: round_blocks(x, name))
 
 
 def microxcaling(name: str) -> Round | None:
-    """mx.mx_ops._quantize_mx on the CPU, round="even"; it wants PyTorch."""
+    """Return mx.mx_ops._quantize_mx on the CPU with round="even"; it needs PyTorch."""
     from mx.formats import ElemFormat
     from mx.mx_ops import _quantize_mx
 
@@ -71,7 +72,7 @@ def microxcaling(name: str) -> Round | None:
 
 
 def torchao(name: str) -> Round | None:
-    """torchao's MXTensor.to_mx and dequantize on the CPU, scaling mode FLOOR."""
+    """Return torchao's MXTensor.to_mx and dequantize on the CPU, with scaling mode FLOOR."""
     import torch
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
 

@@ -1,7 +1,4 @@
-"""A benchmark's picture: who is how fast, as horizontal bars in groups.
-
-And the files of `--out`, of which it is one.
-"""
+"""A benchmark's picture, horizontal bars of speed in groups, and the files of `--out`."""
 
 import json
 import textwrap
@@ -29,32 +26,34 @@ LINE = 0.21  # inches
 def write(
     out: Path,
     what: str,
-    found: dict[str, Any],
+    results: dict[str, Any],
     bars: Sequence[Bar],
     title: str,
     axis: str,
     *,
     as_json: bool,
 ) -> None:
-    """bench-WHAT.json with what was found, and bench-WHAT.png, in a folder, made if it is not
-    there; says so unless JSON is printed.
+    """Write bench-WHAT.json, with the measurements, and bench-WHAT.png to a folder.
+
+    The folder is created if needed. The names of the files are printed unless JSON is.
     """
     out.mkdir(parents=True, exist_ok=True)
     data, drawn = out / f"bench-{what}.json", out / f"bench-{what}.png"
-    data.write_text(json.dumps(plain(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    data.write_text(json.dumps(plain(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     draw(drawn, bars, title, axis)
     if not as_json:
         print(f"written: {data}\nwritten: {drawn}")
 
 
 def draw(path: Path, bars: Sequence[Bar], title: str, axis: str) -> None:
-    """The picture as a PNG file, 1200 pixels wide."""
+    """Write the picture as a PNG file, 1200 pixels wide."""
     path.write_bytes(plots.png(picture(bars, title, axis)))
 
 
 def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:
-    """Groups in the order of their first bars, the fastest of each on top; ours in one colour, each
-    rival in one of its own.
+    """Return the picture: groups in the order of their first bars, the fastest of each on top.
+
+    Ours has one color, each rival a color of its own.
     """
     groups = {
         group: sorted((b for b in bars if b[0] == group), key=lambda b: -b[2])
@@ -102,18 +101,18 @@ def _colours(bars: Sequence[Bar]) -> dict[str, str]:
 
 
 def number(value: float) -> str:
-    """Two digits, and no power of ten that a reader has to work out."""
+    """Return a number with two digits, and without a power of ten that a reader has to work out."""
     return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
 
 
 def span(values: Sequence[float]) -> str:
-    """The least and the largest as words of a title, or the one number that both are."""
+    """Return the least and the largest as words of a title, or one number if both are the same."""
     low, high = number(min(values)), number(max(values))
     return low if low == high else f"{low} to {high}"
 
 
 def _down(ax: Axes, labels: Sequence[tuple[float, str, bool]]) -> None:
-    """Names at their bars, a group's in bold above them."""
+    """Label the vertical axis: names at their bars, the group's name in bold above them."""
     ax.set_yticks([y for y, _, _ in labels], [name for _, name, _ in labels], fontsize=9, color=INK)
     for tick, (_, _, heads) in zip(ax.yaxis.get_ticklabels(), labels, strict=True):
         tick.set_fontweight("bold" if heads else "normal")
@@ -122,8 +121,9 @@ def _down(ax: Axes, labels: Sequence[tuple[float, str, bool]]) -> None:
 
 
 def _across(ax: Axes, values: Sequence[float], axis: str) -> None:
-    """From 0, or logarithmic where the spread needs it; a line at 1, where whatever is compared
-    with stands.
+    """Set the horizontal axis: from 0, or logarithmic where the values spread too far.
+
+    A line at 1 marks what everything is compared with.
     """
     low, high = min((1.0, *values)), max((1.0, *values))
     if high / low > SPREAD:

@@ -1,9 +1,8 @@
-"""What a user would round an array with instead: each a function of a float32 array, made for one
-format.
+"""What a user would round an array with instead: functions of a float32 array, one per format.
 
-A maker returns None where the library has no such format, and raises ImportError where it is not
-installed. PyTorch, a large download, and QPyTorch, which needs it and a C++ compiler, are in no
-extra: they join where they are installed.
+A maker returns None where the library has no such format, and raises ImportError where the library
+is not installed. PyTorch, a large download, and QPyTorch, which needs it and a C++ compiler, are in
+no extra of this package: they take part where they are installed.
 """
 
 from collections.abc import Callable
@@ -16,8 +15,11 @@ Round = Callable[[np.ndarray], Any]
 
 
 class Rival(NamedTuple):
-    """name; make(format name); enter: what turns the input into the library's array, outside the
-    clock.
+    """A library that takes part.
+
+    make    from the name of a format, the function that rounds to it
+    enter   turns the input into the library's array; its time is not measured
+    note    what explains its differences from ours
     """
 
     name: str
@@ -48,7 +50,7 @@ IEEE_LIKE = {"bf16": (8, 7), "fp16": (5, 10), "e5m2": (5, 2)}  # exponent and fr
 
 
 def ml_dtypes_there_and_back(name: str) -> Round | None:
-    """x.astype(format).astype(float32); binary16 is NumPy's own."""
+    """Return x.astype(format).astype(float32); binary16 is NumPy's type."""
     import ml_dtypes
 
     if name != "fp16" and name not in ML_DTYPES:
@@ -58,7 +60,7 @@ def ml_dtypes_there_and_back(name: str) -> Round | None:
 
 
 def gfloat_round(name: str) -> Round | None:
-    """gfloat.round_ndarray; saturating where the format has neither infinity nor NaN."""
+    """Return gfloat.round_ndarray, saturating where the format has neither infinity nor NaN."""
     import gfloat
     import gfloat.formats
 
@@ -70,17 +72,18 @@ def gfloat_round(name: str) -> Round | None:
 
 
 def pychop_chop(name: str) -> Round | None:
-    """pychop.Chop, which knows formats with IEEE 754's exponents only."""
+    """Return pychop.Chop, which only knows formats with the exponents of IEEE 754."""
     from pychop import Chop
 
     if name not in IEEE_LIKE:
         return None
     exponent, fraction = IEEE_LIKE[name]
-    return Chop(exp_bits=exponent, sig_bits=fraction)  # type: ignore[no-any-return]
+    chop: Round = Chop(exp_bits=exponent, sig_bits=fraction)
+    return chop
 
 
 def torch_there_and_back(name: str) -> Round | None:
-    """x.to(format).to(float32) of PyTorch on the CPU."""
+    """Return x.to(format).to(float32) of PyTorch on the CPU."""
     import torch
 
     if name not in TORCH:
@@ -90,9 +93,7 @@ def torch_there_and_back(name: str) -> Round | None:
 
 
 def qtorch_quantize(name: str) -> Round | None:
-    """qtorch.quant.float_quantize to nearest, which knows formats with IEEE 754's exponents
-    only.
-    """
+    """Return qtorch.quant.float_quantize to nearest, for formats with the exponents of IEEE 754."""
     quantize = _float_quantize()
     if quantize is None:
         raise ImportError("qtorch cannot be imported")
@@ -104,9 +105,10 @@ def qtorch_quantize(name: str) -> Round | None:
 
 @cache
 def _float_quantize() -> Any:
-    """QPyTorch's function, or None.
+    """Return QPyTorch's function, or None if it cannot be imported.
 
-    Importing compiles it, which takes half a minute and fails in many ways: once is enough.
+    Importing compiles it, which takes half a minute and fails in many ways, so it is tried only
+    once.
     """
     try:
         from qtorch.quant import float_quantize
@@ -116,34 +118,34 @@ def _float_quantize() -> Any:
 
 
 def reduce_precision(name: str) -> Round | None:
-    """jax.lax.reduce_precision under jit, where its parameters name the format."""
+    """Return jax.lax.reduce_precision under jit, where its parameters name the format."""
     import jax
 
     if name not in ("bf16", "fp16"):
         return None
     exponent, fraction = IEEE_LIKE[name]
-    return jax.jit(lambda x: jax.lax.reduce_precision(x, exponent, fraction))  # type: ignore[no-any-return]
+    return jax.jit(lambda x: jax.lax.reduce_precision(x, exponent, fraction))
 
 
 def ours_on_xla(name: str) -> Round:
-    """emu.backends.xla.rounding.round_array under jit."""
+    """Return emu.backends.xla.rounding.round_array under jit."""
     import jax
 
     from roundscope.emu.backends.xla import rounding as xla
     from roundscope.emu.rounding.modes import rounding, without_saturation
 
-    return jax.jit(lambda x: xla.round_array(x, without_saturation(rounding(name))))  # type: ignore[no-any-return]
+    return jax.jit(lambda x: xla.round_array(x, without_saturation(rounding(name))))
 
 
 def on_cpu(x: np.ndarray) -> Any:
-    """x as a JAX array of this machine's processor."""
+    """Return x as a JAX array of this machine's processor."""
     import jax
 
     return jax.device_put(x, jax.devices("cpu")[0])
 
 
 def on_torch(x: np.ndarray) -> Any:
-    """x as a PyTorch tensor that shares its memory."""
+    """Return x as a PyTorch tensor that shares its memory."""
     import torch
 
     return torch.from_numpy(x)

@@ -1,5 +1,6 @@
-"""`roundscope bench step`: the training step with emulated attention beside the same step with
-plain JAX attention, and its bits.
+"""`roundscope bench step`: the training step with emulated attention beside plain JAX attention.
+
+It also checks that two equal runs have the same bits.
 """
 
 import statistics
@@ -8,20 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-STEPS, LOOKS, LONG = 20, 3, 1024
+STEPS = 20  # the number of steps of a run
+LOOKS = 3  # how often monitors are timed
+LONG = 1024  # the context from which attention takes most of a step
 
 LEGEND = """
 step: mean of 20 steps, the second time.  watched: with the monitors of every 10 steps, the log's
 writing left out.  times JAX: over the step with jax.nn.dot_product_attention, not watched.
 compiling: the first step.  native sums are added in the device's order, ascending ones key by
 key, those of fused kernels as the tensor core does.  same bits: two runs of 20 steps from the
-same weights end in equal states, every bit of weights and optimiser.
+same weights end in equal states, every bit of weights and optimizer.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One way to train a model of one size; all times in seconds."""
+    """One way to train a model of one size; all times are in seconds."""
 
     size: str
     what: str
@@ -34,7 +37,7 @@ class Row:
 
 
 def bench_step(progress: Callable[[str], None]) -> list[Row]:
-    """Every row, plain JAX first for each size."""
+    """Return every row; plain JAX comes first for each size."""
     import jax
 
     return [
@@ -59,7 +62,7 @@ def run(as_json: bool) -> None:
 
 
 def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
-    """(config, arms)."""
+    """Return pairs of a model's config and a number of arms."""
     from roundscope.experiments.train.config import Config
 
     small = Config(data="repeat")
@@ -71,8 +74,10 @@ def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
 
 
 def _is_one_hopper() -> bool:
-    """Whether the fused kernels' tensor cores are there, and other rows do not spread over more
-    GPUs than they.
+    """Return whether JAX has one GPU, a Hopper.
+
+    Fused kernels need its tensor cores; with more GPUs the other rows would use more of them than
+    fused kernels do.
     """
     import jax
 
@@ -81,10 +86,8 @@ def _is_one_hopper() -> bool:
 
 def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
     c, rows = config, list[Row]()
-    size = (
-        f"{c.layers} layers, width {c.width}, context {c.context}, batch {c.batch}, {arms}"
-        f" arm{'s' if arms > 1 else ''}"
-    )
+    model = f"{c.layers} layers, width {c.width}, context {c.context}, batch {c.batch}"
+    size = f"{model}, {arms} arm{'s' if arms > 1 else ''}"
     for what, changes in _contenders(arms, c.context):
         progress(f"{what}, {size}")
         compiling, step, watching, same = _measured(replace(config, **changes), arms)
@@ -105,21 +108,24 @@ def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
 
 
 def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, str]]]:
-    """Fused kernels where attention is long enough to matter."""
-    plain, own = ("jax.nn", {"plan": "jax"}), {"sums": "preset"}
+    """Return the ways to train, with fused kernels where attention is long enough to matter."""
+    plain, ordered = ("jax.nn", {"plan": "jax"}), {"sums": "preset"}
     if context >= LONG:
         fused = [
-            (f"{p}, fused", {"plan": p, "engine": "pallas"} | own)
+            (f"{p}, fused", {"plan": p, "engine": "pallas"} | ordered)
             for p in ("fa2-bf16@hopper", "qiu-yao@hopper")
         ]
         return [plain, ("jax.nn, BF16 by cuDNN", {"plan": "jax", "engine": "cudnn"}), *fused]
     native = [plain, *((f"{p}, native sums", {"plan": p}) for p in ("fp32", "fa2-bf16", "qiu-yao"))]
-    return native if arms > 1 else [*native, ("qiu-yao, ascending sums", {"plan": "qiu-yao"} | own)]
+    if arms > 1:
+        return native
+    return [*native, ("qiu-yao, ascending sums", {"plan": "qiu-yao"} | ordered)]
 
 
 def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
-    """Seconds of compiling, of a step and of watching per step; whether a second run has the bits
-    of the first.
+    """Return seconds of compiling, of a step, of monitoring per step; and whether two runs agree.
+
+    Two runs agree if every bit of their final states does.
     """
     import jax
     import numpy as np
@@ -161,7 +167,10 @@ def _timed(group: Any, batch: Callable[[int], Any], first: int, last: int) -> fl
 
 
 def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
-    """Seconds per step of monitors at the config's intervals, compiled before."""
+    """Return the seconds per step that monitors take at the config's intervals.
+
+    Compiling them is left out.
+    """
     from roundscope.experiments.train.gpt import monitor
 
     tables, plans = group.plans(STEPS)
@@ -178,7 +187,7 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
             monitor.sites(config, seen, plans, turn, group.fused(STEPS))
             sites.append(time.perf_counter() - began)
     rest = statistics.median(sites[1:]) / monitor.SITES_EVERY if sites else 0.0
-    return (statistics.median(looks[1:]) + rest) / config.monitor_every
+    return (statistics.median(looks[1:]) + rest) / int(config.monitor_every)
 
 
 def _print(rows: list[Row]) -> None:

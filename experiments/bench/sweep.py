@@ -1,5 +1,6 @@
-"""`roundscope bench sweep`: cells per second of a sweep over formats and seeds, against compiling
-every condition anew.
+"""`roundscope bench sweep`: cells per second of a sweep over formats and seeds.
+
+The rival compiles a program for every condition.
 """
 
 import tempfile
@@ -23,8 +24,10 @@ PRESETS = ("qiu-yao", "all:bf16", "fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One way to run cells: how many, seconds to start and to run them; ratios of cells per
-    second.
+    """One way to run cells: how many cells, seconds to start and to run them, and ratios of speeds.
+
+    against_rival   cells per second over those of one compilation per cell
+    against_two     cells per second over those of numpy on two cores
     """
 
     what: str
@@ -36,12 +39,12 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Cells per second, once it runs."""
+        """Cells per second after the start."""
         return self.cells / self.seconds
 
 
 def bench_sweep(progress: Callable[[str], None]) -> list[Row]:
-    """The rival first, then numpy on 1, 2 and all cores, then xla on JAX's device."""
+    """Return the rows: the rival first, then numpy on 1, 2 and all cores, then xla."""
     from roundscope.experiments.sweep.running.executors import cores
 
     progress("one compilation per cell")
@@ -73,7 +76,7 @@ def _cells(count: int, engine: str, first_seed: int = 0) -> list[Cell]:
 
 
 def _compiling(count: int = 3) -> Row:
-    """Each plan a constant of its own executable."""
+    """Run cells each of whose plans is a constant of an executable compiled for it."""
     from roundscope.attention import Record, Site, examine
     from roundscope.experiments.sweep.conditions.inputs import draw
 
@@ -91,7 +94,7 @@ def _compiling(count: int = 3) -> Row:
             engine="xla",
             record=Record(ones=(Site.P, Site.ALPHA)),
         )
-        if n == 0:  # JAX's own start
+        if n == 0:  # the first cell includes the start of JAX and is not counted
             start, began = time.perf_counter() - began, time.perf_counter()
     return Row(
         what="one compilation per cell",
@@ -102,7 +105,7 @@ def _compiling(count: int = 3) -> Row:
 
 
 def _pool(jobs: int) -> Row:
-    """A sweep as the command runs it, into a file."""
+    """Run a sweep as the command runs it, into a file."""
     from roundscope.experiments.sweep.running.run import run
     from roundscope.experiments.sweep.storage.store import writing
 
@@ -128,7 +131,7 @@ def _pool(jobs: int) -> Row:
 
 
 def _in_batches() -> Row:
-    """Batches of one executable, in this process; the first one compiles."""
+    """Run cells in batches of one executable, in this process; the first batch compiles it."""
     from roundscope.experiments.results.machine import device
     from roundscope.experiments.sweep.measuring.measure import batch_size, measure
 

@@ -1,6 +1,6 @@
-"""Attention kernels that people run, and how their arithmetic is recognised.
+"""Attention kernels that people use, and how their arithmetic is recognized.
 
-Here: adapters that call a kernel, files of its inputs and outputs, the search for the plan that
-gives the same bits. Not here: the plans themselves (attention.plans.presets) and the tables of
-studies.
+Here are adapters that call a kernel, files of a kernel's inputs and outputs, and the search for the
+plan that gives the same bits. The plans themselves are in attention.plans.presets, the tables of
+studies in experiments/studies.
 """

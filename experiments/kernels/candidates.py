@@ -1,6 +1,4 @@
-"""The plans among which `identify` looks: whole structures first, then changes of one event or
-choice.
-"""
+"""The plans that `identify` tries: whole structures first, then changes of one event or choice."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -62,11 +60,11 @@ BACKWARD = tuple(s for s in Site if s.stage == "backward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan on its tiles.
+    """A plan and its tiles.
 
     block_k  keys of a tile
-    block_q  queries of a tile, in whose order the gradients of K and V add up
-    change   the words of what was changed last; empty for a structure
+    block_q  queries of a tile, in whose order the gradients of K and V are added up
+    change   the words of the last change; empty for a structure
     """
 
     plan: Plan
@@ -76,7 +74,7 @@ class Candidate:
 
 
 def structures(width: int, keys: int) -> Iterator[Candidate]:
-    """Every twin and preset on its own tiles; unfused ones on a whole row."""
+    """Yield every twin and preset on its own tiles; those that are not fused get a whole row."""
     for twin in TWINS.values():
         block_q, block_k = twin.tiles(width)
         yield Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
@@ -89,7 +87,7 @@ RESULTS = {"out": Site.OUT, "dq": Site.DQ_OUT, "dk": Site.DK_OUT, "dv": Site.DV_
 
 
 def narrowest(*arrays: np.ndarray) -> Rounding:
-    """The narrowest of BF16, FP16 and FP32 that has every number of some arrays."""
+    """Return the narrowest of BF16, FP16 and FP32 that has every number of some arrays."""
     for name in ("bfloat16", "float16"):
         kind = np.dtype(getattr(ml_dtypes, name, name))
         with np.errstate(over="ignore"):
@@ -101,8 +99,10 @@ def narrowest(*arrays: np.ndarray) -> Rounding:
 
 
 def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
-    """The candidate whose results leave in the formats of these, by name; unfused, P V too where
-    that is wider.
+    """Return the candidate with its results rounded to the formats of these arrays, given by name.
+
+    In a plan that is not fused, P V is rounded to the format of the output if its own lacks numbers
+    of that.
     """
     events: dict[Site, Rounding] = {RESULTS[name]: narrowest(x) for name, x in results.items()}
     if (
@@ -115,7 +115,7 @@ def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
 
 
 def in_half(best: Candidate) -> Candidate:
-    """The candidate with FP16 in the place of BF16 everywhere, on tensor cores of FP16."""
+    """Return the candidate with FP16 in place of BF16 everywhere, on tensor cores of FP16."""
     plan = best.plan.rounded({site: FP16 for site in Site if best.plan[site] == BF16})
     for site in FACTORS:
         if (kept := plan.accumulator(site)).alignment is not None:
@@ -124,7 +124,7 @@ def in_half(best: Candidate) -> Candidate:
 
 
 def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
-    """The same plan on other tiles of keys, and from the other end."""
+    """Yield the same plan on other tiles of keys, in each order of the keys that it can have."""
     if best.plan.normalise_first:
         return
     orders = (KeyOrder.ASCENDING, KeyOrder.DESCENDING) if best.plan.split_tiles else tuple(KeyOrder)
@@ -138,7 +138,7 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
 
 
 def forward_changes(best: Candidate) -> Iterator[Candidate]:
-    """Changes of one event, sum or choice of the forward."""
+    """Yield the candidate with each change of one event, sum or choice of the forward."""
     plan = best.plan
     for name, accumulator in SUMS.items():
         for site in (Site.S, Site.PV):
@@ -159,7 +159,7 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
 
 
 def backward_changes(best: Candidate) -> Iterator[Candidate]:
-    """Changes of one event, sum or choice of the backward."""
+    """Yield the candidate with each change of one event, sum or choice of the backward."""
     plan = best.plan
     for name, accumulator in SUMS.items():
         for site in (Site.S_B, Site.DP, Site.DQ, Site.DK, Site.DV):
@@ -191,8 +191,9 @@ def _rounded(plan: Plan, site: Site, r: Rounding) -> Plan:
 
 
 def _readable(plan: Plan) -> Plan:
-    """The plan with products whose factors no tensor core of theirs can read on one of TF32, where
-    that can.
+    """Return the plan with tensor cores that can read the factors of their products.
+
+    A product whose factors its tensor core cannot read gets a tensor core of TF32 instead.
     """
     for site, factors in FACTORS.items():
         kept = plan.accumulator(site).alignment

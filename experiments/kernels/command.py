@@ -1,5 +1,7 @@
-"""`roundscope identify`: a kernel, or numbers that one returned, in; the arithmetic that gave them,
-and identify.json, out.
+"""`roundscope identify`: find the arithmetic of a kernel from its inputs and outputs.
+
+The kernel is called, or its numbers are read from a file; the answer is printed and written to
+identify.json.
 """
 
 import json as json_text
@@ -26,14 +28,14 @@ SELDOM = 15.0  # seconds between two lines where there is no terminal
 
 
 def run(source: str, options: Options, *, budget: float, out: Path | None, as_json: bool) -> None:
-    """Identify a kernel or a file.
+    """Identify the arithmetic of a kernel, or of the outputs in a file.
 
     Args:
         source: the name of a kernel, module:function, or a file.
         options: what was said of the call.
         budget: seconds for the search of either direction.
         out: the folder of identify.json; None for identify-NAME.
-        as_json: whether to print it.
+        as_json: whether to print the JSON rather than text.
 
     Raises:
         UsageError: bad usage.
@@ -67,8 +69,9 @@ def _word(call: Call) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Told]:
-    """A line on a terminal's stderr that says what runs, gone when done; elsewhere a line now and
-    then.
+    """Yield a function that shows what runs: a line on the terminal that is gone when all is done.
+
+    Where stderr is no terminal, a line is printed from time to time.
     """
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -89,6 +92,6 @@ def _progress() -> Iterator[Told]:
 
 
 def _now_and_then() -> Told:
-    """Return a function that says what runs on stderr, at most every `SELDOM` seconds."""
+    """Return a function that says on stderr what runs, at most every `SELDOM` seconds."""
     tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
     return lambda text: tell(lambda: f"identify: {text}")

@@ -1,19 +1,17 @@
-"""How near two outputs are: the share of equal bits, and the distance of the others in units of the
-last place.
-"""
+"""How close two outputs are: the share of equal bits, and the distance of the rest in ulps."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-FAR = 64.0  # ulps; what is farther counts as this far
+FAR = 64.0  # ulps; a larger distance counts as this one
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Nearness:
-    """How near an output is to another: nearer is greater.
+    """How close an output is to another; the greater, the closer.
 
-    equal      the share of numbers with the same bits (zeros of either sign are the same)
+    equal      the share of numbers with the same bits (zeros of either sign count as the same)
     distance   minus the mean distance of the others in ulps, each at most FAR
     """
 
@@ -25,7 +23,7 @@ class Nearness:
 
 
 def nearness(got: np.ndarray, want: np.ndarray) -> Nearness:
-    """How near `got` is to `want`, arrays of one shape; `want` says what an ulp is."""
+    """Return how close `got` is to `want`, arrays of one shape; the ulps are those of `want`."""
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     equal = float(same.mean())
     if equal == 1.0:
@@ -38,23 +36,25 @@ def nearness(got: np.ndarray, want: np.ndarray) -> Nearness:
 
 
 def ulps(x: np.ndarray, least: float = 0.0) -> np.ndarray:
-    """Return the units of the last place of x in BF16, in which kernels return their results; of
-    numbers below `least`, that of `least`.
+    """Return the ulps of x in BF16, the format in which kernels return their results.
+
+    Numbers below `least` have the ulp of `least`.
     """
     size = np.abs(np.where(np.isfinite(x), x, 0.0)).astype(np.float64)
     return np.exp2(np.floor(np.log2(np.maximum(size, max(least, 2.0**-126))))) * 2.0**-7
 
 
 def relative_rms(x: np.ndarray, exact: np.ndarray) -> float:
-    """The root mean square of x - exact over that of exact."""
+    """Return the root mean square of x - exact over that of exact."""
     size = float(np.sqrt(np.mean(np.square(exact, dtype=np.float64))))
     difference = np.sqrt(np.mean(np.square(x.astype(np.float64) - exact)))
     return float(difference / size) if size else float(difference)
 
 
 def where_rows_differ(got: np.ndarray, want: np.ndarray, tile: int) -> list[tuple[int, float]]:
-    """(first row, share of equal numbers) of each tile of rows that is not equal throughout; arrays
-    (B, T, N, H).
+    """Return (first row, share of equal numbers) of each tile of rows that is not wholly equal.
+
+    The arrays are (B, T, N, H); `tile` is the number of rows of a tile.
     """
     same = (got == want).mean(axis=(0, 2, 3))
     parts = [(lo, float(same[lo : lo + tile].mean())) for lo in range(0, same.size, tile)]

@@ -1,4 +1,4 @@
-"""One candidate's numbers, with no trace."""
+"""The outputs of one candidate plan, computed without a trace."""
 
 from typing import Any
 
@@ -16,7 +16,10 @@ def emulated(
     do: np.ndarray | None = None,
     **options: Any,
 ) -> Any:
-    """What `examine` returns of a candidate. Raises ValueError for a plan that cannot run."""
+    """Return what `examine` returns for a candidate.
+
+    Raises ValueError for a plan that cannot run.
+    """
     return examine(
         q,
         k,

@@ -1,6 +1,4 @@
-"""Which arithmetic gave these numbers: the search, what its result means, and how far that
-holds.
-"""
+"""Which arithmetic gave these numbers: the search, its verdict, and how far the verdict holds."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -26,17 +24,15 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.kernels.search import Found, Told
 from roundscope.experiments.report.wording import listed
 
-SAME = 0.9999  # of the bits: these are the numbers
-NEAR = 0.99  # some event is missing
-FAR = 3.0  # times the plan's own error, beyond which rounding is no explanation
-BUDGET = 45.0  # seconds of the search of either direction
-ROWS = 64  # of the tiles of rows that are told
+SAME = 0.9999  # the share of equal bits from which the plan is taken to be the kernel's
+NEAR = 0.99  # the share from which only some event of the plan is wrong
+FAR = 3.0  # the ratio of errors beyond which rounding is no explanation
+BUDGET = 45.0  # seconds for the search of either direction
+ROWS = 64  # rows of the tiles whose differences are reported
 
 
 class Kind(StrEnum):
-    """The verdict of a search: how near the nearest plan came, and whether rounding can explain the
-    rest.
-    """
+    """The kind of a verdict: how near the nearest plan is, and if rounding can explain the rest."""
 
     SAME = "same"
     NEAR = "near"
@@ -46,11 +42,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One result beside that of the nearest plan.
+    """The comparison of one result with that of the nearest plan.
 
-    near     how near
+    near     how near they are
     one      the share, among the numbers that differ, of those that are at most one ulp apart
-    rows     (first row, share of equal numbers) of each tile of rows that is not equal throughout
+    rows     (first row, share of equal numbers) of each tile of rows that is not wholly equal
     """
 
     near: Nearness
@@ -60,12 +56,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Relative root mean squares: of the kernel and of the nearest plan from the exact result, and
-    of the one from the other.
+    """Relative root mean squares of differences between the kernel, the nearest plan and exactness.
 
-    cast     of the exact result cast to BF16: no plan is taken to be nearer to the exact result
-             than this
-    strange  numbers of the kernel that are not finite where the plan's are
+    kernel   the kernel's error, from the exact result
+    plan     the nearest plan's error, from the exact result
+    between  the kernel from the plan
+    cast     the exact result cast to BF16, from the exact result: no plan's error is taken to be
+             smaller than this
+    strange  how many numbers of the kernel are not finite where the plan's are
     """
 
     kernel: float
@@ -76,9 +74,7 @@ class Errors:
 
     @property
     def ratio(self) -> float:
-        """How many times farther the kernel is from the plan than the plan is from the exact
-        result.
-        """
+        """The distance of the kernel from the plan over that of the plan from the exact result."""
         return self.between / max(self.plan, self.cast, 1e-300)
 
 
@@ -86,15 +82,18 @@ class Errors:
 class Identified:
     """The answer.
 
-    kind       the verdict's
-    verdict    a sentence
+    kind       the kind of verdict
+    verdict    the verdict as a sentence
     base       the named twin or preset that is nearest to the plan
-    words      the changes that make the plan of it
-    best       the plan on its tiles
-    forward    how it was found
-    backward   how its gradients were, None if they were not looked for
+    words      the changes that turn the base into the plan
+    best       the plan with its tiles
+    forward    the search of the forward
+    backward   the search of the gradients, None if they were not searched for
     ties       other structures that give every bit too
-    parts      out, dq, dk and dv beside it
+    parts      the comparisons of out, dq, dk and dv
+    errors     the errors of out
+    seconds    how long it all took
+    notes      what the reader must know of the search
     """
 
     kind: Kind
@@ -117,11 +116,14 @@ class Identified:
 
 
 def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) -> Identified:
-    """The plan that is nearest to the outputs of one key head.
+    """Find the plan that is nearest to the outputs of one key head.
 
-    Args: x: the inputs, of one key head and the query heads that share it. outputs: what the kernel
-        returned. tell: told what runs. budget: seconds for the search of either direction; the
-        backward's begins only where the forward is known.
+    Args:
+        x: the inputs, of one key head and the query heads that share it.
+        outputs: what the kernel returned.
+        tell: called with words that say what runs.
+        budget: seconds for the search of either direction; that of the backward begins only if the
+            forward was found.
     """
     start = time.perf_counter()
     found = search.forward(x, outputs.out, tell, budget)
@@ -159,11 +161,11 @@ def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) ->
     )
     tried = found.tried + (back.tried if back else 0)
     ties = [_nearest_name(c.plan) for c in (back or found).ties] if kind is Kind.SAME else []
-    told = [named(*each) for each in ties]
+    tied = [named(*each) for each in ties]
     verdict = _verdict(
         kind,
         named(base, words if is_whole else of_forward),
-        told,
+        tied,
         parts,
         errors,
         tried,
@@ -177,7 +179,7 @@ def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) ->
         best=best,
         forward=found,
         backward=back,
-        ties=told,
+        ties=tied,
         parts=parts,
         errors=errors,
         seconds=time.perf_counter() - start,
@@ -186,7 +188,7 @@ def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) ->
 
 
 def named(base: str, words: list[str]) -> str:
-    """A plan by its base and changes."""
+    """Return a plan in words: its base and the changes of it."""
     return f"{base} with {' '.join(words)}" if words else base
 
 
@@ -205,14 +207,12 @@ def _verdict(
 ) -> str:
     equal = f"{parts['out'].near.equal:.6f} of out's bits"
     if kind is Kind.SAME:
-        said = f"These are the numbers of {plan}: {equal} are equal."
+        sentence = f"These are the numbers of {plan}: {equal} are equal."
         if ties:
-            said += (
-                f" {listed(ties)} {'give' if len(ties) > 1 else 'gives'} them too: these tensors do"
-                " not tell them apart."
-            )
+            give = "give" if len(ties) > 1 else "gives"
+            sentence += f" {listed(ties)} {give} them too: these tensors do not tell them apart."
     elif kind is Kind.NEAR:
-        said = f"Near {plan}: some event is missing. {equal} are equal."
+        sentence = f"Near {plan}: some event is missing. {equal} are equal."
     elif kind is Kind.NOT_FOUND:
         return f"Not found among {tried} plans: the nearest, {plan}, gives {equal}."
     elif errors.strange:
@@ -228,11 +228,9 @@ def _verdict(
     gradients = {n: p.near.equal for n, p in parts.items() if n != "out"}
     if is_known and gradients and min(gradients.values()) < SAME:
         shares = ", ".join(f"{share:.4f} of {n}" for n, share in gradients.items())
-        said += (
-            f" Its gradients are {'near' if min(gradients.values()) >= NEAR else 'not found'}:"
-            f" {shares} are equal."
-        )
-    return said
+        word = "near" if min(gradients.values()) >= NEAR else "not found"
+        sentence += f" Its gradients are {word}: {shares} are equal."
+    return sentence
 
 
 def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
@@ -255,7 +253,7 @@ def _part(got: np.ndarray, want: np.ndarray) -> Part:
 
 
 def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
-    """Of the numbers that are finite in the kernel's output."""
+    """Return the errors over the numbers that are finite in all of the outputs."""
     golden = Candidate(plan=Plan.preset("exact"), block_k=x.k.shape[1])
     exact = _results(x, golden, with_do=False).out
     strange = np.isfinite(got) & ~np.isfinite(out)
@@ -281,10 +279,10 @@ def _bf16(x: np.ndarray) -> np.ndarray:
 
 
 def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
-    """(the twin or preset with the fewest changes, those changes)."""
+    """Return the twin or preset from which the plan has the fewest changes, and those changes."""
     bases = {name: twin.plan for name, twin in TWINS.items()} | {
         name: Plan.preset(name) for name in PRESETS
     }
-    told = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
-    name = min(told, key=lambda n: len(told[n]))
-    return name, told[name]
+    words = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
+    name = min(words, key=lambda n: len(words[n]))
+    return name, words[name]

@@ -15,9 +15,9 @@ class Inputs:
     """The arguments of one call of attention.
 
     q, k, v, do   float32 arrays of BF16 numbers, (B, T, N, H); `do` is the gradient of the output
-    scale         what the scores are multiplied with
+    scale         the factor of the scores
     is_causal     whether a query sees only the keys up to its own position
-    window, softcap, sinks   as `roundscope.attend` has them; None, and most kernels know no other
+    window, softcap, sinks   as in `roundscope.attend`; None for none, and most kernels support none
     """
 
     q: np.ndarray
@@ -32,7 +32,7 @@ class Inputs:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of `roundscope.attend` beside the tensors."""
+        """The arguments of `roundscope.attend` other than the tensors."""
         return {
             name: getattr(self, name)
             for name in ("scale", "is_causal", "window", "softcap", "sinks")
@@ -41,7 +41,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What a kernel returned, float32 arrays, None where it returned nothing.
+    """The results of a kernel: float32 arrays, None where it returned nothing.
 
     out, dq, dk, dv   (B, T, N, H), as the kernel rounded them
     lse               (B, N, T), the natural logarithm of the row sums
@@ -54,25 +54,26 @@ class Outputs:
     dv: np.ndarray | None = None
 
     def named(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The arrays that are there, by name."""
+        """Yield the arrays that are present, with their names."""
         for name in NAMES:
             if (array := getattr(self, name)) is not None:
                 yield name, array
 
     def heads(self, heads: slice) -> "Outputs":
-        """The outputs of some heads of the first batch entry."""
+        """Return the outputs of some heads of the first batch entry."""
         parts = {n: x[:1, heads] if n == "lse" else x[:1, :, heads] for n, x in self.named()}
         return Outputs(**parts)
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """Write arrays to a safetensors file: those of BF16 numbers as BF16, those of FP16 numbers as
-    FP16, others as FP32.
+    """Write arrays to a safetensors file.
+
+    Arrays of BF16 numbers are stored as BF16, those of FP16 numbers as FP16, others as FP32.
 
     Args:
         path: the file.
         arrays: float32 arrays by name.
-        about: what the file's metadata say.
+        about: the file's metadata.
     """
     import ml_dtypes
     from safetensors.numpy import save_file

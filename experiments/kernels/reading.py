@@ -1,5 +1,6 @@
-"""What is identified: a kernel that is called here on the shipped tensors, or a file of what one
-was given and returned.
+"""What `identify` works on: a kernel, called here on the shipped tensors, or a file.
+
+The file has the inputs that a kernel was given and the outputs that it returned.
 """
 
 import re
@@ -16,16 +17,16 @@ from roundscope.experiments.tensors.files import TensorFile, open_tensors
 from roundscope.experiments.tensors.layers import BARE, Layer, read_layers, sample_path
 
 GRADIENTS = ("dq", "dk", "dv")
-SAMPLE = "layer4"  # of the shipped tensors
+SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are called
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a kernel, of one key head and the query heads that share it.
+    """One call of a kernel, for one key head and the query heads that share it.
 
-    name    of what was called, or of the file
-    about   what it was called on, in words
+    name    the name of the kernel, or of the file
+    about   the inputs of the call in words
     """
 
     name: str
@@ -36,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says of the call; None is what the file says, or usual."""
+    """What the command line says of the call; None: as the file says, or the default."""
 
     is_causal: bool | None = None
     scale: float | None = None
@@ -48,7 +49,7 @@ class Options:
 
 
 def read(source: str, options: Options) -> Call:
-    """The call that a kernel's name or a file stands for.
+    """Return the call that a kernel's name or a file stands for.
 
     Raises:
         UsageError: one line that names the argument, its value and the repair.
@@ -56,26 +57,19 @@ def read(source: str, options: Options) -> Call:
     if options.scale is not None and not (np.isfinite(options.scale) and options.scale):
         raise bad("--scale", options.scale, "give a finite number other than 0, such as 0.125")
     if options.window is not None and options.window < 1:
-        raise bad(
-            "--window",
-            options.window,
-            "give how many keys a query sees, 1 or more; leave it out for all",
-        )
+        repair = "give how many keys a query sees, 1 or more; leave it out for all"
+        raise bad("--window", options.window, repair)
     if options.softcap is not None and not (np.isfinite(options.softcap) and options.softcap > 0):
-        raise bad(
-            "--softcap",
-            options.softcap,
-            "give a finite number above 0, such as 50; leave it out for none",
-        )
+        repair = "give a finite number above 0, such as 50; leave it out for none"
+        raise bad("--softcap", options.softcap, repair)
     path = Path(source)
     if path.is_file():
         return _of_file(path, options)
     if source in ADAPTERS or plain_name(source) in OF_FILES or re.fullmatch(r"[\w.]+:\w+", source):
         return _of_kernel(source, options)
     if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
-        raise bad(
-            "FILE", source, "no such file; give a safetensors or npz file, or the name of a kernel"
-        )
+        repair = "no such file; give a safetensors or npz file, or the name of a kernel"
+        raise bad("FILE", source, repair)
     raise UsageError(
         unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file")
     )
@@ -125,11 +119,8 @@ def _of_file(path: Path, options: Options) -> Call:
             for n in ("out", *GRADIENTS)
             if prefix + n in file.names
         }
-        sinks = (
-            np.asarray(file[prefix + "sinks"], np.float32)
-            if prefix + "sinks" in file.names
-            else None
-        )
+        has_sinks = prefix + "sinks" in file.names
+        sinks = np.asarray(file[prefix + "sinks"], np.float32) if has_sinks else None
         names = ", ".join(sorted(file.names)[:12])
     if "out" not in given:
         raise bad(
@@ -180,14 +171,11 @@ def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
 
 
 def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
-    scale = next(
-        (s for s in (options.scale, layer.scale) if s is not None), layer.q.shape[-1] ** -0.5
-    )
-    do = (
-        layer.do
-        if layer.do is not None
-        else np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
-    )
+    usual = layer.q.shape[-1] ** -0.5
+    scale = next((s for s in (options.scale, layer.scale) if s is not None), usual)
+    do = layer.do
+    if do is None:
+        do = np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
     return Inputs(
         q=layer.q,
         k=layer.k,
@@ -205,10 +193,11 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
     if not 0 <= head < heads:
         raise bad("--head", head, f"there are {heads} key heads, numbered from 0 to {heads - 1}")
     group = x.q.shape[2] // heads
-    of = {1: slice(head, head + 1), 0: slice(head * group, (head + 1) * group)}
+    key_head, query_heads = slice(head, head + 1), slice(head * group, (head + 1) * group)
 
-    def cut(n, a):
-        return np.ascontiguousarray(a[:1, :, of[n in ("k", "v", "dk", "dv")]])
+    def cut(n: str, a: np.ndarray) -> np.ndarray:
+        part = key_head if n in ("k", "v", "dk", "dv") else query_heads
+        return np.ascontiguousarray(a[:1, :, part])
 
     inputs = replace(
         x,
@@ -216,7 +205,7 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
         k=cut("k", x.k),
         v=cut("v", x.v),
         do=cut("do", x.do),
-        sinks=None if x.sinks is None else x.sinks[of[False]],
+        sinks=None if x.sinks is None else x.sinks[query_heads],
     )
     kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
     which = (
@@ -228,9 +217,9 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
     mask = "causal" if x.is_causal else "full"
     served = {"window": x.window, "softcap": x.softcap, "sinks": x.sinks}
     mask += "".join(
-        f", {name}{'' if name == 'sinks' else f' {own:g}'}"
-        for name, own in served.items()
-        if own is not None
+        f", {name}{'' if name == 'sinks' else f' {value:g}'}"
+        for name, value in served.items()
+        if value is not None
     )
     return Call(
         name=name,

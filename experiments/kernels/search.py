@@ -1,8 +1,8 @@
-"""Which plan gives a kernel's outputs: structures, then tiles, then one change at a time for as
-long as one helps.
+"""The search for the plan that gives a kernel's outputs.
 
-The forward is looked for on the last rows, which see all keys; then the backward on all rows, with
-the forward's plan kept.
+It tries structures, then tiles, then one change at a time for as long as one helps. The forward is
+searched for on the last rows, which see all keys; then the backward on all rows, with the forward's
+plan kept.
 """
 
 import time
@@ -21,15 +21,16 @@ from roundscope.experiments.kernels.compare import Nearness, nearness
 from roundscope.experiments.kernels.emulated import emulated
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
-ROWS = 128  # of the forward's search
-FEW_ROWS = 32  # of the search among the changes of every structure
-CONFIRMED = 24  # of its nearest, on ROWS
-FORMS = 3  # structures whose tiles are tried
-CHANGES = 8  # made one after the other, at most
-GAIN = 2e-5  # of equal bits, below which a change explains nothing
-PART = 0.01  # of the numbers that are not equal, which a change explains at least
-ATOMIC = 0.9998  # of equal bits: what is left of a dQ that atomics add may be their order
-QUERY_TILES = (64, 128)  # of a backward
+ROWS = 128  # how many of the last rows the forward is searched for on
+FEW_ROWS = 32  # how many of them the changes of every structure are first tried on
+CONFIRMED = 24  # how many of the nearest changes are then tried on ROWS
+FORMS = 3  # how many structures are tried on other tiles
+CHANGES = 8  # the largest number of changes made one after the other
+GAIN = 2e-5  # the share of equal bits that a change must add to explain anything
+PART = 0.01  # the share of the unequal numbers that a change must explain
+# the share of equal bits of a dQ that atomics add, beyond which the rest may be due to their order
+ATOMIC = 0.9998
+QUERY_TILES = (64, 128)  # queries of a tile that are tried for a backward
 OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
 OF_BACKWARD = (
     "delta_from",
@@ -50,16 +51,16 @@ Told = Callable[[str], None]
 
 @dataclass(slots=True)
 class Found:
-    """The nearest plan of one direction.
+    """The nearest plan of one direction, and how it was found.
 
-    best      the candidate
-    near      how near its output is
-    tried     how many plans were
+    best         the candidate
+    near         how near its output is
+    tried        how many plans were tried
     structures   every structure with its nearness, nearest first
-    changes   what was changed on the way, with the nearness after it
-    others    each further change of the best and the nearness it gives, nearest first
-    stopped   whether the time was up before no change helped
-    ties      structures that give every bit as well, where the best does and is one
+    changes      the changes that were kept, in their order, with the nearness after each
+    others       each further change of the best and the nearness it gives, nearest first
+    stopped      whether time ran out while changes still helped
+    ties         structures that give every bit as well, where the best is a structure that does
     """
 
     best: Candidate
@@ -77,14 +78,14 @@ Ranked = list[tuple[Candidate, Nearness]]
 
 
 def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
-    """Every structure in the formats of these inputs and results."""
+    """Yield every structure in the formats of these inputs and results."""
     is_half = narrowest(x.q, x.k, x.v) == FP16
     for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
         yield candidates.leaving(candidates.in_half(c) if is_half else c, results)
 
 
 def forward(x: Inputs, out: np.ndarray, tell: Told, budget: float | None = None) -> Found:
-    """The plan whose output is nearest to `out` (B, T, N, H).
+    """Find the plan whose output is nearest to `out` (B, T, N, H).
 
     budget   seconds after which no further change is tried; None for as long as it takes
     """
@@ -125,15 +126,15 @@ def _widely(
     tell: Told,
     end: float | None,
 ) -> Found:
-    """Changes of one event of every structure, since the nearest one may be another; then of the
-    best few, again and again.
+    """Try changes of one event of every structure, then of the best few of them, again and again.
+
+    The nearest structure may not be the one that one change makes right.
     """
     judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
     tell("changes of every structure")
     screened: Ranked = []
-    hits: set[str] = (
-        set()
-    )  # changes that give every bit: of the other structures only these are tried, for ties
+    # changes that give every bit: only these are tried on the other structures, for ties
+    hits: set[str] = set()
     for form in (nearest.best, *forms):
         screened += _ranked(
             quick,
@@ -148,14 +149,14 @@ def _widely(
     for c, n in ranked:
         name = c.plan.name.rstrip("*")
         if name not in starts and _helps(n, nearest.near):
-            own = nearest.changes if name == nearest.best.plan.name else []
+            before = nearest.changes if name == nearest.best.plan.name else []
             starts[name] = replace(
-                nearest, best=c, near=n, changes=[*own, (f"{name}: {c.change}", n)]
+                nearest, best=c, near=n, changes=[*before, (f"{name}: {c.change}", n)]
             )
     if ranked and ranked[0][1].equal == 1.0:
-        found = next(iter(starts.values()))
-        found.ties = _ties(ranked)
-        return found
+        exact = next(iter(starts.values()))
+        exact.ties = _ties(ranked)
+        return exact
     reached = []
     for start in (*list(starts.values())[:FORMS], nearest):
         reached.append(_improved(start, judge, candidates.forward_changes, tell, end))
@@ -169,8 +170,9 @@ def _widely(
 def backward(
     x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: float | None = None
 ) -> Found:
-    """The plan whose gradients are nearest, by changes of the forward's; and by those of the twins,
-    whose backward may be it.
+    """Find the plan whose gradients are nearest: changes of the forward's plan are tried.
+
+    The backwards of the twins are tried as well.
 
     budget   seconds after which no further plan is tried; None for as long as it takes
     """
@@ -198,8 +200,9 @@ def backward(
 
 
 def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iterator[Candidate]:
-    """The plan with the backwards of the structures, each on its own query tiles; then all, its own
-    too, on others.
+    """Yield the plan with the backwards of all structures, each on its own query tiles.
+
+    Then yield all of them, and the plan with its own backward, on other query tiles.
     """
     begun = []
     for c in structures(x, wanted):
@@ -214,8 +217,9 @@ def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iter
 
 
 def _with_backward(plan: Plan, other: Plan) -> Plan:
-    """The plan with another's backward, and with what the other keeps for it of a row: the
-    logarithm of its sum, its maximum.
+    """Return the plan with another plan's backward.
+
+    It also takes what the other keeps of a row for it: the logarithm of the sum, the maximum.
     """
     sites = (*candidates.BACKWARD, *OF_ROWS)
     changed = plan.rounded({site: other.event(site) for site in sites})
@@ -232,7 +236,7 @@ def _improved(
     tell: Told,
     end: float | None = None,
 ) -> Found:
-    """With the change that helps most made, again and again."""
+    """Make the change that helps most, again and again, until none helps or time is up."""
     for _ in range(CHANGES):
         if found.near.equal == 1.0:
             return found
@@ -268,28 +272,30 @@ def _is_late(end: float | None) -> bool:
 
 def _ranked(
     judge: Judge,
-    made: Iterable[Candidate],
+    proposed: Iterable[Candidate],
     end: float | None = None,
     *,
     is_one_enough: bool = False,
 ) -> Ranked:
-    """Candidates with their nearness, nearest first, plans that cannot run left out; each plan
-    once, and none once the time is up, or, if one is enough, behind one that gives every bit.
+    """Return candidates with their nearness, nearest first.
+
+    Plans that cannot run are left out, and each plan is tried once. Nothing is tried once the time
+    is up, or, if one is enough, after one that gives every bit.
     """
-    seen: dict[tuple[Plan, int, int], tuple[Candidate, Nearness]] = {}
-    for candidate in made:
+    judged: dict[tuple[Plan, int, int], tuple[Candidate, Nearness]] = {}
+    for candidate in proposed:
         if _is_late(end):
             break
         key = (replace(candidate.plan, name=""), candidate.block_q, candidate.block_k)
-        if key not in seen and (near := judge(candidate)) is not None:
-            seen[key] = (candidate, near)
+        if key not in judged and (near := judge(candidate)) is not None:
+            judged[key] = (candidate, near)
             if is_one_enough and near.equal == 1.0:
                 break
-    return sorted(seen.values(), key=lambda pair: pair[1], reverse=True)
+    return sorted(judged.values(), key=lambda pair: pair[1], reverse=True)
 
 
 def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
-    """Of the last rows."""
+    """Return a judge of candidates by their outputs in the last `count` rows."""
     rows = slice(max(0, x.q.shape[1] - count), None)
     whole, want = np.ascontiguousarray(x.q[:1, :, :1]), out[:1, rows, :1]
     last = np.ascontiguousarray(whole[:, rows])
@@ -298,9 +304,8 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1]}
 
     def judge(c: Candidate) -> Nearness | None:
-        of_tiles = (
-            c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut
-        )  # arithmetic of query tiles, and of no mask
+        # plans whose arithmetic depends on query tiles and on causality, which a mask does not tell
+        of_tiles = c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut
         try:
             if x.window or (x.is_causal and of_tiles):
                 got = emulated(c, whole, k, v, **one_head).out[:, rows]
@@ -314,32 +319,27 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
                     **one_head | {"is_causal": False},
                 ).out
         except ValueError:
-            return None  # a plan that cannot run: a tensor core that does not read its factors
+            return None  # the plan cannot run: its tensor core does not read its factors
         return nearness(got, want)
 
     return judge
 
 
 def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
-    """Return a judge of candidates by their gradients, for the first key head and the query heads
-    that share it.
+    """Return a judge of candidates by their gradients.
+
+    It uses the first key head and the query heads that share it.
     """
     group = x.q.shape[2] // x.k.shape[2]
     q, do = (np.ascontiguousarray(a[:1, :, :group]) for a in (x.q, x.do))
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
     heads = {"dq": group, "dk": 1, "dv": 1}
     wanted = {n: a[:1, :, : heads[n]] for n, a in outputs.named() if n in heads}
+    options = x.options | {"sinks": None if x.sinks is None else x.sinks[:group]}
 
     def judge(c: Candidate) -> Nearness | None:
         try:
-            got = emulated(
-                c,
-                q,
-                k,
-                v,
-                do,
-                **x.options | {"sinks": None if x.sinks is None else x.sinks[:group]},
-            )
+            got = emulated(c, q, k, v, do, **options)
         except ValueError:
             return None
         each = [nearness(getattr(got, n), a) for n, a in wanted.items()]

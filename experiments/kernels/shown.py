@@ -1,4 +1,4 @@
-"""What `roundscope identify` prints and writes."""
+"""What `roundscope identify` prints, and the contents of identify.json."""
 
 import hashlib
 from typing import Any
@@ -11,9 +11,9 @@ from roundscope.experiments.trace.data import command_line, versions
 from roundscope.experiments.trace.data import digest as of_array
 
 SCHEMA = "roundscope-identify-1"
-FEW = 5  # further changes that are shown
-STRUCTURES = 8
-TILES = 6
+FEW = 5  # how many further changes are shown
+STRUCTURES = 8  # how many structures are shown
+TILES = 6  # how many tiles of rows are shown
 COLOURS = {
     Kind.SAME: "bold green",
     Kind.NEAR: "bold yellow",
@@ -24,7 +24,7 @@ Steps = list[tuple[str, Nearness]]
 
 
 def digest(source: str, call: Call) -> str:
-    """Of everything that decides an answer, but the version of the program."""
+    """Return a hash of everything that decides an answer, except the version of the program."""
     arrays = [of_array(getattr(call.x, n)) for n in ("q", "k", "v", "do")] + [
         f"{n}{of_array(a)}" for n, a in call.outputs.named()
     ]
@@ -32,7 +32,7 @@ def digest(source: str, call: Call) -> str:
 
 
 def document(call: Call, found: Identified) -> dict[str, Any]:
-    """The whole of identify.json, as data."""
+    """Return the contents of identify.json as data."""
     best = found.best
     return {
         "schema": SCHEMA,
@@ -101,7 +101,7 @@ def _steps(steps: Steps) -> list[dict[str, Any]]:
 
 
 def show(call: Call, found: Identified, screen: Any) -> None:
-    """The verdict on the first line, then what it rests on."""
+    """Print the verdict on the first line, then what it rests on."""
     from rich.text import Text
 
     best, plan = found.best, found.best.plan
@@ -111,15 +111,11 @@ def show(call: Call, found: Identified, screen: Any) -> None:
         if best.block_k >= call.x.k.shape[1]
         else f"tiles of {best.block_k}, {plan.key_order}"
     )
+    queries = f"; queries of the backward: tiles of {best.block_q}, {plan.query_order}"
     lines = [
         f"{call.name}: {call.about}",
         f"nearest plan: {found.base}" + "".join(f"\n  --set {word}" for word in found.words),
-        f"keys: {tiles}"
-        + (
-            f"; queries of the backward: tiles of {best.block_q}, {plan.query_order}"
-            if found.backward
-            else ""
-        ),
+        f"keys: {tiles}" + (queries if found.backward else ""),
         (
             f"errors, relative to the exact result: the kernel {found.errors.kernel:.3g}, the plan"
             f" {found.errors.plan:.3g}; the kernel from the plan {found.errors.between:.3g}"

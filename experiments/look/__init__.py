@@ -1,1 +1,1 @@
-"""Verbs that look at numbers and at this machine: formats, sites, explain, doctor."""
+"""Commands that show numbers and this machine: formats, sites, explain, studies, doctor."""

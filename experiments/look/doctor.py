@@ -1,4 +1,4 @@
-"""The verb `doctor`: versions, devices, the traps of this machine, and a self-check of the rule."""
+"""The command `doctor`: versions, devices, this machine's traps, and a self-check of rounding."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ PACKAGES = ("roundscope", "numpy", "numba", "ml_dtypes", "jax", "jaxlib", "safet
 
 
 def run(as_json: bool = False) -> bool:
-    """Print the report. True if both executors agree with ml_dtypes in every number."""
+    """Print the report. Return whether both executors agree with ml_dtypes in every number."""
     report = examine()
     if as_json:
         print_json(report)
@@ -23,7 +23,7 @@ def run(as_json: bool = False) -> bool:
 
 
 def examine() -> dict[str, Any]:
-    """The whole report as plain data."""
+    """Return the whole report as plain data."""
     print("probing (some seconds: XLA compiles) ...", file=sys.stderr)
     from roundscope.experiments.look import probes, self_check
 
@@ -40,7 +40,7 @@ def examine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that decide bits."""
+    """Return the versions of Python and of the packages that decide bits."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 
 
 def devices() -> list[str]:
-    """The processor and what JAX computes on; the first of JAX's devices is where it computes."""
+    """Return the processor and JAX's devices in words; JAX computes on the first of its devices."""
     import jax
 
     cpu = f"{platform.machine()}, {os.cpu_count()} cores"
@@ -59,12 +59,12 @@ def devices() -> list[str]:
 
 
 def _probe(probe: Any) -> dict[str, Any]:
-    """A probe's findings; one that cannot run here says why, and claims nothing."""
+    """Return what a probe measured; a probe that cannot run here says why, and claims nothing."""
     from roundscope.experiments.report.terminal import plain
 
     try:
-        found: dict[str, Any] = plain(probe())
-        return found
+        finding: dict[str, Any] = plain(probe())
+        return finding
     except Exception as error:  # a probe meets what nobody foresaw: that is a finding, not a crash
         name, seen = probe.__name__.replace("_", " "), f"could not probe: {one_line(error)}"
         return {"name": name, "seen": seen, "present": None, "immune": None, "how": ""}

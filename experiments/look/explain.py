@@ -1,4 +1,4 @@
-"""The verb `explain`: one rounding, drawn or as JSON."""
+"""The command `explain`: one rounding, drawn in bits or as JSON."""
 
 from typing import Any
 
@@ -18,8 +18,9 @@ def run(
     plus: str | None,
     as_json: bool,
 ) -> None:
-    """Explain VALUE, or VALUE + plus, rounded to a format. Raises ValueError for what is
-    misspelt.
+    """Explain VALUE, or VALUE + plus, rounded to a format.
+
+    Raises ValueError for a number, format or mode that is not known.
     """
     r = rounding(to, mode, overflow=overflow, seed=seed)
     addition = add(value, plus, r.format) if plus is not None else None
@@ -33,7 +34,7 @@ def run(
 
 
 def document(e: Explanation, addition: Addition | None = None) -> dict[str, Any]:
-    """The explanation as plain data, the rounding by its names."""
+    """Return the explanation as plain data, with the parts of the rounding by name."""
     r = e.rounding
     result: dict[str, Any] = plain(e)
     result["rounding"] = {

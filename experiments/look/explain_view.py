@@ -1,5 +1,6 @@
-"""One rounding, or one sum, drawn in bits for a terminal of 100 columns; it reads without colour
-too.
+"""One rounding, or one sum, drawn in bits for a terminal of 100 columns.
+
+It can be read without color too.
 """
 
 import math
@@ -10,8 +11,8 @@ from roundscope.emu.explain.addition import Addition
 from roundscope.emu.explain.one_rounding import Explanation
 from roundscope.experiments.report.terminal import WIDTH, console
 
-LABEL = 11  # columns left of the drawing
-TAIL = 24  # bits of an addition behind the bar
+LABEL = 11  # the number of columns left of the drawing
+TAIL = 24  # how many bits of an addition are shown behind the bar
 STYLE = {
     "sign": "magenta",
     "exponent": "yellow",
@@ -20,7 +21,7 @@ STYLE = {
     "sticky": "red",
     "carry": "bold green",
 }
-WIDE = 40  # precision above which the columns move together
+WIDE = 40  # the precision above which the columns stand closer together
 
 
 def show(e: Explanation, addition: Addition | None = None) -> None:
@@ -31,7 +32,7 @@ def show(e: Explanation, addition: Addition | None = None) -> None:
 
 
 def _row(label: str = "", *parts: tuple[str, str]) -> Text:
-    """A label and styled pieces: (text, a key of STYLE or a style)."""
+    """Return a label followed by styled pieces: (text, a key of STYLE or a style)."""
     line = Text().append(f"{label:<{LABEL}}", style="dim")
     for text, style in parts:
         line.append(text, style=STYLE.get(style, style))
@@ -53,8 +54,9 @@ def _lines(e: Explanation) -> list[Text]:
 
 
 def _bits(e: Explanation) -> list[Text]:
-    """The value cut where the rounding cuts it, each part named above and marked below; then what
-    is added.
+    """Return the value cut where the rounding cuts it, then what is added to the kept part.
+
+    Each part of the value is named above and marked below.
     """
     sign, exponent, widths = _sign(e), _field(e, e.place), _widths(e)
     room = max(1, WIDTH - LABEL - sum(widths) - 4 * _gap(widths) - len("... 9999 more"))
@@ -81,12 +83,13 @@ def _bits(e: Explanation) -> list[Text]:
 
 
 def _carry(e: Explanation, kept: str, widths: list[int]) -> list[Text]:
-    """The kept part after the decision, and carets under every bit that the carry flipped."""
+    """Return the kept part after the decision, and carets under the bits that the carry flipped."""
     before = _field(e, e.place)
     if not e.up:
         cells = [(_sign(e), "sign"), (before, "exponent"), (kept, "kept"), ("no carry", "kept")]
         return [_columns("kept", cells, widths)]
-    place, fraction = e.place + 1, len(e.kept) - 1  # type: ignore[operator]
+    assert e.place is not None  # a carry goes into the last place of a finite number
+    place, fraction = e.place + 1, len(e.kept) - 1
     leading = "0" if e.kept[0] == "0" and not _becomes_normal(e) else "1"
     after = f"{leading}.{place & ((1 << fraction) - 1):0{fraction}b}" if fraction else "1."
     cells = [
@@ -120,9 +123,7 @@ def _widths(e: Explanation) -> list[int]:
 
 
 def _field(e: Explanation, place: int | None) -> str:
-    """The exponent field of a magnitude's place; its power of two where the format has no such
-    field.
-    """
+    """Return the exponent field of a place, "none" where the format has no such field."""
     f, fraction = e.rounding.format, e.rounding.format.precision - 1
     width, field = f.bits - int(f.signed) - fraction, (place or 0) >> fraction
     return f"{field:0{width}b}" if 0 <= field < 1 << width else "none"
@@ -150,14 +151,8 @@ def _result(e: Explanation) -> list[Text]:
         wide = e.rounding.format.precision > WIDE
         bits = [x for p in parts for x in (p, ("|" if wide else " | ", "dim"))][:-1]
         names = " | ".join(name.replace("kept", "fraction") for _, name in parts)
-        lines.append(
-            _row(
-                "code",
-                (f"0x{e.code:0{digits}x}   ", ""),
-                *bits,
-                ("" if wide else f"   {names}", "dim"),
-            )
-        )
+        code = f"0x{e.code:0{digits}x}   "
+        lines.append(_row("code", (code, ""), *bits, ("" if wide else f"   {names}", "dim")))
     ulps = "" if e.ulps is None else f"   = {e.ulps:+.6g} ulp of {_ulp(e)!r}"
     return [*lines, _row("error", (repr(e.error), "bold"), (f"{ulps}   (result - value)", ""))]
 
@@ -167,21 +162,11 @@ def _ulp(e: Explanation) -> float:
 
 
 def _addition(a: Addition, e: Explanation) -> list[Text]:
-    """Both operands and the sum, the point and the end of the kept bits in one column."""
+    """Return both operands and the sum in bits, aligned at the point and at the last kept bit."""
     f, wide = e.rounding.format, max(len(before) for before, _ in a.rows)
     keep = f.precision - 1
-    lines = [
-        _row(
-            "",
-            (
-                (
-                    f"in units of 2^{a.exponent}; {f.name} keeps {keep} bits behind the point, up"
-                    " to the bar"
-                ),
-                "dim",
-            ),
-        )
-    ]
+    unit = f"in units of 2^{a.exponent}; {f.name} keeps {keep} bits behind the point, up to the bar"
+    lines = [_row("", (unit, "dim"))]
     for label, (before, after), value in zip(
         ("a", "+ b", "= sum"), a.rows, (a.a, a.b, a.total), strict=True
     ):

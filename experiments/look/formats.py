@@ -1,4 +1,4 @@
-"""The table of number formats."""
+"""The command `formats`: the table of number formats."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ LEFT_OUT = ("emin", "min_normal")
 
 
 def row(f: Format) -> dict[str, Any]:
-    """What the table says of one format; min_subnormal is None where there are none."""
+    """Return the columns of one format; min_subnormal is None where there are no subnormals."""
     return {
         "name": f.name,
         "bits": f.bits,
@@ -77,8 +77,5 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, (bool, str)):
         return value if isinstance(value, str) else "yes" if value else "no"
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float) and (value != int(value) or value > 1e6)
-        else f"{value:g}"
-    )
+    is_long = isinstance(value, float) and (value != int(value) or value > 1e6)
+    return f"{value:.4g}" if is_long else f"{value:g}"

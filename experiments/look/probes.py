@@ -1,7 +1,7 @@
-"""The traps of XLA's arithmetic, each probed by a few numbers.
+"""The traps of XLA's arithmetic, each of them probed with a few numbers.
 
-A probe compares what the obvious code gives on JAX's device with NumPy, and Roundscope's own way
-with the same.
+A probe compares with NumPy what the obvious code gives on JAX's device, and also what Roundscope's
+way of computing the same gives there.
 """
 
 from collections.abc import Callable
@@ -34,13 +34,13 @@ def _sample(seed: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
 
 
 def _differs(got: Any, expected: np.ndarray) -> float:
-    """The fraction of bit patterns that differ."""
+    """Return the share of bit patterns that differ."""
     word = np.int32 if expected.dtype == np.float32 else np.int64
     return float((np.asarray(got).view(word) != expected.view(word)).mean())
 
 
 def _wide(f: Callable[..., Any], *args: np.ndarray) -> np.ndarray:
-    """f(ops, *args) on XLA in the binary64 carrier, as the algorithm runs it."""
+    """Return f(ops, *args) computed by XLA in the binary64 carrier, as the algorithm runs it."""
 
     def run(*xs: Any) -> Any:
         return f(xla_ops(opaque_zero(xs[0])), *xs)
@@ -50,7 +50,7 @@ def _wide(f: Callable[..., Any], *args: np.ndarray) -> np.ndarray:
 
 
 def astype_round_trip() -> Probe:
-    """astype(bf16).astype(f32), fused with a row maximum."""
+    """Probe astype(bf16).astype(f32), fused with a row maximum: XLA may remove both casts."""
     x = _sample(0)
     expected = (x - x.max(-1, keepdims=True)).astype(ml_dtypes.bfloat16).astype(np.float32)
 
@@ -71,7 +71,7 @@ def astype_round_trip() -> Probe:
 
 
 def fma_contraction() -> Probe:
-    """x * y + z with one rounding in place of two."""
+    """Probe x * y + z, which XLA may compute with one rounding instead of two."""
     x, y, z = (_sample(i) for i in range(3))
     fused = _differs(jax.jit(lambda x, y, z: x * y + z)(x, y, z), x * y + z)
     wide = [a.astype(np.float64) * (1 + 2.0**-40) for a in (x, y, z)]
@@ -88,7 +88,7 @@ def fma_contraction() -> Probe:
 
 
 def constant_folding() -> Probe:
-    """(x + C) - C, which rounds to an integer unless it is folded to x."""
+    """Probe (x + C) - C, which rounds to an integer unless XLA folds it to x."""
     x, c = _sample(3) * 100, np.float32(1.5 * 2**23)
     folded = _differs(jax.jit(lambda x: (x + c) - c)(x), (x + c) - c)
     floor = _differs(
@@ -104,7 +104,7 @@ def constant_folding() -> Probe:
 
 
 def subnormal_flush() -> Probe:
-    """1e-39 + 1e-39 in binary32."""
+    """Probe 1e-39 + 1e-39 in binary32, which is 0 where subnormals are flushed."""
     tiny = np.float32(1e-39)
     total = float(jax.jit(lambda a: a + a)(tiny))
     with jax.enable_x64(True):
@@ -119,7 +119,7 @@ def subnormal_flush() -> Probe:
 
 
 def reciprocal_division() -> Probe:
-    """o / l[:, None] turned into a multiplication by 1 / l."""
+    """Probe o / l[:, None], which XLA may turn into a multiplication by 1 / l."""
     o, total = _sample(4), np.abs(_sample(5)).sum(-1, dtype=np.float32)
     differ = _differs(jax.jit(lambda o, t: o / t[:, None])(o, total), o / total[:, None])
 
@@ -139,7 +139,7 @@ def reciprocal_division() -> Probe:
 
 
 def reduce_precision() -> Probe:
-    """reduce_precision(4, 3) taken for E4M3."""
+    """Probe reduce_precision(4, 3), which is easily taken for E4M3 and is another format."""
     x = np.array([300.0, 2.0**-9], np.float32)
     got = np.asarray(lax.reduce_precision(jnp.asarray(x), 4, 3))
     ours = np.asarray(xla.round_array(jnp.asarray(x), rounding("e4m3fn", overflow="nan")))
@@ -154,7 +154,7 @@ def reduce_precision() -> Probe:
 
 
 def exp_accuracy() -> Probe:
-    """Largest error of exp and exp2 in ulps of binary32."""
+    """Probe the largest error of exp and exp2 in ulps of binary32."""
     x = -np.abs(_sample(6, (100_000,))) * 10
     wide = x.astype(np.float64)
     worst = [_ulps(jax.jit(f)(x), g(wide)) for f, g in ((jnp.exp, np.exp), (jnp.exp2, np.exp2))]
@@ -169,11 +169,8 @@ def exp_accuracy() -> Probe:
 
 
 def _ulps(got: Any, exact: np.ndarray) -> float:
-    return float(
-        np.max(
-            np.abs(np.asarray(got) - exact) / np.spacing(exact.astype(np.float32), dtype=np.float32)
-        )
-    )
+    ulp = np.spacing(exact.astype(np.float32), dtype=np.float32)
+    return float(np.max(np.abs(np.asarray(got) - exact) / ulp))
 
 
 PROBES: tuple[Callable[[], Probe], ...] = (

@@ -13,8 +13,13 @@ from roundscope.emu.rounding.modes import BF16, rounding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One trap: what was seen, whether it bites here, whether Roundscope is immune (measured), and
-    how.
+    """One trap.
+
+    name      what goes wrong
+    seen      what was measured here, in words
+    present   whether it happens on this machine
+    immune    whether Roundscope's results are right all the same, as measured
+    how       how Roundscope avoids it
     """
 
     name: str
@@ -25,7 +30,7 @@ class Probe:
 
 
 def double_rounding() -> Probe:
-    """float64 -> bf16 through binary32 in ml_dtypes."""
+    """Probe the cast float64 -> bf16 of ml_dtypes, which goes through binary32: two roundings."""
     x = np.array([1 + 2.0**-8 + 2.0**-40])
     got = float(x.astype(ml_dtypes.bfloat16)[0])
     ours = float(kernels.round_array(x, BF16)[0])
@@ -39,7 +44,7 @@ def double_rounding() -> Probe:
 
 
 def nan_lost() -> Probe:
-    """NaN into a format that has none."""
+    """Probe the cast of NaN to a format that has no NaN."""
     nan = np.array([np.nan], np.float32)
     got = nan.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)[0]
     ours = kernels.round_array(nan, rounding("e2m1fn"))[0]
@@ -56,7 +61,7 @@ _LOAD = "import sys; from safetensors.numpy import load_file; load_file(sys.argv
 
 
 def safetensors_bf16() -> Probe:
-    """BF16 from safetensors to NumPy in a process that has not imported ml_dtypes."""
+    """Probe reading BF16 from safetensors to NumPy in a process that has not imported ml_dtypes."""
     from roundscope.experiments.tensors.layers import read_layers, sample_path
 
     bare = subprocess.run(

@@ -1,5 +1,6 @@
-"""Our rule on both executors against ml_dtypes (NumPy for float16), on random bit patterns and
-boundaries.
+"""A self-check: our rounding on both executors against ml_dtypes (against NumPy for float16).
+
+The inputs are random bit patterns and the boundaries between the numbers of each format.
 """
 
 from dataclasses import dataclass
@@ -28,9 +29,7 @@ JUDGES: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Numbers of one format that each executor rounds otherwise than the judge, out of
-    `numbers`.
-    """
+    """How many numbers of one format each executor rounds otherwise than the reference does."""
 
     format: str
     numbers: int
@@ -39,13 +38,15 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether both agree in every number."""
+        """Whether both executors agree with the reference in every number."""
         return self.numba_wrong == self.xla_wrong == 0
 
 
 def sample(f: Format, size: int = 1 << 15) -> np.ndarray:
-    """float32 numbers: random bit patterns, and random halves of the format's spacing around its
-    range.
+    """Return float32 numbers on which rounding to the format f is checked.
+
+    They are random bit patterns, random multiples of half the format's spacing in and around its
+    range, the next float32 above each of those, and special values; no NaN.
     """
     g = np.random.default_rng(20251004)
     patterns = g.integers(0, 2**32, size, dtype=np.uint32).view(np.float32)
@@ -59,7 +60,10 @@ def sample(f: Format, size: int = 1 << 15) -> np.ndarray:
 
 
 def check(name: str) -> Check:
-    """One format. NaN operands are left out: what they become is a policy (emu.rounding)."""
+    """Check one format.
+
+    NaN operands are left out, since a policy decides what they become (emu.rounding).
+    """
     r = without_saturation(rounding(name))
     x = sample(r.format)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,5 +1,6 @@
-"""The table of sites: every rounding event, its formula and where it stands; of a plan those that
-it has, and how it rounds them.
+"""The command `sites`: every rounding event, its formula and its place in the algorithm.
+
+For one plan: the events that the plan has, and how it rounds them.
 """
 
 from typing import Any
@@ -9,8 +10,9 @@ from roundscope.experiments.report.terminal import console, print_json
 
 
 def rows(plan: str | None = None) -> list[dict[str, Any]]:
-    """One record per site, in the order of the algorithm; of a plan, those that it reaches, with
-    their rounding and their sum.
+    """Return one record for each site, in the order of the algorithm.
+
+    With the name of a plan these are the sites that it reaches, with their rounding and their sum.
 
     Raises:
         UsageError: there is no plan of that name.
@@ -43,7 +45,7 @@ def _of_plan(name: str, about: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(as_json: bool = False, plan: str | None = None) -> None:
-    """Print the sites, of a plan if one is named."""
+    """Print the sites, or those of a plan if one is named, as a table or as JSON."""
     records = rows(plan)
     if as_json:
         print_json(records)

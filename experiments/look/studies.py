@@ -1,4 +1,4 @@
-"""`roundscope studies`: the catalogue of studies as a table."""
+"""The command `studies`: the catalogue of studies as a table."""
 
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +15,7 @@ CAPTION = (
 
 
 def records() -> list[dict[str, Any]]:
-    """Every study as data."""
+    """Return every study as plain data."""
     return [
         asdict(entry)
         | {
@@ -27,7 +27,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def show(*, as_json: bool) -> None:
-    """Prints them."""
+    """Print every study, as a table or as JSON."""
     if as_json:
         print_json(records())
         return

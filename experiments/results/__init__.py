@@ -1,1 +1,1 @@
-"""What results files of all verbs share: opening, locking, and the machine that made them."""
+"""What results files of all commands share: opening, locking, and the machine they come from."""

@@ -1,6 +1,4 @@
-"""A command's SQLite file of results: opened or made, held against other processes, and told from
-another program's by its id.
-"""
+"""A command's SQLite file of results: opened or created, locked, and checked to be its own."""
 
 import math
 import sqlite3
@@ -18,16 +16,20 @@ from roundscope.experiments.sweep.storage.schema import explained
 def results_file(
     folder: Path, name: str, application: int, made: Sequence[str]
 ) -> Iterator[tuple[sqlite3.Connection, Path]]:
-    """A connection to the file of a folder, new or old, and its path. application: SQLite's
-    application_id, whose file it is; made: its CREATE texts.
+    """Open the results file of a folder, or create it; yield the connection and the file's path.
 
-    Raises UsageError for a file of another program, StorageError for one that cannot be used now.
+    folder, name   where the file is, and its name
+    application    SQLite's application_id, by which the file is known to belong to this command
+    made           CREATE statements, which are executed each time
+
+    Raises UsageError for the file of another program, StorageError for a file that cannot be used
+    now.
     """
     path = (folder / name).resolve()
     with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
-        [(found,)] = connection.execute("PRAGMA application_id")
+        [(owner,)] = connection.execute("PRAGMA application_id")
         [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-        if found != application and (found or tables):
+        if owner != application and (owner or tables):
             raise bad(
                 "--out", str(folder), f"its {name} is of another program; choose another folder"
             )
@@ -40,7 +42,11 @@ def results_file(
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """The file's lock, in the words of runs. Raises StorageError if another process has it."""
+    """Hold the lock of a results file while the context is open.
+
+    Raises StorageError if another process has the lock; its message speaks of a run, not of a
+    sweep.
+    """
     try:
         with locked(path):
             yield
@@ -49,5 +55,5 @@ def held(path: Path) -> Iterator[None]:
 
 
 def number(x: Any) -> Any:
-    """A stored number: NaN for NULL."""
+    """Return a stored number, NaN for SQL's NULL."""
     return math.nan if x is None else x

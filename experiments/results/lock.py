@@ -1,4 +1,4 @@
-"""One sweep at a time on a results file; readers need no lock."""
+"""A lock on a results file, so that one process at a time writes it; readers need no lock."""
 
 import fcntl
 import os
@@ -8,19 +8,20 @@ from pathlib import Path
 
 from roundscope.experiments.errors import StorageError
 
-_held: set[Path] = set()  # by this process: the system's locks are between processes
+# lock files that this process holds; the kernel's locks only work between processes
+_held: set[Path] = set()
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds PATH.lock, which says the holder's process number.
+    """Hold PATH.lock, which contains the process number of its holder, while the context is open.
 
-    Raises StorageError if another sweep holds it.
+    It is a POSIX record lock on a file of its own. The kernel drops it when the process ends, even
+    after kill -9, and a forked child does not inherit it, as it would inherit a flock. The lock
+    needs a file of its own because SQLite's locks on the results are of the same kind, and a
+    process that closes a file drops all of its locks on it.
 
-    A POSIX record lock on a file of its own: the kernel drops it when the process ends, by kill -9
-    too, and a forked child does not keep it, as it would keep a flock. A file of its own, since
-    SQLite's locks on the results are of the same kind, and one process's closing of a file drops
-    all of its locks on it.
+    Raises StorageError if another sweep holds the lock.
     """
     file = path.with_name(path.name + ".lock")
     if file in _held:
@@ -31,7 +32,8 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         _held.discard(file)
-        file.unlink(missing_ok=True)  # while we hold it: who opens a new one finds it free
+        # removed while we hold it, so that whoever creates a new one finds that free
+        file.unlink(missing_ok=True)
         os.close(descriptor)
 
 
@@ -41,9 +43,8 @@ def _take(file: Path, path: Path) -> int:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             if _is_locked(descriptor, file, path):
                 return descriptor
-            os.close(
-                descriptor
-            )  # its holder ended and removed it between our opening and our locking
+            # its holder ended and removed the file between our opening and our locking
+            os.close(descriptor)
         except StorageError:
             raise
         except OSError as error:
@@ -53,8 +54,10 @@ def _take(file: Path, path: Path) -> int:
 
 
 def _is_locked(descriptor: int, file: Path, path: Path) -> bool:
-    """Locks the file and writes our number into it; False if the name leads to another file by
-    now.
+    """Lock the open file and write our process number into it.
+
+    Return False if the name leads to another file by now. Raises StorageError if another process
+    has the lock.
     """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +73,7 @@ def _is_locked(descriptor: int, file: Path, path: Path) -> bool:
 
 
 def _still(file: Path, descriptor: int) -> bool:
-    """Whether the name still leads to the file that we opened."""
+    """Return whether the name still leads to the file that we opened."""
     try:
         return os.path.samestat(os.stat(file), os.fstat(descriptor))
     except FileNotFoundError:

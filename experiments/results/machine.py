@@ -1,4 +1,4 @@
-"""Where a cell was computed, and with which packages: recorded beside its numbers."""
+"""The device and the packages that computed a result, recorded beside its numbers."""
 
 import functools
 import platform
@@ -10,7 +10,7 @@ PACKAGES = ("roundscope", "numpy", "numba", "ml_dtypes")
 
 @functools.cache
 def device(engine: str) -> str:
-    """'cpu' and the processor's name for numpy; the kind of JAX's first device for xla."""
+    """Return "cpu" and the processor's name for numpy, the kind of JAX's first device for xla."""
     if engine == "xla":
         import jax
 
@@ -20,7 +20,7 @@ def device(engine: str) -> str:
 
 @functools.cache
 def versions(engine: str) -> dict[str, str]:
-    """Python and the packages that decide bits on this engine."""
+    """Return the versions of Python and of the packages that decide bits on this engine."""
     found = {"python": platform.python_version()}
     for name in (*PACKAGES, "jax", "jaxlib") if engine == "xla" else PACKAGES:
         try:
@@ -32,15 +32,16 @@ def versions(engine: str) -> dict[str, str]:
 
 @functools.cache
 def has_gpu() -> bool:
-    """Whether a GPU's driver is there.
+    """Return whether the driver of a GPU is present.
 
-    A guess that moves speed alone: JAX is not asked, since it would take the GPU's memory.
+    This is a guess on which only speed depends. JAX is not asked, since it would reserve the GPU's
+    memory.
     """
     return any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/kfd"))
 
 
 def _processor() -> str:
-    """Its model where the system tells, else its kind."""
+    """Return the processor's model where the system names it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""`Run`: what came of one training in a study, whichever model it trained."""
+"""`Run`: the outcome of one training in a study, whichever model was trained."""
 
 import hashlib
 import json
@@ -9,11 +9,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Condition(Protocol):
-    """What decides a run: a frozen record with a seed."""
+    """What decides a run: a frozen record that has a seed."""
 
     @property
     def seed(self) -> int:
-        """Of weights and batches."""
+        """The seed of the weights and of the batches."""
 
 
 C = TypeVar("C", bound=Condition)
@@ -21,14 +21,14 @@ C = TypeVar("C", bound=Condition)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Generic[C]):
-    """One training.
+    """The outcome of one training.
 
     condition  what decided it, the seed included
-    steps      how many were asked for
-    diverged   the step at which the run diverged, by its study's rule; None if it did not
+    steps      how many steps were asked for
+    diverged   the step at which the run diverged by its study's rule; None if it did not
     loss       mean of the last 50 losses in nats; NaN where one of them is not finite
     curve      tuples that begin with the number of steps done; the study says what follows
-    extra      more numbers by name, as JSON knows them: nested tuples and mappings
+    extra      further numbers by name, of types that JSON knows: nested tuples and mappings
     """
 
     condition: C
@@ -40,16 +40,19 @@ class Run(Generic[C]):
 
     @property
     def seed(self) -> int:
-        """The condition's."""
+        """The seed of the run's condition."""
         return self.condition.seed
 
     @property
     def time(self) -> float:
-        """The step at which the run diverged, infinite if it did not."""
+        """The step at which the run diverged, infinity if it did not."""
         return math.inf if self.diverged is None else float(self.diverged)
 
 
 def key_of(*parts: Any) -> str:
-    """The name under which a run is stored: 24 hexadecimal digits of all that decides it."""
+    """Return the key under which a run is stored: 24 hexadecimal digits of a hash of all parts.
+
+    The parts are all that decides the run; they must be JSON data.
+    """
     text = json.dumps(list(parts), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -1,6 +1,5 @@
-"""Studies: a question, its conditions, claims and figures.
+"""Studies: a question each, with its conditions, claims and figures.
 
-One folder a question; none imports another.
-
-What studies share is in `framework`.
+Every question has a folder of its own, and no study imports another. What studies share is in
+`framework`.
 """

@@ -1,4 +1,4 @@
-"""Every study by name: what it asks, where its claims stand, its command, and what that takes.
+"""Every study by name: its question, the paper of its claims, its command, and its cost.
 
 Help texts, `reproduce` and `roundscope studies` read it, so it imports nothing heavy.
 """
@@ -11,15 +11,15 @@ from roundscope.experiments.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A study.
+    """A study as the catalogue lists it.
 
-    command  after `roundscope`
+    command  the words after `roundscope`
     paper    "arXiv NUMBER, TITLE" of the claims, or "REPOSITORY #NUMBER, TITLE"; empty for a
              question of our own
-    quick    measured seconds of --quick on 2 cores, None: not measured
-    full     the same in full on an H200
-    seeds    of --quick and in full
-    note     what the numbers leave out
+    quick    measured seconds of --quick on 2 cores; None if not measured
+    full     measured seconds of the full study on an H200; None if not measured
+    seeds    the numbers of seeds of --quick and of the full study
+    note     what these numbers leave out
     """
 
     name: str
@@ -33,9 +33,7 @@ class Entry:
 
     @property
     def number(self) -> str:
-        """That of the paper, such as "arXiv 2405.02803" or "flash-attention #2694"; empty without
-        one.
-        """
+        """The paper's number, such as "arXiv 2405.02803" or "flash-attention #2694", or ""."""
         return self.paper.partition(",")[0]
 
 
@@ -123,7 +121,7 @@ DOSE = Entry(
 BIAS = Entry(
     name="bias",
     command="dose --study bias",
-    question="Does an error that leans with V kill where noise of the same size does not?",
+    question="Does an error biased along V kill where noise of the same size does not?",
     full=144,
     seeds=(3, 5),
     note="144 s are of --seeds 0-2 steps=1000",
@@ -187,14 +185,17 @@ KERNELS = Entry(
     ),
 )
 
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL)  # of `roundscope reproduce`
-DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # of `roundscope dose --study`
-PROXIES = (FORMATS, INTERVENTIONS)  # of `roundscope proxy --study`
+PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL)  # run by `roundscope reproduce`
+DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
+PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)
 
 
 def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> Entry:
-    """The entry of that name. Raises UsageError with the nearest one; what: a word for them."""
+    """Return the entry of that name; `what` is a word for the entries in messages.
+
+    Raises UsageError, which suggests the nearest name.
+    """
     from roundscope.emu.formats.format import unknown
 
     by_name = {entry.name: entry for entry in known}
@@ -204,6 +205,6 @@ def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> E
 
 
 def names(known: Sequence[Entry]) -> str:
-    """Their names in a sentence: a, b or c."""
+    """Return the names of entries as part of a sentence: a, b or c."""
     *others, last = (entry.name for entry in known)
     return f"{', '.join(others)} or {last}"

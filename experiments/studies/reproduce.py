@@ -1,4 +1,4 @@
-"""`roundscope reproduce PAPER`: the studies of the catalogue that are of papers."""
+"""`roundscope reproduce PAPER`: the studies of the catalogue that test the claims of a paper."""
 
 from importlib import import_module
 from pathlib import Path
@@ -26,10 +26,10 @@ def run(
     as_json: bool,
     draw: bool = False,
 ) -> int:
-    """Reproduces a paper; the exit code of `framework.command.run`, and its errors.
+    """Reproduce a paper. The exit code and the errors are those of `framework.command.run`.
 
-    engine, jobs  of golden: how its cells are measured
-    draw          nothing is trained: the page shows what the folder's results file holds
+    engine, jobs  how the cells of the study `golden` are measured; other studies ignore them
+    draw          whether to train nothing and to show what the folder's results file holds
 
     Raises UsageError for a paper that is not known.
     """
@@ -39,10 +39,10 @@ def run(
     asked = import_module(f"{__package__}.{MODULES[entry.name]}.study").asked
     study = asked(quick, engine, jobs) if entry is GOLDEN else asked(quick)
     chosen = [f"--{name}" for name, given in {"quick": quick, "draw": draw}.items() if given]
-    said = " ".join(["roundscope", entry.command, *chosen])
-    told = f"{said} --engine {engine}" if entry is GOLDEN else said
+    words = " ".join(["roundscope", entry.command, *chosen])
+    line = f"{words} --engine {engine}" if entry is GOLDEN else words
     folder = out or Path(entry.name)
-    return command.run(study, out=folder, command=told, as_json=as_json, draw=draw)
+    return command.run(study, out=folder, command=line, as_json=as_json, draw=draw)
 
 
 MODULES = {  # paper -> folder of its study

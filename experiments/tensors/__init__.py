@@ -1,1 +1,1 @@
-"""Attention's tensors from safetensors and npz files."""
+"""Attention's tensors, read from safetensors and npz files."""

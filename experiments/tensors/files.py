@@ -1,9 +1,10 @@
-"""Named arrays of a safetensors or npz file, read one at a time: what a file has, not what it
-means.
+"""Named arrays of a safetensors or npz file, read one at a time.
+
+What the arrays mean is not decided here; `tensors.layers` does that.
 """
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from roundscope.experiments.errors import bad, one_line
 
 
 class TensorFile:
-    """An open file: `names`, `metadata` (str to str), and `file[name]`, a float32 array."""
+    """An open file: its `names`, its `metadata` (str to str), `file[name]` as a float32 array."""
 
-    def __init__(self, names: list[str], metadata: dict[str, str], get) -> None:  # type: ignore[no-untyped-def]
+    def __init__(
+        self, names: list[str], metadata: dict[str, str], get: Callable[[str], np.ndarray]
+    ) -> None:
         self.names, self.metadata, self._get = names, metadata, get
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -25,8 +28,9 @@ class TensorFile:
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """The file at `path`, whatever its suffix. Raises UsageError if there is none or it is
-    damaged.
+    """Open the safetensors or npz file at `path`; its content decides which of them it is.
+
+    Raises UsageError if there is no such file or if it is damaged.
     """
     path = Path(path)
     if path.is_dir():
@@ -93,11 +97,14 @@ def _entry(path: Path, file: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def _float32(name: str, array: np.ndarray) -> np.ndarray:
-    """The array in binary32; float64 rounds to nearest. npz keeps bfloat16 as raw 2-byte words."""
+    """Return the array in binary32; float64 numbers are rounded to nearest.
+
+    An npz file keeps bfloat16 as raw 2-byte words, which are read as such.
+    """
     if array.dtype == np.dtype("V2"):
         array = array.view(ml_dtypes.bfloat16)
     try:
-        ml_dtypes.finfo(array.dtype)  # type: ignore[no-untyped-call]
+        ml_dtypes.finfo(array.dtype)  # type: ignore[no-untyped-call]  # it has no annotations
     except ValueError:
         repair = "not a floating-point type; save float16, bfloat16 or float32"
         raise bad(f"tensor {name}", str(array.dtype), repair) from None

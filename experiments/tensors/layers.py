@@ -1,4 +1,4 @@
-"""Attention's tensors from a file: q, k, v and optionally do, per layer, in (B, T, N, H)."""
+"""Attention's tensors from a file: q, k, v and optionally do, per layer, as (B, T, N, H)."""
 
 import math
 import re
@@ -19,13 +19,13 @@ BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer's tensors, float32, C-contiguous.
+    """One layer's tensors: float32, C-contiguous.
 
-    q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N a multiple of G
-    nan_count     NaN and infinities in all of them
-    scale         of the scores, from the file's metadata; None if it has none
+    q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N is a multiple of G
+    nan_count     how many numbers of all of them are NaN or infinite
+    scale         the factor of the scores from the file's metadata; None if it has none
     notes         what a reader of the results should know of the file: tensors of this layer that
-                  nobody reads, metadata that the caller overruled
+                  are not read, metadata that the caller overruled
     """
 
     name: str
@@ -39,10 +39,9 @@ class Layer:
 
 
 def sample_path() -> Path:
-    """The file of real tensors that comes with Roundscope (experiments/data/README.md)."""
-    return Path(
-        str(resources.files("roundscope.experiments") / "data" / "minilm_attention.safetensors")
-    )
+    """Return the path of the real tensors that Roundscope ships (experiments/data/README.md)."""
+    data = resources.files("roundscope.experiments") / "data"
+    return Path(str(data / "minilm_attention.safetensors"))
 
 
 def read_layers(
@@ -52,15 +51,15 @@ def read_layers(
     *,
     allow_nan: bool = False,
 ) -> list[Layer]:
-    """The layers of a safetensors or npz file, in natural order of their names.
+    """Return the layers of a safetensors or npz file, in natural order of their names.
 
-    path       tensors named q, k, v, do, or <layer>.q and so on; others are left alone, and those
-               of a layer are named in its `notes`
-    layout     BNTH or BTNH; the file's metadata (npz: an entry `layout`) if left out
-    layer      read this one only
-    allow_nan  go on with NaN and infinities, counted in `nan_count`
+    path       tensors named q, k, v, do, or <layer>.q and so on; others are ignored, and those of a
+               layer are named in its `notes`
+    layout     BNTH or BTNH; taken from the file's metadata (npz: an entry `layout`) if left out
+    layer      the only layer to read; all of them if left out
+    allow_nan  whether to accept NaN and infinities, which `nan_count` then counts
 
-    Raises UsageError, one line that names the argument, its value and the repair.
+    Raises UsageError: one line that names the argument, its value and the repair.
     """
     with open_tensors(Path(path)) as file:
         prefixes = _prefixes(file, str(path))
@@ -122,16 +121,15 @@ def _scale(file: TensorFile) -> float | None:
 
 
 def _prefixes(file: TensorFile, path: str) -> list[str]:
-    """The layers' prefixes ('' for bare names), every one with q, k and v."""
-    found: dict[str, set[str]] = {}
+    """Return the layers' prefixes ('' for bare names), each of which has q, k and v."""
+    layers: dict[str, set[str]] = {}
     for name in file.names:
         prefix, _, role = name.rpartition(".")
         if role in ROLES:
-            found.setdefault(prefix, set()).add(role)
-    has = ", ".join(sorted(file.names)[:8]) + (
-        f" and {len(file.names) - 8} more" if len(file.names) > 8 else ""
-    )
-    for prefix, roles in found.items() or [("", set())]:
+            layers.setdefault(prefix, set()).add(role)
+    more = f" and {len(file.names) - 8} more" if len(file.names) > 8 else ""
+    has = ", ".join(sorted(file.names)[:8]) + more
+    for prefix, roles in layers.items() or [("", set())]:
         if missing := [r for r in ("q", "k", "v") if r not in roles]:
             what = ", ".join(f"{prefix}.{r}" if prefix else r for r in missing)
             raise bad(
@@ -140,7 +138,7 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
                 f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...",
             )
     return sorted(
-        found, key=lambda p: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", p)]
+        layers, key=lambda p: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", p)]
     )
 
 
@@ -170,9 +168,9 @@ def _btnh(name: str, array: np.ndarray, layout: str) -> np.ndarray:
 
 
 def _check_shapes(name: str, arrays: dict[str, np.ndarray], layout: str) -> None:
-    """Laws between the shapes; messages show them in the file's own layout."""
-    own = (0, 2, 1, 3) if layout == "BNTH" else (0, 1, 2, 3)
-    shown = {role: tuple(a.shape[i] for i in own) for role, a in arrays.items()}
+    """Check that the shapes fit each other; messages show them in the file's own layout."""
+    axes = (0, 2, 1, 3) if layout == "BNTH" else (0, 1, 2, 3)
+    shown = {role: tuple(a.shape[i] for i in axes) for role, a in arrays.items()}
     (b, t, n, h), (kb, s, g, kh), (vb, vs, vg, hv) = (arrays[r].shape for r in ("q", "k", "v"))
     if (kb, s, g) != (vb, vs, vg):
         raise bad(
@@ -193,7 +191,7 @@ def _check_shapes(name: str, arrays: dict[str, np.ndarray], layout: str) -> None
             f"no multiple of the {g} key heads (layout {layout}); wrong layout?",
         )
     if "do" in arrays and arrays["do"].shape != (b, t, n, hv):
-        wanted = tuple((b, t, n, hv)[i] for i in own)
+        wanted = tuple((b, t, n, hv)[i] for i in axes)
         raise bad(
             f"layer {name!r}: do",
             shown["do"],

@@ -1,8 +1,7 @@
-"""One small module for each library whose attention can be called; nothing of a library is imported
-before its kernel runs.
+"""One small module for each library whose attention can be called.
 
-An adapter takes `Inputs` and returns `Outputs`. Here: calls and layouts. Not here: arithmetic, or
-what a result means.
+No library is imported before its kernel runs. An adapter takes `Inputs` and returns `Outputs`: it
+contains calls and layouts, no arithmetic and no judgment of results.
 """
 
 import importlib
@@ -37,19 +36,22 @@ OF_FILES = {  # name -> module here, function of a path, what lies there
 
 
 def plain_name(name: str) -> str:
-    """The name of a kernel without the path of its code: "triton-tutorial" of
-    "triton-tutorial:06-fused-attention.py".
+    """Return the name of a kernel without the path of its code.
+
+    It is "triton-tutorial" for "triton-tutorial:06-fused-attention.py".
     """
     head, _, _ = name.partition(":")
     return head if head in OF_FILES else name
 
 
 def kernel(name: str) -> Kernel:
-    """The adapter of that name, of `NAME:PATH` for code that no package has, or of a user's
-    `module:function`.
+    """Return the adapter of a kernel by name.
+
+    The name is one of ADAPTERS, `NAME:PATH` for code that no package has, or `module:function` for
+    a user's own.
 
     Raises:
-        ValueError: the name is none of them, or nothing lies at the path.
+        ValueError: the name is none of these, or nothing lies at the path.
     """
     head, _, path = name.partition(":")
     if head in OF_FILES:
@@ -59,12 +61,15 @@ def kernel(name: str) -> Kernel:
                 f"kernel={name}: no {file or 'file'} there; give"
                 f" {head}:{'FOLDER' if file else 'FILE'}"
             )
-        return getattr(_adapter(module), function)(Path(path))
+        of_path: Callable[[Path], Kernel] = getattr(_adapter(module), function)
+        return of_path(Path(path))
     if name in ADAPTERS:
         module, function = ADAPTERS[name]
-        return getattr(_adapter(module), function)
+        adapter: Kernel = getattr(_adapter(module), function)
+        return adapter
     if path:
-        return _adapter("user").user_kernel(name)
+        of_name: Callable[[str], Kernel] = _adapter("user").user_kernel
+        return of_name(name)
     raise ValueError(
         f"kernel={name}: must be one of {', '.join(ADAPTERS)},"
         f" {', '.join(f'{n}:PATH' for n in OF_FILES)}, or module:function"

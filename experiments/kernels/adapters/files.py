@@ -1,4 +1,4 @@
-"""Code that no package has, read from the file in which somebody keeps it."""
+"""Code that no package has, imported from a file that the user names."""
 
 import importlib.util
 import sys
@@ -7,11 +7,12 @@ from types import ModuleType
 
 
 def module_of(name: str, file: Path) -> ModuleType:
-    """Return the module that a file of Python is, under a name of ours in `sys.modules`, where
-    compilers look for its source.
+    """Return a file of Python as a module, under a name of ours in `sys.modules`.
+
+    Compilers look there for the source of a function.
 
     Args:
-        name: what it is called.
+        name: the name of the module.
         file: the file.
 
     Raises:

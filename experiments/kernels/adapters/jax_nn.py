@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention`, each of its implementations."""
+"""`jax.nn.dot_product_attention` with each of its implementations."""
 
 from functools import partial
 

@@ -7,7 +7,7 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 def mha(x: Inputs) -> Outputs:
-    """The call, with the kernel's own sizes of tiles."""
+    """Call the kernel with its default tile sizes."""
     from jax.experimental.pallas.ops.gpu.attention import mha as attention
 
     return called(partial(attention, segment_ids=None, sm_scale=x.scale, causal=x.is_causal), x)

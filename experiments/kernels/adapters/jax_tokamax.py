@@ -1,5 +1,6 @@
-"""`tokamax.dot_product_attention`, its kernels for GPUs: Pallas through Triton, Pallas through
-Mosaic, and the chunked one of XLA.
+"""`tokamax.dot_product_attention` with its kernels for GPUs.
+
+They are Pallas through Triton, Pallas through Mosaic, and the chunked one of XLA.
 """
 
 from functools import partial
@@ -12,7 +13,7 @@ def _run(implementation: str, x: Inputs) -> Outputs:
     import tokamax
     from absl import flags
 
-    if not flags.FLAGS.is_parsed():  # it would read this program's own
+    if not flags.FLAGS.is_parsed():  # otherwise it would parse this program's command line
         flags.FLAGS(["tokamax"])
     options = {"scale": x.scale, "is_causal": x.is_causal, "implementation": implementation}
     return called(partial(tokamax.dot_product_attention, **options), x)

@@ -1,8 +1,7 @@
-"""The code that arXiv 2510.04212 released (ucker/why-low-precision-training-fails), read from a
-folder that has it.
+"""The code that arXiv 2510.04212 released (ucker/why-low-precision-training-fails).
 
-Its model calls `FlashAttentionFunction.apply(q, k, v, None, True, 512, 512)` under BF16 autocast,
-and its training compiles the model by default.
+It is read from a folder that has it. Its model calls `FlashAttentionFunction.apply(q, k, v, None,
+True, 512, 512)` under BF16 autocast, and its training compiles the model by default.
 """
 
 from collections.abc import Callable
@@ -17,10 +16,10 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable[[Inputs], Outputs]:
-    """The kernel.
+    """Return the kernel of the released code.
 
     Args:
-        folder: where its attention.py lies.
+        folder: the folder of its attention.py.
         bucket: rows and keys of a tile.
         compile: whether torch.compile compiles it, as its training does.
 
@@ -36,7 +35,7 @@ def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return apply(q, k, v, None, x.is_causal, bucket, bucket)
 
-        torch._dynamo.reset()  # after eight shapes it would run what it has not compiled
+        torch._dynamo.reset()  # after eight shapes it would stop compiling
         function = torch.compile(attention, dynamic=False) if compile else attention
         with torch.autocast(device(), torch.bfloat16):
             return called(function, x)
@@ -45,10 +44,10 @@ def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable
 
 
 def eager(folder: Path) -> Callable[[Inputs], Outputs]:
-    """The code run as it is written, on tiles of 512."""
+    """Return the code run as it is written, on tiles of 512."""
     return released(folder)
 
 
 def compiled(folder: Path) -> Callable[[Inputs], Outputs]:
-    """The code as its training runs it, on tiles of 512."""
+    """Return the code as its training runs it, on tiles of 512."""
     return released(folder, compile=True)

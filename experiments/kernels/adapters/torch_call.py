@@ -12,25 +12,25 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def device() -> str:
-    """The GPU where there is one."""
+    """Return "cuda" where there is a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def tensor(x: np.ndarray, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """(B, T, N, H) float32 -> (B, N, T, H) in the dtype, on the device, contiguous."""
+    """Return a float32 array (B, T, N, H) as a contiguous tensor (B, N, T, H) on the device."""
     moved = np.ascontiguousarray(x.swapaxes(1, 2))
     return torch.from_numpy(moved).to(device(), dtype)
 
 
 def array(x: Tensor) -> np.ndarray:
-    """(B, N, T, H) -> (B, T, N, H) float32."""
+    """Return a tensor (B, N, T, H) as a float32 array (B, T, N, H)."""
     return np.ascontiguousarray(x.detach().float().cpu().numpy().swapaxes(1, 2))
 
 
 def called(
     attention: Attention, x: Inputs, lse: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> Outputs:
-    """The outputs of one call, and the gradients of its three arguments."""
+    """Return the outputs of one call, and the gradients of its three arguments."""
     q, k, v = (tensor(a, dtype).requires_grad_() for a in (x.q, x.k, x.v))
     out = attention(q, k, v)
     out.backward(tensor(x.do, dtype).to(out.dtype))

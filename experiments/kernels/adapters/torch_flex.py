@@ -1,8 +1,10 @@
-"""`torch.nn.attention.flex_attention`, compiled as its documentation asks for, with windows and
-softcaps.
+"""`torch.nn.attention.flex_attention`, with windows and softcaps.
+
+It is compiled, as its documentation asks for.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +15,20 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 @cache
-def _compiled():  # type: ignore[no-untyped-def]
+def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
 def compiled(x: Inputs) -> Outputs:
-    """The call; causal and in a window by a block mask."""
-    torch._dynamo.reset()  # after eight shapes it would run what it has not compiled
+    """Call the kernel; causality and windows are a block mask."""
+    torch._dynamo.reset()  # after eight shapes it would stop compiling
     rows, keys = x.q.shape[1], x.k.shape[1]
     window, cap = x.window or max(rows, keys), x.softcap
 
     def is_seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (
-            (q >= k if x.is_causal else k - q < window) & (q - k < window) if x.window else q >= k
-        )
+        if not x.window:
+            return q >= k
+        return (q >= k if x.is_causal else k - q < window) & (q - k < window)
 
     def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)

@@ -1,4 +1,4 @@
-"""`torch.nn.functional.scaled_dot_product_attention`, each of its back ends."""
+"""`torch.nn.functional.scaled_dot_product_attention` with each of its back ends."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ def _run(backend: SDPBackend, x: Inputs) -> Outputs:
 
 
 def _lse(backend: SDPBackend, x: Inputs) -> Tensor | None:
-    """The logarithms of the row sums, which some back ends return from an operator of their own."""
+    """Return the logarithms of the row sums; some back ends have an operator that returns them."""
     if not torch.cuda.is_available():
         return None
     q, k, v = (tensor(a) for a in (x.q, x.k, x.v))

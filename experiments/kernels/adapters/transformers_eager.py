@@ -1,5 +1,6 @@
-"""Attention as transformers computes it with `attn_implementation="eager"`: products in BF16,
-softmax in FP32 or, of gpt-oss, in BF16.
+"""Attention as transformers computes it with `attn_implementation="eager"`.
+
+Products are in BF16, the softmax in FP32 or, for gpt-oss, in BF16.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 def eager(x: Inputs) -> Outputs:
-    """The call of Llama's models, or with a softcap of Gemma 2's."""
+    """Call the function of Llama's models, or, with a softcap, that of Gemma 2's."""
     if x.softcap is not None:
         from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
 
@@ -25,7 +26,7 @@ def eager(x: Inputs) -> Outputs:
 
 
 def gpt_oss(x: Inputs) -> Outputs:
-    """The call of gpt-oss, which has sinks. Raises ValueError without them."""
+    """Call the function of gpt-oss, which has sinks. Raises ValueError without them."""
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     if x.sinks is None:
@@ -40,7 +41,7 @@ def gpt_oss(x: Inputs) -> Outputs:
 def _called(
     x: Inputs, forward: Callable[..., Any], sinks: Tensor | None = None, **options: Any
 ) -> Outputs:
-    """With the additive mask that the library makes."""
+    """Call the function with the additive mask that the library makes."""
     rows, keys = x.q.shape[1], x.k.shape[1]
     mask = None
     if x.is_causal:

@@ -1,8 +1,8 @@
-"""The attention of Triton's tutorial 06, read from a file that has it (triton-lang/triton,
-python/tutorials/06-fused-attention.py).
+"""The attention of Triton's tutorial 06, read from a file that has it.
 
-It computes in FP16, forward and backward. Its autotuner picks tiles by their time;
-here they are those of its own tests: 128 queries, 64 keys.
+The file is python/tutorials/06-fused-attention.py of triton-lang/triton. The kernel computes in
+FP16, forward and backward. Its autotuner picks tiles by their time; here they are those of its own
+tests: 128 queries, 64 keys.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 def tutorial(file: Path) -> Callable[[Inputs], Outputs]:
-    """The kernel; its inputs are rounded to FP16.
+    """Return the kernel, whose inputs are rounded to FP16.
 
     Args:
         file: the tutorial.

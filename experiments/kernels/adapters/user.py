@@ -1,4 +1,6 @@
-"""A user's `module:function`, with the signature of `jax.nn.dot_product_attention` or of torch's
+"""A user's `module:function` as a kernel.
+
+Its signature is that of `jax.nn.dot_product_attention` or of torch's
 `scaled_dot_product_attention`.
 """
 
@@ -13,12 +15,10 @@ from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 def user_kernel(name: str) -> Callable[[Inputs], Outputs]:
-    """The function, called with torch tensors where its first parameters are torch's, else with JAX
-    arrays.
+    """Return the kernel that a user's function is; it is given torch tensors or JAX arrays.
 
-    A function whose first parameter is called `query` and whose third is `value`, in that order, is
-    called by either library's convention: (query, key, value, *, scale, is_causal). What it is
-    given follows from its module: torch tensors (B, N, T, H) if the module has imported torch and
+    The function is called by the convention that both libraries share: (query, key, value, *,
+    scale, is_causal). It is given torch tensors (B, N, T, H) if its module has imported torch and
     not jax, JAX arrays (B, T, N, H) otherwise.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Dose-response of training to one rounded event: `roundscope dose`."""
+"""The dose-response of training to one rounded event: `roundscope dose`."""

@@ -1,6 +1,4 @@
-"""`Dose`: what is wrong in one run, its rate and its seed; and which doses run in one
-executable.
-"""
+"""`Dose`: what is wrong in one run, its rate and its seed; and which doses share an executable."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,17 +14,18 @@ from roundscope.experiments.train.gpt.offset import BIAS
 from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm, Settings, typed
 
-ADDED = ("words", "also", "offset")  # where they are empty, the key is that of a dose without them
+# fields that were added later: where they are empty, the key is that of a dose without them
+ADDED = ("words", "also", "offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dose:
-    """One run. site None: no event is named, the arm is exact unless `also` or `offset` says more.
+    """One run. If site is None no event is named: it is exact unless `also` or `offset` says more.
 
-    bits     p of the significand, the leading one counted
-    words    of the model, over the scale's, such as data=repeat: the exact arm has them too
-    also     changes of its attention in the trainer's words, before that of `site`
-    offset   (kind, c): what delta's operand is off by, `experiments.train.gpt.offset`; the exact
+    bits     the precision p of the significand, the leading bit included
+    words    settings of the model over the scale's, such as data=repeat; the exact arm has them too
+    also     changes of its attention in the trainer's words, made before that of `site`
+    offset   (kind, c): the error of delta's operand, see `experiments.train.gpt.offset`; the exact
              arm has c = 0
     """
 
@@ -42,14 +41,13 @@ class Dose:
 
     @property
     def change(self) -> tuple[str, ...]:
-        """As the trainer's words: one format at one event, with the exponents of BF16 and of
-        binary32.
+        """The dose in the trainer's words: one format at one event, with the exponents of BF16.
+
+        BF16 and binary32 have the same exponents.
         """
-        return (
-            self.also
-            if self.site is None
-            else (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
-        )
+        if self.site is None:
+            return self.also
+        return (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
 
     @property
     def point(self) -> "Dose":
@@ -58,14 +56,14 @@ class Dose:
 
     @property
     def exact(self) -> "Dose":
-        """The arm that differs in nothing else."""
+        """The arm that is exact and differs in nothing else."""
         return replace(
             self, site=None, mode=EVEN, bits=MOST_BITS, also=(), offset=self.offset and (BIAS, 0.0)
         )
 
 
 def doses(scale: Scale) -> list[Dose]:
-    """Every run of a scale, each once, exact arms first."""
+    """Return every run of a scale, each once, exact arms first."""
     found = [
         Dose(site=site, mode=mode, bits=bits, rate=rate, steps=study.steps, seed=seed)
         for study in scale.studies
@@ -78,20 +76,20 @@ def doses(scale: Scale) -> list[Dose]:
     return with_exact(found)
 
 
-def with_exact(found: Sequence[Dose]) -> list[Dose]:
-    """Doses and their exact arms, each once, these first."""
-    return list(dict.fromkeys([*(dose.exact for dose in found), *found]))
+def with_exact(wanted: Sequence[Dose]) -> list[Dose]:
+    """Return doses and their exact arms, each once; the exact arms come first."""
+    return list(dict.fromkeys([*(dose.exact for dose in wanted), *wanted]))
 
 
 def key(config: Config, dose: Dose) -> str:
-    """The name of a result: of all that decides it but versions and device."""
+    """Return the key of a result: of all that decides it but versions and device."""
     kept = {name: value for name, value in deciding(config).items() if name not in NAMED}
     own = {name: value for name, value in described(dose).items() if name not in ADDED or value}
     return key_of(kept, own)
 
 
 def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:
-    """Doses of equally many steps and the same words as arms of one run.
+    """Return doses of equally many steps and the same words as arms of one run.
 
     The rate stays at its peak after the warm-up, so that it does not depend on the number of steps.
     """
@@ -105,15 +103,15 @@ def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:
 
 
 def _injected(dose: Dose) -> tuple[str, ...]:
-    """Its offset in the trainer's words."""
+    """Return a dose's offset in the trainer's words."""
     return () if dose.offset is None else (f"-> offset={dose.offset[1]}:{dose.offset[0]}",)
 
 
 def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
-    """Doses by executable: equally many steps, the same words, one structure (stochastic roundings
-    are another, an offset too).
+    """Return doses by executable: equally many steps, the same words and one structure of plans.
 
-    Raises UsageError for an event that the plan has not.
+    Plans with stochastic roundings or with an offset have another structure. Raises UsageError for
+    an event that the plan does not have.
     """
     alike: dict[tuple[int, tuple[str, ...]], list[Dose]] = {}
     for dose in wanted:
@@ -126,13 +124,13 @@ def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
 
 
 def config_of(config: Config, dose: Dose) -> Config:
-    """The config with the words of a dose over it. Raises UsageError."""
+    """Return the config with the words of a dose over it. Raises UsageError."""
     pairs = (word.partition("=") for word in dose.words)
     return replace(config, **{name: typed(name, value) for name, _, value in pairs})
 
 
 def described(dose: Dose) -> dict[str, Any]:
-    """As plain data."""
+    """Return a dose as plain data."""
     return asdict(dose) | {
         "site": None if dose.site is None else str(dose.site),
         "mode": str(dose.mode),

@@ -13,7 +13,8 @@ from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.estimates import Estimate, factor
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, judge
 
-HARMLESS = 0.05  # nats above the exact arm's final loss; the probe's runs lay within 0.02
+# nats above the exact arm's final loss, below which an arm is harmless; the probe's lay within 0.02
+HARMLESS = 0.05
 RULES = (
     "Harmless: no run diverged and the 95 % interval of the excess loss over the exact arm of the"
     f" same seed ends below {HARMLESS} nats; it is not where more than half of the runs of a point"
@@ -25,8 +26,12 @@ RULES = (
 )
 
 
+FAST = "toward zero diverges from p = 6 down at lr 1e-2 within 2,000 steps"
+SLOW = "and from p = 4 down at lr 1e-3, after 3,000 to 9,000 steps"
+
+
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """Every statement, at every rate where it was measured."""
+    """Return a verdict for every statement, at every rate where it was measured."""
     rates = [rate for site, rate in r.panels() if site is Site.OD]
     found = [
         verdict
@@ -35,31 +40,16 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
     ]
     return [
         *found,
-        _diverges(
-            r,
-            scale,
-            ZERO,
-            1e-2,
-            range(7),
-            2000,
-            "toward zero diverges from p = 6 down at lr 1e-2 within 2,000 steps",
-        ),
-        _diverges(
-            r,
-            scale,
-            ZERO,
-            1e-3,
-            range(5),
-            9000,
-            "and from p = 4 down at lr 1e-3, after 3,000 to 9,000 steps",
-        ),
+        _diverges(r, scale, ZERO, 1e-2, range(7), 2000, FAST),
+        _diverges(r, scale, ZERO, 1e-3, range(5), 9000, SLOW),
         _diverges(r, scale, OUTWARD, 1e-2, (8,), 2000, "away from zero diverges already at p = 8"),
     ]
 
 
 def same_size(r: Results, rate: float) -> list[tuple[int, list[Run[Dose]], list[Run[Dose]]]]:
-    """(p, toward zero at p, nearest-even at p - 1), where both were run: errors uniform in an ulp,
-    2^-p x sqrt(1/3) both.
+    """Return (p, toward zero at p, nearest-even at p - 1) where both were run.
+
+    Both errors are uniform in an ulp and have the same size: their rms is 2^-p x sqrt(1/3).
     """
     zero, even = r.series(Site.OD, ZERO, rate), r.series(Site.OD, EVEN, rate)
     return [(p, own, even[p - 1]) for p, own in zero.items() if p - 1 in even]
@@ -69,24 +59,15 @@ def _sign(r: Results, rate: float, scale: Scale) -> Verdict:
     claim, case = "it is the sign of the error, not its size, that kills", f"OD, lr {rate:g}"
     pairs = [(p, time_of(zero), time_of(even)) for p, zero, even in same_size(r, rate)]
     if not pairs:
-        return _verdict(
-            claim,
-            case,
-            scale,
-            Word.NOT_TESTABLE,
-            "needs toward-zero at p and nearest-even at p - 1 bits",
-        )
+        needs = "needs toward-zero at p and nearest-even at p - 1 bits"
+        return _verdict(claim, case, scale, Word.NOT_TESTABLE, needs)
     strong = [(p, z, e) for p, z, e in pairs if 2 * z.diverged > z.runs and not e.diverged]
     as_often = [
         (p, z, e) for p, z, e in pairs if e.diverged and e.diverged * z.runs >= z.diverged * e.runs
     ]
-    word = (
-        Word.AGREES
-        if strong and not as_often
-        else Word.CONTRADICTS
-        if as_often and not strong
-        else Word.UNDECIDED
-    )
+    word = Word.UNDECIDED
+    if bool(strong) != bool(as_often):
+        word = Word.AGREES if strong else Word.CONTRADICTS
     words = "; ".join(
         f"p = {p}: {z.words}, nearest-even p = {p - 1}: {e.diverged} of {e.runs}"
         for p, z, e in pairs
@@ -155,8 +136,9 @@ def _norms(r: Results, rate: float, scale: Scale) -> Verdict:
 
 
 def ahead(r: Results, run: Run[Dose]) -> float | None:
-    """||W_Q|| over that of the exact arm at the last look before the run diverged; None if it did
-    not, or before the first look.
+    """Return ||W_Q|| over that of the exact arm at the last look before the run diverged.
+
+    None if it did not diverge, or before the first look.
     """
     if run.diverged is None:
         return None

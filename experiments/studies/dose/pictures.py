@@ -1,6 +1,4 @@
-"""The pictures: time to divergence and final loss against significand bits, and ||W_Q|| along the
-run.
-"""
+"""The pictures: time to divergence and final loss against significand bits, and ||W_Q||."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +18,7 @@ from roundscope.experiments.studies.framework.figures.survival import decades, s
 from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
-STYLE = {  # colour-blind readers tell these apart
+STYLE = {  # colors that color-blind readers can tell apart
     RoundingMode.TIES_TO_EVEN: ("#0072b2", "o"),
     RoundingMode.TIES_TO_AWAY: ("#56b4e9", "s"),
     RoundingMode.STOCHASTIC: ("#009e73", "D"),
@@ -31,8 +29,9 @@ COLUMNS, ASIDE = 2, 0.17
 
 
 def times(r: Results) -> Figure:
-    """Steps to divergence: seeds as dots, medians with the seeds' range, an arrow where runs ended
-    without it.
+    """Draw steps to divergence: seeds as dots, medians with the seeds' range.
+
+    An arrow marks runs that ended without divergence.
     """
     figure, axes = _panels(r, 3.0)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
@@ -50,8 +49,9 @@ def times(r: Results) -> Figure:
 
 
 def losses(r: Results) -> Figure:
-    """Final loss: seeds as dots, medians; the grey band is the exact arms' range; a cross at the
-    top is a loss that is not finite.
+    """Draw final losses: seeds as dots, medians; the grey band is the exact arms' range.
+
+    A cross at the top is a loss that is not finite.
     """
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
@@ -89,8 +89,9 @@ def _losses(ax: Axes, mode: RoundingMode, aside: float, series: dict[int, list[R
 
 
 def norms(r: Results) -> Figure:
-    """||W_Q|| along the run at the fewest bits: a thin line per seed, grey the exact arms, a cross
-    where an arm diverged.
+    """Draw ||W_Q|| along the run at the fewest bits: a thin line per seed; the exact arms are grey.
+
+    A cross marks where an arm diverged.
     """
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
@@ -145,7 +146,7 @@ def _panels(r: Results, height: float) -> tuple[Figure, Sequence[Any]]:
 def _series(
     r: Results, site: Any, rate: float
 ) -> list[tuple[RoundingMode, float, dict[int, list[Run[Dose]]]]]:
-    """(mode, how far to the side, bits -> results) of a panel."""
+    """Return (mode, its shift to the side, bits -> results) of a panel."""
     modes = r.modes()
     place = {mode: ASIDE * (i - (len(modes) - 1) / 2) for i, mode in enumerate(modes)}
     found = [(mode, place[mode], r.series(site, mode, rate)) for mode in modes]

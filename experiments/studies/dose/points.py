@@ -1,4 +1,4 @@
-"""The table of points: every event, mode, number of bits and rate with its seeds' numbers."""
+"""The table of points: every event, mode, number of bits and rate, with its seeds' numbers."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ HEADS = (
 
 
 def points(r: Results) -> list[dict[str, Any]]:
-    """A row per point, as data."""
+    """Return a row per point, as data."""
     found = []
     for (site, mode, bits, rate), own in sorted(r.points.items(), key=lambda item: _order(item[0])):
         time = time_of(own)
@@ -47,7 +47,7 @@ def points(r: Results) -> list[dict[str, Any]]:
 
 
 def rows(r: Results) -> list[list[str]]:
-    """A row per point, in words; the columns of HEADS."""
+    """Return a row per point, in words; the columns are those of HEADS."""
     found = []
     for (site, mode, bits, rate), own in sorted(r.points.items(), key=lambda item: _order(item[0])):
         loss = mean({run.condition.seed: run.loss for run in own})

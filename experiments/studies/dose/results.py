@@ -1,8 +1,8 @@
-"""What came of doses: points, their exact arms, and what a run's series say.
+"""The results of doses: points, their exact arms, and what the series of a run say.
 
 A run's curve has (steps done, mean loss since the last entry, largest ||W_Q,h||_2), every 25 steps
 from 0. extra["shares"] has (steps done, mean over heads, largest of a head) of the share of rows
-with several P = 1 (`ties`); empty if they were not counted.
+with several P = 1 (`ties`); it is empty if they were not counted.
 """
 
 import math
@@ -20,14 +20,15 @@ Point = tuple[Site | None, RoundingMode, int, float]  # event, mode, bits, rate
 
 
 def growth(run: Run[Dose]) -> float:
-    """The largest finite ||W_Q,h||_2 of the run over that of its first weights."""
+    """Return the largest finite ||W_Q,h||_2 of the run over that of its first weights."""
     norms = [norm for _, _, norm in run.curve if math.isfinite(norm)]
     return max(norms) / norms[0]
 
 
 def ties(run: Run[Dose]) -> float:
-    """The mean share of rows with several P = 1 before the run diverged; NaN if none was
-    counted.
+    """Return the mean share of rows with several P = 1 before the run diverged.
+
+    NaN if none was counted.
     """
     found = [mean for step, mean, _ in run.extra["shares"] if step <= run.time]
     return float(np.mean(found)) if found else math.nan
@@ -46,33 +47,33 @@ class Results:
         self._exact = {r.condition: r for r in self.all if r.condition == r.condition.exact}
 
     def series(self, site: Site, mode: RoundingMode, rate: float) -> dict[int, list[Run[Dose]]]:
-        """Bits -> results, in the order of bits."""
+        """Return bits -> results, in the order of bits."""
         found = {
             p: own for (s, m, p, lr), own in self.points.items() if (s, m, lr) == (site, mode, rate)
         }
         return dict(sorted(found.items()))
 
     def panels(self) -> list[tuple[Site, float]]:
-        """The (event, rate) that were measured, in their order."""
+        """Return the pairs of event and rate that were measured, in their order."""
         return list(
             dict.fromkeys((site, rate) for site, _, _, rate in self.points if site is not None)
         )
 
     def modes(self) -> list[RoundingMode]:
-        """In the order of RoundingMode."""
+        """Return the modes that were measured, in the order of RoundingMode."""
         found = {mode for site, mode, _, _ in self.points if site is not None}
         return [mode for mode in RoundingMode if mode in found]
 
     def exact(self, result: Run[Dose]) -> Run[Dose]:
-        """The exact arm of the same rate, steps and seed."""
+        """Return the exact arm of the same rate, steps and seed."""
         return self._exact[result.condition.exact]
 
     def excess(self, results: Sequence[Run[Dose]]) -> Estimate:
-        """Final loss above the exact arm's, nats: pairs of seeds, those whose losses are finite."""
+        """Return the final loss above the exact arm's in nats, over pairs of finite losses."""
         return mean({r.condition.seed: r.loss - self.exact(r).loss for r in results})
 
     def growth(self, results: Sequence[Run[Dose]]) -> Estimate:
-        """Growth of ||W_Q|| over the exact arm's: mean of log2 of it, pairs of seeds."""
+        """Return log2 of the growth of ||W_Q|| over the exact arm's, a mean over seeds."""
         return mean(
             {r.condition.seed: math.log2(growth(r) / growth(self.exact(r))) for r in results}
         )

@@ -1,5 +1,6 @@
-"""A launch: all its arms in one executable from the first step to the last, those that have
-diverged too.
+"""The training of a launch: all its arms in one executable, from the first step to the last.
+
+Arms that have diverged go on too.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +28,12 @@ Progress = Callable[[int], None]  # steps done
 def launch(
     config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False
 ) -> list[Run[Dose]]:
-    """The results of doses of one structure, the same words and equally many steps, in their order;
-    ties: with their `shares`.
+    """Return the results of doses that share structure, words and steps, in their order.
 
-    An arm whose weights are no longer finite goes on: arms are entries of one vmap, nothing crosses
-    them and no branch depends on values. Same doses, same device: same results; native sums may
-    differ between numbers of arms in one launch.
+    With `ties` they have their `shares`. An arm whose weights are no longer finite goes on: arms
+    are entries of one vmap, so nothing crosses them and no branch depends on values. The same doses
+    give the same results on the same device; native sums may differ between numbers of arms in one
+    launch.
     """
     settings = settings_of(config, doses)
     state = one_step.start(
@@ -60,7 +61,7 @@ def launch(
 
 
 def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:
-    """(mean, largest) over heads of the share of rows with several P = 1, (arms, 2)."""
+    """Return the mean and the largest share of rows with several P = 1 over heads, (arms, 2)."""
     plans = group.plans(0)[0]
     assert plans is not None
     found = shares_of(group.settings.config, group.state.params, group.own(batches), plans)
@@ -69,7 +70,7 @@ def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:
 
 @jax.jit
 def largest(params: Any) -> Array:
-    """The largest ||W_Q,h||_2 of all layers and heads, (arms,)."""
+    """Return the largest ||W_Q,h||_2 of all layers and heads, (arms,)."""
     return jnp.max(monitor.query_norms(params["layers"]["qkv"]), axis=(1, 2))
 
 

@@ -1,5 +1,6 @@
-"""What `roundscope dose` measures: --quick for two cores, full for a GPU, and KEY=VALUE over
-either.
+"""What `roundscope dose` measures: --quick for two cores, full for a GPU.
+
+KEY=VALUE words change either.
 """
 
 import dataclasses
@@ -32,13 +33,14 @@ OWN = (
     "keep",
     "monitor_every",
 )
-MOST_BITS = 24  # of binary32, the carrier of what is not rounded
+MOST_BITS = 24  # the precision of binary32, in which everything is that is not rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """All combinations of events, modes, significand bits (p) and peak rates, each for so many
-    steps; and the exact arm of each rate.
+    """All combinations of events, modes, significand bits (p) and peak rates.
+
+    Each of them runs for `steps` steps, and so does the exact arm of each rate.
     """
 
     sites: tuple[Site, ...]
@@ -50,8 +52,9 @@ class Study:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A model in which all is FP32 but one event (linear layers too), with native sums; and its
-    studies.
+    """A model in which everything but one event is FP32, linear layers too; and its studies.
+
+    Its sums are native.
     """
 
     name: str
@@ -99,10 +102,11 @@ FULL = Scale(
 
 
 def scale(words: Sequence[str], *, quick: bool, seeds: str | None) -> Scale:
-    """The scale that was asked for.
+    """Return the scale that was asked for.
 
-    words   site=OD,O mode=toward-zero p=2-4 lr=1e-2,1e-3 steps=2000: of every study;  width=64 ...:
-            of the model
+    words   for every study, such as  site=OD,O mode=toward-zero p=2-4 lr=1e-2,1e-3 steps=2000;
+            or for the model, such as  width=64
+
     Raises UsageError naming key, value and repair.
     """
     found = QUICK if quick else FULL
@@ -142,7 +146,7 @@ def _bits(name: str, text: str) -> tuple[int, ...]:
 
 
 def steps_of(name: str, text: str) -> int:
-    """A number of steps. Raises UsageError."""
+    """Return a number of steps. Raises UsageError."""
     steps: int = typed("steps", text)
     if steps < 1:
         raise bad(name, text, "give at least 1 step")

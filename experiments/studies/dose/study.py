@@ -1,6 +1,7 @@
 """`roundscope dose` as a study: doses of one rounded event, or the cases of one of four topics.
 
-`asked` reads the words of the command line; `of_scale` and `of_topic` say what is run and told.
+`asked` reads the words of the command line; `of_scale` and `of_topic` say what is run and what is
+reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,12 @@ TOPICS = {"bias": bias, "scaling": scaling, "conditions": conditions, "identity"
 PAIRED = "mean [95 % t interval] over seeds, pairs of one seed"
 
 
-def asked(given: Sequence[str], *, name: str | None, quick: bool, seeds: str | None) -> Study:
-    """The study that words and options ask for; name: of a topic, None for doses of one event.
+def asked(
+    given: Sequence[str], *, name: str | None, quick: bool, seeds: str | None
+) -> Study[Results] | Study[Found]:
+    """Return the study that words and options ask for.
+
+    name   the name of a topic; None for doses of one event
 
     Raises UsageError naming the word and the repair.
     """
@@ -38,15 +43,16 @@ def asked(given: Sequence[str], *, name: str | None, quick: bool, seeds: str | N
 
 
 def topic(name: str, given: Sequence[str], *, quick: bool, seeds: tuple[int, ...] | None) -> Topic:
-    """The topic of that name. Raises UsageError naming the word and the repair."""
+    """Return the topic of that name. Raises UsageError naming the word and the repair."""
     if name not in TOPICS:
         raise UsageError(f"--study: {unknown('study', name, tuple(TOPICS))}")
     module = TOPICS[name]
-    return (module.quick() if quick else module.full()).given(given, seeds)
+    chosen: Topic = module.quick() if quick else module.full()
+    return chosen.given(given, seeds)
 
 
-def of_scale(asked: Scale) -> Study:
-    """Every dose of a scale, at its points."""
+def of_scale(asked: Scale) -> Study[Results]:
+    """Return the study of every dose of a scale."""
     return Study(
         name="dose",
         question=words.QUESTION,
@@ -75,8 +81,8 @@ def of_scale(asked: Scale) -> Study:
     )
 
 
-def of_topic(name: str, asked: Topic) -> Study:
-    """The cases of a topic."""
+def of_topic(name: str, asked: Topic) -> Study[Found]:
+    """Return the study of the cases of a topic."""
     return Study(
         name=name,
         file="dose",
@@ -109,7 +115,7 @@ def _launches(config: Config, wanted: Sequence[Dose], ties: bool, store: Store) 
 
 
 def _launch(config: Config, group: Sequence[Dose], ties: bool, store: Store) -> Launch:
-    """Doses of one executable; those that are there are not trained again."""
+    """Return the launch of doses of one executable; those that are stored are not trained again."""
     keys = {dose: key(config, dose) for dose in group}
 
     def run(progress: Progress) -> Mapping[str, Run[Any]]:
@@ -133,7 +139,7 @@ def _read(config: Config, wanted: Sequence[Dose], store: Store) -> dict[Dose, Ru
 
 
 def _results(asked: Scale, store: Store) -> Results | None:
-    """The points that are there with all seeds and their exact arms."""
+    """Return the points that are stored with all seeds and their exact arms."""
     wanted = doses(asked)
     found = _read(asked.config, wanted, store)
     lacking = {(d.point, d.exact.point) for d in wanted if d not in found}
@@ -143,7 +149,7 @@ def _results(asked: Scale, store: Store) -> Results | None:
 
 
 def _found(asked: Topic, store: Store) -> Found | None:
-    """All cases: an answer compares them."""
+    """Return all cases, since an answer compares them; None if one is missing."""
     found = _read(asked.config, asked.doses, store)
     return Found(asked, found.values()) if len(found) == len(asked.doses) else None
 

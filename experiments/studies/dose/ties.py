@@ -1,5 +1,6 @@
-"""Rows in which several P are 1: how many a training's attention has, as its plan rounds the
-scores.
+"""The share of rows in which several P are 1, in the attention of a training.
+
+Scores are rounded as its plan rounds them.
 """
 
 from functools import lru_cache, partial
@@ -21,11 +22,11 @@ from roundscope.experiments.train.gpt.step import numbers_only
 
 
 def shares(config: Config, params: Any, tokens: np.ndarray, plans: HeadPlans) -> np.ndarray:
-    """Share of rows with several scores within 1.955e-3 of the largest, where P rounds to 1 in
-    BF16: (arms, layers, heads).
+    """Return the share of rows with several scores within 1.955e-3 of the largest.
 
-    params and plans of arms; tokens (B, T + 1), or (A, B, T + 1): the first sequence is read.
-    Scores are as the plan rounds them (SCALED).
+    There P rounds to 1 in BF16. The result is (arms, layers, heads). params and plans are those of
+    arms; tokens are (B, T + 1) or (A, B, T + 1), of which the first sequence is read. Scores are as
+    the plan rounds them (SCALED).
     """
     one = tokens[..., :1, :].astype(np.int32)
     q, k = _reading(numbers_only(config))(params, one, plans)
@@ -35,7 +36,7 @@ def shares(config: Config, params: Any, tokens: np.ndarray, plans: HeadPlans) ->
 
 @lru_cache(8)
 def _reading(config: Config) -> Any:
-    """q and k, (A, L, 1, T, N, H)."""
+    """Return the jitted function that gives q and k, (A, L, 1, T, N, H)."""
 
     def one(params: Any, tokens: Array, plans: HeadPlans) -> tuple[Array, Array]:
         return model.attention_inputs(params, tokens, plans, config)[:2]
@@ -65,8 +66,9 @@ def _setup(config: Config, plans: HeadPlans) -> Setup:
 
 @partial(jax.jit, static_argnums=0)
 def _shares(setup: Setup, table: Array, q: Array, k: Array) -> Array:
-    """Every (arm, layer, head) as a batch entry of one head; K in the place of V, which no score
-    reads.
+    """Return the shares, with every (arm, layer, head) as a batch entry of one head.
+
+    K takes the place of V, which no score reads.
     """
     t = setup.queries
     entries = [x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, x.shape[5]) for x in (q, k)]

@@ -1,4 +1,4 @@
-"""The answer in a sentence, and what pictures show."""
+"""The answer in a sentence, and the names of modes and events in words."""
 
 from roundscope.attention.sites import Site
 from roundscope.emu.rounding.modes import RoundingMode
@@ -18,7 +18,7 @@ MODES = {
 }
 SITES = {
     Site.OD: "O as delta reads it (OD)",
-    Site.O: "O before normalisation (O)",
+    Site.O: "O before normalization (O)",
     Site.OUT: "output (OUT)",
     Site.P: "P",
     Site.PV: "P V",
@@ -36,17 +36,17 @@ LEFT_OUT = (
 
 
 def mode_words(mode: RoundingMode) -> str:
-    """A mode in words."""
+    """Return a mode in words."""
     return MODES.get(mode, str(mode))
 
 
 def site_words(site: Site) -> str:
-    """An event in words."""
+    """Return an event in words."""
     return SITES.get(site, str(site))
 
 
 def answer(r: Results) -> str:
-    """The question, answered in one sentence from the rate where toward zero killed most."""
+    """Return the answer in one sentence, from the rate at which toward zero killed most."""
     chosen = _strongest(r)
     if chosen is None:
         return (
@@ -72,8 +72,9 @@ def answer(r: Results) -> str:
 
 
 def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
-    """(rate, p, toward zero at p, nearest-even at p - 1) with the largest difference in the part of
-    runs that diverged; of equal ones the most bits.
+    """Return (rate, p, toward zero at p, nearest-even at p - 1) with the largest difference.
+
+    The difference is that of the shares of runs that diverged; of equal ones the most bits count.
     """
     rates = [rate for site, rate in r.panels() if site is Site.OD]
     found = [
@@ -89,8 +90,9 @@ def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
 
 
 def _also(r: Results, rate: float, p: int) -> str:
-    """How many died of stochastic and of outward rounding to as many bits; empty if none was
-    run.
+    """Return how many runs diverged with stochastic and with outward rounding to as many bits.
+
+    Empty if none was run.
     """
     found = ""
     for mode, word in ((RANDOM, "stochastically"), (OUTWARD, "away from zero")):
@@ -110,7 +112,10 @@ def _growth(r: Results, rate: float) -> str:
 
 
 def others(r: Results) -> str:
-    """What toward zero does at the other events, the fewest bits each; empty if none was run."""
+    """Return what toward zero does at the other events, at the fewest bits each, in a sentence.
+
+    Empty if none was run.
+    """
     found = []
     for site, rate in r.panels():
         series = r.series(site, ZERO, rate)

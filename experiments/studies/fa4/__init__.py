@@ -1,5 +1,4 @@
-"""FlashAttention-4's FP8 forward: the published errors of its two offsets, and how much too short
-its output is.
+"""FlashAttention-4's forward in FP8: its published errors, and how much too short its output is.
 
-Here: the study `roundscope reproduce fa4`. Not here: the plans (attention.plans.blackwell).
+Here is the study `roundscope reproduce fa4`; the plans are in attention.plans.blackwell.
 """

@@ -1,5 +1,6 @@
-"""What FlashAttention-4's plans do in the published experiment: exact E4M3 inputs, 8,192 keys,
-logits of a given deviation.
+"""The errors of FlashAttention-4's plans in the published experiment.
+
+Its inputs are exact in E4M3, it has 8,192 keys, and its logits have a given standard deviation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +28,11 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A plan at a deviation of the logits, by seed.
+    """A plan at one standard deviation of the logits; numbers by seed.
 
-    root  |O - exact| / |exact|, of root mean squares;  mean: the same of mean magnitudes
-    gain  <O - exact, exact> / |exact|^2: below 0, O is too short
+    root  |O - exact| / |exact| of root mean squares
+    mean  the same of mean magnitudes
+    gain  <O - exact, exact> / |exact|^2; below 0, O is too short
     """
 
     plan: str
@@ -41,22 +43,24 @@ class Point:
 
 
 def inputs(seed: int, keys: int = KEYS, queries: int = QUERIES) -> Arrays:
-    """q, k, v of one head, (1, T, 1, 128): normal numbers within 3 that E4M3 has, so that nothing
-    is lost before the kernel.
+    """Return q, k, v of one head, (1, T, 1, 128).
+
+    They are normal numbers clipped to [-3, 3] and rounded to E4M3, so that the kernel reads them
+    exactly.
     """
     rng = np.random.default_rng(seed)
 
-    def own(tokens):
+    def clipped(tokens: int) -> np.ndarray:
         return np.clip(rng.standard_normal((1, tokens, 1, WIDTH)), -3.0, 3.0)
 
     q, k, v = (
-        np.asarray(round_to(own(tokens), E4M3), np.float64) for tokens in (queries, keys, keys)
+        np.asarray(round_to(clipped(tokens), E4M3), np.float64) for tokens in (queries, keys, keys)
     )
     return q, k, v
 
 
 def errors(plan: Plan | str, deviation: float, x: Arrays) -> tuple[float, float, float]:
-    """(root, mean, gain) of a `Point`, against binary64 on the same numbers."""
+    """Return (root, mean, gain) of a `Point`, against binary64 on the same inputs."""
     plan = Plan.preset(plan) if isinstance(plan, str) else plan
     plan = plan.rounded(dict.fromkeys((Site.Q, Site.K, Site.V), E4M3))  # descale = 1
     ours, exact = (_out(p, deviation, x) for p in (plan, "exact"))
@@ -77,7 +81,7 @@ def _out(plan: Plan | str, deviation: float, x: Arrays) -> np.ndarray:
 
 
 def measured(seeds: Sequence[int]) -> Iterator[Point]:
-    """A point for each plan and deviation."""
+    """Yield a point for each plan and standard deviation."""
     given = {seed: inputs(seed) for seed in seeds}
     for plan in PLANS:
         for deviation in DEVIATIONS:

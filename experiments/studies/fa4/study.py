@@ -1,5 +1,6 @@
-"""`roundscope reproduce fa4` as a `Study`: everything is computed in seconds, no results file is
-kept.
+"""`roundscope reproduce fa4` as a `Study`.
+
+Everything is computed in seconds, so no results file is kept.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from roundscope.experiments.studies.framework.study import Figure, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict, interval, judge
 
 Points = Sequence[Point]
-THIRD = (3 / 4, 4 / 3)  # of our error over the published one
+THIRD = (3 / 4, 4 / 3)  # the range of our error over the published one in which they agree
 NAMES = {
     "fa4-fp8": "offset 8, threshold 4",
     "fa4-fp8-offset4": "offset 4, threshold 4",
@@ -58,12 +59,12 @@ CAVEATS = (
 
 
 def asked(quick: bool) -> Study[Points]:
-    """The study of few seeds, or of all."""
+    """Return the study with few seeds if `quick`, else with all of them."""
     return study(range(FA4.seeds[not quick]), "quick" if quick else "full")
 
 
 def study(seeds: Sequence[int], scale: str = "") -> Study[Points]:
-    """The study of these seeds."""
+    """Return the study with these seeds."""
     return Study(
         name=FA4.name,
         paper=FA4.paper,
@@ -106,15 +107,13 @@ def study(seeds: Sequence[int], scale: str = "") -> Study[Points]:
 
 
 def _published(point: Point) -> float | None:
-    return (
-        PUBLISHED[point.plan][DEVIATIONS.index(point.deviation)]
-        if point.plan in PUBLISHED
-        else None
-    )
+    if point.plan not in PUBLISHED:
+        return None
+    return PUBLISHED[point.plan][DEVIATIONS.index(point.deviation)]
 
 
 def claims(points: Points) -> list[Verdict]:
-    """Each published error beside ours."""
+    """Return a verdict for each published error, which compares it with ours."""
     return [
         _verdict(point, published)
         for point in points
@@ -136,7 +135,7 @@ def _verdict(point: Point, published: float) -> Verdict:
 
 
 def answer(points: Points) -> str:
-    """How short O is, and where it is not."""
+    """Return a sentence that says by how much O is too short, and when it is not."""
     by = {(p.plan, p.deviation): 100 * mean(p.gain).mean for p in points}
     short = ", ".join(f"{-by['fa4-fp8', d]:.1f}" for d in DEVIATIONS)
     others = max(
@@ -150,9 +149,9 @@ def answer(points: Points) -> str:
 
 
 def rows(points: Points) -> list[list[str]]:
-    """A line for each plan and deviation."""
+    """Return a line for each plan and standard deviation."""
 
-    def shown(p):
+    def shown(p: Point) -> str:
         return "" if (x := _published(p)) is None else f"{x:.3f}"
 
     return [
@@ -169,7 +168,7 @@ def rows(points: Points) -> list[list[str]]:
 
 
 def picture(points: Points) -> Picture:
-    """Errors beside the published ones, and how short O is."""
+    """Draw our errors beside the published ones, and how much too short O is."""
     figure, axes = canvas(3.9, 1, 2)
     for plan, colour, marker in zip(PLANS, COLOURS, MARKERS, strict=False):
         own = [p for p in points if p.plan == plan]

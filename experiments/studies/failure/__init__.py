@@ -1,3 +1,1 @@
-"""The claims of arXiv 2510.04212 (Qiu and Yao), each with a verdict: `roundscope reproduce
-qiu-yao`.
-"""
+"""The claims of arXiv 2510.04212 (Qiu and Yao), with verdicts: `roundscope reproduce qiu-yao`."""

@@ -1,5 +1,4 @@
-"""What the rest of dS (`training.rest`) says of a run: functions of what its `extra` holds as
-"rest".
+"""What the rest of dS (`training.rest`) says of a run, from what its `extra` holds as "rest".
 
 rest   |sum R|, sum |R| and sum |dW_Q| of layers and heads, in the steps after the warm-up
 """
@@ -11,17 +10,20 @@ from roundscope.experiments.results.run import Run
 
 
 def share(run: Run[Any]) -> float:
-    """Of the rest of dS in the gradient of W_Q: sum |R| / sum |dW_Q|, over looks and heads."""
+    """Return the share of the rest of dS in the gradient of W_Q: sum |R| / sum |dW_Q|.
+
+    The sums are over looks and heads.
+    """
     return _ratio(run, 1, 2)
 
 
 def steady(run: Run[Any]) -> float:
-    """|sum R| / sum |R|: how far R points one way."""
+    """Return |sum R| / sum |R|: how far R points one way."""
     return _ratio(run, 0, 1)
 
 
 def drift(run: Run[Any]) -> float:
-    """share x steady: |sum R| / sum |dW_Q|, what the rest puts into W_Q in one direction."""
+    """Return share x steady = |sum R| / sum |dW_Q|: what the rest adds to W_Q in one direction."""
     return _ratio(run, 0, 2)
 
 

@@ -1,4 +1,4 @@
-"""`Results`: what came of the trials, by case and row, and what of a part of them can be told."""
+"""`Results`: the runs of the trials by case and row, and which parts of them are complete."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,15 +12,15 @@ from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 
-Own = Sequence[Run[Trial]]  # of one row, in the order of seeds
+Own = Sequence[Run[Trial]]  # the runs of one row, in the order of seeds
 
 
 class Results:
     """Runs by (case, row).
 
-    scale   with the cases of which something is there
-    by      (case, row) -> its runs, in the order of seeds; one that rows share is the same in all,
-            with the condition of the first
+    scale   the scale, with the cases of which some runs are stored
+    by      (case, row) -> its runs, in the order of seeds; a run that rows share is the same in
+            all of them, with the condition of the first
     changes (case, row) -> its changes of the preset
     """
 
@@ -37,24 +37,26 @@ class Results:
         self.scale = replace(scale, cases=tuple(c for c in scale.cases if c.name in there))
 
     def of(self, case: str, row: str) -> list[Run[Trial]]:
-        """Empty where the row was not run."""
+        """Return the runs of a row; none where the row was not run."""
         return self.by.get((case, row), [])
 
     def rows(self, case: str) -> list[str]:
-        """The names of the rows of a case that were run."""
+        """Return the names of the rows of a case that were run."""
         return [row for own, row in self.by if own == case]
 
     def excess(self, case: str, own: Own) -> Estimate:
-        """Final loss above the case's FP32 run of the same seed in nats, of the runs that did not
-        diverge and ran as long.
+        """Return the final loss above the case's FP32 run of the same seed, in nats.
+
+        Only runs that did not diverge and ran as long count.
         """
         exact = {run.seed: run for run in self.of(case, FP32)}
         pairs = [(run, exact[run.seed]) for run in own if run.seed in exact]
         return mean({a.seed: a.loss - b.loss for a, b in pairs if a.steps == b.steps})
 
     def fails(self, case: str) -> bool:
-        """Whether every run of the case diverged and no FP32 run did: what a repair is measured
-        against.
+        """Return whether every run of the case diverged and no FP32 run did.
+
+        A repair is measured against such a case.
         """
         base, exact = self.of(case, FAILS), self.of(case, FP32)
         if not (base and exact):
@@ -63,7 +65,7 @@ class Results:
 
 
 def whole(wanted: Sequence[Entry], found: Collection[Trial]) -> list[Entry]:
-    """The entries of rows that are complete, in cases whose first two rows are.
+    """Return the entries of rows that are complete, in cases whose first two rows are.
 
     Rows that are judged together (layers, heads, the factorial: their names begin with the same
     word) are complete together.
@@ -78,6 +80,6 @@ def _place(entry: Entry) -> tuple[str, str]:
 
 
 def middle(values: Sequence[float]) -> float:
-    """The median of the finite ones, NaN without any."""
+    """Return the median of the finite numbers, NaN without any."""
     finite = [v for v in values if math.isfinite(v)]
     return float(np.median(finite)) if finite else math.nan

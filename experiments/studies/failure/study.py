@@ -24,12 +24,12 @@ from roundscope.experiments.studies.framework.words import NAMED
 
 
 def asked(quick: bool) -> Study[Results]:
-    """The study at the scale of --quick, or in full."""
+    """Return the study at the scale of --quick, or in full."""
     return study(scales.QUICK if quick else scales.FULL)
 
 
 def study(scale: Scale) -> Study[Results]:
-    """The ablation table, its controls, and what needs no training."""
+    """Return the ablation table, its controls, and what needs no training, as a study."""
     return Study(
         name="qiu-yao",
         question=QUESTION,
@@ -51,7 +51,10 @@ def study(scale: Scale) -> Study[Results]:
 
 
 def launches(scale: Scale, store: Store) -> list[Launch]:
-    """Of trials that are there, then of those that are missing; the sets of heads come last."""
+    """Return launches of trials that are stored, then of those that are missing.
+
+    The sets of heads come last.
+    """
     there = store.keys()
     parts = (entries(scale), sets(scale, store))
     return [launch for part in parts for launch in _of_part(scale, part, there)]
@@ -77,7 +80,10 @@ def _launch(scale: Scale, trials: Sequence[Trial]) -> Launch:
 
 
 def sets(scale: Scale, store: Store) -> list[Entry]:
-    """Row 8, whose heads are chosen from the failing runs of case A: empty until all are there."""
+    """Return row 8, whose heads are chosen from the failing runs of case A.
+
+    It is empty until all of those are stored.
+    """
     wanted = {
         e.trial: key(scale, e.trial)
         for e in entries(scale)
@@ -91,7 +97,7 @@ def sets(scale: Scale, store: Store) -> list[Entry]:
 
 
 def results(scale: Scale, store: Store) -> Results | None:
-    """What is there in whole rows; None without a case whose first two rows are there."""
+    """Return the stored runs in whole rows; None without a case whose first two rows are stored."""
     wanted = [*entries(scale), *sets(scale, store)]
     names = {e.trial: key(scale, e.trial) for e in wanted}
     first = {name: trial for trial, name in reversed(names.items())}  # rows may share a run

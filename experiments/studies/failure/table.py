@@ -14,7 +14,7 @@ PICKED = "O path FP32 in half of all heads"  # rows that no scale lists: `heads.
 
 
 def records(r: Results) -> list[dict[str, Any]]:
-    """A record per case and row."""
+    """Return a record per case and row."""
     words = _words(r)
     return [
         {
@@ -45,7 +45,7 @@ def _record(own: Own, changes: Sequence[str]) -> dict[str, Any]:
 
 
 def rows(r: Results) -> list[list[str]]:
-    """A line per case and row, in words."""
+    """Return a line per case and row, in words."""
     words = _words(r)
     return [
         [case, row, words.get((case, row), PICKED), times(own), *_numbers(r, case, own)]

@@ -1,4 +1,4 @@
-"""The answer in a sentence, and what pictures show."""
+"""The answer in a sentence, and the captions of the pictures."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,10 @@ from roundscope.experiments.studies.failure.results import Results
 from roundscope.experiments.studies.framework.counts import diverged
 
 QUESTION = "What kills low-precision attention in training, and what cures it?"
-REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilised softmax"}
+REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilized softmax"}
+CENTRED = (
+    "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was rounded,"
+)
 LEFT_OUT = (
     "Not shown: a failure of the published algorithm at the paper's own size (12 layers, width 768,"
     " context 1024, OpenWebText, thousands of steps). The cases fail because O, or everything, has"
@@ -26,7 +29,7 @@ PARTIAL = (
 
 
 def answer(r: Results) -> str:
-    """The question, answered in one sentence."""
+    """Return the answer in one sentence."""
     failing = [case.name for case in r.scale.cases if r.fails(case.name)]
     if not failing:
         return (
@@ -37,24 +40,18 @@ def answer(r: Results) -> str:
     own = r.of(PUBLISHED, FAILS)
     killed = "; ".join(f"{name}: {words[name]}" for name in failing)
     published = f", qiu-yao as it is in {diverged(own)} of {len(own)}" if own else ""
-    found = [
+    parts = [
         (
             f"training diverged in every run of {_plural('case', failing)} {listed(failing)}"
             f" ({killed}){published}, in FP32 never"
         ),
         *(_repair(r, _fair(r, failing, row), row, name) for row, name in REPAIRS.items()),
-        _repair(
-            r,
-            failing,
-            "centred",
-            "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was"
-            " rounded,",
-        ),
+        _repair(r, failing, "centred", CENTRED),
     ]
     found += _elsewhere(r, failing)
     left = [name for name in failing if diverged(r.of(name, "centred"))]
     also = f", and in {listed(left)} something else" if left else ""
-    return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in found if text)}."
+    return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in parts if text)}."
 
 
 def _elsewhere(r: Results, failing: Sequence[str]) -> list[str]:
@@ -73,8 +70,9 @@ def _elsewhere(r: Results, failing: Sequence[str]) -> list[str]:
 
 
 def _fair(r: Results, failing: Sequence[str], row: str) -> list[str]:
-    """The cases in which a repair could work: P_DP where it is not the failure itself, the
-    stabiliser where ties may be it.
+    """Return the cases in which a repair could work.
+
+    P_DP is left out where it is the failure itself, the stabilizer where ties cannot be its cause.
     """
     modes = {case.name: case.mode for case in r.scale.cases}
     left_out = {
@@ -94,9 +92,8 @@ def _repair(r: Results, failing: Sequence[str], row: str, name: str) -> str:
     ]
     if not tried:
         return ""
-    parts = ([f"cures {listed(cured)}"] if cured else []) + (
-        [f"does not cure {listed(not_cured)}"] if not_cured else []
-    )
+    parts = [f"cures {listed(cured)}"] if cured else []
+    parts += [f"does not cure {listed(not_cured)}"] if not_cured else []
     return f"{name} {' and '.join(parts)}"
 
 

@@ -1,1 +1,4 @@
-"""What every study shares: verdicts, statistics, tables, figures. Knows no particular study."""
+"""What every study shares: verdicts, statistics, tables and figures.
+
+Nothing here knows a particular study.
+"""

@@ -1,5 +1,6 @@
-"""The one command of all studies: runs what is missing, then writes the page and the JSON, and
-prints.
+"""The one command of all studies.
+
+It runs what is missing, then writes the page and the JSON, and prints the answer.
 """
 
 import json
@@ -14,20 +15,24 @@ from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.studies.framework import page, terminal
 from roundscope.experiments.studies.framework.loop import measured
-from roundscope.experiments.studies.framework.study import Outcome, Static, Study
+from roundscope.experiments.studies.framework.study import Outcome, R, Static, Study
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
 FAILED, INTERRUPTED = 1, 130
 
 
-def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: bool = False) -> int:
-    """Runs a study into the folder `out`. The exit code: 0, 1 if a launch failed, 130 after Ctrl-C.
+def run(
+    study: Study[Any], *, out: Path, command: str, as_json: bool = False, draw: bool = False
+) -> int:
+    """Run a study into the folder `out`. Return 0, 1 if a launch failed, or 130 after Ctrl-C.
 
-    command  as the user gave it, for the page
-    draw     trains nothing: the page shows what the results file holds, and says what is missing
+    command  the command as the user gave it, for the page
+    draw     whether to train nothing: the page then shows what the results file holds, and says
+             what is missing
 
-    After Ctrl-C launches that were done are kept and told, where whole parts are there. Raises
-    UsageError before anything is computed, StorageError for a folder that cannot be used now.
+    After Ctrl-C the launches that were done are kept, and reported where whole parts of the study
+    are complete. Raises UsageError before anything is computed, StorageError for a folder that
+    cannot be used now.
     """
     from roundscope.experiments.compile_cache import keep_compilations
 
@@ -51,9 +56,9 @@ def run(study: Study, *, out: Path, command: str, as_json: bool = False, draw: b
 
 
 def tell(
-    study: Study, results: Any, static: Static, about: dict[str, Any], out: Path, as_json: bool
+    study: Study[R], results: R, static: Static, about: dict[str, Any], out: Path, as_json: bool
 ) -> None:
-    """PAGE.html and NAME.json, and the answer, tables and verdicts to stdout."""
+    """Write PAGE.html and NAME.json, and print the answer, the tables and the verdicts."""
     verdicts = [*study.claims(results), *static.verdicts]
     data = data_of(study, results, verdicts, about)
     (out / f"{study.page}.html").write_text(
@@ -69,9 +74,9 @@ def tell(
 
 
 def data_of(
-    study: Study, results: Any, verdicts: Sequence[Verdict], about: dict[str, Any]
+    study: Study[R], results: R, verdicts: Sequence[Verdict], about: dict[str, Any]
 ) -> dict[str, Any]:
-    """A study as plain data."""
+    """Return a study with its results as plain data."""
     head = {"question": study.question, "answer": study.answer(results)}
     judged = {"verdicts": plain(verdicts)} if verdicts else {}
     tables = {table.name: table.records(results) for table in study.tables}
@@ -84,8 +89,8 @@ def _about(outcome: Outcome, command: str, seconds: float) -> dict[str, Any]:
     return {name: value for name, value in about.items() if name != "failure" or value}
 
 
-def _static(study: Study, outcome: Outcome) -> Static:
-    """What needs no runs; left out of a page that is not complete."""
+def _static(study: Study[Any], outcome: Outcome) -> Static:
+    """Return what needs no runs; nothing for a page that is not complete."""
     if study.static is None or outcome.there < outcome.launches:
         return Static()
     with bar("without training", study.parts) as progress:

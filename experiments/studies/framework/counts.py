@@ -1,6 +1,4 @@
-"""Counts of runs that diverged: intervals of shares, sign tests between paired runs, times to
-divergence.
-"""
+"""Counts of runs that diverged: intervals of shares, sign tests of paired runs, and times."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,15 +11,15 @@ from scipy.stats import beta, binom
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.verdicts import Word
 
-LEVEL = 0.05  # of one-sided tests
+LEVEL = 0.05  # the significance level of one-sided tests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """Steps to divergence over seeds; infinite: longer than the runs, which took `steps`.
+    """Steps to divergence over seeds; infinity if a run of `steps` steps did not diverge.
 
-    low and high are the smallest and the largest of the seeds: they hold the median with
-    probability 1 - 2^(1 - runs), 94 % for 5.
+    low and high are the smallest and the largest of the seeds. The interval between them contains
+    the median with probability 1 - 2^(1 - runs), 94 % for 5.
     """
 
     middle: float
@@ -33,7 +31,7 @@ class Time:
 
     @property
     def words(self) -> str:
-        """n of N, and when."""
+        """How many runs diverged and when, in words."""
         if not self.diverged:
             return f"0 of {self.runs} in {self.steps} steps"
         middle, low, high = map(self._step, (self.middle, self.low, self.high))
@@ -44,7 +42,7 @@ class Time:
 
 
 def time_of(runs: Sequence[Run[Any]]) -> Time:
-    """Of the seeds of one condition."""
+    """Return the times to divergence of the seeds of one condition."""
     x = np.array([run.time for run in runs])
     return Time(
         middle=float(np.median(x)),
@@ -57,17 +55,17 @@ def time_of(runs: Sequence[Run[Any]]) -> Time:
 
 
 def diverged(runs: Iterable[Run[Any]]) -> int:
-    """How many did."""
+    """Return how many of the runs diverged."""
     return sum(run.diverged is not None for run in runs)
 
 
 def times(runs: Sequence[Run[Any]]) -> str:
-    """k of n, and the median step and the range of those that diverged."""
+    """Return "k of n" with the median step and the range of those that diverged."""
     return f"{diverged(runs)} of {len(runs)}{_steps(runs)}"
 
 
 def counted(runs: Sequence[Run[Any]]) -> str:
-    """k of n with the 95 % interval of the share, and the steps as in `times`."""
+    """Return "k of n" with the 95 % interval of the share, and the steps as in `times`."""
     if not runs:
         return "0 of 0"
     low, high = share(diverged(runs), len(runs))
@@ -80,26 +78,26 @@ def _steps(runs: Sequence[Run[Any]]) -> str:
 
 
 def share(k: int, n: int) -> tuple[float, float]:
-    """The 95 % Clopper-Pearson interval of k of n."""
+    """Return the 95 % Clopper-Pearson interval of the share k / n."""
     low = 0.0 if k == 0 else float(beta.ppf(0.025, k, n - k + 1))
     return low, 1.0 if k == n else float(beta.ppf(0.975, k + 1, n - k))
 
 
 def at_least(wins: int, of: int, chance: float) -> float:
-    """The probability of `wins` or more in `of` trials."""
+    """Return the probability of `wins` or more successes in `of` trials."""
     return float(binom.sf(wins - 1, of, chance))
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """Pairs in which the first run diverged earlier, and in which later; ties are in neither."""
+    """How many pairs have a first run that diverged earlier, and later; ties are left out."""
 
     earlier: int
     later: int
 
     @property
     def word(self) -> Word:
-        """Of the claim that the first diverges earlier: one-sided sign tests both ways."""
+        """The verdict on "the first diverges earlier": one-sided sign tests both ways."""
         total = self.earlier + self.later
         if total and at_least(self.earlier, total, 0.5) <= LEVEL:
             return Word.AGREES
@@ -108,6 +106,6 @@ class Signs:
 
 
 def signs(pairs: Iterable[tuple[Run[Any], Run[Any]]]) -> Signs:
-    """Of paired runs."""
+    """Return the signs of paired runs."""
     both = [(first.time, second.time) for first, second in pairs]
     return Signs(sum(a < b for a, b in both), sum(a > b for a, b in both))

@@ -1,4 +1,4 @@
-"""How far a result is from the exact one, and whether it is too long or too short: of one call."""
+"""Errors of the result of one call: their size, and whether the result is too long or too short."""
 
 import numpy as np
 
@@ -9,5 +9,5 @@ def relative_error(own: np.ndarray, exact: np.ndarray) -> float:
 
 
 def gain(own: np.ndarray, exact: np.ndarray) -> float:
-    """Return <own - exact, exact> / |exact|^2: below 0, the result is too short."""
+    """Return <own - exact, exact> / |exact|^2; below 0, the result is too short."""
     return float(((own - exact) * exact).sum() / np.square(exact).sum())

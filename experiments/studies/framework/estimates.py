@@ -1,5 +1,6 @@
-"""What seeds say of one number: means, ratios of pairs, exponents of growth, each with its 95 % t
-interval.
+"""Estimates over seeds: means, ratios of pairs, exponents of growth.
+
+Each has a 95 % t interval.
 """
 
 import math
@@ -10,12 +11,12 @@ import numpy as np
 
 from roundscope.experiments.sweep.report.effects import mean_interval
 
-Values = Mapping[int, float]  # by seed
+Values = Mapping[int, float]  # seed -> number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over seeds and the ends of its 95 % t interval; NaN where one seed gives none."""
+    """A mean over seeds and the ends of its 95 % t interval, NaN where one seed has none."""
 
     mean: float
     low: float
@@ -23,23 +24,23 @@ class Estimate:
     seeds: int
 
     def inside(self, low: float, high: float) -> bool:
-        """Whether the whole interval is; False without one."""
+        """Return whether the whole interval is between low and high; False if there is none."""
         return bool(self.low >= low and self.high <= high)
 
     def outside(self, low: float, high: float) -> bool:
-        """Whether none of the interval is inside; False without one."""
+        """Return whether no part of the interval is between low and high; False if it has none."""
         return bool(self.high < low or self.low > high)
 
 
 def mean(values: Values) -> Estimate:
-    """The arithmetic mean of the finite numbers."""
+    """Return the arithmetic mean of the finite numbers."""
     x = np.array([v for v in values.values() if math.isfinite(v)])
     centre, half = mean_interval(x)
     return Estimate(mean=centre, low=centre - half, high=centre + half, seeds=x.size)
 
 
 def factor(values: Values) -> Estimate:
-    """The geometric mean of numbers above zero; others are left out."""
+    """Return the geometric mean of the numbers above zero; others are left out."""
     logs = mean({seed: math.log(v) for seed, v in values.items() if math.isfinite(v) and v > 0})
     return Estimate(
         mean=_exp(logs.mean), low=_exp(logs.low), high=_exp(logs.high), seeds=logs.seeds
@@ -47,15 +48,17 @@ def factor(values: Values) -> Estimate:
 
 
 def ratio(over: Values, under: Values) -> Estimate:
-    """The geometric mean of over / under, seed by seed: both saw the same input."""
+    """Return the geometric mean of over / under, paired by seed, since both had the same inputs."""
     return factor(
         {seed: over[seed] / under[seed] for seed in over if seed in under and under[seed] > 0}
     )
 
 
 def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
-    """b of  series ~ x^b: the least-squares slope of logarithms for every seed that all of series
-    have, then over seeds.
+    """Return the exponent b of  series ~ x^b.
+
+    It is the least-squares slope of the logarithms for every seed that all of series have, then the
+    mean over seeds.
     """
     if len(x) < 2:
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
@@ -65,14 +68,14 @@ def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
 
 
 def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """The least-squares slope of y (K,) over x (K,): that of a straight line with an intercept."""
+    """Return the least-squares slope of y (K,) over x (K,), for a line with an intercept."""
     a = np.asarray(x, dtype=np.float64)
     a = a - a.mean()
     return float(a @ np.asarray(y, dtype=np.float64) / (a @ a))
 
 
 def _power(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of log y over log x; NaN if a y is not above zero."""
+    """Return the slope of log y over log x; NaN if a y is not above zero."""
     if not all(math.isfinite(v) and v > 0 for v in y):
         return math.nan
     return slope(np.log(x), np.log(y))

@@ -1,16 +1,21 @@
-"""The loop of a study: launches that are missing run and are kept, one after the other."""
+"""The loop of a study: launches that are missing are run and stored, one after the other."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.studies.framework.store import Store, opened
-from roundscope.experiments.studies.framework.study import Launch, Outcome, Study
+from roundscope.experiments.studies.framework.study import Launch, Outcome, R, Study
+
+P = TypeVar("P")  # a point of a study that keeps no file
 
 
-def measured(study: Study, out: Path, draw: bool) -> tuple[Outcome, Any]:
-    """What came of a study in a folder, and its results, None without any; draw: nothing runs."""
+def measured(study: Study[R], out: Path, draw: bool) -> tuple[Outcome, R | None]:
+    """Run a study in a folder, or with `draw` only read it; return the outcome and the results.
+
+    The results are None where there are none.
+    """
     if study.measure is not None:
         return study.measure(out, draw)
     with opened(out, study.file or study.name) as store:
@@ -18,8 +23,8 @@ def measured(study: Study, out: Path, draw: bool) -> tuple[Outcome, Any]:
         return outcome, study.results(store)
 
 
-def measure(study: Study, store: Store) -> Outcome:
-    """Runs what is missing. After Ctrl-C, launches that were done are kept and told."""
+def measure(study: Study[Any], store: Store) -> Outcome:
+    """Run the launches that are missing; after Ctrl-C, those that were done are kept."""
     ran = 0
     try:
         while todo := missing(study, store):
@@ -31,14 +36,14 @@ def measure(study: Study, store: Store) -> Outcome:
     return counted(study, store, ran)
 
 
-def missing(study: Study, store: Store) -> list[Launch]:
-    """The launches of which a run is not there."""
+def missing(study: Study[Any], store: Store) -> list[Launch]:
+    """Return the launches of which some run is not stored."""
     there = store.keys()
     return [launch for launch in study.launches(store) if not there.issuperset(launch.keys)]
 
 
-def counted(study: Study, store: Store, ran: int, *, interrupted: bool = False) -> Outcome:
-    """What is there now."""
+def counted(study: Study[Any], store: Store, ran: int, *, interrupted: bool = False) -> Outcome:
+    """Return the outcome: what is stored by now."""
     launches, left = study.launches(store), len(missing(study, store))
     devices = store.devices(key for launch in launches for key in launch.keys)
     return Outcome(
@@ -54,20 +59,20 @@ def _run(launch: Launch, store: Store, title: str) -> None:
     from roundscope.experiments.results.machine import device
 
     with bar(title, launch.steps) as progress:
-        found = launch.run(progress)
-    store.add(found, launch.config, device("xla"))
+        runs = launch.run(progress)
+    store.add(runs, launch.config, device("xla"))
     if left := set(launch.keys) - store.keys():
-        raise RuntimeError(f"{launch.title}: {len(left)} runs that it names were not made")
+        raise RuntimeError(f"{launch.title}: {len(left)} runs that it names were not computed")
 
 
-def computed(name: str, total: int, points: Iterable[Any]) -> tuple[Outcome, list[Any] | None]:
-    """The points of a study that takes seconds and keeps no file; after Ctrl-C none."""
-    found: list[Any] = []
+def computed(name: str, total: int, points: Iterable[P]) -> tuple[Outcome, list[P] | None]:
+    """Return the points of a study that takes seconds and keeps no file; none after Ctrl-C."""
+    done: list[P] = []
     try:
         with bar(name, total) as progress:
             for point in points:
-                found.append(point)
-                progress(len(found))
+                done.append(point)
+                progress(len(done))
     except KeyboardInterrupt:
-        return Outcome(launches=total, there=0, ran=len(found), interrupted=True), None
-    return Outcome(launches=total, there=total, ran=total, devices=["cpu"]), found
+        return Outcome(launches=total, there=0, ran=len(done), interrupted=True), None
+    return Outcome(launches=total, there=total, ran=total, devices=["cpu"]), done

@@ -1,8 +1,8 @@
-"""Results files of older versions, in which every study had tables of its own, read into `runs`.
+"""Results files of older versions, in which every study had its own tables, read into `runs`.
 
-One SELECT for each kind of file says how its rows become rows of `runs`; what a file is, its
-application_id says. An old file is left as it was: one that has the name of the study's own is
-renamed to NAME-old.sqlite, once, since the new file takes its place.
+One SELECT for each kind of file says how its rows become rows of `runs`; the file's application_id
+says of which kind it is. An old file is left unchanged, but one that has the name of the study's
+new file is renamed to NAME-old.sqlite, once, since the new file takes its place.
 """
 
 import sqlite3
@@ -55,13 +55,13 @@ _BY_ID = {int.from_bytes(name, "big"): text for name, text in KINDS.items()}
 
 
 def set_aside(path: Path) -> None:
-    """Renames an old file that has the name of a study's new one to NAME-old.sqlite."""
+    """Rename an old file that has the name of a study's new one to NAME-old.sqlite."""
     if _application(path) in _BY_ID:
         path.rename(path.with_name(f"{path.stem}-old.sqlite"))
 
 
 def read_in(connection: sqlite3.Connection, folder: Path) -> None:
-    """Adds to `runs` what old files of the folder hold and `runs` does not."""
+    """Add to `runs` what old files of the folder hold and `runs` does not."""
     for path in sorted(folder.glob("*.sqlite")):
         if text := _BY_ID.get(_application(path)):
             connection.create_function("number_text", 1, _text, deterministic=True)
@@ -76,12 +76,12 @@ def read_in(connection: sqlite3.Connection, folder: Path) -> None:
 
 
 def _text(x: float | None) -> str:
-    """A number in JSON with all of its bits: SQLite's own text has 15 digits."""
+    """Return a number as JSON with all of its bits; SQLite's own text has 15 digits."""
     return "null" if x is None else repr(x)
 
 
 def _application(path: Path) -> int:
-    """A file's application_id, 0 where it is no SQLite file."""
+    """Return a file's application_id, 0 where it is no SQLite file."""
     if not path.is_file():
         return 0
     with path.open("rb") as file:

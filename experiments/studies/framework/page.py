@@ -1,6 +1,4 @@
-"""The page of a study: the picture that answers, one sentence, verdicts, other pictures, every
-number.
-"""
+"""The page of a study: the picture that answers, one sentence, verdicts, pictures, every number."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -8,14 +6,18 @@ from typing import Any
 
 from roundscope.experiments.report.page import document, figure, grid
 from roundscope.experiments.studies.framework import verdict_table
-from roundscope.experiments.studies.framework.study import Static, Study
+from roundscope.experiments.studies.framework.study import R, Static, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
 
 def html(
-    study: Study, results: Any, verdicts: Sequence[Verdict], static: Static, data: Mapping[str, Any]
+    study: Study[R],
+    results: R,
+    verdicts: Sequence[Verdict],
+    static: Static,
+    data: Mapping[str, Any],
 ) -> str:
-    """The whole page."""
+    """Return the whole page."""
     opening, *others = [
         figure(f.title, picture, f.caption)
         for f in study.figures
@@ -38,19 +40,19 @@ def html(
 
 
 def missing(run: Mapping[str, Any], unit: str) -> str:
-    """What a page lacks; empty for a whole one. unit: `Study.unit`."""
+    """Return what a page lacks, in words; empty for a complete one. `unit` is `Study.unit`."""
     if run["there"] == run["launches"]:
         return ""
     failure = f" The first that failed: {run['failure']}." if run.get("failure") else ""
     return (
-        f"Not complete: {run['there']} of {run['launches']} {unit} are there, and what is not"
-        f" whole, or needs none, is left out.{failure} The same command, without --draw, goes on"
-        " and completes this page."
+        f"Not complete: {run['there']} of {run['launches']} {unit} are there; parts that are not"
+        f" whole, and parts that need none, are left out.{failure} The same command, without"
+        " --draw, goes on and completes this page."
     )
 
 
 def launched(run: Mapping[str, Any]) -> str:
-    """How many launches a page is of, and how many of them the last command ran."""
+    """Return how many launches a page shows, and how many of them the last command ran."""
     if run["interrupted"]:
         when = f"the last command was interrupted after {run['seconds']} s"
         return f"{run['there']} of {run['launches']}; {when}"
@@ -58,7 +60,7 @@ def launched(run: Mapping[str, Any]) -> str:
     return f"{run['there']} of {run['launches']}, {when}"
 
 
-def _verdicts(study: Study, verdicts: Sequence[Verdict]) -> str:
+def _verdicts(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
     rules = "".join(f"<p class=note>{escape(text)}</p>" for text in study.rules)
     if not verdicts:
         return rules
@@ -72,13 +74,13 @@ def _static(static: Static) -> str:
     return f"<h2>{escape(static.title)}</h2>{''.join(figure(*each) for each in static.figures)}"
 
 
-def _table(table: Any, results: Any) -> str:
+def _table(table: Table[R], results: R) -> str:
     lines = grid(list(table.heads), [list(row) for row in table.rows(results)])
     note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
     return f"<h2>{escape(table.title)}</h2>{lines}{note}"
 
 
-def _run(study: Study, run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     lines = {
         "command": run["command"],
         study.unit: launched(run),
@@ -93,8 +95,8 @@ def _run(study: Study, run: Mapping[str, Any], config: Mapping[str, Any]) -> str
     return f"<h2>{title}</h2>{caveats}<pre>{escape(text)}</pre>"
 
 
-def _queries(study: Study, verdicts: Sequence[Verdict]) -> str:
-    """The SQL behind the numbers, in full; nothing where no verdict has any."""
+def _queries(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
+    """Return the SQL behind the numbers, in full; nothing where no verdict has any."""
     known = [v for v in verdicts if v.queries]
     if not known:
         return ""

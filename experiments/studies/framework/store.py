@@ -2,6 +2,7 @@
 
 runs   key, condition (JSON), seed, steps, diverged (NULL: it did not), loss (NULL: not finite),
        curve (JSON), extra (JSON), config (JSON), device, finished
+
 Files of older versions, which had a table of their own for each study, are read in when a folder is
 opened (`old_files`).
 """
@@ -21,7 +22,7 @@ from roundscope.experiments.results.run import C, Run
 from roundscope.experiments.studies.framework import old_files
 from roundscope.experiments.sweep.storage.schema import explained
 
-APPLICATION = int.from_bytes(b"RSst", "big")  # SQLite's application_id: whose file it is
+APPLICATION = int.from_bytes(b"RSst", "big")  # SQLite's application_id of such a file
 COLUMNS = {
     "key": "TEXT PRIMARY KEY",
     "condition": "TEXT NOT NULL",
@@ -43,23 +44,23 @@ INSERT = f"INSERT OR REPLACE INTO runs VALUES ({', '.join(f':{name}' for name in
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A results file that is open; made by `opened`."""
+    """An open results file; `opened` makes it."""
 
     connection: sqlite3.Connection
     path: Path
 
     def keys(self) -> set[str]:
-        """The names of all runs that are there."""
+        """Return the keys of all runs that are stored."""
         with explained(self.path):
             return {key for (key,) in self.connection.execute("SELECT key FROM runs")}
 
     def read(self, wanted: Mapping[C, str]) -> dict[C, Run[C]]:
-        """What is there of some conditions, given with their keys, in the order of `wanted`."""
-        found = {condition: self._row(key) for condition, key in wanted.items()}
-        return {c: _run(c, row) for c, row in found.items() if row is not None}
+        """Return the stored runs of conditions, given with their keys, in the order of `wanted`."""
+        rows = {condition: self._row(key) for condition, key in wanted.items()}
+        return {c: _run(c, row) for c, row in rows.items() if row is not None}
 
     def add(self, runs: Mapping[str, Run[Any]], config: Mapping[str, Any], device: str) -> None:
-        """The runs of a launch by key, all or none. They are on the disk when this returns."""
+        """Store the runs of a launch by key, all or none; they are on the disk on return."""
         about = {
             "config": json.dumps(config),
             "device": device,
@@ -69,11 +70,11 @@ class Store:
             self.connection.executemany(INSERT, [_stored(k, r) | about for k, r in runs.items()])
 
     def devices(self, keys: Iterable[str]) -> list[str]:
-        """Where these runs were computed."""
+        """Return the devices on which these runs were computed."""
         with explained(self.path):
             rows = self.connection.execute("SELECT key, device FROM runs").fetchall()
-        own = set(keys)
-        return sorted({device for key, device in rows if key in own})
+        wanted = set(keys)
+        return sorted({device for key, device in rows if key in wanted})
 
     def _row(self, key: str) -> Sequence[Any] | None:
         text = "SELECT steps, diverged, loss, curve, extra FROM runs WHERE key = ?"
@@ -84,10 +85,10 @@ class Store:
 
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[Store]:
-    """The file NAME.sqlite of a folder, made if it is not there, held against other processes.
+    """Open the file NAME.sqlite of a folder, or create it, locked against other processes.
 
     Results of older versions in the folder are read in first. Raises UsageError for a file of
-    another program, StorageError for one that cannot be used now.
+    another program, StorageError for a file that cannot be used now.
     """
     path = folder / f"{name}.sqlite"
     old_files.set_aside(path)
@@ -123,7 +124,7 @@ def _run(condition: C, row: Sequence[Any]) -> Run[C]:
 
 
 def _finite(x: Any) -> Any:
-    """Nested numbers as JSON knows them: None for those that are not finite."""
+    """Return nested numbers as JSON data, with None for those that are not finite."""
     if isinstance(x, Mapping):
         return {name: _finite(each) for name, each in x.items()}
     if isinstance(x, list | tuple):
@@ -132,7 +133,7 @@ def _finite(x: Any) -> Any:
 
 
 def _number(x: Any) -> Any:
-    """The reverse: lists as tuples, NaN for None."""
+    """Return the reverse of `_finite`: lists become tuples, None becomes NaN."""
     if isinstance(x, dict):
         return {name: _number(each) for name, each in x.items()}
     if isinstance(x, list):

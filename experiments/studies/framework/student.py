@@ -15,7 +15,10 @@ Compute = Callable[[Progress], Sequence[Run[Arm]]]
 def launch(
     title: str, config: Config, arms: Sequence[Arm], compute: Compute | None = None
 ) -> Launch:
-    """Arms of one executable as a launch; compute: in place of a training from the first step."""
+    """Return arms of one executable as a launch.
+
+    `compute` replaces a training from the first step.
+    """
 
     def whole(progress: Progress) -> Sequence[Run[Arm]]:
         from roundscope.experiments.train.student import run
@@ -31,11 +34,11 @@ def launch(
 
 
 def stored(store: Store, config: Config, arms: Sequence[Arm]) -> dict[Arm, Run[Arm]]:
-    """What is there of some arms."""
+    """Return the runs that are stored, of some arms."""
     return store.read({arm: key(config, arm) for arm in arms})
 
 
 def whole(store: Store, config: Config, arms: Sequence[Arm]) -> list[Run[Arm]]:
-    """The runs of all arms; none where one is missing."""
-    found = stored(store, config, arms)
-    return [found[arm] for arm in arms] if len(found) == len(set(arms)) else []
+    """Return the runs of all arms; none where one is missing."""
+    runs = stored(store, config, arms)
+    return [runs[arm] for arm in arms] if len(runs) == len(set(arms)) else []

@@ -26,13 +26,13 @@ Progress = Callable[[int], None]  # to be called with the number of steps done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Runs of one executable.
+    """Runs of one executable, which are computed together.
 
-    title    for the progress bar, such as "GPT, lr 0.001: 40 runs"
+    title    what the progress bar says, such as "GPT, lr 0.001: 40 runs"
     steps    how many steps `run` reports
-    config   kept beside every run
-    keys     the names of the runs that it makes: it runs if one of them is not in the store
-    run      computes them: name -> run
+    config   what is stored beside every run
+    keys     the keys of the runs: the launch runs if one of them is not in the store
+    run      computes the runs, by key
     """
 
     title: str
@@ -46,7 +46,7 @@ class Launch:
 class Outcome:
     """How many launches there are, how many of them are complete, and how many ran now.
 
-    devices    where those that are there were computed
+    devices    where the runs that are stored were computed
     failure    the first error of launches that failed; empty where none did
     """
 
@@ -60,8 +60,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Generic[R]):
-    """title: a question;  draw: the picture, None where nothing is there to draw;  caption: how to
-    read it.
+    """A question that a picture answers.
+
+    title    the question
+    draw     the picture; None where there is nothing to draw
+    caption  how to read it
     """
 
     title: str
@@ -71,16 +74,15 @@ class Figure(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Generic[R]):
-    """A line for each condition, for the page and the terminal; and the same as records, for the
-    JSON.
+    """A line for each condition: text for the page and the terminal, and records for the JSON.
 
     name       its key in the JSON, and with `title` its place on the page
-    heads      of the columns; a line break may stand in one
-    rows       lines of text
-    records    the same as data
-    note       below it on the page
-    shown      the columns that the terminal shows; none: the table is on the page only
-    grouped    the first column names groups of lines: the terminal prints it as a heading
+    heads      the headings of the columns; one may contain a line break
+    rows       the lines as text
+    records    the same lines as data
+    note       text below the table on the page
+    shown      the columns that the terminal shows; if there are none, the table is on the page only
+    grouped    whether the first column names groups of lines, which the terminal prints as headings
     """
 
     name: str
@@ -95,7 +97,7 @@ class Table(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Static:
-    """What needs no runs: verdicts; and pictures as (title, picture, caption), under a heading."""
+    """What needs no runs: verdicts, and pictures as (title, picture, caption) under a heading."""
 
     verdicts: Sequence[Verdict] = ()
     title: str = ""
@@ -106,28 +108,32 @@ class Static:
 class Study(Generic[R]):
     """A question at one scale.
 
-    name       of NAME.json
-    file       of the results, FILE.sqlite; `name` if left out. Several studies may share one
-    kept       what such a file is called, as a pattern: without one there is nothing to draw
-    page       of PAGE.html
-    question   heads the page;  paper: where the claims stand
-    launches   every launch in its order, given the store: those of a later stage may depend on runs
-               that are there; asked again until nothing is missing
-    results    what is there, in whole parts; None where there is nothing to tell yet
-    measure    in place of both, for a study whose measurements are no runs: given the folder and
-               whether to draw only (then it computes nothing), what came of it, and the results
-    unit       what is counted as launches, in the plural
+    name       the study's name, and that of NAME.json
+    question   the heading of the page
     answer     one or two sentences
-    claims     a verdict for every claim and case;  source: the heading of their first column
-    figures    the first opens the page
+    launches   every launch in its order, given the store. Those of a later stage may depend on runs
+               that are stored; so it is called again until nothing is missing
+    results    the results in whole parts, given the store; None where there is nothing to report
+    measure    in place of `launches` and `results`, for a study whose measurements are no runs.
+               Given the folder and whether only to draw (then it computes nothing), it returns
+               the outcome and the results
+    unit       what is counted as launches, in the plural
+    file       the results file is FILE.sqlite; `name` if left out. Several studies may share one
+    kept       a pattern of the names of such files: without one there is nothing to draw
+    page       the page is PAGE.html
+    paper      where the claims stand
+    claims     a verdict for every claim and case
+    source     the heading of the first column of the verdicts
+    figures    the figures; the first opens the page
     tables     every condition with its numbers
-    caution    how a verdict is to be understood: above them on the page, below them on the terminal
-    rules      how verdicts are reached, and what else stands below them
+    caution    how a verdict is to be understood: above them on the page, below on the terminal
+    rules      how verdicts are reached, and whatever else stands below them
     caveats    what was not shown
     about      what was run, line by line: name -> text
-    config     for the JSON
+    config     the settings in the JSON
     scale      "quick", "full" or ""
-    static     verdicts and pictures that need no runs, in so many parts
+    static     verdicts and pictures that need no runs
+    parts      the number of parts in which `static` reports its progress
     """
 
     name: str
@@ -157,8 +163,11 @@ class Study(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Generic[R]):
-    """A sentence to be tested: source, where it stands; text; judge: its verdicts, one for each
-    case.
+    """A sentence to be tested.
+
+    source  where it stands
+    text    the sentence
+    judge   its verdicts, one for each case
     """
 
     source: str
@@ -167,5 +176,5 @@ class Claim(Generic[R]):
 
 
 def judged(claims: Sequence[Claim[R]], results: R) -> list[Verdict]:
-    """The verdicts of all claims, in their order."""
+    """Return the verdicts of all claims, in their order."""
     return [verdict for claim in claims for verdict in claim.judge(results)]

@@ -1,4 +1,4 @@
-"""A study on the terminal: the answer, the tables, the verdicts, and where the rest is."""
+"""A study on the terminal: the answer, the tables, the verdicts, and the names of the files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from rich.table import Table as Grid
 from roundscope.experiments.report.terminal import console
 from roundscope.experiments.studies.framework import verdict_table
 from roundscope.experiments.studies.framework.page import launched, missing
-from roundscope.experiments.studies.framework.study import Study, Table
+from roundscope.experiments.studies.framework.study import R, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict
 
 
 def show(
-    study: Study, results: Any, verdicts: Sequence[Verdict], data: Mapping[str, Any], out: Path
+    study: Study[R], results: R, verdicts: Sequence[Verdict], data: Mapping[str, Any], out: Path
 ) -> None:
-    """Everything to stdout, in at most 100 columns."""
+    """Print everything to stdout, in at most 100 columns."""
     screen = console()
     screen.print(data["answer"], markup=False)
     for table in study.tables:
@@ -35,19 +35,20 @@ def show(
     print(f"written: {', '.join(files)}")
 
 
-def _grid(table: Table, results: Any) -> Grid:
-    """The columns that are shown and not empty; a first cell that repeats the line above is left
-    out.
+def _grid(table: Table[R], results: R) -> Grid:
+    """Return the columns that are shown and not empty.
+
+    A first cell that repeats the one above is left out.
     """
-    made, before = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False), ""
+    grid, before = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False), ""
     lines = table.rows(results)
     kept = [column for column in table.shown if any(line[column] for line in lines)]
     for column in kept[1:] if table.grouped else kept:
-        made.add_column(table.heads[column].replace("\n", " "), overflow="fold")
+        grid.add_column(table.heads[column].replace("\n", " "), overflow="fold")
     for line in lines:
         first, *rest = (escape(line[column]) for column in kept)
         if table.grouped and first != before:
-            made.add_row(f"[bold]{first}[/bold]")
-        made.add_row(*rest if table.grouped else ("" if first == before else first, *rest))
+            grid.add_row(f"[bold]{first}[/bold]")
+        grid.add_row(*rest if table.grouped else ("" if first == before else first, *rest))
         before = first
-    return made
+    return grid

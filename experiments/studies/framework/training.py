@@ -28,28 +28,29 @@ def launches(
     look: Look | None = None,
     about: Hashable = None,
 ) -> list[Launch]:
-    """A launch for each structure of plans among the arms, one of which each condition has.
+    """Return a launch for each structure of plans among the arms; each condition has one arm.
 
     Arms that the store has are a launch of their own, so that more seeds train only what is new.
 
-    config  its lr and min_lr are not used: an arm's lr stays after the warm-up
-    look    as in `trained`;  about: what `look` is, where it is given, for the name of a run
+    config  the model; its lr and min_lr are not used: an arm's lr is constant after the warm-up
+    look    as in `trained`
+    about   what `look` is, where it is given: a part of the key of a run
     """
     rate_of_arms = replace(config, lr=1.0, min_lr=1.0, decay_steps=None)
     settings = Settings(config=rate_of_arms, arms=tuple(arms.values()))
     there = store.keys()
-    found = []
+    each = []
     for group in numbers(settings):
         known = [i for i in group if key(config, settings.arms[i], about) in there]
         parts = known, [i for i in group if i not in known]
-        found += [_launch(settings, list(arms), part, look, about) for part in parts if part]
-    return found
+        each += [_launch(settings, list(arms), part, look, about) for part in parts if part]
+    return each
 
 
 def read(
     store: Store, config: Config, arms: Mapping[C, Arm], *, about: Hashable = None
 ) -> dict[C, Run[C]]:
-    """What a store has of these arms."""
+    """Return what a store has of these arms."""
     return store.read({condition: key(config, arm, about) for condition, arm in arms.items()})
 
 
@@ -61,19 +62,19 @@ def whole(
     by: Callable[[C], str],
     about: Hashable = None,
 ) -> dict[str, list[Run[C]]] | None:
-    """The runs of these arms by a word of their conditions; None unless all are there."""
+    """Return the runs of these arms by a word of their conditions; None unless all are stored."""
     runs = read(store, config, arms, about=about)
-    found: dict[str, list[Run[C]]] = {by(condition): [] for condition in arms}
+    groups: dict[str, list[Run[C]]] = {by(condition): [] for condition in arms}
     for condition, run in runs.items():
-        found[by(condition)].append(run)
-    return found if len(runs) == len(arms) else None
+        groups[by(condition)].append(run)
+    return groups if len(runs) == len(arms) else None
 
 
 def key(config: Config, arm: Arm, about: Hashable = None) -> str:
-    """The name of a run: of all that decides it but versions, the device and the arm's name."""
+    """Return the key of a run: of all that decides it but versions, device and the arm's name."""
     kept = {name: value for name, value in deciding(config).items() if name not in NAMED}
-    own = (*config.changes, *arm.changes), arm.lr, arm.seed
-    return key_of(kept, config.steps, *own, about)
+    changes = (*config.changes, *arm.changes)
+    return key_of(kept, config.steps, changes, arm.lr, arm.seed, about)
 
 
 def _launch(
@@ -83,12 +84,12 @@ def _launch(
     look: Look | None,
     about: Hashable,
 ) -> Launch:
-    """The arms of these numbers."""
+    """Return the launch of the arms with these numbers."""
     config, arms = settings.config, tuple(settings.arms[i] for i in group)
-    keys, own = tuple(key(config, arm, about) for arm in arms), [conditions[i] for i in group]
+    keys, chosen = tuple(key(config, arm, about) for arm in arms), [conditions[i] for i in group]
 
     def run(progress: Progress) -> dict[str, Run[Any]]:
-        runs = trained(replace(settings, arms=arms), own, progress, look=look)
+        runs = trained(replace(settings, arms=arms), chosen, progress, look=look)
         return dict(zip(keys, runs, strict=True))
 
     title = f"GPT of {config.layers} layers: {len(arms)} runs"
@@ -103,29 +104,29 @@ def trained(
     look: Look | None = None,
     early: bool = False,
 ) -> list[Run[C]]:
-    """The runs of arms of one structure, one for each condition, in their order.
+    """Return the runs of arms of one structure, one for each condition, in their order.
 
-    look   more columns of the curves: every 25 steps, and before the first
-    early  ends once every arm has diverged
+    look   further columns of the curves: computed every 25 steps, and before the first
+    early  whether to end once every arm has diverged
 
-    An arm that has diverged goes on: arms are entries of one vmap, and nothing crosses them. Curves
-    hold (steps done, mean loss since the point before, what `look` gave).
+    An arm that has diverged goes on: arms are entries of one vmap, and none affects another. Curves
+    consist of (steps done, mean loss since the point before, what `look` gave).
     """
     config, arms = settings.config, settings.arms
-    state = one_step.start(
-        config, len(arms), [(config.init_seed + arm.seed) % WORD for arm in arms]
-    )
+    seeds = [(config.init_seed + arm.seed) % WORD for arm in arms]
+    state = one_step.start(config, len(arms), seeds)
     group, drawn = Group(settings, list(range(len(arms))), state), drawing(settings)
     follow, points = Follow(len(arms)), []
     if look is not None:
         points.append((0, np.full(len(arms), np.nan), np.asarray(look(group.state.params))))
 
-    def seen(done: int) -> list[Any]:
+    def advance(number: int) -> tuple[Any, Any]:
+        return group.advance(number, drawn(number))
+
+    def columns_of(done: int) -> list[Any]:
         return [] if look is None else [look(group.state.params)]
 
-    for block in blocks(
-        lambda n: group.advance(n, drawn(n)), 0, config.steps, look=seen, ahead=not early
-    ):
+    for block in blocks(advance, 0, config.steps, look=columns_of, ahead=not early):
         losses = block.losses.astype(float)
         for number, loss in enumerate(losses, block.done - len(losses)):
             follow.update(number, loss)

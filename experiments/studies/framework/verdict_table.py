@@ -1,4 +1,4 @@
-"""The table of verdicts of every `reproduce` verb, on its page and on the terminal."""
+"""The table of verdicts of every `reproduce` command, for its page and for the terminal."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -16,11 +16,9 @@ GREY = "#52606d"
 
 
 def html(verdicts: Sequence[Verdict], first: str = "row") -> str:
-    """For a page; first: the head of the column that says where in the paper a claim stands."""
-    head = "".join(
-        f"<th style='text-align:left'>{name}"
-        for name in (first, "claim", "case", "measured", "verdict")
-    )
+    """Return the table for a page; `first` heads the column that says where a claim stands."""
+    names = (first, "claim", "case", "measured", "verdict")
+    head = "".join(f"<th style='text-align:left'>{name}" for name in names)
     rows = "".join(_row(figure, claim, v) for figure, claim, v in _lines(verdicts))
     return f"<div class=wide><table><tr>{head}{rows}</table></div>"
 
@@ -29,33 +27,29 @@ def _row(figure: str, claim: str, v: Verdict) -> str:
     note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
     word = f"<b style='color:{ON_PAGE.get(v.word, GREY)}'>{v.word}</b>"
     cells = (escape(figure), escape(claim), escape(v.case), escape(v.measured) + note, word)
-    return "<tr>" + "".join(
-        f"<td style='text-align:left;white-space:normal;vertical-align:top'>{cell}"
-        for cell in cells
-    )
+    style = "text-align:left;white-space:normal;vertical-align:top"
+    return "<tr>" + "".join(f"<td style='{style}'>{cell}" for cell in cells)
 
 
-FIRST, CLAIM, CASE, VERDICT = 9, 28, 22, 12  # columns; of the first and of cases the most
+# widths on the terminal; the first column and that of cases may be narrower
+FIRST, CLAIM, CASE, VERDICT = 9, 28, 22, 12
 
 
 def screen(verdicts: Sequence[Verdict], first: str = "row") -> "Table":
-    """For a terminal of 100 columns; first: as for `html`."""
+    """Return the table for a terminal of 100 columns; `first` is as in `html`."""
     from rich.table import Table
 
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for head, width in _widths(verdicts, first).items():
-        made.add_column(head, width=width, overflow="fold")
+        table.add_column(head, width=width, overflow="fold")
     for figure, claim, v in _lines(verdicts):
-        made.add_row(
-            figure, claim, v.case, v.measured, v.word.value, style=ON_TERMINAL.get(v.word, "")
-        )
-    return made
+        style = ON_TERMINAL.get(v.word, "")
+        table.add_row(figure, claim, v.case, v.measured, v.word.value, style=style)
+    return table
 
 
 def _widths(verdicts: Sequence[Verdict], first: str) -> dict[str, int]:
-    """Columns as wide as what stands in them; what is left of the terminal goes to what was
-    measured.
-    """
+    """Return columns as wide as their contents; the measurements get the rest of the terminal."""
     places = min(FIRST, max(len(text) for text in (first, *(v.figure for v in verdicts))))
     case = min(CASE, max(len(text) for text in ("case", *(v.case for v in verdicts))))
     gaps = 4
@@ -64,7 +58,7 @@ def _widths(verdicts: Sequence[Verdict], first: str) -> dict[str, int]:
 
 
 def _lines(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str, Verdict]]:
-    """(figure, claim with its sizes, verdict); what repeats the line above is left out."""
+    """Yield (figure, claim with its sizes, verdict); what repeats the line above is left out."""
     before = ("", "")
     for v in verdicts:
         now = (v.figure, f"{v.claim} ({v.sizes})" if v.sizes else v.claim)

@@ -1,6 +1,4 @@
-"""`Verdict`: a claim of the paper beside our number, and the one rule that turns intervals into
-words.
-"""
+"""`Verdict`, a claim of a paper beside our number, and the rule that turns intervals into words."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +9,10 @@ from roundscope.experiments.studies.framework.estimates import Estimate
 
 Range = tuple[float, float]
 
-LARGER: Range = (1.05, math.inf)  # of factors: by 5 % or more
+LARGER: Range = (1.05, math.inf)  # for factors: larger by 5 % or more
 SMALLER: Range = (0.0, 0.95)
 SAME: Range = (0.95, 1.05)
-GROWS: Range = (0.05, math.inf)  # of exponents: by 3.5 % or more where x doubles
+GROWS: Range = (0.05, math.inf)  # for exponents: growth by 3.5 % or more where x doubles
 FALLS: Range = (-math.inf, -0.05)
 TENFOLD: Range = (5.0, 20.0)  # "about 10 times" or "an order of magnitude": within a factor of 2
 
@@ -34,11 +32,14 @@ class Word(StrEnum):
 class Verdict:
     """One claim under one condition.
 
-    figure    of the paper, or where else the claim stands;  claim: in the paper's sense
-    case      emulation and input;  sizes: what all cells of it share
-    measured  our number with its interval, in words;  estimate: the same as numbers, None where
-              there is none
-    depends   on what, for DEPENDS; else what to mind
+    figure    the paper's figure, or where else the claim stands
+    claim     the claim, in the paper's sense
+    case      the emulation and the input
+    sizes     what all cells of the table share
+    word      what our measurement says
+    measured  our number with its interval, in words
+    estimate  the same as numbers; None where there is none
+    note      for DEPENDS, what it depends on; else what to keep in mind
     queries   SQL over the results file that gives the numbers, in the order in which `measured`
               uses them
     """
@@ -55,8 +56,10 @@ class Verdict:
 
 
 def judge(e: Estimate, holds: Range) -> Word:
-    """Agrees if the whole interval is where the claim holds, contradicts if none of it is, else
-    undecided.
+    """Return the word of an estimate against the range in which the claim holds.
+
+    It agrees if the whole interval is in the range, contradicts if no part of it is, and is
+    undecided otherwise.
     """
     if e.inside(*holds):
         return Word.AGREES
@@ -64,8 +67,9 @@ def judge(e: Estimate, holds: Range) -> Word:
 
 
 def together(words: Sequence[Word]) -> Word:
-    """Of several conditions: what all of them say; depends where some agree and others
-    contradict.
+    """Return what the verdicts under several conditions say together.
+
+    It depends where some agree and others contradict; it is undecided where they differ otherwise.
     """
     if Word.AGREES in words and Word.CONTRADICTS in words:
         return Word.DEPENDS
@@ -73,11 +77,11 @@ def together(words: Sequence[Word]) -> Word:
 
 
 def number(x: float) -> str:
-    """Three digits from 1 to 1000, else two."""
+    """Return a number with three digits from 1 to 1000, else with two."""
     return "-" if math.isnan(x) else f"{x:.3g}" if 1 <= abs(x) < 1000 else f"{x:.2g}"
 
 
 def interval(e: Estimate, unit: str = "") -> str:
-    """mean [low, high], and the mean alone where there is no interval."""
+    """Return "mean [low, high]", or the mean alone where there is no interval."""
     ends = "" if math.isnan(e.low) else f" [{number(e.low)}, {number(e.high)}]"
     return f"{number(e.mean)}{unit}{ends}"

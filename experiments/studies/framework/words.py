@@ -1,5 +1,6 @@
-"""KEY=VALUE words and seeds of a study's command, and which fields of a training a study decides
-itself.
+"""The KEY=VALUE words and the seeds of a study's command.
+
+Here is also which fields of a training a study decides itself.
 """
 
 from collections.abc import Sequence
@@ -21,20 +22,20 @@ NAMED = (  # fields of a GPT's Config that a condition names, or that decide no 
 
 
 def pairs(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE words as a dict. Raises UsageError for a key that is not known."""
-    found: dict[str, str] = {}
+    """Return KEY=VALUE words as a dict. Raises UsageError for a key that is not known."""
+    settings: dict[str, str] = {}
     for word in words:
         name, given, value = word.partition("=")
         if not given or not value:
             raise bad("KEY=VALUE", word, "write a setting as steps=500")
         if name not in known:
             raise UsageError(unknown("setting", name, known))
-        found[name] = value
-    return found
+        settings[name] = value
+    return settings
 
 
 def seeds_of(text: str | None) -> tuple[int, ...] | None:
-    """The seeds of --seeds, None if it was left out. Raises UsageError."""
+    """Return the seeds of --seeds, None if it was left out. Raises UsageError."""
     if text is None:
         return None
     try:

@@ -1,9 +1,8 @@
-"""Inputs on which kernels are measured: BF16 numbers, with a feature that makes dQ tell the row
-sums of dS.
+"""The inputs on which kernels are measured: BF16 numbers.
 
-The last feature is 0 in q, v and dO and 1 in k: it changes no score, no output and no other
-gradient, and the last feature of dQ is scale times the row sum of dS, which is 0 in exact
-arithmetic.
+A feature of them makes dQ show the row sums of dS. The last feature is 0 in q, v and dO and 1 in k:
+it changes no score, no output and no other gradient, and the last feature of dQ is scale times the
+row sum of dS, which is 0 in exact arithmetic.
 """
 
 import ml_dtypes
@@ -23,14 +22,15 @@ NAMES = {  # family -> its generator in sweeps
     "wide logits": "large-logits",
     "repeated maximum": "repeated-maximum",
 }
-# the shipped tensors over and over: with few heads kernels split keys
+# the shipped tensors are repeated, since with few heads kernels split the keys
 LAYERS = ("layer1", "layer4")
 COPIES = 4
 
 
 def inputs(family: str, heads: int, tokens: int = TOKENS) -> tuple[Inputs, int]:
-    """The arguments of a causal call, (B, T, N, H), and how many of its B N heads, the first ones,
-    are different.
+    """Return the arguments of a causal call, (B, T, N, H), and how many heads are different.
+
+    Those are the first ones of the B N heads.
 
     Raises:
         ValueError: there is no family of that name.

@@ -1,4 +1,4 @@
-"""Gains of every kernel on every family, as two matrices: of the output, and of dQ."""
+"""Gains of every kernel on every family, as two matrices: of the output and of dQ."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from roundscope.experiments.trace.plots import INK, QUIET
 
 SHORT, LONG = "#d55e00", "#0072b2"
 COLOURS = LinearSegmentedColormap.from_list("gain", [SHORT, "#f7e2d0", "#f4f5f6", "#d3e4f1", LONG])
-CLEAR = 4.0  # z from which a gain is counted as one
-MOST = 12.0  # z of the full colour
+CLEAR = 4.0  # the |z| from which a gain counts as a bias
+MOST = 12.0  # the |z| that has the full color
 
 
 def picture(rows: Sequence[Row]) -> Figure:
-    """Kernels x families, coloured by z."""
+    """Draw kernels x families, colored by z."""
     kernels = [
         k
         for k in dict.fromkeys(row.kernel for row in rows)
@@ -66,6 +66,6 @@ def _cell(ax: Axes, x: int, y: int, row: Row | None, result: str) -> None:
 
 
 def shown(gain: float) -> str:
-    """In units of 1e-5, with its sign."""
+    """Return a gain in units of 1e-5, with its sign."""
     x = gain * 1e5
     return f"{x:+.0f}" if abs(x) >= 9.5 else f"{x:+.1f}"

@@ -1,5 +1,7 @@
-"""What is measured of a kernel on a family: errors over the exact result, gains along it, and what
-its rows of dS sum to.
+"""What is measured of a kernel on a family.
+
+Errors are relative to the exact result; gains are the errors along it; and the rows of dS are
+summed.
 """
 
 import math
@@ -14,14 +16,14 @@ from roundscope.experiments.kernels.adapters import Kernel
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 RESULTS = ("out", "dq", "dk", "dv")
-TWIN_HEADS = 2  # on which a kernel is compared with its twin
+TWIN_HEADS = 2  # the number of heads on which a kernel is compared with its twin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
     """A mean over heads, which are independent, and its z: the mean over its standard error.
 
-    NaN where there is one head.
+    z is NaN where there is one head.
     """
 
     mean: float
@@ -32,15 +34,16 @@ class Mean:
 class Row:
     """A kernel on a family.
 
-    error      result -> |kernel - exact| / |exact|, Frobenius, over all heads
-    gain       result -> <kernel - exact, exact> / |exact|^2 of a head: below 0 it is too short
-    delta      <delta - exact delta, exact delta> / |exact delta|^2, delta = rowsum(dO O) of the
-               kernel's own O
-    drift      rms of the row sums of dS over the rms of rowsum |dS|; signed: their mean over that
-               rms
-    same       result -> share of numbers equal to the twin's in every bit;  over: result -> error /
-               the twin's error
-    again      whether a second call gave the same bits;  failed: why there are no numbers
+    error      result -> |kernel - exact| / |exact|, Frobenius norms over all heads
+    gain       result -> <kernel - exact, exact> / |exact|^2 of a head; below 0 it is too short
+    delta      <delta - exact delta, exact delta> / |exact delta|^2, with delta = rowsum(dO O) of
+               the kernel's own O
+    drift      rms of the row sums of dS over the rms of rowsum |dS|
+    signed     the mean of the row sums of dS over the rms of rowsum |dS|
+    same       result -> share of numbers equal to the twin's in every bit
+    over       result -> error / the twin's error
+    again      whether a second call gave the same bits
+    failed     why there are no numbers
     """
 
     kernel: str
@@ -67,57 +70,56 @@ class Exact:
 
 
 def by_head(x: Any, heads: int) -> np.ndarray:
-    """(B, T, N, H) -> the first heads of (B N, T, H), float64."""
+    """Return the first heads of an array (B, T, N, H) as (heads, T, H) in float64."""
     x = np.asarray(x, np.float64)
     return np.ascontiguousarray(x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])[:heads])
 
 
 def first(x: Inputs, heads: int) -> Inputs:
-    """The first heads of the first batch entries, one batch entry each."""
+    """Return the inputs of the first heads, as one batch entry each."""
     q, k, v, do = (by_head(a, heads).astype(np.float32)[:, :, None] for a in (x.q, x.k, x.v, x.do))
     return replace(x, q=q, k=k, v=v, do=do)
 
 
 def exact_of(x: Inputs, heads: int) -> Exact:
-    """The exact results of the first heads, by the equations in binary64, head by head."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in (*RESULTS, "rows")}
-    seen = np.tri(x.q.shape[1], dtype=bool) if x.is_causal else True
-    for q, k, v, do in zip(
-        *(by_head(getattr(x, n), heads) for n in ("q", "k", "v", "do")), strict=True
-    ):
-        s = np.where(seen, x.scale * (q @ k.T), -np.inf)
+    """Return the exact results of the first heads, by the equations in binary64, head by head."""
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in (*RESULTS, "rows")}
+    mask = np.tri(x.q.shape[1], dtype=bool) if x.is_causal else True
+    tensors = (by_head(getattr(x, n), heads) for n in ("q", "k", "v", "do"))
+    for q, k, v, do in zip(*tensors, strict=True):
+        s = np.where(mask, x.scale * (q @ k.T), -np.inf)
         p = np.exp(s - s.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
         out, dp = p @ v, do @ v.T
         ds = p * (dp - (do * out).sum(1, keepdims=True))
-        own = {
+        results = {
             "out": out,
             "dq": x.scale * (ds @ k),
             "dk": x.scale * (ds.T @ q),
             "dv": p.T @ do,
             "rows": np.abs(ds).sum(1),
         }
-        for name, array in own.items():
-            found[name].append(array)
-    stacked = {name: np.stack(arrays) for name, arrays in found.items()}
+        for name, array in results.items():
+            parts[name].append(array)
+    stacked = {name: np.stack(arrays) for name, arrays in parts.items()}
     return Exact(rows=stacked.pop("rows"), results=stacked)
 
 
 def mean_of(values: np.ndarray) -> Mean:
-    """Over heads."""
+    """Return the mean over heads and its z."""
     n = values.size
     spread = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
     centre = float(values.mean())
-    return Mean(
-        mean=centre, z=0.0 if centre == 0.0 else float(centre / spread) if spread else math.inf
-    )
+    if centre == 0.0:
+        return Mean(mean=centre, z=0.0)
+    return Mean(mean=centre, z=float(centre / spread) if spread else math.inf)
 
 
 def gains(own: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """<own - exact, exact> / |exact|^2 of every head; arrays (heads, ...)."""
+    """Return <own - exact, exact> / |exact|^2 of every head; the arrays are (heads, ...)."""
     axes = tuple(range(1, own.ndim))
-    found: np.ndarray = ((own - exact) * exact).sum(axes) / np.square(exact).sum(axes)
-    return found
+    along: np.ndarray = ((own - exact) * exact).sum(axes) / np.square(exact).sum(axes)
+    return along
 
 
 def measured(
@@ -130,24 +132,18 @@ def measured(
     twin: str,
     twins: Outputs | None,
 ) -> Row:
-    """The row of a kernel. An error of the kernel is a row that says so."""
+    """Return the row of a kernel; if the kernel raises an error, the row says so."""
     try:
         outputs, again = kernel(x), kernel(x)
-    except Exception as error:
-        return Row(
-            kernel=name,
-            family=family,
-            failed=(
-                f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-            ),
-        )
+    except Exception as error:  # whatever a library raises
+        message = str(error).splitlines()[0][:120] if str(error) else ""
+        return Row(kernel=name, family=family, failed=f"{type(error).__name__}: {message}")
     same_bits = all(
         np.array_equal(a, getattr(again, n), equal_nan=True) for n, a in outputs.named()
     )
     own = {n: by_head(getattr(outputs, n), heads) for n in RESULTS}
-    cut = {
-        n: (own[n][..., :-1], exact.results[n][..., :-1]) for n in RESULTS
-    }  # without the feature of ones
+    # without the feature of ones
+    cut = {n: (own[n][..., :-1], exact.results[n][..., :-1]) for n in RESULTS}
     errors = {n: float(np.linalg.norm(a - b) / np.linalg.norm(b)) for n, (a, b) in cut.items()}
     do = by_head(x.do, heads)
     deltas = gains(*((do * y).sum(2) for y in (own["out"], exact.results["out"])))
@@ -168,34 +164,25 @@ def measured(
 
 
 def _beside(row: Row, own: dict[str, np.ndarray], exact: Exact, twins: Outputs) -> Row:
-    """With the comparison to its twin, on the heads that the twin has."""
+    """Return the row with the comparison to the kernel's twin, on the heads that the twin has."""
     same, over = {}, {}
     for n in RESULTS:
         theirs = by_head(getattr(twins, n), TWIN_HEADS)
         ours, want = own[n][: len(theirs)], exact.results[n][: len(theirs), :, :-1]
-        same[n] = float(
-            (
-                ours.astype(np.float32).view(np.int32) == theirs.astype(np.float32).view(np.int32)
-            ).mean()
-        )
-        over[n] = float(
-            np.linalg.norm(ours[..., :-1] - want) / np.linalg.norm(theirs[..., :-1] - want)
-        )
+        our_bits, their_bits = (a.astype(np.float32).view(np.int32) for a in (ours, theirs))
+        same[n] = float((our_bits == their_bits).mean())
+        our_error, their_error = (np.linalg.norm(a[..., :-1] - want) for a in (ours, theirs))
+        over[n] = float(our_error / their_error)
     return replace(row, same=same, over=over)
 
 
 def twin_outputs(twin: str, x: Inputs) -> Outputs:
-    """What a twin gives on the first heads."""
+    """Return what a twin gives on the first heads."""
     x = first(x, TWIN_HEADS)
     block_q, block_k = TWINS[twin].tiles(x.q.shape[-1])
+    options: dict[str, Any] = {"record": None}  # no trace
     with np.errstate(all="ignore"):
-        options: dict[str, Any] = {
-            "scale": x.scale,
-            "is_causal": x.is_causal,
-            "record": None,
-            "engine": "numpy",
-        }
-        found = examine(
+        results = examine(
             x.q,
             x.k,
             x.v,
@@ -203,6 +190,9 @@ def twin_outputs(twin: str, x: Inputs) -> Outputs:
             plan=TWINS[twin].plan,
             block_q=block_q,
             block_k=min(block_k, x.k.shape[1]),
+            scale=x.scale,
+            is_causal=x.is_causal,
+            engine="numpy",
             **options,
         )
-    return Outputs(**{n: np.asarray(getattr(found, n), np.float32) for n in RESULTS})
+    return Outputs(**{n: np.asarray(getattr(results, n), np.float32) for n in RESULTS})

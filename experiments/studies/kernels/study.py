@@ -1,5 +1,6 @@
-"""`roundscope kernels` as a `Study`: every kernel that runs here on every family, kept in
-measured.json.
+"""`roundscope kernels` as a `Study`: every kernel that runs here, on every family.
+
+The measurements are kept in measured.json.
 """
 
 import json
@@ -35,7 +36,7 @@ from roundscope.experiments.studies.kernels.measure import (
 
 Rows = Sequence[Row]
 RECORD = "measured.json"
-HEADS = {True: 48, False: 4}  # with a GPU; without. With few heads kernels split keys
+HEADS = {True: 48, False: 4}  # with a GPU, and without; with few heads kernels split keys
 TWIN_OF = {
     "sdpa-flash": "fa2",
     "sdpa-cudnn": "cudnn",
@@ -71,10 +72,10 @@ def run(
     tutorial: Path | None,
     only: str | None,
 ) -> int:
-    """report.html, kernels.json and measured.json in `out`; the exit code.
+    """Write report.html, kernels.json and measured.json to `out`; return the exit code.
 
     Raises:
-        UsageError: a kernel that is not known, or a path without its code.
+        UsageError: a kernel is not known, or there is no code at a path.
     """
     if released is not None and not (released / "attention.py").is_file():
         raise bad(
@@ -107,7 +108,7 @@ def run(
 
 
 def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
-    """The study of these kernels."""
+    """Return the study of these kernels."""
     return Study(
         name=KERNELS.name,
         question=KERNELS.question,
@@ -156,14 +157,12 @@ def _measure(
     families: Sequence[str] = (*NAMES, SAMPLE),
     tokens: int = TOKENS,
 ) -> tuple[Outcome, Rows | None]:
-    """What the folder's record holds, and, unless only that is drawn, what it lacks."""
+    """Return what the folder's record has; unless it is only drawn, measure what it lacks first."""
     rows = read(out / RECORD)
     there = {(row.kernel, row.family) for row in rows}
-    todo = (
-        []
-        if draw
-        else [(f, [n for n in names if (plain_name(n), f) not in there]) for f in families]
-    )
+    todo: list[tuple[str, list[str]]] = []
+    if not draw:
+        todo = [(f, [n for n in names if (plain_name(n), f) not in there]) for f in families]
     total = sum(len(missing) for _, missing in todo)
     done = 0
     try:
@@ -175,14 +174,12 @@ def _measure(
                 write(out / RECORD, rows)
     except KeyboardInterrupt:
         return Outcome(launches=total, there=0, ran=done, interrupted=True), rows or None
-    return (
-        Outcome(launches=len(rows), there=len(rows), ran=done, devices=[device("xla")]),
-        rows or None,
-    )
+    outcome = Outcome(launches=len(rows), there=len(rows), ran=done, devices=[device("xla")])
+    return outcome, rows or None
 
 
 def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Iterator[Row]:
-    """Family by family; twins run on the processor's cores beside the kernels."""
+    """Yield rows family by family; twins run on the processor's cores beside the kernels."""
     with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
         given = {family: inputs(family, heads, tokens) for family, missing in todo if missing}
         twins = {
@@ -223,7 +220,7 @@ def write(path: Path, rows: Rows) -> None:
     import jax
     import jaxlib.version
 
-    found = {
+    libraries = {
         name: metadata.version(name)
         for name in ("torch", "triton", "transformers", "tokamax")
         if _is_there(metadata, name)
@@ -231,15 +228,12 @@ def write(path: Path, rows: Rows) -> None:
     about = (
         versions("xla")
         | {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}
-        | found
+        | libraries
         | {"device": device("xla")}
     )
+    record = {"versions": about, "rows": plain([asdict(row) for row in rows])}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"versions": about, "rows": plain([asdict(row) for row in rows])}, indent=1)
-        + "\n",
-        encoding="utf-8",
-    )
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _is_there(metadata: Any, name: str) -> bool:
@@ -250,24 +244,23 @@ def _is_there(metadata: Any, name: str) -> bool:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a record; none without one."""
+    """Return the rows of a record; none if there is no such file."""
     if not path.is_file():
         return []
 
-    def mean(x):
+    def mean(x: dict[str, float | None] | None) -> Mean | None:
         return None if x is None else Mean(**{k: _number(v) for k, v in x.items()})
 
-    found = []
+    rows = []
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        gains = {name: mean(x) for name, x in row["gain"].items()}
-        own = {
-            "gain": gains,
+        numbers = {
+            "gain": {name: mean(x) for name, x in row["gain"].items()},
             "delta": mean(row["delta"]),
             "signed": mean(row["signed"]),
             "drift": _number(row["drift"]),
         }
-        found.append(Row(**{**row, **own}))
-    return found
+        rows.append(Row(**{**row, **numbers}))
+    return rows
 
 
 def _number(x: float | None) -> float:
@@ -275,26 +268,24 @@ def _number(x: float | None) -> float:
 
 
 def answer(rows: Rows) -> str:
-    """Which kernels lean where nothing was made to."""
+    """Return a sentence that says in how many pairs of kernel and family the output is biased."""
     there = [row for row in rows if not row.failed]
     biased = [row for row in there if abs(row.gain["out"].z) >= CLEAR]
     short = sum(row.gain["out"].mean < 0 for row in biased)
     kernels = len({row.kernel for row in there})
     again = sorted({row.kernel for row in there if not row.again})
-    told = (
-        f"{', '.join(again)} did not give the same bits twice"
-        if again
-        else "every kernel gave the same bits twice"
-    )
+    twice = "every kernel gave the same bits twice"
+    if again:
+        twice = f"{', '.join(again)} did not give the same bits twice"
     return (
         f"Of {kernels} kernels on {len({row.family for row in there})} families, the output has a"
         f" clear gain (|z| of {CLEAR:g} or more) in {len(biased)} of {len(there)} pairs, {short} of"
-        f" them too short; {told}."
+        f" them too short; {twice}."
     )
 
 
 def table(rows: Rows) -> list[list[str]]:
-    """A line for each kernel and family, family by family."""
+    """Return a line for each kernel and family, family by family."""
     order = list(dict.fromkeys(row.family for row in rows))
     return [_line(row) for row in sorted(rows, key=lambda row: order.index(row.family))]
 

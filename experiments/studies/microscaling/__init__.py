@@ -1,3 +1,4 @@
-"""`roundscope reproduce su`: the claims of arXiv 2506.20752 in the student and teacher that it
-studies, each with a verdict.
+"""`roundscope reproduce su`: the claims of arXiv 2506.20752, each with a verdict.
+
+They are tested in the student and teacher that the paper studies.
 """

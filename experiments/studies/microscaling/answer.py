@@ -20,7 +20,7 @@ LIKELY = {
 
 
 def answer(found: Found, scale: Scale) -> str:
-    """Who diverged, in how many steps, at which rates, and what the interventions did."""
+    """Return who diverged, in how many steps, at which rates, and what the interventions did."""
     own, exact = (found.of(scale.base.name, f, scale.rate) for f in (scale.mx, EXACT))
     if not own or not exact:
         return "The base runs are not there yet."
@@ -35,7 +35,10 @@ def _of(runs: Runs) -> str:
 
 
 def _longer(found: Found, scale: Scale) -> str:
-    """FP32 at the same rate in more steps: does the format cause the divergence or hasten it?"""
+    """Return what FP32 does at the same rate in more steps.
+
+    It tells whether the format causes the divergence or hastens it.
+    """
     for setting in scale.settings[1:]:
         own = found.of(setting.name, EXACT, scale.rate)
         if own and setting.config == replace(scale.base.config, steps=setting.config.steps):
@@ -68,9 +71,9 @@ def _interventions(found: Found, scale: Scale) -> str:
 
 
 def _lead(own: Sequence[Outcome], lead: int) -> str:
-    """What arms did that were changed so many steps before."""
+    """Return what the arms did that were changed so many steps before the divergence."""
     names = {effect: [o.name for o in own if o.effect is effect] for effect in Effect}
     none = len(names.pop(Effect.NONE))
-    said = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
-    said.append(f"{none} of {len(own)} arms had no effect beyond the shams")
-    return f"{lead} steps before: {'; '.join(said)}"
+    parts = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
+    parts.append(f"{none} of {len(own)} arms had no effect beyond the shams")
+    return f"{lead} steps before: {'; '.join(parts)}"

@@ -1,5 +1,6 @@
-"""All verdicts in the order of the argument: does it fail, on what does it depend, what averts it,
-why, and what the code does.
+"""All verdicts, in the order of the argument.
+
+Does it fail, on what does that depend, what averts it, why, and what does the code do?
 """
 
 from collections.abc import Iterator
@@ -37,8 +38,9 @@ RULES = (
 
 
 def judged(found: Found, scale: Scale) -> list[Verdict]:
-    """Every claim of arXiv 2506.20752 and of ours that runs can touch; `static` has those of
-    arithmetic.
+    """Return verdicts on every claim of arXiv 2506.20752, and of ours, that runs can test.
+
+    `static` has those of arithmetic.
     """
     return [
         *instability(found, scale),
@@ -52,7 +54,7 @@ def judged(found: Found, scale: Scale) -> list[Verdict]:
 
 
 def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
-    """Does a format diverge on rows on which FP32 does not?"""
+    """Yield verdicts: does a format diverge on rows on which FP32 does not?"""
     base = scale.base.name
     exact = found.of(base, EXACT)
     for name in scale.formats:
@@ -83,27 +85,27 @@ def instability(found: Found, scale: Scale) -> Iterator[Verdict]:
 
 
 def _smooth(own: Runs) -> Word:
-    """Of runs that should not diverge: agrees if fewer than half would, by the interval of their
-    share.
+    """Return the word for runs that should not diverge.
+
+    It agrees if fewer than half would, by the interval of their share.
     """
     low, high = share(diverged(own), len(own))
     return Word.AGREES if high <= HALF else Word.CONTRADICTS if low > HALF else Word.UNDECIDED
 
 
 def _lone(own: Runs, exact: Runs) -> Word:
-    """Agrees by the test of signs; contradicts if no run diverged and fewer than half would, by the
-    interval of their share.
+    """Return the word for runs that should diverge where FP32 does not.
+
+    It agrees by the test of signs; it contradicts if no run diverged and fewer than half would, by
+    the interval of their share.
     """
     word = signs(paired(own, exact)).word
-    return (
-        Word.CONTRADICTS
-        if word is Word.UNDECIDED and not diverged(own) and share(0, len(own))[1] < HALF
-        else word
-    )
+    is_rare = not diverged(own) and share(0, len(own))[1] < HALF
+    return Word.CONTRADICTS if word is Word.UNDECIDED and is_rare else word
 
 
 def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
-    """The published setting, as long as it was run."""
+    """Yield verdicts on the published setting, for as many steps as it was run."""
     claim = "the published setting: E4M3 diverges near step 5090, FP32 does not"
     if scale.paper is None:
         yield Verdict(
@@ -132,7 +134,7 @@ def paper(found: Found, scale: Scale) -> Iterator[Verdict]:
 
 
 def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
-    """What each change of the student does to the rates at which FP32 and the format fail."""
+    """Yield what each change of the student does to the rates at which FP32 and the format fail."""
     for setting in scale.settings[1:]:
         for name in scale.few:
             own, base = found.of(setting.name, name), found.of(scale.base.name, name)
@@ -162,7 +164,7 @@ def effects(found: Found, scale: Scale) -> Iterator[Verdict]:
 EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
     ("no LN", True): ("without LN, FP32 is less stable", SMALLER),
     ("no LN", False): ("without LN, low precision is more stable", LARGER),
-    ("gelu", True): ("SwiGLU destabilises FP32 too: GeLU stands higher rates", LARGER),
+    ("gelu", True): ("SwiGLU destabilizes FP32 too: GeLU stands higher rates", LARGER),
     ("gelu", False): ("SwiGLU is worst: GeLU stands higher rates", LARGER),
 }
 
@@ -170,18 +172,18 @@ EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
 def _limit(
     figure: str, claim: str, case: str, own: Runs, base: Runs, holds: Range | None
 ) -> Verdict:
-    """A ratio of limits; without a range the claim is that they differ."""
+    """Return the verdict on a ratio of limits; without a range the claim is that they differ."""
     e = limit_ratio(own, base)
     word = judge(e, holds) if holds else _differs(e)
-    told = (
+    measured = (
         f"limit {interval(e, 'x')}: {shown(limits(own))} against {shown(limits(base))};"
         f" {counted(own)} of all rates"
     )
     return Verdict(
-        figure=figure, claim=claim, case=case, sizes="", word=word, measured=told, estimate=e
+        figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured, estimate=e
     )
 
 
 def _differs(e: Estimate) -> Word:
-    """Agrees if the interval leaves out a change of less than 5 %."""
+    """Return the word: it agrees if the interval leaves out a change of less than 5 %."""
     return Word.AGREES if Word.AGREES in (judge(e, LARGER), judge(e, SMALLER)) else Word.UNDECIDED

@@ -1,5 +1,6 @@
-"""The interventions of the paper's figure 4 and ours: averted, delayed or nothing, beyond the
-shams.
+"""The interventions of the paper's figure 4 and ours.
+
+Did they avert the divergence, delay it, or do nothing, beyond what the shams do?
 """
 
 import math
@@ -33,17 +34,14 @@ RULES = (
     " it then never diverged, delayed if it did. Delays are against the median of the unchanged run"
     " and shams, and lower bounds where a run lived to the last step."
 )
-STATED = (
-    "LN in FP32",
-    "activations BF16 forward",
-    "activations BF16",
-)  # of which the text says that they avert or delay
-HYBRIDS = (HYBRID, FORWARD)  # of the language models, where both were stable
+# the interventions of which the paper's text says that they avert or delay
+STATED = ("LN in FP32", "activations BF16 forward", "activations BF16")
+HYBRIDS = (HYBRID, FORWARD)  # recipes of the paper's language models, where both were stable
 NOT_STATED = "the outcome is in a figure that we have not"
 
 
 def judged(found: Found, scale: Scale) -> list[Verdict]:
-    """A verdict for every arm and lead, and how far shams scatter."""
+    """Return a verdict for every arm and lead, and how far shams scatter."""
     leads = [lead for lead in scale.leads if any(at == lead for _, at in found.parted)]
     rows = [
         v
@@ -51,31 +49,23 @@ def judged(found: Found, scale: Scale) -> list[Verdict]:
         for v in (*scatter(found, lead), *(_arm(o) for o in outcomes(found.parted, lead)))
     ]
     if not rows:
-        return [
-            _untold(
-                "precision of LN or activations averts the divergence",
-                "-",
-                "no base run diverged where FP32 lived, or its arms are not there",
-            )
-        ]
+        claim = "precision of LN or activations averts the divergence"
+        why = "no base run diverged where FP32 lived, or its arms are not there"
+        return [_untestable(claim, "-", why)]
     there = {name for runs in found.parted.values() for name in runs}
-    gone = [(own, ours) for own, ours in PAPER.items() if ours not in there]
-    return rows + [
-        _untold(
-            "averts or delays", f"{ours} ({own})", f"not an arm of {scale.mx}: it is RCEIL for E4M3"
-        )
-        for own, ours in gone
-    ]
+    why = f"not an arm of {scale.mx}: it is RCEIL for E4M3"
+    absent = [f"{ours} ({own})" for own, ours in PAPER.items() if ours not in there]
+    return rows + [_untestable("averts or delays", case, why) for case in absent]
 
 
-def _untold(claim: str, case: str, why: str) -> Verdict:
+def _untestable(claim: str, case: str, why: str) -> Verdict:
     return Verdict(
         figure="4", claim=claim, case=case, sizes="", word=Word.NOT_TESTABLE, measured=why
     )
 
 
 def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
-    """The recipes from the first step on: stable, where the format alone is not?"""
+    """Yield verdicts on the recipes from the first step on: stable, unlike the format alone?"""
     base = found.of(scale.base.name, scale.mx, scale.rate)
     for name in HYBRIDS:
         own = found.of(scale.base.name, f"{scale.mx}, {name}")
@@ -97,7 +87,7 @@ def hybrids(found: Found, scale: Scale) -> Iterator[Verdict]:
 
 
 def scatter(found: Found, lead: int) -> Iterator[Verdict]:
-    """How much the step of divergence moves by itself."""
+    """Yield how much the step of divergence moves by itself."""
     moved = [
         abs(r.time - runs[UNCHANGED].time)
         for (_, at), runs in found.parted.items()
@@ -107,31 +97,27 @@ def scatter(found: Found, lead: int) -> Iterator[Verdict]:
     ]
     lived = sum(map(math.isinf, moved))
     steps = sorted(x for x in moved if math.isfinite(x))
-    told = (
-        f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
-        if steps
-        else "none diverged"
-    )
+    distance = "none diverged"
+    if steps:
+        distance = f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
     yield Verdict(
         figure="4",
         claim="ours: a change of half an ulp in one step moves the divergence",
         case=f"shams, {lead} steps before",
         sizes="",
         word=Word.AGREES if any(moved) else Word.CONTRADICTS,
-        measured=f"by {told}; {lived} of {len(moved)} did not diverge",
+        measured=f"by {distance}; {lived} of {len(moved)} did not diverge",
     )
 
 
 def _arm(o: Outcome) -> Verdict:
-    """One arm at one lead."""
+    """Return the verdict on one arm at one lead."""
     own = next((name for name, ours in PAPER.items() if ours == o.name), None)
     lived = sum(map(math.isinf, o.runs.values()))
-    delay = (
-        f"delay {'at least ' if o.censored else ''}{interval(o.delay, ' steps')}"
-        if o.runs
-        else "no seed"
-    )
-    told = (
+    delay = "no seed"
+    if o.runs:
+        delay = f"delay {'at least ' if o.censored else ''}{interval(o.delay, ' steps')}"
+    effect = (
         f"{o.effect}: {lived} of {len(o.runs)} never diverged; {delay}; shams scatter by"
         f" {number(o.scatter)}"
     )
@@ -142,7 +128,7 @@ def _arm(o: Outcome) -> Verdict:
         case=f"{o.name}{f' ({own})' if own else ''}, {o.lead} steps before",
         sizes="",
         word=_word(o, own),
-        measured=f"{told}; {wins}",
+        measured=f"{effect}; {wins}",
         estimate=o.delay,
         note=NOT_STATED if own and o.name not in STATED else "",
     )
@@ -157,21 +143,17 @@ def _claim(name: str) -> str:
 
 
 def _word(o: Outcome, own: str | None) -> Word:
-    """Of 'averts or delays', or of 'stable' for hybrids."""
+    """Return the word for "averts or delays", or for "stable" for hybrids."""
     if o.effect is Effect.HASTENED:
         return Word.CONTRADICTS
+    if o.name in HYBRIDS and o.effect is Effect.AVERTED:
+        return Word.AGREES
     if o.name in HYBRIDS:
-        return (
-            Word.AGREES
-            if o.effect is Effect.AVERTED
-            else Word.CONTRADICTS
-            if _all_failed(o)
-            else Word.UNDECIDED
-        )
+        return Word.CONTRADICTS if _all_failed(o) else Word.UNDECIDED
     return Word.AGREES if o.effect in (Effect.AVERTED, Effect.DELAYED) else Word.UNDECIDED
 
 
 def _all_failed(o: Outcome) -> bool:
-    """Whether so many seeds diverged as one in two would not explain."""
+    """Return whether so many seeds diverged that a chance of one in two would not explain it."""
     died = sum(map(math.isfinite, o.runs.values()))
     return bool(o.runs) and at_least(died, len(o.runs), 0.5) <= LEVEL

@@ -1,5 +1,6 @@
-"""Which discrepancies between the paper and its released code change a conclusion, and what decides
-it: a run, arithmetic, nothing.
+"""Which discrepancies between the paper and its released code change a conclusion.
+
+For each of them a run decides, or arithmetic, or nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,11 @@ Decide = Callable[[Found, Scale], tuple[Word, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One discrepancy. decide: (word, what was measured); by: what decides it."""
+    """One discrepancy.
+
+    decide  gives (word, what was measured)
+    by      what decides it
+    """
 
     letter: str
     claim: str
@@ -37,7 +42,7 @@ class Finding:
 
 
 def judged(found: Found, scale: Scale) -> list[Verdict]:
-    """A verdict for each."""
+    """Return a verdict for each discrepancy."""
     rows = [(f, *f.decide(found, scale)) for f in FINDINGS]
     return [
         Verdict(
@@ -48,7 +53,7 @@ def judged(found: Found, scale: Scale) -> list[Verdict]:
 
 
 def _arms(*names: str) -> Decide:
-    """Whether any of these interventions did anything, at any lead."""
+    """Return a decision: whether any of these interventions did anything, at any lead."""
 
     def decide(found: Found, scale: Scale) -> tuple[Word, str]:
         own = _outcomes(found, scale, names)
@@ -61,8 +66,8 @@ def _arms(*names: str) -> Decide:
 
 
 def _outcomes(found: Found, scale: Scale, names: Sequence[str]) -> list[Outcome]:
-    found_all = [outcome(found.parted, lead, name) for name in names for lead in scale.leads]
-    return [o for o in found_all if o.runs]
+    every = [outcome(found.parted, lead, name) for name in names for lead in scale.leads]
+    return [o for o in every if o.runs]
 
 
 def _told(own: Sequence[Outcome]) -> str:
@@ -70,20 +75,20 @@ def _told(own: Sequence[Outcome]) -> str:
 
 
 def _frozen(found: Found, scale: Scale) -> tuple[Word, str]:
-    """b: does a shift that is frozen from the first step on move the divergence?"""
+    """Decide b: does a shift that is frozen from the first step on move the divergence?"""
     own = found.of(scale.base.name, f"{scale.mx}, {FROZEN}")
     base = found.of(scale.base.name, scale.mx, scale.rate)
     if not own or not base:
         return Word.NOT_TESTABLE, "was not run"
-    wins = signs(paired(own, base))
-    return (
-        Word.AGREES if wins.word is not Word.UNDECIDED else Word.UNDECIDED
-    ), f"{counted(own)}; trained {counted(base)}"
+    moved = signs(paired(own, base)).word is not Word.UNDECIDED
+    word = Word.AGREES if moved else Word.UNDECIDED
+    return word, f"{counted(own)}; trained {counted(base)}"
 
 
 def _confounded(found: Found, scale: Scale) -> tuple[Word, str]:
-    """b': is LN's precision alone, with the shift trained in both, judged as precision and shift
-    together are, as released?
+    """Decide b': is LN's precision alone judged as precision and shift together are, as released?
+
+    The shift is trained in both.
     """
     ln, frozen = (
         found.of(scale.base.name, f"{scale.mx}, {name}") for name in ("LN in FP32", FROZEN)
@@ -92,36 +97,31 @@ def _confounded(found: Found, scale: Scale) -> tuple[Word, str]:
     if not (ln and frozen and base):
         return Word.NOT_TESTABLE, "was not run"
     alone, released = signs(paired(base, ln)), signs(paired(frozen, ln))
-    told = (
+    measured = (
         f"LN in FP32 {counted(ln)}: later in {alone.earlier} of {len(ln)} seeds than LN in BF16"
-        " with a trained shift"
+        f" with a trained shift, in {released.earlier} than with a frozen one"
     )
-    decided = alone.word is released.word is not Word.UNDECIDED
-    word = (
-        Word.AGREES
-        if alone.word is not released.word
-        else Word.CONTRADICTS
-        if decided
-        else Word.UNDECIDED
-    )
-    return word, f"{told}, in {released.earlier} than with a frozen one"
+    if alone.word is not released.word:
+        return Word.AGREES, measured
+    decided = alone.word is not Word.UNDECIDED
+    return (Word.CONTRADICTS if decided else Word.UNDECIDED), measured
 
 
 def _targets(found: Found, scale: Scale) -> tuple[Word, str]:
-    """d: does the failure need other targets in MX?"""
+    """Decide d: does the failure need other targets in MX?"""
     own, exact = (found.of(scale.base.name, f, scale.rate) for f in (scale.mx, EXACT))
     if not own or not exact:
         return Word.NOT_TESTABLE, "the base was not run"
     wins = signs(paired(own, exact))
-    told = (
+    measured = (
         f"{scale.mx} diverges earlier than FP32 with the same targets in {wins.earlier} of"
         f" {len(own)} seeds"
     )
-    return (Word.CONTRADICTS if wins.word is Word.AGREES else Word.UNDECIDED), told
+    return (Word.CONTRADICTS if wins.word is Word.AGREES else Word.UNDECIDED), measured
 
 
 def _states(found: Found, scale: Scale) -> tuple[Word, str]:
-    """e: is the epsilon of two trainings that of the formats?"""
+    """Decide e: is the epsilon of two trainings that of the formats?"""
     if not runs_of(found):
         return Word.NOT_TESTABLE, "epsilon was not measured"
     apart = ratio(middle(found, "zeta_apart"), middle(found, "zeta"))
@@ -130,7 +130,7 @@ def _states(found: Found, scale: Scale) -> tuple[Word, str]:
 
 
 def _arithmetic(judged: Callable[[], Verdict], *, reverse: bool = False) -> Decide:
-    """The conclusion changes where the code's number is not the true one."""
+    """Return a decision: the conclusion changes where the code's number is not the true one."""
 
     def decide(found: Found, scale: Scale) -> tuple[Word, str]:
         own = judged()

@@ -1,5 +1,7 @@
-"""What is said of the gradient's error: how large, how it grows before a divergence, where it comes
-from, and the released measure.
+"""What is said of the gradient's error epsilon.
+
+How large is it, how does it grow before a divergence, where does it come from, and what does the
+released measure say?
 """
 
 import math
@@ -27,34 +29,35 @@ from roundscope.experiments.train.student.sites import Site
 
 FIGURE = "epsilon"
 NEAR_TWO: Range = (1.5, 2.5)
-EARLY, LATE = 0.5, 1  # of the looks before divergence: the one half way, and the last
+EARLY = 0.5  # the place of the early look among those before divergence: half way
 
 
 def runs_of(found: Found) -> Runs:
-    """The base's runs with measures that diverged, and all of them where none did."""
-    own = [r for r in found.epsilon if r.condition.name != EXACT and measures(r)]
-    return [r for r in own if r.diverged is not None] or own
+    """Return the base's runs with measures that diverged, and all of them where none did."""
+    runs = [r for r in found.epsilon if r.condition.name != EXACT and measures(r)]
+    return [r for r in runs if r.diverged is not None] or runs
 
 
 def before(r: Run[Arm]) -> list[tuple[int, dict[str, float]]]:
-    """The looks at steps before divergence, the first at step 0 left out: nothing is trained
-    there.
+    """Return the looks at steps before divergence.
+
+    The first one, at step 0, is left out, since nothing is trained there.
     """
     return [(step, dict(own)) for step, own in measures(r) if 0 < step < r.time]
 
 
 def late(found: Found, name: str) -> Values:
-    """By seed: a measure at the last look before divergence."""
+    """Return a measure at the last look before divergence, by seed."""
     return _at(found, lambda looks: looks[-1][1][name])
 
 
 def early(found: Found, name: str) -> Values:
-    """By seed: a measure half way there."""
+    """Return a measure half way to divergence, by seed."""
     return _at(found, lambda looks: looks[int(EARLY * (len(looks) - 1))][1][name])
 
 
 def middle(found: Found, name: str) -> Values:
-    """By seed: the median over looks before divergence."""
+    """Return the median of a measure over looks before divergence, by seed."""
     return _at(found, lambda looks: float(np.median([own[name] for _, own in looks])))
 
 
@@ -63,12 +66,12 @@ def _at(found: Found, read: Callable[[list[tuple[int, dict[str, float]]]], float
 
 
 def judged(found: Found, scale: Scale) -> list[Verdict]:
-    """Every verdict on epsilon; none before its runs are there."""
+    """Return every verdict on epsilon; none before its runs are stored."""
     return [*sizes(found, scale), *sources(found, scale)] if runs_of(found) else []
 
 
 def sizes(found: Found, scale: Scale) -> Iterator[Verdict]:
-    """How large epsilon is, how it grows, and what the released code measures."""
+    """Yield how large epsilon is, how it grows, and what the released code measures."""
     grown, last = ratio(late(found, "zeta"), early(found, "zeta")), factor(late(found, "zeta"))
     yield _row(
         "the error grows before the divergence",
@@ -106,7 +109,7 @@ def sizes(found: Found, scale: Scale) -> Iterator[Verdict]:
 
 
 def sources(found: Found, scale: Scale) -> Iterator[Verdict]:
-    """Saturation or grid, clusters of gamma, and the event with the largest part."""
+    """Yield verdicts on saturation or grid, on clusters of gamma, and on the largest event."""
     rceil = ratio(middle(found, "zeta_rceil"), middle(found, "zeta"))
     yield _row(
         "the error comes from clipping: RCEIL at the same state has less",
@@ -147,8 +150,9 @@ def sources(found: Found, scale: Scale) -> Iterator[Verdict]:
 
 
 def largest(found: Found) -> tuple[Site, Estimate, int]:
-    """The event whose own zeta is largest in the median, its part of the whole, and in how many
-    seeds it is the largest.
+    """Return the event whose own zeta is largest in the median, with two numbers.
+
+    They are its part of the whole, and in how many seeds it is the largest.
     """
     there = [
         site

@@ -1,6 +1,7 @@
-"""What `roundscope reproduce su` trains: two scales, --quick for two cores and full for a GPU;
-formats from the first step at every rate; and the interventions, controls and shams of a run that
-diverges.
+"""What `roundscope reproduce su` trains: --quick for two cores and full for a GPU.
+
+Formats are trained from the first step on at every rate. A run that diverges also has
+interventions, controls and shams.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,9 @@ from roundscope.experiments.train.student.sites import Matrix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A student, and the rates at which it runs, ascending: the lowest trains, the highest fails in
-    FP32 too.
+    """A student, and the rates at which it runs, ascending.
+
+    The lowest rate trains, the highest fails in FP32 too.
     """
 
     name: str
@@ -25,20 +27,21 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Which students, formats and seeds.
+    """Which students, formats and seeds are trained.
 
     mx       the format whose divergence the interventions avert; it diverges at `rate` of `base`,
-             FP32 does not
-    base     the first setting; others differ from it in one thing
-    formats  of the base; in the other settings FP32 and `few` run
-    seeds    of all
-    parted   seeds of the interventions: the first so many that diverge
-    leads    steps before a run's divergence at which its interventions part from it: well before
-             and shortly before
+             where FP32 does not
+    settings the base first; others differ from it in one thing
+    formats  the formats of the base
+    few      the formats, beside FP32, of the other settings
+    seeds    all seeds
+    parted   the number of seeds that get interventions: the first ones that diverge
+    leads    steps before a run's divergence at which its interventions leave it: well before and
+             shortly before
     shams    runs per seed and lead whose arithmetic differs in one gradient of one step only
     looks    steps between two measurements of epsilon
-    paper    (the published setting, formats, seeds), a run a launch; None: not run
-    arms     at most so many in a launch
+    paper    (the published setting, formats, seeds), one run a launch; None: not run
+    arms     the largest number of arms in a launch
     """
 
     name: str
@@ -64,7 +67,7 @@ class Scale:
 def varied(
     base: Setting, **changes: tuple[dict[str, object], tuple[float, ...]]
 ) -> tuple[Setting, ...]:
-    """The base and settings of one change each, by name."""
+    """Return the base and settings that differ from it in one change each, by name."""
     return base, *(
         Setting(name=name.replace("_", " "), config=replace(base.config, **own), rates=rates)  # type: ignore[arg-type]
         for name, (own, rates) in changes.items()
@@ -155,8 +158,10 @@ OURS = {"gamma in MX": "site=GAMMA -> {mx}"}
 
 
 def changes_of(format: str) -> Changes:
-    """What trains in a format from the first step on: a block format with its rule, bf16, fp32 or
-    the mixture; or one and one of ADDED.
+    """Return what trains in a format from the first step on.
+
+    The format is a block format with its rule, bf16, fp32 or the mixture, or one of them with one
+    of ADDED.
     """
     name, _, more = format.partition(", ")
     return (
@@ -167,12 +172,12 @@ def changes_of(format: str) -> Changes:
 
 
 def changed(mx: str) -> tuple[str, ...]:
-    """The format with every one of ADDED."""
+    """Return the format with every one of ADDED."""
     return tuple(f"{mx}, {name}" for name in ADDED)
 
 
 def trained(setting: Setting, formats: Sequence[str], seeds: Sequence[int]) -> list[Arm]:
-    """Formats x rates x seeds."""
+    """Return the arms of formats x rates x seeds."""
     return [
         Arm(name=f, changes=changes_of(f), lr=rate, seed=seed)
         for f in formats
@@ -182,16 +187,16 @@ def trained(setting: Setting, formats: Sequence[str], seeds: Sequence[int]) -> l
 
 
 def base_arm(scale: Scale, seed: int) -> Arm:
-    """The run that the interventions part from."""
+    """Return the run that the interventions leave."""
     return Arm(name=UNCHANGED, changes=changes_of(scale.mx), lr=scale.rate, seed=seed)
 
 
 def parted(scale: Scale, seed: int, first: int) -> list[Arm]:
-    """All arms that leave the base run of a seed at step `first`: unchanged, then shams, then
-    changes that stay.
+    """Return all arms that leave the base run of a seed at step `first`.
 
-    The unchanged one is told its format again: it is a run of its own, in another executable than
-    the base's, and must not replace it.
+    They are the unchanged arm, then shams, then changes that stay. The unchanged one is given its
+    format again: it is a run of its own, in another executable than the base's, and must not
+    replace it.
     """
     base = base_arm(scale, seed)
     again = tuple((first, text) for _, text in base.changes)
@@ -213,8 +218,9 @@ def parted(scale: Scale, seed: int, first: int) -> list[Arm]:
 
 
 def shams(scale: Scale, base: Arm, first: int) -> list[Arm]:
-    """Runs in which one matrix's gradient is not rounded to BF16, in step `first` alone: a change
-    of half an ulp that means nothing.
+    """Return runs in which one matrix's gradient is not rounded to BF16, in step `first` alone.
+
+    It is a change of half an ulp that means nothing.
     """
     places = [
         (layer, matrix)
@@ -233,6 +239,6 @@ def shams(scale: Scale, base: Arm, first: int) -> list[Arm]:
 
 
 def config_of(setting: Setting, rate: float | None = None) -> Config:
-    """The setting's config, its optimiser at a constant rate."""
+    """Return the setting's config, with its optimizer at a constant rate."""
     lr = setting.config.lr if rate is None else rate
     return replace(setting.config, lr=lr, min_lr=lr)

@@ -16,25 +16,25 @@ DRAWS, BLOCKS = 8, 12_000  # independent draws, and blocks of 32 in each
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Numbers centre + spread N(0, 1); bf16: rounded to BF16 first."""
+    """Numbers centre + spread N(0, 1), rounded to BF16 first if `bf16`."""
 
     spread: float = 1.0
     centre: float = 0.0
     bf16: bool = False
 
     def each(self, f: str | BlockFormat, read: Callable[[BlockStats], float]) -> Values:
-        """A number of every draw under a format."""
+        """Return a number of every draw under a format."""
         f = f if isinstance(f, BlockFormat) else BLOCK_NAMED[f]
         return {seed: read(stats(self, f, seed)) for seed in range(DRAWS)}
 
     def of(self, f: str | BlockFormat, read: Callable[[BlockStats], float]) -> Estimate:
-        """Its mean and 95 % interval."""
+        """Return the mean of that number, with its 95 % interval."""
         return mean(self.each(f, read))
 
 
 @lru_cache(256)
 def stats(draws: Draws, f: BlockFormat, seed: int) -> BlockStats:
-    """The statistics of one draw."""
+    """Return the statistics of one draw."""
     x = (
         np.random.Generator(np.random.Philox(key=seed))
         .standard_normal((BLOCKS, 32))

@@ -1,10 +1,11 @@
-"""The error epsilon of a gradient while a run goes to its divergence: at the same state, and as the
-released code takes it.
+"""The error epsilon of a gradient while a run goes to its divergence.
 
-same state   g_mx(theta) - g_32(theta): the formats' error, whole, with RCEIL in place of the arm's
-             scales, and event by event (`measure`)
-apart        g_mx(theta_mx) - g_32(theta_32), of two trainings on the same rows, which is what the
-             paper's code calls epsilon: the distance of the trainings is in it
+It is measured at the same state, and as the released code takes it:
+
+same state   g_mx(theta) - g_32(theta): the formats' error, whole, with RCEIL in place of the
+             arm's scales, and event by event (`measure`)
+apart        g_mx(theta_mx) - g_32(theta_32), of two trainings on the same rows, which is what
+             the paper's code calls epsilon: the distance of the trainings is in it
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +37,11 @@ def pair_up(
     other: Changes,
     progress: run.Progress,
 ) -> list[Run[Arm]]:
-    """The results of arms and of their FP32 partners (same seeds, in the same order).
+    """Return the results of arms and of their FP32 partners (same seeds, in the same order).
 
-    The arms' have what was measured every `config.measure_every` steps: the names of `measure`,
-    "zeta_apart" and "cosine_apart", and "zeta_rceil": zeta of the changes `other` at the arms'
-    states.
+    Those of the arms have what was measured every `config.measure_every` steps: the names of
+    `measure`, "zeta_apart" and "cosine_apart", and "zeta_rceil", the zeta of the changes `other` at
+    the arms' states.
     """
     bare, both, looks = replace(config, measure_every=0), [*arms, *exact], []
     begin = run.fresh(bare, both)
@@ -67,7 +68,7 @@ def _look(
     x, y = steps.batches(config)(words, np.int32(begin.step))
     of = jnp.asarray([seeds.index(a.seed) for a in both])
 
-    def first(tree):
+    def first(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[:n], tree)
 
     own, data = first(begin.state), run.data_of(config, both, begin.step)
@@ -81,8 +82,9 @@ def _look(
 
 @lru_cache(16)
 def _gradients(config: Config, how: How) -> Callable[..., Array]:
-    """The jitted (state, arms, x, y, of) -> every arm's gradient at its own state in its own
-    arithmetic, (A, weights).
+    """Return the jitted function (state, arms, x, y, of) -> gradients (A, weights).
+
+    Each arm's gradient is at its own state and in its own arithmetic.
     """
     config = steps.numbers_only(config)
 

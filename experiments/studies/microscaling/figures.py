@@ -1,5 +1,6 @@
-"""The pictures: how interventions end, where settings fail, the gradient's error on the way to a
-divergence and the events that make it, and the losses.
+"""The pictures: how interventions end, where settings fail, the gradient's error, and the losses.
+
+The gradient's error is that on the way to a divergence, with the events that make it.
 """
 
 import math
@@ -47,7 +48,7 @@ LINES = (
 
 
 def opening(found: Found, scale: Scale) -> Figure | None:
-    """Arms x seeds by lead: steps from the parting to divergence; None without interventions."""
+    """Draw arms x seeds by lead: steps from parting to divergence; None without interventions."""
     leads = [lead for lead in scale.leads if any(at == lead for _, at in found.parted)]
     if not leads:
         return None
@@ -67,37 +68,26 @@ def opening(found: Found, scale: Scale) -> Figure | None:
 
 def _panel(ax: Axes, found: Found, lead: int, lines: Sequence[str]) -> None:
     words = {o.name: o.effect for o in outcomes(found.parted, lead)}
-    own = {seed: runs for (seed, at), runs in found.parted.items() if at == lead}
+    by_seed = {seed: runs for (seed, at), runs in found.parted.items() if at == lead}
     widest = 0.0
-    starts = {seed: _start(runs.values()) for seed, runs in own.items()}
+    starts = {seed: _start(runs.values()) for seed, runs in by_seed.items()}
     for row, line in enumerate(lines):
         ax.axhline(row, color=GRID, lw=0.8, zorder=0)
         if line in words:
-            ax.axhspan(
-                row - 0.45,
-                row + 0.45,
-                color=COLOUR[words[line]],
-                alpha=0.0 if words[line] is Effect.NONE else 0.13,
-                lw=0,
-            )
-        for i, (seed, runs) in enumerate(own.items()):
-            several = (
-                [r for n, r in runs.items() if n.startswith(SHAM)]
-                if line == SHAMS
-                else [runs[line]]
-                if line in runs
-                else []
-            )
-            for r in several:
-                y = row + 0.5 * ((i + 0.5) / len(own) - 0.5)
-                widest = max(widest, _dot(ax, r, starts[seed], y))
+            alpha = 0.0 if words[line] is Effect.NONE else 0.13
+            ax.axhspan(row - 0.45, row + 0.45, color=COLOUR[words[line]], alpha=alpha, lw=0)
+        for i, (seed, runs) in enumerate(by_seed.items()):
+            y = row + 0.5 * ((i + 0.5) / len(by_seed) - 0.5)
+            for name, r in runs.items():
+                if name == line or (line == SHAMS and name.startswith(SHAM)):
+                    widest = max(widest, _dot(ax, r, starts[seed], y))
     ax.set_xlim(-0.02 * widest, 1.06 * widest)
     ax.axvline(lead, color=INK, lw=0.7, ls=":")
     ax.tick_params(axis="y", length=0)
 
 
 def _dot(ax: Axes, r: Run[Arm], start: int, y: float) -> float:
-    """A run by its steps since the parting; the number that was drawn."""
+    """Draw a run by its steps since the parting; return the number that was drawn."""
     lived = r.diverged is None
     x = min(r.time, r.steps) - start
     ax.plot(
@@ -114,12 +104,12 @@ def _dot(ax: Axes, r: Run[Arm], start: int, y: float) -> float:
 
 
 def _start(runs: Iterable[Run[Arm]]) -> int:
-    """The step at which the arms of a seed left the base."""
+    """Return the step at which the arms of a seed left the base."""
     return min(first for r in runs for first, _ in r.condition.changes if first)
 
 
 def formats(found: Found, scale: Scale) -> Figure | None:
-    """Formats x rates of the base and of the other settings: the share of runs that diverged."""
+    """Draw formats x rates of all settings: the share of runs that diverged."""
     settings = [s for s in scale.settings if any(name == s.name for name, _ in found.trained)]
     if not settings:
         return None
@@ -168,9 +158,7 @@ def _cell(ax: Axes, row: int, column: int, own: Runs) -> None:
 
 
 def growth(found: Found, scale: Scale) -> Figure | None:
-    """zeta by steps before divergence, a line per seed; and what share of it each event has
-    alone.
-    """
+    """Draw zeta by steps before divergence, a line per seed, and the share of every event alone."""
     own = runs_of(found)
     if not own:
         return None
@@ -227,7 +215,7 @@ def _events(ax: Axes, own: Runs) -> None:
 
 
 def losses(found: Found, scale: Scale) -> Figure | None:
-    """The loss of the base's formats at the base's rate, a line per seed, FP32's in grey."""
+    """Draw the loss of the base's formats at the base's rate, a line per seed; FP32 is grey."""
     exact = found.of(scale.base.name, EXACT, scale.rate)
     others = {f: found.of(scale.base.name, f, scale.rate) for f in scale.formats if f != EXACT}
     drawn = {f: own for f, own in others.items() if own}
@@ -238,14 +226,9 @@ def losses(found: Found, scale: Scale) -> Figure | None:
     figure, axes = canvas(0.4 + 1.7 * deep, deep, columns, sharex=True, sharey=True)
     for ax, (name, own) in zip(axes.flat, drawn.items(), strict=False):
         for r in [*exact, *own]:
-            seen = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
-            ax.plot(
-                seen[:, 0],
-                seen[:, 1],
-                color=QUIET if r.condition.name == EXACT else COLOURS[0],
-                lw=0.9,
-                alpha=0.8,
-            )
+            curve = np.array([(step, loss) for step, loss, _ in r.curve if math.isfinite(loss)])
+            colour = QUIET if r.condition.name == EXACT else COLOURS[0]
+            ax.plot(curve[:, 0], curve[:, 1], color=colour, lw=0.9, alpha=0.8)
         ax.set_title(name, fontsize=9, loc="left")
         ax.set_yscale("log")
     for ax in list(axes.flat)[len(drawn) :]:

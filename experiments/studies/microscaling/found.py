@@ -1,6 +1,6 @@
-"""`Found`: what is there of a scale, whole parts only, by its place in the argument."""
+"""`Found`: the stored runs of a scale, whole parts only, by their place in the argument."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roundscope.experiments.results.run import Run
@@ -9,6 +9,7 @@ from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.student import whole
 from roundscope.experiments.studies.microscaling.conditions import (
     Scale,
+    Setting,
     changed,
     config_of,
     parted,
@@ -21,7 +22,7 @@ from roundscope.experiments.train.student.arms import Arm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is there.
+    """The stored runs.
 
     trained  (setting, format) -> runs of all rates and seeds
     epsilon  the base's runs with measures
@@ -35,13 +36,13 @@ class Found:
     paper: Mapping[str, Runs] = field(default_factory=dict)
 
     def of(self, setting: str, format: str, rate: float | None = None) -> Runs:
-        """The runs of a setting in a format, at one rate or at all; empty without any."""
+        """Return the runs of a setting in a format, at one rate or at all; empty without any."""
         runs = self.trained.get((setting, format), ())
         return [r for r in runs if rate is None or r.condition.lr == rate]
 
 
 def read(scale: Scale, store: Store) -> Found | None:
-    """What the store holds, None if that is nothing.
+    """Return what the store holds, None if that is nothing.
 
     A format of a setting is there if all its rates and seeds are; a parting if all its arms are.
     """
@@ -61,7 +62,7 @@ def _trained(scale: Scale, store: Store) -> dict[tuple[str, str], Runs]:
     wanted += [(s, f, scale.seeds) for s in scale.settings[1:] for f in scale.few]
     wanted += [(at_rate(scale), f, few) for f in changed(scale.mx)]
 
-    def runs(s, f, seeds):
+    def runs(s: Setting, f: str, seeds: Sequence[int]) -> Runs:
         return whole(store, config_of(s), trained(s, [f], seeds))
 
     return {(s.name, f): runs(s, f, seeds) for s, f, seeds in wanted}
@@ -84,9 +85,9 @@ def _paper(scale: Scale, store: Store) -> dict[str, Runs]:
 
 
 def limits(runs: Runs) -> Values:
-    """By seed: the lowest rate at which it diverged.
+    """Return the lowest rate at which each seed diverged.
 
-    Left out: seeds that no rate felled, or the lowest did.
+    Seeds that diverged at no rate, or at the lowest, are left out.
     """
     lowest = min((r.condition.lr for r in runs), default=0.0)
     failed = [r for r in runs if r.diverged is not None]
@@ -96,12 +97,12 @@ def limits(runs: Runs) -> Values:
 
 
 def limit_ratio(over: Runs, under: Runs) -> Estimate:
-    """The ratio of two limits, geometric mean over seeds."""
+    """Return the ratio of two limits, as a geometric mean over seeds."""
     return ratio(limits(over), limits(under))
 
 
 def shown(limit: Values) -> str:
-    """The median of seeds' limits and their range."""
+    """Return the median of the seeds' limits and their range, in words."""
     rates = sorted(limit.values())
     if not rates:
         return "none inside the rates"

@@ -1,5 +1,6 @@
-"""Which launches a scale needs, in their order, and how each runs: trainings, epsilon,
-interventions, the published setting.
+"""Which launches a scale needs, in their order, and how each runs.
+
+They are trainings, epsilon, interventions and the published setting.
 """
 
 import math
@@ -31,7 +32,7 @@ Runs = Sequence[Run[Arm]]
 class Part:
     """Arms of one executable.
 
-    first: the step at which they leave a run that they share; None if they share none.
+    first   the step at which they leave a run that they share; None if they share none
     """
 
     config: Config
@@ -40,7 +41,10 @@ class Part:
 
 
 def planned(scale: Scale, store: Store) -> list[Launch]:
-    """All launches in their order: the base first, which says where interventions part from it."""
+    """Return all launches in their order.
+
+    The base comes first, since it says where interventions leave it.
+    """
     folder = store.path.parent
     first = [_launch(scale, part, folder) for part in base(scale)]
     if not store.keys().issuperset(key for launch in first for key in launch.keys):
@@ -50,10 +54,10 @@ def planned(scale: Scale, store: Store) -> list[Launch]:
 
 
 def base(scale: Scale) -> list[Part]:
-    """The base in all formats: what interventions need.
+    """Return the base in all formats, which interventions need.
 
-    The runs that these part from are launched one by one, as beginnings are: other arms beside
-    them are another executable, whose last bits move the divergence by tens of steps.
+    The runs that these leave are launched one by one, as beginnings are: other arms beside them
+    would be another executable, whose last bits move the divergence by tens of steps.
     """
     config, arms = config_of(scale.base), trained(scale.base, scale.formats, scale.seeds)
     alone = [arm for arm in arms if (arm.name, arm.lr) == (scale.mx, scale.rate)]
@@ -62,7 +66,7 @@ def base(scale: Scale) -> list[Part]:
 
 
 def others(scale: Scale) -> list[Part]:
-    """Epsilon of the base, the other settings, the published one."""
+    """Return epsilon of the base, the other settings, and the published one."""
     added = trained(at_rate(scale), changed(scale.mx), scale.seeds[: scale.parted])
     found = [epsilon(scale), *_split(config_of(scale.base), added, scale.arms)]
     for setting in scale.settings[1:]:
@@ -74,12 +78,12 @@ def others(scale: Scale) -> list[Part]:
 
 
 def at_rate(scale: Scale) -> Setting:
-    """The base at the rate of the interventions alone."""
+    """Return the base at the rate of the interventions alone."""
     return replace(scale.base, rates=(scale.rate,))
 
 
 def epsilon(scale: Scale) -> Part:
-    """The base in format mx, and FP32 beside it."""
+    """Return the base in format mx, and FP32 beside it."""
     seeds = scale.seeds[: scale.parted]
     arms = [base_arm(scale, seed) for seed in seeds]
     exact = [Arm(name=EXACT, lr=scale.rate, seed=seed) for seed in seeds]
@@ -88,7 +92,7 @@ def epsilon(scale: Scale) -> Part:
 
 
 def _split(config: Config, arms: Sequence[Arm], most: int, first: int | None = None) -> list[Part]:
-    """By executable, in equal parts of at most so many arms."""
+    """Return arms by executable, in equal parts of at most so many arms."""
     found = []
     for group in groups(config, arms):
         size = math.ceil(len(group) / math.ceil(len(group) / most))
@@ -98,7 +102,10 @@ def _split(config: Config, arms: Sequence[Arm], most: int, first: int | None = N
 
 
 def starts(scale: Scale, store: Store) -> list[tuple[int, int, int]]:
-    """Where interventions part, as `leaving` has it; empty before the base and FP32 are there."""
+    """Return where interventions leave the base, as `leaving` does.
+
+    It is empty before the base and FP32 are stored.
+    """
     setting = config_of(scale.base)
     arms = [trained(scale.base, [f], scale.seeds) for f in (scale.mx, EXACT)]
     own, exact = (student.whole(store, setting, each) for each in arms)
@@ -110,8 +117,9 @@ def _at(runs: Iterable[Run[Arm]], rate: float) -> list[Run[Arm]]:
 
 
 def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
-    """(seed, lead, step at which arms part) of the first seeds whose base run diverges, long enough
-    after its start, where FP32 lives.
+    """Return (seed, lead, step at which arms leave) of the first seeds that are fit.
+
+    Their base run diverges, long enough after its start, and their FP32 run does not.
     """
     alive = {r.seed for r in exact if r.diverged is None}
     steps = {r.seed: r.diverged for r in own if r.diverged is not None and r.seed in alive}
@@ -120,7 +128,7 @@ def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
 
 
 def interventions(scale: Scale, places: Sequence[tuple[int, int, int]]) -> list[Part]:
-    """The arms that part from the base run of a seed at a step."""
+    """Return the arms that leave the base run of a seed at a step."""
     config = config_of(scale.base, scale.rate)
     each = [(first, parted(scale, seed, first)) for seed, _, first in places]
     return [part for first, arms in each for part in _split(config, arms, scale.arms, first)]
@@ -129,14 +137,14 @@ def interventions(scale: Scale, places: Sequence[tuple[int, int, int]]) -> list[
 def _launch(scale: Scale, part: Part, folder: Path) -> Launch:
     title = "student" if part.first is None else f"student, from step {part.first}"
 
-    def compute(progress):
+    def compute(progress: Progress) -> list[Run[Arm]]:
         return ran(scale, part, folder, progress)
 
     return student.launch(title, part.config, part.arms, compute)
 
 
 def ran(scale: Scale, part: Part, folder: Path, progress: Progress) -> list[Run[Arm]]:
-    """The runs of a launch; states at which arms part are kept in the folder."""
+    """Return the runs of a launch; states at which arms part are kept in the folder."""
     from roundscope.experiments.studies.microscaling.epsilon import pair_up
     from roundscope.experiments.train.student.begins import begin
     from roundscope.experiments.train.student.run import launch

@@ -1,10 +1,10 @@
-"""What an intervention did: averted, delayed or nothing, beyond what the smallest change of the
-state does by itself.
+"""What an intervention did: averted the divergence, delayed it, or nothing.
 
-Training is chaotic: a change of half an ulp in one step moves the step of divergence. So every seed
-has shams beside its arms, and an arm counts where it outlives the unchanged run and all shams of
-its seed. Were it one of them, it would be the last with probability 1 / (shams + 2) or less,
-whatever moves them; so many wins over seeds have a binomial probability.
+What counts is beyond what the smallest change of the state does by itself. Training is chaotic: a
+change of half an ulp in one step moves the step of divergence. So every seed has shams beside its
+arms, and an arm counts where it outlives the unchanged run and all shams of its seed. If the arm
+were one of them, it would be the last with probability 1 / (shams + 2) or less, whatever moves
+them; so many wins over seeds have a binomial probability.
 """
 
 import math
@@ -59,20 +59,20 @@ class Outcome:
 
     @property
     def effect(self) -> Effect:
-        """The word for it."""
+        """The word for the outcome."""
         chance = 1.0 / (self.shams + 2)
         if self.runs and at_least(self.outlived, len(self.runs), chance) <= LEVEL:
-            return (
-                Effect.AVERTED if all(math.isinf(x) for x in self.runs.values()) else Effect.DELAYED
-            )
+            lived = all(math.isinf(x) for x in self.runs.values())
+            return Effect.AVERTED if lived else Effect.DELAYED
         if self.runs and at_least(self.preceded, len(self.runs), chance) <= LEVEL:
             return Effect.HASTENED
         return Effect.NONE
 
 
 def outcome(found: Parted, lead: int, name: str) -> Outcome:
-    """Of the seeds whose unchanged run diverged after the arms parted; censored runs count as the
-    last step.
+    """Return the outcome over the seeds whose unchanged run diverged after the arms parted.
+
+    Censored runs count as the last step.
     """
     own = {
         seed: runs
@@ -101,7 +101,7 @@ def outcome(found: Parted, lead: int, name: str) -> Outcome:
 
 
 def outcomes(found: Parted, lead: int) -> list[Outcome]:
-    """Of all arms but the unchanged run and the shams, in their order."""
+    """Return the outcomes of all arms but the unchanged run and the shams, in their order."""
     names = dict.fromkeys(
         n for runs in found.values() for n in runs if n != UNCHANGED and not n.startswith(SHAM)
     )
@@ -109,5 +109,5 @@ def outcomes(found: Parted, lead: int) -> list[Outcome]:
 
 
 def averted(found: Sequence[Outcome]) -> list[str]:
-    """Names of the arms that averted."""
+    """Return the names of the arms that averted the divergence."""
     return [o.name for o in found if o.effect is Effect.AVERTED]

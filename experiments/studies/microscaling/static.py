@@ -1,8 +1,8 @@
-"""What of arXiv 2506.20752 and of its released code needs no training: scales, clipping, clusters,
-rounding modes, on drawn numbers.
+"""What of arXiv 2506.20752 and of its released code needs no training.
 
-Numbers called 'computed' stand in the notes to the paper and were computed without this library;
-here they meet the library's roundings.
+It is scales, clipping, clusters and rounding modes, on drawn numbers. Numbers called 'computed' are
+from the notes to the paper and were computed without this library; here they are compared with the
+library's roundings.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ META = {"emax": 7, "max": 224.0}  # what the released FORMAT_META says of E3M2
 
 
 def judged() -> list[Verdict]:
-    """Every verdict, in the order of the paper's argument, then of its code."""
+    """Return every verdict, in the order of the paper's argument, then of its code."""
     return [example(), *clusters(), *clipped(), harm(), bumped(), meta(), *ties(), blocks_of_16()]
 
 
 def example() -> Verdict:
-    """The five weights of LayerNorm that the paper prints."""
+    """Return the verdict on the five weights of LayerNorm that the paper prints."""
     x = np.array(EXAMPLE, np.float32)
     kept = {
         rule: from_blocks(to_blocks(x, E4M3, rule=rule))
@@ -69,7 +69,7 @@ def example() -> Verdict:
 
 
 def clusters() -> list[Verdict]:
-    """How much a cluster loses by the clamp, and by the grid."""
+    """Return verdicts on how much a cluster loses by the clamp, and by the grid."""
     found = []
     for centre, rule, rms in CLUSTERS:
         draws, f = Draws(spread=0.01, centre=centre), replace(BLOCK_NAMED[E4M3], rule=rule)
@@ -90,7 +90,7 @@ def clusters() -> list[Verdict]:
 
 
 def clipped() -> list[Verdict]:
-    """How many blocks and numbers of N(0, 1) clip."""
+    """Return verdicts on how many blocks and numbers of N(0, 1) clip."""
     found = []
     for name, (blocks, numbers) in CLIPPED.items():
         both = [
@@ -116,7 +116,7 @@ def clipped() -> list[Verdict]:
 
 
 def harm() -> Verdict:
-    """Clipped numbers that lose nothing by it."""
+    """Return the verdict on clipped numbers that lose nothing by it."""
     e = NORMAL.of(E4M3, lambda s: 100 * (1 - s.saturated / s.clipped))
     more = NORMAL.of(E4M3, lambda s: 100 * s.relative_excess)
     return Verdict(
@@ -134,7 +134,7 @@ def harm() -> Verdict:
 
 
 def bumped() -> Verdict:
-    """`bump` against RCEIL, over every fraction that binary32 has."""
+    """Return the verdict on `bump` against RCEIL, over every fraction that binary32 has."""
     x = (np.arange(1 << 23, dtype=np.int32) + (127 << 23)).view(np.float32).reshape(-1, 1)
     differ = {name: _differ(x, name) for name in (E4M3, E5M2, E3M2)}
     told = ", ".join(f"{name}: {n}" for name, n in differ.items())
@@ -156,7 +156,7 @@ def _differ(x: np.ndarray, name: str) -> int:
 
 
 def meta() -> Verdict:
-    """Discrepancy f: FORMAT_META's E3M2."""
+    """Return the verdict on discrepancy f: FORMAT_META's E3M2."""
     f = BLOCK_NAMED[E3M2].element.format
     wrong, right = META["max"] / 2.0 ** META["emax"], f.max_finite / 2.0**f.emax
     return _exact(
@@ -172,8 +172,9 @@ def meta() -> Verdict:
 
 
 def ties() -> list[Verdict]:
-    """Discrepancy g: ties away from zero against ties to even, on numbers that are BF16, as the
-    emulator's are.
+    """Return the verdict on discrepancy g: ties away from zero against ties to even.
+
+    The numbers are BF16, as the emulator's are.
     """
     found = []
     for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL):
@@ -201,7 +202,7 @@ def ties() -> list[Verdict]:
 
 
 def blocks_of_16() -> Verdict:
-    """Discrepancy i: a metric of blocks of 16 for a training with blocks of 32."""
+    """Return the verdict on discrepancy i: a metric of blocks of 16 for a training with 32."""
     small = replace(BLOCK_NAMED[E4M3], size=16)
     e = ratio(
         *(NORMAL.each(f, lambda s: s.clipped / s.numbers) for f in (small, BLOCK_NAMED[E4M3]))
@@ -225,7 +226,7 @@ def _near(figure: str, claim: str, case: str, e: Estimate, computed: str, told: 
 
 
 def _about(computed: str) -> Range:
-    """What rounds to a printed number, and NEAR of it on both sides."""
+    """Return the range of what rounds to a printed number, widened by NEAR of it on both sides."""
     x, half = float(computed), 0.5 * 10.0 ** -len(computed.partition(".")[2])
     return (x - half) * (1 - NEAR), (x + half) * (1 + NEAR)
 

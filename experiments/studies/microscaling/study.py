@@ -65,12 +65,12 @@ PICTURES = (
 
 
 def asked(quick: bool) -> Study[Found]:
-    """The study at the scale of --quick, or in full."""
+    """Return the study at the scale of --quick, or in full."""
     return study(QUICK if quick else FULL)
 
 
 def study(scale: Scale = FULL) -> Study[Found]:
-    """The claims of arXiv 2506.20752, and ours, at a scale."""
+    """Return the claims of arXiv 2506.20752, and ours, at a scale, as a study."""
     c = scale.base.config
     rates = [f"{s.name}: lr {' '.join(format(x, 'g') for x in s.rates)}" for s in scale.settings]
     size = f"{c.depth} layers, width {c.width}, {c.phi}, batch {c.batch}, {c.steps} steps"
@@ -94,12 +94,12 @@ def study(scale: Scale = FULL) -> Study[Found]:
 
 
 def arithmetic(progress: Progress) -> Static:
-    """What is computed from drawn numbers."""
+    """Return what is computed from drawn numbers."""
     return Static(verdicts=static.judged())
 
 
 def conditions(found: Found) -> Iterator[tuple[str, str, float, Runs]]:
-    """(setting or parting, arm, rate, the runs of its seeds)."""
+    """Yield (setting or parting, arm, rate, the runs of its seeds)."""
     lines: dict[tuple[str, str, float], list[Any]] = {}
     trained = [(setting, f, runs) for (setting, f), runs in found.trained.items()]
     published = [("published", f, runs) for f, runs in found.paper.items()]
@@ -112,7 +112,7 @@ def conditions(found: Found) -> Iterator[tuple[str, str, float, Runs]]:
 
 
 def records(found: Found) -> list[dict[str, Any]]:
-    """A record for each setting, arm and rate."""
+    """Return a record for each setting, arm and rate."""
     return [
         {
             "setting": place,
@@ -129,7 +129,7 @@ def records(found: Found) -> list[dict[str, Any]]:
 
 
 def rows(found: Found) -> list[list[str]]:
-    """The same in words; the columns of TABLE."""
+    """Return the same in words: the columns of TABLE."""
     lines = []
     for place, name, lr, runs in conditions(found):
         published = place == "published"

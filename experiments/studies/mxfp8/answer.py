@@ -18,7 +18,7 @@ SAID = {Word.AGREES: "higher than", Word.CONTRADICTS: "lower than"}
 
 
 def answer(r: Results) -> str:
-    """Divergences, then the losses at the rate that is usual, the first."""
+    """Return the divergences, then the losses at the first rate, which is the usual one."""
     counts = "; ".join(f"{model}: {_counts(r, model)}" for model in ("GPT", "proxy"))
     if not r.rates:
         return f"Runs that diverged: {counts}."
@@ -43,7 +43,7 @@ def _count(r: Results, model: str, name: str) -> str:
 
 
 def _along(r: Results) -> str:
-    """The signed error of the proxy's gradient at one state, at the highest rate."""
+    """Return the signed error of the proxy's gradient at one state, at the highest rate."""
     if not r.proxy_rates:
         return ""
     lr = max(r.proxy_rates)

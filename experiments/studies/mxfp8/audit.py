@@ -1,7 +1,7 @@
-"""What block formats do to the operands of a training step: every tensor of a BF16 run, at some
-steps, under every scale rule and format.
+"""What block formats do to the operands of a training step.
 
-Of an operand V and what is kept of it, Q:
+Every tensor of a BF16 run is rounded, at some steps, under every scale rule and format. Of an
+operand V and its rounded copy Q:
 
     saturated   share of numbers that the block's scale cannot reach (|V| / X above the largest
                 element)
@@ -33,50 +33,46 @@ ELEMENTS = {"E4M3": "mxfp8_e4m3", "E5M2": "mxfp8_e5m2"}
 CASES = tuple(product(ELEMENTS, RULES))
 ROWS = np.stack([row_of(block_format(ELEMENTS[name], rule=rule)) for name, rule in CASES])
 NUMBERS = ("saturated", "underflow", "shrink", "error")
-COPIES = {
-    "X": (Site.X, Site.X_W),
-    "W": (Site.W, Site.W_X),
-    "G": (Site.G_X, Site.G_W),
-}  # of a tensor: along the row's axis, the column's
-NAMES = {
-    Matrix.QKV: "qkv",
-    Matrix.PROJ: "proj",
-    Matrix.FC1: "up",
-    Matrix.FC2: "down",
-}  # in the tree of parameters
+# the two copies of a tensor: blocked along the row's axis, and along the column's
+COPIES = {"X": (Site.X, Site.X_W), "W": (Site.W, Site.W_X), "G": (Site.G_X, Site.G_W)}
+# the names of matrices in the tree of parameters
+NAMES = {Matrix.QKV: "qkv", Matrix.PROJ: "proj", Matrix.FC1: "up", Matrix.FC2: "down"}
 
 Row = dict[str, Any]
+Taps = dict[Matrix, tuple[Array, ...]]
 
 
 def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
-    """A row per layer, matrix, operand (an event's name), element format and rule; params of one
-    arm, tokens (B, T + 1).
+    """Return a row per layer, matrix, operand (an event's name), element format and rule.
+
+    params are those of one arm, tokens are (B, T + 1).
     """
-    found = []
+    rows = []
     for matrix, tensors in operands(config)(params, tokens).items():
         for tensor, values in tensors.items():
             sites = COPIES[tensor]
-            own, apart = jax.device_get(_measured(values, sites[0].axis % 2, sites[1].axis % 2))
+            numbers, apart = jax.device_get(_measured(values, sites[0].axis % 2, sites[1].axis % 2))
             places = product(range(config.layers), enumerate(CASES), enumerate(sites))
-            found += [
+            rows += [
                 {
                     "layer": layer,
                     "matrix": str(matrix),
                     "operand": str(site),
                     "element": element,
                     "rule": str(rule),
-                    **{name: float(own[name][layer, i, copy]) for name in NUMBERS},
+                    **{name: float(numbers[name][layer, i, copy]) for name in NUMBERS},
                     "apart": float(apart[layer, i]),
                 }
                 for layer, (i, (element, rule)), (copy, site) in places
             ]
-    return found
+    return rows
 
 
 @lru_cache(8)
 def operands(config: Config) -> Any:
-    """(params, tokens) -> matrix -> X, W, G: what the products of an FP32 step read, (layers, rows,
-    columns).
+    """Return a function (params, tokens) -> matrix -> X, W, G of shape (layers, rows, columns).
+
+    These are what the products of an FP32 step read.
     """
     formats = formats_of(config, ["matrix=all -> fp32"])
     assert formats is not None
@@ -97,7 +93,7 @@ def operands(config: Config) -> Any:
             for m, w in weights.items()
         }
 
-        def one(taps):
+        def one(taps: Taps) -> Array:
             return model.loss(
                 params, tokens, None, config, linears=LinearPlans(how, jnp.asarray(table), taps)
             )
@@ -110,23 +106,25 @@ def operands(config: Config) -> Any:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], Array]:
-    """(NUMBERS (layers, cases, 2 copies), apart (layers, cases)) of a tensor (layers, rows,
-    columns).
+    """Return NUMBERS (layers, cases, 2 copies) and apart (layers, cases) of a tensor.
+
+    The tensor is (layers, rows, columns).
     """
 
     def one(v: Array, case: Array) -> tuple[dict[str, Array], Array]:
         kept = [round_even(v, case, BLOCK, axis) for axis in (row, column)]
-        own = [_of_copy(v, q, case, axis) for q, axis in zip(kept, (row, column), strict=True)]
-        return {name: jnp.stack([o[name] for o in own]) for name in NUMBERS}, jnp.linalg.norm(
-            kept[0] - kept[1]
-        ) / jnp.linalg.norm(v)
+        each = [_of_copy(v, q, case, axis) for q, axis in zip(kept, (row, column), strict=True)]
+        numbers = {name: jnp.stack([copy[name] for copy in each]) for name in NUMBERS}
+        return numbers, jnp.linalg.norm(kept[0] - kept[1]) / jnp.linalg.norm(v)
 
     cases = jnp.asarray(ROWS)
-    return jax.lax.map(lambda v: jax.lax.map(lambda case: one(v, case), cases), values)
+    every: tuple[dict[str, Array], Array]
+    every = jax.lax.map(lambda v: jax.lax.map(lambda case: one(v, case), cases), values)
+    return every
 
 
 def _of_copy(v: Array, q: Array, case: Array, axis: int) -> dict[str, Array]:
-    def share(flags, of):
+    def share(flags: Array, of: Array | float) -> Array:
         return flags.sum().astype(jnp.float32) / of
 
     return {

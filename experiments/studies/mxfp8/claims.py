@@ -1,5 +1,6 @@
-"""The paper's claims about training, each with what was measured and a verdict; and the rules that
-judge it.
+"""The paper's claims about training, each with what was measured and a verdict.
+
+Here are also the rules that judge them.
 """
 
 import math
@@ -29,17 +30,17 @@ RULES = (
     " BF16 did too; agrees if no RCEIL run did. Intervals are not widened for the number of claims."
 )
 WORSE, ANY = (0.0, math.inf), -math.inf
-HALF = 0.5  # per cent of perplexity
+HALF = 0.5  # per cent of perplexity: the largest difference that counts as none
 
 
 def judged(r: Results) -> list[Verdict]:
-    """Every claim."""
+    """Return verdicts on every claim."""
     own = [*_floor(r), *_recipe(r), *_variants(r), *_formats(r), *_kept(r)]
     return [*own, *claims_rounding.judged(r)]
 
 
 def _floor(r: Results) -> Iterator[Verdict]:
-    """Version 1 of the abstract: rounding of the scale decides whether training is stable."""
+    """Yield verdicts on the abstract's version 1: rounding of the scale decides about stability."""
     stable = "with the floor of OCP MX 1.0 training can diverge, with RCEIL not"
     lower = "RCEIL trains to a lower loss than floor"
     for model, rates, runs in (("GPT", r.rates, r.gpt), ("proxy", r.proxy_rates, r.proxy)):
@@ -104,7 +105,7 @@ def _recipe(r: Results) -> Iterator[Verdict]:
 
 
 def _perplexity(r: Results, lr: float, name: str, base: str) -> Estimate:
-    """By how many per cent an arm's is higher."""
+    """Return by how many per cent an arm's perplexity is higher."""
     return mean({seed: 100.0 * math.expm1(gap) for seed, gap in r.gaps(lr, name, base).items()})
 
 
@@ -139,9 +140,9 @@ def _formats(r: Results) -> Iterator[Verdict]:
 
 
 def _kept(r: Results) -> Iterator[Verdict]:
-    """Layers of the keep list.
+    """Yield verdicts on layers of the keep list.
 
-    The embedding, the last norm and the output matrix are never quantised here.
+    The embedding, the last norm and the output matrix are never quantized here.
     """
     for name in (FIRST, LAST, ENDS):
         for lr in r.rates:

@@ -1,5 +1,6 @@
-"""What the scale rule and the format do to the operands and to one gradient at the same state: no
-training enters.
+"""What the scale rule and the format do to the operands, and to one gradient at the same state.
+
+No training enters.
 """
 
 import math
@@ -18,7 +19,7 @@ TENSORS = {"W": "weights", "X": "activations", "G": "gradients"}
 
 
 def judged(r: Results) -> list[Verdict]:
-    """The audit of operands, then the gradient's error."""
+    """Return verdicts on the audit of operands, then on the gradient's error."""
     return [*_scales(r), *_elements(r), *_copies(r), *_epsilon(r)]
 
 
@@ -82,7 +83,7 @@ def _elements(r: Results) -> Iterator[Verdict]:
 
 
 def _copies(r: Results) -> Iterator[Verdict]:
-    """The recipe stores two copies, each from the numbers as they were."""
+    """Yield verdicts on the recipe's two copies, each made from the numbers as they were."""
     for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL):
         for tensor, name in TENSORS.items():
             where = {"operand": str(COPIES[tensor][0]), "element": "E4M3", "rule": str(rule)}
@@ -100,16 +101,18 @@ def _copies(r: Results) -> Iterator[Verdict]:
 
 
 def apart(r: Results, **where: str) -> Values:
-    """How far the two copies are apart in units of the rounding error, by seed; the operand of
-    `where` is the row's.
+    """Return how far the two copies are apart in units of the rounding error, by seed.
+
+    The operand of `where` is the row's.
     """
     distance, error = r.audited("apart", **where), r.audited("error", **where)
     return {seed: distance[seed] / error[seed] for seed in distance}
 
 
 def _epsilon(r: Results) -> Iterator[Verdict]:
-    """The proxy of arXiv 2506.20752 with this paper's rule: gradients against FP32's at the same
-    weights and rows.
+    """Yield verdicts on the proxy of arXiv 2506.20752 with this paper's rule.
+
+    Gradients are compared with FP32's at the same weights and rows.
     """
     for lr in r.proxy_rates:
         zeta = ratio(r.seen(lr, FLOOR, "zeta"), r.seen(lr, RCEIL, "zeta"))
@@ -121,18 +124,16 @@ def _epsilon(r: Results) -> Iterator[Verdict]:
         )
     for lr in r.proxy_rates:
         own = {name: mean(r.seen(lr, name, "along")) for name in (FLOOR, RCEIL, FLOOR_SR, RCEIL_SR)}
-        lean = _difference(r.seen(lr, FLOOR, "along"), r.seen(lr, RCEIL, "along"))
-        measured = (
-            f"along g: {'; '.join(f'{name} {interval(e)}' for name, e in own.items())}; floor -"
-            f" RCEIL {interval(lean)}"
-        )
+        bias = _difference(r.seen(lr, FLOOR, "along"), r.seen(lr, RCEIL, "along"))
+        parts = "; ".join(f"{name} {interval(e)}" for name, e in own.items())
+        measured = f"along g: {parts}; floor - RCEIL {interval(bias)}"
         yield _proxy(
-            "floor shortens the gradient more than RCEIL", lr, judge(lean, BELOW), measured
+            "floor shortens the gradient more than RCEIL", lr, judge(bias, BELOW), measured
         )
     for name, drawn in ((FLOOR, FLOOR_SR), (RCEIL, RCEIL_SR)):
         for lr in r.proxy_rates:
             e = ratio(_size(r.seen(lr, drawn, "along")), _size(r.seen(lr, name, "along")))
-            claim = f"stochastic elements take most of the lean away: {name}"
+            claim = f"stochastic elements take most of the bias away: {name}"
             yield _proxy(claim, lr, judge(e, MOST), f"|along|, stochastic / nearest {interval(e)}")
     for lr in r.proxy_rates:
         e = r.over(lr, FLOOR_SR, FLOOR)

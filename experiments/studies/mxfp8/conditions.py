@@ -1,5 +1,6 @@
-"""What `roundscope reproduce mxfp8` trains: two scales, --quick for two cores and full for a GPU;
-and the arms of both models, by name, as changes in the words of the trainer and of the student,
+"""What `roundscope reproduce mxfp8` trains: --quick for two cores and full for a GPU.
+
+The arms of both models have names and changes, in the words of the trainer and of the student,
 launch by launch.
 """
 
@@ -20,10 +21,11 @@ GPT = {"plan": "jax", "matmul": "fp32", "data": "stdlib"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A GPT and a proxy, each at some peak rates; all arms of a model see the same batches of a
-    seed.
+    """A GPT and a proxy, each at some peak rates.
 
-    looks   steps of the BF16 runs at which operands are audited, in parts of the run
+    All arms of a model see the same batches of a seed.
+
+    looks   steps of the BF16 runs at which operands are audited, as parts of the run
     """
 
     name: str
@@ -97,7 +99,7 @@ WORDS = {  # for the report
 
 
 def gpt_arms(config: Config) -> dict[str, str]:
-    """Name -> changes. One executable runs them all."""
+    """Return name -> changes; one executable runs them all."""
     last = config.layers - 1
     kept = {FIRST: "0", LAST: f"{last}", ENDS: f"0,{last}"}
     return {
@@ -112,8 +114,9 @@ def gpt_arms(config: Config) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One training of the GPT: an arm, its changes, its peak rate, the seed of its weights and
-    batches.
+    """One training of the GPT: an arm, its changes, its peak rate, and a seed.
+
+    The seed is that of weights and batches.
     """
 
     name: str
@@ -123,12 +126,12 @@ class Trial:
 
 
 def key(scale: Scale, t: Trial) -> str:
-    """The name of a run: of all that decides it but versions, device and the arm's name."""
+    """Return the key of a run: of all that decides it but versions, device and the arm's name."""
     return key_of(unusual(scale.gpt), t.changes, t.lr, t.seed, scale.audited)
 
 
 def trials(scale: Scale) -> list[list[Trial]]:
-    """All of the GPT, by launch: one for each rate."""
+    """Return all trials of the GPT by launch: one for each rate."""
     return [
         [
             Trial(name=n, changes=text, lr=lr, seed=s)
@@ -140,22 +143,21 @@ def trials(scale: Scale) -> list[list[Trial]]:
 
 
 def settings_of(scale: Scale, own: list[Trial]) -> Settings:
-    """Trials as arms of one run."""
+    """Return trials as arms of one run."""
     arms = tuple(
         TrainArm(
             name=f"{t.name}/{t.seed}", changes=tuple(t.changes.split("; ")), lr=t.lr, seed=t.seed
         )
         for t in own
     )
-    found = Settings(
-        config=replace(scale.gpt, lr=1.0, min_lr=0.1), arms=arms
-    )  # the cosine ends at a tenth of an arm's peak
-    assert len(numbers(found)) == 1
-    return found
+    config = replace(scale.gpt, lr=1.0, min_lr=0.1)  # the cosine ends at a tenth of an arm's peak
+    settings = Settings(config=config, arms=arms)
+    assert len(numbers(settings)) == 1
+    return settings
 
 
 def proxy_arms(scale: Scale) -> list[list[Arm]]:
-    """All of the proxy, by launch: one for each rate and executable."""
+    """Return all arms of the proxy by launch: one for each rate and executable."""
     config = scale.proxy
     own = [
         [

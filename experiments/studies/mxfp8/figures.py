@@ -1,5 +1,6 @@
-"""The pictures: losses of arms, the gradient's error, what formats do to operands, how far two
-copies are apart.
+"""The pictures: losses of arms, the gradient's error, and what formats do to operands.
+
+One shows how far the two copies of a tensor are apart.
 """
 
 import math
@@ -33,8 +34,9 @@ HEADS = {
 
 
 def opening(r: Results, scale: Scale) -> Figure:
-    """The GPT's final loss above BF16's: a panel per rate, a row per arm, a dot per seed, the 95 %
-    interval.
+    """Draw the GPT's final loss above BF16's: a panel per rate, a row per arm, a dot per seed.
+
+    Bars are 95 % intervals.
     """
     names = [name for name in gpt_arms(scale.gpt) if name != BF16]
     figure, axes = canvas(0.9 + 0.3 * len(names), 1, len(r.rates), sharey=True)
@@ -53,7 +55,7 @@ def opening(r: Results, scale: Scale) -> Figure:
 
 
 def proxy(r: Results) -> Figure:
-    """The proxy's final loss over FP32's, as `opening`."""
+    """Draw the proxy's final loss over FP32's, as `opening` does."""
     names = [name for name in PROXY if name != FP32]
     figure, axes = canvas(0.9 + 0.32 * len(names), 1, len(r.proxy_rates), sharey=True)
     for ax, lr in zip(axes.flat, r.proxy_rates, strict=True):
@@ -69,7 +71,7 @@ def proxy(r: Results) -> Figure:
 
 
 def epsilon(r: Results) -> Figure:
-    """zeta and the signed part of the gradient's error: a row per arm, a colour per rate."""
+    """Draw zeta and the signed part of the gradient's error: a row per arm, a color per rate."""
     names = [name for name in PROXY if name != FP32]
     figure, axes = canvas(1.0 + 0.36 * len(names), 1, 2, sharey=True)
     for i, lr in enumerate(r.proxy_rates):
@@ -93,8 +95,9 @@ def epsilon(r: Results) -> Figure:
 
 
 def audit(r: Results) -> Figure:
-    """What every rule and format does to every operand, means over layers, matrices, steps and
-    seeds.
+    """Draw what every rule and format does to every operand.
+
+    Numbers are means over layers, matrices, steps and seeds.
     """
     operands = [str(site) for pair in COPIES.values() for site in pair]
     figure, axes = canvas(4.3, 1, 4, sharey=True)
@@ -125,7 +128,7 @@ def audit(r: Results) -> Figure:
 
 
 def copies(r: Results) -> Figure:
-    """|Q_row - Q_col| over |Q - V|: a row per tensor and matrix, a colour per rule; E4M3."""
+    """Draw |Q_row - Q_col| over |Q - V|: a row per tensor and matrix, a color per rule; E4M3."""
     places = [(tensor, matrix) for tensor in COPIES for matrix in map(str, MATRICES)]
     figure, axes = canvas(0.9 + 0.24 * len(places))
     rules = list(dict.fromkeys(str(rule) for _, rule in CASES))
@@ -154,7 +157,7 @@ def copies(r: Results) -> Figure:
 
 
 def _row(ax: Axes, row: float, values: Values, colour: str, geometric: bool = False) -> None:
-    """Seeds as faint dots, the mean and its interval."""
+    """Draw seeds as faint dots, the mean and its interval."""
     seen = [v for v in values.values() if math.isfinite(v)]
     ax.plot(seen, [row + 0.17] * len(seen), "o", color=colour, ms=3, alpha=0.45, mew=0)
     e = factor(values) if geometric else mean(values)
@@ -164,7 +167,7 @@ def _row(ax: Axes, row: float, values: Values, colour: str, geometric: bool = Fa
 
 
 def _count(ax: Axes, row: int, own: Runs) -> None:
-    """How many diverged, where any did."""
+    """Write how many runs diverged, where any did."""
     if diverged(own):
         text = f"{diverged(own)} of {len(own)} diverged"
         ax.text(

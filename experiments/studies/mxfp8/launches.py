@@ -1,5 +1,6 @@
-"""The launches of both models; and one of the GPT: all arms and seeds of one rate in one
-executable, and the audit of the BF16 arms on the way.
+"""The launches of both models, and how one of the GPT runs.
+
+It trains all arms and seeds of one rate in one executable, and audits the BF16 arms on the way.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from roundscope.experiments.train.loop import EVERY, blocks, drawing
 
 
 def planned(scale: Scale, store: Store) -> list[Launch]:
-    """The proxy's launches by rate and executable, then the GPT's, one for each rate."""
+    """Return the proxy's launches by rate and executable, then the GPT's, one for each rate."""
     proxy = [
         student.launch(f"proxy, lr {arms[0].lr:g}", scale.proxy, arms) for arms in proxy_arms(scale)
     ]
@@ -48,7 +49,7 @@ def _gpt(scale: Scale, own: Sequence[Trial]) -> Launch:
 
 
 def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Run[Trial]]:
-    """The runs of trials, in their order. Same trials, same device: same bits.
+    """Return the runs of trials, in their order. Same trials, same device: same bits.
 
     curve           (steps done, mean loss since the last entry)
     extra["audit"]  of a BF16 arm: `audit.audit` at the steps of the scale, each row with its step
@@ -86,7 +87,7 @@ def launch(scale: Scale, own: Sequence[Trial], progress: Progress) -> list[Run[T
 
 
 def _curve(losses: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    """(steps done, mean loss since the last entry), every EVERY steps."""
+    """Return (steps done, mean loss since the last entry), every EVERY steps."""
     steps = len(losses)
     first = range(0, steps, EVERY)
     return tuple((min(n + EVERY, steps), float(losses[n : n + EVERY].mean())) for n in first)
@@ -100,7 +101,7 @@ def _audit(
     number: int,
     audits: dict[Trial, list[Row]],
 ) -> None:
-    """Of every BF16 arm, at its weights and the batch of the step."""
+    """Audit every BF16 arm, at its weights and the batch of the step."""
     for a, trial in enumerate(own):
         if trial in audits:
             mine = jax.tree.map(lambda leaf, a=a: leaf[a], params)

@@ -1,4 +1,4 @@
-"""What came of both models, by peak rate and arm, and comparisons of two arms seed by seed."""
+"""The results of both models by peak rate and arm, and comparisons of two arms seed by seed."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,11 @@ Place = tuple[float, str]  # peak rate, arm
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """gpt, proxy: (rate, arm) -> runs in the order of seeds;  audit: of the GPT's BF16 runs."""
+    """Runs of both models.
+
+    gpt, proxy   (rate, arm) -> runs in the order of seeds
+    audit        the audit of the GPT's BF16 runs
+    """
 
     gpt: Mapping[Place, Sequence[Run[Trial]]]
     proxy: Mapping[Place, Sequence[Run[Arm]]]
@@ -27,45 +31,49 @@ class Results:
 
     @property
     def rates(self) -> list[float]:
-        """Of the GPT."""
+        """Return the rates of the GPT."""
         return list(dict.fromkeys(lr for lr, _ in self.gpt))
 
     @property
     def proxy_rates(self) -> list[float]:
-        """Of the proxy."""
+        """Return the rates of the proxy."""
         return list(dict.fromkeys(lr for lr, _ in self.proxy))
 
     def arms(self) -> Iterator[tuple[str, float, str, Runs]]:
-        """(model, rate, arm, runs), the GPT first."""
+        """Yield (model, rate, arm, runs), the GPT first."""
         for model, places in (("GPT", self.gpt), ("proxy", self.proxy)):
             for (lr, name), runs in places.items():
                 yield model, lr, name, runs
 
     def gaps(self, lr: float, name: str, base: str) -> Values:
-        """Final loss above that of another arm of the GPT in nats, by seed; neither diverged."""
+        """Return the final loss above that of another arm of the GPT in nats, by seed.
+
+        Seeds count if neither run diverged.
+        """
         over, under = (losses(self.gpt.get((lr, arm), ())) for arm in (name, base))
         return {seed: loss - under[seed] for seed, loss in over.items() if seed in under}
 
     def gap(self, lr: float, name: str, base: str) -> Estimate:
-        """`gaps` over seeds."""
+        """Return the estimate of `gaps` over seeds."""
         return mean(self.gaps(lr, name, base))
 
     def over(self, lr: float, name: str, base: str) -> Estimate:
-        """By how many per cent an arm of the proxy ends with a higher loss than another: the
-        geometric mean.
+        """Return by how many per cent an arm of the proxy ends with a higher loss than another.
+
+        It is a geometric mean over seeds.
         """
         e = ratio(*(losses(self.proxy.get((lr, arm), ())) for arm in (name, base)))
         middle, low, high = (100.0 * (x - 1.0) for x in (e.mean, e.low, e.high))
         return Estimate(mean=middle, low=low, high=high, seeds=e.seeds)
 
     def seen(self, lr: float, name: str, measure: str) -> Values:
-        """A measure of the proxy before divergence, by seed."""
+        """Return a measure of the proxy before divergence, by seed."""
         return {r.seed: before(r, measure) for r in self.proxy.get((lr, name), ())}
 
     def audited(self, number: str, **where: Any) -> Values:
-        """The mean of an audited number over layers, matrices, steps and rates, by seed.
+        """Return the mean of an audited number over layers, matrices, steps and rates, by seed.
 
-        where: column -> value or a tuple of values.
+        where   column -> value or a tuple of values
         """
         wanted = {column: v if isinstance(v, tuple) else (v,) for column, v in where.items()}
         kept: dict[int, list[float]] = {}
@@ -77,20 +85,20 @@ class Results:
 
 
 def collected(gpt: Sequence[Run[Trial]], proxy: Sequence[Run[Arm]]) -> Results:
-    """Runs of both models in their places."""
+    """Return runs of both models in their places."""
     audit = [{"seed": r.seed, **row} for r in gpt for row in r.extra.get("audit", ())]
     return Results(_places(gpt), _places(proxy), audit)
 
 
 def read(scale: Scale, store: Store) -> Results | None:
-    """What the store holds of a scale; None unless it has runs of both models."""
+    """Return what the store holds of a scale; None unless it has runs of both models."""
     gpt = store.read({t: key(scale, t) for own in trials(scale) for t in own})
     proxy = stored(store, scale.proxy, [a for arms in proxy_arms(scale) for a in arms])
     return collected(list(gpt.values()), list(proxy.values())) if gpt and proxy else None
 
 
 def losses(runs: Runs) -> dict[int, float]:
-    """Final losses of those that did not diverge, by seed."""
+    """Return the final losses of the runs that did not diverge, by seed."""
     return {r.seed: r.loss for r in runs if r.diverged is None and math.isfinite(r.loss)}
 
 

@@ -58,12 +58,12 @@ FIGURES = (
 
 
 def asked(quick: bool) -> Study[Results]:
-    """The study at the scale of --quick, or in full."""
+    """Return the study at the scale of --quick, or in full."""
     return study(QUICK if quick else FULL)
 
 
 def study(scale: Scale = FULL) -> Study[Results]:
-    """The claims of arXiv 2506.08027 on a small GPT and on the student, at a scale."""
+    """Return the claims of arXiv 2506.08027 on a small GPT and on the student, as a study."""
     opening = Figure(
         title="What do scale, format and layers cost the GPT?",
         draw=partial(figures.opening, scale=scale),
@@ -91,7 +91,7 @@ def study(scale: Scale = FULL) -> Study[Results]:
 
 
 def about(scale: Scale) -> dict[str, str]:
-    """What was run."""
+    """Return what was run, in words."""
     g, p = scale.gpt, scale.proxy
     model = f"{g.layers} layers, width {g.width}, {g.heads} heads, context {g.context}"
     steps = f"batch {g.batch}, {g.steps} steps, bytes of {g.data}"
@@ -106,7 +106,7 @@ def about(scale: Scale) -> dict[str, str]:
 
 
 def records(r: Results) -> list[dict[str, Any]]:
-    """A record for each model, rate and arm."""
+    """Return a record for each model, rate and arm."""
     return [
         {
             "model": model,
@@ -121,7 +121,7 @@ def records(r: Results) -> list[dict[str, Any]]:
 
 
 def rows(r: Results) -> list[list[str]]:
-    """The same in words; the columns of TABLE."""
+    """Return the same in words: the columns of TABLE."""
     return [_row(r, *place) for place in r.arms()]
 
 

@@ -1,3 +1,4 @@
-"""Studies with the student and teacher of arXiv 2506.20752; the training itself is
-`experiments.train.student`.
+"""Studies with the student and the teacher of arXiv 2506.20752.
+
+The training itself is `experiments.train.student`.
 """

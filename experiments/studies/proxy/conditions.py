@@ -1,5 +1,6 @@
-"""The arms that `roundscope proxy` is asked for: formats from the first step on, changes from some
-step on, or arms of one's own.
+"""The arms that `roundscope proxy` is asked for.
+
+They are formats from the first step on, changes from some step on, or arms of the user's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,17 +27,18 @@ READERS: dict[type, Reader] = {
     bool: lambda text: BOOLEANS[text.lower()],
 }
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+# at these settings FP4 diverges, and FP32 does not
 QUICK = Config(
     width=64, batch=64, steps=700, lr=0.1, min_lr=0.1, warmup=100, phi="swiglu", measure_every=100
-)  # FP4 diverges, FP32 does not
+)
 SEEDS, QUICK_SEEDS = (0, 1, 2, 3, 4), (0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Arms of one config.
+    """The arms of one config.
 
-    first: the step from which interventions differ, None for arms that differ from the start.
+    first   the step from which interventions differ; None for arms that differ from the start
     """
 
     name: str
@@ -56,11 +58,14 @@ def asked(
     seeds: str | None = None,
     quick: bool = False,
 ) -> Asked:
-    """The arms that words and options ask for. Raises UsageError naming key, value and repair.
+    """Return the arms that words and options ask for.
 
-    words  KEY=VALUE of the config, and mx=FORMAT: that of the interventions' base
+    words  KEY=VALUE of the config, and mx=FORMAT, the format of the interventions' base
     own    NAME=CHANGE[;CHANGE] in place of a study's arms; FP32 is always beside them
-    first  of interventions: the step;  at: STEP:CHANGE of all arms but FP32
+    first  the step of interventions
+    at     STEP:CHANGE, for all arms but FP32
+
+    Raises UsageError naming key, value and repair.
     """
     if name not in STUDIES:
         raise UsageError(unknown("study", name, STUDIES))
@@ -68,12 +73,11 @@ def asked(
     mx = given.pop("mx", MX)
     config = configured(given, QUICK if quick else Config())
     if (name == "interventions") != (first is not None):
-        raise bad(
-            "--from",
-            first,
+        repair = (
             "a step from which the interventions differ; it belongs to --study interventions, and"
-            " that to it",
+            " that to it"
         )
+        raise bad("--from", first, repair)
     if first is not None and not 0 < first < config.steps:
         raise bad("--from", first, f"a step after the first and before the last, {config.steps}")
     if mx not in BLOCK_NAMED:
@@ -87,14 +91,17 @@ def asked(
         raise bad("--arm", EXACT, "is beside every study; give an arm that rounds, too")
     exact = [Arm(name=EXACT, lr=lr) for lr in dict.fromkeys(arm.lr for arm in arms)]
     chosen = seeds_of(seeds) or (QUICK_SEEDS if quick else SEEDS)
-    found = tuple(replace(arm, seed=seed) for arm in (*exact, *arms) for seed in chosen)
-    if len(set(found)) != len(found) or len({(a.name, a.lr) for a in arms}) != len(arms):
+    every = tuple(replace(arm, seed=seed) for arm in (*exact, *arms) for seed in chosen)
+    if len(set(every)) != len(every) or len({(a.name, a.lr) for a in arms}) != len(arms):
         raise UsageError("--arm: two arms have one name; give each its own")
-    return Asked(name="arms" if own else name, config=config, arms=found, seeds=chosen, first=first)
+    return Asked(name="arms" if own else name, config=config, arms=every, seeds=chosen, first=first)
 
 
 def configured(given: dict[str, str], base: Config) -> Config:
-    """The base with KEY=VALUE over it; lr without min_lr: a constant rate. Raises UsageError."""
+    """Return the base with KEY=VALUE over it. Raises UsageError.
+
+    With lr and without min_lr the rate is constant.
+    """
     kinds = {f.name: type(getattr(base, f.name)) for f in fields(Config)}
     values = {}
     for name, text in given.items():
@@ -114,7 +121,7 @@ def _later(config: Config, arm: Arm, at: Sequence[str]) -> Arm:
         if not given or not step.strip().isdecimal():
             raise bad("--at", text, "write STEP CHANGE, such as  --at 300 'site=norm -> fp32'")
         changes.append((int(step), change.strip()))
-    found = replace(arm, changes=tuple(sorted(changes, key=lambda pair: pair[0])))
-    for first in found.firsts:
-        plan_of(config, found.texts(first))
-    return found
+    changed = replace(arm, changes=tuple(sorted(changes, key=lambda pair: pair[0])))
+    for first in changed.firsts:
+        plan_of(config, changed.texts(first))  # raises UsageError for a change that is none
+    return changed

@@ -1,9 +1,7 @@
-"""The pictures: when runs diverge, their losses, the error of the gradient along the run, and which
-events make it.
-"""
+"""The pictures: when runs diverge, their losses, the gradient's error, and its causes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,12 +17,13 @@ COLUMNS = 3
 
 
 def outcomes(results: Sequence[Result]) -> Figure:
-    """Steps to divergence and final loss: a row per arm, a dot per seed; an open triangle: it ended
-    without.
+    """Draw steps to divergence and final loss: a row per arm, a dot per seed.
+
+    An open triangle marks a run that ended without divergence.
     """
-    own = of_arms(results)
-    figure, axes = canvas(0.9 + 0.27 * len(own), 1, 2, sharey=True)
-    for row, (name, runs) in enumerate(own.items()):
+    arms = of_arms(results)
+    figure, axes = canvas(0.9 + 0.27 * len(arms), 1, 2, sharey=True)
+    for row, (name, runs) in enumerate(arms.items()):
         colour = QUIET if name == EXACT else COLOURS[0]
         for i, r in enumerate(runs):
             y = row + 0.3 * ((i + 0.5) / len(runs) - 0.5)
@@ -39,8 +38,8 @@ def outcomes(results: Sequence[Result]) -> Figure:
                 ms=5,
             )
             _loss(axes[0, 1], r, y, colour if ended else COLOURS[1])
-    axes[0, 0].set_yticks(range(len(own)), list(own), fontsize=9)
-    axes[0, 0].set_ylim(len(own) - 0.5, -0.5)
+    axes[0, 0].set_yticks(range(len(arms)), list(arms), fontsize=9)
+    axes[0, 0].set_ylim(len(arms) - 0.5, -0.5)
     axes[0, 0].set_xlim(0, 1.04 * max(r.steps for r in results))
     axes[0, 0].set_xlabel("steps to divergence (triangle: none)")
     axes[0, 1].set_xscale("log")
@@ -59,9 +58,10 @@ def _loss(ax: Axes, r: Result, y: float, colour: str) -> None:
 
 
 def losses(results: Sequence[Result]) -> Figure:
-    """The loss along the run: a panel per arm, a line per seed; grey: FP32 with the same seeds."""
-    own = of_arms(results)
-    exact, others = own.get(EXACT, []), {name: runs for name, runs in own.items() if name != EXACT}
+    """Draw the loss along the run: a panel per arm, a line per seed; FP32 is grey."""
+    arms = of_arms(results)
+    exact = arms.get(EXACT, [])
+    others = {name: runs for name, runs in arms.items() if name != EXACT}
     columns = max(1, min(COLUMNS, len(others)))
     deep = max(1, math.ceil(len(others) / columns))
     figure, axes = canvas(0.3 + 1.75 * deep, deep, columns, sharex=True, sharey=True)
@@ -84,32 +84,24 @@ def losses(results: Sequence[Result]) -> Figure:
 
 
 def errors(results: Sequence[Result]) -> Figure | None:
-    """zeta and 1 - cosine along the run, medians over seeds; None where nothing was measured."""
-    own = {
-        name: runs
-        for name, runs in of_arms(results).items()
-        if name != EXACT and any(measures(r) for r in runs)
-    }
-    if not own:
+    """Draw zeta and 1 - cosine along the run, medians over seeds; None if nothing was measured."""
+    arms = _with_measures(results)
+    if not arms:
         return None
     figure, axes = canvas(3.4, 1, 2)
-    for i, (name, runs) in enumerate(own.items()):
+    for i, (name, runs) in enumerate(arms.items()):
         style = {
             "color": COLOURS[i % len(COLOURS)],
             "ls": ("-", "--", ":")[i // len(COLOURS) % 3],
             "lw": 1.3,
             "label": name,
         }
-        for ax, read in zip(
-            axes.flat, (lambda m: m["zeta"], lambda m: 1.0 - m["cosine"]), strict=True
-        ):
+        for ax, read in zip(axes.flat, (_zeta, _turn), strict=True):
             steps = [step for step, _ in measures(runs[0])]
-            values = np.array([[read(found) for _, found in measures(r)] for r in runs])
-            middle = (
-                np.nanmedian(np.where(values > 0, values, np.nan), axis=0)
-                if (values > 0).any(axis=0).all()
-                else values[0]
-            )
+            values = np.array([[read(numbers) for _, numbers in measures(r)] for r in runs])
+            middle = values[0]
+            if (values > 0).any(axis=0).all():
+                middle = np.nanmedian(np.where(values > 0, values, np.nan), axis=0)
             ax.plot(steps, middle, **style)
     for ax, title in zip(axes.flat, ("zeta = |epsilon| / |g|", "1 - cosine"), strict=True):
         ax.set_yscale("log")
@@ -125,23 +117,33 @@ def errors(results: Sequence[Result]) -> Figure | None:
     return figure
 
 
-def sites(results: Sequence[Result]) -> Figure | None:
-    """zeta of every event alone: a dot per arm; None where nothing was measured."""
-    own = {
+def _with_measures(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return the runs of every arm but FP32 of which something was measured."""
+    return {
         name: runs
         for name, runs in of_arms(results).items()
         if name != EXACT and any(measures(r) for r in runs)
     }
-    there = [
-        site
-        for site in Site
-        if f"zeta_{site}" in {n for runs in own.values() for n in measured(runs)}
-    ]
+
+
+def _zeta(numbers: Mapping[str, float]) -> float:
+    return numbers["zeta"]
+
+
+def _turn(numbers: Mapping[str, float]) -> float:
+    return 1.0 - numbers["cosine"]
+
+
+def sites(results: Sequence[Result]) -> Figure | None:
+    """Draw zeta of every event alone: a dot per arm; None if nothing was measured."""
+    arms = _with_measures(results)
+    names = {n for runs in arms.values() for n in measured(runs)}
+    there = [site for site in Site if f"zeta_{site}" in names]
     if not there:
         return None
     figure, axes = canvas(0.9 + 0.26 * len(there))
     ax = axes[0, 0]
-    for i, (name, runs) in enumerate(own.items()):
+    for i, (name, runs) in enumerate(arms.items()):
         x = [float(np.median([before(r, f"zeta_{site}") for r in runs])) for site in there]
         kept = [(v, row) for row, v in enumerate(x) if v > 0]
         if kept:

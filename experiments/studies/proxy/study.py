@@ -60,9 +60,9 @@ def run(
     as_json: bool,
     draw: bool = False,
 ) -> int:
-    """Writes proxy.sqlite, and the study's page and data, into `out`.
+    """Write proxy.sqlite, and the study's page and data, to `out`.
 
-    draw: trains nothing. The exit code and errors of `command.run`.
+    With `draw` nothing is trained. The exit code and the errors are those of `command.run`.
     """
     wanted = study(words, name=name, own=own, first=first, at=at, seeds=seeds, quick=quick)
     options = ["--study", name, *(["--quick"] if quick else []), *(["--draw"] if draw else [])]
@@ -73,13 +73,13 @@ def run(
     return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
 
 
-def study(words: Sequence[str], **options: Any) -> Study:
-    """The study that words and the options of `conditions.asked` ask for. Raises UsageError."""
+def study(words: Sequence[str], **options: Any) -> Study[Runs]:
+    """Return the study that the arguments of `conditions.asked` ask for. Raises UsageError."""
     return of(asked(words, **options))
 
 
-def of(wanted: Asked) -> Study:
-    """The study of these arms."""
+def of(wanted: Asked) -> Study[Runs]:
+    """Return the study of these arms."""
     first = wanted.first
     start = {} if first is None else {"from": first}
     return Study(
@@ -98,7 +98,10 @@ def of(wanted: Asked) -> Study:
 
 
 def launches(wanted: Asked, store: Store) -> list[Launch]:
-    """What is there and what is missing, each by executable: what is there never runs again."""
+    """Return the launches by executable, apart for what is stored and for what is missing.
+
+    So what is stored never runs again.
+    """
     there = student.stored(store, wanted.config, wanted.arms)
     missing = [arm for arm in wanted.arms if arm not in there]
     parts = [*groups(wanted.config, list(there)), *groups(wanted.config, missing)]
@@ -106,7 +109,10 @@ def launches(wanted: Asked, store: Store) -> list[Launch]:
 
 
 def _launch(wanted: Asked, arms: Sequence[Arm], folder: Path) -> Launch:
-    """Interventions leave a run that they share, at a state that is kept in the folder."""
+    """Return the launch of some arms.
+
+    Interventions continue a run that they share, from a state that is kept in the folder.
+    """
     config, first = wanted.config, wanted.first
     if first is None or not all(arm.changes for arm in arms):
         return student.launch("student", config, arms)
@@ -121,8 +127,9 @@ def _launch(wanted: Asked, arms: Sequence[Arm], folder: Path) -> Launch:
 
 
 def results(wanted: Asked, store: Store) -> Runs | None:
-    """The runs of every arm that has all of its seeds; None without one to tell of, or without
-    those that it is compared with.
+    """Return the runs of every arm that has all of its seeds.
+
+    None if there is no such arm, or if those that it is compared with are missing.
     """
     there = student.stored(store, wanted.config, wanted.arms)
     part = {_place(arm) for arm in wanted.arms if arm not in there}
@@ -137,7 +144,7 @@ def _place(arm: Arm) -> tuple[str, float]:
 
 
 def model(wanted: Asked) -> str:
-    """What is trained, in words."""
+    """Return in words what is trained."""
     c = wanted.config
     norm = ", LayerNorm" if c.norm else ", no LayerNorm"
     return (
@@ -148,14 +155,14 @@ def model(wanted: Asked) -> str:
 
 
 def question(wanted: Asked) -> str:
-    """What the study asks."""
+    """Return the question of the study."""
     if wanted.first is None:
         return "Does training in block-scaled formats diverge where FP32 on the same rows does not?"
     return f"What, changed at step {wanted.first}, averts the divergence?"
 
 
 def answer(wanted: Asked, runs: Runs) -> str:
-    """One sentence or two, from the counts alone."""
+    """Return one sentence or two, from the counts alone."""
     return _lone(runs) if wanted.first is None else _averted(wanted, runs)
 
 

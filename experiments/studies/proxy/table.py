@@ -25,7 +25,7 @@ MEASURES = {"zeta": ".3g", "cosine": ".4f", "gamma_last": ".1%", "gamma_distinct
 
 
 def records(runs: Runs) -> list[dict[str, Any]]:
-    """A record for each arm."""
+    """Return a record for each arm."""
     return [
         {
             "name": name,
@@ -44,7 +44,7 @@ def records(runs: Runs) -> list[dict[str, Any]]:
 
 
 def rows(runs: Runs) -> list[list[str]]:
-    """The same in words; the columns of TABLE."""
+    """Return the same in words: the columns of TABLE."""
     return [_row(name, own, runs) for name, own in of_arms(runs).items()]
 
 
@@ -68,8 +68,8 @@ def _shown(x: float, how: str) -> str:
 
 
 def _middle(own: Runs, name: str) -> float:
-    found = [x for x in (before(r, name) for r in own) if math.isfinite(x)]
-    return float(np.median(found)) if found else math.nan
+    numbers = [x for x in (before(r, name) for r in own) if math.isfinite(x)]
+    return float(np.median(numbers)) if numbers else math.nan
 
 
 TABLE = Table(

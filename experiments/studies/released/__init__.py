@@ -1,6 +1,5 @@
-"""Which rows of arXiv 2510.04212 stand on the arithmetic that its training runs: the same trainings
-on two plans.
+"""Which rows of arXiv 2510.04212 hold on the arithmetic that its training runs?
 
-Not here: the whole ablation table on the preset qiu-yao (studies.failure), and how the released
-code was met (docs/kernels.md).
+The same trainings are run on two plans. The whole ablation table, on the preset qiu-yao, is in
+studies.failure; how the released code was matched is in docs/kernels.md.
 """

@@ -1,6 +1,4 @@
-"""What is trained: two arithmetics of one published algorithm, cases that may fail, and what is
-changed in each.
-"""
+"""What is trained: two arithmetics of one published algorithm, cases that may fail, and changes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -36,7 +34,7 @@ SWAPS = {
     PRESET: ("site=S -> fp32", "site=SCALED,SCALED_B -> bf16"),
     COMPILED: ("site=S_B -> fp32",),
 }
-SINGLES = {  # of the compiled code at three times the rate: what is exact alone
+SINGLES = {  # rows of the compiled code at three times the rate: what alone is exact
     "scores in FP32": "S,S_B",
     "m and l kept in FP32": "MS,LANES",
     "P in FP32": "P,P_B",
@@ -92,7 +90,7 @@ FULL = Scale(
 
 
 def conditions(scale: Scale) -> Iterator[Condition]:
-    """Every run."""
+    """Yield every run's condition."""
     for arithmetic in ARITHMETICS:
         for case, rows in ROWS.items():
             for row in rows:
@@ -104,12 +102,12 @@ def conditions(scale: Scale) -> Iterator[Condition]:
 
 
 def config_of(scale: Scale, arithmetic: str) -> Config:
-    """The model with this plan in its attention, one tile, in the device's own sums."""
+    """Return the model with this plan in its attention, one tile, and the device's own sums."""
     return replace(scale.config, plan=arithmetic, block=scale.config.context)
 
 
 def arm(scale: Scale, c: Condition) -> Arm:
-    """How a condition trains."""
+    """Return the arm that a condition trains."""
     changes = (*_case(c), *_row(c))
     name = f"{c.case}, {c.row}, {c.seed}"
     return Arm(
@@ -118,14 +116,14 @@ def arm(scale: Scale, c: Condition) -> Arm:
 
 
 def _row(c: Condition) -> tuple[str, ...]:
-    """What a row changes after its case."""
+    """Return what a row changes after its case."""
     if c.row in SINGLES:
         return (f"site={SINGLES[c.row]} -> fp32",)
     return SWAPS[c.arithmetic] if c.row == SWAPPED else CHANGES[c.row]
 
 
 def _case(c: Condition) -> tuple[str, ...]:
-    """What a case changes in an arithmetic."""
+    """Return what a case changes in an arithmetic."""
     if c.case == ZERO:  # the paper's mechanism alone: scores and statistics exact
         return (
             f"site={','.join(_scores(c.arithmetic))} -> fp32",
@@ -137,13 +135,13 @@ def _case(c: Condition) -> tuple[str, ...]:
 
 
 def low(arithmetic: str) -> list[Site]:
-    """The events that a plan has in BF16."""
+    """Return the events that a plan has in BF16."""
     plan = Plan.preset(arithmetic)
     return [site for site in Site if plan[site] == BF16]
 
 
 def _scores(arithmetic: str) -> list[Site]:
-    """Those of the scores, the maximum and the row sum among them."""
+    """Return the BF16 events of the scores, with the maximum and the row sum."""
     own = {
         Site.S,
         Site.SCALED,

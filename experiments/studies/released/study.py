@@ -1,10 +1,12 @@
-"""The study: trainings on the preset qiu-yao and on the arithmetic that the released code runs
-compiled, side by side.
+"""The study: trainings on the preset qiu-yao beside trainings on the released code's arithmetic.
+
+The latter is what that code computes when it is compiled, as its training runs it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.results.run import Run
@@ -57,12 +59,12 @@ HEADS = ("case", "what is different", *(f"diverged:\n{name}" for name in ARITHME
 
 
 def asked(quick: bool) -> Study[Results]:
-    """The study at the scale of --quick, or in full."""
+    """Return the study at the scale of --quick, or in full."""
     return study(QUICK if quick else FULL)
 
 
 def study(scale: Scale) -> Study[Results]:
-    """The study at a scale."""
+    """Return the study at a scale."""
     c = scale.config
     return Study(
         name="released",
@@ -109,7 +111,7 @@ def _arms(scale: Scale, arithmetic: str) -> dict[Condition, Arm]:
 
 
 def launches(scale: Scale, store: Store) -> list[Launch]:
-    """Of both arithmetics."""
+    """Return the launches of both arithmetics."""
     return [
         x
         for name in ARITHMETICS
@@ -118,23 +120,23 @@ def launches(scale: Scale, store: Store) -> list[Launch]:
 
 
 def results(scale: Scale, store: Store) -> Results | None:
-    """The rows that are whole; None without any."""
-    found: Results = {}
+    """Return the rows that are complete; None if there are none."""
+    by_row: Results = {}
     for name in ARITHMETICS:
         runs = training.read(store, config_of(scale, name), _arms(scale, name))
         for c, run in runs.items():
-            found.setdefault((name, c.case, c.row), []).append(replace(run, condition=c))
+            by_row.setdefault((name, c.case, c.row), []).append(replace(run, condition=c))
     wanted = {case: scale.fast if case == FAST else scale.seeds for case in ROWS}
-    return {at: runs for at, runs in found.items() if len(runs) == wanted[at[1]]} or None
+    return {at: runs for at, runs in by_row.items() if len(runs) == wanted[at[1]]} or None
 
 
 def _exact(r: Results, arithmetic: str, case: str) -> Runs:
-    """FP32 at the case's rate."""
+    """Return the runs in FP32 at the case's rate."""
     return r.get((arithmetic, FAST if case == FAST else SLOW, EXACT), [])
 
 
 def _earlier(first: Runs, second: Runs) -> Word:
-    """Whether the first diverge earlier; not testable where one was not run."""
+    """Return whether the first runs diverge earlier; not testable where either was not run."""
     if not first or not second:
         return Word.NOT_TESTABLE
     return signs(zip(first, second, strict=True)).word
@@ -146,7 +148,7 @@ def _is_killed(r: Results, arithmetic: str, case: str) -> bool:
 
 
 def fails(r: Results) -> Iterator[Verdict]:
-    """Every case against FP32."""
+    """Yield a verdict for every case: whether it diverges earlier than FP32."""
     for case in ROWS:
         for name in ARITHMETICS:
             own, exact = r.get((name, case, ITSELF), []), _exact(r, name, case)
@@ -162,7 +164,7 @@ def fails(r: Results) -> Iterator[Verdict]:
 
 
 def repairs(r: Results) -> Iterator[Verdict]:
-    """Every repair in every case that fails."""
+    """Yield a verdict for every repair in every case that fails."""
     for (name, case, row), runs in r.items():
         if row in (ITSELF, EXACT) or case == SLOW:
             continue
@@ -180,8 +182,9 @@ def repairs(r: Results) -> Iterator[Verdict]:
 
 
 def route(r: Results) -> Iterator[Verdict]:
-    """The second route, through scores that the backward rounds otherwise: what swapping them does
-    where delta is rowsum(P dP).
+    """Yield a verdict on the second route, through scores that the backward rounds otherwise.
+
+    It says what swapping the scores does where delta is rowsum(P dP).
     """
     apart, alike = r.get((COMPILED, PDP, SWAPPED), []), r.get((COMPILED, PDP, ITSELF), [])
     claim = (
@@ -200,24 +203,22 @@ def route(r: Results) -> Iterator[Verdict]:
 
 
 def answer(r: Results) -> str:
-    """What fails on each arithmetic."""
+    """Return a sentence that says what fails on each arithmetic."""
     parts = []
     for name in ARITHMETICS:
-        own = [
+        failed = [
             f"{case} ({times(r[name, case, ITSELF])})"
             for case in ROWS
             if (name, case, ITSELF) in r and _is_killed(r, name, case)
         ]
-        parts.append(
-            f"{name} fails in {len(own)} of {len(ROWS)} cases"
-            + (f": {'; '.join(own)}" if own else "")
-        )
-    parts += [told for name in ARITHMETICS if (told := _best(r, name))]
+        which = f": {'; '.join(failed)}" if failed else ""
+        parts.append(f"{name} fails in {len(failed)} of {len(ROWS)} cases{which}")
+    parts += [sentence for name in ARITHMETICS if (sentence := _best(r, name))]
     return ". ".join(parts) + "."
 
 
 def _best(r: Results, name: str) -> str:
-    """Which change averts most divergences at three times the rate."""
+    """Return in words which change averts most divergences at three times the rate."""
     tried = {
         row: runs
         for (own, case, row), runs in r.items()
@@ -242,7 +243,7 @@ def _lines() -> list[tuple[str, str]]:
 
 
 def draw(r: Results) -> Picture | None:
-    """Rows x arithmetics: the share that diverged."""
+    """Draw rows x arithmetics: the share of runs that diverged."""
     lines = [at for at in _lines() if any((name, *at) in r for name in ARITHMETICS)]
     if not lines:
         return None
@@ -274,23 +275,23 @@ def draw(r: Results) -> Picture | None:
     return figure
 
 
-def _cell(ax: object, x: int, y: int, runs: Sequence[Run[Condition]]) -> None:
+def _cell(ax: Axes, x: int, y: int, runs: Sequence[Run[Condition]]) -> None:
     from matplotlib.patches import Rectangle
 
     share = diverged(runs) / len(runs) if runs else 0.0
     colour = SHARE(share) if runs else "white"
-    ax.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, color=colour, lw=0))  # type: ignore[attr-defined]
+    ax.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, color=colour, lw=0))
     words = times(runs).replace(", step ", "  step ").partition(" [")[0] if runs else "not run"
-    ax.text(x, y, words, ha="center", va="center", fontsize=8.5, color=INK)  # type: ignore[attr-defined]
+    ax.text(x, y, words, ha="center", va="center", fontsize=8.5, color=INK)
 
 
 def rows(r: Results) -> list[list[str]]:
-    """A line for each case and row."""
+    """Return a line for each case and row."""
     return [[*at, *(counted(r.get((name, *at), [])) for name in ARITHMETICS)] for at in _lines()]
 
 
 def records(r: Results) -> list[dict[str, object]]:
-    """A record for each arithmetic, case and row."""
+    """Return a record for each arithmetic, case and row."""
     return [
         {
             "arithmetic": name,

@@ -1,4 +1,4 @@
-"""What is run: studies as lists of points, seeds left out."""
+"""What is run: studies as lists of points, with the seeds left out."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,20 +7,12 @@ from roundscope.experiments.studies.stability.emulations import BASELINE, FORMAT
 from roundscope.experiments.studies.stability.scale import REAL, Scale
 from roundscope.experiments.sweep.conditions.cell import Cell, Value
 
-FAMILIES = (
-    "gaussian",
-    "one-signed-v",
-    "sink",
-)  # diffuse; sums that grow; one key that dominates from the first tile
-GROUPS = (
-    "DM+ALPHA+AL+AO",
-    "AL+L",
-    "AO+O",
-    "AL+L+AO+O",
-)  # one of a pair alone hides behind the other
-EVENTS = tuple(
-    str(s) for s in Site if s.stage == "forward" and s not in (Site.LSE, *OF_KERNELS)
-)  # Q, K, V are BF16 numbers already
+# diffuse attention; sums that grow; one key that dominates from the first tile
+FAMILIES = ("gaussian", "one-signed-v", "sink")
+# events changed together, since one of a pair alone hides behind the other
+GROUPS = ("DM+ALPHA+AL+AO", "AL+L", "AO+O", "AL+L+AO+O")
+# Q, K, V are BF16 numbers already
+EVENTS = tuple(str(s) for s in Site if s.stage == "forward" and s not in (Site.LSE, *OF_KERNELS))
 
 ROW_SUM: Point = {"format.L": "fp32"}  # all of the row sum that qiu-yao keeps in BF16
 CONTROLS: dict[str, Point] = {
@@ -35,7 +27,7 @@ CONTROLS: dict[str, Point] = {
 
 
 def lengths(scale: Scale) -> Iterator[Point]:
-    """Fig. 5: T with a fixed tile, and without tiling."""
+    """Yield the points of Fig. 5: T with a fixed tile, and without tiling."""
     for length in scale.lengths:
         size = (length, scale.heads(length))
         for name in ("ops:bf16", "sums:bf16", "fa2-bf16", "ops:fp32"):
@@ -52,7 +44,10 @@ def lengths(scale: Scale) -> Iterator[Point]:
 
 
 def tiles(scale: Scale) -> Iterator[Point]:
-    """Fig. 6c and the number of key tiles; the longest T in the narrowest tiles."""
+    """Yield the points of Fig. 6c and the number of key tiles.
+
+    The longest T is in the narrowest tiles.
+    """
     for block_k in scale.tiles:
         for name in ("ops:bf16", "sums:bf16", "qiu-yao", "ops:fp32"):
             yield at(name, scale.many, block_k)
@@ -67,19 +62,19 @@ def tiles(scale: Scale) -> Iterator[Point]:
 
 
 def blocks(scale: Scale) -> Iterator[Point]:
-    """Fig. 6a and b: swapped and square tiles."""
+    """Yield the points of Fig. 6a and b: swapped and square tiles."""
     for rows, columns in shapes(scale):
         yield at("ops:bf16", scale.many, columns, block_q=rows)
 
 
 def shapes(scale: Scale) -> list[tuple[int, int]]:
-    """(block_q, block_k) of both studies of shape."""
+    """Return (block_q, block_k) of both studies of shape."""
     swapped = [shape for a, b in scale.swaps for shape in ((a, b), (b, a))]
     return [*swapped, *((side, side) for side in scale.squares)]
 
 
 def formats(scale: Scale) -> Iterator[Point]:
-    """Fig. 3 and 4: every format, and each way to do BF16."""
+    """Yield the points of Fig. 3 and 4: every format, and each way to do BF16."""
     names = [f"{kind}:{form}" for kind in ("ops", "sums") for form in FORMATS]
     for name in (*names, "qiu-yao", "fa2-bf16"):
         yield at(name, scale.bench, scale.tile)
@@ -87,7 +82,10 @@ def formats(scale: Scale) -> Iterator[Point]:
 
 
 def controls(scale: Scale) -> Iterator[Point]:
-    """Which running quantity the excess of tiling comes from, with many key tiles."""
+    """Yield points that tell from which running quantity the excess of tiling comes.
+
+    They have many key tiles.
+    """
     for family in (*FAMILIES, REAL):
         for change in CONTROLS.values():
             if family != REAL or "key_order" not in change:
@@ -95,14 +93,14 @@ def controls(scale: Scale) -> Iterator[Point]:
 
 
 def narrow(scale: Scale, family: str, **more: Value) -> Point:
-    """ops:bf16 on the bench with many key tiles: the narrowest, or 16 tiles of the real tensors."""
+    """Return ops:bf16 on the bench with the narrowest key tiles, or 16 of them for real tensors."""
     if family == REAL:
         return at("ops:bf16", (scale.real[-1], 0), scale.real[-1] // 16, REAL, **more)
     return at("ops:bf16", scale.bench, scale.narrow, family, **more)
 
 
 def attribution(scale: Scale) -> Iterator[Point]:
-    """Each event alone in BF16, and each alone in binary64."""
+    """Yield each event alone in BF16, and each alone in binary64."""
     for family in ("gaussian", "sink"):
         for site in (*EVENTS, *GROUPS):
             yield narrow(scale, family, only=site)
@@ -110,8 +108,9 @@ def attribution(scale: Scale) -> Iterator[Point]:
 
 
 def bias(scale: Scale) -> Iterator[Point]:
-    """Sign beside magnitude (arXiv 2510.04212): repeated maxima, more and more key tiles, with and
-    without its stabiliser.
+    """Yield points for sign beside magnitude (arXiv 2510.04212).
+
+    They have repeated maxima and more and more key tiles, with and without that paper's stabilizer.
     """
     for family in ("gaussian", "repeated-maximum", REAL):
         for count in (1, 16) if family == REAL else scale.counts:
@@ -121,7 +120,7 @@ def bias(scale: Scale) -> Iterator[Point]:
 
 
 def biased(scale: Scale, family: str, count: int, stabiliser: str, **more: Value) -> Point:
-    """qiu-yao with `count` key tiles."""
+    """Return qiu-yao with `count` key tiles."""
     size = (scale.real[-1], 0) if family == REAL else scale.bench
     return at("qiu-yao", size, size[0] // count, family, stabiliser=stabiliser, **more)
 
@@ -138,7 +137,7 @@ STUDIES = {
 
 
 def cells(scale: Scale, engine: str) -> dict[str, list[Cell]]:
-    """The cells of every study, all seeds. A cell that several studies share is in each."""
+    """Return the cells of every study, all seeds; a cell that several studies share is in each."""
     return {
         name: [cell for point in study(scale) for cell in repeated(point, scale, engine)]
         for name, study in STUDIES.items()
@@ -146,7 +145,7 @@ def cells(scale: Scale, engine: str) -> dict[str, list[Cell]]:
 
 
 def repeated(point: Mapping[str, Value], scale: Scale, engine: str) -> list[Cell]:
-    """A point with its seeds; real tensors have one draw."""
+    """Return a point with its seeds; real tensors have one draw."""
     from roundscope.experiments.sweep.conditions.condition import cell_of
 
     seeds = 1 if point["input"] == REAL else scale.repeats(int(point["T"]))

@@ -1,5 +1,6 @@
-"""How the paper's arithmetic may be meant: it does not say where its re-implementation rounds, so
-there are several emulations.
+"""How the paper's arithmetic may be meant.
+
+It does not say where its re-implementation rounds, so there are several emulations.
 """
 
 from roundscope.experiments.studies.stability.scale import REAL
@@ -12,11 +13,12 @@ BASELINE = "baseline-bf16"
 
 
 def emulation(name: str) -> Point:
-    """The axes of an emulation.
+    """Return the axes of an emulation.
 
     ops:FORMAT   every operation rounds to FORMAT, sums inside products are FP32
     sums:FORMAT  the steps of sums round to FORMAT too
-    else a preset. In FP32 both are the preset fp32, in FP64 exact.
+
+    Any other name is a preset. In FP32 both are the preset fp32, in FP64 exact.
     """
     kind, _, form = name.partition(":")
     if kind not in ("ops", "sums"):
@@ -29,9 +31,9 @@ def emulation(name: str) -> Point:
 def at(
     name: str, size: tuple[int, int], block_k: int, family: str = "gaussian", **more: Value
 ) -> Point:
-    """A point: an emulation at (T, N) in tiles of 64 queries.
+    """Return a point: an emulation at (T, N) in tiles of 64 queries.
 
-    Real tensors bring their own N, and S and H.
+    Real tensors have their own N, S and H.
     """
     length, heads = size
     place: Point = {"T": length, "block_k": block_k, "input": family}

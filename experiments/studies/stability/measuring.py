@@ -1,4 +1,4 @@
-"""golden.sqlite: measures what is missing, cells of a sweep and trainings that drift apart."""
+"""golden.sqlite: measures what it lacks, cells of a sweep and trainings that drift apart."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,10 +23,10 @@ Came = tuple[Outcome, Results | None]
 def measured(
     out: Path, draw: bool, *, cells: Sequence[Cell], training: Training, jobs: int | None
 ) -> Came:
-    """Measures what the folder's file lacks, and again what failed. No results after Ctrl-C.
+    """Measure what the folder's file lacks, and again what failed. No results after Ctrl-C.
 
-    draw   measures nothing
-    cells  each once
+    draw   whether to measure nothing
+    cells  the cells, each once
     """
     file, done, trained, interrupted = out / f"{FILE}.sqlite", 0, False, False
     if draw and not file.exists():
@@ -47,7 +47,7 @@ def measured(
 
 
 def _train(training: Training, file: Path) -> bool:
-    """Trains and keeps what came of it; False after Ctrl-C, when none of it is kept."""
+    """Train and store the results; return False after Ctrl-C, when none of them is stored."""
     text = f"training {_models(training)} models"
     with writing(file) as store, bar(text, training.config.steps) as progress:
         try:

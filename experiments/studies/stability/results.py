@@ -1,6 +1,4 @@
-"""Measured cells by condition: a metric's value for every seed, and the SQL that gives the same
-from the file.
-"""
+"""Measured cells by condition: a metric's value for every seed, and the SQL that gives the same."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,11 +13,10 @@ from roundscope.experiments.sweep.storage.schema import quoted
 
 Row = Mapping[str, Any]
 Place = tuple[tuple[str, Value | None], ...]
-Values = dict[int, float]  # by seed
+Values = dict[int, float]  # seed -> number
 
-CHANGED = tuple(
-    f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O")
-)  # by CONTROLS, in any file's columns
+# what CONTROLS change; every file has these columns
+CHANGED = tuple(f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O"))
 AXES = (
     "preset",
     "format",
@@ -47,8 +44,10 @@ DERIVED = {  # name -> SQL of METRICS
 class Results:
     """Cells of one engine that are ok.
 
-    cells   place -> seed -> row;  sites: (key of a cell, site) -> row
-    drifts  of the trainings (`drift.trainings.Drifts`);  trained_on: their devices
+    cells       place -> seed -> row
+    sites       (key of a cell, site) -> row
+    drifts      those of the trainings (`drift.trainings.Drifts`)
+    trained_on  the devices of the trainings
     """
 
     cells: Mapping[Place, Mapping[int, Row]]
@@ -58,13 +57,14 @@ class Results:
     trained_on: Sequence[str] = ()
 
     def values(self, point: Point, metric: str) -> Values:
-        """A metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed; NaN where there is
-        none.
+        """Return a metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed.
+
+        It is NaN where there is none.
         """
         return {seed: self._number(row, metric) for seed, row in self.rows(point).items()}
 
     def rows(self, point: Point) -> Mapping[int, Row]:
-        """A condition's cells by seed; none if it was not measured."""
+        """Return a condition's cells by seed; none if it was not measured."""
         return self.cells.get(place_of(point), {})
 
     def _number(self, row: Row, metric: str) -> float:
@@ -75,7 +75,7 @@ class Results:
 
 
 def read(path: Path, keys: set[str]) -> Results:
-    """The results of the cells with these keys."""
+    """Return the results of the cells with these keys."""
     from roundscope.experiments.sweep.storage.store import read_cells, read_sites
 
     rows = [row for row in read_cells(path) if row["key"] in keys]
@@ -83,13 +83,12 @@ def read(path: Path, keys: set[str]) -> Results:
 
 
 def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:
-    """Rows of `read_cells` and of `read_sites` by condition."""
+    """Return rows of `read_cells` and of `read_sites` by condition."""
     cells: dict[Place, dict[int, Row]] = {}
     for row in rows:
         if row["status"] == "ok":
-            cells.setdefault(tuple((name, row.get(name)) for name in _axes(str(row["input"]))), {})[
-                int(row["seed"])
-            ] = row
+            place = tuple((name, row.get(name)) for name in _axes(str(row["input"])))
+            cells.setdefault(place, {})[int(row["seed"])] = row
     failed = tuple(row for row in rows if row["status"] != "ok")
     return Results(
         cells=cells, sites={(row["key"], row["site"]): row for row in sites}, failed=failed
@@ -97,30 +96,28 @@ def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:
 
 
 def place_of(point: Point) -> Place:
-    """Every axis that conditions here differ in, after defaults."""
+    """Return every axis in which conditions here differ, after defaults."""
     return tuple((name, point.get(name, DEFAULTS.get(name))) for name in _axes(str(point["input"])))
 
 
 def query(point: Point, metric: str) -> str:
-    """SQL over the results file that gives `Results.values`."""
+    """Return SQL over the results file that gives `Results.values`."""
     site, dot, name = metric.partition(".")
     what = DERIVED.get(metric, metric)
     where = " AND ".join(_condition(axis, value) for axis, value in place_of(point))
     if dot:
-        return (
-            f"SELECT seed, s.{name} FROM cells JOIN sites s USING (key) WHERE s.site = '{site}' AND"
-            f" {where}"
-        )
+        tables = "cells JOIN sites s USING (key)"
+        return f"SELECT seed, s.{name} FROM {tables} WHERE s.site = '{site}' AND {where}"
     return f"SELECT seed, {what} FROM cells WHERE {where}"
 
 
 def shown(point: Point) -> str:
-    """A point as words of `roundscope sweep`."""
+    """Return a point as words of `roundscope sweep`."""
     return " ".join(f"{name}={value}" for name, value in point.items())
 
 
 def _axes(family: str) -> tuple[str, ...]:
-    """Real tensors bring their own N."""
+    """Return the axes of a family; real tensors have their own N."""
     return tuple(name for name in AXES if name != "N") if ":" in family else AXES
 
 
@@ -132,7 +129,7 @@ def _condition(axis: str, value: Value | None) -> str:
 
 
 def _derived(row: Row, metric: str) -> float:
-    """As the SQL of DERIVED says."""
+    """Return a derived metric of a row, as the SQL of DERIVED defines it."""
     rms, mean_abs, rel = (_float(row.get(n)) for n in ("rms", "mean_abs", "rel_rms"))
     relative = rel / rms if rms else math.nan
     if metric == "rel_max":

@@ -14,12 +14,15 @@ class Scale:
 
     lengths   T of the length study; N = entries // T, so that every maximum is over equally many
               entries
-    tile      the fixed tile of that study;  real: T of the real tensors
-    many      (T, N) of the tile studies;  tiles: their block_k, the largest is T: no tiling
-    bench     (T, N) of formats, controls, attribution and bias;  counts: numbers of key tiles there
-              in the bias study
+    tile      the fixed tile of that study
+    real      T of the real tensors
+    many      (T, N) of the tile studies
+    tiles     their block_k, the largest is T: no tiling
+    bench     (T, N) of formats, controls, attribution and bias
+    counts    numbers of key tiles there in the bias study
     narrow    the smallest block_k, for as many key tiles as there can be
-    seeds     up to T = plenty, fewer beyond
+    seeds     how many seeds a cell has up to T = plenty
+    fewer     how many it has beyond
     training  what is trained for the drift of weights
     """
 
@@ -42,11 +45,11 @@ class Scale:
     narrow: int = 16
 
     def repeats(self, length: int) -> int:
-        """How many seeds a cell of T = length gets."""
+        """Return how many seeds a cell of T = length gets."""
         return self.seeds if length <= self.plenty else self.fewer
 
     def heads(self, length: int) -> int:
-        """N of the length study."""
+        """Return N of the length study."""
         return max(1, self.entries // length)
 
 

@@ -17,8 +17,9 @@ from roundscope.experiments.sweep.conditions.values import ENGINES
 
 
 def asked(quick: bool, engine: str, jobs: int | None) -> Study[Results]:
-    """The study at the scale of --quick, or in full. Raises UsageError for what cannot measure
-    it.
+    """Return the study at the scale of --quick, or in full.
+
+    Raises UsageError for an engine or a number of jobs that cannot be used.
     """
     if engine not in ENGINES:
         raise bad("--engine", engine, f"use {' or '.join(ENGINES)}")
@@ -28,7 +29,7 @@ def asked(quick: bool, engine: str, jobs: int | None) -> Study[Results]:
 
 
 def study(scale: Scale, engine: str, jobs: int | None = None) -> Study[Results]:
-    """The study at a scale. jobs: worker processes, None: as many as cores."""
+    """Return the study at a scale; jobs: worker processes, None for as many as cores."""
     parts, t = cells(scale, engine), scale.training
     unique = {cell.key: cell for own in parts.values() for cell in own}
     emulations = "; ".join(f"{name}: {words}" for name, words in EMULATIONS.items())

@@ -13,12 +13,12 @@ from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
 from roundscope.experiments.sweep.conditions.cell import Cell
 
-EXACT = 1e-12  # relative: below it is what binary64 leaves
-Cells = Mapping[str, Sequence[Cell]]  # by the name of their part
+EXACT = 1e-12  # a relative error below this is due to binary64
+Cells = Mapping[str, Sequence[Cell]]  # study -> its cells
 
 
 def tables(scale: Scale, cells: Cells) -> tuple[Table[Results], ...]:
-    """All of them; `cells`: what is run, as `conditions.cells` gives it."""
+    """Return all tables; `cells`: what is run, as `conditions.cells` gives it."""
     events = partial(_events, scale=scale)
     return (
         Table(
@@ -52,7 +52,7 @@ def tables(scale: Scale, cells: Cells) -> tuple[Table[Results], ...]:
 
 
 def _events(r: Results, scale: Scale) -> list[dict[str, Any]]:
-    """What every event costs, which tells what makes the difference between tiled and unfused.
+    """Return what every event costs, which tells why tiled and unfused attention differ.
 
     alone     rms deviation over that of the output, where the event alone is in BF16
     left_out  rms where it alone is exact, over that of all in BF16
@@ -76,7 +76,7 @@ def _events(r: Results, scale: Scale) -> list[dict[str, Any]]:
 def _line(
     event: str, input: str, alone: Estimate, tiled_over_unfused: Estimate, left_out: Estimate
 ) -> list[str]:
-    """An event as text."""
+    """Return an event as text."""
     is_exact = not alone.mean > EXACT
     costs = "tiled only" if tiled_over_unfused.mean > 1e6 else interval(tiled_over_unfused, "x")
     first = ["exact", "-"] if is_exact else [f"{alone.mean:.2e}", costs]
@@ -101,7 +101,7 @@ def _span(cells: Sequence[Cell], axis: str) -> str:
 
 
 def _machines(r: Results) -> list[dict[str, Any]]:
-    """Where cells were measured, with which packages, and where models were trained."""
+    """Return where cells were measured, with which packages, and where models were trained."""
     measured = [row for by_seed in r.cells.values() for row in by_seed.values()]
     places = Counter((row["device"], _versions(row["versions"])) for row in measured)
     trained = sum(len(by_seed) for by_seed in r.drifts.values())

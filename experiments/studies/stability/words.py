@@ -36,7 +36,7 @@ INPUTS = {
 
 
 def answer(r: Results, scale: Scale) -> str:
-    """The paper's question, answered in one sentence."""
+    """Return the answer to the paper's question in one sentence."""
     t, tile = scale.bench[0], scale.tile
     found = {
         name: number(own_ratio(r, at(name, scale.bench, tile)).mean)
@@ -51,7 +51,7 @@ def answer(r: Results, scale: Scale) -> str:
 
 
 def tenfold(r: Results, scale: Scale) -> str:
-    """Where about 10 times appear."""
+    """Return where a factor of about 10 appears."""
     found = [label for label, e, _ in candidates(r, scale) if judge(e, TENFOLD) is Word.AGREES]
     if not found:
         return "about 10 times appear in no condition that was run"

@@ -1,3 +1,4 @@
-"""How tensor cores bias long sums, and in which order this machine adds: `roundscope
-accumulators`.
+"""How tensor cores bias long sums, and in which order this machine adds.
+
+The command is `roundscope accumulators`.
 """

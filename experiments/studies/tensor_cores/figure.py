@@ -1,4 +1,4 @@
-"""The bias of every model against K."""
+"""The picture: the bias of every model against K."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from roundscope.experiments.trace.plots import INK
 
 
 def picture(points: Sequence[Point]) -> Figure:
-    """A panel for each kind of input; dots with 95 % intervals over seeds."""
+    """Draw a panel for each kind of input; dots have 95 % intervals over seeds."""
     figure, axes = canvas(4.3, 1, 2, sharey=True)
     for ax, inputs in zip(axes[0], (POSITIVE, SIGNED), strict=True):
         for model, colour, marker in zip(MODELS, COLOURS, MARKERS, strict=False):

@@ -1,13 +1,11 @@
-"""In which order does a device add?
+"""In which order does a device add? `roundscope accumulators --order` finds the tree of a sum.
 
-The tree of a sum, found by masking: `roundscope accumulators --order`.
-
-FPRev's idea (arXiv 2411.00442): among n terms that are all a small u, let term i be M and term j be
--M, M so large that any sum of u's vanishes beside it. What is added to M before -M comes is lost,
-so the result is u times the terms outside of the smallest subtree that holds i and j. The n (n - 1)
-/ 2 sizes of subtrees are the tree: two terms are in different children of a node exactly if no
-smaller subtree holds both. A node with more than two children adds them at once, as tensor cores
-do.
+The idea is FPRev's (arXiv 2411.00442). Of n terms that are all a small u, replace term i by M and
+term j by -M, where M is so large that any sum of u's vanishes beside it. What is added to M before
+-M arrives is lost, so the result is u times the number of terms outside of the smallest subtree
+that contains i and j. The n (n - 1) / 2 sizes of subtrees determine the tree: two terms are in
+different children of a node exactly if no smaller subtree contains both. A node with more than two
+children adds them at once, as tensor cores do.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,15 +21,14 @@ from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, print_json
 
 TERMS = 64
-# of every factor type from FP16 on; 2^-20 times TERMS is below half an ulp of MASK in binary32
+# M and u: FP16 and every wider type has both; UNIT times TERMS is below half an ulp of MASK in
+# binary32
 MASK = 2.0**14
 UNIT = 2.0**-20
-Product = Callable[
-    [np.ndarray, np.ndarray], np.ndarray
-]  # (rows, TERMS), (TERMS, columns) -> (rows, columns)
-Tree = (
-    int | tuple[Any, ...]
-)  # a term, or the children of a node, each a Tree; children by their first term
+# (rows, TERMS), (TERMS, columns) -> (rows, columns)
+Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# a term, or the children of a node, each of them a Tree, ordered by their first terms
+Tree = int | tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ class Way:
 
 
 def sizes(product: Product, terms: int = TERMS) -> np.ndarray:
-    """(terms, terms): how many terms the smallest subtree has that holds both.
+    """Return (terms, terms): the number of terms of the smallest subtree that contains both.
 
     Raises ValueError where results are no multiples of u.
     """
@@ -57,23 +54,26 @@ def sizes(product: Product, terms: int = TERMS) -> np.ndarray:
             "product: what is left of the small terms is no whole number of them; its sums do not"
             " vanish beside the large one"
         )
-    found = np.zeros((terms, terms), int)
-    found[first, second] = found[second, first] = terms - left
-    return found
+    size = np.zeros((terms, terms), int)
+    size[first, second] = size[second, first] = terms - left
+    return size
 
 
 def tree_of(size: np.ndarray, terms: tuple[int, ...] | None = None) -> Tree:
-    """The tree whose subtrees have these sizes.
+    """Return the tree whose subtrees have these sizes.
 
-    Raises ValueError where there is none: the order is not the same for all sums.
+    Raises ValueError where there is none, since then the order is not the same for all sums.
     """
     terms = tuple(range(len(size))) if terms is None else terms
     if len(terms) == 1:
         return terms[0]
     children: list[list[int]] = []
     for term in terms:
-        own = next((child for child in children if size[child[0], term] < len(terms)), None)
-        children.append([term]) if own is None else own.append(term)
+        child = next((c for c in children if size[c[0], term] < len(terms)), None)
+        if child is None:
+            children.append([term])
+        else:
+            child.append(term)
     if len(children) < 2 or any(size[a, b] != len(terms) for a, b in _across(children)):
         raise ValueError("product: the sizes of its subtrees are those of no tree")
     return tuple(tree_of(size, tuple(child)) for child in children)
@@ -90,7 +90,9 @@ def _across(children: list[list[int]]) -> Iterator[tuple[int, int]]:
 
 
 def told(product: Product) -> str:
-    """The order in words: an accumulator of `emu` that adds in the same tree, or the tree's
+    """Return the order in words.
+
+    It is the name of an accumulator of `emu` that adds in the same tree, or else the tree's
     outline.
     """
     try:
@@ -114,10 +116,10 @@ def _known() -> dict[str, Tree]:
             for c in (4, 8, 16, 32)
         },
     }
-    found = {
+    trees = {
         name: tree_of(sizes(partial(dot, accumulator=acc))) for name, acc in accumulators.items()
     }
-    return found | {
+    return trees | {
         f"{c} and the sum so far at once, ascending: a tensor core": _at_once(c)
         for c in (4, 8, 16, 32)
     }
@@ -131,8 +133,9 @@ def _at_once(chunk: int) -> Tree:
 
 
 def outline(tree: Tree, depth: int = 3) -> str:
-    """The upper nodes of a tree: terms, runs of them as 16..31, brackets for nodes, ... for what is
-    deeper.
+    """Return the upper nodes of a tree as text.
+
+    A run of terms is written 16..31; parentheses enclose a node, ... stands for what is deeper.
     """
     if isinstance(tree, int):
         return str(tree)
@@ -151,7 +154,7 @@ def outline(tree: Tree, depth: int = 3) -> str:
 
 
 def measured() -> list[Way]:
-    """Of NumPy's and JAX's products on this machine."""
+    """Return the orders of NumPy's and JAX's products on this machine."""
     return [Way(name=name, order=told(product)) for name, product in _products().items()]
 
 
@@ -177,7 +180,7 @@ def _products() -> dict[str, Product]:
 
 
 def show(*, as_json: bool) -> None:
-    """Prints in which order NumPy's and JAX's products add on this machine."""
+    """Print in which order NumPy's and JAX's products add on this machine."""
     from rich.table import Table
 
     with bar("orders", 1):

@@ -35,17 +35,17 @@ CAPTION = (
 
 
 def run(*, out: Path, as_json: bool) -> int:
-    """report.html and accumulators.json in `out`.
+    """Write report.html and accumulators.json to `out`; return the exit code.
 
-    The exit code: 0, or 130 after Ctrl-C, when nothing is written. Raises UsageError for a file in
-    the folder's place.
+    It is 0, or 130 after Ctrl-C, when nothing is written. Raises UsageError for a file in the
+    folder's place.
     """
-    told = f"roundscope {ACCUMULATORS.command}"
-    return command.run(study(), out=out, command=told, as_json=as_json)
+    line = f"roundscope {ACCUMULATORS.command}"
+    return command.run(study(), out=out, command=line, as_json=as_json)
 
 
 def study() -> Study[Points]:
-    """The study; it has one scale."""
+    """Return the study, which has one scale."""
     return Study(
         name=ACCUMULATORS.name,
         question=ACCUMULATORS.question,
@@ -70,7 +70,7 @@ def study() -> Study[Points]:
 
 
 def _measure(out: Path, draw: bool) -> tuple[Outcome, Points | None]:
-    """All points, since none are kept; none of them after Ctrl-C."""
+    """Compute all points, since none are kept; return none of them after Ctrl-C."""
     points: list[Point] = []
     total = 2 * len(MODELS) * len(LENGTHS)
     try:
@@ -84,11 +84,11 @@ def _measure(out: Path, draw: bool) -> tuple[Outcome, Points | None]:
 
 
 def answer(points: Points) -> str:
-    """Two sentences for the longest sums."""
-    found = {(p.model, p.inputs): p for p in points if p.k == LENGTHS[-1]}
-    bias = {name: found[name, POSITIVE].lean.mean for name in (HOPPER, HOPPER_FP8, NEAREST)}
+    """Return two sentences on the longest sums."""
+    longest = {(p.model, p.inputs): p for p in points if p.k == LENGTHS[-1]}
+    bias = {name: longest[name, POSITIVE].lean.mean for name in (HOPPER, HOPPER_FP8, NEAREST)}
     part = {name: f"{abs(x) * UNIT:.1e}" for name, x in bias.items()}
-    signed = found[HOPPER_FP8, SIGNED]
+    signed = longest[HOPPER_FP8, SIGNED]
     return (
         f"Toward zero: sums of {LENGTHS[-1]:,} products above 0 are {part[HOPPER]} of themselves "
         f"too small on Hopper in BF16 and {part[HOPPER_FP8]} in E4M3, where binary32 to nearest is "
@@ -102,7 +102,7 @@ def _shown(e: Estimate) -> str:
 
 
 def _rows(points: Points) -> list[list[str]]:
-    """A line for each kind of products and length."""
+    """Return a line for each kind of products and each length."""
     by: dict[Any, Point] = {(p.inputs, p.k, p.model): p for p in points}
     return [
         [inputs, f"{k:,}", *(f"{by[inputs, k, model.name].lean.mean:.3g}" for model in MODELS)]

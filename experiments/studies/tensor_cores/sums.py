@@ -1,9 +1,9 @@
-"""How sums of products are biased on tensor cores: their error against K, beside binary32 rounded
-to nearest even.
+"""How sums of products are biased on tensor cores: their error against K.
 
-The error of a sum is (|c| - |exact|) / sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32
-at 1: below 0 it is toward zero. For products of one sign that is the relative error; for others it
-is what a backward error analysis bounds.
+They stand beside sums in binary32 rounded to nearest even. The error of a sum is (|c| - |exact|) /
+sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32 at 1; below 0 it is toward zero. For
+products of one sign it is the relative error; for others it is what a backward error analysis
+bounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +17,8 @@ from roundscope.experiments.studies.framework.estimates import Estimate, mean
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 SEEDS = range(8)
-SIDE = 24  # rows and columns of a result: SIDE^2 sums for each seed
-PROMOTED = 128
+SIDE = 24  # rows and columns of a result, which has SIDE^2 sums for each seed
+PROMOTED = 128  # after how many products DeepSeek-V3 adds the sum up in binary32
 UNIT = 2.0**-24
 POSITIVE, SIGNED = "products above 0", "products of either sign"
 Sum = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -38,7 +38,7 @@ def _core(arch: str, operand: str) -> Sum:
 
 
 def promoted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Hopper's FP8 sums of 128 products each, added up in binary32: arXiv 2412.19437, 3.3.2."""
+    """Return Hopper's FP8 sums of 128 products, added in binary32 (arXiv 2412.19437, 3.3.2)."""
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
     for lo in range(0, a.shape[1], PROMOTED):
         total += _core("hopper", "e4m3fn")(a[:, lo : lo + PROMOTED], b[lo : lo + PROMOTED]).astype(
@@ -62,9 +62,7 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A model on inputs of one kind at one K: mean error over seeds, and its root mean square, both
-    in u.
-    """
+    """A model on inputs of one kind at one K: the mean error over seeds and its rms, both in u."""
 
     model: str
     inputs: str
@@ -74,7 +72,7 @@ class Point:
 
 
 def factors(seed: int, k: int, operand: str, inputs: str) -> tuple[np.ndarray, np.ndarray]:
-    """(SIDE, K) and (K, SIDE): normal numbers, or their magnitudes, rounded to the format."""
+    """Return (SIDE, K) and (K, SIDE): normal numbers or their magnitudes, in the format."""
     rng = np.random.default_rng((seed, k))
     made = (rng.standard_normal(shape).astype(np.float32) for shape in ((SIDE, k), (k, SIDE)))
     a, b = (round_to(np.abs(x) if inputs == POSITIVE else x, operand) for x in made)
@@ -82,7 +80,7 @@ def factors(seed: int, k: int, operand: str, inputs: str) -> tuple[np.ndarray, n
 
 
 def errors(model: Model, seed: int, k: int, inputs: str) -> np.ndarray:
-    """The errors of SIDE^2 sums, in u."""
+    """Return the errors of SIDE^2 sums, in u."""
     a, b = factors(seed, k, model.operand, inputs)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     found: np.ndarray = (
@@ -94,7 +92,7 @@ def errors(model: Model, seed: int, k: int, inputs: str) -> np.ndarray:
 
 
 def measured(lengths: Sequence[int]) -> Iterator[Point]:
-    """Every point, one by one."""
+    """Yield every point, one by one."""
     for inputs in (POSITIVE, SIGNED):
         for model in MODELS:
             for k in lengths:

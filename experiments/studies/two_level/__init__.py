@@ -1,6 +1,5 @@
-"""FP8 attention on Hopper over long rows: how much too short its output gets, and what flushing the
-accumulator of O cures.
+"""FP8 attention on Hopper over long rows: how much too short its output becomes.
 
-Here: the study `roundscope reproduce two-level`. Not here: the arithmetic
-(attention.softmax.flushed, emu.sums.tensor_cores).
+It also measures what flushing the accumulator of O repairs. Here is the study `roundscope reproduce
+two-level`; the arithmetic is in attention.softmax.flushed and emu.sums.tensor_cores.
 """

@@ -1,5 +1,6 @@
-"""Errors of O in FP8 on Hopper's tensor cores, by keys, values, and how often the accumulator of O
-is flushed.
+"""Errors of O in FP8 on Hopper's tensor cores.
+
+They depend on the number of keys, on the values, and on how often the accumulator of O is flushed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,8 @@ from roundscope.experiments.tensors.layers import read_layers, sample_path
 
 KEYS = (1024, 4096, 16384)
 QUERIES, WIDTH = 64, 128
-TILE = 192  # keys of a tile of FlashAttention-3 in FP8 with 128 features, in vLLM
-FLUSHED = (0, 1, 4, 16)  # tiles; 0: never
+TILE = 192  # the keys of a tile of vLLM's FlashAttention-3 in FP8 with 128 features
+FLUSHED = (0, 1, 4, 16)  # after how many tiles the accumulator is flushed; 0: never
 FP32 = "sums in FP32"
 ONE_SIGNED, NORMAL, REAL = "one-signed V", "normal V", "rows of real tensors"
 VALUES = (NORMAL, REAL, ONE_SIGNED)
@@ -26,11 +27,11 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A way to add up on so many keys, by seed.
+    """An order of sums on one number of keys; numbers by seed.
 
-    sums   FP32, or "never" and "every N tiles" of Hopper's tensor cores
-    error  |O - exact| / |exact|, of root mean squares
-    gain   <O - exact, exact> / |exact|^2: below 0, O is too short
+    sums   FP32, or "never" and "every N tiles" for Hopper's tensor cores
+    error  |O - exact| / |exact| of root mean squares
+    gain   <O - exact, exact> / |exact|^2; below 0, O is too short
     """
 
     values: str
@@ -41,8 +42,9 @@ class Point:
 
 
 def plans() -> dict[str, Plan]:
-    """Return the plans by the name of their sums: sums in FP32 first, then those of the tensor core
-    by how often O is flushed.
+    """Return the plans by the name of their sums.
+
+    Sums in FP32 come first, then those of the tensor core by how often O is flushed.
     """
     cores = Plan.preset("fa3-fp8@hopper")
     return {FP32: Plan.preset("fa3-fp8")} | {
@@ -51,23 +53,21 @@ def plans() -> dict[str, Plan]:
 
 
 def sums(tiles: int) -> str:
-    """Return the name of sums that are flushed every so many tiles, such as "every 4 tiles"; 0 is
-    "never".
-    """
+    """Return the name of sums flushed every `tiles` tiles ("every 4 tiles"; 0 is "never")."""
     return {0: "never", 1: "every tile"}.get(tiles, f"every {tiles} tiles")
 
 
 def inputs(values: str, keys: int, seed: int) -> Arrays:
-    """q, k, v of one head, (1, T, 1, 128), numbers that E4M3 has.
+    """Return q, k, v of one head, (1, T, 1, 128), rounded to E4M3.
 
-    Of real tensors: rows of the shipped layer 4, four heads of 32 features side by side, drawn with
-    replacement.
+    Those of real tensors are rows of the shipped layer 4, drawn with replacement, with its four
+    heads of 32 features side by side.
     """
     rng = np.random.default_rng((seed, keys))
     if values == REAL:
         [layer] = read_layers(sample_path(), layer="layer4")
 
-        def four(x):
+        def four(x: np.ndarray) -> np.ndarray:
             return np.concatenate([x[0, :, head] for head in range(4)], axis=1)
 
         arrays = [
@@ -88,7 +88,7 @@ def _out(plan: Plan | str, x: Arrays) -> np.ndarray:
 
 
 def measured(seeds: Sequence[int]) -> Iterator[Point]:
-    """A point for each kind of values, number of keys and way to add up."""
+    """Yield a point for each kind of values, number of keys and order of sums."""
     for values in VALUES:
         for keys in KEYS:
             given = {seed: inputs(values, keys, seed) for seed in seeds}
@@ -97,8 +97,6 @@ def measured(seeds: Sequence[int]) -> Iterator[Point]:
                 point = Point(values=values, keys=keys, sums=name)
                 for seed, x in given.items():
                     out = _out(plan, x)
-                    point.error[seed], point.gain[seed] = (
-                        relative_error(out, exact[seed]),
-                        gain(out, exact[seed]),
-                    )
+                    point.error[seed] = relative_error(out, exact[seed])
+                    point.gain[seed] = gain(out, exact[seed])
                 yield point

@@ -1,5 +1,6 @@
-"""`roundscope reproduce two-level` as a `Study`: everything is computed in seconds, no results file
-is kept.
+"""`roundscope reproduce two-level` as a `Study`.
+
+Everything is computed in seconds, so no results file is kept.
 """
 
 from collections.abc import Sequence
@@ -68,12 +69,12 @@ CAVEATS = (
 
 
 def asked(quick: bool) -> Study[Points]:
-    """The study of few seeds, or of all."""
+    """Return the study with few seeds if `quick`, else with all of them."""
     return study(range(TWO_LEVEL.seeds[not quick]), "quick" if quick else "full")
 
 
 def study(seeds: Sequence[int], scale: str = "") -> Study[Points]:
-    """The study of these seeds."""
+    """Return the study with these seeds."""
     total = len(VALUES) * len(KEYS) * len(plans())
     return Study(
         name=TWO_LEVEL.name,
@@ -115,7 +116,7 @@ def _by(points: Points, keys: int) -> dict[tuple[str, str], Point]:
 
 
 def claims(points: Points) -> list[Verdict]:
-    """Each claim on each kind of values, with the most keys."""
+    """Return a verdict for each claim on each kind of values, at the largest number of keys."""
     by = _by(points, KEYS[-1])
     return [
         _verdict(values, by[values, own], by[values, other], where, claim, holds)
@@ -147,21 +148,21 @@ def _short(point: Point) -> float:
 
 
 def answer(points: Points) -> str:
-    """How short O is with the most keys."""
+    """Return a sentence that says how much too short O is at the largest number of keys."""
     by = _by(points, KEYS[-1])
     flushed = ("never", "every 4 tiles", "every tile", FP32)
-    told = "; ".join(
+    shares = "; ".join(
         f"{values}: {', '.join(f'{_short(by[values, name]):.2g} % {name}' for name in flushed)}"
         for values in (ONE_SIGNED, REAL)
     )
     return (
         f"With {KEYS[-1]:,} keys O is too short by, where its accumulator is flushed never or so"
-        f" often, or sums are in FP32: {told}."
+        f" often, or sums are in FP32: {shares}."
     )
 
 
 def rows(points: Points) -> list[list[str]]:
-    """A line for each point."""
+    """Return a line for each point."""
     return [
         [p.values, f"{p.keys:,}", p.sums, interval(mean(p.error)), f"{_short(p):.2g} %"]
         for p in points
@@ -169,7 +170,7 @@ def rows(points: Points) -> list[list[str]]:
 
 
 def picture(points: Points) -> Picture:
-    """How short O is against keys: one-signed V, and rows of real tensors."""
+    """Draw how much too short O is against keys, for one-signed V and for real tensors."""
     figure, axes = canvas(3.9, 1, 2)
     for ax, values in zip(axes[0], (ONE_SIGNED, REAL), strict=True):
         for name, colour, marker in zip(plans(), COLOURS, MARKERS, strict=False):

@@ -1,5 +1,6 @@
-"""The study `bias`: an error of c x half an ulp of V on rows with several P = 1, leaning with V or
-of random sign.
+"""The study `bias`: an error of c x half an ulp of V on rows with several P = 1.
+
+Its sign is that of V, or random.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,12 @@ from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
 
-QUESTION = "Does an error that leans with V kill where noise of the same size does not?"
-KINDS = {
-    BIAS: ("leans with V", "#d55e00", "v"), NOISE: ("random sign", "#0072b2", "o"),
+QUESTION = "Does an error biased along V kill where noise of the same size does not?"
+KINDS = {  # kind -> name in cases, color and marker
+    BIAS: ("leans with V", "#d55e00", "v"),
+    NOISE: ("random sign", "#0072b2", "o"),
     FIXED: ("V's sign, turned at random features", "#009e73", "D"),
-}  # fmt: skip
+}
 STDLIB = ("sources of Python", ())
 REPEAT = ("runs of equal tokens, no positions", ("data=repeat", "position=false"))
 CAPTION = (
@@ -40,13 +42,13 @@ NOTES = (
 
 
 def quick() -> Topic:
-    """Two cores: minutes."""
+    """Return the topic for two cores, which take minutes."""
     doses = [(kind, c) for c in (16.0, 64.0, 256.0) for kind in KINDS]
     return _topic([REPEAT], doses, QUICK.config, steps=400, rate=3e-2, seeds=(0, 1, 2))
 
 
 def full() -> Topic:
-    """A GPU."""
+    """Return the topic for a GPU."""
     doses = [
         (kind, c)
         for c in (1.0, 4.0, 16.0, 64.0, 256.0)
@@ -91,7 +93,7 @@ def _topic(
 
 
 def answer(found: Found) -> str:
-    """For each data: the least c that kills, and what the other kinds did there."""
+    """Return for each kind of data the least c that kills, and what other errors did there."""
     return " ".join(_of_group(found, group, own) for group, own in found.groups().items())
 
 
@@ -106,7 +108,7 @@ def _of_group(found: Found, group: str, own: dict[Case, list[Run[Dose]]]) -> str
         most = max(c for kind, c in (x for x in by if x) if kind == BIAS)
         excess = interval(found.results.excess(own[by[BIAS, most]]), " nats")
         return (
-            f"{where} no leaning error up to c = {most:g} killed most runs; final loss above exact"
+            f"{where} no biased error up to c = {most:g} killed most runs; final loss above exact"
             f" at c = {most:g}: {excess}."
         )
     c = lethal[0]
@@ -117,13 +119,13 @@ def _of_group(found: Found, group: str, own: dict[Case, list[Run[Dose]]]) -> str
     ]
     against = f"; of the same size there: {', '.join(others)}" if others else ""
     return (
-        f"{where} an error that leans with V kills from c = {c:g} on"
+        f"{where} an error biased along V kills from c = {c:g} on"
         f" ({found.time(by[BIAS, c]).words}){against}."
     )
 
 
 def draw(found: Found) -> Figure:
-    """Steps to divergence against c, a panel for each data."""
+    """Draw steps to divergence against c, a panel for each kind of data."""
     groups = found.groups()
     figure, axes = canvas(3.7, 1, len(groups), sharey=True)
     for ax, (group, own) in zip(axes.flat, groups.items(), strict=True):

@@ -1,5 +1,6 @@
-"""Studies that are a list of cases: `Case`, a row of the table; `Topic`, the question; `Found`,
-what came of it.
+"""Studies that are a list of cases.
+
+`Case` is a row of the table, `Topic` the question, `Found` the results.
 """
 
 import math
@@ -43,11 +44,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A question to cases, each with every seed, and with the exact arm of each unless `alone`.
+    """A question with cases, each of them with every seed.
 
-    answer   one sentence;  draw: the picture that opens the report, with its caption;  notes: what
-             else the reader must know
-    about    what differs, in words;  ties: whether rows with several P = 1 are counted
+    Each case also has the exact arm, unless `alone`.
+
+    answer   gives one sentence
+    draw     draws the picture that opens the report
+    caption  its caption
+    notes    what else the reader must know
+    about    what differs, in words
+    ties     whether rows with several P = 1 are counted
     """
 
     question: str
@@ -69,7 +75,7 @@ class Topic:
         return list(dict.fromkeys(found)) if self.alone else with_exact(found)
 
     def given(self, words: Sequence[str], seeds: tuple[int, ...] | None) -> "Topic":
-        """With KEY=VALUE over it: steps=, and what is of the model.
+        """Return the topic with KEY=VALUE words over it: steps=, and settings of the model.
 
         Raises UsageError naming key, value and repair.
         """
@@ -83,11 +89,9 @@ class Topic:
                     " own; leave it out"
                 )
         config = replace(self.config, **{name: typed(name, value) for name, value in asked.items()})
-        cases = (
-            self.cases
-            if steps is None
-            else tuple(replace(c, dose=replace(c.dose, steps=steps)) for c in self.cases)
-        )
+        cases = self.cases
+        if steps is not None:
+            cases = tuple(replace(c, dose=replace(c.dose, steps=steps)) for c in cases)
         return replace(self, config=config, cases=cases, seeds=seeds or self.seeds)
 
 
@@ -96,65 +100,54 @@ class Found:
 
     def __init__(self, topic: Topic, results: Iterable[Run[Dose]]) -> None:
         self.topic, self.results = topic, Results(results)
-        own = {r.condition: r for r in self.results.all}
+        by_dose = {r.condition: r for r in self.results.all}
         self.cases: dict[Case, list[Run[Dose]]] = {
-            c: [own[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases
+            c: [by_dose[replace(c.dose, seed=s)] for s in topic.seeds] for c in topic.cases
         }
 
     def groups(self) -> dict[str, dict[Case, list[Run[Dose]]]]:
-        """Cases by group, in their order."""
-        found: dict[str, dict[Case, list[Run[Dose]]]] = {}
-        for case, own in self.cases.items():
-            found.setdefault(case.group, {})[case] = own
-        return found
+        """Return the cases by group, in their order."""
+        groups: dict[str, dict[Case, list[Run[Dose]]]] = {}
+        for case, runs in self.cases.items():
+            groups.setdefault(case.group, {})[case] = runs
+        return groups
 
     def time(self, case: Case) -> Time:
-        """Steps to divergence of a case."""
+        """Return the steps to divergence of a case."""
         return time_of(self.cases[case])
 
     def killed(self, case: Case) -> bool:
-        """Whether more than half of the seeds diverged."""
+        """Return whether more than half of the seeds diverged."""
         t = self.time(case)
         return 2 * t.diverged > t.runs
 
     def exact(self, case: Case) -> list[Run[Dose]]:
-        """The exact arm of each seed."""
+        """Return the exact arm of each seed."""
         return [self.results.exact(r) for r in self.cases[case]]
 
 
 def rows(found: Found) -> list[list[str]]:
-    """A row per case, in words; the columns of HEADS."""
-    made = []
-    for case, own in found.cases.items():
-        loss = mean({run.condition.seed: run.loss for run in own})
-        lost = sum(not math.isfinite(run.loss) for run in own)
-        is_exact = case.dose == case.dose.exact
-        against = (
-            ["", ""]
-            if found.topic.alone or is_exact
-            else [interval(found.results.excess(own)), interval(found.results.growth(own))]
-        )
-        tied = mean({run.condition.seed: ties(run) for run in own}).mean
+    """Return a row per case, in words; the columns are those of HEADS."""
+    lines = []
+    for case, runs in found.cases.items():
+        loss = mean({run.condition.seed: run.loss for run in runs})
+        lost = sum(not math.isfinite(run.loss) for run in runs)
+        against = ["", ""]
+        if not found.topic.alone and case.dose != case.dose.exact:
+            against = [interval(found.results.excess(runs)), interval(found.results.growth(runs))]
+        tied = mean({run.condition.seed: ties(run) for run in runs}).mean
         share = "" if math.isnan(tied) else f"{100 * tied:.3g} %"
-        made.append(
-            [
-                case.group,
-                case.name,
-                found.time(case).words,
-                interval(loss) + (f", {lost} not finite" if lost else ""),
-                *against,
-                share,
-            ]
-        )
-    return made
+        losses = interval(loss) + (f", {lost} not finite" if lost else "")
+        lines.append([case.group, case.name, found.time(case).words, losses, *against, share])
+    return lines
 
 
 def points(found: Found) -> list[dict[str, Any]]:
-    """A row per case, as data."""
-    made = []
+    """Return a row per case, as data."""
+    records = []
     for case, own in found.cases.items():
         t = found.time(case)
-        made.append(
+        records.append(
             {
                 "group": case.group,
                 "case": case.name,
@@ -172,14 +165,14 @@ def points(found: Found) -> list[dict[str, Any]]:
                 "several_ones": [ties(run) for run in own],
             }
         )
-    return made
+    return records
 
 
 def of(t: Time) -> str:
-    """n of N."""
+    """Return "n of N", the number of runs that diverged."""
     return f"{t.diverged} of {t.runs}"
 
 
 def most_ties(own: Iterable[Run[Dose]]) -> float:
-    """The largest share of rows with several P = 1 of some runs, 0 where none was counted."""
+    """Return the largest share of rows with several P = 1 of some runs, 0 if none was counted."""
     return max((share for r in own if math.isfinite(share := ties(r))), default=0.0)

@@ -1,5 +1,6 @@
-"""The study `conditions`: BF16 attention of arXiv 2510.04212 where ties are common, and with fewer
-bits where they are not.
+"""The study `conditions`: the BF16 attention of arXiv 2510.04212 where ties are common.
+
+Where they are not, it is run with fewer bits.
 """
 
 import math
@@ -25,7 +26,7 @@ CONDITIONS = {
     "runs of equal tokens, no positions": ("data=repeat", "position=false"),
     "a sink, no positions": ("data=sink", "position=false"),
     "no clipping": ("clip=none",),
-    "twice the context": ("context=double",),  # of the model's own
+    "twice the context": ("context=double",),  # replaced by twice the model's own context
     "RMS norm of q and k": ("qk_norm=true",),
 }
 FASTER = "three times the rate"
@@ -42,7 +43,7 @@ NOTES = (
 
 
 def quick() -> Topic:
-    """Two cores: minutes."""
+    """Return the topic for two cores, which take minutes."""
     return _topic(
         QUICK.config,
         ("sources of Python", "runs of equal tokens, no positions"),
@@ -54,7 +55,7 @@ def quick() -> Topic:
 
 
 def full() -> Topic:
-    """A GPU."""
+    """Return the topic for a GPU."""
     return _topic(
         FULL.config, tuple(CONDITIONS), (4, 5, 6, 7), steps=1500, rate=1e-2, seeds=(0, 1, 2, 3, 4)
     )
@@ -109,13 +110,13 @@ def _pair(group: str, low: str, exact: str, dose: Dose) -> list[Case]:
 
 
 def fewer(bits: int) -> str:
-    """The change that rounds all BF16 events of qiu-yao to so many bits."""
+    """Return the change that rounds all BF16 events of qiu-yao to so many bits."""
     plan = Plan.preset("qiu-yao")
     return f"site={','.join(s for s in Site if plan[s].format.name == 'bf16')} -> e8m{bits - 1}"
 
 
 def answer(found: Found) -> str:
-    """What failed, and where fewer bits begin to fail."""
+    """Return what failed, and where fewer bits begin to fail."""
     low = [case for case in found.cases if case.dose.also == (QIU_YAO,)]
     failed = [f"{case.group} ({of(found.time(case))})" for case in low if found.time(case).diverged]
     runs = sum(found.time(case).runs for case in low)

@@ -1,5 +1,6 @@
-"""The study `identity`: errors of one size that break rowsum(dS) = 0 against errors that leave
-it.
+"""The study `identity`: errors that break rowsum(dS) = 0 against errors that keep it.
+
+All have one size.
 """
 
 import math
@@ -32,12 +33,12 @@ NOTES = (
 
 
 def quick() -> Topic:
-    """Two cores: minutes."""
+    """Return the topic for two cores, which take minutes."""
     return _topic(QUICK.config, bits=2, steps=400, rate=3e-2, seeds=(0, 1, 2))
 
 
 def full() -> Topic:
-    """A GPU."""
+    """Return the topic for a GPU."""
     return _topic(FULL.config, bits=4, steps=1500, rate=1e-2, seeds=(0, 1, 2, 3, 4))
 
 
@@ -76,7 +77,7 @@ def _topic(config: Config, *, bits: int, steps: int, rate: float, seeds: tuple[i
 
 
 def answer(found: Found) -> str:
-    """How many died on either side, and what the loss of the rest says."""
+    """Return how many runs diverged on either side, and what the loss of the others says."""
     broken, kept = (_count(found, list(own)) for own in found.groups().values())
     if broken[0] and not kept[0]:
         start = "As far as these runs go, yes"
@@ -90,7 +91,7 @@ def answer(found: Found) -> str:
 
 
 def _count(found: Found, own: list[Case]) -> tuple[int, int, str]:
-    """Runs that diverged, runs, and from where to where the excess loss goes (means of cases)."""
+    """Return runs that diverged, runs, and the range of the excess loss (of the cases' means)."""
     times = [found.time(case) for case in own]
     means = [found.results.excess(found.cases[case]).mean for case in own]
     excess = [x for x in means if math.isfinite(x)] or [math.nan]

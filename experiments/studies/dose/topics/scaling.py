@@ -1,5 +1,6 @@
-"""The study `scaling`: the most bits at which toward zero still kills, against rate, width, depth
-and context.
+"""The study `scaling`: the most bits at which toward zero still kills.
+
+It is measured against rate, width, depth and context.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ class Column(NamedTuple):
 
 
 def quick() -> Topic:
-    """Two cores: minutes."""
+    """Return the topic for two cores, which take minutes."""
     return _topic(
         QUICK.config,
         3e-2,
@@ -53,7 +54,7 @@ def quick() -> Topic:
 
 
 def full() -> Topic:
-    """A GPU."""
+    """Return the topic for a GPU."""
     factors = {
         "lr": (3e-3, 1e-2, 3e-2),
         "width": (64, 128, 256),
@@ -98,14 +99,14 @@ def _topic(
 
 
 def group_of(column: Column) -> str:
-    """The name that the cases of a column share."""
+    """Return the name that the cases of a column share."""
     return f"{column.factor} {column.value:g}"
 
 
 def _column_doses(
     column: Column, bits: tuple[int, ...], rate: float, steps: int
 ) -> list[tuple[str, Dose]]:
-    """FP32, then p downwards."""
+    """Return FP32, then the doses from the largest p down."""
     own = [_dose(column, p, rate, steps) for p in reversed(bits)]
     return [(EXACT, own[0].exact), *((f"p = {dose.bits}", dose) for dose in own)]
 
@@ -124,31 +125,30 @@ def _dose(column: Column, bits: int, rate: float, steps: int) -> Dose:
 
 
 def threshold(found: Found, column: Column) -> int | None:
-    """p*: the most bits at which more than half of the seeds diverged, None if they did at no p;
-    MOST_BITS where FP32 did.
+    """Return p*, the most bits at which more than half of the seeds diverged.
+
+    None if they did so at no p; MOST_BITS where FP32 did.
     """
     own = [case for case in found.cases if case.group == group_of(column)]
     return max((case.dose.bits for case in own if found.killed(case)), default=None)
 
 
 def answer(found: Found, columns: list[Column]) -> str:
-    """p* along each factor."""
+    """Return p* along each factor, in a sentence."""
     bits = {case.dose.bits for case in found.cases} - {MOST_BITS}
-    said = []
+    parts = []
     for factor in dict.fromkeys(c.factor for c in columns):
-        own = [c for c in columns if c.factor == factor]
-        said.append(
-            f"{factor} {', '.join(number(c.value) for c in own)}:"
-            f" {', '.join(_star(threshold(found, c), bits) for c in own)}"
-        )
+        panel = [c for c in columns if c.factor == factor]
+        values = ", ".join(number(c.value) for c in panel)
+        stars = ", ".join(_star(threshold(found, c), bits) for c in panel)
+        parts.append(f"{factor} {values}: {stars}")
     seeds = len(found.topic.seeds)
-    exact = {
-        case.dose: found.time(case) for case in found.cases if case.name == EXACT
-    }  # the usual model's is in every panel
+    # by dose, since the usual model's exact arm is in every panel
+    exact = {case.dose: found.time(case) for case in found.cases if case.name == EXACT}
     lost, runs = (sum(getattr(t, name) for t in exact.values()) for name in ("diverged", "runs"))
     return (
         f"p*, the most bits at which toward zero made more than half of {seeds} seeds diverge, is"
-        f" for {'; '.join(said)}. In FP32 {lost} of {runs} diverged."
+        f" for {'; '.join(parts)}. In FP32 {lost} of {runs} diverged."
     )
 
 
@@ -161,7 +161,7 @@ def _star(p: int | None, bits: set[int]) -> str:
 
 
 def draw(found: Found, columns: list[Column]) -> Figure:
-    """A panel per factor: how many diverged, by p and value."""
+    """Draw a panel per factor: how many runs diverged, by p and value."""
     factors = list(dict.fromkeys(c.factor for c in columns))
     bits = sorted({case.dose.bits for case in found.cases})
     figure, axes = canvas(1.5 + 0.33 * len(bits), 1, len(factors), sharey=True)
@@ -208,4 +208,4 @@ def _column(ax: Any, x: int, found: Found, column: Column, bits: list[int]) -> N
             zorder=3,
         )
         if p == star:
-            ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)  # type: ignore[attr-defined]
+            ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)

@@ -1,1 +1,1 @@
-"""What the runs say of every row of the paper, and of the controls that it has not."""
+"""What the runs say of every row of the paper, and of the controls that the paper does not have."""

@@ -1,5 +1,6 @@
-"""The controls that the paper has not: size against sign, other modes, other repairs, presets, the
-factorial, and the rest of dS.
+"""The controls that the paper does not have.
+
+They are size against sign, other modes, other repairs, presets, the factorial, and the rest of dS.
 """
 
 import math
@@ -33,7 +34,7 @@ RULES = (
     "Controls. Size: the same events, errors of the same RMS without bias; agrees if none of these"
     " runs diverged. 'Earlier': agrees if every seed diverged earlier than nearest-even did or"
     " where it did not, contradicts if none did. The factorial: agrees if every run with O rounded"
-    " before its normalisation only diverged and none with it rounded after only, contradicts if"
+    " before its normalization only diverged and none with it rounded after only, contradicts if"
     " the latter diverged at least as often. The rest of dS: all runs of all cases; the number is"
     " the probability that a run that diverged had a larger drift, after the warm-up, than one that"
     " did not (0.5: no relation): agrees from 0.95, contradicts up to 0.5. Between seeds of one"
@@ -42,7 +43,7 @@ RULES = (
 
 
 def controls(r: Results) -> list[Verdict]:
-    """Every control that was run."""
+    """Return a verdict for every control that was run."""
     return [
         *_size(r),
         *_modes(r),
@@ -55,7 +56,7 @@ def controls(r: Results) -> list[Verdict]:
 
 
 def _size(r: Results) -> Iterator[Verdict]:
-    """Case A against nearest-even with one bit less: the same RMS."""
+    """Yield verdicts on case A against nearest-even with one bit less, an error of the same RMS."""
     for case in r.scale.cases:
         if case.mode != "toward-zero":
             continue
@@ -72,7 +73,7 @@ def _size(r: Results) -> Iterator[Verdict]:
 
 
 def _modes(r: Results) -> Iterator[Verdict]:
-    """Stochastic rounding of the O path, and biased modes."""
+    """Yield verdicts on stochastic rounding of the O path, and on biased modes."""
     for case in r.scale.cases:
         if r.of(case.name, f"stochastic {case.bits}"):
             claim = "stochastic rounding of the O path alone: stable"
@@ -120,8 +121,9 @@ def _presets(r: Results) -> Iterator[Verdict]:
 
 
 def _factorial(r: Results) -> Iterator[Verdict]:
-    """Rounding before against after the normalisation, over the other factors; and what those
-    do.
+    """Yield verdicts on rounding before against after the normalization, over the other factors.
+
+    Then yield what those factors do.
     """
     for case in r.scale.cases:
         if not r.of(case.name, cell("both", "FP32", "FP32", 1)):
@@ -131,12 +133,12 @@ def _factorial(r: Results) -> Iterator[Verdict]:
         clear = diverged(before) == len(before) and not diverged(after)
         word = Word.AGREES if clear else Word.CONTRADICTS if as_often else Word.UNDECIDED
         measured = f"before only {times(before)}; after only {times(after)}; both {times(both)}"
-        claim = "rounding O before its normalisation kills, rounding it after does not"
+        claim = "rounding O before its normalization kills, rounding it after does not"
         yield verdict(CONTROL, claim, case, word, measured, "; ".join(_effects(r, case)))
 
 
 def _effects(r: Results, case: Case) -> Iterator[str]:
-    """The share that diverged at both levels of every other factor."""
+    """Yield the share that diverged at both levels of every other factor."""
     for name, position, levels in (
         ("scores", 2, ("BF16", "FP32")),
         ("m and l", 3, ("BF16", "FP32")),
@@ -150,8 +152,9 @@ def _effects(r: Results, case: Case) -> Iterator[str]:
 
 
 def pooled(r: Results, case: Case, level: str, position: int = 1) -> list[Run[Trial]]:
-    """All runs of the factorial with one level of one factor; positions as `rows.cell` writes
-    them.
+    """Return all runs of the factorial with one level of one factor.
+
+    Positions are those in which `rows.cell` writes the factors.
     """
     names = [
         row
@@ -162,18 +165,10 @@ def pooled(r: Results, case: Case, level: str, position: int = 1) -> list[Run[Tr
 
 
 def identity(r: Results) -> Verdict:
-    """The rest of dS against divergence, all runs of all cases."""
+    """Return the verdict on the rest of dS against divergence, over all runs of all cases."""
     dead, alive = split(r)
     p = above([drift(x) for x in dead], [drift(x) for x in alive])
-    word = (
-        Word.NOT_TESTABLE
-        if math.isnan(p)
-        else Word.AGREES
-        if p >= 0.95
-        else Word.CONTRADICTS
-        if p <= 0.5
-        else Word.UNDECIDED
-    )
+    word = _foretold(p)
     measured = (
         f"probability {p:.3f}; median drift of {len(dead)} runs that diverged"
         f" {middle([drift(x) for x in dead]):.2g}, of {len(alive)} that did not"
@@ -187,21 +182,12 @@ def identity(r: Results) -> Verdict:
 
 
 def within(r: Results) -> Verdict:
-    """The same between seeds of one arithmetic: pairs of runs that differ in nothing else."""
+    """Return the same between seeds of one arithmetic: pairs of runs that only differ in seed."""
     arms = [arm for arm in _arms(r) if arm[0] and arm[1]]
     pairs = sum(len(dead) * len(alive) for dead, alive in arms)
-    told = f"probability {_shown(arms, paired)} over {pairs} pairs in {len(arms)} arms"
-    measured = f"{told}; between all runs {_shown(_arms(r), pooled_pairs)}"
-    p = paired(arms) if arms else math.nan
-    word = (
-        Word.NOT_TESTABLE
-        if not arms
-        else Word.AGREES
-        if p >= 0.95
-        else Word.CONTRADICTS
-        if p <= 0.5
-        else Word.UNDECIDED
-    )
+    inside = f"probability {_shown(arms, paired)} over {pairs} pairs in {len(arms)} arms"
+    measured = f"{inside}; between all runs {_shown(_arms(r), pooled_pairs)}"
+    word = _foretold(paired(arms) if arms else math.nan)
     claim = (
         "of two seeds of one arithmetic, the one whose rows of dS drift more is the one that"
         " diverges"
@@ -209,36 +195,44 @@ def within(r: Results) -> Verdict:
     return Verdict(figure=OURS, claim=claim, case="all", sizes="", word=word, measured=measured)
 
 
-Drifts = tuple[
-    list[float], list[float]
-]  # of an arm's runs that diverged, and of those that did not
+def _foretold(p: float) -> Word:
+    """Return the word for a probability that the drift tells which runs diverge."""
+    if math.isnan(p):
+        return Word.NOT_TESTABLE
+    if p >= 0.95:
+        return Word.AGREES
+    return Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
+
+
+# the drifts of an arm's runs that diverged, and of those that did not
+Drifts = tuple[list[float], list[float]]
 
 
 def _arms(r: Results) -> list[Drifts]:
-    """Every arm once, by its runs."""
-    seen: dict[tuple[Trial, ...], Drifts] = {}
+    """Return every arm once, by its runs."""
+    arms: dict[tuple[Trial, ...], Drifts] = {}
     for own in r.by.values():
         runs = [run for run in own if math.isfinite(drift(run))]
         dead, alive = (
             [drift(x) for x in runs if (x.diverged is not None) is gone] for gone in (True, False)
         )
-        seen[tuple(run.condition for run in runs)] = (dead, alive)
-    return list(seen.values())
+        arms[tuple(run.condition for run in runs)] = (dead, alive)
+    return list(arms.values())
 
 
 def paired(arms: Sequence[Drifts]) -> float:
-    """The probability over the pairs inside arms."""
+    """Return the probability over the pairs inside arms."""
     weights = [len(dead) * len(alive) for dead, alive in arms]
     return sum(w * above(*arm) for w, arm in zip(weights, arms, strict=True)) / sum(weights)
 
 
 def pooled_pairs(arms: Sequence[Drifts]) -> float:
-    """The probability over all pairs of runs."""
+    """Return the probability over all pairs of runs."""
     return above([x for dead, _ in arms for x in dead], [x for _, alive in arms for x in alive])
 
 
 def _shown(arms: Sequence[Drifts], probability: Callable[[Sequence[Drifts]], float]) -> str:
-    """With its 95 % bootstrap interval over arms."""
+    """Return a probability with its 95 % bootstrap interval over arms."""
     if not arms or math.isnan(probability(arms)):
         return "-"
     rng = np.random.default_rng(0)
@@ -251,7 +245,10 @@ def _shown(arms: Sequence[Drifts], probability: Callable[[Sequence[Drifts]], flo
 
 
 def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:
-    """Every run once: those that diverged, those that did not. Only runs whose drift was seen."""
+    """Return every run once: those that diverged, then those that did not.
+
+    Only runs whose drift was measured count.
+    """
     every = {
         run.condition: run for own in r.by.values() for run in own if math.isfinite(drift(run))
     }.values()
@@ -259,8 +256,9 @@ def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:
 
 
 def above(dead: Sequence[float], alive: Sequence[float]) -> float:
-    """The probability that one of the first is larger than one of the second, ties half: the area
-    under the ROC curve.
+    """Return the probability that one of the first is larger than one of the second.
+
+    Ties count half: it is the area under the ROC curve.
     """
     if not dead or not alive:
         return math.nan

@@ -1,5 +1,6 @@
-"""The rules by which counts of diverged runs become words: what is stable, what explodes, what
-cures.
+"""The rules by which counts of diverged runs become words.
+
+They say what is stable, what explodes and what cures.
 """
 
 from roundscope.experiments.studies.failure.conditions.cases import Case
@@ -10,7 +11,7 @@ from roundscope.experiments.studies.framework.verdicts import Verdict, Word, int
 
 
 def repair(figure: str, claim: str, case: Case, r: Results, row: str) -> Verdict:
-    """A row that should be stable, in a case that fails."""
+    """Return the verdict on a row that should be stable, in a case that fails."""
     own = r.of(case.name, row)
     if not own or not r.fails(case.name):
         return untestable(figure, claim, case, r)
@@ -20,7 +21,7 @@ def repair(figure: str, claim: str, case: Case, r: Results, row: str) -> Verdict
 
 
 def stable_word(own: Own) -> Word:
-    """Of runs that should not diverge."""
+    """Return the word for runs that should not diverge."""
     if not own:
         return Word.NOT_TESTABLE
     return (
@@ -33,7 +34,7 @@ def stable_word(own: Own) -> Word:
 
 
 def explodes_word(own: Own) -> Word:
-    """Of runs that should diverge."""
+    """Return the word for runs that should diverge."""
     if not own:
         return Word.NOT_TESTABLE
     return (
@@ -46,7 +47,7 @@ def explodes_word(own: Own) -> Word:
 
 
 def untestable(figure: str, claim: str, case: Case, r: Results) -> Verdict:
-    """Where the case does not fail, or the row was not run."""
+    """Return the verdict where the case does not fail, or the row was not run."""
     return verdict(
         figure, claim, case, Word.NOT_TESTABLE, f"the case itself: {times(r.of(case.name, FAILS))}"
     )
@@ -55,7 +56,7 @@ def untestable(figure: str, claim: str, case: Case, r: Results) -> Verdict:
 def verdict(
     figure: str, claim: str, case: Case, word: Word, measured: str, note: str = ""
 ) -> Verdict:
-    """Of one row in one case."""
+    """Return the verdict on one row in one case."""
     return Verdict(
         figure=figure,
         claim=claim,

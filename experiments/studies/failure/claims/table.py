@@ -1,5 +1,6 @@
-"""The paper's ablation table (rows 0 to 10) beside what was measured in every case, and the rules
-that judge it.
+"""The paper's ablation table (rows 0 to 10) beside our measurements in every case.
+
+Here are also the rules that judge it.
 """
 
 from collections.abc import Iterator
@@ -46,55 +47,39 @@ STABLE = {
     "6": "delta from O recomputed in FP32: stable",
     "7": "O in FP32 in the forward: stable",
     "9": "only PV in FP32, output rounded: stable",
-    "10 beta 2": "stabilised softmax, beta 2: stable",
-    "10 beta 7": "stabilised softmax, beta 7: stable",
+    "10 beta 2": "stabilized softmax, beta 2: stable",
+    "10 beta 7": "stabilized softmax, beta 7: stable",
 }
 NOT_RUN = "not run"
 
 
+LARGER = (
+    "not shown here: the paper's model is 12 layers, width 768, context 1024, thousands of steps"
+)
+
+
 def judged(r: Results) -> list[Verdict]:
-    """Every row of the paper in every case, then the controls that it has not."""
+    """Return verdicts on every row of the paper in every case, then on the controls of ours."""
     return [*_zero(r), *_tiles(r), *_layers(r), *_repairs(r), _heads(r), *controls(r)]
 
 
 def _zero(r: Results) -> Iterator[Verdict]:
-    """Rows 0 and 0'."""
+    """Yield the verdicts on rows 0 and 0'."""
     for case in r.scale.cases:
         own = r.of(case.name, FAILS)
         word = Word.AGREES if r.fails(case.name) else Word.UNDECIDED
-        note = (
-            ""
-            if word is Word.AGREES
-            else (
-                "not shown here: the paper's model is 12 layers, width 768, context 1024, thousands"
-                " of steps"
-            )
-        )
-        yield verdict(
-            "0",
-            "BF16 FlashAttention explodes",
-            case,
-            word,
-            f"{times(own)} in {r.scale.steps} steps",
-            note,
-        )
+        note = "" if word is Word.AGREES else LARGER
+        measured = f"{times(own)} in {r.scale.steps} steps"
+        yield verdict("0", "BF16 FlashAttention explodes", case, word, measured, note)
     for case in r.scale.cases:
         exact = r.of(case.name, FP32)
-        yield verdict(
-            "0'",
-            "FP32 attention is stable",
-            case,
-            stable_word(exact),
-            f"{times(exact)} in {r.scale.steps} steps",
-        )
+        measured = f"{times(exact)} in {r.scale.steps} steps"
+        yield verdict("0'", "FP32 attention is stable", case, stable_word(exact), measured)
     for case in r.scale.cases:
         if unfused := r.of(case.name, UNFUSED):
+            measured = f"{times(unfused)}, unfused in BF16"
             yield verdict(
-                "0'",
-                "standard attention is stable",
-                case,
-                stable_word(unfused),
-                f"{times(unfused)}, unfused in BF16",
+                "0'", "standard attention is stable", case, stable_word(unfused), measured
             )
 
 
@@ -113,7 +98,7 @@ def _tiles(r: Results) -> Iterator[Verdict]:
 
 
 def _layers(r: Results) -> Iterator[Verdict]:
-    """Rows 2 to 4: the layer that grows, alone low, alone exact."""
+    """Yield the verdicts on rows 2 to 4: the layer that grows, alone low, alone exact."""
     for case in r.scale.cases:
         if not any(row.startswith("3 ") for row in r.rows(case.name)):
             continue
@@ -156,7 +141,7 @@ def _layers(r: Results) -> Iterator[Verdict]:
 
 
 def suspect(failing: Own) -> tuple[int, int]:
-    """(layer with the largest ||W_Q,h|| before divergence in most runs, in how many)."""
+    """Return the layer with the largest ||W_Q,h|| before divergence in most runs, and how many."""
     votes = np.bincount(
         [int(np.argmax([max(row) for row in run.extra["heads"]])) for run in failing]
     )
@@ -172,7 +157,7 @@ def _counts(r: Results, case: str, start: str) -> str:
 
 
 def _repairs(r: Results) -> Iterator[Verdict]:
-    """Rows 5 to 7, 9 and 10."""
+    """Yield the verdicts on rows 5 to 7, 9 and 10."""
     for row, claim in STABLE.items():
         for case in r.scale.cases:
             if case.name == OTHER_DELTA and row == "5":
@@ -195,7 +180,7 @@ def _repair(r: Results, case: Case, row: str, claim: str) -> Verdict:
 
 
 def _natural(r: Results, case: Case, claim: str) -> Verdict:
-    """Row 5 on qiu-yao as it is: case C against case N."""
+    """Return the verdict on row 5 on qiu-yao unchanged: case C against case N."""
     before, after = r.of(PUBLISHED, FAILS), r.of(OTHER_DELTA, FAILS)
     word = (
         Word.CONTRADICTS
@@ -209,7 +194,7 @@ def _natural(r: Results, case: Case, claim: str) -> Verdict:
 
 
 def _heads(r: Results) -> Verdict:
-    """Row 8 in the case that isolates the paper's mechanism."""
+    """Return the verdict on row 8 in the case that isolates the paper's mechanism."""
     claim = "O in FP32 in the heads with the largest ||W_Q,h||: stable"
     own, least = r.of(AMPLIFIED, LARGEST), r.of(AMPLIFIED, SMALLEST)
     drawn = [

@@ -1,3 +1,1 @@
-"""What is trained: failing cases, rows of the ablation table, sizes, and the trainings that come of
-them.
-"""
+"""What is trained: failing cases, rows of the ablation table, sizes, and the trainings for them."""

@@ -1,11 +1,12 @@
-"""`Case`: a way to make the authors' algorithm fail in a small model, as changes to the preset
-qiu-yao.
+"""`Case`: a way to make the authors' algorithm fail in a small model.
+
+A case is a list of changes to the preset qiu-yao.
 """
 
 from dataclasses import dataclass
 
-BEFORE, AFTER = "PV,AO,O", "OUT"  # events of O before and after its normalisation
-PATH = f"{BEFORE},{AFTER}"  # in the forward; the backward reads OUT
+BEFORE, AFTER = "PV,AO,O", "OUT"  # events of O before and after its normalization
+PATH = f"{BEFORE},{AFTER}"  # the O path of the forward; the backward reads OUT
 SCORES, STATS = "S,SCALED,X", "M,DM,L"
 ALL = "Q,K,V,DO,S,SCALED,M,X,P,DM,L,AO,PV,O,OUT,DQ_OUT,DK_OUT,DV_OUT"  # what is BF16 in qiu-yao
 PUBLISHED, AMPLIFIED, NEAREST, FEWER, OTHER_DELTA, FASTER = "N", "A", "A'", "B", "C", "D"
@@ -13,8 +14,11 @@ PUBLISHED, AMPLIFIED, NEAREST, FEWER, OTHER_DELTA, FASTER = "N", "A", "A'", "B",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """changes: of the preset; bits, mode: of the O path's rounding there; times: the rate, in that
-    of the other cases.
+    """A way to make the algorithm fail.
+
+    changes     changes of the preset
+    bits, mode  the rounding of the O path there
+    times       the rate, as a multiple of that of the other cases
     """
 
     name: str
@@ -31,20 +35,22 @@ class Case:
 
 
 def rounded(bits: int, mode: str) -> str:
-    """p significand bits, the leading one counted, with the exponents of BF16."""
+    """Return a format's name: p significand bits, the leading one included, BF16's exponents."""
     return f"e8m{bits - 1}:{mode}"
 
 
 def published() -> Case:
-    """The preset qiu-yao: the released forward, run eagerly, with a backward in FP32, which that of
-    the code is not (docs/kernels.md).
+    """Return the preset qiu-yao: the released forward, run eagerly, with a backward in FP32.
+
+    The backward of the released code is not in FP32 (docs/kernels.md).
     """
     return Case(name=PUBLISHED, words="qiu-yao as it is: BF16", changes=(), bits=8)
 
 
 def isolated(name: str, bits: int, mode: str) -> Case:
-    """The paper's mechanism alone, amplified: scores and statistics FP32, O rounded more
-    coarsely.
+    """Return the paper's mechanism alone, amplified.
+
+    Scores and statistics are FP32, and O is rounded more coarsely.
     """
     changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
     return Case(
@@ -57,7 +63,7 @@ def isolated(name: str, bits: int, mode: str) -> Case:
 
 
 def fewer(bits: int) -> Case:
-    """The authors' algorithm with fewer bits at every event that they keep in BF16."""
+    """Return the authors' algorithm with fewer bits at every event that they keep in BF16."""
     changes = (f"site={ALL} -> {rounded(bits, 'ties-to-even')}",)
     return Case(
         name=FEWER, words=f"all BF16 events at p\xa0=\xa0{bits}", changes=changes, bits=bits
@@ -65,7 +71,7 @@ def fewer(bits: int) -> Case:
 
 
 def other_delta() -> Case:
-    """BF16, and delta from rowsum(P dP), the paper's own alternative."""
+    """Return BF16 with delta from rowsum(P dP), the paper's own alternative."""
     return Case(
         name=OTHER_DELTA,
         words="BF16, delta\xa0=\xa0rowsum(P\xa0dP)",
@@ -75,7 +81,7 @@ def other_delta() -> Case:
 
 
 def faster(times: float) -> Case:
-    """The preset qiu-yao at a higher learning rate."""
+    """Return the preset qiu-yao at a higher learning rate."""
     return Case(
         name=FASTER,
         words=f"qiu-yao as it is: BF16, {times:g}\xa0times the rate",

@@ -1,5 +1,6 @@
-"""Row 8 of the paper: heads picked by ||W_Q,h|| of the failing run of the same seed, and as many at
-random.
+"""Row 8 of the paper: heads chosen by ||W_Q,h|| of the failing run of the same seed.
+
+As many heads chosen at random are compared with them.
 """
 
 import random
@@ -12,12 +13,14 @@ from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial, of_row
 
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
-SETS = 4  # random ones for each seed
+SETS = 4  # the number of random sets of heads for each seed
 Head = tuple[int, int]  # layer, head
 
 
 def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entry]:
-    """O in FP32 in half of all heads (the paper: 6 of 12 of a layer): for every failing run those
+    """Return the entries with O in FP32 in half of all heads.
+
+    The paper has it so in 6 of the 12 heads of a layer. For every failing run these are the heads
     with the largest ||W_Q,h||, those with the smallest, and random halves.
     """
     found: list[Entry] = []
@@ -38,7 +41,7 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entr
 
 
 def ranked(run: Run[Trial]) -> list[Head]:
-    """All heads, the largest ||W_Q,h|| before divergence first."""
+    """Return all heads, those with the largest ||W_Q,h|| before divergence first."""
     norms = {
         (layer, head): norm
         for layer, row in enumerate(run.extra["heads"])
@@ -48,5 +51,5 @@ def ranked(run: Run[Trial]) -> list[Head]:
 
 
 def exact(head: Head) -> str:
-    """The change that makes the O path of a head FP32."""
+    """Return the change that makes the O path of a head FP32."""
     return f"layer={head[0]} head={head[1]} site={PATH} -> fp32"

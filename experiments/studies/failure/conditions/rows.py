@@ -1,5 +1,6 @@
-"""`Row`: a line of the ablation table, what it changes in a case; rows 0 to 10 are the paper's
-(section 3), the others are controls.
+"""`Row`: a line of the ablation table, and what it changes in a case.
+
+Rows 0 to 10 are the paper's (section 3), the others are controls.
 """
 
 from collections.abc import Iterator
@@ -27,19 +28,21 @@ FAILS, FP32 = "0", "0'"
 UNFUSED = "baseline-bf16"
 # scores rounded twice forward, once backward: they differ unless the scale is a power of two
 ONCE = "baseline-bf16 once"
-ALONE, EXACT = "only", "all but"  # of layers and heads: what is low
+ALONE, EXACT = "only", "all but"  # which layers or heads are low: this one, or all but it
 FACTORS = ("O rounded", "scores", "M, L", "key tiles")
 HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """name: its number or a word, unique in a case; words: what is different; changes: after the
-    case's own.
+    """A line of the ablation table.
 
-    tiles   the context is cut into so many;  search: one of many places tried, with fewer seeds and
-            steps
-    core    also in --quick
+    name     its number or a word, unique in a case
+    words    what is different
+    changes  what is changed, after the case's own changes
+    tiles    into how many tiles the context is cut
+    search   whether it is one of many places tried, with fewer seeds and steps
+    core     whether it is also in --quick
     """
 
     name: str
@@ -51,7 +54,7 @@ class Row:
 
 
 def rows(case: Case, config: Config) -> list[Row]:
-    """All rows of a case but those that need the failing run first (`heads.chosen`)."""
+    """Return all rows of a case but those that need the failing run first (`heads.chosen`)."""
     if case.name == PUBLISHED:
         return [*_base(case), *_as_published()]
     found = [
@@ -69,7 +72,7 @@ def rows(case: Case, config: Config) -> list[Row]:
 
 def _base(case: Case) -> Iterator[Row]:
     yield Row(name=FAILS, words=case.words, core=True)
-    # not the preset fp32: the same executable as the case
+    # changes rather than the preset fp32, so that it shares the executable of the case
     yield Row(name=FP32, words="every event FP32", changes=("-> fp32",), core=True)
 
 
@@ -105,10 +108,10 @@ def _paper(case: Case) -> Iterator[Row]:
         changes=(f"site={BEFORE} -> fp32",),
         core=case.name == AMPLIFIED,
     )
-    yield Row(name="10 beta 2", words="stabilised softmax, beta 2", changes=("-> stabiliser=2",))
+    yield Row(name="10 beta 2", words="stabilized softmax, beta 2", changes=("-> stabiliser=2",))
     if case.name != OTHER_DELTA:
         yield Row(
-            name="10 beta 7", words="stabilised softmax, beta 7", changes=("-> stabiliser=7",)
+            name="10 beta 7", words="stabilized softmax, beta 7", changes=("-> stabiliser=7",)
         )
 
 
@@ -142,9 +145,11 @@ def _controls(case: Case) -> Iterator[Row]:
 
 
 def _shams(case: Case) -> Iterator[Row]:
-    """Errors without bias of about the same RMS: uniform in an ulp for toward zero at p and
-    nearest-even at p - 1, both sqrt(1/3) ulp of p bits; stochastic has sqrt(1/6) ulp of its own
-    bits, 0.7 times nearest-even's of one bit less.
+    """Yield rows with errors without bias of about the same RMS.
+
+    The errors of toward zero at p bits and of nearest-even at p - 1 are both uniform in an ulp,
+    sqrt(1/3) ulp of p bits; stochastic has sqrt(1/6) ulp of its own bits, 0.7 times that of
+    nearest-even with one bit less.
     """
     if case.mode == "toward-zero":
         yield _mode(case.bits - 1, "ties-to-even", core=True)
@@ -181,7 +186,7 @@ def _layers(config: Config) -> Iterator[Row]:
 
 
 def factorial(case: Case) -> Iterator[Row]:
-    """Where O is rounded x scores x statistics x tiles, the rest as qiu-yao has it."""
+    """Yield the rows: where O is rounded x scores x statistics x tiles, the rest as in qiu-yao."""
     for (half, sites), scores, stats, tiles in product(
         HALVES.items(), ("BF16", "FP32"), ("BF16", "FP32"), (1, 4)
     ):
@@ -201,12 +206,12 @@ def factorial(case: Case) -> Iterator[Row]:
 
 
 def cell(half: str, scores: str, stats: str, tiles: int) -> str:
-    """The name of a row of the factorial."""
+    """Return the name of a row of the factorial."""
     return f"cell {half} {scores} {stats} {tiles}"
 
 
 def heads(case: Case, config: Config) -> Iterator[Row]:
-    """Each head alone exact, and each alone low."""
+    """Yield a row for each head alone exact, and for each head alone low."""
     for layer, head in product(range(config.layers), range(config.heads)):
         own, name = f"layer={layer} head={head} site={PATH}", f"head {layer}.{head}"
         yield Row(

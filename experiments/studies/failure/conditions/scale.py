@@ -19,11 +19,12 @@ from roundscope.experiments.train.config import Config
 class Scale:
     """A model, its failing cases, and how long and how often each row runs.
 
-    rate          after `config.warmup` steps it stays, so that a time to divergence does not depend
-                  on the number of steps
-    steps, seeds  of rows; short, few: of rows of searches (layers, heads, the factorial)
-    core          only the rows that the answer needs
-    arms          at most so many in a launch
+    rate          the rate after `config.warmup` steps, which is constant, so that a time to
+                  divergence does not depend on the number of steps
+    steps, seeds  the steps and seeds of rows
+    short, few    those of rows of searches (layers, heads, the factorial)
+    core          whether only the rows that the answer needs are run
+    arms          the largest number of arms in a launch
     """
 
     name: str

@@ -1,6 +1,4 @@
-"""`Trial`: one training; which rows of the table need which, and which trials run in one
-executable.
-"""
+"""`Trial`: one training; which trials the rows of the table need, and which share an executable."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -21,8 +19,12 @@ from roundscope.experiments.train.settings import Arm, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """changes: of preset qiu-yao, in the trainer's words; tiles: parts of the context; seed: of
-    weights, batches; times: `Case.times`.
+    """One training.
+
+    changes  changes of the preset qiu-yao, in the trainer's words
+    tiles    the number of parts of the context
+    seed     the seed of weights and batches
+    times    `Case.times`
     """
 
     changes: tuple[str, ...]
@@ -34,9 +36,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A trial in its place: the case's and the row's names.
+    """A trial in its place: the names of its case and row.
 
-    Several entries may share a trial, or trials that are the same arithmetic.
+    Several entries may share a trial, or have trials that are the same arithmetic.
     """
 
     case: str
@@ -45,12 +47,12 @@ class Entry:
 
 
 def chosen_rows(scale: Scale, case: Case) -> list[Row]:
-    """The rows of a case that a scale runs."""
+    """Return the rows of a case that a scale runs."""
     return [row for row in rows(case, scale.config) if row.core or not scale.core]
 
 
 def entries(scale: Scale) -> list[Entry]:
-    """All that runs whatever comes out."""
+    """Return all entries that are run whatever the results are."""
     return [
         entry
         for case in scale.cases
@@ -60,8 +62,8 @@ def entries(scale: Scale) -> list[Entry]:
 
 
 def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = None) -> list[Entry]:
-    """The entries of a row, one for each seed."""
-    steps, own = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
+    """Return the entries of a row, one for each seed."""
+    steps, usual = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
     changes = (*case.changes, *row.changes)
     return [
         Entry(
@@ -69,12 +71,12 @@ def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = Non
             row=row.name,
             trial=Trial(changes=changes, tiles=row.tiles, steps=steps, seed=seed, times=case.times),
         )
-        for seed in (own if seeds is None else seeds)
+        for seed in (usual if seeds is None else seeds)
     ]
 
 
 def config_of(scale: Scale, trial: Trial) -> Config:
-    """The config of a trial's executable."""
+    """Return the config of a trial's executable."""
     c = scale.config
     return replace(
         c,
@@ -87,12 +89,12 @@ def config_of(scale: Scale, trial: Trial) -> Config:
 
 
 def rate_of(scale: Scale, trial: Trial) -> float:
-    """The learning rate after warm-up."""
+    """Return the learning rate after the warm-up."""
     return scale.rate * trial.times
 
 
 def key(scale: Scale, trial: Trial) -> str:
-    """The name of a run: of all that decides it but versions and device.
+    """Return the key of a run: of all that decides it but versions and device.
 
     Two ways to write one plan have one key.
     """
@@ -107,15 +109,15 @@ def key(scale: Scale, trial: Trial) -> str:
 
 @lru_cache(4096)
 def _plans(config: Config, changes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Of a trial, whatever its seed, as plain data without names."""
+    """Return the plans of a trial, whatever its seed, as plain data without names."""
     plans = described(plans_of(config, changes))
-    for own in plans:
-        own["plan"].pop("name")
+    for each in plans:
+        each["plan"].pop("name")
     return plans
 
 
 def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
-    """Trials of equally many steps and tiles as arms of one run."""
+    """Return trials of equally many steps and tiles as arms of one run."""
     arms = [
         Arm(name=str(i), changes=t.changes, lr=rate_of(scale, t), seed=t.seed)
         for i, t in enumerate(trials)
@@ -124,8 +126,10 @@ def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
 
 
 def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Trials by executable: same steps, tiles and structure; long lists in equal parts, the last
-    filled up with its first, so that all parts share a compilation.
+    """Return trials by executable: the same steps, tiles and structure of plans.
+
+    Long lists are cut into equal parts, the last of which is filled up with its first trials, so
+    that all parts share a compilation.
     """
     alike: dict[tuple[int, int], list[Trial]] = {}
     for trial in {key(scale, t): t for t in trials}.values():
@@ -136,15 +140,16 @@ def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
 
 @lru_cache(64)
 def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
-    """Trials of equally many steps and tiles by their plans' structure, which the changes alone
-    decide.
+    """Return trials of equally many steps and tiles by the structure of their plans.
+
+    The changes alone decide that structure.
     """
     firsts = list({t.changes: t for t in trials}.values())
-    found = []
+    groups = []
     for arms in numbers(settings_of(scale, firsts)):
-        own = {firsts[i].changes for i in arms}
-        found.append([t for t in trials if t.changes in own])
-    return found
+        alike = {firsts[i].changes for i in arms}
+        groups.append([t for t in trials if t.changes in alike])
+    return groups
 
 
 def _parts(group: Sequence[Trial], most: int) -> list[list[Trial]]:

@@ -1,1 +1,1 @@
-"""The pictures of runs that diverged and of what foretold it."""
+"""The pictures of runs that diverged, and of what preceded it."""

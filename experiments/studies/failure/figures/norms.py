@@ -16,7 +16,7 @@ from roundscope.experiments.studies.framework.figures.series import CALM, INK, L
 
 
 def norms(r: Results) -> Figure:
-    """Largest ||W_Q|| along the runs of each case: itself, its repair, and FP32."""
+    """Draw the largest ||W_Q|| along the runs of each case: itself, its repair, and FP32."""
     failing = [case for case in r.scale.cases if r.of(case.name, FAILS)]
     figure, axes = canvas(2.6, 1, len(failing), sharey=True)
     styles = {

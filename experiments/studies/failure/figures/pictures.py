@@ -28,7 +28,7 @@ FIGURES = (
         title="Which rounding of O, and does the rest matter?",
         draw=shares.factorial,
         caption=(
-            "O is rounded before its normalisation (PV, AO, O), after (OUT), or both; S, "
+            "O is rounded before its normalization (PV, AO, O), after (OUT), or both; S, "
             "SCALED, X (scores) and M, DM, L in BF16 or FP32."
         ),
     ),

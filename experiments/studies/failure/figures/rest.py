@@ -11,11 +11,14 @@ from roundscope.experiments.studies.failure.drift import drift, share, steady
 from roundscope.experiments.studies.failure.results import Own, Results
 from roundscope.experiments.studies.framework.figures.series import CALM, INK, LETHAL, canvas
 
-NONE = 1e-9  # where a drift of 0 is drawn
+NONE = 1e-9  # the place at which a drift of 0 is drawn
 
 
 def drifts(r: Results) -> Figure | None:
-    """Every run: its drift by case; and size against steadiness. None where no look was taken."""
+    """Draw every run: its drift by case, and its size against its steadiness.
+
+    None where no look was taken.
+    """
     if not any(split(r)):
         return None
     figure, axes = canvas(3.6, 1, 2)

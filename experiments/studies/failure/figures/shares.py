@@ -1,5 +1,6 @@
-"""Heat maps of the share of runs that diverged: rows x cases, layers x heads, the cells of the
-factorial.
+"""Heat maps of the share of runs that diverged.
+
+They show rows x cases, layers x heads, and the cells of the factorial.
 """
 
 import math
@@ -32,8 +33,8 @@ LINES = {  # row or mode -> words, in the picture's order
     "6": "6   delta from O in FP32",
     "7": "7   O path in FP32",
     "9": "9   PV in FP32, output rounded",
-    "10 beta 2": "10  stabilised, beta 2",
-    "10 beta 7": "10  stabilised, beta 7",
+    "10 beta 2": "10  stabilized, beta 2",
+    "10 beta 7": "10  stabilized, beta 7",
     "centred": "delta = rowsum(P dP) / rowsum(P)",
     "scores": "scores, m, l in FP32",
     "same scores": "backward's scores as forward's",
@@ -52,7 +53,7 @@ LINES = {  # row or mode -> words, in the picture's order
 
 
 def opening(r: Results) -> Figure:
-    """Rows x cases: the share of runs that diverged, k/n and the median step."""
+    """Draw rows x cases: the share of runs that diverged, k/n and the median step."""
     cases = r.scale.cases
     table = {
         (line(row, c.bits), c.name): r.of(c.name, row) for c in cases for row in r.rows(c.name)
@@ -68,14 +69,13 @@ def opening(r: Results) -> Figure:
         fontsize=8.5,
     )
     ax.xaxis.tick_top()
-    ax.axhline(
-        sum(name[0].isdecimal() for name in lines) - 0.5, color=INK, lw=0.8
-    )  # above: the paper's rows
+    papers = sum(name[0].isdecimal() for name in lines)  # the paper's rows stand above the line
+    ax.axhline(papers - 0.5, color=INK, lw=0.8)
     return figure
 
 
 def line(row: str, bits: int) -> str:
-    """The line of LINES that a row is drawn in."""
+    """Return the line of LINES that a row is drawn in."""
     name, _, own = row.rpartition(" ")
     if not own.isdecimal() or name not in LINES:
         return row
@@ -83,7 +83,7 @@ def line(row: str, bits: int) -> str:
 
 
 def _broken(words: str, columns: int) -> str:
-    """In lines as long as fit above one of so many columns."""
+    """Return words broken into lines that fit above one of so many columns."""
     letters = 90 // max(columns, 5)
     if max(map(len, words.split(" "))) > letters:
         words = words.replace("=\xa0", "= ")
@@ -91,7 +91,7 @@ def _broken(words: str, columns: int) -> str:
 
 
 def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
-    """A heat map of the share that diverged; empty where nothing was run."""
+    """Draw a heat map of the share that diverged; a cell is empty where nothing was run."""
     share = np.array(
         [[diverged(runs) / len(runs) if runs else math.nan for runs in row] for row in own]
     )
@@ -115,12 +115,12 @@ def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
 
 
 def _cell(runs: Own) -> str:
-    seen = [run.diverged for run in runs if run.diverged is not None]
-    return f"{len(seen)}/{len(runs)}" + (f"  at {np.median(seen):.0f}" if seen else "")
+    steps = [run.diverged for run in runs if run.diverged is not None]
+    return f"{len(steps)}/{len(runs)}" + (f"  at {np.median(steps):.0f}" if steps else "")
 
 
 def places(r: Results) -> Figure | None:
-    """Layers x heads of case A: O low in one head only, and FP32 in one head only.
+    """Draw layers x heads of case A: O low in one head only, and FP32 in one head only.
 
     None where it was not run.
     """
@@ -145,28 +145,23 @@ def places(r: Results) -> Figure | None:
 
 
 def factorial(r: Results) -> Figure | None:
-    """Where O is rounded x scores x statistics (rows), tiles (columns), a panel for each case.
+    """Draw where O is rounded x scores x statistics (rows), tiles (columns), a panel for each case.
 
     None where it was not run.
     """
-    found = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
-    if not found:
+    cases = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
+    if not cases:
         return None
     lines = list(product(HALVES, ("BF16", "FP32"), ("BF16", "FP32")))
-    figure, axes = canvas(1.0 + 0.27 * len(lines), 1, len(found), sharey=True)
-    for ax, case in zip(axes[0], found, strict=True):
-        cells(
-            ax,
-            [
-                [r.of(case.name, cell(half, scores, stats, tiles)) for tiles in (1, 4)]
-                for half, scores, stats in lines
-            ],
-        )
-        ax.set_title(
-            f"{case.name}: O {case.path.partition(':')[2]}, p = {case.bits}",
-            fontsize=9.5,
-            loc="left",
-        )
+    figure, axes = canvas(1.0 + 0.27 * len(lines), 1, len(cases), sharey=True)
+    for ax, case in zip(axes[0], cases, strict=True):
+        runs = [
+            [r.of(case.name, cell(half, scores, stats, tiles)) for tiles in (1, 4)]
+            for half, scores, stats in lines
+        ]
+        cells(ax, runs)
+        title = f"{case.name}: O {case.path.partition(':')[2]}, p = {case.bits}"
+        ax.set_title(title, fontsize=9.5, loc="left")
         ax.set_xticks((0, 1), ("one key tile", "4 key tiles"), fontsize=9)
     axes[0, 0].set_yticks(
         range(len(lines)),

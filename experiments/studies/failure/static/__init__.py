@@ -1,3 +1,4 @@
-"""Consequences of rounding that need no training: row sums, ties, shifts and orders in arXiv
-2510.04212.
+"""Consequences of rounding in arXiv 2510.04212 that need no training.
+
+They concern row sums, ties, shifts and orders of operations.
 """

@@ -1,5 +1,6 @@
-"""The paper's example in bits: two unit weights and a residual, by emulation and by rational
-numbers.
+"""The paper's example in bits: two unit weights and a residual.
+
+It is computed by emulation and with rational numbers.
 """
 
 from fractions import Fraction
@@ -11,13 +12,14 @@ from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 FIGURE = "3.3, bits"
 V, RESIDUAL = (-2.40625, -2.296875), -0.000865459442139  # PAPERS 1.4
-SUM, ROUNDED, ERROR = -4.703990459442139, -4.71875, -0.014759540557861328  # as printed
+SUM, ROUNDED, ERROR = -4.703990459442139, -4.71875, -0.014759540557861328  # as the paper prints
 BITS = 8  # p of BF16
 
 
 def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
-    """x rounded to that many significand bits, ties to even or away from zero: by definition, in
-    rational numbers.
+    """Return x rounded to so many significand bits, by definition, in rational numbers.
+
+    Ties go to even or away from zero.
     """
     ulp = Fraction(1)
     while abs(x) >= ulp * 2**bits:
@@ -30,7 +32,7 @@ def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
 
 
 def judged() -> list[Verdict]:
-    """Both versions of the example."""
+    """Return verdicts on both versions of the example."""
     return [_with_residual(), _without(), _tie_rule()]
 
 
@@ -71,7 +73,7 @@ def _without() -> Verdict:
 
 
 def _tie_rule() -> Verdict:
-    """The sum of the example is a tie whatever the residual leaves: what the sticky bit decides."""
+    """Return the verdict on the tie rule: the example's sum is a tie, decided by the sticky bit."""
     total = sum(map(Fraction, V), Fraction(0))
     sides = {sign: nearest(total + sign * Fraction(RESIDUAL), BITS) - total for sign in (1, -1)}
     half = abs(sides[1])

@@ -1,10 +1,9 @@
-"""What the clamp of the released repair does: the cases of PAPERS 1.7-A, with the clamp, with a
-smaller one, without, and ours.
+"""What the clamp of the released repair does, in the cases of PAPERS 1.7-A.
 
-A tied row's maximum moves by  shift = (beta - 1) r_m  (by -r_m where r_m < 0), so its row sum is
-                               about 2 e^-shift. From 1e-10 on,
-shift = 23.03, the clamp is the row sum: the row's output, and P in its backward, are scaled towards
-0.
+They are computed with the clamp, with a smaller one, without any, and with our stabilizer. A tied
+row's maximum moves by shift = (beta - 1) r_m (by -r_m where r_m < 0), so its row sum is about 2
+e^-shift. Where that is below 1e-10, from a shift of 23.03 on, the clamp is the row sum: the row's
+output, and P in its backward, are scaled toward 0.
 """
 
 import math
@@ -18,26 +17,29 @@ from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 FIGURE = "Alg. 1, code"
 T, FEATURES, VALUES = 1024, 64, 32
-WRONG = 1e-3  # |error| of an output entry
+WRONG = 1e-3  # the |error| of an output entry from which its row counts as wrong
 LIMIT = -math.log(CLAMP)  # 23.03
 CLAMPS = (CLAMP, 1e-30, 0.0)
 TIED = ((5.0, 2.0), (5.0, 7.0), (12.0, 7.0), (20.0, 2.0), (30.0, 2.0))  # (r_m, beta)
-LOW = -30.0  # all scores, nothing planted
+LOW = -30.0  # the mean of all scores where nothing is planted
+# how many rows are wrong, PAPERS 1.7-A
 TABLE = {
     (5.0, 2.0): 0,
     (5.0, 7.0): 1023,
     (12.0, 7.0): 1023,
     (20.0, 2.0): 1023,
     (30.0, 2.0): 1023,
-}  # rows wrong, PAPERS 1.7-A
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One case: wrong rows by (clamp, masked tiles skipped), and with our stabiliser; of the
-    clamped run, what is left of tied rows.
+    """One case.
 
-    left     median over tied rows of |out| / |softmax|, 1 untouched, 0 gated out
+    wrong    wrong rows by (clamp, whether masked tiles are skipped)
+    ours     wrong rows with our stabilizer
+    left     median over tied rows of |out| / |softmax| in the clamped run: 1 is untouched, 0 is
+             gated out
     to_gate  rms distance of the clamped output to that with the tied rows' P set to 0, over its
              distance to softmax
     """
@@ -51,8 +53,9 @@ class Outcome:
 
 
 def inputs(top: float, *, planted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k (T, FEATURES), v: scores about N(0, 0.81^2) at scale 1 / 8; keys 0 and 1 at `top` for
-    all queries, or all scores about `top`.
+    """Return q, k (T, FEATURES) and v, with scores about N(0, 0.81^2) at scale 1 / 8.
+
+    Keys 0 and 1 have the score `top` for all queries if planted, else all scores are near `top`.
     """
     rng = np.random.Generator(np.random.Philox(key=17))
     q, k = 0.9 * rng.standard_normal((2, T, FEATURES))
@@ -64,7 +67,7 @@ def inputs(top: float, *, planted: bool) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def outcome(top: float, beta: float, *, planted: bool = True) -> Outcome:
-    """Everything of one case."""
+    """Return everything that is measured of one case."""
     q, k, v = inputs(top, planted=planted)
     s = q @ k.T / 8.0
     exact = softmax(s, v)
@@ -81,7 +84,7 @@ def outcome(top: float, beta: float, *, planted: bool = True) -> Outcome:
     clamped = runs[CLAMP, False]
     sham = np.where(clamped.tied[:, None], 0.0, exact)
 
-    def distance(a, b):
+    def distance(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.sqrt(((a - b) ** 2).mean()))
 
     size = np.linalg.norm(clamped.out, axis=1) / np.linalg.norm(exact, axis=1)
@@ -97,7 +100,7 @@ def outcome(top: float, beta: float, *, planted: bool = True) -> Outcome:
 
 
 def outcomes() -> list[Outcome]:
-    """The table of 1.7-A: tied rows, then scores about -30 with both beta."""
+    """Return the table of 1.7-A: tied rows, then scores near -30 with both values of beta."""
     return [
         *(outcome(top, beta) for top, beta in TIED),
         *(outcome(LOW, beta, planted=False) for beta in (2.0, 7.0)),
@@ -105,16 +108,17 @@ def outcomes() -> list[Outcome]:
 
 
 def left_of(shift: np.ndarray, clamp: float = CLAMP) -> np.ndarray:
-    """What is left of a row of two tied scores in the first of two tiles: 2 e^-shift over the
-    clamped row sum.
+    """Return what is left of a row of two tied scores in the first of two tiles.
+
+    It is 2 e^-shift over the clamped row sum.
     """
-    own = 2.0 * np.exp(-shift)
-    total: np.ndarray = np.maximum(own, clamp) + clamp
-    return own / total
+    row: np.ndarray = 2.0 * np.exp(-shift)
+    left: np.ndarray = row / (np.maximum(row, clamp) + clamp)
+    return left
 
 
 def judged(found: list[Outcome]) -> list[Verdict]:
-    """The table, its cause, and what it is like."""
+    """Return verdicts on the table, on its cause, and on what it amounts to."""
     planted, low = found[: len(TIED)], found[len(TIED) :]
     return [_table(planted), _low(low), _without(found), _ours(found), _gate(planted)]
 
@@ -168,7 +172,7 @@ def _without(found: list[Outcome]) -> Verdict:
 def _ours(found: list[Outcome]) -> Verdict:
     wrong = sum(o.ours for o in found)
     return _verdict(
-        "ours: the stabiliser without a clamp is softmax",
+        "ours: the stabilizer without a clamp is softmax",
         "plan exact, all cases",
         wrong == 0,
         f"{wrong} rows wrong",

@@ -1,5 +1,6 @@
-"""The clamp of the released repair as a picture: what it leaves of a tied row, and where tied rows
-are.
+"""The clamp of the released repair as a picture: what it leaves of a tied row.
+
+It also shows where tied rows are.
 """
 
 import numpy as np
@@ -13,12 +14,13 @@ from roundscope.experiments.trace.plots import INK, QUIET, UP
 
 ROWS, BUCKET = 32, 16
 SHIFTS = np.arange(2.0, 41.0, 2.0)
-LEAST = 1e-4  # of the right axis: smaller shifts stand there
+LEAST = 1e-4  # the lower end of the right axis, at which smaller shifts are drawn
 
 
 def left_over(shift: float, beta: float) -> float:
-    """|out| / |softmax| of tied rows that the released repair moves by `shift`, of a small call in
-    two tiles.
+    """Return |out| / |softmax| of tied rows that the released repair moves by `shift`.
+
+    It is computed with a small call in two tiles.
     """
     rng = np.random.Generator(np.random.Philox(key=3))
     s, v = np.full((ROWS, ROWS), -60.0), rng.standard_normal((ROWS, 4))
@@ -28,16 +30,16 @@ def left_over(shift: float, beta: float) -> float:
 
 
 def picture(found: list[Tied]) -> Figure:
-    """Left: output of a tied row against its shift; right: shifts of tied rows in real tensors and
-    trainings.
+    """Draw the output of a tied row against its shift, and the shifts of tied rows.
+
+    The latter are those of real tensors and of trainings.
     """
     figure, ((left, right),) = canvas(3.5, 1, 2)
     line = np.linspace(0.0, 42.0, 400)
     left.plot(line, left_of(line), color=QUIET, lw=1.4, label="formula")
     for beta, colour, marker in zip(BETAS, COLOURS, MARKERS, strict=False):
-        look = (
-            {"ms": 8.0, "mfc": "white"} if beta == BETAS[0] else {"ms": 4.0}
-        )  # one within the other
+        # the markers of one beta are drawn within those of the other
+        look = {"ms": 8.0, "mfc": "white"} if beta == BETAS[0] else {"ms": 4.0}
         left.plot(
             SHIFTS,
             [left_over(x, beta) for x in SHIFTS],

@@ -1,9 +1,9 @@
-"""The closed form of the bias: k unit weights and a small residual, rounded once, in any format;
-and where it ends.
+"""The closed form of the bias, and where it ends.
 
-V are p-bit numbers drawn from [1, 2), u = ulp(V), the residual r is drawn from (0, u / 8). The sum
-of k of V is a whole number of u, its ulp is 2^j u, j = log2 k. One in 2^j sums is a tie, all others
-cancel in pairs; r sends every tie away from zero, so
+k unit weights and a small residual are summed and rounded once, in any format. V are p-bit numbers
+drawn from [1, 2), u = ulp(V), and the residual r is drawn from (0, u / 8). The sum of k of V is a
+whole number of u, and its ulp is 2^j u with j = log2 k. One in 2^j sums is a tie, all others cancel
+in pairs; r sends every tie away from zero, so
 
     mean error = u / 2 - mean r          whatever k and whatever the format (PAPERS 1.8)
 """
@@ -19,19 +19,17 @@ from roundscope.emu.rounding.modes import RoundingMode
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2")
-TERMS, OTHERS = (2, 4), (3, 8)  # k
-LARGEST = 1 / 8  # of r, in u
-REST = LARGEST / 2  # its mean
-TINY = 2.0**-10  # the largest, in ulps of the result, for weights whose products fill the ulp
+TERMS, OTHERS = (2, 4), (3, 8)  # values of k
+LARGEST = 1 / 8  # the largest r, in u
+REST = LARGEST / 2  # the mean of r, in u
+TINY = 2.0**-10  # the largest r in ulps of the result, for weights whose products fill the ulp
 SEEDS, DRAWS = 8, 12_500
 Error = Callable[[str, int, np.random.Generator], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One case: its words, what the formula says (in ulps) and what was measured, by (format,
-    k).
-    """
+    """One case: its words, the formula's value in ulps and the measurement, by (format, k)."""
 
     words: str
     formula: dict[tuple[str, int], float]
@@ -39,7 +37,7 @@ class Line:
 
 
 def units(f: str, k: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
-    """(sums of k numbers of the format in [1, 2), residuals, u)."""
+    """Return sums of k numbers of the format in [1, 2), residuals, and u."""
     p = format_named(f).precision
     u = 2.0 ** (1 - p)
     total = k + u * rng.integers(0, 2 ** (p - 1), (DRAWS, k)).sum(1)
@@ -47,7 +45,7 @@ def units(f: str, k: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
 
 
 def rounded_once(sign: int, mode: RoundingMode = RoundingMode.TIES_TO_EVEN) -> Error:
-    """Errors of one rounding of the sum and sign x residual, in ulps of V."""
+    """Return the errors of one rounding of the sum plus sign x residual, in ulps of V."""
 
     def error(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
         total, r, u = units(f, k, rng)
@@ -58,13 +56,13 @@ def rounded_once(sign: int, mode: RoundingMode = RoundingMode.TIES_TO_EVEN) -> E
 
 
 def halves(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The same with weights of 1/2: the numbers are u / 2 apart. In ulps of the result."""
+    """Return the same with weights of 1/2, in ulps of the result: the numbers are u / 2 apart."""
     total, r, _ = units(f, k, rng)
     return _ulps(total / 2 + r, f)
 
 
 def fractions(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Weights of the format, uniform in (0, 1); in ulps of the result."""
+    """Return the errors with weights of the format, uniform in (0, 1); in ulps of the result."""
     p = format_named(f).precision
     u = 2.0 ** (1 - p)
     w = np.minimum(round_to(rng.uniform(2.0**-6, 1.0, (DRAWS, k)), f), 1.0 - u / 2)
@@ -74,8 +72,9 @@ def fractions(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def normalised(times: float) -> Error:
-    """The order of production kernels: divided by the row sum, then rounded; the residual's V is
-    `times` the mean of the others.
+    """Return the errors in the order of production kernels: divided by the row sum, then rounded.
+
+    The residual's V is `times` the mean of the others.
     """
 
     def error(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -92,7 +91,7 @@ def _ulps(x: np.ndarray, f: str) -> np.ndarray:
 def measured(
     words: str, error: Error, formula: Callable[[int], float], terms: tuple[int, ...] = TERMS
 ) -> Line:
-    """The mean error over draws, with seeds as repeats."""
+    """Return the mean error over draws, with seeds as repeats."""
     found = {}
     for i, f in enumerate(FORMATS):
         for k in terms:
@@ -109,16 +108,16 @@ def measured(
 
 
 def lines() -> list[Line]:
-    """Every case of PAPERS 1.8.
+    """Return every case of PAPERS 1.8.
 
-    `shift`: of the mean, in ulps, by which the residual moves the quotient: w (times - 1) mean V /
-    k.
+    The residual moves the quotient by w (times - 1) mean V / k; `shift` is the mean of that in
+    ulps.
     """
 
-    def shift(times):
+    def shift(times: float) -> float:
         return REST * (times - 1.0) * 1.5 / 2
 
-    def normalised_form(times):
+    def normalised_form(times: float) -> Callable[[int], float]:
         return lambda k: float(np.sign(times - 1.0)) / 4 - shift(times)
 
     return [
@@ -131,7 +130,7 @@ def lines() -> list[Line]:
         measured("random weights below 1", fractions, lambda k: 0.0),
         *(
             measured(
-                f"normalised first, residual V = {t:g} mean",
+                f"normalized first, residual V = {t:g} mean",
                 normalised(t),
                 normalised_form(t),
                 (2,),

@@ -14,7 +14,7 @@ from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import INK
 
 FIGURE = "Claim 3"
-NEAR = 0.03  # ulps about the formula that count as equal to it
+NEAR = 0.03  # ulps: a mean within this of the formula counts as equal to it
 SIZES = f"{SEEDS} x {DRAWS} draws"
 CLAIMS = (
     "k unit weights and a same-sign residual: half an ulp of V, any format",
@@ -45,7 +45,7 @@ NOTES = {
 
 
 def judged(found: list[Line]) -> list[Verdict]:
-    """One verdict a case; the last three cases are one claim."""
+    """Return one verdict for each case; the last three cases are one claim."""
     first = [
         _verdict(claim, line, 0.0 if "Remark" in claim else None)
         for claim, line in zip(CLAIMS, found, strict=False)
@@ -54,7 +54,7 @@ def judged(found: list[Line]) -> list[Verdict]:
 
 
 def _words(line: Line, claimed: float | None = None) -> list[Word]:
-    """By format and k: whether the measured mean is what the formula (or a claimed number) says."""
+    """Return, by format and k, whether the measured mean is the formula's (or a claimed number)."""
     wanted = {at: line.formula[at] if claimed is None else claimed for at in line.found}
     return [judge(e, (wanted[at] - NEAR, wanted[at] + NEAR)) for at, e in line.found.items()]
 
@@ -97,7 +97,7 @@ def _of_several(claim: str, found: list[Line]) -> Verdict:
 
 
 def picture(found: list[Line]) -> Figure:
-    """Formula and measured means, by case and format."""
+    """Draw the formula and the measured means, by case and format."""
     figure, ((ax,),) = canvas(4.2)
     for y, line in enumerate(found):
         formula = next(iter(line.formula.values()))

@@ -1,13 +1,13 @@
-"""Before or after: does the sign of the output's bias follow the common sign of V, or residual V
-minus main V?
+"""Does the sign of the output's bias follow the common sign of V, or residual V minus main V?
 
-Two keys share the maximum, so both P are 1; a third has P = e^-8 to e^-10 and the V  c x mean of
-                                        the first two. All V < 0.
+That depends on whether the output is rounded before or after it is normalized. Two keys share the
+maximum, so both P are 1; a third has P = e^-8 to e^-10, and its V is c x the mean of the first two.
+All V are negative.
 
-    qiu-yao     rounds  V1 + V2 + P3 V3          the residual has V's sign: each tie goes away from
-                zero, O leaves too low
-    fa2-bf16    rounds (V1 + V2 + P3 V3) / (2 + P3): beside (V1 + V2) / 2 it lies by P3 (V3 - mean)
-                / 2, so c - 1 decides
+    qiu-yao     rounds  V1 + V2 + P3 V3: the residual has V's sign, each tie goes away from zero,
+                and O is too low
+    fa2-bf16    rounds (V1 + V2 + P3 V3) / (2 + P3): beside (V1 + V2) / 2 it lies by
+                P3 (V3 - mean) / 2, so the sign of c - 1 decides
 """
 
 from dataclasses import dataclass
@@ -24,23 +24,24 @@ from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import INK
 
 PLANS = {"qiu-yao": "rounded, then divided", "fa2-bf16": "divided, then rounded"}
-TIMES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)  # c
+TIMES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)  # values of c
 HEADS, ROWS, FEATURES = 32, 16, 64  # heads are the repeats; V is drawn for each
 NEAREST, FARTHEST = 8.0, 10.0  # gaps of the third key below the other two
-QUARTER = 0.25  # ulps: half of the sums are ties, each goes half an ulp
+QUARTER = 0.25  # ulps: half of the sums are ties, and each of those moves by half an ulp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Mean of  OUT - exact output  in ulps of BF16, by plan and c; negative is away from zero, for
-    all V < 0.
+    """The mean of OUT - exact output in ulps of BF16, by plan and c.
+
+    All V are negative, so below 0 is away from zero.
     """
 
     found: dict[tuple[str, float], Estimate]
 
 
 def inputs(times: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v (1, T, N, H) of BF16 numbers: scores 0, 0 and -gap exactly (scale 1)."""
+    """Return q, k, v (1, T, N, H) of BF16 numbers, with scores of 0, 0 and -gap (scale 1)."""
     rng = np.random.Generator(np.random.Philox(key=5))
     q = np.zeros((1, ROWS, HEADS, FEATURES))
     q[..., 0] = -round_to(rng.uniform(NEAREST, FARTHEST, (1, ROWS, HEADS)), "bf16")
@@ -53,7 +54,7 @@ def inputs(times: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def measure() -> Order:
-    """Every plan and c; the exact output from the same numbers."""
+    """Measure every plan and c; the exact output is computed from the same numbers."""
     found = {}
     for times in TIMES:
         qkv = inputs(times)
@@ -67,7 +68,7 @@ def measure() -> Order:
 
 
 def judged(o: Order) -> list[Verdict]:
-    """The paper's argument under both orders, and what replaces it."""
+    """Return verdicts on the paper's argument under both orders, and on what replaces it."""
     return [_paper(o, "qiu-yao"), _paper(o, "fa2-bf16"), _ours(o)]
 
 
@@ -86,7 +87,7 @@ def _paper(o: Order, plan: str) -> Verdict:
         note=(
             ""
             if word is Word.AGREES
-            else "on residual V against main V: the argument holds for round-before-normalise only"
+            else "on residual V against main V: the argument holds for round-before-normalize only"
         ),
     )
 
@@ -122,7 +123,7 @@ def _shown(o: Order, plan: str) -> str:
 
 
 def picture(o: Order) -> Figure:
-    """Bias against c, for both orders."""
+    """Draw the bias against c, for both orders."""
     figure, ((ax,),) = canvas(3.2)
     for (name, words), colour, marker in zip(PLANS.items(), COLOURS, MARKERS, strict=False):
         own = [o.found[name, t] for t in TIMES]

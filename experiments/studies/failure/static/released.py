@@ -1,9 +1,8 @@
-"""The released repair of arXiv 2510.04212 as a plain function: its stabilised softmax, clamp
-included, in binary64.
+"""The released repair of arXiv 2510.04212 as a plain function: its stabilized softmax.
 
-attention.py of the paper's repository at 30ef021, STABLE=1 (36957f9 has beta = 7), with no rounding
-but binary64's, so that what deviates from softmax here is the algorithm's own doing. Letters as
-there: r_m, r_s of a tile, m, l, O of a row.
+The clamp is included. It is attention.py of the paper's repository at 30ef021 with STABLE=1
+(36957f9 has beta = 7), in binary64, so that what deviates from softmax here is due to the algorithm
+alone. Letters are as there: r_m, r_s of a tile, m, l, O of a row.
 """
 
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ import numpy as np
 CLAMP = 1e-10  # EPSILON of the code: the least that a tile adds to the row sum
 BUCKET = 512  # queries and keys of a tile, as released
 GAP = 1e-3  # scores closer to the maximum than this count as equal to it
-MASKED = (
-    -3.3895313892515355e38
-)  # what a masked score is set to, minus the largest BF16 number: it takes part in maxima and ties
+# what a masked score is set to, minus the largest BF16 number: it takes part in maxima and ties
+MASKED = -3.3895313892515355e38
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """Output (T, H), L = m + ln l (T,), and the rows (T,) in which a tile counted several scores at
-    its maximum, masked ones left out.
+    """The output (T, H), L = m + ln l (T,), and the rows (T,) that count as tied.
+
+    A row is tied if a tile counted several scores at its maximum, masked ones left out.
     """
 
     out: np.ndarray
@@ -38,10 +37,10 @@ def released(
     skip_masked: bool = False,
     bucket: int = BUCKET,
 ) -> Released:
-    """The forward on causal scores s (T, T) with v (T, H), float64.
+    """Return the forward on causal scores s (T, T) with v (T, H), float64.
 
-    skip_masked: leave out tiles in which no query sees a key, as kernels do; the code computes
-    them.
+    skip_masked   whether to leave out tiles in which no query sees a key, as kernels do; the
+                  released code computes them
     """
     t = s.shape[0]
     seen = np.tri(t, dtype=bool)
@@ -68,7 +67,7 @@ def _tile(
     beta: float,
     clamp: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """One tile: (m, l, O, which rows have several scores at the maximum)."""
+    """Return (m, l, O, which rows have several scores at the maximum) after one tile."""
     r_m = s.max(1)
     several = (s >= r_m[:, None] - GAP).sum(1) > 1  # r_s > 1
     r_m = np.where(several & (r_m > 0.0), beta * r_m, r_m)
@@ -79,7 +78,7 @@ def _tile(
 
 
 def softmax(s: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal softmax(s) v, (T, H)."""
+    """Return causal softmax(s) v, (T, H)."""
     s = np.where(np.tri(s.shape[0], dtype=bool), s, -np.inf)
     p = np.exp(s - s.max(1, keepdims=True))
     out: np.ndarray = p @ v / p.sum(1, keepdims=True)

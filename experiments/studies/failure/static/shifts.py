@@ -1,11 +1,9 @@
-"""How far the released repair would move tied rows, in real tensors and in trainings: past the
-clamp, or not at all?
+"""How far the released repair would move tied rows, in real tensors and in trainings.
 
-Scores as the released code has them, in BF16; a row is tied if several of them are at least  r_m -
-                                        1e-3  (in BF16). Its maximum
-would move by (beta - 1) r_m, or by -r_m where r_m < 0. A shift above 23.03 meets the clamp; one
-below the tie window of BF16,
-1.96e-3, rounds P back to 1 and repairs nothing.
+Does it move them past the clamp, or not at all? Scores are in BF16, as the released code has them;
+a row is tied if several of them are at least r_m - 1e-3 (in BF16). Its maximum would move by (beta
+- 1) r_m, or by -r_m where r_m < 0. A shift above 23.03 meets the clamp; one below the tie window of
+BF16, 1.96e-3, rounds P back to 1 and repairs nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -48,7 +46,7 @@ RATES = (3e-3, 1e-2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tied:
-    """Rows looked at, and r_m of the tied ones among them."""
+    """The number of rows, and r_m of the tied ones among them."""
 
     name: str
     rows: int
@@ -56,24 +54,24 @@ class Tied:
 
     @property
     def share(self) -> float:
-        """Of rows that are tied."""
+        """The share of rows that are tied."""
         return self.r_m.size / self.rows
 
     def shift(self, beta: float) -> np.ndarray:
-        """m* - r_m of each tied row."""
+        """Return m* - r_m of each tied row."""
         return np.where(self.r_m > 0.0, (beta - 1.0) * self.r_m, -self.r_m)
 
     def clamped(self, beta: float) -> float:
-        """Share of tied rows that the clamp of 1e-10 reaches."""
+        """Return the share of tied rows that the clamp of 1e-10 reaches."""
         return float((self.shift(beta) > LIMIT).mean()) if self.r_m.size else 0.0
 
     def unmoved(self, beta: float) -> float:
-        """Share of tied rows whose P round back to 1."""
+        """Return the share of tied rows whose P round back to 1."""
         return float((self.shift(beta) <= WINDOW).mean()) if self.r_m.size else 0.0
 
 
 def tied_rows(name: str, q: np.ndarray, k: np.ndarray, *, scale: float, causal: bool) -> Tied:
-    """Of q (..., T, N, H) and k (..., S, N, H), one key tile."""
+    """Return the tied rows of q (..., T, N, H) and k (..., S, N, H), with one key tile."""
     q, k = (np.asarray(round_to(np.asarray(x, np.float64), "bf16")) for x in (q, k))
     s = round_to(round_to(np.einsum("...tnh,...snh->...nts", q, k), "bf16") * scale, "bf16")
     if causal:
@@ -84,28 +82,25 @@ def tied_rows(name: str, q: np.ndarray, k: np.ndarray, *, scale: float, causal: 
 
 
 def sample() -> Tied:
-    """Both layers of the shipped tensors."""
-    found = [
+    """Return those of both layers of the shipped tensors."""
+    layers = [
         tied_rows("", x.q, x.k, scale=x.scale or x.q.shape[3] ** -0.5, causal=False)
         for x in read_layers(sample_path())
     ]
-    return Tied(
-        name="MiniLM", rows=sum(x.rows for x in found), r_m=np.concatenate([x.r_m for x in found])
-    )
+    rows, r_m = sum(x.rows for x in layers), np.concatenate([x.r_m for x in layers])
+    return Tied(name="MiniLM", rows=rows, r_m=r_m)
 
 
 def trained(data: str) -> list[Tied]:
-    """A small GPT without position embedding, trained at each rate (arms of one executable): its
-    next batch.
+    """Return the tied rows of small GPTs, trained without position embedding, at each rate.
 
-    In training attention is JAX's own: qiu-yao trains to the same scores here, in three times the
-    time.
+    The rates are arms of one executable, and the rows are those of the next batch. In training the
+    attention is JAX's own: qiu-yao trains to the same scores here, in three times the time.
     """
     config = replace(SMALL, data=data)
     settings = Settings(config=config, arms=tuple(Arm(name=f"{rate:g}", lr=rate) for rate in RATES))
-    group = Group(
-        settings, list(range(len(RATES))), one_step.start(config, len(RATES), [0] * len(RATES))
-    )
+    state = one_step.start(config, len(RATES), [0] * len(RATES))
+    group = Group(settings, list(range(len(RATES))), state)
     batches = batches_of(settings)[0]
     for number in range(config.steps):
         group.advance(number, {0: batches.batch(number)})
@@ -118,17 +113,20 @@ def trained(data: str) -> list[Tied]:
 
 @jax.jit
 def _read(params: Any, tokens: Any) -> Any:
-    """q, k of every arm, (A, L, B, T, N, H)."""
+    """Return q and k of every arm, (A, L, B, T, N, H)."""
     return jax.vmap(lambda own: model.attention_inputs(own, tokens, None, SMALL)[:2])(params)
 
 
 def measure() -> list[Tied]:
-    """The sample and both trainings."""
+    """Measure the sample and both trainings."""
     return [sample(), *(x for data in DATA for x in trained(data))]
 
 
 def judged(found: list[Tied]) -> list[Verdict]:
-    """What the clamp does in these, for each beta, and what a stable run with it can show."""
+    """Return verdicts on what the clamp does in these, for each beta.
+
+    One says what a stable run with the clamp can show.
+    """
     return [*(_clamp(found, beta) for beta in BETAS), _unmoved(found), _conclusion(found)]
 
 

@@ -1,10 +1,8 @@
 """Rows 5 and 6 of the paper's table: rowsum(dO O) = rowsum(P dP) needs one P, and rowsum(P) = 1.
 
-What P sums to in a backward.
-
-A kernel recomputes P_B = exp(S_B - L). If its S_B are not the forward's scores, rounded where they
-are not or the reverse, rowsum(P_B) is not 1, and with delta = rowsum(P_B dP) a row of dS = P_B (dP
-- delta) sums to delta (1 - rowsum P_B), not to 0.
+A kernel recomputes P_B = exp(S_B - L) in its backward. If its S_B are not the forward's scores,
+rounded where they are not or the reverse, rowsum(P_B) is not 1, and with delta = rowsum(P_B dP) a
+row of dS = P_B (dP - delta) sums to delta (1 - rowsum P_B), not to 0.
 """
 
 from dataclasses import dataclass, replace
@@ -36,9 +34,11 @@ BINS = np.logspace(-9, 0, 91)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """lost     by preset: rowsum(P_B) - 1, over layers, heads, rows
-    rest        by preset and operand of delta: rms over a head's rows of  rowsum(dS) / rowsum |dS|,
-                over heads
+    """What rows sum to.
+
+    lost     by preset: rowsum(P_B) - 1, over layers, heads, rows
+    rest     by preset and operand of delta: rms over a head's rows of  rowsum(dS) / rowsum |dS|,
+             over heads
     """
 
     lost: dict[str, np.ndarray]
@@ -46,7 +46,7 @@ class Sums:
 
 
 def measure() -> Sums:
-    """Both layers of the shipped sample, as one key tile."""
+    """Measure both layers of the shipped sample, as one key tile."""
     layers, lost, rest = read_layers(sample_path()), {}, {}
     for name in PLANS:
         for operand in OPERANDS:
@@ -65,7 +65,7 @@ def _plan(name: str) -> Plan:
 
 
 def _rows(x: Layer, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """(rowsum(P_B) - 1, rowsum(dS) / rowsum |dS|) of every row, (B, N, T)."""
+    """Return (rowsum(P_B) - 1, rowsum(dS) / rowsum |dS|) of every row, (B, N, T)."""
     s = x.k.shape[1]
     record = Record(events=(Site.EXP_B, Site.DS))
     assert x.do is not None
@@ -80,7 +80,7 @@ def _rows(x: Layer, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judged(m: Sums) -> list[Verdict]:
-    """The identity of row 5, preset by preset, and what CENTRED does."""
+    """Return verdicts on the identity of row 5, preset by preset, and on what CENTRED does."""
     return [*(_sum(m, name) for name in PLANS), *(_operand(m, name) for name in PLANS), _centred(m)]
 
 
@@ -144,15 +144,12 @@ _SIZES = f"MiniLM, 2 layers x {12 // EVERY} heads x {QUERIES} rows"
 
 
 def picture(m: Sums) -> Figure:
-    """Left: how far rowsum(P_B) is from 1; right: what is left of rowsum(dS)."""
+    """Draw how far rowsum(P_B) is from 1, and what is left of rowsum(dS)."""
     figure, ((left, right),) = canvas(3.6, 1, 2, width_ratios=[1, 1.5])
     for (name, x), colour in zip(m.lost.items(), COLOURS, strict=False):
-        under: dict[str, Any] = {
-            "histtype": "stepfilled",
-            "alpha": 0.45,
-            "lw": 0,
-        }  # the same rows as fa2-bf16's
-        look = under if "," in name else {"histtype": "step", "lw": 1.5}
+        look: dict[str, Any] = {"histtype": "step", "lw": 1.5}
+        if "," in name:  # the same rows as fa2-bf16's, so it is drawn below them
+            look = {"histtype": "stepfilled", "alpha": 0.45, "lw": 0}
         left.hist(np.maximum(np.abs(x), BINS[0]), BINS, color=colour, label=name, **look)
     left.set_xscale("log")
     left.set_xlabel("|rowsum(P) - 1| in the backward")

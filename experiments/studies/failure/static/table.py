@@ -1,5 +1,7 @@
-"""The claims of arXiv 2510.04212 that need no failing run: bits, closed form, ties, the clamp,
-production order, what P sums to.
+"""The claims of arXiv 2510.04212 that need no failing run.
+
+They concern bits, the closed form, ties, the clamp, the order of production kernels, and the sums
+of P.
 """
 
 import itertools
@@ -28,22 +30,22 @@ WORDS = (
         "Is half an ulp of V the bias, for any number of terms and any format?",
         (
             "One rounding of k products with weight 1 and a small residual. Marks: means over"
-            " random V in [1, 2) with 95 % intervals; lines: formula. Weights of 1/2 lean as"
-            " weights of 1 do; random weights do not, but for the short significands of FP8."
+            " random V in [1, 2) with 95 % intervals; lines: formula. Weights of 1/2 bias the sum"
+            " as weights of 1 do; random weights do not, except with the short significands of FP8."
         ),
     ),
     (
         "How often are several P of a row 1, and what follows?",
         (
             "Left: real tensors; with FP32 scores every format stands on the line, so the window"
-            " decides; BF16 scores tie by themselves. Right: P V leans in tied rows where V has one"
-            " sign and a small residual survives (E4M3 loses it), and not in the real tensors."
+            " decides; BF16 scores tie by themselves. Right: P V is biased in tied rows where V has"
+            " one sign and a small residual survives (E4M3 loses it), and not in the real tensors."
         ),
     ),
     (
         "Does the error of the output follow the sign of V in production kernels too?",
         (
-            "V < 0 throughout. Rounded before normalisation, the output errs below zero whatever"
+            "V < 0 throughout. Rounded before normalization, the output errs below zero whatever"
             " the small term is, as the paper says. Normalised and rounded once, the sign is that"
             " of the small term's V minus the others'. Dotted: a quarter of an ulp."
         ),
@@ -69,7 +71,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Everything measured, part by part."""
+    """Everything that is measured, part by part."""
 
     closed: list[static_closed.Line]
     inputs: list[static_ties.Input]
@@ -81,8 +83,9 @@ class Measured:
 
 
 def static(progress: Progress = lambda done: None) -> Static:
-    """Every verdict in the order of the paper, and a picture of each part; `progress` hears how
-    many of PARTS are done.
+    """Return every verdict in the order of the paper, and a picture of each part.
+
+    `progress` is told how many of PARTS are done.
     """
     m = _measured(progress)
     return Static(

@@ -1,11 +1,12 @@
-"""How often several P of a row are 1, by the format of P, and what that does to P V: on real
-tensors and on constructed ones.
+"""How often several P of a row are 1, by the format of P, and what that does to P V.
 
-P = exp(S - m) rounds to 1 up to a gap of -ln(1 - 2^-(p+1)) below the maximum (PAPERS 1.5, edge case
-4): 16 times as wide in E4M3 as in BF16. Plans: qiu-yao with P in the format, one key tile; and the
-same with FP32 scores, as production kernels have them.
+It is measured on real and on constructed tensors. P = exp(S - m) rounds to 1 up to a gap of -ln(1 -
+2^-(p+1)) below the maximum (PAPERS 1.5, edge case 4), which is 16 times as wide in E4M3 as in BF16.
+The plans are qiu-yao with P in the format and one key tile, and the same with FP32 scores, as
+production kernels have them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ DRAWS, TOKENS, HEADS, FEATURES = 2, 64, 16, 64  # 64 keys: one repeated pair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """q, k, v (1, T, N, H) and the scale; causal as the source is."""
+    """q, k, v (1, T, N, H) and the scale; attention is causal if the source's is."""
 
     name: str
     q: np.ndarray
@@ -37,9 +38,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ties:
-    """Of one kind of input, P's format and the scores' format.
+    """Rows with several P = 1, of one kind of input, format of P and format of scores.
 
-    share           of rows with several P = 1, over heads;  rows: how many of them there are
+    share           the share of such rows, over heads
+    rows            how many of them there are
     tied, others    mean error of P V away from zero in ulps of BF16, PV's format, over heads: in
                     such rows, and in the rest
     """
@@ -51,7 +53,7 @@ class Ties:
 
 
 def window(f: str) -> float:
-    """The largest gap whose exp rounds to 1, by bisection through emu.exp."""
+    """Return the largest gap whose exp rounds to 1, by bisection through emu.exp."""
     low, high = 0.0, 1.0
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if float(emu.exp(-middle, f)) == 1.0 else (low, middle)
@@ -59,7 +61,7 @@ def window(f: str) -> float:
 
 
 def inputs() -> list[Input]:
-    """Both layers of the shipped sample, then draws of the constructed families."""
+    """Return both layers of the shipped sample, then draws of the constructed families."""
     found = [
         Input(name=SAMPLE, q=x.q, k=x.k, v=x.v, scale=x.scale or x.q.shape[3] ** -0.5)
         for x in read_layers(sample_path())
@@ -82,17 +84,18 @@ def inputs() -> list[Input]:
 
 
 def plan(f: str, scores: str) -> Plan:
-    """qiu-yao with P in the format, saturating where it has no infinity, and its scores in BF16 or
-    FP32.
+    """Return qiu-yao with P in the format, and its scores in BF16 or FP32.
+
+    P saturates where the format has no infinity.
     """
-    made = Plan.preset("qiu-yao").at(Site.P, f, overflow="saturate")
+    plan = Plan.preset("qiu-yao").at(Site.P, f, overflow="saturate")
     for site in SCORES[scores]:
-        made = made.at(site, "fp32")
-    return made
+        plan = plan.at(site, "fp32")
+    return plan
 
 
 def measure(found: list[Input]) -> dict[tuple[str, str, str], Ties]:
-    """By (kind of input, format of P, format of scores)."""
+    """Return the ties by (kind of input, format of P, format of scores)."""
     names = list(dict.fromkeys(x.name for x in found))
     return {
         (name, f, scores): _ties([x for x in found if x.name == name], plan(f, scores))
@@ -105,7 +108,7 @@ def measure(found: list[Input]) -> dict[tuple[str, str, str], Ties]:
 def _ties(own: list[Input], plan: Plan) -> Ties:
     heads = [head for x in own for head in _heads(x, plan)]
 
-    def by_head(part):
+    def by_head(part: Callable[[np.ndarray, np.ndarray], float]) -> Estimate:
         return mean({i: part(*head) for i, head in enumerate(heads)})
 
     return Ties(
@@ -117,7 +120,7 @@ def _ties(own: list[Input], plan: Plan) -> Ties:
 
 
 def _heads(x: Input, plan: Plan) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per head (rows with several P = 1, error of P V away from zero in ulps)."""
+    """Return per head its rows with several P = 1, and the error of P V away from zero in ulps."""
     s = x.k.shape[1]
     record = Record(ones=(Site.P,), events=(Site.PV,))
     trace = examine(
@@ -133,16 +136,15 @@ def _mean(x: np.ndarray) -> float:
 
 
 def gaps(own: list[Input]) -> np.ndarray:
-    """Of every row, the distance of the two largest scores, in binary64."""
-    found = []
+    """Return the sorted distances of the two largest scores of every row, in binary64."""
+    distances = []
     for x in own:
-        s = np.sort(
-            x.scale * np.einsum("btnh,bsnh->bnts", x.q.astype(float), x.k.astype(float)), axis=-1
-        )
-        found.append((s[..., -1] - s[..., -2]).ravel())
-    return np.sort(np.concatenate(found))
+        s = x.scale * np.einsum("btnh,bsnh->bnts", x.q.astype(float), x.k.astype(float))
+        s = np.sort(s, axis=-1)
+        distances.append((s[..., -1] - s[..., -2]).ravel())
+    return np.sort(np.concatenate(distances))
 
 
 def formula(f: str) -> float:
-    """-ln(1 - 2^-(p+1))."""
+    """Return the width of the window: -ln(1 - 2^-(p+1))."""
     return float(-np.log1p(-(2.0 ** -(format_named(f).precision + 1))))

@@ -24,13 +24,13 @@ from roundscope.experiments.trace.plots import INK, QUIET
 FIGURE = "Alg. 1, ties"
 Found = dict[tuple[str, str, str], Ties]
 SIXTEEN = (8.0, 32.0)  # "16 times": within a factor of 2
-LEANS = (0.05, 0.5)  # ulps: a bias; a tie in every other sum gives 0.25
+BIASED = (0.05, 0.5)  # ulps: the range of a bias; a tie in every other sum gives 0.25
 NONE = (-0.05, 0.05)
 SINK, PAIRS = CONSTRUCTED
 
 
 def judged(found: Found) -> list[Verdict]:
-    """Windows, rates, and the bias there."""
+    """Return verdicts on the windows, on the shares of rows, and on the bias there."""
     wider = [_wider(found, scores) for scores in SCORES]
     return [
         _windows(),
@@ -56,8 +56,9 @@ def _windows() -> Verdict:
 
 
 def ratio_of(many: Ties, few: Ties) -> Estimate:
-    """Of two counts among the same rows, with the 95 % interval of independent rows: exp(log ratio
-    +- 1.96 sqrt(1/a + 1/b)).
+    """Return the ratio of two counts among the same rows.
+
+    Its 95 % interval takes rows as independent: exp(log ratio +- 1.96 sqrt(1/a + 1/b)).
     """
     if not (many.rows and few.rows):
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
@@ -69,11 +70,9 @@ def ratio_of(many: Ties, few: Ties) -> Estimate:
 def _wider(found: Found, scores: str) -> Verdict:
     rows = {f: found[SAMPLE, f, scores].rows for f in FORMATS}
     e = ratio_of(found[SAMPLE, "e4m3fn", scores], found[SAMPLE, "bf16", scores])
-    note = (
-        "BF16 scores tie exactly, whatever P's format"
-        if scores == "BF16"
-        else "rows counted as independent"
-    )
+    note = "rows counted as independent"
+    if scores == "BF16":
+        note = "BF16 scores tie exactly, whatever P's format"
     return _verdict(
         "ours: several P = 1 are 16 times as frequent with P in E4M3 as in BF16",
         f"{SAMPLE}, {scores} scores",
@@ -117,17 +116,17 @@ def _sink(found: Found) -> Verdict:
 
 def _pairs(found: Found, f: str) -> Verdict:
     e = found[PAIRS, f, "BF16"].tied
-    note = (
-        "P of the other keys, near e^-12, is below half the smallest E4M3 number: no residual, no"
-        " bias"
-        if f == "e4m3fn"
-        else ""
-    )
+    note = ""
+    if f == "e4m3fn":
+        note = (
+            "P of the other keys, near e^-12, is below half the smallest E4M3 number: no residual,"
+            " no bias"
+        )
     return _verdict(
-        "several P = 1 and V of one sign: P V leans away from zero",
+        "several P = 1 and V of one sign: P V is biased away from zero",
         f"two equal sink keys, P in {f}",
         "V < 0, 64 keys",
-        judge(e, LEANS),
+        judge(e, BIASED),
         f"{interval(e)} ulp of BF16; half of the sums tie: 0.25 less the residual",
         note,
         e,
@@ -136,7 +135,7 @@ def _pairs(found: Found, f: str) -> Verdict:
 
 def _real(found: Found) -> Verdict:
     tied, others = (getattr(found[SAMPLE, "bf16", "BF16"], name) for name in ("tied", "others"))
-    word = Word.CONTRADICTS if tied.inside(*NONE) else judge(tied, LEANS)
+    word = Word.CONTRADICTS if tied.inside(*NONE) else judge(tied, BIASED)
     return _verdict(
         "several P = 1 are enough for a bias of P V",
         f"{SAMPLE}, qiu-yao",
@@ -173,8 +172,9 @@ def _verdict(
 
 
 def picture(inputs: list[Input], found: Found) -> Figure:
-    """Left: rows by the gap of their two largest scores, and the windows; right: the bias of P V in
-    tied rows.
+    """Draw rows by the gap of their two largest scores with the windows, and the bias of P V.
+
+    The bias is that in tied rows.
     """
     figure, ((left, right),) = canvas(3.7, 1, 2, width_ratios=[1.25, 1])
     gap = gaps([x for x in inputs if x.name == SAMPLE])

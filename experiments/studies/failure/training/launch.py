@@ -1,5 +1,6 @@
-"""The training of a launch: all its arms in one executable, until the last step or until every arm
-has diverged.
+"""The training of a launch: all its arms in one executable.
+
+It ends at the last step, or once every arm has diverged.
 """
 
 import math
@@ -19,15 +20,14 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import blocks, drawing
 
 Progress = Callable[[int], None]  # steps done
-Look = tuple[
-    int, np.ndarray, np.ndarray
-]  # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
+# steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
+Look = tuple[int, np.ndarray, np.ndarray]
 
 
 def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Run[Trial]]:
-    """The runs of trials of one structure, in their order.
+    """Return the runs of trials of one structure, in their order.
 
-    What is said of an arm is of the time up to its divergence, so nothing depends on the arms
+    What is reported of an arm is of the time up to its divergence, so nothing depends on the arms
     beside it but the order of native sums.
     """
     settings, steps = settings_of(scale, trials), trials[0].steps
@@ -37,7 +37,7 @@ def launch(scale: Scale, trials: Sequence[Trial], progress: Progress) -> list[Ru
     group, drawn = Group(settings, list(range(len(trials))), state), drawing(settings)
     follow, rest, looks = Follow(len(trials)), Rest(settings.config), [_first(group)]
 
-    def look(_):
+    def look(_: int) -> Any:
         return monitor.query_norms(group.state.params["layers"]["qkv"])
 
     for block in blocks(
@@ -69,11 +69,11 @@ def _step(group: Group, batches: dict[int, np.ndarray], number: int, rest: Rest)
 def _run(
     trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray
 ) -> Run[Trial]:
-    """What is said of an arm.
+    """Return what is reported of an arm.
 
-    extra: norm, the largest ||W_Q,h||_2 up to divergence; heads, those of layers and heads at the
-    last look before it; rest, as `Rest.found` gives it. curve: (steps done, mean loss since the
-    last entry, largest ||W_Q,h||_2), every 25 steps from 0.
+    extra has norm, the largest ||W_Q,h||_2 up to divergence; heads, those of layers and heads at
+    the last look before it; and rest, as `Rest.found` gives it. The curve has (steps done, mean
+    loss since the last entry, largest ||W_Q,h||_2), every 25 steps from 0.
     """
     before = [look for look in looks if first < 0 or look[0] <= first]  # the one at step 0 always
     norms = np.stack([seen[arm] for _, _, seen in before])
@@ -89,5 +89,5 @@ def _run(
 
 
 def nested(x: np.ndarray) -> Any:
-    """An array's numbers as nested tuples."""
+    """Return an array's numbers as nested tuples."""
     return tuple(nested(row) for row in x) if x.ndim else float(x)

@@ -1,5 +1,6 @@
-"""The rest of dS: what its rows sum to, where exact arithmetic gives 0, and what that makes of the
-gradient of W_Q.
+"""The rest of dS: what its rows sum to, where exact arithmetic gives 0.
+
+It enters the gradient of W_Q:
 
     r[t] = sum_s dS[t,s] = sum_s P[t,s] (dP[t,s] - delta[t])
     R = alpha sum_t r[t] X[t]^T (PK)[t]   (D, H): equation 2 of the paper with r in place of the
@@ -8,8 +9,8 @@ gradient of W_Q.
     steady = |sum R| / sum |R|     sums over looks inside |.|: 1 if R points the same way every
         time, 1 / sqrt(looks) if it has no direction
 
-r comes out of the emulated backward itself: a feature of ones behind K and of zeros behind Q, V and
-dO changes no other number, and its dQ is alpha r (rounded as dQ leaves).
+r comes out of the emulated backward itself: a feature of ones appended to K, and of zeros appended
+to Q, V and dO, changes no other number, and its dQ is alpha r (rounded as dQ is).
 """
 
 from functools import lru_cache
@@ -27,31 +28,33 @@ from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear import FULL
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 
-SEQUENCES, EVERY = 4, 5  # of a batch; steps between looks
+SEQUENCES, EVERY = 4, 5  # how many sequences of a batch are read; steps between looks
 
 
 class Rest:
-    """Looks at all arms of a launch, from step `config.warmup` to twice that: early, and the same
-    for every arm.
+    """Looks at all arms of a launch, from step `config.warmup` to twice that.
+
+    These steps are early, and the same for every arm.
     """
 
     def __init__(self, config: Config) -> None:
         self.config, self.totals = config, None
 
     def due(self, step: int) -> bool:
-        """Whether to look before this step."""
+        """Return whether to look before this step."""
         return self.config.warmup <= step < 2 * self.config.warmup and step % EVERY == 0
 
     def look(self, params: Any, tokens: np.ndarray, plans: HeadPlans | None, step: int) -> None:
-        """Adds what R and dW_Q are at these weights; tokens (B, T + 1) or (A, B, T + 1)."""
-        found = _looking(numbers_only(self.config))(
+        """Add R and dW_Q at these weights to the totals; tokens are (B, T + 1) or (A, B, T + 1)."""
+        now = _looking(numbers_only(self.config))(
             params, tokens[..., :SEQUENCES, :], plans, np.int32(step)
         )
-        self.totals = found if self.totals is None else jax.tree.map(jnp.add, self.totals, found)
+        self.totals = now if self.totals is None else jax.tree.map(jnp.add, self.totals, now)
 
     def found(self, arms: int) -> np.ndarray:
-        """|sum R|, sum |R| and sum |dW_Q| of every layer and head, (A, L, N, 3); NaN where nothing
-        was seen.
+        """Return |sum R|, sum |R| and sum |dW_Q| of every layer and head, (A, L, N, 3).
+
+        They are NaN where no look was taken.
         """
         if self.totals is None:
             return np.full((arms, self.config.layers, self.config.heads, 3), np.nan)
@@ -62,7 +65,7 @@ class Rest:
 @lru_cache(64)
 def _looking(config: Config) -> Any:
     def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> Any:
-        def one(p, t, h):
+        def one(p: Any, t: Array, h: HeadPlans) -> tuple[Array, Array, Array]:
             return _one(config, p, t, h, step)
 
         return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0))(params, tokens, plans)
@@ -73,19 +76,19 @@ def _looking(config: Config) -> Any:
 def _one(
     config: Config, params: Any, tokens: Array, plans: HeadPlans, step: Any
 ) -> tuple[Array, Array, Array]:
-    """(R, |R|, |dW_Q|) of every layer and head of one arm."""
+    """Return (R, |R|, |dW_Q|) of every layer and head of one arm."""
     plans = plans_at(plans, step) or plans
     shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
 
-    def run(taps):
+    def run(taps: Array) -> Any:
         return model.run(params, tokens, plans, config, taps)
 
     do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
 
-    def own(q, k, v, do, table):
+    def of_layer(q: Array, k: Array, v: Array, do: Array, table: Array) -> tuple[Array, Array]:
         return _dq(config, HeadPlans(plans.like, table), q, k, v, do)
 
-    dq, r = jax.vmap(own)(seen.q, seen.k, seen.v, do, jnp.asarray(plans.table))
+    dq, r = jax.vmap(of_layer)(seen.q, seen.k, seen.v, do, jnp.asarray(plans.table))
     rest = jnp.einsum("lbtn,lbtd,lbtnh->lndh", r, seen.x, pk(seen.q, seen.k), precision=FULL)
     gradient = jnp.einsum("lbtd,lbtnh->lndh", seen.x, dq, precision=FULL)
     return rest, _norm(rest), _norm(gradient)
@@ -94,14 +97,14 @@ def _one(
 def _dq(
     config: Config, plans: HeadPlans, q: Array, k: Array, v: Array, do: Array
 ) -> tuple[Array, Array]:
-    """dQ (B, T, N, H), and alpha times the sums of the rows of dS (B, T, N), of one layer."""
+    """Return dQ (B, T, N, H) of one layer, and alpha times the row sums of dS (B, T, N)."""
 
-    def wide(x, last):
+    def wide(x: Array, last: float) -> Array:
         return jnp.concatenate([x, jnp.full_like(x[..., :1], last)], axis=-1)
 
     k, v, scale = wide(k, 1.0), wide(v, 0.0), config.head_width**-0.5
 
-    def run(q):
+    def run(q: Array) -> Any:
         return attend(
             q,
             k,
@@ -118,7 +121,7 @@ def _dq(
 
 
 def pk(q: Array, k: Array) -> Array:
-    """P K of causal attention, (L, B, T, N, H), in float32."""
+    """Return P K of causal attention, (L, B, T, N, H), in float32."""
     s = jnp.einsum("lbtnh,lbsnh->lbnts", q, k, precision=FULL) * jnp.float32(q.shape[-1] ** -0.5)
     p = jax.nn.softmax(jnp.where(jnp.tri(q.shape[2], dtype=bool), s, -jnp.inf), axis=-1)
     return jnp.einsum("lbnts,lbsnh->lbtnh", p, k, precision=FULL)

@@ -12,9 +12,8 @@ from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
 from roundscope.experiments.trace.plots import BAND, INK, QUIET
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
-SHARE = LinearSegmentedColormap.from_list(
-    "share", ["#d6e8f5", "#f6e3c5", LETHAL]
-)  # none, some, all diverged
+# from none over some to all runs diverged
+SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", LETHAL])
 GRID = "#e4e7eb"  # lines behind rows
 
 __all__ = [
@@ -47,18 +46,19 @@ def series(
     hollow: bool = False,
     aside: float = 0.0,
 ) -> None:
-    """One line. `aside` moves it sideways by a part of x (geometric) or by a number (words
-    across).
+    """Draw one line.
+
+    `aside` moves it sideways, by a factor of x for a geometric mean, else by a number.
     """
     move = np.asarray(x, dtype=float) + aside
-    found: list[Estimate] = [factor(v) if geometric else mean(v) for v in values]
+    estimates: list[Estimate] = [factor(v) if geometric else mean(v) for v in values]
     for place, each in zip(move, values, strict=True):
-        seen = [v for v in each.values() if np.isfinite(v) and (v > 0 or not geometric)]
-        ax.plot([place] * len(seen), seen, ".", color=color, ms=4.5, alpha=0.28, mew=0)
-    centre = np.array([e.mean for e in found])
-    bars = np.nan_to_num(
-        np.array([[e.mean - e.low for e in found], [e.high - e.mean for e in found]])
-    )
+        dots = [v for v in each.values() if np.isfinite(v) and (v > 0 or not geometric)]
+        ax.plot([place] * len(dots), dots, ".", color=color, ms=4.5, alpha=0.28, mew=0)
+    centre = np.array([e.mean for e in estimates])
+    below = [e.mean - e.low for e in estimates]
+    above = [e.high - e.mean for e in estimates]
+    bars = np.nan_to_num(np.array([below, above]))
     ax.errorbar(
         move,
         centre,
@@ -75,7 +75,7 @@ def series(
 
 
 def numbers(ax: Axes, ticks: Sequence[float], log: bool = True) -> None:
-    """A logarithmic axis across with a tick at each number; `log`: a logarithmic one up too."""
+    """Make the horizontal axis logarithmic, with a tick at each number; with `log` both axes."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
@@ -85,7 +85,7 @@ def numbers(ax: Axes, ticks: Sequence[float], log: bool = True) -> None:
 
 
 def upwards(ax: Axes) -> None:
-    """A logarithmic axis up, if anything is drawn that it can hold."""
+    """Make the vertical axis logarithmic, if anything is drawn that such an axis can show."""
     if np.isfinite(ax.dataLim.minposy):
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(numticks=9))

@@ -1,4 +1,4 @@
-"""How times to divergence are drawn: seeds as dots, medians, arrows where runs ended without it."""
+"""How times to divergence are drawn: seeds as dots, medians, arrows where runs did not diverge."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,20 @@ from roundscope.experiments.studies.framework.counts import Time, time_of
 
 
 def decades(ax: Axes) -> None:
-    """Numbers at 1, 2 and 5 of every decade of a logarithmic axis up."""
+    """Put numbers at 1, 2 and 5 of every decade of a logarithmic vertical axis."""
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def survival(ax: Axes, style: tuple[str, str], series: Mapping[float, Sequence[Run[Any]]]) -> None:
-    """Steps to divergence at some places of the axis, in one colour and marker."""
+    """Draw steps to divergence at some places of the horizontal axis, in one color and marker."""
     colour, marker = style
-    found = {x: time_of(runs) for x, runs in series.items()}
-    for (x, time), runs in zip(found.items(), series.values(), strict=True):
+    times = {x: time_of(runs) for x, runs in series.items()}
+    for (x, time), runs in zip(times.items(), series.values(), strict=True):
         _seeds(ax, x, time, runs, colour)
-    ax.plot(list(found), [_middle(t) for t in found.values()], color=colour, lw=1.3, alpha=0.8)
-    for x, time in found.items():
+    ax.plot(list(times), [_middle(t) for t in times.values()], color=colour, lw=1.3, alpha=0.8)
+    for x, time in times.items():
         face = colour if math.isfinite(time.middle) else "white"
         ax.plot(x, _middle(time), marker, color=colour, ms=5, mfc=face)
 

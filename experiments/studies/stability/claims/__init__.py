@@ -14,7 +14,10 @@ from roundscope.experiments.studies.stability.scale import Scale
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """Every claim of arXiv 2405.02803, and of arXiv 2510.04212 where the two seem to disagree."""
+    """Return verdicts on every claim of arXiv 2405.02803.
+
+    Some are on arXiv 2510.04212, where the two papers seem to disagree.
+    """
     return [
         *formats.judged(r, scale),
         *lengths.judged(r, scale),
@@ -27,7 +30,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def untestable() -> list[Verdict]:
-    """Claims that no run here can touch."""
+    """Return the claims that no run here can test."""
     return [
         Verdict(
             figure="3-6",

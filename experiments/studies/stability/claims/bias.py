@@ -1,5 +1,6 @@
-"""The tension with arXiv 2510.04212: magnitude, which tiling changes, and sign, which the largest
-|deviation| cannot see.
+"""The tension with arXiv 2510.04212: magnitude, which tiling changes, and sign.
+
+The largest |deviation| does not show the sign.
 """
 
 from roundscope.experiments.studies.framework.estimates import Estimate, mean, ratio
@@ -13,7 +14,7 @@ FIGURE, FAMILY = "tension", "repeated-maximum"
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """Is the bias there without tiling, does tiling change it, what does the stabiliser remove?"""
+    """Return verdicts on the bias without tiling, on what tiling changes, and on the stabilizer."""
     return [
         untiled(r, scale),
         tiled(r, scale),
@@ -25,7 +26,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def untiled(r: Results, scale: Scale) -> Verdict:
-    """Signed error with one key tile."""
+    """Return the verdict on the signed error with one key tile."""
     point = biased(scale, FAMILY, 1, "none")
     found = mean(r.values(point, "mean_ulps"))
     return Verdict(
@@ -43,7 +44,7 @@ def untiled(r: Results, scale: Scale) -> Verdict:
 
 
 def tiled(r: Results, scale: Scale) -> Verdict:
-    """Signed error with many key tiles over that with one."""
+    """Return the verdict on the signed error with many key tiles over that with one."""
     points = [biased(scale, FAMILY, count, "none") for count in (scale.counts[-1], 1)]
     many, one = (r.values(point, "mean_ulps") for point in points)
     grown = ratio({s: abs(x) for s, x in many.items()}, {s: abs(x) for s, x in one.items()})
@@ -64,14 +65,14 @@ def tiled(r: Results, scale: Scale) -> Verdict:
 
 
 def removed(r: Results, scale: Scale, count: int) -> Verdict:
-    """What of the bias of PV the stabiliser leaves."""
+    """Return the verdict on what the stabilizer leaves of the bias of PV."""
     points = [biased(scale, FAMILY, count, s) for s in ("2", "none")]
     left, before = (mean(r.values(point, "PV.mean_ulps")) for point in points)
     out, out_before = (mean(r.values(point, "mean_ulps")) for point in points)
     share = ratio(*({s: abs(x) for s, x in r.values(p, "PV.mean_ulps").items()} for p in points))
     return Verdict(
         figure=FIGURE,
-        claim="the stabiliser removes the bias of PV",
+        claim="the stabilizer removes the bias of PV",
         case=keys(count),
         sizes=where(scale),
         word=judge(share, (0.0, 0.25)),
@@ -88,12 +89,12 @@ def removed(r: Results, scale: Scale, count: int) -> Verdict:
 
 
 def kept(r: Results, scale: Scale) -> Verdict:
-    """The excess of tiling with the stabiliser."""
+    """Return the verdict on the excess of tiling with the stabilizer."""
     point, before = (biased(scale, FAMILY, scale.counts[-1], s) for s in ("2", "none"))
     found = own_ratio(r, point, "rms")
     return Verdict(
         figure=FIGURE,
-        claim="the stabiliser leaves the excess of tiling",
+        claim="the stabilizer leaves the excess of tiling",
         case=keys(scale.counts[-1]),
         sizes=where(scale),
         word=judge(found, LARGER),
@@ -107,15 +108,16 @@ def kept(r: Results, scale: Scale) -> Verdict:
 
 
 def row_sum(r: Results, scale: Scale) -> Verdict:
-    """What of the output's bias is left with the stabiliser, and what the row sum has to do with
-    it.
+    """Return the verdict on what the stabilizer leaves of the output's bias.
+
+    It says what the row sum has to do with that.
     """
     points = [biased(scale, FAMILY, scale.counts[-1], "2", **more) for more in (ROW_SUM, {})]
     left, before = (mean(r.values(point, "mean_ulps")) for point in points)
     share = ratio(*({s: abs(x) for s, x in r.values(p, "mean_ulps").items()} for p in points))
     return Verdict(
         figure=FIGURE,
-        claim="ours: what the stabiliser leaves comes from L kept in BF16",
+        claim="ours: what the stabilizer leaves comes from L kept in BF16",
         case=keys(scale.counts[-1]),
         sizes=where(scale),
         word=judge(share, (0.0, 0.5)),
@@ -126,15 +128,15 @@ def row_sum(r: Results, scale: Scale) -> Verdict:
 
 
 def where(scale: Scale) -> str:
-    """What the cases share, in words."""
+    """Return what the cases share, in words."""
     return f"qiu-yao, {FAMILY}, T {scale.bench[0]}"
 
 
 def keys(count: int) -> str:
-    """The number of key tiles in words."""
+    """Return the number of key tiles in words."""
     return f"{count} key tile{'s' if count > 1 else ''}"
 
 
 def _nonzero(e: Estimate) -> Word:
-    """Agrees if the interval leaves zero out; one about zero shows no absence."""
+    """Return the word: it agrees if the interval leaves zero out, and never shows absence."""
     return Word.AGREES if e.low > 0.0 or e.high < 0.0 else Word.UNDECIDED

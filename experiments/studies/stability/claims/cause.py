@@ -1,4 +1,4 @@
-"""Why: is it the rescales? Controls, in BF16 with many key tiles."""
+"""Is it the rescales? Controls of the cause, in BF16 with many key tiles."""
 
 from roundscope.experiments.studies.framework.estimates import mean, ratio
 from roundscope.experiments.studies.framework.verdicts import (
@@ -26,7 +26,7 @@ CLAIMS = {
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """The verdicts on the cause."""
+    """Return the verdicts on the cause."""
     return [
         *(control(r, scale, family, what) for what in CLAIMS for family in ("gaussian", "sink")),
         without(r, scale),
@@ -35,8 +35,9 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def control(r: Results, scale: Scale, family: str, what: str) -> Verdict:
-    """Deviation with some events in FP32 over that with all in BF16; the claim says that it
-    falls.
+    """Return the verdict on the deviation with some events in FP32 over that with all in BF16.
+
+    The claim says that it falls.
     """
     base, changed = narrow(scale, family), narrow(scale, family, **CONTROLS[what])
     found = ratio(r.values(changed, "rms"), r.values(base, "rms"))
@@ -66,7 +67,7 @@ def control(r: Results, scale: Scale, family: str, what: str) -> Verdict:
 
 
 def without(r: Results, scale: Scale) -> Verdict:
-    """An input whose maximum stands from the first tile."""
+    """Return the verdict on an input whose maximum is reached in the first tile."""
     point = narrow(scale, "sink")
     rescales, excess = mean(r.values(point, "rescales")), own_ratio(r, point, "rms")
     none, more = judge(rescales, (-1.0, 0.01)), judge(excess, LARGER)
@@ -95,7 +96,7 @@ def without(r: Results, scale: Scale) -> Verdict:
 
 
 def order(r: Results, scale: Scale) -> Verdict:
-    """The sink met last instead of first."""
+    """Return the verdict on the sink met last instead of first."""
     base, other = narrow(scale, "sink"), narrow(scale, "sink", key_order="descending")
     found = ratio(r.values(other, "rms"), r.values(base, "rms"))
     return Verdict(
@@ -111,5 +112,5 @@ def order(r: Results, scale: Scale) -> Verdict:
 
 
 def tiles(scale: Scale) -> str:
-    """The bench of controls in words."""
+    """Return the bench of controls in words."""
     return f"ops:bf16, T {scale.bench[0]}, {scale.bench[0] // scale.narrow} key tiles"

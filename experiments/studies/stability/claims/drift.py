@@ -1,5 +1,6 @@
-"""Fig. 7 and 8: weights of paired trainings drift apart; by how much, beside other first weights
-and lower precision.
+"""Fig. 7 and 8: the weights of paired trainings drift apart.
+
+By how much do they, beside other first weights and lower precision?
 """
 
 import math
@@ -37,7 +38,7 @@ AT_MOST: Range = (0.0, 1.0)
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """The verdicts on both figures, and ours."""
+    """Return the verdicts on both figures, and ours."""
     t = scale.training
     ours = [
         grows(r, t, pair, metric)
@@ -56,7 +57,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def grows(r: Results, t: Training, pair: str, metric: str) -> Verdict:
-    """Fig. 7: does the distance grow, and still in the second half?"""
+    """Return the verdict on Fig. 7: does the distance grow, and still in the second half?"""
     steps, middle = t.steps[1:], t.steps[t.looks // 2]
     power = exponent(steps, [at(r, t, pair, metric, step) for step in steps])
     late = ratio(at(r, t, pair, metric, t.steps[-1]), at(r, t, pair, metric, middle))
@@ -88,7 +89,7 @@ def grows(r: Results, t: Training, pair: str, metric: str) -> Verdict:
 
 
 def slower(r: Results, t: Training, metric: str) -> Verdict:
-    """Fig. 8: the slope of FlashAttention beside that of other first weights."""
+    """Return the verdict on Fig. 8: FlashAttention's slope beside that of other first weights."""
     found = ratio(slopes(r, t, "flash", metric), slopes(r, t, "weights", metric))
     return _fig8(
         t,
@@ -103,7 +104,7 @@ def slower(r: Results, t: Training, metric: str) -> Verdict:
 
 
 def higher(r: Results, t: Training, metric: str) -> Verdict:
-    """Fig. 8: lower precision beside other first weights."""
+    """Return the verdict on Fig. 8: lower precision beside other first weights."""
     found = ratio(*(at(r, t, pair, metric, t.steps[-1]) for pair in ("precision", "weights")))
     told = f"{interval(found, 'x')} as far at the end"
     return _fig8(
@@ -119,7 +120,10 @@ def higher(r: Results, t: Training, metric: str) -> Verdict:
 
 
 def variable(r: Results, t: Training, metric: str) -> Verdict:
-    """Fig. 8: how far the distance strays from a straight line, beside other first weights."""
+    """Return the verdict on Fig. 8: how far the distance strays from a straight line.
+
+    It is compared with that of other first weights.
+    """
     found = ratio(
         *(
             _each(r, t, pair, metric, lambda y: stray(t.steps, y))
@@ -149,7 +153,7 @@ def variable(r: Results, t: Training, metric: str) -> Verdict:
 
 
 def times(r: Results, t: Training, band: str, metric: str) -> Verdict:
-    """Fig. 8: the factor between low precision and FlashAttention."""
+    """Return the verdict on Fig. 8: the factor between low precision and FlashAttention."""
     found = ratio(*(at(r, t, pair, metric, t.steps[-1]) for pair in (band, "flash")))
     told = f"{BANDS[band]} is {interval(found, 'x')} FlashAttention's at the end"
     return _fig8(
@@ -165,31 +169,31 @@ def times(r: Results, t: Training, band: str, metric: str) -> Verdict:
 
 
 def at(r: Results, t: Training, pair: str, metric: str, step: int) -> Values:
-    """A column of `Apart` at a look, by seed; empty where nothing was trained."""
+    """Return a column of `Apart` at a look, by seed; empty where nothing was trained."""
     place = t.steps.index(step)
     return {seed: float(getattr(a, metric)[place]) for seed, a in r.drifts.get(pair, {}).items()}
 
 
 def both(first: Word, second: Word) -> Word:
-    """Of a claim of two parts: it fails with either."""
+    """Return the word for a claim of two parts, which fails with either."""
     words = (first, second)
     return next((word for word in (Word.CONTRADICTS, Word.UNDECIDED) if word in words), Word.AGREES)
 
 
 def slopes(r: Results, t: Training, pair: str, metric: str) -> Values:
-    """Of the straight line through all looks, per step."""
+    """Return the slopes of the straight line through all looks, per step."""
     return _each(r, t, pair, metric, lambda y: slope(t.steps, y))
 
 
 def stray(steps: list[int], y: np.ndarray) -> float:
-    """The root mean square of y about its least-squares line, two freedoms less."""
+    """Return the root mean square of y about its least-squares line, over n - 2 points."""
     x = np.array(steps) - np.mean(steps)
     left = y - y.mean() - slope(steps, y) * x
     return math.sqrt(float(left @ left) / (len(x) - 2))
 
 
 def where(t: Training) -> str:
-    """The training in words."""
+    """Return the training in words."""
     c = t.config
     return (
         f"GPT of {c.layers} layers, width {c.width}, {c.steps} steps, lr {c.lr:g}, {t.seeds} seeds"
@@ -197,7 +201,7 @@ def where(t: Training) -> str:
 
 
 def against(pair: str) -> str:
-    """The two trainings of a pair."""
+    """Return the two trainings of a pair in words."""
     return " against ".join(PAIRS[pair])
 
 

@@ -24,7 +24,7 @@ TENFOLD_CLAIM = "in BF16 tiled deviates about 10x as much as unfused"
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """The verdicts on both figures."""
+    """Return the verdicts on both figures."""
     return [
         *(mantissa(r, scale, kind) for kind in ("ops", "sums")),
         *(against_own(r, scale, name) for name in TILED),
@@ -34,7 +34,10 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def mantissa(r: Results, scale: Scale, kind: str) -> Verdict:
-    """Largest |tiled - unfused| for every format: each finer one below the one before."""
+    """Return the verdict on the largest |tiled - unfused| for every format.
+
+    Each finer format should be below the one before.
+    """
     points = [at(f"{kind}:{form}", scale.bench, scale.tile) for form in FORMATS]
     series = [r.values(point, "vs_unfused_max") for point in points]
     steps = [ratio(finer, coarser) for coarser, finer in pairwise(series)]
@@ -54,7 +57,7 @@ def mantissa(r: Results, scale: Scale, kind: str) -> Verdict:
 
 
 def against_own(r: Results, scale: Scale, name: str) -> Verdict:
-    """Tiled against unfused attention in the same formats."""
+    """Return the verdict on tiled against unfused attention in the same formats."""
     point = at(name, scale.bench, scale.tile)
     found = own_ratio(r, point)
     return Verdict(
@@ -70,7 +73,10 @@ def against_own(r: Results, scale: Scale, name: str) -> Verdict:
 
 
 def against_pytorch(r: Results, scale: Scale, name: str) -> Verdict:
-    """Tiled against unfused attention as PyTorch does it in BF16, with FP32 sums and softmax."""
+    """Return the verdict on tiled against unfused attention as PyTorch does it in BF16.
+
+    That has FP32 sums and softmax.
+    """
     point, under = at(name, scale.bench, scale.tile), at(BASELINE, scale.bench, scale.bench[0])
     found = ratio(r.values(point, "max_abs"), r.values(under, "max_abs"))
     rms = ratio(r.values(point, "rms"), r.values(under, "rms"))
@@ -87,7 +93,10 @@ def against_pytorch(r: Results, scale: Scale, name: str) -> Verdict:
 
 
 def anywhere(r: Results, scale: Scale) -> Verdict:
-    """Every BF16 condition with its ratio of largest deviations, and those that the claim fits."""
+    """Return every BF16 condition with its ratio of largest deviations.
+
+    Those that the claim fits are named.
+    """
     all_of_them = candidates(r, scale)
     fits = [c for c in all_of_them if judge(c[1], TENFOLD) is Word.AGREES]
     known = [c for c in all_of_them if c[1].seeds > 1]
@@ -115,8 +124,9 @@ def anywhere(r: Results, scale: Scale) -> Verdict:
 
 
 def candidates(r: Results, scale: Scale) -> list[tuple[str, Estimate, tuple[str, ...]]]:
-    """(words, ratio of largest deviations, queries) of every tiled BF16 condition, against both
-    baselines, that was measured.
+    """Return (words, ratio of largest deviations, queries) of every tiled BF16 condition.
+
+    Each that was measured is compared with both baselines.
     """
     found = []
     for name, point in _tiled(scale):
@@ -158,10 +168,10 @@ def _tiled(scale: Scale) -> list[tuple[str, Point]]:
 
 
 def own_ratio(r: Results, point: Point, metric: str = "max_abs") -> Estimate:
-    """A deviation over that of unfused attention in the same formats."""
+    """Return a deviation over that of unfused attention in the same formats."""
     return ratio(r.values(point, metric), r.values(point, f"unfused_{metric}"))
 
 
 def bench(scale: Scale) -> str:
-    """The bench in words."""
+    """Return the bench in words."""
     return f"T {scale.bench[0]}, tile {scale.tile}, gaussian"

@@ -1,5 +1,6 @@
-"""Fig. 5: the largest deviation, and mean and spread of |deviation|, grow with the sequence length
-at a fixed tile.
+"""Fig. 5: deviations grow with the sequence length at a fixed tile.
+
+They are the largest deviation, and the mean and the spread of |deviation|.
 """
 
 from roundscope.experiments.studies.framework.estimates import Estimate, exponent, mean
@@ -27,7 +28,7 @@ CASES = (  # emulation, input, relative to the output's size
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """The verdicts on both panels, and whether it is tiling."""
+    """Return the verdicts on both panels, and on whether it is tiling."""
     return [
         *(largest(r, scale, *case) for case in CASES),
         *(spread(r, scale, *case) for case in CASES[:3]),
@@ -36,17 +37,17 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def series(scale: Scale, name: str, family: str, tile: int | None = None) -> list[Point]:
-    """The points along T; without a tile, one as wide as T."""
+    """Return the points along T; without a tile, one as wide as T."""
     return [at(name, (t, scale.heads(t)), tile or t, family) for t in scale.lengths]
 
 
 def growth(r: Results, scale: Scale, points: list[Point], metric: str) -> Estimate:
-    """The exponent of T."""
+    """Return the exponent of T."""
     return exponent(scale.lengths, [r.values(point, metric) for point in points])
 
 
 def largest(r: Results, scale: Scale, name: str, family: str, relative: bool) -> Verdict:
-    """Fig. 5a."""
+    """Return the verdict on Fig. 5a."""
     points, metric = series(scale, name, family, scale.tile), "rel_max" if relative else "max_abs"
     found = growth(r, scale, points, metric)
     return Verdict(
@@ -63,7 +64,7 @@ def largest(r: Results, scale: Scale, name: str, family: str, relative: bool) ->
 
 
 def by_tiling(r: Results, scale: Scale) -> Verdict:
-    """Is it tiling that makes it grow: does the deviation grow over that of one key tile?"""
+    """Return the verdict on tiling: does the deviation grow over that of one key tile?"""
     tiled = series(scale, "ops:bf16", "gaussian", scale.tile)
     whole = series(scale, "ops:bf16", "gaussian")
     over = [
@@ -90,7 +91,7 @@ def by_tiling(r: Results, scale: Scale) -> Verdict:
 
 
 def spread(r: Results, scale: Scale, name: str, family: str, relative: bool) -> Verdict:
-    """Fig. 5b."""
+    """Return the verdict on Fig. 5b."""
     points = series(scale, name, family, scale.tile)
     metrics = ("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")
     found = [growth(r, scale, points, metric) for metric in metrics]
@@ -111,7 +112,7 @@ def spread(r: Results, scale: Scale, name: str, family: str, relative: bool) -> 
 
 
 def span(scale: Scale) -> str:
-    """The lengths in words."""
+    """Return the lengths in words."""
     return f"T {scale.lengths[0]} to {scale.lengths[-1]}, tile {scale.tile}"
 
 

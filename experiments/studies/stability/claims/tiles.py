@@ -20,7 +20,7 @@ from roundscope.experiments.sweep.measuring.metrics import METRICS
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """The verdicts on the three panels."""
+    """Return the verdicts on the three panels."""
     names = ("ops:bf16", "sums:bf16", "qiu-yao", "fa2-bf16", "ops:fp32")
     return [
         *(swapped(r, scale, *s) for s in scale.swaps),
@@ -31,7 +31,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def swapped(r: Results, scale: Scale, a: int, b: int) -> Verdict:
-    """Fig. 6a: a x b against b x a, queries x keys."""
+    """Return the verdict on Fig. 6a: a x b against b x a, queries x keys."""
     few, many = (at("ops:bf16", scale.many, keys, block_q=rows) for rows, keys in ((a, b), (b, a)))
     found = ratio(r.values(many, "max_abs"), r.values(few, "max_abs"))
     back = ratio(r.values(few, "max_abs"), r.values(many, "max_abs"))
@@ -49,7 +49,10 @@ def swapped(r: Results, scale: Scale, a: int, b: int) -> Verdict:
 
 
 def queries_only(r: Results, scale: Scale) -> Verdict:
-    """Fig. 6a and b: queries per tile decide nothing; every metric of every seed is compared."""
+    """Return the verdict on Fig. 6a and b: queries per tile decide nothing.
+
+    Every metric of every seed is compared.
+    """
     sides = {(a, b) for s in scale.swaps for a, b in (s, s[::-1])} | {(s, s) for s in scale.squares}
     pairs = [
         (at("ops:bf16", scale.many, k, block_q=q), at("ops:bf16", scale.many, k))
@@ -76,7 +79,7 @@ def queries_only(r: Results, scale: Scale) -> Verdict:
 
 
 def equal(r: Results, a: Point, b: Point) -> tuple[int, int]:
-    """(cells whose metrics are identical, cells compared) of two conditions, seed by seed."""
+    """Return (cells with identical metrics, cells compared) of two conditions, seed by seed."""
     left, right = r.rows(a), r.rows(b)
     shared = [
         seed
@@ -95,7 +98,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def squares(r: Results, scale: Scale) -> Verdict:
-    """Fig. 6b: does being square matter, and does the side?"""
+    """Return the verdict on Fig. 6b: does being square matter, and does the side?"""
     small, large = (
         at("ops:bf16", scale.many, side, block_q=side)
         for side in (scale.squares[0], scale.squares[-1])
@@ -123,7 +126,7 @@ def squares(r: Results, scale: Scale) -> Verdict:
 
 
 def area(r: Results, scale: Scale, name: str) -> Verdict:
-    """Fig. 6c: the exponent of block_k, no tiling included."""
+    """Return the verdict on Fig. 6c: the exponent of block_k, no tiling included."""
     sides = scale.production_tiles if name == "fa2-bf16" else scale.tiles
     points = [at(name, scale.many, side) for side in sides]
     found = exponent(sides, [r.values(point, "max_abs") for point in points])
@@ -149,5 +152,5 @@ def _level(r: Results, name: str, scale: Scale, side: int) -> float:
 
 
 def size(scale: Scale) -> str:
-    """T in words."""
+    """Return T in words."""
     return f"T {scale.many[0]}"

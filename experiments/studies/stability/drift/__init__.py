@@ -1,3 +1,4 @@
-"""Fig. 7 and 8: trainings in pairs, how far their weights drift apart, and the table of
-golden.sqlite that keeps it.
+"""Fig. 7 and 8: trainings in pairs, and how far their weights drift apart.
+
+A table of golden.sqlite keeps the distances.
 """

@@ -1,5 +1,6 @@
-"""Trains all versions side by side, step by step, so that no weights are kept: at every look they
-are compared and let go.
+"""Trains all versions side by side, step by step.
+
+No weights are kept: at every look they are compared and dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +25,8 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 
 Arm = tuple[str, int]  # version, seed
-Look = dict[
-    tuple[str, int], tuple[float, float, float, float]
-]  # pair, seed -> the columns of Apart
+# (pair, seed) -> the columns of Apart
+Look = dict[tuple[str, int], tuple[float, float, float, float]]
 
 
 class Side:
@@ -41,23 +41,21 @@ class Side:
         )
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> None:
-        """One step of all arms."""
+        """Do one step of all arms."""
         self.losses.append(self.group.advance(number, batches)[0])
 
     def taken(self) -> tuple[Sequence[Arm], Any, list[Any]]:
-        """Its arms, their weights now, and the losses since the last time; all still on the
-        device.
-        """
+        """Return the arms, their weights now, and the losses since the last time, on the device."""
         losses, self.losses = self.losses, []
         return self.arms, self.group.state.params, losses
 
 
 def run(t: Training, progress: Callable[[int], None]) -> Drifts:
-    """How far every pair of every seed is apart at `t.steps`.
+    """Return how far every pair of every seed is apart at `t.steps`.
 
-    The same seed of two versions sees the same batches.
-
-    Same device: same numbers. progress: steps done. Raises UsageError for data that is not there.
+    The same seed of two versions sees the same batches, and the same device gives the same numbers.
+    `progress` is called with the number of steps done. Raises UsageError for data that is not
+    there.
     """
     found = executables(t)
     sides, batches = [Side(*each) for each in found], batches_of(found[0][0])
@@ -65,7 +63,7 @@ def run(t: Training, progress: Callable[[int], None]) -> Drifts:
     for first, last in pairwise(steps):
         for number in range(first, last):
             _advance(sides, number, {seed: b.batch(number) for seed, b in batches.items()})
-        looks.append(_look(waiting, t))  # the device is at work on what was sent since
+        looks.append(_look(waiting, t))  # meanwhile the device works on the steps sent since
         waiting = [side.taken() for side in sides]
         progress(last)
     looks.append(_look(waiting, t))
@@ -73,13 +71,13 @@ def run(t: Training, progress: Callable[[int], None]) -> Drifts:
 
 
 def _advance(sides: Sequence[Side], number: int, drawn: dict[int, np.ndarray]) -> None:
-    """One step of every side; the first compiles, all at the same time."""
+    """Do one step of every side; the first step compiles, for all at the same time."""
     with ThreadPoolExecutor() if number == 0 else nullcontext() as pool:
         list((pool.map if pool else map)(lambda side: side.advance(number, drawn), sides))
 
 
 def _look(taken: Sequence[tuple[Sequence[Arm], Any, list[Any]]], t: Training) -> Look:
-    """Every pair of every seed."""
+    """Compare every pair of every seed."""
     trees: dict[Arm, Any] = {}
     losses: dict[Arm, float] = {}
     for arms, params, seen in taken:
@@ -99,8 +97,9 @@ def _look(taken: Sequence[tuple[Sequence[Arm], Any, list[Any]]], t: Training) ->
 
 
 def apart(a: Any, b: Any) -> tuple[float, float]:
-    """(the largest difference of all weights, the tensors' Wasserstein distances, mean over all
-    weights).
+    """Return the largest difference of all weights, and the tensors' mean Wasserstein distance.
+
+    The mean is over all weights.
     """
     found = weights.distances(a, b)
     size = np.array([d.size for d in found])

@@ -1,5 +1,6 @@
-"""The table `drift` of golden.sqlite: a row per pair, seed and look; a training is written in one
-transaction.
+"""The table `drift` of golden.sqlite: a row per pair, seed and look.
+
+A training is written in one transaction.
 
 drift    key (`Training.key`), pair, seed, step, max_difference, wasserstein, loss, gap, device,
          versions (JSON)
@@ -23,7 +24,7 @@ device TEXT, versions TEXT, PRIMARY KEY (key, pair, seed, step)) WITHOUT ROWID""
 
 
 def save(store: Store, t: Training, found: Drifts, device: str, versions: dict[str, str]) -> None:
-    """What a training gave, all or none. It is on the disk when this returns."""
+    """Store what a training gave, all or none; it is on the disk when this returns."""
     about = (device, json.dumps(versions))
     rows = [
         (t.key, pair, seed, step, *(_null(getattr(a, n)[k]) for n in NUMBERS), *about)
@@ -40,7 +41,7 @@ def save(store: Store, t: Training, found: Drifts, device: str, versions: dict[s
 
 
 def read(path: Path, t: Training) -> Drifts:
-    """What is there of a training; nothing if it was not run."""
+    """Return what is stored of a training; nothing if it was not run."""
     rows = _rows(path, t)
     places = dict.fromkeys((str(row["pair"]), int(row["seed"])) for row in rows)
     found: dict[str, dict[int, Apart]] = {}
@@ -51,12 +52,12 @@ def read(path: Path, t: Training) -> Drifts:
 
 
 def devices(path: Path, t: Training) -> list[str]:
-    """Where it was trained."""
+    """Return where a training was run."""
     return sorted({str(row["device"]) for row in _rows(path, t)})
 
 
 def query(t: Training, pair: str, metric: str, step: int) -> str:
-    """SQL over golden.sqlite that gives a column at a look, by seed."""
+    """Return SQL over golden.sqlite that gives a column at a look, by seed."""
     return (
         f"SELECT seed, {metric} FROM drift WHERE key = '{t.key}' AND pair = '{pair}' AND step ="
         f" {step}"

@@ -1,5 +1,6 @@
-"""Fig. 7 and 8: which trainings are run, which two are compared, and how far apart their weights
-lie along the way.
+"""Fig. 7 and 8: which trainings are run and which two are compared.
+
+`Apart` says how far apart their weights are along the way.
 """
 
 import hashlib
@@ -21,8 +22,10 @@ HALF = (f"site={OF_FORWARD} -> fp16", f"site={OF_BACKWARD} -> fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A way to train: attention's plan and its changes, in tiles or in one, the linear layers'
-    operands, first weights.
+    """A way to train.
+
+    It has attention's plan and its changes, in tiles or in one, the linear layers' operands, and
+    first weights.
     """
 
     plan: str
@@ -44,9 +47,8 @@ VERSIONS = {
     OTHERS: Version(plan="baseline-bf16", matmul="bf16", other_weights=True),
     FLASH: Version(plan="fa2-bf16", matmul="bf16", tiled=True),
     QIU_YAO: Version(plan="qiu-yao", matmul="bf16", tiled=True),
-    HALVES: Version(
-        plan="baseline-bf16", matmul="fp16", changes=HALF
-    ),  # backward FP32: no gradient is lost below FP16's smallest
+    # its backward is FP32, so that no gradient is lost below FP16's smallest number
+    HALVES: Version(plan="baseline-bf16", matmul="fp16", changes=HALF),
     WHOLE: Version(plan="fp32", matmul="fp32"),
     TILED: Version(plan="fp32", matmul="fp32", tiled=True),
 }
@@ -64,8 +66,10 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained: config (plan and matmul are the version's), rows and columns of a tile,
-    which PAIRS, looks after the first.
+    """What is trained.
+
+    It has a config (plan and matmul are the version's), rows and columns of a tile, the PAIRS, and
+    the number of looks after the first.
     """
 
     config: Config
@@ -76,17 +80,17 @@ class Training:
 
     @property
     def steps(self) -> list[int]:
-        """At how many steps done the weights are compared, 0 first."""
+        """The numbers of steps done at which the weights are compared, 0 first."""
         return [round(self.config.steps * i / self.looks) for i in range(self.looks + 1)]
 
     @property
     def versions(self) -> list[str]:
-        """What its pairs need."""
+        """The versions that its pairs need."""
         return [name for name in VERSIONS if any(name in PAIRS[pair] for pair in self.pairs)]
 
     @property
     def key(self) -> str:
-        """Of all that decides the result but versions and device."""
+        """The key: of all that decides the result but versions and device."""
         versions = {name: asdict(VERSIONS[name]) for name in self.versions}
         told = [
             asdict(self) | {"config": deciding(self.config)},
@@ -100,8 +104,8 @@ class Training:
 class Apart:
     """Two trainings of one seed at every look, each (K,).
 
-    max_difference   of all weights;  wasserstein: of the tensors' distributions, mean over all
-                     weights
+    max_difference   the largest over all weights
+    wasserstein      of the tensors' distributions, the mean over all weights
     loss, gap        mean loss of the first since the look before, nats, and by how much it is above
                      the second's
     """
@@ -116,8 +120,9 @@ Drifts = Mapping[str, Mapping[int, Apart]]  # by pair and seed
 
 
 def executables(t: Training) -> list[tuple[Settings, list[tuple[str, int]], list[int]]]:
-    """What runs in one executable each: settings, (version, seed) of its arms, their seeds of
-    weights.
+    """Return what runs in one executable each.
+
+    Each has settings, (version, seed) of its arms, and their seeds of weights.
     """
     alike: dict[tuple[str, str, bool], list[str]] = {}
     for name in t.versions:

@@ -1,13 +1,10 @@
-"""How far two trainings have drifted apart: the weight metrics of arXiv 2405.02803, against bands
-and over time.
+"""How far two trainings have drifted apart: the weight metrics of arXiv 2405.02803.
 
-The paper compares the weights of two runs by  max |a - b|  and by the Wasserstein distance of their
-                                        distributions, and
-gives them a scale by two references: runs that differ in their initialisation, and runs that differ
-in precision
-(FP16 against FP32). Here both come per tensor, with repeats and intervals. Weights are nested
-dicts, lists or
-tuples of arrays; a tensor's name is its path, joined by dots.
+The paper compares the weights of two runs by max |a - b| and by the Wasserstein distance of their
+distributions, and gives them a scale by two references: runs that differ in their initialization,
+and runs that differ in precision (FP16 against FP32). Here both come per tensor, with repeats and
+intervals. Weights are nested dicts, lists or tuples of arrays; a tensor's name is its path, joined
+by dots.
 
 A small distance is no proof of stability: neither metric sees the sign or the coherence of a
 difference.
@@ -28,7 +25,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """How far one tensor of two trees lies apart. NaN where an entry is not finite."""
+    """How far one tensor of two trees lies apart, NaN where an entry is not finite."""
 
     name: str
     size: int
@@ -49,7 +46,8 @@ class Band:
 class Drift:
     """One tensor's distance over time.
 
-    steps      (K,);  distances  metric -> (repeats, K)
+    steps      (K,)
+    distances  metric -> (repeats, K)
     slopes     metric -> the least-squares slope per step of each repeat, over repeats
     """
 
@@ -63,27 +61,29 @@ METRICS = ("max_difference", "wasserstein")
 
 
 def max_difference(a: Any, b: Any) -> float:
-    """max |a - b| of two tensors of one shape, in binary64; NaN if an entry of either is not
-    finite.
+    """Return max |a - b| of two tensors of one shape, in binary64.
+
+    It is NaN if an entry of either is not finite.
     """
     a, b = _pair(a, b)
     return float(np.abs(a - b).max()) if _finite(a, b) else math.nan
 
 
 def wasserstein(a: Any, b: Any) -> float:
-    """The Wasserstein-1 distance of the distributions of the entries of two tensors of one size.
+    """Return the Wasserstein-1 distance of the distributions of the entries of two tensors.
 
-    It equals scipy.stats.wasserstein_distance: for equal numbers of entries the mean distance of
-    sorted ones. Which entry sits where does not matter, so a tensor and its permutation are at
-    distance 0. NaN if an entry is not finite.
+    The tensors have one size. It equals scipy.stats.wasserstein_distance: for equal numbers of
+    entries it is the mean distance of sorted ones. Which entry is where does not matter, so a
+    tensor and its permutation are at distance 0. It is NaN if an entry is not finite.
     """
     a, b = _pair(a, b)
     return float(np.abs(np.sort(a) - np.sort(b)).mean()) if _finite(a, b) else math.nan
 
 
 def distances(a: Any, b: Any) -> list[Distance]:
-    """Every tensor of two trees of one structure, in the order of a's. Raises ValueError naming
-    what differs.
+    """Return the distances of every tensor of two trees of one structure, in the order of a's.
+
+    Raises ValueError naming what differs.
     """
     left, right = _leaves(a), _leaves(b)
     if left.keys() != right.keys():
@@ -95,8 +95,9 @@ def distances(a: Any, b: Any) -> list[Distance]:
 
 
 def bands(seed_pairs: Sequence[Pair], precision_pairs: Sequence[Pair]) -> list[Band]:
-    """Per tensor the two references, each over its pairs of final weights: other initialisation,
-    other precision.
+    """Return the two references of every tensor, each over its pairs of final weights.
+
+    They are other initialization and other precision.
     """
     seed, precision = (
         {n: _over_repeats(d) for n, d in _by_name(p).items()} for p in (seed_pairs, precision_pairs)
@@ -112,38 +113,40 @@ def bands(seed_pairs: Sequence[Pair], precision_pairs: Sequence[Pair]) -> list[B
 def relative(
     found: Sequence[Distance], references: Sequence[Band]
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """name -> metric -> (distance over the mean of the seed band, over that of the precision band);
-    NaN for 0 / 0.
+    """Return name -> metric -> the distance over the means of both bands.
+
+    The first number is over the seed band's mean, the second over the precision band's; NaN for 0 /
+    0.
     """
     by_name = {band.name: band for band in references}
     return {d.name: {m: _shares(getattr(d, m), by_name[d.name], m) for m in METRICS} for d in found}
 
 
 def drift(runs_a: Sequence[Run], runs_b: Sequence[Run]) -> list[Drift]:
-    """Per tensor the distance of run i of a and run i of b at each step, and its slope.
+    """Return per tensor the distance of run i of a and run i of b at each step, and its slope.
 
     The slope is that of a straight line with an intercept, fitted to the distance itself: a
-    distance starts at 0 where both runs start alike, which no logarithm bears, and the paper
-    compares growth per step. Every repeat gives one slope; the interval is over repeats, for steps
-    of one run are no independent draws.
+    distance starts at 0 where both runs start alike, which has no logarithm, and the paper compares
+    growth per step. Every repeat gives one slope; the interval is over repeats, since steps of one
+    run are no independent draws.
 
     Raises ValueError unless all runs have the same steps, two or more.
     """
     steps = _common_steps([*runs_a, *runs_b])
     if len(runs_a) != len(runs_b):
         raise ValueError(f"runs: {len(runs_a)} and {len(runs_b)}; every run needs its partner")
-    found = [
+    repeats = [
         [distances(a, b) for (_, a), (_, b) in zip(x, y, strict=True)]
         for x, y in zip(runs_a, runs_b, strict=True)
     ]
     return [
-        _drift(steps, [[at[i] for at in repeat] for repeat in found])
-        for i in range(len(found[0][0]))
+        _drift(steps, [[at[i] for at in repeat] for repeat in repeats])
+        for i in range(len(repeats[0][0]))
     ]
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Arrays by dotted path."""
+    """Return arrays by dotted path."""
     if isinstance(tree, Mapping | list | tuple):
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
         return {
@@ -166,14 +169,13 @@ def _distance(name: str, a: Any, b: Any) -> Distance:
 
 
 def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Two tensors' entries in binary64."""
+    """Return two tensors' entries in binary64."""
     if np.shape(a) != np.shape(b) or np.size(a) == 0:
         raise ValueError(
             f"tensors: shapes {np.shape(a)} and {np.shape(b)}, must be equal and not empty"
         )
-    return np.asarray(a).astype(np.float64).reshape(-1), np.asarray(b).astype(np.float64).reshape(
-        -1
-    )
+    left, right = (np.asarray(x).astype(np.float64).reshape(-1) for x in (a, b))
+    return left, right
 
 
 def _finite(a: np.ndarray, b: np.ndarray) -> bool:
@@ -181,7 +183,7 @@ def _finite(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _by_name(pairs: Sequence[Pair]) -> dict[str, list[Distance]]:
-    """Every tensor's distances, one for each pair."""
+    """Return every tensor's distances, one for each pair."""
     if not pairs:
         raise ValueError("pairs: none given; a band needs one at least, and two for an interval")
     each = [distances(a, b) for a, b in pairs]
@@ -208,7 +210,7 @@ def _common_steps(runs: Sequence[Run]) -> np.ndarray:
 
 
 def _drift(steps: np.ndarray, repeats: Sequence[Sequence[Distance]]) -> Drift:
-    """repeats: one tensor's distances at each step, for each repeat."""
+    """Return the drift of one tensor; repeats: its distances at each step, for each repeat."""
     found = {m: np.array([[getattr(d, m) for d in repeat] for repeat in repeats]) for m in METRICS}
     slopes = {m: mean({i: slope(steps, row) for i, row in enumerate(found[m])}) for m in METRICS}
     return Drift(name=repeats[0][0].name, steps=steps, distances=found, slopes=slopes)

@@ -7,7 +7,7 @@ from roundscope.experiments.studies.stability.scale import Scale
 
 
 def figures(scale: Scale) -> list[Figure[Results]]:
-    """All of them, in the order of the page."""
+    """Return all figures, in the order of the page."""
     return [
         deviations.opening(scale),
         deviations.formats(scale),

@@ -1,5 +1,6 @@
-"""Fig. 3 to 5, and the figure that answers the paper's question: deviations by number of key tiles,
-format and length.
+"""Fig. 3 to 5, and the figure that answers the paper's question.
+
+They show deviations by number of key tiles, format and length.
 """
 
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ LENGTHS = (
 
 
 def opening(scale: Scale) -> Figure[Results]:
-    """Tiled over unfused against the number of key tiles, to both baselines."""
+    """Return the figure of tiled over unfused against the number of key tiles, both baselines."""
     return Figure(
         title="Is it 10 times in BF16?",
         draw=partial(_opening, scale=scale),
@@ -95,7 +96,7 @@ def _opening(r: Results, scale: Scale) -> Picture:
 
 
 def ratios(r: Results, point: Point, own: bool, metric: str = "max_abs") -> Values:
-    """A deviation over that of a baseline, seed by seed."""
+    """Return a deviation over that of a baseline, seed by seed."""
     over = r.values(point, metric)
     if own:
         under = r.values(point, f"unfused_{metric}")
@@ -108,7 +109,7 @@ def ratios(r: Results, point: Point, own: bool, metric: str = "max_abs") -> Valu
 
 
 def formats(scale: Scale) -> Figure[Results]:
-    """Fig. 3 and 4."""
+    """Return Fig. 3 and 4."""
     return Figure(
         title="Fig. 3 and 4: formats",
         draw=partial(_formats, scale=scale),
@@ -161,7 +162,7 @@ def _formats(r: Results, scale: Scale) -> Picture:
 
 
 def lengths(scale: Scale) -> Figure[Results]:
-    """Fig. 5, absolute above, relative to the output below."""
+    """Return Fig. 5, absolute above, relative to the output below."""
     return Figure(
         title="Fig. 5: sequence length",
         draw=partial(_lengths, scale=scale),
@@ -206,7 +207,7 @@ def _lengths(r: Results, scale: Scale) -> Picture:
 
 
 def _tiles(r: Results, scale: Scale, name: str, family: str) -> Iterator[Point]:
-    """The conditions of the tile study that were measured."""
+    """Yield the conditions of the tile study that were measured."""
     for block_k in scale.tiles:
         point = at(name, scale.many, block_k, family)
         if r.rows(point):

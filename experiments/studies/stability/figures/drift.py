@@ -14,7 +14,7 @@ from roundscope.experiments.studies.stability.claims.drift import METRICS
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
 
-LINES = {  # pair -> (colour, line, label); bands grey and hatched apart from lines
+LINES = {  # pair -> (color, line, label)
     "weights": (QUIET, "-", "band: other first weights"),
     "precision": (COLOURS[3], "-", "band: FP16 against FP32"),
     "bf16": (COLOURS[4], "-", "BF16 against FP32"),
@@ -25,7 +25,7 @@ LINES = {  # pair -> (colour, line, label); bands grey and hatched apart from li
 
 
 def drift(scale: Scale) -> Figure[Results]:
-    """Both metrics over steps: a thin line per seed, geometric means, their intervals as bands."""
+    """Return both metrics over steps: a thin line per seed, geometric means, intervals as bands."""
     c = scale.training.config
     return Figure(
         title="Fig. 7 and 8: do weights drift apart?",

@@ -1,5 +1,6 @@
-"""What all figures of this study share: how an emulation or an input is drawn, and the caption of
-seeds.
+"""What all figures of this study share: how an emulation or an input is drawn.
+
+Here is also the caption on seeds.
 """
 
 from typing import Any
@@ -12,6 +13,6 @@ STYLED = ("ops:bf16", "sums:bf16", "fa2-bf16", "qiu-yao", "one-signed-v", "sink"
 
 
 def style(name: str) -> dict[str, Any]:
-    """Colour and marker of an emulation or input, the same in every picture."""
+    """Return the color and marker of an emulation or input, the same in every picture."""
     place = STYLED.index(name)
     return {"color": COLOURS[place], "marker": MARKERS[place]}

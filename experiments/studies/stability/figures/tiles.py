@@ -36,7 +36,7 @@ from roundscope.experiments.studies.stability.words import INPUTS
 
 
 def shape(scale: Scale) -> Figure[Results]:
-    """Fig. 6."""
+    """Return Fig. 6."""
     return Figure(
         title="Fig. 6: shape and size of tiles",
         draw=partial(_shape, scale=scale),
@@ -80,7 +80,7 @@ def _shape(r: Results, scale: Scale) -> Picture:
 
 
 def attribution(scale: Scale) -> Figure[Results]:
-    """Each event alone, and each left out."""
+    """Return the figure of each event alone, and of each left out."""
     return Figure(
         title="Which event makes the difference?",
         draw=partial(_attribution, scale=scale),
@@ -136,7 +136,7 @@ def _attribution(r: Results, scale: Scale) -> Picture:
 
 
 def _dot(ax: Any, y: float, values: Values, label: str, look: str, hollow: bool) -> None:
-    """One event: seeds, and their geometric mean."""
+    """Draw one event: its seeds, and their geometric mean."""
     seen = [v for v in values.values() if np.isfinite(v) and v > EXACT]
     if seen:
         colour, marker = style(look)["color"], style(look)["marker"]
@@ -154,7 +154,7 @@ def _dot(ax: Any, y: float, values: Values, label: str, look: str, hollow: bool)
 
 
 def controls(scale: Scale) -> Figure[Results]:
-    """What of the running quantities the excess comes from."""
+    """Return the figure of the running quantities from which the excess may come."""
     return Figure(
         title="Is it the rescales?",
         draw=partial(_controls, scale=scale),
@@ -205,7 +205,7 @@ def _controls(r: Results, scale: Scale) -> Picture:
 
 
 def bias(scale: Scale) -> Figure[Results]:
-    """Magnitude and sign against the number of key tiles."""
+    """Return the figure of magnitude and sign against the number of key tiles."""
     return Figure(
         title="Sign beside magnitude (arXiv 2510.04212)",
         draw=partial(_bias, scale=scale),
@@ -226,7 +226,7 @@ def _bias(r: Results, scale: Scale) -> Picture:
             points = [biased(scale, family, c, stabiliser) for c in counts]
             name, wide = INPUTS[family], stabiliser != "none"
             look: Any = {"color": COLOURS[k], "line": ":" if wide else "-", "hollow": wide}
-            label = name + (", stabiliser" if wide else "")
+            label = name + (", stabilizer" if wide else "")
             signs = family == "repeated-maximum" or not wide
             series(
                 left,

@@ -207,7 +207,7 @@ def test_results_and_what_is_new_in_them_come_back(tmp_path):
 
 
 def test_the_answer_of_bias():
-    """A leaning error said to kill where the same size of noise does, or an answer that names a c
+    """A biased error said to kill where the same size of noise does, or an answer that names a c
     that does not.
     """
     topic = bias.quick()
@@ -215,7 +215,7 @@ def test_the_answer_of_bias():
     assert "kills from c = 64 on (3 of 3" in topic.answer(
         killed
     ) and "random sign 0 of 3" in topic.answer(killed)
-    assert "no leaning error up to c = 256" in topic.answer(found(topic, lambda case: False))
+    assert "no biased error up to c = 256" in topic.answer(found(topic, lambda case: False))
     counted = found(topic, lambda case: False)
     first = next(iter(counted.cases.values()))
     shares = {"shares": ((100, 0.25, 0.5),)}, {"shares": ((100, 0.75, 1.0),)}
