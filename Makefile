@@ -10,7 +10,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines gpu-check gpu-kernels gpu-scaling gpu-tensor-core reference bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz gpu-check gpu-kernels gpu-scaling gpu-tensor-core reference bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -54,6 +54,13 @@ exhaustive: $(READY)  ## every float32 input, every format, both executors; ever
 
 engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and without injections
 	$(BIN)/python -m tests.checks.engines
+
+HOURS ?= 0.5
+SEED ?= 0
+
+fuzz: $(READY)  ## random calls: NumPy against XLA, as users compile and as the tests do, and against the judge
+	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED)
+	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED) --plain
 
 gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of every preset, traces, exp, trainings, tensor cores
 	$(PYTHON) -m tests.checks.gpu_check

@@ -49,7 +49,7 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.blocks import check_blocks
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import Part, Trace, trace_of
-from roundscope.emu.arrays import Array
+from roundscope.emu.arrays import Array, Result
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import HeadPlans
@@ -82,14 +82,14 @@ class Examined:
             by halves, rounded once to the type of the result. None without sinks or without `do`.
     """
 
-    out: Array
-    lse: Array
-    dq: Array | None
-    dk: Array | None
-    dv: Array | None
-    delta: Array | None
+    out: Result
+    lse: Result
+    dq: Result
+    dk: Result
+    dv: Result
+    delta: Result
     trace: Trace
-    dsinks: Array | None = None
+    dsinks: Result = None
 
 
 def attend(
@@ -109,7 +109,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-) -> Array:
+) -> Result:
     """Return softmax(scale Q K^T) V, tile by tile, with every rounding that the plan names.
 
     All engines return the same bits, unless the plan asks for a native accumulator, which adds in

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.arguments import check_floats
-from roundscope.emu.arrays import Array
+from roundscope.emu.arrays import Array, Result
 from roundscope.emu.backends import ops
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.rounding.threefry import random31
 
 
-def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Array, Array]:
+def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Result, Result]:
     """Return q and k rotated alike, "incoherent processing" before a cast to FP8.
 
     The results are q R and k R' with R R'^T = I, so (q R)(k R')^T = q k^T in exact arithmetic. R =

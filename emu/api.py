@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundscope.emu.arrays import Array, ArrayLike
+from roundscope.emu.arrays import ArrayLike, Result
 from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
 from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.layout import axis_of
@@ -51,7 +51,7 @@ def round_to(
     seed: int | None = None,
     first: int = 0,
     out: np.ndarray | None = None,
-) -> Array:
+) -> Result:
     """Round every number of an array once to a format.
 
     The result is the correctly rounded x in every mode, subnormal numbers included. Rounding it
@@ -152,7 +152,7 @@ def round_with_stats(
     *,
     out: np.ndarray | None = None,
     **policies: Any,
-) -> tuple[Array, Stats]:
+) -> tuple[Result, Stats]:
     """Round every number of an array once to a format, and summarize what that did.
 
     For float32 NumPy arrays both happen in one pass over memory.
@@ -207,7 +207,7 @@ def error_of(
     format: str | Format | Rounding,
     mode: str | RoundingMode | None = None,
     **policies: Any,
-) -> Array:
+) -> Result:
     """Return the signed rounding error of every number: round_to(x, ...) - x.
 
     The difference is exact where the result and x are within a factor of two of each other, or
@@ -250,7 +250,7 @@ def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
         return _leave(_ops(x), _enter(y) - _enter(x), x.dtype)
 
 
-def ulp_of(x: ArrayLike, format: str | Format) -> Array:
+def ulp_of(x: ArrayLike, format: str | Format) -> Result:
     """Return one ulp at every number: the distance of neighbors of the format in the binade of x.
 
     With e the exponent of x, p the precision and emin the smallest exponent of the format, that
@@ -291,7 +291,7 @@ def exp(
     *,
     seed: int | None = None,
     first: int = 0,
-) -> Array:
+) -> Result:
     """Return e^x, rounded to a format.
 
     The result is correctly rounded for every argument that is a binary32 number, to every format of
@@ -348,7 +348,7 @@ def dot(
     accumulator: Accumulator = _BINARY32,
     init: ArrayLike | None = None,
     steps: list[tuple[AnyArray, AnyArray]] | None = None,
-) -> Array:
+) -> Result:
     """Return init + a @ b, where an accumulator adds up each sum of products.
 
     The operands' products are exact in binary64 for factors of up to 26 bits each. A stochastic
@@ -478,7 +478,7 @@ def _checked(name: str, x: AnyArray, f: Format) -> None:
         )
 
 
-def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Array:
+def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Result:
     """Return the sum along one axis of an array, added up by an accumulator.
 
     It is `dot` of the lines along the axis with a vector of ones, so that it begins with +0.

@@ -1,7 +1,8 @@
 """The types of arrays in public signatures, of NumPy and of JAX alike.
 
 `Array` is an array of either library; `ArrayLike` is all that functions make an array of, numbers
-and nested lists of numbers too. Inside an algorithm an array belongs to whichever library runs it;
+and nested lists of numbers too. `Result` is what a function returns: a NumPy or a JAX array, as its
+arguments and its engine say; a union would make every caller ask which. Inside an algorithm an array belongs to whichever library runs it;
 there it is `roundscope.emu.backends.ops.Array`, which has no type of its own.
 """
 
@@ -15,3 +16,4 @@ if TYPE_CHECKING:
 # by name, so that reading a signature does not import JAX
 Array: TypeAlias = Union["np.ndarray[Any, Any]", "jax.Array"]
 ArrayLike: TypeAlias = Union["npt.ArrayLike", "jax.Array"]
+Result: TypeAlias = Any

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.api import _carrier, _check_out, _is_jax, _library, _program, _random
-from roundscope.emu.arrays import Array, ArrayLike
+from roundscope.emu.arrays import ArrayLike, Result
 from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import (
@@ -81,7 +81,7 @@ def round_blocks(
     axis: int = -1,
     out: np.ndarray | None = None,
     **changes: Any,
-) -> Array:
+) -> Result:
     """Replace every number of an array by what a block format keeps of it, T X P.
 
     Each element P is V / (T X) rounded once. The product T X P is rounded once more, to binary32,
@@ -199,7 +199,7 @@ def _quantise(x: AnyArray, *, f: BlockFormat, at: Layout) -> tuple[AnyArray, Any
     return from_lines(xp, elements, at), scales_from_lines(xp, scales, at), tensor
 
 
-def from_blocks(b: Blocked) -> Array:
+def from_blocks(b: Blocked) -> Result:
     """Return the numbers T X P that a blocked array stands for.
 
     Args:

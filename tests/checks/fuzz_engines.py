@@ -56,6 +56,7 @@ PLAIN = (
     "--xla_cpu_use_fusion_emitters=false"
 )
 PATIENCE = 120.0  # seconds for which a difference is shrunk
+SLOW = 60.0  # seconds from which on a configuration is printed, since XLA compiled it for long
 TOGETHER = 16  # configurations between two clearings of compiled programs, which fill the memory
 
 Counts = dict[str, int]
@@ -314,8 +315,11 @@ def fuzz(
             import jax
 
             jax.clear_caches()
+        began = time.monotonic()
         try:
             checked(case, counts, has_xla)
+            if (passed := time.monotonic() - began) > SLOW:
+                print(f"took {passed:.0f} s: {case!r}", flush=True)
         except Exception as error:
             is_ours = isinstance(error, Difference)
             since.append(time.monotonic())

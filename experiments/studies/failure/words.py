@@ -48,7 +48,7 @@ def answer(r: Results) -> str:
         *(_repair(r, _fair(r, failing, row), row, name) for row, name in REPAIRS.items()),
         _repair(r, failing, "centred", CENTRED),
     ]
-    found += _elsewhere(r, failing)
+    parts += _elsewhere(r, failing)
     left = [name for name in failing if diverged(r.of(name, "centred"))]
     also = f", and in {listed(left)} something else" if left else ""
     return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in parts if text)}."

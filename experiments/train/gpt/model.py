@@ -197,7 +197,7 @@ def attended(
     """
     if plans is None:
         return _jax_attention(q, k, v, config)
-    out: Any = attend(
+    out: Array = attend(
         q,
         k,
         v,
