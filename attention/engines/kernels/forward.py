@@ -27,7 +27,7 @@ from roundscope.attention.engines.kernels.tiles import (
 from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import OF_KERNELS, Site
 from roundscope.attention.tiles.loops import Setup
 
 
@@ -67,11 +67,8 @@ def forward(
     made = out, unrounded[0] if is_read else out, lse
     if setup.record is None:
         return made, {}
-    sites = [
-        site
-        for site in Site
-        if site.stage == "forward" and not (site is Site.PV and setup.plan.pv_into_o)
-    ]
+    absent = OF_KERNELS | ({Site.PV} if setup.plan.pv_into_o else set())  # see `fit.check`
+    sites = [site for site in Site if site.stage == "forward" and site not in absent]
     who, alone = recorder(setup, sites, (q.shape[2], v.shape[2])), replace(kernel, in_batches=False)
 
     def look(own: Array) -> list[Kept]:
