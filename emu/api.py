@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundscope.emu.arrays import ArrayLike, Result
+from roundscope.emu.arrays import Array, ArrayLike, Result
 from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
 from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.layout import axis_of

@@ -2,8 +2,9 @@
 
 `Array` is an array of either library; `ArrayLike` is all that functions make an array of, numbers
 and nested lists of numbers too. `Result` is what a function returns: a NumPy or a JAX array, as its
-arguments and its engine say; a union would make every caller ask which. Inside an algorithm an array belongs to whichever library runs it;
-there it is `roundscope.emu.backends.ops.Array`, which has no type of its own.
+arguments and its engine say; a union would make every caller ask which. Inside an algorithm an
+array belongs to whichever library runs it; there it is `roundscope.emu.backends.ops.Array`, which
+has no type of its own.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias, Union

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.api import _carrier, _check_out, _is_jax, _library, _program, _random
-from roundscope.emu.arrays import ArrayLike, Result
+from roundscope.emu.arrays import Array, ArrayLike, Result
 from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import (
